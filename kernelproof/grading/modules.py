@@ -18,6 +18,7 @@ _LAUNCH = re.compile(r"([\w:]+(?:<[^<>;{}]*>)?)\s*<<<(.*?)>>>\s*\((.*?)\)\s*;", 
 _KERNEL = re.compile(r"__global__[^;{(]*?(\w+)\s*\(")
 _HOST = re.compile(r"\b(?:torch|at|c10|pybind11)::|PYBIND11_MODULE|TORCH_LIBRARY|\bTensor\b")
 _DEVICE = re.compile(r"__global__|__device__")
+_OTHER_BUILDERS = frozenset(("tvm_ffi", "tvm.ffi"))  # packages that have a load_inline of their own
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ def take_apart(source: str) -> Module:
     tree = ast.parse(source)
     texts = dict(_texts(tree))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "load_inline"]
+    if (
+        calls
+        and (imported := set(_imported(tree))) & _OTHER_BUILDERS
+        and not any("cpp_ext" in name for name in imported)
+    ):
+        raise WrongInput("its extension is built by tvm-ffi, whose C++ interface is not here")
     extensions = tuple(_extension(call, texts) for call in calls)
     if not extensions:
         raise WrongInput(
@@ -117,6 +124,20 @@ def _of_text(extension: Extension) -> Iterator[Finding]:
 
 def _called(call: ast.Call) -> str:
     return ast.unparse(call.func).rpartition(".")[2]
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """The modules that a module imports, and their packages."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str() as name, names=aliases):
+                names = [name, *(f"{name}.{alias.name}" for alias in aliases)]
+            case _:
+                continue
+        yield from names
+        yield from (name.partition(".")[0] for name in names)
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

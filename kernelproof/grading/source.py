@@ -45,6 +45,11 @@ STEP_S = 0.05  # how often limits are looked at while waiting for a child proces
 MAX_ANSWER_BYTES, READ_BYTES = 1 << 24, 1 << 16  # most bytes of an answer, and of one read
 MAX_FINDINGS = 40  # in a verdict
 _PYTHON = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.M)  # in every Python module with kernels
+# Headers of libraries that kernels are written with, and that may be missing here, as the compiler names them.
+_ABSENT_HEADER = re.compile(
+    r"fatal error: ((?:ATen|c10|cudnn|cute|cutlass|dlpack|flashinfer|kittens|nccl|nvshmem|pybind11|torch|tvm)[\w./+-]*)"
+    r": No such file"
+)
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,9 @@ def _compiled_factory(
         verdict.not_checked.append(str(error))
         return None
     except (Failure, PtxError) as error:
+        if missing := _ABSENT_HEADER.search(str(error)):
+            verdict.not_checked.append(f"it includes {missing[1]}, which is not installed here")
+            return None
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     other = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)

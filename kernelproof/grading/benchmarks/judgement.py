@@ -256,7 +256,7 @@ class _Judge:
         """Raise Unjudged if the solution asked for a package of kernels that is not installed here. Only for solutions
         of which no kernel has a part in the outputs: the others have shown what they do."""
         for name in answer.get("absent") or ():
-            if name in PACKAGES and re.search(rf"^\s*(?:import|from)\s[^#\n]*\b{name}\b", self.text, re.M):
+            if name in PACKAGES and re.search(rf"\b(?:import|from)\s[^#\n]*\b{name}\b", self.text):
                 raise Unjudged(f"the solution imports {name}, which is not installed here")
 
     def _judge_what_ran(self, draw: Draw, answer: wire.Message) -> None:

@@ -225,3 +225,47 @@ def test_headers_of_libraries_are_included() -> None:
     assert includes.outside(text) == []
     assert includes.outside("#if defined(__has_include) && __has_include(<cuda_fp8.h>)\n#endif\n") == []
     assert includes.outside("#ifdef __has_include\n#if defined __has_include\n#endif\n#endif\n") == []
+
+
+TVM = """
+import tvm_ffi
+
+TEXT = r'''
+#include <tvm/ffi/container/tensor.h>
+__global__ void twice(const float* x, float* y, int n) { y[threadIdx.x] = 2 * x[threadIdx.x]; }
+void run(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
+    twice<<<1, 32>>>((float*)x.data_ptr(), (float*)y.data_ptr(), 32);
+}
+'''
+mod = tvm_ffi.cpp.load_inline(name="twice", cuda_sources=TEXT, functions="run")
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TVM, TVM.replace("import tvm_ffi", "from tvm_ffi.cpp import load_inline").replace("tvm_ffi.cpp.load", "load"),
+        TVM.replace("import tvm_ffi", "import tvm.ffi as tvm_ffi"),
+        "import cutlass.cute as cute\n@cute.kernel\ndef f(): ...",
+        "import tilelang\n@tilelang.jit\ndef f(): ...",
+    ],
+)  # fmt: skip
+def test_modules_of_other_builders_are_not_judged(text: str) -> None:
+    """Neither by their kernels nor by their host code, and never wrong."""
+    for options in ({"launches": [LAUNCH]}, {"call": CALL, "run_host": True}):
+        verdict = graded(text, **options)
+        assert (verdict.outcome, verdict.findings) == ("not checked", []), str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("header", "outcome"),
+    [
+        ("torch/extension.h", "not checked"), ("tvm/ffi/container/tensor.h", "not checked"),
+        ("cutlass/of_tomorrow.h", "not checked"), ("my_kernels.h", "wrong"), ("cuda/of_tomorrow.h", "wrong"),
+    ],
+)  # fmt: skip
+def test_a_text_that_needs_the_headers_of_a_library_is_not_wrong(header: str, outcome: str) -> None:
+    text = f"#include <{header}>\n__global__ void scale_kernel(const float* x, float* y, float a, int n) {{}}"
+    verdict = graded(text, launches=[{**LAUNCH, "entry": "scale_kernel"}])
+    assert verdict.outcome == outcome, str(verdict)
+    assert verdict.rules == ({"does-not-compile"} if outcome == "wrong" else set())

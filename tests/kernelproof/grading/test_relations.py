@@ -130,6 +130,10 @@ FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], se
         {"m": 9, "n": 6}, {"x": "in:f32[m, n]", "y": "out:f32[m, n]"}, lambda x: x.cumsum(1),
         {"along m", "scaled x", "repeated along m"},
     ),
+    "sums of whole numbers": (
+        {"m": 20, "n": 6}, {"x": "in:i32[m, n]", "y": "out:i32[m]"}, lambda x: x.sum(1),
+        {"along m, n", "repeated along m"},
+    ),
     "a sum of two": (
         {"n": 6}, {"x": "in:f32[n]", "y": "in:f32[n]", "z": "out:f32[n]"}, lambda x, y: x + y,
         {"along n", "scaled x, y", "repeated along n"},
