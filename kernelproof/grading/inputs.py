@@ -5,7 +5,7 @@ which sums of products are exact; ``adversarial`` (normal numbers of many magnit
 are normal numbers with something planted in them, for which a source may take a shortcut: ``zero rows`` (zeros at the
 start, a row and a column of zeros), ``equal rows``, ``identity`` (in some inputs), and ``constants``, with which the
 kernels compare what they load. Constants that these did not lead to the other end of a comparison are planted in half
-of the elements, and in the other half (``DIRECTED``).
+of the elements, in the other half, and in most (``DIRECTED``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kernelproof.grading.formats import Array
 KINDS = (
     "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
 )  # fmt: skip
-DIRECTED = ("constants in one half", "constants in the other half")
+DIRECTED = ("constants in one half", "constants in the other half", "constants in most")
+MOST_PLACES = 0.9  # of which the last one plants, so that two conditions are likely to hold at once
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
 SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", *DIRECTED)
 # Kinds for which a kernel may not take fewer instructions than for normal numbers.
@@ -70,6 +71,8 @@ def _planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequ
         case "constants in one half" | "constants in the other half":
             half = np.random.default_rng(values.size).random(values.shape) < 0.5
             values[half == (kind == DIRECTED[0])] = constants[0]
+        case "constants in most":
+            values[rng.random(values.shape) < MOST_PLACES] = constants[0]
     return values
 
 

@@ -20,9 +20,9 @@ SOURCE = """
 template <int P> __device__ bool probes(const float* a, const float* b, int k) {
     if (P == 1) return a[0] < a[k];
     if (P == 2) return fabsf(a[3]) > 1.9f * fabsf(b[0]);
-    if (P == 3) return a[1] == 1.25f || a[2] == 2.5f || a[3] == 3.5f || a[4] == 4.5f || a[k + 3] == 0.777f;
+    if (P == 3) return (a[1] == 1.25f) + (a[2] == 2.5f) + (a[3] == 3.5f) + (a[4] == 4.5f) + 5 * (a[k] == 0.777f) > 4;
     if (P == 4) return a[0] * a[5] == 0.777f;
-    if (P == 5) return b[2] == 0.31f && a[k + 1] == 0.31f;
+    if (P == 5) return b[k + 2] == 0.31f && a[3 * k + 1] == 0.31f;
     if (P == 6) return k != 64;
     if (P == 7) return a[0] == a[k] && a[0] != 0.f;
     if (P == 8) {
