@@ -72,6 +72,12 @@ def check_solution(
     return limits_of_source.with_outcome(verdict)
 
 
+def _lost_reference(error: RoomLost) -> Exception:
+    """What to raise for a reference whose room was lost: that it needs more than the limits is no fault of anybody."""
+    text = f"the reference {error}"
+    return Unjudged(text) if error.limit else WrongInput(text)
+
+
 class _Judge:
     def __init__(
         self, task: Task, text: str, limits: limits_of_source.Limits, verdict: Verdict,
@@ -156,7 +162,7 @@ class _Judge:
             self.draws += list(planting.planted(self.draws[1], rng))
             self.draws = [draw for draw in self.draws if self._expected(asked, draw)]
         except RoomLost as error:
-            raise WrongInput(f"the reference {error}") from None
+            raise _lost_reference(error) from None
         return {**opened, "arrays": initial}
 
     def _not_failed(self, answer: wire.Message) -> None:
@@ -226,7 +232,7 @@ class _Judge:
             draws = planting.with_constants(self.draws[0], known[:MOST_PLANTED])
             return [draw for draw in draws if self._expected(asked, draw)]
         except RoomLost as error:
-            raise WrongInput(f"the reference {error}") from None
+            raise _lost_reference(error) from None
 
     def _executed(self, answer: wire.Message) -> bool:
         """Whether a step of the solution was executed; what it shows becomes findings. Raises Unjudged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from kernelproof.grading.contract import contract
 from kernelproof.grading.device import Call
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, expected
+from kernelproof.ground.errors import WrongInput
 
 # One text for all tests, so that it is compiled once.
 SOURCE = """
@@ -105,6 +107,20 @@ def test_drawn_shapes_are_no_larger_than_stated_ones_and_share_their_divisors() 
     assert shapes.unstated([{"m": 64}, {"m": 128}], 0) is None
 
 
+def test_shapes_are_drawn_from_the_ranges_and_one_is_odd() -> None:
+    for seed in range(40):
+        anywhere, odd = shapes.drawn({"m": 64, "n": 32, "k": 7}, {"m": (10, 20), "n": (4, 4)}, seed)
+        for shape in (anywhere, odd):
+            assert 10 <= shape["m"] <= 20
+            assert (shape["n"], shape["k"]) == (4, 7)
+        assert odd["m"] % 2
+        assert shapes.drawn({"m": 64}, {"m": (10, 20)}, seed) == shapes.drawn({"m": 64}, {"m": (10, 20)}, seed)
+    assert len({shapes.drawn({"m": 64}, {"m": (10, 2000)}, seed)[0]["m"] for seed in range(40)}) > 30
+    assert shapes.drawn({"m": 64}, {}, 0) == []
+    with pytest.raises(WrongInput):
+        shapes.drawn({"m": 64}, {"x": (1, 2)}, 0)
+
+
 # --- which relations hold ---
 
 FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], set[str]]] = {
@@ -165,6 +181,18 @@ def test_the_reference_decides_which_relations_hold(name: str) -> None:
     assert {item.removeprefix("reversed ") for item in names if not item.startswith("permuted")} == FORMS[name][3]
     for relation in found:
         assert any(not np.array_equal(relation.bits[key], base.bits[key]) for key in base.bits)
+
+
+def test_what_a_reference_refuses_is_no_relation() -> None:
+    task, base, shape = answered("softmax", "normal")
+
+    def picky(x: Any) -> Any:
+        if not np.array_equal(x, base.bits["x"]):
+            raise ValueError("it knows no other")
+        return x
+
+    task = dataclasses.replace(task, reference=Reference(picky, task.contract))
+    assert not list(relations.that_hold(task, base, shape, np.random.default_rng(1)))
 
 
 @pytest.mark.parametrize("name", FORMS)
