@@ -129,7 +129,7 @@ def test_the_budget_pays_for_what_else_a_sample_takes(
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     assert clock.seconds <= races.SHAPE_SECONDS
     assert bool(measurements()) == fits
-    assert (clock.samples > 48) == fits, "what does not fit is not begun"
+    assert clock.samples > 48 if fits else clock.samples == 1, "what does not fit is not begun"
 
 
 @pytest.mark.parametrize("into", [False, True])
@@ -168,3 +168,24 @@ def test_planned_calls_are_timed_as_c_makes_them(
         layer = contests.Contests(device, request_linear(x, weight, False), Arguments(x, weight), of_card, False)
         assert torch.equal(layer.on(problem.model_copy(update={"layout": "tn"})).planned_by_torch()(), torch.mm(a, b))
         layer.close()
+
+
+def test_a_layer_is_timed_with_its_bias(reference: Reference, tmp_path: Any) -> None:
+    """C++ is given all three operands of a race's calls."""
+    reference.layout = "tn"
+    device, own_pack = idle_device.IdleDevice(tmp_path), idle_device.open_pack(tmp_path, "bias_n")
+    x, weight, bias = (torch.randint(-2, 3, shape).half() for shape in ((48, 64), (40, 64), (40,)))
+    assert NATIVE.serves(device.place, own_pack.torch_library)  # type: ignore[arg-type]
+    with emulated(device, [own_pack], prefer="kernel") as dispatcher:
+        request = request_linear(x, weight, True).fused
+        assert request.problem is not None
+        problem = request.problem.model_copy(update={"gpu": own_pack.gpu})
+        of_card = partial(dispatcher._packs.open, own_pack, index=-1, device=device)
+        own = contests.Contests(device, request, Arguments(x, weight, bias), of_card, False)
+        contest = own.on(problem)
+        kernel = next(each for each in own_pack.table.kernels if each.computes(problem))
+        use = kernel.use(serving.sizes_of(problem), contest.operands)
+        assert use is not None
+        assert torch.equal(contest.planned(kernel, use)(), product(x, weight.t()) + bias)
+        assert [fused.bias for fused in reference.fused] == [bias.data_ptr()]
+        own.close()
