@@ -19,6 +19,7 @@ from kernelproof.ground.errors import WrongInput
 
 # Codes by which a driver refuses a kernel's image: it is too old for it, or the image is for other cards.
 UNLOADABLE = {35, 200, 209, 218, 222}
+TOO_OLD = 35  # for all kernels of a CUDA
 UNLOADED = "cannot be loaded"
 
 
@@ -119,10 +120,11 @@ class Packs:
             except (LaunchError, GpuError, OSError) as error:
                 if isinstance(error, LaunchError) and error.code in UNLOADABLE:
                     self._unloadable[image] = str(error)
+                    program = f"cudal2gen{' --ptxas FILE_OF_CUDA_12' if error.code == TOO_OLD else ''}"
                     self.warn(
                         f"the driver of {device.card.text} refuses kernels of {pack.directory} (cudaError "
                         f"{error.code}); torch computes their products: update the driver, or make the pack anew: "
-                        f"cudal2gen pack --gpu {pack.gpu}"
+                        f"{program} pack --gpu {pack.gpu}"
                     )
                 else:
                     self.warn(f"kernels of {pack.directory} cannot be loaded: {error}")
