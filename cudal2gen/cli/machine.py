@@ -112,7 +112,7 @@ def _packs(search: Search) -> Check:
     details = [f"{gpu} of CUDA {opened.cuda} in {opened.directory}" for gpu, opened in search.packs.items()]
     details += search.notes
     usable = bool(search.packs) and not search.refused
-    return Check(usable, "; ".join(details) or "none installed: cudal2gen.matmul is torch's")
+    return Check(usable, "; ".join(details) or "none is installed, so cudal2gen.matmul calls torch")
 
 
 def _torch(packs: Mapping[str, Pack]) -> Check:
@@ -173,7 +173,7 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
     file = Path("/dev/nvidiactl")
     if file.exists():
         return Check(False, f"{file} is there, but libcuda.so.1 lists no device: nvidia-smi may say why")
-    return Check(False, "no NVIDIA driver: the emulator runs kernels, nothing is measured")
+    return Check(False, "no NVIDIA driver: kernels run in the emulator and cannot be timed")
 
 
 def _cuda(card: CardFacts, packs: Mapping[str, Pack]) -> int:
@@ -192,7 +192,7 @@ def _service(card: CardFacts, packs: Mapping[str, Pack]) -> str:
 
     models = card.stand_ins(GPUS)
     if not models:
-        return "no GPU of the catalog is of its architecture, torch computes"
+        return "no record fits its architecture, so torch computes"
     records = f"records of {models[0]}" if card.model == models[0] else f"an unknown card, records of {models[0]}"
     try:
         served = pack.serving(packs, card)

@@ -83,7 +83,10 @@ class Timing:
     benchmark_seconds: Annotated[
         float | None,
         Shared(
-            "seconds", "for each problem, protocol and L2 state; 0.25, or 2 with the host", _seconds, option="--timing"
+            "seconds",
+            "seconds of timing per problem, protocol and L2 state; 0.25, or 2 with host time",
+            _seconds,
+            option="--timing",
         ),
     ] = None
     target_qps: Annotated[
@@ -144,7 +147,7 @@ def measure(
             wildcards=("gpu",),
             indexed=("gpu",),
             defaults={"gpu": ANY},
-            helps={"gpu": "the card's model, any for what it says it is; behind a colon its CUDA index, as in any:1"},
+            helps={"gpu": "the card's model, or any to ask the driver; after a colon its CUDA index, as in any:1"},
         ),
     ],
     timing: Timing,

@@ -46,8 +46,8 @@ def model(
         listed_names(
             "--part",
             _parts,
-            "Only these, separated by commas: a, speedups; code, speedups by the machine code of built kernels, half a "
-            "second each; b, published choices; c, recorded choices; d, H100 tiles; v, recorded vendors.",
+            "Compare only these, separated by commas: speedups, choices and tiles, which were published; recorded and "
+            "vendors, which are recorded choices and vendor times; code, speedups by built kernels' machine code.",
         ),
     ] = None,
     held_out: Annotated[
@@ -62,22 +62,27 @@ def model(
     from cudal2gen.timing import evidence
     from cudal2gen.timing.evidence.section import PARTS
 
-    chosen = ["a" if part == CODE else part for part in parts or PARTS]
+    chosen = ["speedups" if part == CODE else part for part in parts or PARTS]
     tables = [folder for folder in folders or () if any(folder.glob(TABLES))]
     recordings = [folder for folder in folders or () if folder not in tables]
     findings: list[Finding] = []
     for part, measured, title, compare in (
-        ("a", tables, "CUDA-L2's speedup tables", partial(evidence.published_speedups, code=CODE in (parts or ()))),
-        ("c", recordings, "AutoHeuristic's files", evidence.recorded_choices),
-        ("v", recordings, "AutoHeuristic's files", evidence.recorded_vendors),
+        (
+            "speedups",
+            tables,
+            "CUDA-L2's speedup tables",
+            partial(evidence.published_speedups, code=CODE in (parts or ())),
+        ),
+        ("recorded", recordings, "AutoHeuristic's files", evidence.recorded_choices),
+        ("vendors", recordings, "AutoHeuristic's files", evidence.recorded_vendors),
     ):
         if part in chosen and not measured:
             note(f"left out: {PARTS[part]}; name the folder of {title}")
         elif part in chosen:
             findings += [finding for folder in measured for finding in compare(folder, held_out)]
-    if "b" in chosen:
+    if "choices" in chosen:
         findings += evidence.published_choices(PROBLEMS, held_out)
-    if "d" in chosen:
+    if "tiles" in chosen:
         findings += evidence.published_tiles(held_out)
     if as_json:
         print(json.dumps([finding._asdict() for finding in findings], indent=1))

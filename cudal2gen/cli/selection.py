@@ -122,7 +122,7 @@ class Selection:
     source: Annotated[
         str | None,
         OneOf(tuple(GPUS)),
-        Shared("records", "the GPU whose records are measured, as far as they are legal, into a file of their own"),
+        Shared("records", "measure the legal records of this other GPU; results go to a file of their own"),
     ] = None
     changes: Annotated[
         tuple[str, ...],

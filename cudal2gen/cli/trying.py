@@ -54,7 +54,7 @@ class Answer:
     """The options that say what is printed and written."""
 
     best: Annotated[
-        int | None, typer.Option("--best", min=1, help="Print so many of the right kernels, the fastest first.")
+        int | None, typer.Option("--best", min=1, help="Print this many of the right kernels, the fastest first.")
     ] = None
     write: Annotated[bool, typer.Option("--write", help="Put the fastest right kernel into the catalog.")] = False
     as_json: Json = False

@@ -59,7 +59,9 @@ class SearchOptions:
         ),
     ] = PROPOSERS
     budget: Duration = None
-    evaluations: Annotated[int, typer.Option("--evaluations", min=1, help="Short timings of each problem.")] = 64
+    evaluations: Annotated[
+        int, typer.Option("--evaluations", min=1, help="How many records to time for each problem.")
+    ] = 64
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of everything random; another one starts a run of its own.")
     ] = 0

@@ -281,7 +281,7 @@ def _print_verdict(verdict: Verdict, proof: Proof | None) -> None:
             f"  {case.m}_{case.n}_{case.k} {case.inputs}, {counted(case.ctas, 'CTA')}{options}: {case.compared}, "
             f"max error {case.max_error:.3g}{allowed}{'' if case.passed else ': failed'}"
         )
-    print(f"  certified: {in_words(proof)}")
+    print(f"  proof: {in_words(proof)}")
     if verdict.deterministic is False:
         print("  the same problem gave other bits in another run")
     for tool, finding in verdict.tools.items():

@@ -13,7 +13,8 @@ from cudal2gen.operators.plan_requests import Run
 Key = tuple[Any, ...]
 
 MAX_PLANS = 1 << 14  # bounds memory for models with ever new shapes
-# Codes by which the launcher refuses operands; others are faults of the device or of the installation.
+# cudaErrorInvalidValue and cudaErrorMisalignedAddress, by which the launcher refuses operands. Other codes are faults
+# of the device or of the installation.
 REFUSALS = {1, 716}
 
 
@@ -66,7 +67,7 @@ class Plans:
 
     @property
     def full(self) -> bool:
-        """Whether all are to be dropped before another one is kept."""
+        """Whether the limit is reached; all plans are then dropped before the next one is kept."""
         return len(self.by_key) >= MAX_PLANS
 
     def drop(self, plan: CallPlan) -> None:
@@ -125,7 +126,8 @@ class Plans:
         plan.calls = 0
 
     def counts(self) -> tuple[Counter[tuple[bool, str]], Counter[str], Counter[str]]:
-        """Calls by (on a kernel, its name or torch's reason); microseconds gained by name; calls by bucket by name."""
+        """Three counts: calls by kernel or by torch's reason, microseconds saved by kernel, and calls that a bucket's
+        measurement answered by kernel."""
         with self.lock:
             counts, gained, of_buckets = Counter(self._retired), Counter(self._gained_us), Counter(self._by_bucket)
             for plan in self.by_key.values():

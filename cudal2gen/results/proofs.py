@@ -43,5 +43,5 @@ def proofs(path: Path | None = None) -> dict[str, Proof]:
 def in_words(proof: Proof | None) -> str:
     """What a proof says of every problem that its kernel takes; None if none was tried."""
     if proof is None:
-        return "no proof was tried"
+        return "not tried; cudal2gen prove tries it"
     return "for every problem" if proof.outcome == "certified" else f"{proof.outcome}: {proof.why}"

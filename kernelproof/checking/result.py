@@ -135,7 +135,7 @@ class Result:
 
     def _verdict(self) -> str:
         launches = sum(kernel.launches for kernel in self.kernels.values())
-        ran = f"{counted(launches, 'launch')} of {counted(len(self.kernels), 'kernel')} on {self.device}"
+        ran = f"{counted(launches, 'launch')} of {counted(len(self.kernels), 'kernel')} on an emulated {self.device}"
         counts = [
             f"{number} benign" if severity == "benign" else counted(number, severity)
             for severity in ("error", "benign", "lint")

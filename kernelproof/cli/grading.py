@@ -29,7 +29,9 @@ def grade(
             metavar="FILE", help="x.py or x.json, as check_source; with --reference, a solution or a folder of them."
         ),
     ],
-    source: Annotated[Path | None, typer.Argument(metavar="[SOURCE]", help="Kernels to grade, not FILE's.")] = None,
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[SOURCE]", help="Grade these kernels instead of the ones in FILE.")
+    ] = None,
     reference: Annotated[
         Path | None,
         typer.Option(

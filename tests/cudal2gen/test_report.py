@@ -181,11 +181,11 @@ def test_times_beside_the_floor_and_the_model() -> None:
 
 def test_a_validation_of_the_timing_model_is_a_section(tmp_path: Path) -> None:
     row = {
-        "part": "c", "subject": "Triton on a100", "figure": "top-1 regret", "problems": 7, "value": 0.04,
+        "part": "recorded", "subject": "Triton on a100", "figure": "top-1 regret", "problems": 7, "value": 0.04,
         "low": 0.03, "high": 0.05, "target": "<= 0.06", "baselines": {"random": 1.25},
     }  # fmt: skip
     path = tmp_path / "figures.json"
-    path.write_text(json.dumps([row, row | {"part": "b", "target": None}]))
+    path.write_text(json.dumps([row, row | {"part": "choices", "target": None}]))
     document = report.report(EMPTY, [], validated=report.validation.load(path))
     by_part = section(document, "validation").tables
     assert [part.caption.split(":")[0] for part in by_part] == ["Published choices", "Recorded timings of Triton"]

@@ -513,7 +513,7 @@ def test_the_command_prints_in_order_and_exits_by_outcome() -> None:
     first, *lines, _, _, _, last = done.stdout.splitlines()
     assert first == "case printf"
     assert lines == ["warp 0 of block:  2.50 5 -5%", "warp 1 of block:  2.50 5 -5%"]
-    assert last.startswith("1 launch of 1 kernel on A100")
+    assert last.startswith("1 launch of 1 kernel on an emulated A100")
     wrong = command(str(SOURCE), "--json", "--", "race")
     assert wrong.returncode == 1
     assert [item["rule"] for item in json.loads(wrong.stdout)["findings"]] == ["shared-race"]

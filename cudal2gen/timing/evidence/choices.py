@@ -62,8 +62,8 @@ def published_tiles(held_out: bool = False) -> list[Finding]:
         always.append(published == TILE)
     baselines = {f"always {TILE[0]}x{TILE[1]}": float(np.mean(always))}
     return [
-        mean_finding("d", "H100, all candidates", "share with the tile", chosen, ">= 0.66 (150 of 226)", baselines),
-        mean_finding("d", "H100, tiles that were published", "share with the tile", restricted, None, baselines),
+        mean_finding("tiles", "H100, all candidates", "share with the tile", chosen, ">= 0.66 (150 of 226)", baselines),
+        mean_finding("tiles", "H100, tiles that were published", "share with the tile", restricted, None, baselines),
     ]
 
 
@@ -96,7 +96,7 @@ def _deepest(problem: Problem) -> Iterator[Record]:
 def _median_finding(subject: str, ranks: Sequence[float], target: str | None) -> Finding:
     array = np.array(ranks)
     low, high = interval(len(array), lambda places: float(np.median(array[places])))
-    return Finding("b", subject, "median rank", len(ranks), median(ranks), low, high, target, {"random": 0.5})
+    return Finding("choices", subject, "median rank", len(ranks), median(ranks), low, high, target, {"random": 0.5})
 
 
 def _digest(text: str) -> str:

@@ -51,7 +51,9 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
                 baselines["random"] = fmean(map(random_regret, part))
             values = list(map(partial(regret, first=first), part, modelled))
             target = f"<= {TARGETS[gpu, first]:.2f}"
-            findings.append(mean_finding("c", f"Triton on {gpu}", f"top-{first} regret", values, target, baselines))
+            findings.append(
+                mean_finding("recorded", f"Triton on {gpu}", f"top-{first} regret", values, target, baselines)
+            )
         findings += _orders(gpu, part)
     return findings
 
@@ -66,7 +68,7 @@ def _orders(gpu: str, recordings: Sequence[Recording]) -> Iterator[Finding]:
         for figure, ratio in (("order of tiles", math.inf), (f"order of tiles within {NEAR:g} of the best", NEAR)):
             values = [value for item in chosen if (value := _order(gpu, item, ratio)) is not None]
             if values:
-                yield mean_finding("c", f"Triton on {gpu}{name}", figure, values, None, {"random": 0.0})
+                yield mean_finding("recorded", f"Triton on {gpu}{name}", figure, values, None, {"random": 0.0})
 
 
 def _order(gpu: str, recording: Recording, ratio: float) -> float | None:

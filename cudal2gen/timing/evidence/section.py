@@ -12,11 +12,12 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.pages import Section, Table
 
 PARTS = {
-    "a": "Published speedups of CUDA-L2: rank correlation with [vendor's modelled time / ours]",
-    "b": "Published choices: share of legal candidates that the model takes for faster",
-    "c": "Recorded timings of Triton: how much slower than the best tile the model's choice is, and its order of tiles",
-    "d": "Published H100 configurations: how often the model's choice has the tile",
-    "v": "Recorded timings, taken apart: order of speedups over cuBLAS with true and modelled times",
+    "speedups": "Published speedups of CUDA-L2: rank correlation with [vendor's modelled time / ours]",
+    "choices": "Published choices: share of legal candidates that the model takes for faster",
+    "recorded": "Recorded timings of Triton: how much slower than the best tile the model's choice is, and its order "
+    "of tiles",
+    "tiles": "Published H100 configurations: how often the model's choice has the tile",
+    "vendors": "Recorded timings, taken apart: order of speedups over cuBLAS with true and modelled times",
 }
 COLUMNS = ("data", "figure", "problems", "value", "95 %", "target", "baselines")
 
@@ -72,7 +73,7 @@ def section(rows: Sequence[Finding]) -> Section:
     """The section: how well the timing model predicts what others measured."""
     text = (
         "Predictions of the timing model are compared with measurements that others published: the order of problems "
-        "(a), of candidates (b, d) and of recorded tiles (c). Intervals are 95 % bootstraps over problems. Baselines "
-        "are simpler predictors of the same figure."
+        "(speedups), of candidates (choices, tiles) and of recorded tiles (recorded). Intervals are 95 % bootstraps "
+        "over problems. Baselines are simpler predictors of the same figure."
     )
     return Section("validation", "The timing model against others' measurements", (text,), (), tables(rows))

@@ -188,7 +188,9 @@ def _finding(
         values = np.array([speedups[item.problem.mnk] for item in seen])
         baselines["learned correction"] = rank_correlation(corrected(_facts(seen), values, _facts(chosen)), published)
     goal = None if target is None else f">= {target:.2f}"
-    return Finding("a", subject, "Spearman", len(proxy), rank_correlation(proxy, published), low, high, goal, baselines)
+    return Finding(
+        "speedups", subject, "Spearman", len(proxy), rank_correlation(proxy, published), low, high, goal, baselines
+    )
 
 
 def _facts(priced: Sequence[Priced]) -> Array:

@@ -79,5 +79,13 @@ def _finding(subject: str, times: _Times) -> Finding:
     }
     value = rank_correlation(predicted, true)
     return Finding(
-        "v", subject, "Spearman, true vendor and modelled kernel", len(true), value, low, high, None, dict(baselines)
+        "vendors",
+        subject,
+        "Spearman, true vendor and modelled kernel",
+        len(true),
+        value,
+        low,
+        high,
+        None,
+        dict(baselines),
     )

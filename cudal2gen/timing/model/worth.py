@@ -1,7 +1,7 @@
 """What the model's order of a problem's kernels is worth, by recorded timings. Where it is nothing, nobody sorts by it.
 
-The figures are those of ``cudal2gen model --part c --held-out`` (docs/timing-model.md): mean rank correlations of
-modelled with recorded times of Triton's tiles, of all tiles and of those within 1.3 of the best.
+The figures are those of ``cudal2gen model --part recorded --held-out`` (docs/timing-model.md): mean rank correlations
+of modelled with recorded times of Triton's tiles, of all tiles and of those within 1.3 of the best.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ _ERRORS = {
     ),
     "shared-race": (
         "accesses to shared memory without order",
-        "put __syncthreads() (or the barrier that both warps pass) between the two accesses; a stage is "
-        "refilled only behind a barrier that follows its last read",
+        "put a barrier that both sides pass between the two accesses: __syncthreads(), or __syncwarp() within a "
+        "warp. A ring's stage is refilled only after a barrier that follows its last read",
     ),
     "global-race": (
         "accesses to global memory without order",
