@@ -8,7 +8,7 @@ from typing import Any
 from kernelproof.certificates.polynomials import Monomial
 from kernelproof.ground.errors import WrongInput, installation
 
-LIMIT_MS = 2000  # of one question
+LIMIT_MS = 2000  # the time that the solver may take for one question
 Terms = Mapping[Monomial, int]
 
 
@@ -21,11 +21,12 @@ def counterexample(
 ) -> dict[str, int] | None:
     """Values of the names for which a sum of monomials is negative; None if there are none.
 
-    ``bounds``: of products of names. ``assumed``: sums that are at least 0. Raises Unanswered, and WrongInput if the
-    solver is not installed.
+    ``bounds``: the least and the largest value of each product of names. ``assumed``: sums that are at least 0.
+    Raises Unanswered, and WrongInput if the solver is not installed.
     """
     z3 = _z3()
     names = {name for each in (terms, *assumed) for monomial in each for name in monomial}
+    # A bound of a product limits its names together, so names that share a product with the question's count too.
     names |= {name for monomial in bounds for name in monomial if len(monomial) > 1 and names & set(monomial)}
     variables = {name: z3.Int(name) for name in sorted(names)}
 

@@ -1,7 +1,8 @@
 """The data that machine code refers to: constant banks besides bank 0, variables of the module, and functions.
 
-Bank 2 has a kernel's literals, bank 3 the module's constants, and bank 4 addresses of variables. A bank that is indexed
-by a register is a variable of its own; the module's constants are parts of that of bank 3.
+Bank 2 has a kernel's literals, bank 3 the module's constants, and bank 4 addresses of variables. Code that reads a bank
+at an offset in a register needs the bank as one variable, so each bank has one; the module's ``__constant__`` variables
+are ranges of the variable of bank 3.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _MEMORY, _TABLE = "$constant_bank_3", "$constant_bank_4"
 
 
 class Word(NamedTuple):
-    """A word of a variable, at a byte offset."""
+    """Four bytes of a variable, at an offset in bytes: their value is what memory holds at run time."""
 
     variable: str
     offset: int
 
 
 class Half(NamedTuple):
-    """The lower or upper word of the address of a variable, plus an addend."""
+    """Four bytes of the address of a variable plus an addend: the upper or the lower ones."""
 
     variable: str
     addend: int
@@ -40,7 +41,7 @@ class Data:
     kernel: str
 
     def word(self, bank: int, offset: int) -> int | Word | Half | None:
-        """What a word of a bank is; None if it is not known."""
+        """The four bytes at an offset of a bank: a literal, a word of a variable or half of an address. None outside of it."""
         if bank == LITERALS:
             data = self.image.literals.get(self.kernel, b"")
             return int.from_bytes(data[offset : offset + 4], "little") if 0 <= offset <= len(data) - 4 else None

@@ -1,25 +1,27 @@
-"""Addresses of shared memory that all lanes have accessed before: a loop uses the same few in every turn."""
+"""A cache of places in shared memory: a loop accesses the same few addresses in every iteration."""
 
 from __future__ import annotations
 
 from kernelproof.emulator.state.arrays import Array
 
-# Addresses that are remembered at most, summed over lanes.
+# The most addresses that a cache holds, summed over lanes: 8 MiB each for the address, the element and the offset.
 MAX_LANE_ADDRESSES = 1 << 20
 
 
 class Located:
-    """Valid accesses by all lanes: element index, byte offset, and the window addresses [low, high) of their bytes.
+    """Places of accesses by all lanes that were found valid: element index, byte offset, and the addresses [low, high)
+    of their bytes in the shared window.
 
-    Invariant: the arrays kept here never change in place. An entry is found by its first address, and compared whole.
+    Invariant: the arrays kept here never change in place. An entry is found by the address of the first lane, the
+    width in bytes and the instruction (``site``), and holds only if the addresses of all lanes are the same.
     """
 
     def __init__(self, lanes: int) -> None:
-        self.most = MAX_LANE_ADDRESSES // lanes
+        self.most_entries = MAX_LANE_ADDRESSES // lanes
         self.places: dict[tuple[int, int, int], tuple[Array, Array, Array, tuple[int, int]]] = {}
 
     def find(self, address: Array, width: int, site: int) -> tuple[Array, Array, tuple[int, int]] | None:
-        """What was found when the instruction accessed these addresses before; None if it has not."""
+        """The place of these addresses if the instruction accessed them before, else None."""
         place = self.places.get((int(address[0]), width, site))
         if place is None or not (place[0] == address).all():
             return None
@@ -28,7 +30,7 @@ class Located:
     def remember(
         self, address: Array, width: int, site: int, at: Array, offset: Array, extent: tuple[int, int]
     ) -> None:
-        """Remember a valid access by all lanes."""
-        if len(self.places) >= self.most:
+        """Keeps the place of an access by all lanes that was found valid. A full cache starts over."""
+        if len(self.places) >= self.most_entries:
             self.places.clear()
         self.places[int(address[0]), width, site] = address, at, offset, extent
