@@ -18,7 +18,7 @@ import numpy as np
 from kernelproof.grading import expressions
 from kernelproof.grading.contract import Buffer, Contract
 from kernelproof.grading.expressions import Shape
-from kernelproof.grading.formats import Array
+from kernelproof.grading.formats import Array, Format
 
 KINDS = (
     "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
@@ -80,7 +80,9 @@ def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> 
     extents = item.shape(shape)
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
-        return rng.uniform(low, high, extents) if item.format.is_float else rng.integers(low, high, extents)
+        if not item.format.is_float:
+            return rng.integers(low, high, extents)
+        return np.clip(rng.uniform(low, high, extents), *_ends(item.format, low, high))
     match kind:
         case "zeros" | "ones":
             return np.full(extents, float(kind == "ones"))
@@ -94,6 +96,23 @@ def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> 
     if kind == "adversarial":
         normal = normal * 2.0 ** rng.integers(-6, 4 if item.format.name == "f16" else 5, extents)
     return normal
+
+
+def _ends(number: Format, low: float, high: float) -> tuple[float, float]:
+    """The least number of a type from ``low``, and the largest one below ``high``, so that no rounding leaves the
+    range."""
+
+    def at(bound: float, up: bool) -> float:
+        bits = number.bits(np.array([bound])).view(f"i{number.dtype.itemsize}")
+        value = float(number.values(bits.view(number.dtype))[0])
+        if value >= bound if up else value < bound:
+            return value
+        # The next number away from zero has the next bits, whatever the sign is; zero has two neighbours.
+        step = (1 if (value > 0) == up else -1) if value else (1 if up else 1 + (-1 << 8 * bits.itemsize - 1))
+        bits = bits + np.array(step, bits.dtype) if value else np.array([step], bits.dtype)
+        return float(number.values(bits.view(number.dtype))[0])
+
+    return at(low, True), at(high, False)
 
 
 class Change(NamedTuple):
@@ -124,7 +143,8 @@ def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) 
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
         if item.format.is_float:
-            return float(low if before > (low + high) / 2 else np.nextafter(high, low))
+            least, most = _ends(item.format, low, high)
+            return least if before > (low + high) / 2 else most
         return float(low + (int(before) - low + 1 + int(rng.integers(0, max(1, high - low - 1)))) % (high - low))
     if not item.format.is_float:
         return before + 17

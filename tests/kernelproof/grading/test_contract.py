@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import kernelproof
 from kernelproof import cli
-from kernelproof.grading import RULES, Finding, Launch, Limits, Tolerance, Verdict, check_source, description
-from kernelproof.grading.contract import buffer
+from kernelproof.grading import RULES, Finding, Launch, Limits, Tolerance, Verdict, check_source, description, inputs
+from kernelproof.grading.contract import buffer, contract
 from kernelproof.grading.expressions import extents, value
 from kernelproof.grading.floor import chip, floor
 from kernelproof.ground.errors import WrongInput
@@ -245,3 +245,41 @@ def test_the_verb_grades_a_description_in_python_and_in_json(tmp_path: Path) -> 
     ):
         with pytest.raises(WrongInput, match=message):
             description.arguments(tmp_path / words[0])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "i32=3..9",
+        "i64=0..2",
+        "u8=7..8",
+        "f32=0.5..2",
+        "bf16=0.1..1",
+        "f16=-1..0",
+        "bf16=-3..0.7",
+        "f64=0..1",
+        "i16",
+        "f16",
+    ],
+)
+def test_a_changed_element_is_another_value_of_its_range(kind: str) -> None:
+    format_, _, bounds = kind.partition("=")
+    agreement = contract(
+        {"x": f"in:{format_}[n]" + (f"={bounds}" if bounds else ""), "y": "out:f32[n]"},
+        [{"entry": "f", "block": 1}],
+        None,
+    )
+    low, high = (float(part) for part in bounds.split("..")) if bounds else (-np.inf, np.inf)
+    rng = np.random.default_rng(6)
+    item, shape = agreement.buffers["x"], {"n": 4000}
+    bits = inputs.draw(agreement, "normal", shape, rng)
+    assert ((low <= item.format.values(bits["x"])) & (item.format.values(bits["x"]) < high)).all()
+    changes = inputs.changes(agreement, bits, shape, rng, 30)
+    assert {change.place for change in changes} >= {(0,), (3999,)}
+    for change in changes:
+        for factor in inputs.FACTORS:
+            changed = item.format.values(inputs.changed(agreement, bits, change, factor)["x"])
+            differs = np.flatnonzero(changed != item.format.values(bits["x"]))
+            assert (low <= changed).all()
+            assert (changed < high).all()
+            assert differs.tolist() == ([] if kind == "u8=7..8" else [change.place[0]])
