@@ -59,7 +59,7 @@ def write_kernels(
     asked for again, and stored trials are not repeated.
     """
     from cudal2gen.tuner import campaign
-    from cudal2gen.tuner.language_model.transcript import Unasked
+    from cudal2gen.tuner.language_model.transcript import NotSent
     from cudal2gen.tuner.writing import crew, page
 
     trials = replace(trials, device=selection.device)
@@ -86,7 +86,7 @@ def write_kernels(
         print(language_models[0].cost(chat.usage))
     print(f"trials in {store}; how it went in {store.stem}-progress.html beside them")
     for written in sessions:
-        if (failure := written.unavailable) is not None and not (isinstance(failure, Unasked) and failure.for_good):
+        if (failure := written.unavailable) is not None and not (isinstance(failure, NotSent) and failure.for_good):
             raise failure.final
     if not any(written.attempts for written in sessions):
         raise Failure("no answer had a kernel: the transcript has them, with what was wrong")
@@ -114,7 +114,7 @@ def _sessions(
     from cudal2gen.tuner.writing.proof import Bounds
 
     settings, store, profiler = trials.settings, _store(trials), Profiler()
-    executor = crew.InTurns(_executor(trials, catalog.load(), seed, profiler, incumbents))
+    executor = crew.SerialExecutor(_executor(trials, catalog.load(), seed, profiler, incumbents))
     bounds = Bounds(settings.write.check_seconds, seed=zlib.crc32(f"written {seed}".encode()))
     limits = session.SessionLimits(rounds, settings.write.kernels, bounds=bounds, weights=settings.reward.weights)
     stored = results.trials(store) if store.is_file() else []

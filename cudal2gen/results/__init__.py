@@ -28,7 +28,7 @@ from cudal2gen.results.rows import Line as Line
 from cudal2gen.results.rows import MachineCode as MachineCode
 from cudal2gen.results.rows import Measurement as Measurement
 from cudal2gen.results.rows import Outcome as Outcome
-from cudal2gen.results.rows import Posed as Posed
+from cudal2gen.results.rows import ProblemRow as ProblemRow
 from cudal2gen.results.rows import Products as Products
 from cudal2gen.results.rows import ProtocolName as ProtocolName
 from cudal2gen.results.rows import Rounding as Rounding

@@ -93,7 +93,7 @@ class Line(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants", defer_build=True)
 
 
-class Typed(Line):
+class TypedRow(Line):
     """A row that names a problem's types. Fields with their ``NEUTRAL`` value, such as fp16, are not written."""
 
     ab: ElementName = "f16"
@@ -109,7 +109,7 @@ class Typed(Line):
         return spelled
 
 
-class Posed(Typed):
+class ProblemRow(TypedRow):
     """A row with all fields of a problem. ``products`` is the number of products (or groups) in one launch; it is 1
     unless the problem is batched."""
 
@@ -361,7 +361,7 @@ def exceeds(problem: Problem, l2_bytes: int, products: int = 1) -> bool:
     return products * problem.traffic_bytes >= EXCEEDED * l2_bytes
 
 
-class Measurement(Posed):
+class Measurement(ProblemRow):
     """The times of all contenders on one problem under one protocol and in one L2 state.
 
     ``absent``: the contenders that have no times, each with the reason. ``l2`` is "exceeded" if one set of operands is
@@ -428,7 +428,7 @@ class Measurement(Posed):
         return [*sorted(measured, key=lambda name: name != KERNEL), *derived]
 
 
-class Trial(Posed):
+class Trial(ProblemRow):
     """A record that a tuner proposed, and how its trial ended.
 
     ``timings``: samples of the kernel, of the incumbent (the best kernel so far) and of the baselines, taken in turns;
@@ -498,7 +498,7 @@ class Trial(Posed):
         return paired(other.samples_us, kernel.samples_us) if kernel and other else None
 
 
-class Algorithm(Typed):
+class Algorithm(TypedRow):
     """The fastest cuBLASLt algorithm of one problem on one card.
 
     ``blob``: the library's opaque description of it, in hexadecimal. ``candidates``: how many algorithms were timed.
@@ -530,7 +530,7 @@ class Algorithm(Typed):
         return tuple(fields[name] for name in ("name", "library", *Problem.KIND, "m", "n", "k"))
 
 
-class Rounding(Typed):
+class Rounding(TypedRow):
     """One binary's results on a GPU (``on``) compared bit by bit with the emulator's, for the same inputs.
 
     ``differing``: share of elements that differ. ``max_ulp``: largest difference in units of D's last place.

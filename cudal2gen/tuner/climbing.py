@@ -89,7 +89,7 @@ class ModelOrder(FixedStrategy):
         return proposals
 
 
-class Scored(NamedTuple):
+class CandidateScores(NamedTuple):
     """Candidates, the model's inputs for them, and the predictions of its members, of shape (members, candidates)."""
 
     places: list[Choices]
@@ -114,10 +114,10 @@ class Costs:
         }
         alternatives = (name for heads in self._tokens.values() for values in heads for row in values for name in row)
         self.own_tokens = Tokens(dict.fromkeys(itertools.chain(*self._structure, alternatives)))
-        self._everywhere: tuple[dict[str, tuple[int, ...]], Scored] | None = None
-        self._rows: dict[int, Scored] = {}
+        self._everywhere: tuple[dict[str, tuple[int, ...]], CandidateScores] | None = None
+        self._rows: dict[int, CandidateScores] = {}
 
-    def everywhere(self, start: Mapping[str, object]) -> Scored:
+    def everywhere(self, start: Mapping[str, object]) -> CandidateScores:
         """All structures, each with the free fields of ``start``."""
         heads = self.candidates.heads.items()
         free = {family: choices_of(alternatives, start) for family, alternatives in heads}
@@ -126,21 +126,21 @@ class Costs:
             self._everywhere = free, self._scored([Choices(row, free[record.family]) for row, record in records])
         return self._everywhere[1]
 
-    def around(self, rows: Iterable[int]) -> Scored:
+    def around(self, rows: Iterable[int]) -> CandidateScores:
         """These structures with all values of their free fields."""
         self._rows = {row: self._rows.get(row) or self._scored(self._free(row)) for row in rows}
         parts = list(self._rows.values())
         places = [place for part in parts for place in part.places]
         inputs = Inputs(*(np.concatenate(columns) for columns in zip(*(part.inputs for part in parts), strict=True)))
-        return Scored(places, inputs, np.concatenate([part.members for part in parts], 1))
+        return CandidateScores(places, inputs, np.concatenate([part.members for part in parts], 1))
 
     def _free(self, row: int) -> list[Choices]:
         widths = _widths(self.candidates, row)
         return [Choices(row, free) for free in itertools.product(*map(range, widths))]
 
-    def _scored(self, places: list[Choices]) -> Scored:
+    def _scored(self, places: list[Choices]) -> CandidateScores:
         inputs = self.inputs(places)
-        return Scored(places, inputs, self.model.prior(inputs))
+        return CandidateScores(places, inputs, self.model.prior(inputs))
 
     def _fixed(self, row: int, names: tuple[str, ...]) -> tuple[str, ...]:
         """A structure's tokens, without those of its free fields."""
@@ -229,7 +229,7 @@ class CostModelProposer(FixedStrategy):
         observed = Inputs(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
         return observed, np.log(np.array([trial.cost for trial in ranked], np.float64))
 
-    def _climbed(self, costs: Costs, question: Question, posterior: Posterior) -> Scored:
+    def _climbed(self, costs: Costs, question: Question, posterior: Posterior) -> CandidateScores:
         """The best structures of each start, with all values of their free fields."""
         rows: dict[int, None] = {}
         for start in self._starts(question):

@@ -19,7 +19,7 @@ from cudal2gen.kernel import Problem, Record, parse, space
 from cudal2gen.tuner import record_answers, record_prompt
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.conversation import RETRIES, Conversation, Messages, Reading
-from cudal2gen.tuner.language_model.transcript import Message, Reply, Unasked, Unavailable, Usage
+from cudal2gen.tuner.language_model.transcript import Message, NotSent, Reply, Unavailable, Usage
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
 from cudal2gen.tuner.record_answers import LONGEST_REASON, Fault
@@ -79,7 +79,7 @@ class _Background:
 
 
 class LlmProposer(FixedStrategy):
-    """``Proposer`` and ``Awaited``.
+    """``Proposer`` and ``SlowProposer``.
 
     - ``pool``: records among which a prompt shows winners of similar problems.
     - ``budget``: tokens of memory in a prompt. ``evidence``: see ``record_prompt.document``.
@@ -150,7 +150,7 @@ class LlmProposer(FixedStrategy):
         return proposals
 
     def wait(self, problem: Problem) -> bool:
-        """See ``Awaited``."""
+        """See ``SlowProposer``."""
         dialogue = self._dialogues.get(problem)
         if dialogue is None or dialogue.exchange is None:
             return False
@@ -158,7 +158,7 @@ class LlmProposer(FixedStrategy):
         return True
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
-        """See ``Awaited``. Raises Failure if there is no other proposer and the server refuses for good."""
+        """See ``SlowProposer``. Raises Failure if there is no other proposer and the server refuses for good."""
         if self._alone and (failure := self._chat.failure) is not None and failure.for_good:
             raise failure.final
         waiting = "nobody else proposes, so the search waits {:.0f} s, after which the server may be asked again"
@@ -223,7 +223,7 @@ class LlmProposer(FixedStrategy):
         try:
             conversation.hold(lambda: messages, read)
         except Unavailable as error:
-            if not isinstance(error, Unasked) or error.for_good:
+            if not isinstance(error, NotSent) or error.for_good:
                 self._warn_once(str(error))
         if has_answer:
             dialogue.useless = 0 if proposals else dialogue.useless + 1

@@ -80,7 +80,7 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
-class Awaited(Protocol):
+class SlowProposer(Protocol):
     """A proposer whose answers come later. A search waits for them only if it has no other work."""
 
     def wait(self, problem: Problem) -> bool:

@@ -15,7 +15,7 @@ from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.kernel.space import Candidates
 from cudal2gen.results import Trial
 from cudal2gen.timing.heuristics import MatmulHeuristics
-from cudal2gen.tuner.proposal import Awaited, FixedStrategy, Proposal, Proposer, Question, legal_proposal
+from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, SlowProposer, legal_proposal
 
 
 class Random(FixedStrategy):
@@ -135,8 +135,8 @@ class Mixture:
         return proposals
 
     def wait(self, problem: Problem) -> bool:
-        """Waits for the first member with an answer under way: see ``Awaited``."""
-        return any(proposer.wait(problem) for proposer in self.members if isinstance(proposer, Awaited))
+        """Waits for the first member with an answer under way: see ``SlowProposer``."""
+        return any(proposer.wait(problem) for proposer in self.members if isinstance(proposer, SlowProposer))
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
         """Returns False at once, because a search with other proposers does not wait for a server that rests."""
@@ -152,7 +152,7 @@ def awaits(proposer: Proposer) -> bool:
     """Whether a proposer, or a member of a mixture, may wait for a server."""
     if isinstance(proposer, Mixture):
         return any(map(awaits, proposer.members))
-    return isinstance(proposer, Awaited)
+    return isinstance(proposer, SlowProposer)
 
 
 TRIES = 20  # draws for each proposal before a proposer gives up

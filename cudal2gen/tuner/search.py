@@ -19,7 +19,7 @@ from cudal2gen.results.ratios import Ratio
 from cudal2gen.timing import model
 from cudal2gen.tuner.environment import EvaluationPlace, refusal_trial
 from cudal2gen.tuner.executor import Executor, Job
-from cudal2gen.tuner.proposal import Awaited, Proposal, Proposer, Question, trial_key
+from cudal2gen.tuner.proposal import Proposal, Proposer, Question, SlowProposer, trial_key
 
 Store = Callable[[Sequence[Trial]], None]
 # How many of the best records each later stage times. The final one is skipped unless the long one shows a gain.
@@ -157,7 +157,7 @@ class ProposerStep(NamedTuple):
         if self.most:
             self._propose()
             waits = 1  # waits left for an answer under way; each wait for the server allows another one
-            while isinstance(self.proposer, Awaited) and not any(proposal.record for proposal in self.proposals):
+            while isinstance(self.proposer, SlowProposer) and not any(proposal.record for proposal in self.proposals):
                 if self.proposer.wait_for_server(self.question.problem, self.stop):
                     waits = 1
                 elif waits and self.proposer.wait(self.question.problem):

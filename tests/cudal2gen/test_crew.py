@@ -164,7 +164,7 @@ def test_an_executor_takes_one_submission_at_a_time() -> None:
             inside.clear()
             return object()
 
-    shared = crew.InTurns(Slow())  # type: ignore[arg-type]
+    shared = crew.SerialExecutor(Slow())  # type: ignore[arg-type]
     threads = [threading.Thread(target=shared.submit, args=(None,)) for _ in range(8)]
     for thread in threads:
         thread.start()

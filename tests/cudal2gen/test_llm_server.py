@@ -13,7 +13,7 @@ import pytest
 
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.server import KEY_HINT, ServerWire, retry_after
-from cudal2gen.tuner.language_model.transcript import Message, Request, Unasked, Unavailable
+from cudal2gen.tuner.language_model.transcript import Message, NotSent, Request, Unavailable
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory, tokens
 from cudal2gen.tuner.proposers import Mixture, Random
@@ -343,7 +343,7 @@ def test_a_problem_has_a_share_of_the_tokens() -> None:
         for problem, number in ((PROBLEM, 0), (PROBLEM, 1), (SMALL, 3)):
             chat.ask(requests[number], problem)
         chat.ask(requests[2], PROBLEM)
-        with pytest.raises(Unasked, match="problem_tokens") as refused:
+        with pytest.raises(NotSent, match="problem_tokens") as refused:
             chat.ask(requests[3], PROBLEM)
     assert refused.value.for_good
     assert len(server.requests) == 4

@@ -27,11 +27,11 @@ from cudal2gen.tuner.language_model.transcript import (
     Exchange,
     Form,
     History,
+    NotSent,
     Outcome,
     Reply,
     Request,
     State,
-    Unasked,
     Unavailable,
     Usage,
     answer_key,
@@ -96,7 +96,7 @@ class Chat:
 
     After a server rejects a form of response, all further questions use a plainer one. After a failure the model rests,
     longer each time up to ``MAX_BACKOFF_S`` seconds, or until the time that the server names. Meanwhile questions raise
-    Unasked; a caller without other work calls ``wait_for_server``. While failures last, each question is tried once.
+    NotSent; a caller without other work calls ``wait_for_server``. While failures last, each question is tried once.
     """
 
     wire: Wire
@@ -117,14 +117,14 @@ class Chat:
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: Request, problem: Problem) -> Reply:
-        """An answer. Raises Unavailable if the plainest form fails too, Unasked, and OSError of the transcript."""
+        """An answer. Raises Unavailable if the plainest form fails too, NotSent, and OSError of the transcript."""
         if recorded := self.history.unused(request.digest):
             return recorded.reply
         self._check(request, problem)
         begin = self.clock()
         try:
             reply = self._in_some_form(request, problem)
-        except Unasked:
+        except NotSent:
             raise
         except Unavailable as error:
             self._back_off(error, self.clock() - begin)
@@ -183,7 +183,7 @@ class Chat:
         self._record(State(run=self.run, problem=problem.title, of=of, content=content))
 
     def _check(self, request: Request, problem: Problem) -> None:
-        """Raises Unasked while the model rests, and if the question would exceed the budget."""
+        """Raises NotSent while the model rests, and if the question would exceed the budget."""
         if not self.wire.live:
             return
         reason, is_spent = "", False
@@ -210,7 +210,7 @@ class Chat:
                     for_good=is_spent,
                 )
             )
-            raise Unasked(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
+            raise NotSent(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
 
     def _in_some_form(self, request: Request, problem: Problem) -> Reply:
         for form in self._forms:
@@ -247,7 +247,7 @@ class Chat:
         }
         try:
             reply = self.wire.send(request, form, problem)
-        except Unasked as error:
+        except NotSent as error:
             self._record(Exchange(**question | {"messages": ()}, error=str(error), for_good=error.for_good))
             raise
         except Unavailable as error:

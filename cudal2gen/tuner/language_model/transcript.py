@@ -93,7 +93,7 @@ class Unavailable(RuntimeError):
         return Failure(f"the model cannot be asked: {self}; then the same command continues from there")
 
 
-class Unasked(Unavailable):
+class NotSent(Unavailable):
     """The question was not sent: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
 
 
@@ -121,7 +121,7 @@ class Exchange(Reply):
     def reply(self) -> Reply:
         """The answer. Raises Unavailable if the exchange had none."""
         if self.error:
-            kind = Unavailable if self.messages else Unasked
+            kind = Unavailable if self.messages else NotSent
             raise kind(self.error, self.status, self.for_good, self.passing, self.retry_after)
         return Reply(**self.model_dump(include=set(Reply.model_fields)))
 

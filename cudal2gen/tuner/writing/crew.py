@@ -19,7 +19,7 @@ from cudal2gen.kernel import Fields, Record
 from cudal2gen.results import Trial
 from cudal2gen.tuner.executor import Executor, Job
 from cudal2gen.tuner.writing import judging
-from cudal2gen.tuner.writing.judging import Examined
+from cudal2gen.tuner.writing.judging import Examination
 from cudal2gen.tuner.writing.proof import Bounds
 from cudal2gen.tuner.writing.session import Session
 from kernelproof.ground import workers
@@ -27,10 +27,10 @@ from kernelproof.ground import workers
 AT_ONCE = 64  # most sessions at a time
 LOOK_S = 5.0  # seconds between looks at what they have done
 
-Examine = Callable[[Record, Fields, Bounds, frozenset[str]], Examined]
+Examine = Callable[[Record, Fields, Bounds, frozenset[str]], Examination]
 
 
-class InTurns:
+class SerialExecutor:
     """An executor for several threads, of whose submissions one is made at a time."""
 
     def __init__(self, executor: Executor) -> None:
@@ -66,7 +66,7 @@ def provers(count: int | None = None) -> Iterator[Examine]:
     for begun in [pool.submit(os.getpid) for _ in range(cores)]:
         begun.result()
 
-    def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examined:
+    def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examination:
         return pool.submit(judging.examine, record, launch, bounds, known).result()
 
     try:

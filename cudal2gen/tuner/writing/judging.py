@@ -44,7 +44,7 @@ class Attempt:
         return self.proof.report or self.trial.reason
 
 
-class Examined(NamedTuple):
+class Examination(NamedTuple):
     """What a compiler and the checks say of a kernel. ``code``: its ``machine_code``, "" if it does not compile;
     ``proof``: None for a copy of a known kernel."""
 
@@ -52,12 +52,12 @@ class Examined(NamedTuple):
     proof: Proof | None
 
 
-def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examined:
+def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examination:
     """Compiles a kernel and proves it, unless its machine code is ``known``. All of its cost is in here, so that it can
     run in another process."""
     (built,) = compiler.attempt([record])
     code = machine_code(built, launch) if isinstance(built, Artifact) else ""
-    return Examined(code, None if code in known else proof.prove(record, bounds))
+    return Examination(code, None if code in known else proof.prove(record, bounds))
 
 
 class Copy(NamedTuple):
@@ -82,7 +82,7 @@ class Judge:
     run_name: str = PROPOSER
     stored: Callable[[Draft, Record], Attempt | None] = lambda _draft, _record: None
     known: dict[str, Trial | None] = field(default_factory=dict)
-    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examined] = examine
+    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examination] = examine
 
     def shown(self, draft: Draft, trial: Trial | None) -> None:
         """Makes a kernel known, so that a copy of it is one. None: it is the incumbent."""

@@ -28,11 +28,11 @@ from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.exports import BASES
 from cudal2gen.tuner.language_model.chat import MIN_BACKOFF_S, Chat
 from cudal2gen.tuner.language_model.conversation import Conversation, Messages, Reading
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unasked, Unavailable
+from cudal2gen.tuner.language_model.transcript import Exchange, Message, NotSent, Reply, Request, Unavailable
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import evidence, exemplars, kernel_answers, kernel_prompt
-from cudal2gen.tuner.writing.judging import PROPOSER, Attempt, Copy, Examined, Judge, examine
+from cudal2gen.tuner.writing.judging import PROPOSER, Attempt, Copy, Examination, Judge, examine
 from cudal2gen.tuner.writing.kernel_answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import Bounds, Proof
@@ -77,7 +77,7 @@ class Session:
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
     metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # lines with a device profiler's metrics of a record
-    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examined] = examine  # perhaps in another process
+    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examination] = examine  # perhaps in another process
     pause: Callable[[float], None] = time.sleep  # waits so many seconds while the model rests
     attempts: list[Attempt] = field(default_factory=list)
     unavailable: Unavailable | None = None  # why the model cannot be asked until something is changed
@@ -171,7 +171,7 @@ class Session:
                 self._round(number)
                 number, failure = number + 1, None
             except Unavailable as error:
-                rests = isinstance(error, Unasked) and not error.for_good
+                rests = isinstance(error, NotSent) and not error.for_good
                 failure = (self.chat.failure or error) if rests else error
                 self._say(str(error))
                 if error.for_good:

@@ -41,7 +41,7 @@ class Data:
     kernel: str
 
     def word(self, bank: int, offset: int) -> int | Word | Half | None:
-        """The four bytes at an offset of a bank: a literal, a word of a variable or half of an address. None outside of it."""
+        """The four bytes at an offset of a bank: a literal, a word of a variable or half of an address; else None."""
         if bank == LITERALS:
             data = self.image.literals.get(self.kernel, b"")
             return int.from_bytes(data[offset : offset + 4], "little") if 0 <= offset <= len(data) - 4 else None
