@@ -15,6 +15,7 @@ from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import CHUNK_BYTES, Element
 from kernelproof.ground.integers import ceil_div
 
+MAX_BAND = 64  # tiles across a band
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp
 GROUPS = (1, 4, 8, 16)  # bands of tiles that the tuner tries
@@ -27,7 +28,7 @@ RingBk = Annotated[Literal[64, 128], Field(description="k of a stage, elements")
 Stages = Annotated[int, Field(ge=2, le=16, description="k-tiles in the ring in shared memory")]
 RasterAxis = Annotated[Literal["m", "n"], Field(description="axis along which tiles run within a band")]
 RasterGroup = Annotated[
-    int, Field(ge=1, le=64, description="tiles of the other axis in a band, which share operands in the L2")
+    int, Field(ge=1, le=MAX_BAND, description="tiles of the other axis in a band, which share operands in the L2")
 ]
 SplitK = Annotated[int, Field(ge=1, le=64, description="slices of k of a tile, each another CTA's work")]
 StoreD = Annotated[

@@ -27,6 +27,7 @@ from kernelproof.emulator.hopper.tensor_map import (
     place,
     place_inside,
     refuse,
+    swizzled,
 )
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.global_access import GlobalAccess
@@ -124,15 +125,11 @@ class Bulk:
         return out
 
     def _swizzled(self, offset: int, nbytes: int, span: int) -> Array:
-        """Byte offsets in shared memory of the 16-byte elements of a box. The swizzle replaces address bits 4 to 6 by
-        their xor with bits 7 to 9, as many bits as number the 16-byte chunks of its span. It acts on the address in
-        shared memory, not on the offset in the box."""
+        """What ``swizzled`` says, computed once."""
         key = (offset, nbytes, span)
         out = self.swizzled.get(key)
         if out is None:
-            linear = offset + WINDOW_START + np.arange(0, nbytes, 16)
-            linear ^= ((linear >> 7) & (span // 16 - 1)) << 4
-            out = self.swizzled[key] = linear - WINDOW_START
+            out = self.swizzled[key] = swizzled(offset, nbytes, span)
         return out
 
     def _check_box(self, map_: TensorMap, box: Box, lane: int, site: int) -> bool:

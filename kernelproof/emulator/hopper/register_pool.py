@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from kernelproof.emulator.state.arrays import Mask, distinct
@@ -11,6 +12,24 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 # The number of registers that a setmaxnreg names, in PTX or in machine code.
 COUNT = re.compile(r"(?:setmaxnreg\S*\s+|USETMAXREG\S*\s+(?:UP\w,\s*)?)(\w+)")
+
+
+def entry_registers(attributes: Mapping[str, Sequence[int]], threads: int, per_sm: int, texts: Iterable[str]) -> int:
+    """Registers per thread at entry: what launch bounds allow, in units of 8, but no more than the largest number in a
+    setmaxnreg among the kernel's instructions. This is how ptxas 13.0 decides.
+
+    ``attributes``: the kernel's, by name. ``threads``: of a CTA, if its launch bounds do not say. ``per_sm``: registers
+    of an SM.
+    """
+    fixed = attributes.get("maxnreg")
+    if fixed:
+        return fixed[0]
+    blocks = (attributes.get("minnctapersm") or (1,))[0]
+    limit = attributes.get("maxntid") or attributes.get("reqntid")
+    threads = math.prod(limit) if limit else threads
+    per = per_sm // blocks // (-(-threads // 128) * 128)
+    named = [int(count[1], 0) for text in texts if (count := COUNT.search(text))]
+    return min(255, per, max(named)) // 8 * 8
 
 
 class RegisterPool:
@@ -44,18 +63,10 @@ class RegisterPool:
 
     @cached_property
     def entry_registers(self) -> int:
-        """Registers per thread at entry: what launch bounds allow, in units of 8, but no more than the largest number
-        in a setmaxnreg of the kernel. This is how ptxas 13.0 decides."""
-        kernel = self.launch.kernel
-        fixed = kernel.attributes.get("maxnreg")
-        if fixed:
-            return fixed[0]
-        blocks = (kernel.attributes.get("minnctapersm") or (1,))[0]
-        limit = kernel.attributes.get("maxntid") or kernel.attributes.get("reqntid")
-        threads = math.prod(limit) if limit else self.launch.threads
-        per = self.launch.device.registers_per_sm // blocks // (-(-threads // 128) * 128)
-        named = [int(count[1], 0) for site in kernel.sites if (count := COUNT.search(site.text))]
-        return min(255, per, max(named)) // 8 * 8
+        """What ``entry_registers`` says of the launch."""
+        launch = self.launch
+        texts = (site.text for site in launch.kernel.sites)
+        return entry_registers(launch.kernel.attributes, launch.threads, launch.device.registers_per_sm, texts)
 
     def exited(self, row: int) -> None:
         """A CTA ends: report warpgroups that want more registers than there are, or that executed a setmaxnreg in

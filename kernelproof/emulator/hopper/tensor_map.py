@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.emulator.memory.arena import Memory
+from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Array
 
 MAGIC = b"TILEDMAP"
@@ -112,6 +113,15 @@ def refuse(map_: TensorMap) -> str:
     if map_.interleave == 2 and map_.swizzle != 1:
         return "interleave 32B needs swizzle 32B"
     return ""
+
+
+def swizzled(offset: int, nbytes: int, span: int) -> Array:
+    """Byte offsets in shared memory of the 16-byte elements of a box. The swizzle replaces address bits 4 to 6 by their
+    xor with bits 7 to 9, as many bits as number the 16-byte chunks of its span. It acts on the address in shared
+    memory, not on the offset in the box."""
+    linear = offset + WINDOW_START + np.arange(0, nbytes, 16)
+    linear ^= ((linear >> 7) & (span // 16 - 1)) << 4
+    return linear - WINDOW_START
 
 
 class Box(NamedTuple):
