@@ -103,6 +103,8 @@ def recheck(
             failed = True
         else:
             print(f"{file}: holds for {record.name}")
+            for each in certified.certificate.problems:
+                print(f"  for {each}")
     if failed:
         raise typer.Exit(EXIT_USAGE)
 

@@ -15,6 +15,8 @@ from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.record import Ring as RingRecord
+from cudal2gen.kernel.warpgroups import Warpgroups
+from cudal2gen.validator import ring_contracts
 from kernelproof.certificates.certificate import Claim
 from kernelproof.certificates.contract import Bounds, Contract, Matrix, Tile
 from kernelproof.certificates.facts import Facts, NotCertified, Quotient
@@ -33,6 +35,8 @@ named = Polynomial.named
 
 def refusal(record: Record) -> str:
     """Why no proof is tried for a record; empty if one is."""
+    if isinstance(record, Warpgroups):
+        return ring_contracts.refusal(record)
     if not isinstance(record, MmaSyncKernel) or not isinstance(record.launch, Tiles):
         return f"the family {record.family} is not covered"
     reasons = {
@@ -53,6 +57,9 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
     """
     if why := refusal(record):
         raise NotCertified(why)
+    if isinstance(record, Warpgroups):
+        yield from ring_contracts.claims(record, program)
+        return
     assert isinstance(record, MmaSyncKernel)
     assert isinstance(record.launch, Tiles)
     stages = record.stages if isinstance(record, RingRecord) else 1
@@ -77,8 +84,12 @@ def _arrivals(record: MmaSyncKernel, grid: _Grid) -> Iterator[tuple[Polynomial, 
     yield Polynomial.of(record.split_k - 1), "; it arrives last of its tile"
 
 
-def problems(record: MmaSyncKernel) -> tuple[str, ...]:
-    """The launches that the claims are about, as a reader of a certificate asks for them."""
+def problems(record: Record) -> tuple[str, ...]:
+    """The launches that the claims about a record that is not refused are about, as a reader of a certificate asks for
+    them."""
+    if isinstance(record, Warpgroups):
+        return ring_contracts.problems(record)
+    assert isinstance(record, MmaSyncKernel)
     vector, of_d = record.element.vector, record.output.vector
     k = f"k = {record.baked_k}" if record.baked_k else f"k of {record.k_step}"
     along = record.along_k

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from cudal2gen.generation.compiler import Artifact
 from cudal2gen.kernel import Record
-from cudal2gen.kernel.mma_sync import MmaSyncKernel
 from cudal2gen.results.proofs import Proof, ProofOutcome
 from cudal2gen.validator.contracts import claims, problems, refusal
 from cudal2gen.validator.emulated import run_case, validate
@@ -48,7 +47,6 @@ def prove(record: Record, artifact: Artifact, library: Path) -> Attempt:
     try:
         if why := refusal(record):
             raise NotCertified(why)
-        assert isinstance(record, MmaSyncKernel)
         certificate = prove_text(artifact.ptx.read_text(), partial(claims, record), problems(record))
     except (NotCertified, EmulatorError) as error:
         why = str(error)
@@ -100,6 +98,6 @@ def prove_all(
 
 def recheck(certificate: Certificate, record: Record, ptx: str) -> None:
     """Check a certificate again, for the PTX of its record's kernel. Raises NotCertified."""
-    if isinstance(record, MmaSyncKernel) and certificate.problems != problems(record):
+    if not refusal(record) and certificate.problems != problems(record):
         raise NotCertified("the certificate is about other problems than the launcher's")
     recheck_text(certificate, ptx, partial(claims, record))

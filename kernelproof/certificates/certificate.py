@@ -14,6 +14,8 @@ from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import Invariant
 from kernelproof.certificates.loops import REST, Case, MainLoop, Phase, Ring
+from kernelproof.certificates.pipeline_proof import PipelineProof
+from kernelproof.certificates.pipelines import Pipeline
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.words import Undecided
 from kernelproof.ground.schema import Schema
@@ -23,7 +25,8 @@ ASSUMPTIONS = (
     "the launch is as the contract says: sizes, leading dimensions, alignment, grid and block",
     "A, B and D do not overlap, and nothing else writes them meanwhile",
     "shared memory begins at a multiple of 1024 bytes, and its variables lie there as the emulator lays them out",
-    "threads are ordered by program order and barriers of the whole CTA, copies by their groups",
+    "threads are ordered by program order and barriers of the whole CTA, copies by their groups; in pipelines also by "
+    "mbarriers and barriers of warps, and elect.sync elects lane 0",
     "sums are sums of real numbers: in which order they are rounded is not proven",
     "ptxas translates the PTX correctly",
 )
@@ -33,11 +36,12 @@ MOST_PERIOD, MOST_AHEAD, MOST_PEELED = 8, 6, 1  # of a ring that is looked for; 
 
 
 class Claim(NamedTuple):
-    """Launches for which a kernel is to be proven: a title, their contract, and what is stated of the main loop."""
+    """Launches for which a kernel is to be proven: a title, their contract, and what is stated of the main loop, or of
+    the roles of a pipeline."""
 
     title: str
     contract: Contract
-    ring: Ring
+    ring: Ring | Pipeline
 
 
 class ClaimProof(Schema):
@@ -50,6 +54,7 @@ class ClaimProof(Schema):
     period: Annotated[int, Field(ge=0)] = 0
     ahead: Annotated[int, Field(ge=0)] = 0
     peeled: Annotated[int, Field(ge=0)] = 0
+    roles: Annotated[tuple[Invariant, ...], Field(description="of a pipeline, the invariants of its roles")] = ()
 
 
 class Certificate(Schema):
@@ -83,7 +88,7 @@ def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel:
     program = Program(ptx, kernel)
     proofs, bounds, solver = [], 0, 0
     for claim in claims_of(program):
-        proofs.append(_proof(program, claim, claim.ring) if claim.ring.period else _searched(program, claim))
+        proofs.append(_proof(program, claim))
         bounds += claim.contract.facts.questions["bounds"]
         solver += claim.contract.facts.questions["solver"]
     return Certificate(
@@ -97,21 +102,27 @@ def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel:
     )
 
 
-def _proof(program: Program, claim: Claim, ring: Ring) -> ClaimProof:
-    loop = MainLoop(program, claim.contract, ring)
+def _proof(program: Program, claim: Claim) -> ClaimProof:
+    if isinstance(claim.ring, Pipeline):
+        pipeline = PipelineProof(program, claim.contract, claim.ring)
+        cases = tuple(pipeline.cases())
+        return ClaimProof(title=claim.title, cases=cases, invariant=None, roles=tuple(pipeline.invariants))
+    if not claim.ring.period:
+        return _searched(program, claim, claim.ring)
+    loop = MainLoop(program, claim.contract, claim.ring)
     cases = tuple(loop.cases())
     return ClaimProof(title=claim.title, cases=cases, invariant=loop.invariant)
 
 
-def _searched(program: Program, claim: Claim) -> ClaimProof:
+def _searched(program: Program, claim: Claim, stated: Ring) -> ClaimProof:
     """A proof by the first ring that makes one. If there is none, raises the error of the proof that came farthest."""
     best = (-1, False, NotCertified("no ring"))
-    first, hopeless = max(1, claim.ring.least - 1), set[tuple[int, int]]()
+    first, hopeless = max(1, stated.least - 1), set[tuple[int, int]]()
     rings = product(range(1, MOST_PERIOD + 1), range(MOST_AHEAD), range(MOST_PEELED + 1))
     for period, ahead, peeled in sorted(rings, key=lambda ring: (sum(ring), ring)):
         if (period, peeled) in hopeless:
             continue
-        ring = replace(claim.ring, period=period, ahead=first + ahead, peeled=peeled)
+        ring = replace(stated, period=period, ahead=first + ahead, peeled=peeled)
         loop = MainLoop(program, claim.contract, ring)
         cases: list[Case] = []
         try:
@@ -144,12 +155,7 @@ def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str
     if [claim.title for claim in claims] != [proof.title for proof in certificate.claims]:
         raise NotCertified("the certificate is not of all launches")
     for claim, proof in zip(claims, certificate.claims, strict=True):
-        ring = claim.ring
-        if not ring.period:
-            if not proof.period:
-                raise NotCertified(f"the certificate lacks the ring of: {proof.title}")
-            ring = replace(ring, period=proof.period, ahead=proof.ahead, peeled=proof.peeled)
-        loop = MainLoop(program, claim.contract, ring, proof.invariant, guesses=False)
+        loop = _stated(program, claim, proof)
         try:
             cases = tuple(loop.cases())
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -157,6 +163,18 @@ def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str
             raise NotCertified(f"the invariant of the certificate is none of this kernel: {error!r}") from error
         if cases != proof.cases:
             raise NotCertified(f"the cases of the certificate are not those of: {proof.title}")
+
+
+def _stated(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | PipelineProof:
+    """The proof of a claim by what a certificate states, in which nothing is guessed."""
+    ring = claim.ring
+    if isinstance(ring, Pipeline):
+        return PipelineProof(program, claim.contract, ring, proof.roles, guesses=False)
+    if not ring.period:
+        if not proof.period:
+            raise NotCertified(f"the certificate lacks the ring of: {proof.title}")
+        ring = replace(ring, period=proof.period, ahead=proof.ahead, peeled=proof.peeled)
+    return MainLoop(program, claim.contract, ring, proof.invariant, guesses=False)
 
 
 def digest(ptx: str) -> str:

@@ -91,6 +91,18 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class BoxMap:
+    """A tensor map of an operand, the parameter at byte ``parameter``: boxes of ``rows`` x ``cols`` elements, columns
+    contiguous, swizzled over ``span`` bytes. Elements outside of the operand are loaded as zeros and never stored."""
+
+    matrix: str
+    parameter: int
+    rows: int
+    cols: int
+    span: int
+
+
+@dataclass(frozen=True)
 class Tile:
     """The part of D that a CTA must write: ``rows`` x ``cols`` elements from (row, col) on; ``none`` of it where it has
     no work."""
@@ -106,7 +118,8 @@ class Contract:
     """A launch whose sizes are not known. ``parameters``: byte offset -> value and bits. ``special``: the special
     registers of a CTA and of the grid. ``sum_end``: the k of the whole sum. ``tile``: what a CTA writes, None for
     nothing. ``slices``: how the CTAs of a tile share its k, None if it has but one. ``block``: the threads of a CTA
-    along x, y and z; by default all along x. ``step``: the k of a k-tile, if D is a sum of A's rows; 0 for products."""
+    along x, y and z; by default all along x. ``step``: the k of a k-tile, if D is a sum of A's rows; 0 for products.
+    ``maps``: the tensor maps among the parameters."""
 
     lanes: int
     shared_bytes: int
@@ -119,6 +132,7 @@ class Contract:
     slices: Slices | None = None
     block: tuple[int, int, int] | None = None
     step: int = 0
+    maps: tuple[BoxMap, ...] = ()
 
     @property
     def is_product(self) -> bool:
@@ -166,4 +180,5 @@ class Contract:
             self.slices.put(put) if self.slices else None,
             self.block,
             self.step,
+            self.maps,
         )

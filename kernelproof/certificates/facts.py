@@ -53,6 +53,7 @@ class Facts:
     questions: dict[str, int] = field(default_factory=lambda: {"bounds": 0, "solver": 0})
     quotients: list[Quotient] = field(default_factory=list)
     _products: dict[Monomial, tuple[int, int]] = field(default_factory=dict)
+    _answers: dict[object, Lanes] = field(default_factory=dict)  # of ``known``, by the polynomial
 
     def also(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
         """These facts and more."""
@@ -92,6 +93,13 @@ class Facts:
 
     def known(self, value: Polynomial) -> Lanes:
         """For each lane (or once for all) whether a polynomial is at least 0: 1 yes, 0 no, -1 not known by bounds."""
+        if not value.same_in_all_lanes:
+            return self._known(value)
+        if value.key not in self._answers:
+            self._answers[value.key] = self._known(value)
+        return self._answers[value.key]
+
+    def _known(self, value: Polynomial) -> Lanes:
         low, high = self.interval(value)
         answer = np.where(np.asarray(high) < 0, 0, np.where(np.asarray(low) >= 0, 1, -1))
         if (answer == -1).any():

@@ -89,6 +89,8 @@ class MainLoop:
     def __init__(
         self, program: Program, contract: Contract, ring: Ring, invariant: Invariant | None = None, guesses: bool = True
     ) -> None:
+        if program.graph.hopper:
+            raise NotCertified("instructions of sm_90 and later are covered in pipelines only")
         self.program, self.contract, self.ring = program, contract, ring
         self.invariant, self.guesses = invariant, guesses
         self.kinds = Kinds()

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
-from kernelproof.certificates.contract import Contract, Matrix
+from kernelproof.certificates.contract import Contract, Matrix, Tile
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial, same_everywhere
 from kernelproof.certificates.products import Products
@@ -69,7 +69,13 @@ class Machine:
         self.slices = Workspace(contract.slices)
         self.written: list[tuple[Lanes, Lanes]] = []
         self.steps = 0
-        units: dict[str, dict[str, Callable[..., Any]]] = {
+        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None}
+        self.scope |= abstract.names(self.lanes, self.units(), output)
+        self.scope |= abstract.conversions(program.scope, operands, output)
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """The methods of each unit that the text calls; further units are the machine itself."""
+        return {
             "G": {"load": self.global_load, "store": self.global_store, "fence": self.fence},
             "Q": {"apply": self.count},
             "S": {"load": self.shared_load, "store": self.shared_store},
@@ -77,8 +83,6 @@ class Machine:
             "I": {"lanes": self.lanes_of, "constant": self.constant},
             "W": {"shfl": self.shuffle},
         }
-        self.scope = program.scope | dict.fromkeys("MZTJP", self) | {"m": None}
-        self.scope |= abstract.names(self.lanes, units, output) | abstract.conversions(program.scope, operands, output)
 
     # --- running
 
@@ -93,7 +97,7 @@ class Machine:
         Raises NotCertified, which names the instruction.
         """
         state = state.copied()
-        self.memory.state, self.written, self.slices.left = state.shared, state.written, state.left
+        self.enter(state)
         block: int | None = state.block
         while True:
             assert block is not None
@@ -104,6 +108,10 @@ class Machine:
             if block in stops:
                 state.block = block
                 return state
+
+    def enter(self, state: State) -> None:
+        """Go on from a state, which changes from now on."""
+        self.memory.state, self.written, self.slices.left = state.shared, state.written, state.left
 
     def _next(self, block: int, registers: dict[str, Any]) -> int | None:
         """Execute a block; the one that follows, or None at the end."""
@@ -362,14 +370,7 @@ class Machine:
             value.check_stored(place, self.kinds[place.one_kind], tile, self.contract.sum_end)
             self.written.append((place.rows, place.cols))
             return
-        kind = self.kinds[value.one_kind]
-        if kind is None or kind.summed is None or value.width != matrix.width:
-            raise NotCertified(f"what is stored to {matrix.name} is not a sum of products of its type")
-        end = self.contract.sum_end
-        if kind.summed.beyond or not kind.summed.done.equals(end):
-            raise NotCertified(f"{matrix.name} gets the sum up to k = {kind.summed.done}, not to {end}")
-        if not (kind.row.equals(tile.row) and kind.col.equals(tile.col)):
-            raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")
+        kind = self.whole_sum(value, matrix, tile)
         if matrix.name == PARTIALS:
             self.slices.store(self._slab(place), self._all_lanes(place).cols, value)
             return
@@ -378,6 +379,18 @@ class Machine:
         if not same or (value.rows != place.rows).any() or (value.cols != place.cols).any():
             raise NotCertified("D gets the sum of another element")
         self.written.append((place.rows, place.cols))
+
+    def whole_sum(self, value: Cells, matrix: Matrix, tile: Tile) -> Kind:
+        """The kind of elements that are stored to a matrix; they must be whole sums of the CTA's tile."""
+        kind = self.kinds[value.one_kind]
+        if kind is None or kind.summed is None or value.width != matrix.width:
+            raise NotCertified(f"what is stored to {matrix.name} is not a sum of products of its type")
+        end = self.contract.sum_end
+        if kind.summed.beyond or not kind.summed.done.equals(end):
+            raise NotCertified(f"{matrix.name} gets the sum up to k = {kind.summed.done}, not to {end}")
+        if not (kind.row.equals(tile.row) and kind.col.equals(tile.col)):
+            raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")
+        return kind
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
         """shfl.sync: what other lanes have, and whether those were in range."""
@@ -505,12 +518,15 @@ class Machine:
     def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
         """ldmatrix: lane l gets elements 2 * (l % 4) and the next of row l / 4 of each matrix."""
         self._together(m)
+        return [self.memory.read(each, None) for each in self.matrix_places(address, matrices, transpose)]
+
+    def matrix_places(self, address: Any, matrices: int, transpose: bool) -> Lanes:
+        """The places of ldmatrix and stmatrix: for each matrix the two elements of each lane."""
         warps = self.lanes // _WARP
         at = self.shared_places(address, 16, self.every).reshape(warps, 4, 8, 8)[:, :matrices]
         if transpose:
             at = at.transpose(0, 1, 3, 2)
-        at = np.ascontiguousarray(at.transpose(1, 0, 2, 3)).reshape(matrices, self.lanes, 2)
-        return [self.memory.read(each, None) for each in at]
+        return np.ascontiguousarray(at.transpose(1, 0, 2, 3)).reshape(matrices, self.lanes, 2)
 
     def mma(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...], m: Mask, *_: int) -> Any:
         self._together(m)

@@ -1,0 +1,202 @@
+"""What a proof is told of kernels that load boxes into a ring: launches, items of work and groups of consumers.
+
+m is (rows - 1) * bm + 1 + in_m with 0 <= in_m < bm, so the last tiles may reach beyond the problem; likewise n and k.
+Tiles follow each other in bands, in which those at one place along the band come first (``templates/macros/tiles.j2``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from cudal2gen.kernel.problem import MAX_EXTENT
+from cudal2gen.kernel.tma_ring import MAX_BAND
+from cudal2gen.kernel.warpgroups import Warpgroups
+from kernelproof.certificates.certificate import Claim
+from kernelproof.certificates.contract import Bounds, BoxMap, Contract, Matrix, Tile
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.loops import TILES
+from kernelproof.certificates.pipelines import Pipeline
+from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.ground.integers import ceil_div
+
+ALIGNMENT = 16  # of the operands' addresses, bytes
+MOST_TILES = 1 << 30  # of a launch
+WARPGROUP = 128
+_MOST_ADDRESS = 1 << 60
+named = Polynomial.named
+
+
+def refusal(record: Warpgroups) -> str:
+    """Why no proof is tried for a record; empty if one is."""
+    if record.instruction != "mma.sync":
+        return f"the family {record.family} is not covered"
+    reasons = {
+        f"cluster={list(record.cluster)}": record.cluster_ctas > 1,
+        f"split_k={record.split_k}": record.split_k > 1,
+        "stream_k": record.stream_k,
+        "swap_ab": record.swap_ab,
+        "a D that is stored directly": record.split_k == 1 and not record.stream_k and record.stores_tiles != "tma",
+        f"a D of {record.output.name}": record.output.bytes != 2,
+        f"a fused {record.fusion}": bool(record.fusion),
+        f"batch={record.batch}": record.batched or record.grouped,
+    }
+    return "; ".join(f"{reason} is not covered where a producer loads" for reason, holds in reasons.items() if holds)
+
+
+def problems(record: Warpgroups) -> tuple[str, ...]:
+    """The launches that the claims are about, as a reader of a certificate asks for them."""
+    vector, of_d = record.element.vector, record.output.vector
+    return (
+        f"m, n and k from 1 to {MAX_EXTENT}, tiles of {record.bm} x {record.bn}, k-tiles of {record.bk}",
+        f"at most {MOST_TILES} tiles, in bands of 1 to {MAX_BAND} along m or n",
+        "A is ({}) and B is ({})".format(*record.along_k.shapes),
+        f"lda and ldb are multiples of {vector}, ldd of {of_d}, from a row's length to {MAX_EXTENT}",
+        f"A, B and D are at multiples of {ALIGNMENT} bytes",
+    )
+
+
+def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
+    """What must hold of a record's kernel; the claims together are about every launch."""
+    for along_n in (0, 1):
+        for whole in (True, False):
+            item = _item(along_n, whole)
+            kind = "a whole band" if whole else "the last and narrower band"
+            title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
+            yield Claim(title, _contract(record, program, item, along_n), _pipeline(record, program, item, along_n))
+
+
+class _Item(NamedTuple):
+    """A CTA's item, as a place among all tiles. ``band``: the most tiles across a band. ``number``: the item's among
+    all. ``rows``, ``cols``: of all tiles; ``tile``: those of the item. ``whole``: it is in a band that is whole."""
+
+    band: Polynomial
+    number: Polynomial
+    rows: Polynomial
+    cols: Polynomial
+    tile: tuple[Polynomial, Polynomial]
+    whole: bool
+
+
+def _item(along_n: int, whole: bool) -> _Item:
+    """Any item in a band that is whole, or in the last one if that is narrower. All before it is bands * band tiles
+    across; its place is (at_along, in_band)."""
+    width = named("in_band") + named("in_band_rest") + 1
+    band = width if whole else width + named("more") + 1
+    across = named("bands") * band + (band + named("more") if whole else width)
+    along = named("at_along") + named("along_rest") + 1
+    at_across = named("bands") * band + named("in_band")
+    number = named("bands") * band * along + named("at_along") * width + named("in_band")
+    at = (named("at_along"), at_across)
+    rows, cols = (across, along) if along_n else (along, across)
+    return _Item(band, number, rows, cols, at[::-1] if along_n else at, whole)
+
+
+def _bounds(record: Warpgroups) -> Bounds:
+    """Bounds of the names that do not tell an item's place."""
+    bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d")}
+    bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
+    for x, size in (("m", record.bm), ("n", record.bn), ("k", record.bk)):
+        bounds |= {(f"in_{x}_sixth",): (0, size // 6 - 1), (f"in_{x}_rest",): (0, 5)} if size % 6 == 0 else {}
+        bounds |= {(f"in_{x}",): (0, size - 1)}
+    bounds |= {("cta_x",): (0, MOST_TILES), ("grid_x",): (1, MOST_TILES)}
+    bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
+    return bounds
+
+
+def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int) -> Pipeline:
+    most_rows, most_cols = ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn)
+    bounds = _bounds(record) | {
+        ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("tiles_m", "tiles_n"): (1, MOST_TILES),
+        ("band",): (1, MAX_BAND),
+    }  # fmt: skip
+    rows, cols = named("tiles_m"), named("tiles_n")
+    facts = Facts(bounds, [rows * cols - 1 - named("cta_x")])
+    entry = _launch(record, program, rows, cols, named("band"), along_n, facts)
+    names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
+    sharers = WARPGROUP * record.sharers
+    groups = tuple(
+        (WARPGROUP + first, WARPGROUP + first + sharers) for first in range(0, WARPGROUP * record.consumers, sharers)
+    )
+    left = item.rows * item.cols - 1 - item.number - named("grid_x")
+    return Pipeline(
+        record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, item.number,
+        named("grid_x"), left,
+    )  # fmt: skip
+
+
+def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int) -> Contract:
+    most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
+    bounds = _bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
+    bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}
+    bounds[("more",)] = (0, most if item.whole else MAX_BAND - 1)
+    # What is before a band lies within the tiles.
+    bounds |= {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
+    tiles = item.rows * item.cols
+    assumed = [
+        MOST_TILES - tiles, MOST_TILES - 1 - item.number, 2 * MOST_TILES - 1 - item.number - named("grid_x"),
+        MAX_BAND - item.band,
+    ]  # fmt: skip
+    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, Facts(bounds, assumed))
+    row, col = item.tile
+    return replace(contract, tile=Tile(row * record.bm, col * record.bn, record.bm, record.bn))
+
+
+def _launch(
+    record: Warpgroups,
+    program: Program,
+    rows: Polynomial,
+    cols: Polynomial,
+    band: Polynomial,
+    along_n: int,
+    facts: Facts,
+) -> Contract:
+    """The launch of a problem with so many rows and columns of tiles."""
+    launch = record.launch
+    rest = launch.box_d_rest_cols
+    if len(program.offsets) != 14 + bool(rest):
+        raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
+    padded = named(TILES) * record.bk
+    m, n, k = (
+        whole - (size - 1) + _within(x, size)
+        for x, whole, size in (
+            ("m", rows * record.bm, record.bm), ("n", cols * record.bn, record.bn), ("k", padded, record.bk)
+        )
+    )  # fmt: skip
+    element, output, along = record.element, record.output, record.along_k
+    lda, ldb, ldd = (named(f"{x}_vectors") for x in ("lda", "ldb", "ldd"))
+    matrices = (
+        Matrix("A", "a", ALIGNMENT, lda, m, k, element.name, False, across=not along.a),
+        Matrix("B", "b", ALIGNMENT, ldb, n, k, element.name, False, across=not along.b),
+        Matrix("D", "d", ALIGNMENT, ldd, m, n, output.name, True),
+    )
+    boxes = [
+        ("A", 0, launch.box_a_rows, launch.box_a_cols), ("B", 1, launch.box_b_rows, launch.box_b_cols),
+        ("D", 2, launch.box_d_rows, launch.box_d_cols),
+    ]  # fmt: skip
+    if rest:
+        boxes.append(("D", 14, launch.box_d_rows, rest))
+    maps = tuple(
+        BoxMap(name, program.offsets[parameter], box_rows, box_cols, _span(box_cols * element.bytes))
+        for name, parameter, box_rows, box_cols in boxes
+    )
+    values = (
+        (named("d", ALIGNMENT), 64), (ldd, 32), (m, 32), (n, 32), (k, 32), (Polynomial.of(along_n), 32), (band, 32),
+        (named("policy_a"), 64), (named("policy_b"), 64), (named("partials"), 64), (named("arrivals"), 64),
+    )  # fmt: skip
+    parameters = dict(zip(program.offsets[3:14], values, strict=True))
+    special = {"%ctaid.x": named("cta_x"), "%nctaid.x": named("grid_x")}
+    return Contract(record.threads, record.smem_bytes, parameters, special, matrices, padded, None, facts, maps=maps)
+
+
+def _span(row_bytes: int) -> int:
+    """Bytes over which the launcher swizzles boxes with such rows (``map_cache.h``)."""
+    return row_bytes if row_bytes in (64, 128) else 32
+
+
+def _within(name: str, size: int) -> Polynomial:
+    """How far the problem reaches into its last tile along m, n or k, without 1. Compilers divide by 6 before they
+    divide by 96 or 192, so there the quotient by 6 has a name."""
+    return named(f"in_{name}_sixth", 6) + named(f"in_{name}_rest") if size % 6 == 0 else named(f"in_{name}")

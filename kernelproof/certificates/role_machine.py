@@ -1,0 +1,530 @@
+"""A role of a CTA: some of its threads, which no others wait for but by mbarriers, on words and elements.
+
+It is a ``Machine`` of these threads alone. What it may do is what ``pipelines`` says of its role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells, Kind, Kinds
+from kernelproof.certificates.contract import BoxMap, Contract, Matrix
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.loops import TURN
+from kernelproof.certificates.machine import Machine, State
+from kernelproof.certificates.pipelines import FIRST_STAGE, FIRST_WARP, WARP, Protocol, Stores
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split, Track
+from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.words import Word, polynomial
+from kernelproof.emulator.frontend.flow.loops import reachable
+from kernelproof.emulator.hopper.bulk import Delivery
+from kernelproof.emulator.hopper.register_pool import entry_registers
+from kernelproof.emulator.hopper.tensor_map import swizzled
+from kernelproof.emulator.host.launch_limits import device_for
+from kernelproof.emulator.memory.shared import WINDOW_START
+from kernelproof.emulator.state.arrays import Mask
+from kernelproof.emulator.state.scopes import ORDERS
+from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
+
+MOST_BYTES = (1 << 20) - 1  # that an mbarrier counts (PTX ISA)
+BOX_ALIGNMENT = 128
+# What a thread may execute between two tries of a wait: it changes nothing but registers.
+_PURE = frozenset(("emu_waited", "selp", "setp", "mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor"))
+_WAIT = "emu_try_wait"
+_MOST_BLOCKS = 8  # between two tries
+
+
+class RoleMachine(Machine):
+    """``threads``: the numbers of the role's threads in their CTA. ``group``: of a consumer, its number. ``tiles``: the
+    k-tiles of an item. What the producer loads is kept in the protocol if ``keeps``, as that of k-tile TURN.
+    ``skipped``: of an item that another group takes, its transactions modulo two rounds."""
+
+    def __init__(
+        self, program: Program, contract: Contract, kinds: Kinds, protocol: Protocol, threads: Lanes, role: str,
+        group: int = 0, tiles: Polynomial = ZERO, keeps: bool = False,
+    ) -> None:  # fmt: skip
+        self.threads, self.protocol, self.role, self.group = threads, protocol, role, group
+        self.pipeline = protocol.pipeline
+        tile = contract.tile if role == CONSUMER else None
+        super().__init__(program, replace(contract, lanes=len(threads), tile=tile), kinds)
+        self.tiles, self.keeps = tiles, keeps
+        self.skipped: int | None = None
+        self.warps = frozenset((threads // WARP).tolist())
+        self.success, self.polled = True, False
+        self.track = Track(Stores.none(self.memory.elements))
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """Those of a role; it accesses global memory by boxes alone."""
+        return {
+            "G": {"grid_wait": self.grid_wait},
+            "Q": {},
+            "Z": {},
+            "S": {"fence_proxy": self.fence_proxy},
+            "H": {"load": self.load_matrices, "store": self.store_matrices},
+            "I": {"lanes": self.lanes_of, "constant": self.constant},
+            "W": {"shfl": self.shuffle, "elect": self.elect},
+            "J": {"sync": self.sync, "sync_warp": self.sync_warp},
+            "Y": {"converge": self.converge},
+            "B": {
+                "init": self.initialise, "fence_init": self.fence_init, "try_wait": self.try_wait,
+                "waited": self.waited, "arrive": self.arrive,
+            },
+            "C": {
+                "load_tensor": self.load_box, "store_tensor": self.store_box, "commit": self.commit_stores,
+                "wait": self.wait_for_stores,
+            },
+            "O": {"change": self.change_registers},
+        }  # fmt: skip
+
+    # --- running
+
+    def start(self) -> RoleState:
+        return RoleState.of(super().start(), self.track.copied())
+
+    def enter(self, state: State) -> None:
+        super().enter(state)
+        assert isinstance(state, RoleState)
+        self.track = state.track
+
+    def _next(self, block: int, registers: dict[str, Any]) -> int | None:
+        following = super()._next(block, registers)
+        if self.polled:
+            self.polled = False
+            assert following is not None
+            self._check_tries(block, following, registers)
+        return following
+
+    def _check_tries(self, block: int, following: int, registers: dict[str, Any]) -> None:
+        """A wait may fail at first: check that threads then come back to it as they were, having done nothing else."""
+        mine = dict(registers)
+        if any(ins.op != _WAIT and ins.base not in _PURE for ins in self.program.blocks[block].all()):
+            raise NotCertified("between two tries of a wait, threads do more than to compute")
+        self.success = False
+        self._try_again(following, mine, block)
+        self.success = True
+        for register in self.program.live(block):
+            name = self.program.emitter.variable(register)
+            a, b = registers.get(name), mine.get(name)
+            if a is not b and not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)):
+                raise NotCertified(f"a wait is tried again with another {register}")
+
+    def _try_again(self, at: int | None, registers: dict[str, Any], block: int) -> None:
+        """Go from behind a wait that has failed to the wait's block."""
+        for _ in range(_MOST_BLOCKS):
+            if at is None or any(ins.base not in _PURE for ins in self.program.blocks[at].all()):
+                break
+            at = super()._next(at, registers)
+            if at == block:
+                return
+        raise NotCertified("a wait that fails is not tried again")
+
+    def _sides(self, block: int, taken: Lanes, registers: dict[str, Any]) -> int:
+        node, join = self.program.blocks[block], self.program.joins[block]
+        apart = reachable(self.program.blocks, node.targets, join)
+        loops = [body for body in self.program.loops.values() if block not in body]
+        if join is None or any(at in body for at in apart for body in loops):
+            if self.scope["m"] is not None:
+                raise NotCertified("threads of a warp go different ways twice")
+            raise Split(registers, [(node.targets[0], taken), (node.targets[1], ~taken)])
+        return super()._sides(block, taken, registers)
+
+    def end_item(self) -> None:
+        """Check what the role has done for an item, and go on to the next one."""
+        track, groups = self.track, len(self.pipeline.groups)
+        if not track.idle or track.stores.open:
+            raise NotCertified("an item ends while a stage is filled or read")
+        if self.skipped is not None:
+            if track.step.terms or track.ordered or self.written:
+                raise NotCertified("a part of another group's item is computed")
+            track.position = (track.position + self.skipped) % self.pipeline.round
+        else:
+            if not track.step.equals(self.tiles):
+                raise NotCertified(f"an item ends after {track.step} k-tiles of {self.tiles}")
+            if self.role == CONSUMER:
+                super().finish()
+                if groups > 1 and not (track.ordered and track.handed == self.warps):
+                    raise NotCertified("a group has no turn at an item, or does not hand it on by each of its warps")
+            elif self.written:
+                raise NotCertified("the producer writes to D")
+        self.written.clear()
+        # Turns alternate between two groups, and the parities of a group's turns between two of its items.
+        track.item = (track.item + 1) % (2 * groups if self.role == CONSUMER and groups > 1 else 1)
+        track.step, track.ordered, track.handed = ZERO, False, frozenset()
+
+    def finish(self) -> None:
+        """Check what the threads leave behind when they end."""
+        if self.role in (PRODUCER, CONSUMER):
+            self.end_item()
+        if not self.track.idle or self.track.step.terms:
+            raise NotCertified("a thread ends in the middle of an item")
+        self.track.stores.finish()
+
+    # --- which threads
+
+    def lanes_of(self, name: str) -> Any:
+        numbers = {"%laneid": self.threads % WARP, "%tid.x": self.threads}
+        if name in ("%tid.y", "%tid.z"):
+            return np.zeros(self.lanes, "u4")
+        return numbers[name].astype("u4") if name in numbers else self._special(name)
+
+    def _whole_warps(self, m: Mask) -> Lanes:
+        """The lanes that execute an instruction of whole warps, which must be all of theirs."""
+        lanes = self.active(m)
+        threads = self.threads[lanes] if lanes is not None else np.zeros(0, np.int64)
+        counts = np.bincount(threads // WARP)
+        if lanes is None or (counts[counts > 0] != WARP).any():
+            raise NotCertified("some lanes of a warp execute it, and others not")
+        return lanes
+
+    def _members(self, members: Any) -> None:
+        if (self._number(members) != 0xFFFFFFFF).any():
+            raise NotCertified("an instruction of a part of a warp is not covered")
+
+    def _one(self, value: Any, lanes: Lanes | None = None) -> int:
+        """A known number, the same in these lanes."""
+        number = np.broadcast_to(self._number(value), (self.lanes,))
+        number = number if lanes is None else number[lanes]
+        if (number != number[0]).any():
+            raise NotCertified("lanes use different mbarriers or phases at once")
+        return int(number[0])
+
+    def converge(self, members: Any, m: Mask, *_: int) -> None:
+        """Lanes come together for an instruction of whole warps."""
+        self._whole_warps(m)
+        self._members(members)
+
+    def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
+        self._whole_warps(m)
+        return super().shuffle(mode, value, lane, clamp, members, m, site)
+
+    def elect(self, members: Any, m: Mask, _site: int) -> Any:
+        """elect.sync: lane 0 of each warp."""
+        lanes = self._whole_warps(m)
+        self._members(members)
+        elected = np.zeros(self.lanes, bool)
+        elected[lanes] = self.threads[lanes] % WARP == 0
+        return np.zeros(self.lanes, "u4"), elected
+
+    def sync_warp(self, members: Any, m: Mask, *_: int) -> None:
+        """bar.warp.sync of all warps of a role."""
+        self._together(m)
+        self._whole_warps(m)
+        self._members(members)
+        self.track.unmet = False
+        self.track.stores.meet()
+
+    def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
+        if self.role != SETUP:
+            raise NotCertified("a barrier of the CTA where its threads have roles")
+        super().sync(number, count, m)
+        if not self.track.fenced:
+            raise NotCertified("mbarriers are used without a fence behind their initialisation")
+
+    def grid_wait(self, m: Mask) -> None:
+        """griddepcontrol.wait: the kernel before has ended."""
+        self._together(m)
+        self.track.granted = True
+
+    def change_registers(self, count: int, more: bool, m: Mask, _site: int) -> None:
+        """setmaxnreg, once by each warpgroup, before its items."""
+        self._together(m)
+        groups, counts = np.unique(self.threads // (4 * WARP), return_counts=True)
+        if self.role != NONE or (counts != 4 * WARP).any():
+            raise NotCertified("setmaxnreg by a part of a warpgroup, or while it has a role")
+        before = self.registers_at_entry()
+        if not 24 <= count <= 256 or count % 8 or (count < before if more else count > before):
+            raise NotCertified(f"setmaxnreg from {before} to {count} registers")
+        for group in groups.tolist():
+            if self.protocol.registers.setdefault(group, count) != count:
+                raise NotCertified("setmaxnreg twice in a warpgroup")
+
+    def registers_at_entry(self) -> int:
+        """Registers of a thread before setmaxnreg."""
+        texts = (ins.text for piece in self.program.pieces for ins in piece.lines)
+        device = device_for(self.program.target)
+        threads = self.pipeline.entry.lanes
+        return entry_registers(self.program.function.attributes, threads, device.registers_per_sm, texts)
+
+    # --- mbarriers
+
+    def initialise(self, address: Any, count: Any, m: Mask, *_: int) -> None:
+        """mbarrier.init, by one thread before the CTA's barrier."""
+        lanes = self.active(m)
+        if self.role != SETUP or lanes is None or len(lanes) != 1:
+            raise NotCertified("an mbarrier that is not initialised by one thread before the CTA's barrier")
+        place = int(self.shared_places(address, 8, lanes)[0, 0])
+        self.protocol.initialise(self._one(address, lanes), place, self._one(count, lanes))
+        self.track.fenced = False
+
+    def fence_init(self, m: Mask) -> None:
+        """A fence behind the initialisation of mbarriers; it counts if all threads execute it."""
+        self._together(m)
+        self.track.fenced = True
+
+    def waited(self) -> Lanes:
+        """Whether a wait has succeeded."""
+        return np.full(self.lanes, self.success)
+
+    def try_wait(self, address: Any, phase: Any, is_parity: bool, order: int, m: Mask, *_: int) -> None:
+        """A wait for a phase of an mbarrier, by all threads of the role."""
+        self._together(m)
+        if not is_parity or not order & ORDERS:
+            raise NotCertified("a wait for a state, or one that does not acquire, is not covered")
+        at, parity = self._one(address), self._one(phase)
+        track, stages, groups = self.track, self.pipeline.stages, len(self.pipeline.groups)
+        stage, turn = track.position % stages, track.position // stages
+        self.polled = True
+        if self.role == PRODUCER:
+            self.protocol.mbarrier(self.protocol.empty, stage, at, "the stage")
+            if track.filling is not None:
+                raise NotCertified(f"{track.expected} bytes are expected, and {track.landed} copied")
+            track.filling, expected = stage, turn ^ 1
+        elif self.role != CONSUMER:
+            raise NotCertified("a wait by threads without a role")
+        elif track.item % groups != self.group:
+            raise NotCertified("a group takes an item out of turn")
+        elif at == self.protocol.full.get(stage) and (groups == 1 or track.ordered):
+            assert track.held is not None
+            if stage in track.held:
+                raise NotCertified("a stage is waited for that was not handed back")
+            track.held[stage], expected = track.step, turn
+            track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
+        elif groups > 1 and not track.ordered and not track.step.terms:
+            self.protocol.mbarrier(self.protocol.turns, self.group, at, "the group's turn")
+            track.ordered, expected = True, (track.item // groups + self.group + 1) & 1
+        else:
+            raise NotCertified("a wait for another mbarrier than that of the next stage")
+        track.unmet = True
+        if parity != expected:
+            raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
+
+    def arrive(
+        self, address: Any, count: int, expected: Any, m: Mask, _site: int, order: int, drops: bool
+    ) -> None:  # fmt: skip
+        """mbarrier.arrive: the producer's, which expects bytes, or one of a warp."""
+        lanes = self.active(m)
+        if lanes is None:
+            return
+        if drops or np.any(np.asarray(count) != 1) or not order & ORDERS:
+            raise NotCertified("an arrival that is not one, or that does not release, is not covered")
+        at = self._one(address, lanes)
+        if self.role == PRODUCER and expected is not None:
+            self._expect(at, self._one(expected, lanes))
+        elif self.role == CONSUMER and expected is None:
+            warps = (self.threads[lanes] // WARP).tolist()
+            if len(set(warps)) < len(warps):
+                raise NotCertified("several lanes of a warp arrive at an mbarrier")
+            self._arrive(at, frozenset(warps))
+        else:
+            raise NotCertified("an arrival that the role does not have")
+
+    def _expect(self, at: int, count: int) -> None:
+        track = self.track
+        if track.filling is None or track.expected is not None:
+            raise NotCertified("bytes are expected for a stage that was not waited for, or twice")
+        if not 0 < count <= MOST_BYTES:
+            raise NotCertified(f"{count} bytes are expected")
+        self.protocol.mbarrier(self.protocol.full, track.filling, at, "the stage")
+        track.expected, track.landed = count, 0
+
+    def _arrive(self, at: int, warps: frozenset[int]) -> None:
+        track, groups = self.track, len(self.pipeline.groups)
+        assert track.held is not None
+        if track.unmet:
+            raise NotCertified("a warp arrives at an mbarrier before its lanes have met behind their reads")
+        if at in self.protocol.empty.values():
+            stage = next(iter(track.held), None)
+            if stage is None or at != self.protocol.empty.get(stage) or warps & track.arrived:
+                raise NotCertified("a stage is handed back that is not the warp's oldest one, or twice")
+            track.arrived |= warps
+            if track.arrived == self.warps:
+                del track.held[stage]
+                track.arrived = frozenset()
+        elif groups > 1 and track.ordered and track.idle and track.step.equals(self.tiles) and not warps & track.handed:
+            self.protocol.mbarrier(self.protocol.turns, 1 - self.group, at, "the other group's turn")
+            track.handed |= warps
+        else:
+            raise NotCertified("an arrival at an mbarrier that is not due")
+
+    # --- boxes
+
+    def _box(self, address: Any, lanes: Lanes) -> tuple[BoxMap, Matrix]:
+        """The tensor map that these lanes use."""
+        if not self.track.granted:
+            raise NotCertified("global memory is accessed before the kernel before is known to have ended")
+        at = self._one(address, lanes)
+        known = {box.parameter: box for box in self.contract.maps}
+        if at >> SHIFT_TO_WINDOW != Window.PARAM or at & 0xFFFFFFFF not in known:
+            raise NotCertified("there is no tensor map in the contract at this address")
+        box = known[at & 0xFFFFFFFF]
+        return box, next(x for x in self.contract.matrices if x.name == box.matrix)
+
+    def _box_places(self, box: BoxMap, matrix: Matrix, address: int) -> Lanes:
+        """The elements of shared memory of a box, shape (rows, cols)."""
+        if matrix.width != ELEMENT:
+            raise NotCertified(f"boxes of {matrix.type} are not covered")
+        offset, size = address - WINDOW_START, box.rows * box.cols * matrix.width
+        if address % BOX_ALIGNMENT or offset < 0 or offset + size > self.memory.bytes:
+            raise NotCertified(f"a box at byte {offset} of {self.memory.bytes} of shared memory")
+        vectors = swizzled(offset, size, box.span)
+        if vectors.max() + 16 > self.memory.bytes:
+            raise NotCertified("a box reaches beyond shared memory")
+        return (vectors[:, None] // ELEMENT + np.arange(16 // ELEMENT)).reshape(box.rows, box.cols)
+
+    def _corner(self, coordinates: list[Any], lane: int) -> tuple[Polynomial, Polynomial]:
+        """The row and column at which a lane's box begins, as numbers of 32 bits."""
+        if len(coordinates) != 2:
+            raise NotCertified("tensor maps of two dimensions are covered")
+        polys = [Polynomial(polynomial(each, 32).in_lane(lane)) for each in coordinates]
+        col, row = (Word(poly, 32, self.facts, signed=True).number() for poly in polys)
+        return row, col
+
+    @staticmethod
+    def _elements(box: BoxMap, matrix: Matrix, row: Polynomial, col: Polynomial) -> tuple[Kind, Lanes, Lanes]:
+        """The elements of a box: their kind, and offsets of rows and columns."""
+        shape = (box.rows, box.cols)
+        rows = np.broadcast_to(int(row.constant) + np.arange(box.rows)[:, None], shape)
+        cols = np.broadcast_to(int(col.constant) + np.arange(box.cols), shape)
+        if matrix.across:
+            row, col, rows, cols = col, row, cols, rows
+        return Kind(matrix.name, row.varying, col.varying), rows, cols
+
+    def load_box(self, address: Any, coordinates: list[Any], to: Delivery, m: Mask, _site: int) -> None:
+        """A box of an operand goes to the stage that is being filled."""
+        track, protocol = self.track, self.protocol
+        if self.role != PRODUCER or self.lanes != 1 or m is not None or to.ranks is not None or to.paired:
+            raise NotCertified("a copy to shared memory that is not the producer's")
+        if track.filling is None or track.expected is None:
+            raise NotCertified("a copy to a stage that was not waited for, or whose bytes are not expected")
+        box, matrix = self._box(address, self.every)
+        protocol.mbarrier(protocol.full, track.filling, self._one(to.bar), "the stage")
+        if matrix.written:
+            raise NotCertified(f"{matrix.name} is read")
+        places = self._box_places(box, matrix, self._one(to.to))
+        protocol.claim(places, FIRST_STAGE + track.filling)
+        kind, rows, cols = self._elements(box, matrix, *self._corner(coordinates, 0))
+        self._keep(places, self.kinds.number(kind), rows, cols)
+        track.landed += box.rows * box.cols * matrix.width
+        if track.landed > track.expected:
+            raise NotCertified(f"{track.expected} bytes are expected, and {track.landed} copied")
+        if track.landed == track.expected:
+            self._filled(track.filling)
+
+    def _keep(self, places: Lanes, number: int, rows: Lanes, cols: Lanes) -> None:
+        """Note what a k-tile brings to places, each once."""
+        state = self.memory.state
+        if (state.writer[places] >= 0).any():
+            raise NotCertified("copies of one k-tile overlap")
+        state.writer[places] = 0
+        if not self.keeps:
+            return
+        protocol = self.protocol
+        known = protocol.kinds[places] != 0
+        other = (protocol.kinds[places] != number) | (protocol.rows[places] != rows) | (protocol.cols[places] != cols)
+        if (known & other).any():
+            raise NotCertified("a stage gets other elements in another turn of the ring")
+        protocol.kinds[places], protocol.rows[places], protocol.cols[places] = number, rows, cols
+
+    def _filled(self, stage: int) -> None:
+        """All bytes of a stage are on their way."""
+        track, written = self.track, self.memory.state.writer
+        own = self.protocol.owner == FIRST_STAGE + stage
+        if (written[own] < 0).any() or self.protocol.sizes.setdefault(stage, track.landed) != track.landed:
+            raise NotCertified("a part of a stage keeps what an earlier k-tile has brought")
+        written[own] = -1
+        track.filling, track.expected, track.landed = None, None, 0
+        track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
+
+    def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
+        """ldmatrix, from a stage that the role holds."""
+        self._together(m)
+        places = self.matrix_places(address, matrices, transpose)
+        owners = self.protocol.owner[places]
+        stage, held = int(owners.flat[0]) - FIRST_STAGE, self.track.held or {}
+        if (owners != owners.flat[0]).any() or stage not in held or self.track.arrived:
+            raise NotCertified("shared memory is read that is not of a stage that was waited for, or was handed back")
+        self.track.unmet = True
+        numbers = self._contents(held[stage])
+        kinds, rows, cols = (x[places] for x in (self.protocol.kinds, self.protocol.rows, self.protocol.cols))
+        known, inverse = np.unique(kinds, return_inverse=True)
+        kinds = np.array([numbers(int(each)) for each in known], np.int64)[inverse].reshape(places.shape)
+        return [Cells(kinds[i], rows[i], cols[i], ELEMENT) for i in range(matrices)]
+
+    def _contents(self, step: Polynomial) -> Callable[[int], int]:
+        """The numbers of the kinds that a stage holds of the k-tile ``step``, by those of the k-tile TURN."""
+
+        def number(old: int) -> int:
+            kind = self.kinds[old]
+            if kind is None:
+                raise NotCertified("shared memory is read that no copy has filled")
+            return self.kinds.number(kind._replace(row=self._put(kind.row, step), col=self._put(kind.col, step)))
+
+        return number
+
+    @staticmethod
+    def _put(poly: Polynomial, step: Polynomial) -> Polynomial:
+        return poly.substituted(TURN, step)
+
+    def store_matrices(self, address: Any, values: tuple[Any, ...], m: Mask, _site: int, transpose: bool) -> None:
+        """stmatrix, to memory of the own warp."""
+        self._together(m)
+        if self.role != CONSUMER:
+            raise NotCertified("a store to shared memory by threads that do not multiply")
+        count = len(values)
+        if not all(isinstance(each, Cells) and each.width == ELEMENT and each.bytes == 4 for each in values):
+            raise NotCertified("what is stored to shared memory are not elements of 16 bits")
+        places = self.matrix_places(address, count, transpose)
+        warps = np.broadcast_to((self.threads // WARP)[None, :, None], places.shape)
+        self.protocol.claim(places, (FIRST_WARP + warps).astype(np.int32))
+        self.track.stores.write(places)
+        state = self.memory.state
+        for at, cells in zip(places, values, strict=True):
+            state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
+
+    def fence_proxy(self, m: Mask) -> None:
+        """fence.proxy.async of shared memory, by all threads of the role."""
+        self._together(m)
+        self.track.stores.fence()
+
+    def store_box(self, address: Any, coordinates: list[Any], source: Any, reduction: str, m: Mask, _site: int) -> None:
+        """Lanes store boxes of whole sums to D, each from memory of its own warp."""
+        lanes = self.active(m)
+        if lanes is None:
+            return
+        tile = self.contract.tile
+        if self.role != CONSUMER or reduction or tile is None:
+            raise NotCertified("a store of a box that is not a consumer's of sums")
+        box, matrix = self._box(address, lanes)
+        if not matrix.written:
+            raise NotCertified(f"{matrix.name} is written")
+        for lane in lanes.tolist():
+            places = self._box_places(box, matrix, self._one(source, np.array([lane])))
+            if (self.protocol.owner[places] != FIRST_WARP + self.threads[lane] // WARP).any():
+                raise NotCertified("a bulk store reads what another warp has written")
+            self.track.stores.begin(lane, places.reshape(-1))
+            state = self.memory.state
+            value = Cells(state.kinds[places], state.rows[places], state.cols[places], ELEMENT)
+            target, rows, cols = self._elements(box, matrix, *self._corner(coordinates, lane))
+            kind = self.whole_sum(value, matrix, tile)
+            same = kind.row.equals(target.row) and kind.col.equals(target.col)
+            if not same or (value.rows != rows).any() or (value.cols != cols).any():
+                raise NotCertified("D gets the sum of another element")
+            self.written.append((rows, cols))
+
+    def commit_stores(self, m: Mask) -> None:
+        """cp.async.bulk.commit_group."""
+        lanes = self.active(m)
+        for lane in () if lanes is None else lanes.tolist():
+            self.track.stores.commit(lane)
+
+    def wait_for_stores(self, most: int, _reads: bool, m: Mask) -> None:
+        """cp.async.bulk.wait_group: stores have read shared memory."""
+        lanes = self.active(m)
+        for lane in () if lanes is None else lanes.tolist():
+            self.track.stores.wait(lane, most)

@@ -1,0 +1,465 @@
+"""Proves a pipeline: each role of a CTA by itself, for every number of items and of k-tiles.
+
+A role has two loops, one in the other: over items, and over an item's k-tiles. Both heads are reached in states of one
+form. At the head of the loop over k-tiles, ``t`` of them have passed: registers are those of an invariant at turn t,
+but for **controls**, numbers that depend on the position in the ring alone. There are as many positions as
+transactions in two rounds of the ring, and for each of them two claims are proven: from any t a turn leads to t + 1 and
+the next position; and the last turn leads to the loop's exit. At the head of the loop over items, registers are those
+of the entry, but for the item's number, and for controls again. From the controls of the entry on, all that a body can
+lead to are looked for, whatever T, the number of k-tiles of an item, is modulo two rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kinds, Unknown
+from kernelproof.certificates.contract import Bounds, Contract
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.guessing import guess
+from kernelproof.certificates.invariants import (
+    Invariant,
+    Turns,
+    bits_of,
+    is_number,
+    poly_of,
+    rebound,
+    substituted,
+)
+from kernelproof.certificates.loops import REST, TILES, TURN
+from kernelproof.certificates.pipelines import Protocol
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_machine import RoleMachine
+from kernelproof.certificates.role_state import CONSUMER, PRODUCER, RoleState, Split
+from kernelproof.certificates.words import Word
+from kernelproof.emulator.frontend.instruction import defs_uses
+
+MOST_CONTROLS = 4096  # states of the loop over items, of which no ring needs as many
+NOTHING = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), written=(), read=())
+named = Polynomial.named
+
+
+def of_lanes(state: RoleState, lanes: Lanes, size: int) -> RoleState:
+    """A state for some of its ``size`` lanes."""
+    out = state.copied()
+    for register, value in out.registers.items():
+        if isinstance(value, Word):
+            out.registers[register] = Word(value.poly.of_lanes(lanes), value.bits, value.facts, value.signed)
+        elif isinstance(value, Cells) or (isinstance(value, np.ndarray) and value.shape == (size,)):
+            out.registers[register] = value.of_lanes(lanes) if isinstance(value, Cells) else value[lanes]
+    return out
+
+
+def _number_key(value: Any) -> tuple[int, bytes | int]:
+    """What distinguishes a known number from others."""
+    constant = poly_of(value).constant
+    return bits_of(value), constant if isinstance(constant, int) else constant.tobytes()
+
+
+def _is_known(value: Any) -> bool:
+    return is_number(value) and poly_of(value).is_constant
+
+
+def _number(value: Any) -> Lanes:
+    """A known number as an array, which belongs to no facts."""
+    if not _is_known(value):
+        raise NotCertified("a number at the head of a loop depends on the problem")
+    if isinstance(value, Word):
+        constant = np.atleast_1d(np.asarray(value.poly.constant, np.int64))
+        return constant.astype(f"i{value.bits // 8}").view(f"u{value.bits // 8}")
+    return np.asarray(value)
+
+
+# The state after an item, None at the CTA's end; and what has covered the inner loop's controls since that has ended.
+End = tuple[RoleState | None, dict[str, Unknown]]
+
+
+@dataclass
+class Controls:
+    """A state at the head of the loop over items: registers that are numbers, and where the role is. ``state`` has its
+    track."""
+
+    registers: dict[str, Any]
+    state: RoleState
+
+    @property
+    def key(self) -> object:
+        numbers = tuple((name, _number_key(value)) for name, value in sorted(self.registers.items()))
+        track = self.state.track
+        return numbers, track.position, track.item, track.stores.key
+
+
+class Role:
+    """The proof of one role, from the state in which it reaches the loop over items on. ``invariant``: as that of
+    ``MainLoop``."""
+
+    def __init__(
+        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, group: int | None,
+        invariant: Invariant | None, guesses: bool,
+    ) -> None:  # fmt: skip
+        self.program, self.contract, self.protocol, self.kinds = program, contract, protocol, kinds
+        self.threads, self.group = threads, group
+        self.pipeline = protocol.pipeline
+        self.invariant, self.guesses = invariant, guesses
+        self.variable = program.emitter.variable
+        self.items, self.head = loops_of(program, PRODUCER if group is None else CONSUMER)
+        body = program.loops[self.head]
+        self.exits = sorted({to for block in body for to in program.blocks[block].targets if to not in body})
+        self.in_loop, self.written_in_loop = registers_of(program, body)
+        self.written = registers_of(program, program.loops[self.items])[1]
+        self.instructions = 0
+        self.machines: dict[object, RoleMachine] = {}
+        self.bases: dict[RoleMachine, RoleState] = {}
+        self.controls: dict[int, dict[str, Any]] = {}  # of the loop over k-tiles, by position
+        self.left: dict[int, dict[str, Any]] = {}  # the same behind that loop
+        self.first: RoleState | None = None  # the state in which that loop is reached, and left
+        self.last: RoleState | None = None
+        self.ends: dict[object, list[End]] = {}
+
+    def machine(self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False) -> RoleMachine:
+        """A machine for the problems with so many k-tiles; one that has been there before knows more answers."""
+        key = tiles.key, tuple(each.key for each in assumed), keeps
+        if key not in self.machines:
+            self.machines[key] = self._machine(tiles, bounds, assumed, keeps)
+        return self.machines[key]
+
+    def _machine(self, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool) -> RoleMachine:
+        contract = self.contract.where(TILES, tiles, bounds) if bounds else self.contract
+        if assumed:
+            contract = replace(contract, facts=contract.facts.also({}, *assumed))
+        role = PRODUCER if self.group is None else CONSUMER
+        return RoleMachine(
+            self.program, contract, self.kinds, self.protocol, self.threads, role, self.group or 0, tiles, keeps
+        )
+
+    def _ran(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:
+        machine.steps = 0
+        try:
+            after = machine.run(state, *stops)
+        except Split:
+            raise NotCertified("threads of a role go different ways in the middle of its items") from None
+        self.instructions += machine.steps
+        assert after is None or isinstance(after, RoleState)
+        return after
+
+    def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
+        out = substituted(state, name, value, machine.facts, self.kinds)
+        assert isinstance(out, RoleState)
+        out.track.step = out.track.step.substituted(name, value)
+        return out
+
+    # --- the loop over items
+
+    def prove(self, entry: RoleState) -> None:
+        """All items of the role, from its state at the loop's head."""
+        machine = self.machine(named(TILES), {})
+        for old, new in self.pipeline.names.items():
+            entry = self._put(entry, old, new, machine)
+        entry.track.held = {}
+        first = self.pipeline.first
+        self.item_registers: list[str] = []
+        controls: dict[str, Any] = {}
+        for register in self.program.live(self.items):
+            name = self.variable(register)
+            value = entry.registers.get(name)
+            if register not in self.written:
+                continue
+            if is_number(value) and poly_of(value).equals(first):
+                self.item_registers.append(name)
+            elif _is_known(value):
+                controls[name] = _number(value)
+            else:
+                entry.registers[name] = UNKNOWN
+        self.entry, self.control_names = entry, sorted(controls)
+        todo, seen = [Controls(controls, entry)], set[object]()
+        while todo:
+            at = todo.pop()
+            if at.key in seen:
+                continue
+            seen.add(at.key)
+            if len(seen) > MOST_CONTROLS:
+                raise NotCertified("the numbers at the head of the loop over items never come again")
+            todo += self._body(at)
+
+    def _at_item(self, at: Controls, machine: RoleMachine) -> RoleState:
+        """The state at the loop's head for any item, in a machine's problems."""
+        if machine not in self.bases:
+            base = self.entry.copied()
+            for name in self.item_registers:
+                base.registers[name] = Word(self.pipeline.current, 32, machine.facts)
+            self.bases[machine] = self._put(base, TILES, machine.tiles, machine)
+        state = self.bases[machine].copied()
+        state.registers |= at.registers
+        state.track = at.state.track.copied()
+        return state
+
+    def _body(self, at: Controls) -> Iterator[Controls]:
+        """All states of the head to which an item may lead."""
+        groups = len(self.pipeline.groups)
+        if self.group is not None and at.state.track.item % groups != self.group:
+            yield from self._skip(at)
+            return
+        machine = self.machine(named(TILES), {})
+        state = self._ran(machine, self._at_item(at, machine), self.head, self.items)
+        if state is None or state.block != self.head:
+            raise NotCertified("an item is not computed")
+        self._check_head(state)
+        for (end, covers), position in self._ends(state):
+            if end is None:
+                continue
+            controls = self._controls(end, covers, self.left[position])
+            end = end.copied()
+            end.track.position = position
+            yield Controls(controls, end)
+
+    def _controls(self, end: RoleState, covers: dict[str, Unknown], left: dict[str, Any]) -> dict[str, Any]:
+        """The controls at the loop's head. ``covers``: of the inner loop's controls; where one has not been looked at
+        since, the value is that in ``left``."""
+        out = {}
+        for name in self.control_names:
+            value = end.registers.get(name)
+            value = next((left[inner] for inner, cover in covers.items() if value is cover), value)
+            out[name] = _number(value)
+        return out
+
+    def _next_item(self, last: bool, state: RoleState | None) -> None:
+        """Check that the registers hold the next item, and that there is one."""
+        if state is None:
+            if not last:
+                raise NotCertified("a CTA ends before its last item of work")
+            return
+        if last or state.block != self.items:
+            raise NotCertified("a CTA goes on after its last item of work")
+        following = self.pipeline.current + self.pipeline.step
+        for name in self.item_registers:
+            value = state.registers.get(name)
+            if not is_number(value) or not poly_of(value).equals(following):
+                raise NotCertified("the item after an item is not that of the CTA")
+
+    def _variants(self) -> tuple[tuple[bool, Polynomial], ...]:
+        """Whether an item is the CTA's last, and what is known then."""
+        return (False, self.pipeline.left), (True, -self.pipeline.left - 1)
+
+    def _skip(self, at: Controls) -> Iterator[Controls]:
+        """An item that another group takes."""
+        for rest in range(self.pipeline.round):
+            tiles = named(TURN) * self.pipeline.round + rest
+            bounds: Bounds = {(TURN,): (0 if rest else 1, self.pipeline.most // self.pipeline.round)}
+            for last, known in self._variants():
+                machine = self.machine(tiles, bounds, known)
+                machine.skipped = rest
+                state = self._ran(machine, self._at_item(at, machine), self.items, self.head)
+                self._next_item(last, state)
+                if state is not None:
+                    machine.end_item()
+                    yield Controls(self._controls(state, {}, {}), state)
+
+    # --- the loop over k-tiles
+
+    def _check_head(self, state: RoleState) -> None:
+        """The state in which the inner loop is reached is that of turn 0; the first time, prove the loop."""
+        if self.first is None:
+            self.first = state
+            self._prove_loop()
+        assert self.first is not None
+        turns = self._turns(self.first, state.track.position)
+        machine = self.machine(named(TILES), {})
+        turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
+        self._check_track(state, self.first)
+
+    @staticmethod
+    def _check_track(state: RoleState, other: RoleState) -> None:
+        mine, its = state.track, other.track
+        alike = (mine.ordered, mine.handed, mine.granted) == (its.ordered, its.handed, its.granted)
+        if not (alike and mine.idle) or mine.stores.open:
+            raise NotCertified("a turn of the main loop begins in the middle of a k-tile, or out of turn")
+
+    def _looked_at(self, block: int) -> list[str]:
+        """The registers that are live in a block and are used or written in the inner loop."""
+        return [name for name in self.program.live(block) if name in self.in_loop]
+
+    def _turns(self, first: RoleState, position: int) -> Turns:
+        """The states of the inner loop's head at a position. Of registers that the loop does not use nothing is
+        known."""
+        assert self.invariant is not None
+        first = first.copied()
+        first.registers |= self.controls[position]
+        for register in self.program.live(self.head):
+            if register not in self.in_loop:
+                first.registers[self.variable(register)] = UNKNOWN
+        first.track.position = position
+        return Turns(self.invariant, first, self._looked_at(self.head), self.variable)
+
+    def _prove_loop(self) -> None:
+        assert self.first is not None
+        round_, start = self.pipeline.round, self.first.track.position
+        if self.invariant is None:
+            if not self.guesses:
+                raise NotCertified("the certificate lacks the invariant of a role")
+            proven = self.instructions
+            self.invariant = self._guessed()
+            self.instructions = proven  # a guess proves nothing
+        stated = self.invariant.words.keys() | self.invariant.sums.keys() | set(self.invariant.unknown)
+        self.loop_controls = [
+            self.variable(register) for register in self._looked_at(self.head)
+            if register in self.written_in_loop and register not in stated
+            and _is_known(self.first.registers.get(self.variable(register)))
+        ]  # fmt: skip
+        self.controls[start] = {name: _number(self.first.registers[name]) for name in self.loop_controls}
+        for position in (*range(start, round_), *range(start)):
+            self._turn(position)
+        if {n: _number_key(v) for n, v in self.controls[start].items()} != {
+            n: _number_key(self.first.registers[n]) for n in self.loop_controls
+        }:
+            raise NotCertified("the numbers of the ring are not the same after two rounds")
+        for position in range(round_):
+            self._last_turn(position)
+
+    def _guessed(self) -> Invariant:
+        """The invariant that two rounds of the ring suggest."""
+        assert self.first is not None
+        round_ = self.pipeline.round
+        tiles = named(REST) + (round_ + 1)
+        machine = self.machine(tiles, {(REST,): (1, self.pipeline.most)})
+        first = state = self._put(self.first, TILES, tiles, machine)
+        for _ in range(round_):
+            after = self._ran(machine, state, self.head, *self.exits)
+            if after is None or after.block != self.head:
+                raise NotCertified("the main loop ends before its last turn")
+            state = after
+        both = guess(first, state, self._looked_at(self.head), self.variable, self.kinds)
+        steps = [*both.kinds.values(), *(step for word in both.words.values() for step in word.values())]
+        if any(step % round_ for step in steps):
+            raise NotCertified("two rounds of the ring do not consist of turns that are alike")
+        return both.model_copy(
+            update={
+                "words": {name: {x: step // round_ for x, step in word.items()} for name, word in both.words.items()},
+                "kinds": {text: step // round_ for text, step in both.kinds.items()},
+            }
+        )
+
+    def _state(self, position: int, tiles: Polynomial, machine: RoleMachine) -> RoleState:
+        """The state at turn TURN and a position."""
+        assert self.first is not None
+        turns = self._turns(self._put(self.first, TILES, tiles, machine), position)
+        state = turns.at(named(TURN), machine.facts, self.kinds)
+        assert isinstance(state, RoleState)
+        state.track.step = named(TURN)
+        return state
+
+    def _turn(self, position: int) -> None:
+        """A turn that is not the last one."""
+        assert self.first is not None
+        tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
+        machine = self.machine(tiles, {(TURN,): (0, most), (REST,): (1, most)}, keeps=True)
+        start = self._state(position, tiles, machine)
+        state = self._ran(machine, start, self.head, *self.exits)
+        if state is None or state.block != self.head:
+            raise NotCertified("the main loop ends before its last turn")
+        self._moved(start, state, position)
+        following = (position + 1) % self.pipeline.round
+        self.controls[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
+        turns = self._turns(self._put(self.first, TILES, tiles, machine), following)
+        turns.check(named(TURN) + 1, state, machine.facts, self.kinds)
+
+    def _moved(self, start: RoleState, state: RoleState, position: int) -> None:
+        """Check that a turn was a transaction, and nothing else."""
+        track = state.track
+        self._check_track(state, start)
+        if track.position != (position + 1) % self.pipeline.round or not track.step.equals(named(TURN) + 1):
+            raise NotCertified("a turn of the main loop is not one k-tile")
+        if track.stores.key != start.track.stores.key or not state.left_as(start):
+            raise NotCertified("D, or memory of a warp, is written in the main loop")
+
+    def _last_turn(self, position: int) -> None:
+        """The last turn, to the loop's exit."""
+        tiles = named(TURN) + 1
+        machine = self.machine(tiles, {(TURN,): (0, self.pipeline.most)}, keeps=True)
+        start = self._state(position, tiles, machine)
+        state = self._ran(machine, start, self.head, *self.exits)
+        if state is None or state.block == self.head:
+            raise NotCertified("the main loop goes on after its last turn")
+        self._moved(start, state, position)
+        following = (position + 1) % self.pipeline.round
+        self.left[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
+        if self.last is None:
+            self.last = state
+            return
+        if state.block != self.last.block:
+            raise NotCertified("the main loop is left for different places")
+        first = self.last.copied()
+        first.registers |= self.left[following]
+        turns = Turns(NOTHING, first, self._looked_at(state.block), self.variable)
+        turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
+
+    def _ends(self, head: RoleState) -> Iterator[tuple[End, int]]:
+        """From the inner loop's exit to the end of an item that has reached the loop in this state: the states reached,
+        None for the CTA's end, at every position."""
+        assert self.last is not None
+        others = [self.variable(x) for x in self.program.live(self.last.block) if x not in self.in_loop]
+        known = tuple((x, _number_key(head.registers[x])) for x in others if _is_known(head.registers.get(x)))
+        key = known, head.track.stores.key, head.track.item
+        if key not in self.ends:
+            self.ends[key] = list(self._ended(head, others))
+        for end in self.ends[key]:
+            for position in range(self.pipeline.round):
+                yield end, position
+
+    def _ended(self, head: RoleState, others: list[str]) -> Iterator[End]:
+        assert self.last is not None
+        for last, known in self._variants():
+            machine = self.machine(named(TILES), {}, known)
+            state = self._put(self.last, TURN, named(TILES) - 1, machine)
+            for name in others:
+                state.registers[name] = head.registers.get(name)
+            covers = {name: Unknown() for name in self.loop_controls}
+            state.registers |= covers
+            bound = rebound(state, lambda poly: poly, machine.facts)
+            assert isinstance(bound, RoleState)
+            state = bound
+            state.track.stores, state.track.item = head.track.stores.copied(), head.track.item
+            end = self._ran(machine, state, self.items)
+            self._next_item(last, end)
+            if end is not None:
+                machine.end_item()
+            yield end, covers
+
+
+def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]]:
+    """The registers that some blocks use or write, and those that they write. A branch uses its condition."""
+    written, used = set[str](), set[str]()
+    for block in blocks:
+        node = program.blocks[block]
+        if node.cond is not None:
+            used.add(node.cond.name)
+        for ins in node.all():
+            defs, uses = defs_uses(ins)
+            written.update(defs)
+            used.update(uses)
+            if ins.guard is not None:
+                used.add(ins.guard.name)
+    return written | used, written
+
+
+def loops_of(program: Program, role: str) -> tuple[int, int]:
+    """The heads of a role's loops over items and over k-tiles."""
+    base = "cp.async.bulk.tensor" if role == PRODUCER else "mma"
+    work = {
+        block.index for block in program.blocks
+        if any(_does(ins.op, base) for ins in block.all())
+    }  # fmt: skip
+    heads = [head for head, body in program.loops.items() if work and work <= body]
+    if len(heads) != 2:
+        raise NotCertified(f"a {role} that has not two loops, over items and over k-tiles")
+    inner, outer = sorted(heads, key=lambda head: len(program.loops[head]))
+    return outer, inner
+
+
+def _does(op: str, base: str) -> bool:
+    loads = "mbarrier" in op
+    return op.startswith(base) and (base == "mma" or loads)
