@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kernelproof.ground.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from kernelproof.checking.loading import load as load
     from kernelproof.grading import check_source as check_source
 
-_GRADING = ("check_source",)
+_PLACES = {"check_source": "kernelproof.grading", "load": "kernelproof.checking.loading"}
 
 
 def __getattr__(name: str) -> Any:
-    """What grading offers, imported at its first use: it imports NumPy, and most commands do without."""
-    if name not in _GRADING:
+    """What the package offers is imported at its first use: it imports NumPy, and most commands do without."""
+    if name not in _PLACES:
         raise AttributeError(f"module 'kernelproof' has no attribute {name!r}")
-    from kernelproof import grading
-
-    globals().update({name: getattr(grading, name) for name in _GRADING})
-    return globals()[name]
+    globals()[name] = value = getattr(import_module(_PLACES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_GRADING})
+    return sorted({*globals(), *_PLACES})

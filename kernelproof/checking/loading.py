@@ -1,0 +1,27 @@
+"""Loads the kernels of a file, so that Python can launch them on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernelproof import emulator
+from kernelproof.checking import compilation, devices
+from kernelproof.ground import toolchain
+from kernelproof.ground.errors import WrongInput
+
+COMPILED = (".ptx", ".cubin")
+
+
+def load(source: str | Path, nvcc_args: str = "") -> emulator.Program:
+    """The kernels of a CUDA, PTX or cubin file.
+
+    ``nvcc_args``: the compiler's options, of which ``-arch`` names the architecture; sm_80 by default. Raises
+    WrongInput if there is no such file, MissingTool without a compiler, and Failure with the compiler's errors.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise WrongInput(f"no file {path}")
+    if path.suffix in COMPILED:
+        return emulator.load(path)
+    arguments, sm = compilation.split_arguments(nvcc_args)
+    return emulator.load(compilation.ptx(path, arguments, sm or devices.target(devices.DEFAULT), toolchain.discover()))

@@ -1,0 +1,30 @@
+"""Proves that ``kernelproof.load`` takes kernels as CUDA, as PTX and as machine code, and launches the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kernelproof
+from kernelproof import emulator
+from kernelproof.ground.errors import WrongInput
+from tests.kernelproof.emulator import build
+
+SOURCE = 'extern "C" __global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n'
+
+
+def test_a_kernel_is_the_same_in_all_forms(tmp_path: Path) -> None:
+    (tmp_path / "a.ptx").write_text(build.compiled_text(SOURCE, "sm_80"))
+    for path in (build.stored(SOURCE), tmp_path / "a.ptx", build.cubin(SOURCE)):
+        memory = emulator.Memory()
+        x = memory.upload(np.arange(32, dtype=np.float32), "inout")
+        result = kernelproof.load(path).launch("twice", grid=1, block=32, args=[x], memory=memory)
+        assert result.reports == []
+        np.testing.assert_array_equal(x.download(), 2 * np.arange(32))
+
+
+def test_a_file_that_is_not_there_is_wrong_input() -> None:
+    with pytest.raises(WrongInput):
+        kernelproof.load("nowhere.cu")
