@@ -20,7 +20,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 from kernelproof.profile import advice, figures
-from kernelproof.profile.assembly import assembled
+from kernelproof.profile.composition import composed
 from kernelproof.profile.loop import Listing, Window, steady
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.rates import LAUNCH_US, l2_share
@@ -199,7 +199,7 @@ class _CubinKernel:
 
     @property
     def profile(self) -> figures.Profile:
-        return assembled(
+        return composed(
             self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
             arch=self.function.sm,
             gpu=self.gpu,

@@ -17,7 +17,7 @@ from cudal2gen.timing.profile.tensor_memory import TensorMemoryKernel, has_tenso
 from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
 from kernelproof.profile import advice, figures
-from kernelproof.profile.assembly import assembled
+from kernelproof.profile.composition import composed
 from kernelproof.profile.loop import Listing, Window, steady
 from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.profile.sections import loop_words
@@ -168,7 +168,7 @@ class _SimulatedKernel:
     @property
     def profile(self) -> figures.Profile:
         record = self.record
-        return assembled(
+        return composed(
             self.function, self.listing, self.loop, self.occupancy, self.time, self._advice(),
             arch=record.arch,
             gpu=record.gpu,

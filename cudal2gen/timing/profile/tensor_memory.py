@@ -19,7 +19,7 @@ from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, of_record, tail_share
 from kernelproof import sass
 from kernelproof.profile import figures
-from kernelproof.profile.assembly import assembled
+from kernelproof.profile.composition import composed
 from kernelproof.profile.loop import ISSUE_PORT, Listing, Window
 from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.sass import Graph, Instruction, Pipe, pipe_use
@@ -191,7 +191,7 @@ class TensorMemoryKernel:
     @property
     def profile(self) -> figures.Profile:
         record = self.record
-        kernel_profile = assembled(
+        kernel_profile = composed(
             self.function, self.listing, self.loop, of_record(record, self.function.registers), self.time,
             edits(record),
             arch=record.arch,

@@ -1,4 +1,4 @@
-"""Assembly of a profile from its parts. Profiles of cubins and of records are made of the same parts."""
+"""Composes a profile of its parts. Profiles of cubins and of records are made of the same parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelproof.profile import advice, figures
 from kernelproof.profile.loop import Listing, source_text
 
 
-def assembled(
+def composed(
     function: sass.Function,
     listing: Listing,
     loop: figures.MainLoop,
