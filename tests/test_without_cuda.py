@@ -1,4 +1,4 @@
-"""The script that hides a system CUDA toolkit from a command."""
+"""Proves that the script hides a system CUDA toolkit from a command, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script for HeCBench: what it reads from a Makefile, how it makes arguments smaller, and which errors fail."""
+"""Proves what the script for HeCBench reads from a Makefile, how it reduces sizes, and which errors fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of cubins: figures that follow by hand, the JSON that is saved, text, comparison, and the verb."""
+"""Proves the figures of profiles of cubins by hand, and that JSON, text, comparison and the verb have the same ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profile's page in a real browser, from a file, without a network."""
+"""Proves that the profile's page works in a real browser, from a file and without a network."""
 
 from __future__ import annotations
 

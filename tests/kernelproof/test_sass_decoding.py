@@ -1,4 +1,4 @@
-"""Decoding of cubins and of control words, stripping of source lines, and loops and counters of small sequences."""
+"""Proves that cubins and control words are decoded as by hand, and that loops and counters are found in them."""
 
 from __future__ import annotations
 

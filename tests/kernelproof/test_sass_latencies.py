@@ -1,4 +1,4 @@
-"""Fixed latencies: the table against known figures, and against the installed ptxas."""
+"""Proves the table of fixed latencies by known figures and by how the installed ptxas schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles of loops in small functions, and the instructions of their turns."""
+"""Proves which role each loop of small functions has, and which instructions an iteration executes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipes and latencies of single instructions, compared with figures computed by hand from published rates."""
+"""Proves pipes and latencies of single instructions by figures computed by hand from published rates."""
 
 from __future__ import annotations
 

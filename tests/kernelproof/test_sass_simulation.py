@@ -1,4 +1,4 @@
-"""Simulated warps of a sub-core: small streams of instructions whose cycles follow by hand."""
+"""Proves the simulated warps of a sub-core by small streams of instructions whose cycles follow by hand."""
 
 from __future__ import annotations
 

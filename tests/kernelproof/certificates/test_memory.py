@@ -1,4 +1,4 @@
-"""Races in shared memory, pending copies, and sums that have each product once."""
+"""Proves that races in shared memory, unawaited copies, and sums with a product twice or missing are refused."""
 
 from __future__ import annotations
 
