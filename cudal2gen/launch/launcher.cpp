@@ -85,7 +85,9 @@ bool find_in_driver(Runtime const& runtime, char const* name, Function& function
   cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
   cudaError_t const error = runtime.driver_entry(name, reinterpret_cast<void**>(&function), 12000, cudaEnableDefault, &status);
   if (error || status != cudaDriverEntryPointSuccess) function = nullptr;
-  if (!function) message = std::string(name) + " is missing from the driver; CUDA " + std::to_string(CUDAL2GEN_CUDA) + " has it";
+  if (error) runtime.last_error();
+  std::string const missing = " is missing from the driver; CUDA " + std::to_string(CUDAL2GEN_CUDA) + " has it";
+  if (!function) message = name + (error ? std::string(": ") + runtime.error_string(error) : missing);
   return function;
 }
 
