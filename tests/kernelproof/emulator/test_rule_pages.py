@@ -87,7 +87,7 @@ def test_every_rule_has_a_page_in_the_site(checkout: Path) -> None:
     for rule, (severity, meaning, _) in RULES.items():
         text = (PAGES / f"{rule}.md").read_text()
         assert text.startswith(f"# {rule}\n\n**{severity.capitalize()}**: {meaning}.\n"), rule
-        assert "## How to mend it" in text
+        assert "## How to fix it" in text
         assert f"rules/{rule}.md" in navigation
 
 
