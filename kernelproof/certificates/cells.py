@@ -20,7 +20,7 @@ Key = frozenset[tuple[tuple[str, ...], int]]
 
 
 @dataclass(frozen=True)
-class Summed:
+class SummedRange:
     """The k whose products a sum has: all from 0 to before ``done``, and ``done + i`` for each bit i of ``beyond``."""
 
     done: Polynomial
@@ -30,7 +30,7 @@ class Summed:
     def key(self) -> tuple[Key, int]:
         return self.done.key, self.beyond
 
-    def plus(self, base: Polynomial, offsets: tuple[int, ...]) -> Summed:
+    def plus(self, base: Polynomial, offsets: tuple[int, ...]) -> SummedRange:
         """With the products of the k that are ``base`` plus an offset. Raises NotCertified if one is there twice, or if
         it is not known how far they are from those that are there."""
         gap = base - self.done
@@ -45,7 +45,7 @@ class Summed:
                 raise NotCertified(f"products of k = {base + offset} are added before those of k = {self.done}")
             beyond |= 1 << at
         whole = ((beyond + 1) & ~beyond).bit_length() - 1
-        return Summed(self.done + whole, beyond >> whole)
+        return SummedRange(self.done + whole, beyond >> whole)
 
 
 class Kind(NamedTuple):
@@ -55,7 +55,7 @@ class Kind(NamedTuple):
     source: str
     row: Polynomial
     col: Polynomial
-    summed: Summed | None = None
+    summed: SummedRange | None = None
 
     @property
     def is_kept(self) -> bool:

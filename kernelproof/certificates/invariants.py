@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, Summed
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, SummedRange
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
@@ -78,7 +78,9 @@ class Turns:
             if kind is None or not step:
                 return number
             if kind.summed is not None:
-                return kinds.number(kind._replace(summed=Summed(kind.summed.done + turn * step, kind.summed.beyond)))
+                return kinds.number(
+                    kind._replace(summed=SummedRange(kind.summed.done + turn * step, kind.summed.beyond))
+                )
             return kinds.number(kind._replace(col=kind.col + turn * step))
 
         state = renumbered(self._stated(kinds), moved)
@@ -133,7 +135,7 @@ def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
     per_lane = 4 // places.width
     rows = (np.asarray(places.rows)[:, None] + lane // 4).reshape(-1, 1)
     cols = (np.asarray(places.cols)[:, None] + lane % 4 * 2).reshape(-1, 1) + np.arange(per_lane)
-    kind = Kind("sum", Polynomial.parsed(places.row), Polynomial.parsed(places.col), Summed(ZERO, 0))
+    kind = Kind("sum", Polynomial.parsed(places.row), Polynomial.parsed(places.col), SummedRange(ZERO, 0))
     return Cells(
         np.full(cols.shape, kinds.number(kind)), np.broadcast_to(rows, cols.shape), cols, places.width
     )  # fmt: skip
@@ -246,7 +248,7 @@ def substituted(state: State, name: str, value: Polynomial, facts: Facts, kinds:
         kind = kinds[old]
         if kind is None or kind.is_kept:
             return 0
-        summed = Summed(put(kind.summed.done), kind.summed.beyond) if kind.summed else None
+        summed = SummedRange(put(kind.summed.done), kind.summed.beyond) if kind.summed else None
         return kinds.number(Kind(kind.source, put(kind.row), put(kind.col), summed))
 
     return rebound(renumbered(state, number), put, facts)

@@ -20,7 +20,7 @@ from kernelproof.certificates.products import Products
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
 from kernelproof.certificates.shared_memory import Contents, SharedMemory
-from kernelproof.certificates.slices import Left, Workspace
+from kernelproof.certificates.slices import SlabContents, Workspace
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator.machine.tensor import Shape
 from kernelproof.emulator.memory.atomics import AtomicKind
@@ -42,7 +42,7 @@ class State:
     block: int
     registers: dict[str, Any]
     shared: Contents
-    left: Left
+    left: SlabContents
     written: list[tuple[Lanes, Lanes]] = field(default_factory=list)
 
     def left_as(self, other: State) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelproof.certificates.cells import Cells, Kind, Kinds, Summed
+from kernelproof.certificates.cells import Cells, Kind, Kinds, SummedRange
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.emulator.machine.tensor import Shape
@@ -103,10 +103,10 @@ class Products:
         """The same array for the same places, so that it can be recognised."""
         return self._places.setdefault((places.shape, places.tobytes()), places)
 
-    def _sum(self, c: tuple[Any, ...], left: Fragment, right: Fragment) -> Summed:
+    def _sum(self, c: tuple[Any, ...], left: Fragment, right: Fragment) -> SummedRange:
         """What has been added up in C, which must be the elements that A and B belong to."""
         if all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" and not each.any() for each in c):
-            return Summed(ZERO, 0)
+            return SummedRange(ZERO, 0)
         numbers = {each.one_kind if isinstance(each, Cells) else 0 for each in c}
         kind = self.kinds[numbers.pop()] if len(numbers) == 1 else None
         if kind is None or kind.summed is None:

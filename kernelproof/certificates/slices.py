@@ -58,7 +58,7 @@ class Stage(IntEnum):
 
 
 @dataclass
-class Left:
+class SlabContents:
     """What a CTA has left in its slab: for each element the number of its kind (``EMPTY`` for none), row and column."""
 
     stage: Stage
@@ -67,17 +67,17 @@ class Left:
     cols: Lanes
 
     @classmethod
-    def nothing(cls, elements: int) -> Left:
+    def nothing(cls, elements: int) -> SlabContents:
         """An empty slab."""
         return cls(Stage.SUMMING, *(np.full(elements, EMPTY, np.int64) for _ in range(3)))
 
-    def same(self, other: Left) -> bool:
+    def same(self, other: SlabContents) -> bool:
         """Has a CTA left the same?"""
         arrays = ((self.kinds, other.kinds), (self.rows, other.rows), (self.cols, other.cols))
         return self.stage == other.stage and all(np.array_equal(mine, its) for mine, its in arrays)
 
-    def copied(self) -> Left:
-        return Left(self.stage, self.kinds.copy(), self.rows.copy(), self.cols.copy())
+    def copied(self) -> SlabContents:
+        return SlabContents(self.stage, self.kinds.copy(), self.rows.copy(), self.cols.copy())
 
 
 class Partial(Cells):
@@ -127,7 +127,7 @@ class Workspace:
 
     def __init__(self, slices: Slices | None) -> None:
         self.slices = slices
-        self.left = Left.nothing(slices.elements if slices else 0)
+        self.left = SlabContents.nothing(slices.elements if slices else 0)
 
     def _sliced(self) -> Slices:
         if self.slices is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernelproof.certificates.cells import Kind, Kinds, Summed, unknown
+from kernelproof.certificates.cells import Kind, Kinds, SummedRange, unknown
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.shared_memory import SharedMemory
@@ -74,7 +74,7 @@ def test_accesses_beyond_shared_memory_or_unaligned_are_refused(memory: SharedMe
 
 def test_a_sum_takes_each_product_once() -> None:
     k = Polynomial.named("k")
-    first = Summed(k, 0).plus(k, (1, 0, 3))
+    first = SummedRange(k, 0).plus(k, (1, 0, 3))
     assert first.done.equals(k + 2)
     assert first.beyond == 0b10
     assert first.plus(k, (2,)).done.equals(k + 4)
@@ -89,7 +89,7 @@ def test_equal_kinds_have_one_number_and_one_text() -> None:
     kinds = Kinds()
     a = Kind("A", Polynomial.named("x", 2), ZERO)
     b = Kind("A", Polynomial({("x",): 2, (): 0}), ZERO)
-    others = [Kind("B", a.row, ZERO), Kind("A", ZERO, a.row), Kind("A", a.row, ZERO, Summed(ZERO, 0))]
+    others = [Kind("B", a.row, ZERO), Kind("A", ZERO, a.row), Kind("A", a.row, ZERO, SummedRange(ZERO, 0))]
     assert kinds.number(a) == kinds.number(b)
     numbers = [kinds.number(kind) for kind in (a, *others)]
     assert len(set(numbers)) == len({kind.text for kind in (a, *others)}) == 4

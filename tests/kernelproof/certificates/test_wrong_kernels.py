@@ -19,7 +19,7 @@ from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.products import Products
 from kernelproof.certificates.shared_memory import Contents, SharedMemory
-from kernelproof.certificates.slices import Left, Stage
+from kernelproof.certificates.slices import SlabContents, Stage
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.machine.tensor import Shape
 from kernelproof.ground.errors import WrongInput
@@ -205,7 +205,7 @@ def test_of_lanes_that_read_a_place_none_may_write_it() -> None:
 
 
 def test_a_state_is_another_one_after_a_store_to_d_or_the_workspace() -> None:
-    first = State(0, {}, Contents.empty(4), Left.nothing(2))
+    first = State(0, {}, Contents.empty(4), SlabContents.nothing(2))
     stored, counted = first.copied(), first.copied()
     stored.written.append((np.zeros(1, int), np.zeros(1, int)))
     counted.left.stage = Stage.COUNTED
