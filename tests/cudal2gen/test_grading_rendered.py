@@ -42,6 +42,7 @@ def graded(record: Record, text: str) -> Verdict:
     return check_source(text, **described | {"shapes": described["shapes"][1:], "draws": {}}, limits=limits)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [name for name, family in kernel.FAMILIES.items() if not family.TEXTUAL])

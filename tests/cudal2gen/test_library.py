@@ -93,6 +93,7 @@ def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Re
     assert wrong == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("gpu", "layout"), drawn([("h200", "tn"), ("h200", "nn"), ("a100", "nn"), ("a100", "tn")], 4))
 def test_kernels_of_bf16_have_verdicts(checkout: Path, gpu: str, layout: Layout) -> None:
     """Those that the catalog has of fp16 only: ``validate --all --changed --ab bf16 --gpu h200 --layout tn``."""

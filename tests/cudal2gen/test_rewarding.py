@@ -80,6 +80,7 @@ def scores(scorer: KernelScorer, *kernels: dict[str, Any]) -> list[float | None]
     return scorer([""] * rows, answers, kernels=[SHOWN] * rows, product=[PROBLEM.model_dump_json()] * rows)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_hacks_earn_no_more_than_an_honest_copy(tmp_path: Path) -> None:
     """A dead variable and other disguises of a copy, reads of clocks, branches on contents, state, attacks."""

@@ -56,6 +56,7 @@ AGREEING = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_both_forms_of_the_model_agree() -> None:
     pairs = []

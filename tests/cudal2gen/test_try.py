@@ -264,6 +264,7 @@ def test_the_verb_prints_one_table_and_goes_on_from_stored_verdicts(judged: Path
     assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 5, "none is made twice"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.torch
 def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Path, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_a_modelled_gain_is_shown_and_never_written(place: dict[str, str], tmp_p
     assert second.stdout.splitlines()[0] == process.stdout.splitlines()[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_replay_needs_a_recording_and_searches_it_alone(place: dict[str, str], tmp_path: Path) -> None:
     run("tune", "--mnk", "64_64_64", "--evaluations", "4", *MODELLED, env=place)

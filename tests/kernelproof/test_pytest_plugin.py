@@ -348,6 +348,7 @@ def test_marked(): pass
     assert session.runpytest_inprocess(*PLUGIN).ret == pytest.ExitCode.USAGE_ERROR
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_workers_share_compilations_and_send_failures(
     session: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

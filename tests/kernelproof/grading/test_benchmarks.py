@@ -198,6 +198,7 @@ def test_gpu_mode_with_triton(folder: Path) -> None:
     assert "no-kernel" in judged("def custom_kernel(data):\n    return data[0] + data[1]\n", folder).rules
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_robust_kbench(folder: Path) -> None:
     start, end = solutions.HONEST.index("#include"), solutions.HONEST.index("torch::Tensor by_torch")
