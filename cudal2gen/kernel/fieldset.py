@@ -40,7 +40,7 @@ class Fieldset:
             if isinstance(holder, dict) and (part or field) in holder:
                 flat[name] = holder[part or field]
             elif (part or field) in schema.NEUTRAL:
-                flat[name] = _json(schema.NEUTRAL[part or field])
+                flat[name] = json.loads(json.dumps(schema.NEUTRAL[part or field]))  # lists, as JSON has them
         return flat
 
     def nested(self, flat: Fields) -> Fields:
@@ -127,10 +127,6 @@ def spell(value: Any) -> str:
     if isinstance(value, list) and len(value) > 1:
         return ",".join(map(spell, value))
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
 
 
 def _frozen(value: Any) -> Any:

@@ -152,7 +152,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
             yield f"c_batch={self.c_batch}: is given for epilogue staged, and only there"
             return
         if (self.smem_swizzle_c is not None) != (self.r2s_bytes == 4):
-            yield f"smem_swizzle_c={_list(self.smem_swizzle_c)}: is given iff r2s_bytes is 4 (rows are staged)"
+            given = self.smem_swizzle_c and list(self.smem_swizzle_c)  # as JSON has it
+            yield f"smem_swizzle_c={given}: is given iff r2s_bytes is 4 (rows are staged)"
             return
         if self.fusion.gate and staged and self.warp_n % 4:
             yield (
@@ -379,7 +380,3 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         strides = [stride for stride in STRIDES if stride < problem.n]
         plain: list[Fields] = [{"raster": "plain", "swizzle_stride": None}]
         return {"raster": plain + [{"raster": "zsplit", "swizzle_stride": stride} for stride in strides]}
-
-
-def _list(value: tuple[int, ...] | None) -> list[int] | None:
-    return None if value is None else list(value)

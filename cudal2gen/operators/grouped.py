@@ -125,7 +125,7 @@ def _operator(batch_invariant: bool) -> Operator:
     return Operator(
         f"{name}(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
         demanding(_grouped_mm), _fake_grouped_mm, own_grouped, demanding(_keep), _backward, partial(_vmap, name),
-        batch_invariant, follows=False,
+        batch_invariant, follows_autocast=False,
     )  # fmt: skip
 
 

@@ -23,23 +23,19 @@ _SIGNED = ("Conjugate", "Negative")
 
 
 class Operator(NamedTuple):
-    """An operator to be registered. ``run`` computes it with tensors on any device, ``fake`` without data, for
-    torch.compile and meta tensors, and ``by_torch`` by torch's own functions, for tangents and for operands whose
-    classes know these alone. ``keep`` is the derivative's ``setup_context`` and ``backward`` the derivative. ``vmap``:
-    see ``torch.library.register_vmap``. ``batch_invariant``: whether torch's functions may not stand in for it.
-    ``follows``: whether it follows autocast, as torch's operator in its place does."""
+    """An operator to be registered with torch."""
 
     schema: str
-    run: Callable[..., Any]
-    fake: Callable[..., Any]
-    by_torch: Callable[..., Any]
-    keep: Callable[..., None] | None = None
+    run: Callable[..., Any]  # computes it with tensors on any device
+    fake: Callable[..., Any]  # its result's shape and type, for torch.compile and meta tensors
+    by_torch: Callable[..., Any]  # by torch's own functions: for tangents, and for subclasses that only those accept
+    setup_context: Callable[..., None] | None = None  # what the derivative keeps of a call
     backward: Callable[..., Any] | None = None
-    vmap: Callable[..., Any] | None = None
-    batch_invariant: bool = False
-    follows: bool = True
+    vmap: Callable[..., Any] | None = None  # see torch.library.register_vmap
+    batch_invariant: bool = False  # whether torch's functions may not stand in for it
+    follows_autocast: bool = True  # as torch's operator in its place does
 
-    def aside(self, reason: str) -> Callable[..., Any]:
+    def torch_fallback(self, reason: str) -> Callable[..., Any]:
         """What computes a call by torch's own functions; it refuses a call that must be batch-invariant."""
         return refusal(reason) if self.batch_invariant or BatchInvariance.always else self.by_torch
 
@@ -55,11 +51,11 @@ class Operator(NamedTuple):
     @property
     def casts(self) -> bool:
         """Whether autocast casts its operands: not those of a call that writes into a tensor of the caller's."""
-        return self.follows and not self.writes
+        return self.follows_autocast and not self.writes
 
     def write_signed(self, *arguments: Any, **options: Any) -> None:
         """A call with a tensor whose sign is lazy."""
-        self.aside("conjugated or negated lazily")(*arguments, **options)
+        self.torch_fallback("conjugated or negated lazily")(*arguments, **options)
 
 
 def register(*operators: Operator) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def named(operator: str, batch_invariant: bool) -> str:
 
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
-    """Calls an operator by torch's dispatcher, or torch's own functions for operands that know these alone."""
+    """Calls an operator by torch's dispatcher, or torch's own functions for operands that only those accept."""
     operator, overload = _DEFINED[name]
     operands = (*arguments, *options.values())
     reason = foreign(operands, functions=True)
@@ -106,8 +102,8 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
         return overload(*arguments, **options)
     if not compiling():
         current().count(reason)
-    aside = operator.aside(reason)
-    return (following(aside) if operator.casts else aside)(*arguments, **options)
+    fallback = operator.torch_fallback(reason)
+    return (following(fallback) if operator.casts else fallback)(*arguments, **options)
 
 
 def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
@@ -135,18 +131,18 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
         """A derivative of one level of transforms, as functorch's own are."""
 
     Derivative.__name__ = f"{operator.name}_derivative"
-    methods = {"forward": forward, "setup_context": operator.keep, "backward": operator.backward}
+    methods = {"forward": forward, "setup_context": operator.setup_context, "backward": operator.backward}
     for name, method in methods.items():
         setattr(Derivative, name, staticmethod(cast("Callable[..., Any]", method)))
 
     def run(*arguments: Any) -> Any:
         if in_forward_mode() and has_tangents(arguments):
-            return operator.aside("tangents")(*arguments)
+            return operator.torch_fallback("tangents")(*arguments)
         differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not differentiable and local(arguments):
             return operator.run(*arguments)  # what the dispatcher would call in the end
         if reason := foreign(arguments):
-            return operator.aside(reason)(*arguments)
+            return operator.torch_fallback(reason)(*arguments)
         if differentiable:
             with enable_single_level_autograd_function():
                 return Derivative.apply(*arguments, *defaults[len(arguments) :])

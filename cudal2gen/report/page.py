@@ -13,7 +13,7 @@ from typing import Any
 
 from cudal2gen import places
 from cudal2gen.kernel import Record
-from cudal2gen.report.groups import SIZE_CLASSES, Doubt, Group
+from cudal2gen.report.groups import SIZE_CLASSES, Group
 from cudal2gen.results import KERNEL, Measurement, Timing
 from cudal2gen.results.ratios import Ratio
 from kernelproof.ground import pages
@@ -95,7 +95,7 @@ class _Records:
 def _group(group: Group, records: _Records) -> dict[str, Any]:
     doubts: dict[str, list[str]] = defaultdict(list)
     for doubt in group.doubts:
-        doubts[doubt.measurement.mnk].append(_doubt_text(doubt))
+        doubts[doubt.measurement.mnk].append(f"{doubt.contender}: {doubt.tflops:.0f} TFLOP/s, limit {doubt.limit:.0f}")
     return {
         "title": group.title,
         "contenders": group.contenders,
@@ -104,10 +104,6 @@ def _group(group: Group, records: _Records) -> dict[str, Any]:
         "roof": [group.roof.peak_tflops, group.roof.bandwidth_tbs],
         "shapes": [_shape(group, i, records, doubts) for i in range(len(group.measurements))],
     }
-
-
-def _doubt_text(doubt: Doubt) -> str:
-    return f"{doubt.contender}: {doubt.tflops:.0f} TFLOP/s, limit {doubt.limit:.0f}"
 
 
 def _shape(group: Group, i: int, records: _Records, doubts: dict[str, list[str]]) -> list[Any]:

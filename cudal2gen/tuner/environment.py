@@ -215,7 +215,7 @@ class Model:
     def hidden(self, records: Sequence[Record]) -> Array:
         """The logarithm of the factor on the model's estimate, for each record."""
         traits = np.array([_traits(record) for record in records])
-        sizes = np.array([_sizes(record) for record in records])
+        sizes = np.array([[math.log2(extent) for extent in (record.m, record.n, record.k)] for record in records])
         shared_rng, total = np.random.default_rng([self.seed, 1]), np.zeros(len(records))
         total += self.shared * _waves(shared_rng, traits, sizes)
         problems = [record.problem for record in records]
@@ -237,10 +237,6 @@ def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
     phases = rng.uniform(0, 2 * math.pi, WAVES)
     values: Array = np.cos(traits @ along + sizes @ across + phases).sum(axis=1) * math.sqrt(2 / WAVES)
     return values
-
-
-def _sizes(record: Record) -> list[float]:
-    return [math.log2(extent) for extent in (record.m, record.n, record.k)]
 
 
 def _traits(record: Record) -> list[float]:

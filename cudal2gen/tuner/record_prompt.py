@@ -90,7 +90,11 @@ def document(
         "incumbent's time": _incumbent_time(question),
         "what bounds the incumbent": _bounds(question.incumbent),
         "machine code": _machine(bases, evidence),
-        "bases": {label: _base(record) for label, record in bases.items() if label not in trials},
+        "bases": {
+            label: space.decisions(record) | {"derived": _derived(record)}
+            for label, record in bases.items()
+            if label not in trials
+        },
         "variants, the fastest first": [
             _variant(label, trial, bases[label], question.incumbent) for label, trial in trials.items()
         ],
@@ -217,10 +221,6 @@ def _winners(question: Question, pool: Sequence[Record]) -> list[Fields]:
         | _difference(record, question.incumbent)
         for doublings, record in near[:WINNERS]
     ]
-
-
-def _base(record: Record) -> Fields:
-    return space.decisions(record) | {"derived": _derived(record)}
 
 
 def _derived(record: Record) -> Fields:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kernelproof.emulator.frontend.ptx import Module
 from kernelproof.emulator.host.execution import KernelLaunch, Snapshot
 from kernelproof.emulator.memory.arena import Memory
-from kernelproof.emulator.memory.device_state import Touched
+from kernelproof.emulator.memory.device_state import AccessedGranules
 
 _Key = tuple[int, str, object, bytes]
 # Most bytes that all stored effects together may hold, and most that all stored accesses may.
@@ -46,7 +46,7 @@ class Repetitions:
         # The last effect of each launch that changed memory, the latest last.
         self._effects: dict[_Key, _Effect] = {}
         # What those launches do to the buffers that matter for the order of streams and the host, the latest last.
-        self._touched: dict[_Key, list[Touched]] = {}
+        self._touched: dict[_Key, list[AccessedGranules]] = {}
         self._changes = 0
 
     def repeat(self, launch: KernelLaunch) -> bool:
@@ -89,7 +89,7 @@ class Repetitions:
                 break
             total -= self._effects.pop(old).nbytes
 
-    def _keep_accesses(self, key: _Key, touched: list[Touched]) -> None:
+    def _keep_accesses(self, key: _Key, touched: list[AccessedGranules]) -> None:
         """Store what a launch touches. While all together exceed the limit, the oldest launches are forgotten."""
         self._touched.pop(key, None)
         if touched:
@@ -121,7 +121,7 @@ def _written_by_host(memory: Memory) -> int:
     return total
 
 
-def _mask_bytes(touched: list[Touched]) -> int:
+def _mask_bytes(touched: list[AccessedGranules]) -> int:
     return sum(len(mask) for part in touched for mask in (part.read, part.written) if mask is not None)
 
 

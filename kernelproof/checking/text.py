@@ -44,12 +44,9 @@ def others(item: Report) -> str:
     for other in item.also:
         at = f"{other.kind} at {_sides(other)}" if other.kind != item.kind else _sides(other)
         places[at] = places.get(at, 0) + other.count
-    listed = [f"{at}{f' x{count}' if count > 1 else ''}" for at, count in places.items()]
+    listed = [f"{at}{f' {times(count)}' if count > 1 else ''}" for at, count in places.items()]
     more = f", {len(listed) - LONGEST_LIST} more" if len(listed) > LONGEST_LIST else ""
-    return (
-        f"{item.kind} at {_sides(item)}: and {len(item.also)} more of this cause, at "
-        f"{', '.join(listed[:LONGEST_LIST])}{more}"
-    )
+    return f"{item.kind} at {_sides(item)}: the same mistake also shows at {', '.join(listed[:LONGEST_LIST])}{more}"
 
 
 def _sides(item: Report) -> str:
@@ -73,6 +70,11 @@ def _ways(lines: Sequence[Frame]) -> Iterator[str]:
             yield from (str(local(frame)) for frame in group)
 
 
+def times(count: int) -> str:
+    """How often something was found, in words."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def kernel_lines(name: str, kernel: KernelLaunches, findings: list[Report]) -> list[str]:
     """The lines of a kernel in the summary."""
     grids = [f"{spelled}{f' x{count}' if count > 1 else ''}" for spelled, count in kernel.grids.items()]
@@ -81,7 +83,7 @@ def kernel_lines(name: str, kernel: KernelLaunches, findings: list[Report]) -> l
     for item in sorted(findings, key=lambda item: item.order):
         rule = f"{item.severity} {item.kind}"
         counts[rule] = counts.get(rule, 0) + item.count
-    outcome = ", ".join(f"{rule} x{count}" for rule, count in counts.items()) or "no findings"
+    outcome = ", ".join(f"{rule} {times(count)}" for rule, count in counts.items()) or "no findings"
     repetitions = f", {counted(kernel.repetitions, 'repetition')} on the same data" if kernel.repetitions else ""
     head = f"{name}: {counted(kernel.launches, 'launch')} in {kernel.seconds:.2f} s{repetitions}; {outcome}"
     lines = [head, f"    grid {', '.join(grids[:LONGEST_LIST])}{more}"]

@@ -20,7 +20,7 @@ from cudal2gen.kernel.suggestions import WORDS
 from kernelproof.ground.errors import UserError
 from tests.draws import THOROUGH
 
-EDITS = 5000 if THOROUGH else 40
+EDITS = 5000 if THOROUGH else 60
 WRITTEN = [family for family in FAMILIES.values() if family.TEXTUAL]
 
 

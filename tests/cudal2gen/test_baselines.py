@@ -226,7 +226,7 @@ def test_missing_bindings_are_said_before_anything_is_measured(
     from nvmath.bindings import cublasLt
 
     monkeypatch.setattr(cublasLt, "get_version", missing)
-    with pytest.raises(GpuError, match=r"libcublasLt.so not found\): pip install 'cudal2gen\[gpu\]', or choose"):
+    with pytest.raises(GpuError, match=r"libcublasLt.so not found\): .*\[gpu\]"):
         first(device, ["torch.matmul", "cublas-nn"], "f32", tmp_path)
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
     with pytest.raises(GpuError, match=r"ModuleNotFoundError: .*nvmath"):

@@ -325,7 +325,7 @@ def rehearsed(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None
     journal = [row for call in calls for row in rows(folder / f"brought-{call}")]
     assert {row["step"] for row in journal} == {step.name for step in PLAN if step.call in calls} - {*left_out}
     assert {(row["exit"], row["gpu"]) for row in journal} == {(0, "h100")}
-    assert re.search(r"ok +packs +h100 in \S+; h200 in ", (folder / "rest-1" / gpu_day.LOG).read_text())
+    assert re.search(r"ok +packs +h100 .*; h200 ", (folder / "rest-1" / gpu_day.LOG).read_text())
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_the_first_call_in_rehearsal(tmp_path: Path) -> None:
     """
     rehearsed(tmp_path, 1, left_out=("tests", "verdicts f16", "bits"))
     verdicts = [json.loads(line) for line in (tmp_path / "brought-1" / "verdicts.jsonl").read_text().splitlines()]
-    assert sum(row["on"] == "h100" for row in verdicts) >= 4
+    assert sum(row["on"] == "h100" for row in verdicts) >= 2
     assert not [row for row in verdicts if row["on"] == "h200"]
 
 

@@ -120,6 +120,7 @@ def test_kernels_of_the_library_are_executed_anew(records: list[catalog.Record],
     assert seconds < 2 * 6 * 60, "six minutes of two cores"
 
 
+@pytest.mark.thorough
 def test_the_hopper_library_compiles_without_a_finding(
     catalogued: list[catalog.Record], build_dir: Path | None
 ) -> None:

@@ -109,7 +109,7 @@ PLANTED = few_by(
 FAULTY = drawn(PLANTED, 2)
 
 BUILT_AHEAD = [
-    *(PATHS[name] for name in [*MUTATED, *drawn(MORE, 10)]),
+    *(PATHS[name] for name in [*MUTATED, *(MORE if THOROUGH else [])]),
     *(Faulty(PATHS[name], fault.before, fault.after) for name, fault in FAULTY),
 ]
 
@@ -124,7 +124,8 @@ def test_every_mutant_is_noticed_or_equivalent(name: str, library: Path) -> None
     assert reasons.total() < len(executed) / MAX_EQUIVALENT[name], "most mutants must be real faults"
 
 
-@pytest.mark.parametrize("name", drawn(MORE, 10))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MORE)
 def test_every_mutant_of_what_computes_more_is_noticed_or_equivalent(name: str, library: Path) -> None:
     mutants = candidates(PATHS[name], built(name).ptx.read_text())
     assert {mutant.kind for mutant in mutants} & ARITHMETIC

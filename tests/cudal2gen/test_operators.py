@@ -200,7 +200,7 @@ HOPPER = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOPPER)
 def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:

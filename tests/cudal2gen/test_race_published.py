@@ -119,6 +119,7 @@ def test_whole_tiles_are_what_the_published_benchmark_passes() -> None:
     assert padded("auto BM = Int<96>{};", (64, 64, 64)) == (64, 64, 64)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_right_kernel_is_called_through_its_own_host_function(kernel: Library, device: EmulatedDevice) -> None:
     folder = kernel.path.parent

@@ -258,7 +258,7 @@ MUTANTS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.parametrize("record", [SLICED, STREAMED], ids=["workspace", "stream"])

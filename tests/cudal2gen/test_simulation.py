@@ -13,6 +13,7 @@ from kernelproof.sass import Function, Machine
 from kernelproof.sass.ways import Ways
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
     record, function = built_kernel("a100", "f16", "1024_1024_1024")

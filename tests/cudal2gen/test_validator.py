@@ -39,7 +39,7 @@ NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 # Besides every branch, ``make test`` executes one in so many of the paths that only show other values and combinations.
-REPEATING = drawn([name for name in PATHS if name not in BRANCHES], 20)
+REPEATING = drawn([name for name in PATHS if name not in BRANCHES], 60)
 EXECUTED = {name: number for number, name in enumerate(PATHS) if name in BRANCHES or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 

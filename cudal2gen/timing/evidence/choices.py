@@ -25,7 +25,9 @@ def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
     """
     findings, all_ranks = [], []
     for gpu, acc in SETS:
-        records = sorted(regenerated(gpu, acc, held_out), key=lambda record: _digest(record.mnk))[:problems]
+        records = sorted(
+            regenerated(gpu, acc, held_out), key=lambda record: hashlib.sha256(record.mnk.encode()).hexdigest()
+        )[:problems]
         ranks = [rank(record) for record in records]
         all_ranks += ranks
         findings.append(_median_finding(f"{gpu} {acc}", ranks, None))
@@ -97,7 +99,3 @@ def _median_finding(subject: str, ranks: Sequence[float], target: str | None) ->
     array = np.array(ranks)
     low, high = interval(len(array), lambda places: float(np.median(array[places])))
     return Finding("choices", subject, "median rank", len(ranks), median(ranks), low, high, target, {"random": 0.5})
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -23,9 +23,9 @@ from kernelproof.emulator.machine.ampere_batch import AmpereBatch
 from kernelproof.emulator.machine.execution import in_clusters, run
 from kernelproof.emulator.machine.scheduler import Overtaken, Runaway, Waits
 from kernelproof.emulator.memory.arena import Buffer, Memory
-from kernelproof.emulator.memory.device_state import DeviceState, Touched
+from kernelproof.emulator.memory.device_state import AccessedGranules, DeviceState
 from kernelproof.emulator.state.arrays import Array
-from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, Overlooked, Variation
+from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, StaleRead, Variation
 from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Participant, Place, Space
 from kernelproof.emulator.state.reports import EmulatorError, Report
@@ -103,9 +103,9 @@ class KernelLaunch:
     memory_state: DeviceState | None = None
     before: Snapshot | None = None
     matters: Callable[[Buffer], bool] = lambda _: False
-    remembered: list[Touched] = field(default_factory=list)
+    remembered: list[AccessedGranules] = field(default_factory=list)
 
-    def touched(self) -> list[Touched]:
+    def touched(self) -> list[AccessedGranules]:
         """What the launch did to the buffers that matter; empty without the option ``hazards``."""
         return self.memory_state.touched(self.matters) if self.memory_state is not None else self.remembered
 
@@ -246,7 +246,7 @@ class _Run:
             after.restore()
         return state
 
-    def _report_stale(self, state: LaunchState, site: int, overlooked: Overlooked) -> None:
+    def _report_stale(self, state: LaunchState, site: int, overlooked: StaleRead) -> None:
         """Report a load whose result depends on a store that it need not see."""
         cta, thread, other = overlooked
         text = "may return the value from before a store, though its thread has seen what came after that: no fence or"

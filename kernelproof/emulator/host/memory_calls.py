@@ -23,7 +23,7 @@ from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words, standin
 from kernelproof.emulator.host.streams import Streams
 from kernelproof.emulator.memory.arena import Buffer
-from kernelproof.emulator.memory.device_state import Touched
+from kernelproof.emulator.memory.device_state import AccessedGranules
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.reports import EmulatorError
 
@@ -296,7 +296,7 @@ class MemoryCalls:
             if buffer is not None and self.streams.matters(buffer):
                 mask = np.broadcast_to(np.True_, count)
                 first = address - buffer.address
-                touched.append(Touched(buffer, 1, None if writes else mask, mask if writes else None, first))
+                touched.append(AccessedGranules(buffer, 1, None if writes else mask, mask if writes else None, first))
         return self.streams.touch(stream, name, touched, wait=wait)
 
     def memset(self, a: Words) -> int:

@@ -25,7 +25,7 @@ from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words, standin
 from kernelproof.emulator.host.work import Access, Clock, conflict, join
 from kernelproof.emulator.memory.arena import Buffer
-from kernelproof.emulator.memory.device_state import Touched
+from kernelproof.emulator.memory.device_state import AccessedGranules
 from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
@@ -112,7 +112,7 @@ class Streams:
         """Is what work does to a buffer compared with other work, or with host code?"""
         return self.several or self.order.watches_over(buffer)
 
-    def touch(self, stream: int, name: str, touched: Iterable[Touched], wait: bool = False) -> int:
+    def touch(self, stream: int, name: str, touched: Iterable[AccessedGranules], wait: bool = False) -> int:
         """Account for work on a stream. There is a finding for each buffer that unordered work has touched. ``wait``:
         the host waits for the end of the work. Returns the number of the work on its stream."""
         stream = self._number(stream)
@@ -138,7 +138,7 @@ class Streams:
     def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
         """An allocation begins or ends on a stream; for the order of streams it is an access to all of its bytes."""
         everything = np.broadcast_to(np.True_, buffer.nbytes)
-        self.touch(stream, name, [Touched(buffer, 1, None, everything)])
+        self.touch(stream, name, [AccessedGranules(buffer, 1, None, everything)])
 
     def _number(self, stream: int) -> int:
         """The number of a stream with a clock: the default stream for handles that are no stream of this session."""

@@ -20,17 +20,17 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 BARRIERS = 16
 
 
-class Released(NamedTuple):
+class ReleasedClocks(NamedTuple):
     """What threads release that arrive at a barrier without waiting: the clock of their CTA, and what they know of
     other CTAs."""
 
     clock: Array
     view: WarpView | None
 
-    def joined(self, clock: Array, view: WarpView | None) -> Released:
+    def joined(self, clock: Array, view: WarpView | None) -> ReleasedClocks:
         """The same with what more threads release."""
         views = self.view if view is None else view if self.view is None else self.view.joined(view)
-        return Released(np.maximum(self.clock, clock), views)
+        return ReleasedClocks(np.maximum(self.clock, clock), views)
 
 
 class Phases:
@@ -82,7 +82,7 @@ class Barriers:
         # Number -> of the phases that are open, and of earlier ones in other rows.
         self.phases: dict[int, Phases] = {}
         # (number, row) -> what the threads that have arrived without waiting release, in the phase that is open.
-        self.released: dict[tuple[int, int], Released] = {}
+        self.released: dict[tuple[int, int], ReleasedClocks] = {}
         self.by_instruction = BarrierSites(batch.count, batch.width, self.launch.kernel.sites)
         # Made at the first bar.red, see ``Votes``.
         self.votes: Votes | None = None
@@ -146,7 +146,7 @@ class Barriers:
             clock = np.maximum.reduce([self.clocks.present(row, int(warp)) for warp in warps])
             view = order.known_to(int(batch.ctas[row]), warps.tolist(), threads) if order.active else None
             old = self.released.get((number, row))
-            self.released[number, row] = Released(clock, view) if old is None else old.joined(clock, view)
+            self.released[number, row] = ReleasedClocks(clock, view) if old is None else old.joined(clock, view)
         # What the lanes do from now on is not part of it.
         self.launch.tick += 1
 

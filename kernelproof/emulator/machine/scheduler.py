@@ -41,7 +41,7 @@ class Runaway(Exception):
     """A launch was given up: a loop never ends, or a batch takes more than ``Options.loop_limit`` backward branches."""
 
 
-class Gathering(Protocol):
+class LaneWait(Protocol):
     """Something other than a numbered barrier that lanes wait for."""
 
     def describe(self, row: int) -> str:
@@ -50,7 +50,7 @@ class Gathering(Protocol):
 
 
 # A numbered barrier (bar.sync; WARP_BARRIER for bar.warp.sync), or an object that releases its lanes itself.
-Barrier = int | Gathering
+Barrier = int | LaneWait
 WARP_BARRIER = -1
 
 

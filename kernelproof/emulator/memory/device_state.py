@@ -15,7 +15,7 @@ from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.scopes import Scope
 
 
-class Touched(NamedTuple):
+class AccessedGranules(NamedTuple):
     """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that a launch or copy has read and written
     (masks; None: none). ``strong``: those that it has touched by strong accesses."""
 
@@ -91,7 +91,7 @@ class DeviceState:
             tags = self._tags[id(buffer)] = Tags(granules, recording)
         return tags
 
-    def touched(self, wanted: Callable[[Buffer], bool]) -> list[Touched]:
+    def touched(self, wanted: Callable[[Buffer], bool]) -> list[AccessedGranules]:
         """What the launch did to each buffer that is wanted, so far as accesses are tagged."""
         parts = []
         for buffer in self.arena.buffers:
@@ -101,5 +101,5 @@ class DeviceState:
                 read, written = (None if mask is None else mask != 0 for mask in masks)
                 scopes = [mask >> SCOPE_SHIFT & SCOPE for mask in masks if mask is not None]
                 strong = np.logical_or.reduce(scopes) if scopes else None
-                parts.append(Touched(buffer, self.granule, read, written, strong=strong))
+                parts.append(AccessedGranules(buffer, self.granule, read, written, strong=strong))
         return parts

@@ -16,7 +16,7 @@ import numpy as np
 from kernelproof.emulator.memory.flags import Flags, Given, History, Knowledge, Knows, Mark, Write
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
-from kernelproof.emulator.state.launch_state import Overlooked
+from kernelproof.emulator.state.launch_state import StaleRead
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.warp_clocks import WarpClocks
@@ -175,7 +175,7 @@ class StrongLoads:
                 other = Participant(
                     launch.site(store.site), launch.cta_index(cta), agent=f"a lane of warp {store.warp}"
                 )
-                launch.overlooked[site] = Overlooked(batch.cta_index(row), int(batch.thread[lane]), other)
+                launch.overlooked[site] = StaleRead(batch.cta_index(row), int(batch.thread[lane]), other)
         return oldest if launch.overlooks == site else number
 
     def _has_seen_enough(self, history: History[Any], lane: int) -> bool:

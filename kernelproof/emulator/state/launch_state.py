@@ -135,7 +135,7 @@ class Geometry:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
 
-class Overlooked(NamedTuple):
+class StaleRead(NamedTuple):
     """A thread of a CTA whose load may return a value from before the store by ``other``, though it has seen what came
     after that."""
 
@@ -195,7 +195,7 @@ class LaunchState:
         # Instructions that could have returned an older value than they did.
         self.newest_only: set[int] = set()
         # Of these, those whose warp had seen the newer value, in some way that orders nothing. See ``Variation``.
-        self.overlooked: dict[int, Overlooked] = {}
+        self.overlooked: dict[int, StaleRead] = {}
         self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes, kernel.sites) if options.counters else None

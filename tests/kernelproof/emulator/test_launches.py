@@ -41,7 +41,8 @@ def test_threads_that_exit_do_not_hold_up_a_barrier(first: int) -> None:
 
 
 def test_deadlock_names_both_sides() -> None:
-    (report,) = [r for r in run(WRONG_SHARED[10][0]) if r.kind == "barrier-divergence"]
+    (case,) = (case for case, _ in WRONG_SHARED if case.kernel == "divergent_barrier")
+    (report,) = [r for r in run(case) if r.kind == "barrier-divergence"]
     assert "28 threads (100-127) wait at barrier 0" in report.message
     assert "100 threads (0-99) have exited" in report.message
     assert report.threads == tuple(range(100, 128))

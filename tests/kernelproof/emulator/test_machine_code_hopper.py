@@ -89,7 +89,7 @@ AGAIN: list[tuple[Case, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "arguments"), AGAIN)
 def test_machine_code_passes_the_test_of_its_ptx(

@@ -150,6 +150,7 @@ def caught(mutant: Mutant, kernel: str) -> bool:
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_mutants(text: str) -> None:
     """A third of each kind; all of them in ``make thorough``."""
