@@ -35,8 +35,7 @@ class Origin(Schema):
     structure: Annotated[
         Structure,
         Field(
-            description="exact: as published; nearest: of the nearest published; tuned: chosen by measured times; "
-            "modelled: chosen by modelled times; edited: changed by hand, or for other operands"
+            description="exact or nearest: published; tuned: by measurement; modelled: by the model; edited: by hand"
         ),
     ]
     changed: Annotated[tuple[str, ...], Field(description="fields that differ from the source")]
