@@ -66,8 +66,8 @@ def other_cuda(cuda: str) -> str:
         return ""
     if number in CUDAS:
         return (
-            f"its runtime serves packs of CUDA {number} (cudal2gen --ptxas FILE pack); those of CUDA {CUDA} need "
-            f"driver {DRIVER} and pip install 'nvidia-cuda-runtime=={CUDA}.0.*'"
+            f"its runtime serves packs of CUDA {number} (KERNELPROOF_PTXAS=FILE cudal2gen pack); those of CUDA {CUDA} "
+            f"need driver {DRIVER} and pip install 'nvidia-cuda-runtime=={CUDA}.0.*'"
         )
     return f"no kernels are made for CUDA {number}: torch computes"
 
@@ -78,7 +78,7 @@ def old_driver(version: int, cuda: int = CUDA) -> str:
     if not version or version >= 1000 * cuda:
         return ""
     number = version // 1000
-    remedy = f", until the pack is made with a --ptxas of CUDA {number}" if number in CUDAS else ""
+    remedy = f", until the pack is made by a KERNELPROOF_PTXAS of CUDA {number}" if number in CUDAS else ""
     return (
         f"the driver supports CUDA up to {spelled(version)}, and kernels of CUDA {cuda} need driver "
         f"{CUDAS[cuda].driver} or newer: torch computes{remedy}"

@@ -120,7 +120,7 @@ class Packs:
             except (LaunchError, GpuError, OSError) as error:
                 if isinstance(error, LaunchError) and error.code in UNLOADABLE:
                     self._unloadable[image] = str(error)
-                    program = f"cudal2gen{' --ptxas FILE_OF_CUDA_12' if error.code == TOO_OLD else ''}"
+                    program = f"{'KERNELPROOF_PTXAS=FILE_OF_CUDA_12 ' if error.code == TOO_OLD else ''}cudal2gen"
                     self.warn(
                         f"the driver of {device.card.text} refuses kernels of {pack.directory} (cudaError "
                         f"{error.code}); torch computes their products: update the driver, or make the pack anew: "

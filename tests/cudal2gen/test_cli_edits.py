@@ -94,7 +94,7 @@ def test_another_family_starts_from_a_plain_record() -> None:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["record"]["family"] == "sm90_wgmma"
-    assert facts["record"]["origin"]["structure"] == "edited"
+    assert facts["record"]["origin"]["structure"] == "modelled"
     assert (facts["derived"]["arch"], facts["derived"]["entry_registers"]) == ("sm_90a", 168)
     assert facts["derived"]["cluster_ctas"] == 2, "large products share operands in pairs"
     changed = run(

@@ -144,11 +144,6 @@ def _choose_nvcc(value: Path | None) -> None:
         os.environ["KERNELPROOF_NVCC"] = str(value)  # which the search for the toolchain reads
 
 
-def _choose_ptxas(value: Path | None) -> None:
-    if value is not None:
-        os.environ["KERNELPROOF_PTXAS"] = str(value)
-
-
 @dataclass(frozen=True)
 class OwnOptions:
     """The options that every program has. Their callbacks act while Typer reads the command line."""
@@ -168,12 +163,6 @@ class OwnOptions:
     ] = None
     nvcc: Annotated[
         Path | None, typer.Option("--nvcc", callback=_choose_nvcc, help="The nvcc to use, in place of the one found.")
-    ] = None
-    ptxas: Annotated[
-        Path | None,
-        typer.Option(
-            "--ptxas", callback=_choose_ptxas, help="The ptxas to use, in place of nvcc's own, such as one of CUDA 12."
-        ),
     ] = None
 
 
