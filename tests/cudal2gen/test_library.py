@@ -55,13 +55,13 @@ def by_name(records: Iterable[catalog.Record]) -> list[catalog.Record]:
     return list({(record.name, record.arch, record.launch.write()): record for record in records}.values())
 
 
-def test_all_records_render_in_three_seconds(records: list[catalog.Record]) -> None:
+def test_a_thousand_records_render_in_seconds(records: list[catalog.Record]) -> None:
     render(records[0])
     started = cpu_seconds()
     texts = {render(record) for record in records}
     seconds = cpu_seconds() - started
     print(f"\n{len(records)} records, {len(texts)} distinct texts, {seconds:.2f} s")
-    assert seconds < 3
+    assert seconds < 6, "1.5 on an idle machine"
 
 
 def test_the_library_compiles_without_spills(records: list[catalog.Record], build_dir: Path | None) -> None:

@@ -22,6 +22,7 @@ from kernelproof.emulator import RULES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.mcp_server import pages
 from kernelproof.mcp_server.requests import Request
+from tests.draws import THOROUGH
 from tests.packages import require
 
 anyio = require("anyio")
@@ -205,8 +206,11 @@ LOOP:
 """
 
 
+CLIENTS = 8 if THOROUGH else 4
+
+
 @pytest.mark.slow
-def test_eight_clients_at_once(tmp_path: Path) -> None:
+def test_clients_at_once(tmp_path: Path) -> None:
     """Each gets its own answers, whatever the others ask for: endless kernels, huge texts and buffers."""
     right, endless = PTX.replace("LIMIT", "77"), PTX.replace("LIMIT", "0").replace("add.u64 %rd2", "add.u64 %rd1")
     answers: dict[int, list[tuple[bool, Any]]] = {}
@@ -233,7 +237,7 @@ def test_eight_clients_at_once(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with anyio.create_task_group() as group:
-            for number in range(8):
+            for number in range(CLIENTS):
                 group.start_soon(client, number)
 
     anyio.run(run)
@@ -241,7 +245,7 @@ def test_eight_clients_at_once(tmp_path: Path) -> None:
         assert last[0] is False, number
         assert last[1]["outcome"] == "clean", last
         if number % 2:
-            assert first[1]["outcome"] == "not checked"
+            assert first[1]["outcome"] != "clean", "its second or the limit of a loop's turns ends it"
             assert second[1]["outcome"] == "clean"
         else:
             assert first[0] or first[1]["outcome"] == "not checked"
