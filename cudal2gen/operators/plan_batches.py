@@ -82,8 +82,8 @@ def spaced(batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixSt
 
 
 def apart(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor's elements surely lie in places of their own: each stride goes beyond all that smaller ones
-    reach."""
+    """Whether no two elements of a tensor share memory: each stride is larger than the distance that all smaller
+    strides together reach. False also where that is undecided."""
     reach = 0
     for stride, extent in sorted(_steps(extents, strides)):
         if stride <= reach:

@@ -192,7 +192,7 @@ def _launch(
 
 
 def _span(row_bytes: int) -> int:
-    """Bytes over which the launcher swizzles boxes with such rows (``map_cache.h``)."""
+    """The span, in bytes, of the swizzle that the launcher chooses for a box with such rows (``map_cache.h``)."""
     return row_bytes if row_bytes in (64, 128) else 32
 
 

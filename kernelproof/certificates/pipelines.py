@@ -147,7 +147,7 @@ class Stores:
 
     @property
     def key(self) -> object:
-        """What distinguishes it from other states."""
+        """A value that two states share if and only if a role goes on from both in the same way."""
         groups = tuple((lane, tuple(x.tobytes() for x in each)) for lane, each in sorted(self.groups.items()) if each)
         return self.written.tobytes(), self.read.tobytes(), groups, bool(self.open)
 

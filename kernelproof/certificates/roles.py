@@ -431,7 +431,8 @@ class Role:
 
 
 def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]]:
-    """The registers that some blocks use or write, and those that they write. A branch uses its condition."""
+    """Two sets for some blocks: the registers that they read or write, and those that they write. A branch reads its
+    condition."""
     written, used = set[str](), set[str]()
     for block in blocks:
         node = program.blocks[block]

@@ -61,7 +61,7 @@ def that_hold(task: Task, base: Answer, shape: Shape, rng: np.random.Generator) 
 
 
 def broken(base: Answer, answer: Answer, relation: Relation, buffers: Mapping[str, Buffer]) -> Iterator[Broken]:
-    """The outputs of a call that do not follow from those of the base by more than rounding explains."""
+    """Finds the outputs of a call that differ from what the relation and the base's outputs demand, beyond rounding."""
     for name, item in answer.expected.items():
         before = base.expected[name]
         old, new = (item.format.values(call.outputs[name]) for call in (base.call, answer.call))
@@ -161,7 +161,7 @@ class _Proposals:
                 return
 
     def _pairs(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Each axis of inputs, and two of its rows."""
+        """Yields each axis that an input has, with two indices along it that are drawn."""
         for name, size in self.shape.items():
             if size > 1 and any(name in _axes(item) for item in self.inputs):
                 first, second = self.rng.choice(size, 2, replace=False)

@@ -45,7 +45,7 @@ def ptxas(folder: Path, says: str) -> Path:
 
 
 def chosen(version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
-    """The tools with a ptxas of some version."""
+    """The toolchain that is found when KERNELPROOF_PTXAS names a stand-in for a ptxas of this version."""
     says = f"Cuda compilation tools, release {version.rpartition('.')[0]}, V{version}"
     monkeypatch.setenv(toolchain.PTXAS, str(ptxas(folder, says)))
     return toolchain.discover()

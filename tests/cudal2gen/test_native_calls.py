@@ -348,7 +348,7 @@ def planned_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[t
 def test_torchs_products_are_cs_as_well(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where they are an operator's; under autocast they are Python's, with cast operands."""
+    """On a GPU, C++ also makes the calls that torch computes; under autocast Python makes them, with cast operands."""
     planned_calls = planned_as_on_gpu(monkeypatch, "plan_matmul")
     a, b = drawn(48, 64).float(), drawn(64, 40, seed=1).float()
     for _ in range(3):

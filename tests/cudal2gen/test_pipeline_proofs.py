@@ -17,7 +17,7 @@ from tests.cudal2gen.constants import changed_constants
 from tests.cudal2gen.faulty import Faulty
 from tests.cudal2gen.mutation import equivalence, survivors
 from tests.cudal2gen.paths import PATHS, warps
-from tests.cudal2gen.test_proofs import ptx_of, why_refused
+from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.draws import few_by
 
 SMALL = warps(bm=64, bn=32, stages=2)
@@ -110,10 +110,7 @@ BUILT_AHEAD = [*COVERED.values(), *FAULTY.values()]
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", COVERED)
 def test_a_covered_kernel_is_certified_and_its_certificate_holds(name: str) -> None:
-    record = COVERED[name]
-    ptx = ptx_of(record)
-    certificate = prove(ptx, partial(claims, record), problems(record))
-    proofs.recheck(Certificate.model_validate_json(certificate.model_dump_json()), record, ptx)
+    prove_and_recheck(COVERED[name])
 
 
 @pytest.mark.parametrize("name", NOT_COVERED)

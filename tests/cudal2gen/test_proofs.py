@@ -71,6 +71,13 @@ def ptx_of(record: Record | Faulty) -> str:
     return artifact.ptx.read_text()
 
 
+def prove_and_recheck(record: Record) -> None:
+    """Proves a record's kernel, and checks the certificate as it is read from a file."""
+    ptx = ptx_of(record)
+    certificate = prove(ptx, partial(claims, record), problems(record))
+    proofs.recheck(Certificate.model_validate_json(certificate.model_dump_json()), record, ptx)
+
+
 def why_refused(record: Record, ptx: str) -> str:
     """Why a text is not certified; empty if it is."""
     try:
@@ -84,10 +91,7 @@ def why_refused(record: Record, ptx: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COVERED)
 def test_a_covered_kernel_is_certified_and_its_certificate_holds(name: str) -> None:
-    record = KERNELS[name]
-    ptx = ptx_of(record)
-    certificate = prove(ptx, partial(claims, record), problems(record))
-    proofs.recheck(Certificate.model_validate_json(certificate.model_dump_json()), record, ptx)
+    prove_and_recheck(KERNELS[name])
 
 
 @pytest.mark.parametrize("name", NOT_COVERED)

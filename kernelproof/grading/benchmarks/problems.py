@@ -43,7 +43,7 @@ def constants(tree: ast.Module) -> dict[str, int]:
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr, int]]:
-    """The names to which a statement assigns whole numbers, with the expressions and their values."""
+    """Yields each name to which a statement assigns a whole number, with the expression and its value."""
     if not isinstance(node, ast.Assign):
         return
     for target in node.targets:
