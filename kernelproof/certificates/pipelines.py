@@ -147,9 +147,12 @@ class Stores:
 
     @property
     def key(self) -> object:
-        """A value that two states share if and only if a role goes on from both in the same way."""
-        groups = tuple((lane, tuple(x.tobytes() for x in each)) for lane, each in sorted(self.groups.items()) if each)
-        return self.written.tobytes(), self.read.tobytes(), groups, bool(self.open)
+        """Equal for two states from which a role goes on in the same way: copies in no group yet are part of it."""
+        groups, opened = (
+            tuple((lane, tuple(places.tobytes() for places in each)) for lane, each in sorted(of_lane.items()) if each)
+            for of_lane in (self.groups, self.open)
+        )
+        return self.written.tobytes(), self.read.tobytes(), groups, opened
 
     def write(self, places: Lanes) -> None:
         """A warp writes."""
