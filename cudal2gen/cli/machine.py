@@ -58,10 +58,14 @@ def doctor(as_json: Json = False) -> None:
         **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
     }
     if as_json:
-        print(json.dumps({name: check._asdict() for name, check in checks.items()}, indent=1))
+        facts = {name: {**check._asdict(), "needed": name in NEEDED} for name, check in checks.items()}
+        print(json.dumps(facts, indent=1))
     else:
         for name, check in checks.items():
-            print(f"{'ok     ' if check.ok else 'missing'}  {name:16} {check.detail}")
+            state = "ok" if check.ok else "missing" if name in NEEDED else "optional"
+            print(f"{state:8}  {name:16} {check.detail}")
+        if any(not check.ok for name, check in checks.items() if name not in NEEDED):
+            print("Kernels are rendered, built and judged on the CPU without what is optional.")
     if not all(checks[name].ok for name in NEEDED):
         raise typer.Exit(EXIT_TOOL)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ANY, Filter, OneRecord, SeveralRecords
+from cudal2gen.cli.selection import ANY, Filter, OneRecord, Selection, SeveralRecords
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import FAMILIES, STRUCTURES, Problem, Record
 from kernelproof.ground.chips import distance
@@ -120,6 +120,20 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
             text = number(value) if isinstance(value, float) else json.dumps(value)
             table.add_row(name, value if isinstance(value, str) else text, meaning)
         print_table(table)
+    print("next")
+    for command, meaning in _next_steps(selection).items():
+        print(f"{command}  # {meaning}")
+
+
+def _next_steps(selection: Selection) -> dict[str, str]:
+    """The commands that a reader of ``show`` may want next, for the same record, and what each does."""
+    steps = {
+        f"cudal2gen validate {selection.options}": "is it right? executes it in the emulator and stores the verdict"
+    }
+    if not selection.changes:
+        return {f"cudal2gen render {selection.options}": "its CuTe source"} | steps
+    new = "" if catalog.own(selection.problem()) else " --new"
+    return steps | {f"cudal2gen edit{new} {selection.options}": "writes the changed record to the catalog"}
 
 
 def _fields(record: Record) -> list[tuple[str, object, str | None]]:

@@ -5,6 +5,7 @@ Most verbs take a ``Selection``. Each verb offers only some of its options; see 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -193,6 +194,16 @@ class Selection:
         """The one problem of ``--mnk``."""
         (mnk,) = self.mnk
         return problem(mnk, **self._variant, **{name: getattr(self, name) for name in FILTERS})
+
+    @property
+    def options(self) -> str:
+        """The options that select the same record again, as a shell reads them. Defaults are left out."""
+        options = [("--mnk", mnk) for mnk in self.mnk]
+        for name in (*FILTERS, *VARIANT_FIELDS):
+            if (value := getattr(self, name)) != getattr(Selection(), name):
+                options.append((f"--{name}", value) if name in SHORT else ("--where", f"{name}={value}"))
+        options += [("--set", change) for change in self.changes]
+        return shlex.join([*chain(*options), *(["--fit"] * self.fit)])
 
     def record(self) -> Record:
         """The record for the one problem of ``--mnk``, or the nearest one, after ``--set`` and ``--fit``."""
@@ -432,6 +443,7 @@ def problem(mnk: str, **fields: str) -> Problem:
 
 
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
+SHORT = ("gpu", "acc", "layout")  # those of them that are options of their own; the others are values of --where
 # The fields that verbs offer if they take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
 OF_GPU = "the GPU model; behind a colon the CUDA index of the card, as in h200:1"

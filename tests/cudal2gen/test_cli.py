@@ -93,6 +93,7 @@ def test_show_gives_the_record_and_what_follows() -> None:
     assert re.search(r"^stages +\d+ +k-tiles in shared memory", text, re.MULTILINE), "fields say what they do"
     for word in ("smem_bytes", "waves", "padding_waste", "registers_estimated", "ctas_per_sm"):
         assert word in text
+    assert "cudal2gen validate --mnk 4096_4096_64 " in text
 
 
 @pytest.mark.slow
@@ -363,13 +364,14 @@ def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
     assert not answer["packs"]["ok"]
     missing = {"CUDAL2GEN_PACK": "/nowhere", "KERNELPROOF_NVDISASM": "/nowhere/nvdisasm"}
     broken = json.loads(run("doctor", "--json", env=missing).stdout)
-    assert broken["packs"] == {"ok": False, "detail": "no pack at /nowhere"}
+    assert broken["packs"] == {"ok": False, "detail": "no pack at /nowhere", "needed": False}
+    assert not re.search("^missing", run("doctor", env=missing).stdout, re.MULTILINE), "neither is needed"
     assert "KERNELPROOF_NVDISASM=/nowhere/nvdisasm is no program" in broken["disassemble"]["detail"]
     for variables, line in (
-        ({"KERNELPROOF_NVCC": "/nowhere/nvcc"}, "missing  compile"),
+        ({"KERNELPROOF_NVCC": "/nowhere/nvcc"}, "missing   compile"),
         (
             {"PATH": str(tmp_path), "KERNELPROOF_CACHE_DIR": str(tmp_path)},
-            "missing  emulate          no C compiler (gcc, cc or clang) on PATH",
+            "missing   emulate          no C compiler (gcc, cc or clang) on PATH",
         ),
     ):
         done = run("doctor", env=variables)

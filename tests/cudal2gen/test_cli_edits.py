@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,28 @@ __all__ = ["own_catalog"]  # a fixture
 def test_a_list_of_another_length_is_refused_in_words(setting: str, message: str) -> None:
     for fit in ((), ("--fit",)):
         assert error("show", "--mnk", "4096_4096_64", "--set", setting, *fit) == message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "new"),
+    [
+        ("--mnk 4096_4096_64 --set bn=128", False),
+        (
+            "--mnk 4000_4000_64 --gpu h200 --acc f32 --where ab=bf16 --where fusion=bias_n --set 'cluster=[1,2]' --fit",
+            True,
+        ),
+    ],
+)
+def test_the_next_steps_of_show_are_about_the_same_record(options: str, new: bool, own_catalog: dict[str, str]) -> None:
+    shown = run("show", *shlex.split(options), env=own_catalog).stdout
+    steps = [shlex.split(line, comments=True)[1:] for line in shown.partition("\nnext\n")[2].splitlines()]
+    assert [verb for verb, *_ in steps] == ["validate", "edit"]
+    assert ("--new" in steps[1]) == new
+    words = [word for word in steps[1][1:] if word != "--new"]
+    assert words == steps[0][1:]
+    assert run("show", *words, env=own_catalog).stdout == shown
+    assert run(*steps[1], env=own_catalog).returncode == 0
 
 
 def test_a_fit_moves_other_fields_and_says_why() -> None:
