@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 
-class Cuda(NamedTuple):
+class CudaRelease(NamedTuple):
     """What machine code of a CUDA needs: its runtime's file, where no other is named, and the first driver that loads
     it."""
 
@@ -22,7 +22,7 @@ NEWEST = "2.15.0"  # the newest that was tested; later ones are tried, and `doct
 BESIDE = ("2.11.0",)  # is tested beside these two: many servers have it
 # By the major version of the ptxas that wrote the machine code, whose minor versions are compatible. A later runtime
 # serves too.
-CUDAS = {number: Cuda(f"libcudart.so.{number}", driver) for number, driver in ((12, 525), (13, 580))}
+CUDAS = {number: CudaRelease(f"libcudart.so.{number}", driver) for number, driver in ((12, 525), (13, 580))}
 CUDA = max(CUDAS)  # that of kernels which nvcc's own ptxas assembles
 RUNTIME, DRIVER = CUDAS[CUDA]
 PTXAS = "12.9.86"  # the last release of CUDA 12's ptxas on PyPI, which knows every architecture of the catalog

@@ -31,8 +31,8 @@ from cudal2gen.results import Effort, Trial
 from cudal2gen.tuner import climbing, concurrent_searches, curve, executor, ray_executor, search
 from cudal2gen.tuner.background_builds import CORES_EACH, MOST_EACH
 from cudal2gen.tuner.concurrent_searches import RankedSearch, Waiting
-from cudal2gen.tuner.environment import Environment, Model
-from cudal2gen.tuner.executor import InProcess, Job
+from cudal2gen.tuner.environment import Environment, ModelEnvironment
+from cudal2gen.tuner.executor import EvaluationJob, InProcess
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.search import Evaluation, ProposerStep, Search
@@ -60,11 +60,11 @@ class Times:
         """The factor by which this kernel takes longer than the mean kernel."""
         return _factor(repr(record.kernel_key), self.spread)
 
-    def compile_s(self, job: Job) -> float:
+    def compile_s(self, job: EvaluationJob) -> float:
         """Seconds in which one core compiles all kernels of a job."""
         return sum(self.compilation * self.factor(record) for record in job.records)
 
-    def measure_s(self, job: Job) -> float:
+    def measure_s(self, job: EvaluationJob) -> float:
         """Seconds in which one GPU times all kernels of a job."""
         return sum(dict(self.timing)[job.effort] * self.factor(record) for record in job.records)
 
@@ -75,7 +75,7 @@ def _factor(key: str, spread: float) -> float:
 
 
 class Cluster:
-    """A ``concurrent_searches.Host`` of GPUs, compiling cores and one core of proposers, under a virtual clock.
+    """A ``concurrent_searches.StepRunner`` of GPUs, compiling cores and one core of proposers, under a virtual clock.
 
     As on a Ray cluster, a job is compiled before it waits for a GPU, jobs of earlier problems come first, and GPUs
     without work take parts of short jobs. ``environment`` evaluates the jobs; without one their trials are empty.
@@ -91,10 +91,10 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._compilers = [0.0] * (workers * times.compilers)  # the times at which they are free
         self._proposer_free_at, self._free, self._jobs = 0.0, workers, 0
-        self._queue: list[tuple[int, int, Job, Callable[[], None]]] = []
+        self._queue: list[tuple[int, int, EvaluationJob, Callable[[], None]]] = []
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
-        """See ``concurrent_searches.Host``."""
+        """See ``concurrent_searches.StepRunner``."""
         future: Waiting = Future()
         if isinstance(step, ProposerStep):
             step.run()
@@ -121,7 +121,7 @@ class Cluster:
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``concurrent_searches.Host``. Advances the clock to the next event that ends a step."""
+        """See ``concurrent_searches.StepRunner``. Advances the clock to the next event that ends a step."""
         while not self._ended:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
@@ -142,7 +142,7 @@ class Cluster:
     def _at(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (seconds, next(self._order), happen))
 
-    def _compiled(self, part: Job, rank: int, ended: Callable[[], None]) -> None:
+    def _compiled(self, part: EvaluationJob, rank: int, ended: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (rank, next(self._order), part, ended))
         self._measure()
 
@@ -181,11 +181,11 @@ class Machine(Cluster):
         self._records: deque[Record] = deque()
         self._queued: set[object] = set()
         self._built: set[object] = set()
-        self._line: deque[tuple[Job, Waiting]] = deque()
+        self._line: deque[tuple[EvaluationJob, Waiting]] = deque()
         self._over: set[Waiting] = set()
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:  # noqa: ARG002
-        """See ``concurrent_searches.Host``."""
+        """See ``concurrent_searches.StepRunner``."""
         future: Waiting = Future()
         if isinstance(step, Evaluation):
             self._line.append((step.job, future))
@@ -197,7 +197,7 @@ class Machine(Cluster):
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``concurrent_searches.Host``."""
+        """See ``concurrent_searches.StepRunner``."""
         oldest = next(iter(waiting))
         while oldest not in self._over:
             self.now, _, happen = heapq.heappop(self._events)
@@ -262,13 +262,13 @@ class SearchPlan(NamedTuple):
     """A search that has been run, and its steps: a job, or None for a step of the proposer."""
 
     search: Search
-    jobs: Sequence[Job | None]
+    jobs: Sequence[EvaluationJob | None]
 
 
 def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> SearchPlan:
     """Runs a search of random candidates in the model environment."""
     run = Search(space.candidates(problem, 200), None)
-    place, jobs = InProcess(Model()), list[Job | None]()
+    place, jobs = InProcess(ModelEnvironment()), list[EvaluationJob | None]()
     settings = search.SearchLimits(evaluations, prune=None)
     for step in search.steps(run, proposer or Random(0), place, lambda _: None, settings):
         if isinstance(step, ProposerStep):
@@ -295,10 +295,10 @@ def on_one_machine(plans: Sequence[SearchPlan], cores: int, ahead: bool) -> Mach
     return machine
 
 
-def _run(plans: Sequence[SearchPlan], host: concurrent_searches.Host, in_flight: int) -> None:
+def _run(plans: Sequence[SearchPlan], host: concurrent_searches.StepRunner, in_flight: int) -> None:
     question = Question(space.Candidates(plans[0].search.problem, (), ()))
 
-    def steps(jobs: Sequence[Job | None]) -> Iterator[ProposerStep | Evaluation]:
+    def steps(jobs: Sequence[EvaluationJob | None]) -> Iterator[ProposerStep | Evaluation]:
         for job, next_job in zip(jobs, [*jobs[1:], None], strict=True):
             records = next_job.records if next_job else ()
             proposals = [legal_proposal("", record) for record in records]

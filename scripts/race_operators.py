@@ -95,7 +95,7 @@ def race(card: MeasuringDevice, chosen: Sequence[Problem], store: Path, budget: 
             start = card.now()
             if budget is not None and start - begin + longest > budget:
                 return len(remaining) - number
-            work = [bench.Work("device", state) for state in bench.states(problem, "device", environment.l2_bytes)]
+            work = [bench.Condition("device", state) for state in bench.states(problem, "device", environment.l2_bytes)]
             results.append(bench.measure(card, problem, contenders, work, settings, warm=number > 0), store)
             longest = max(longest, card.now() - start)
     return 0

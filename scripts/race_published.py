@@ -327,7 +327,7 @@ def _race_of(
             contenders.append(Published(device, card, of_device, protocol == "device", options.ended, options.trial))
         settings = bench.Settings((protocol,), options.warmup_seconds, options.benchmark_seconds, seed=options.seed)
 
-        def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.Outcome:
+        def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.RunOutcome:
             plan = bench.BenchPlan(
                 [record for record in records if record.problem in kernels],
                 lambda record: kernels[record.problem].open(card),
@@ -351,8 +351,8 @@ def _race_of(
 
 
 def until_possible(
-    run: Callable[[Sequence[Contender]], bench.Outcome], published: Sequence[Published], rivals: Sequence[Contender]
-) -> bench.Outcome:
+    run: Callable[[Sequence[Contender]], bench.RunOutcome], published: Sequence[Published], rivals: Sequence[Contender]
+) -> bench.RunOutcome:
     """Runs a race, and begins it again if a published kernel's time is below what the hardware allows."""
     while True:
         try:

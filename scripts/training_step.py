@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Problem, Record, serving
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 
 
 class Llama(NamedTuple):
@@ -77,7 +77,7 @@ def server(problem: Problem) -> Record | None:
     except catalog.CatalogError:
         return None
     sizes = serving.sizes_of(problem)
-    use = serving.own_use(record, sizes, Operands.packed(problem.layout, sizes, problem.fusion))
+    use = serving.own_use(record, sizes, LaunchOperands.packed(problem.layout, sizes, problem.fusion))
     return None if any(use.copied) else record
 
 

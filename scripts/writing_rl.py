@@ -26,7 +26,7 @@ from typing import Any
 
 from cudal2gen.kernel import Problem
 from cudal2gen.tuner import curve
-from cudal2gen.tuner.writing.proof import Bounds
+from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.rewarding import KernelScorer
 from kernelproof.ground.files import write
 from kernelproof.ground.pages import grid
@@ -75,7 +75,7 @@ class Rewards:
     """The reward of each answer to the question about a size; each is computed once."""
 
     def __init__(self) -> None:
-        self._scorer = KernelScorer(bounds=Bounds(seconds=120, seed=1))
+        self._scorer = KernelScorer(bounds=CheckLimits(seconds=120, seed=1))
         self._answers = answers()
         shown = {"incumbent": {"text": TEXT.read_text(encoding="utf-8"), "launch": LAUNCH, "speed": 1.0}}
         self._shown = json.dumps(shown)

@@ -8,9 +8,9 @@ with the fp64 product. ``grid`` builds, checks and times many variants of one re
 
 from cudal2gen.bench.check import Reference as Reference
 from cudal2gen.bench.protocols import MAX_CALLS as MAX_CALLS
+from cudal2gen.bench.protocols import Condition as Condition
 from cudal2gen.bench.protocols import Settings as Settings
 from cudal2gen.bench.protocols import TooGood as TooGood
-from cudal2gen.bench.protocols import Work as Work
 from cudal2gen.bench.protocols import calls_per_sample as calls_per_sample
 from cudal2gen.bench.protocols import measure as measure
 from cudal2gen.bench.protocols import prepare as prepare
@@ -19,7 +19,7 @@ from cudal2gen.bench.race import RACE_CALLS as RACE_CALLS
 from cudal2gen.bench.race import race as race
 from cudal2gen.bench.schedule import CLASSES as CLASSES
 from cudal2gen.bench.schedule import BenchPlan as BenchPlan
-from cudal2gen.bench.schedule import Outcome as Outcome
+from cudal2gen.bench.schedule import RunOutcome as RunOutcome
 from cudal2gen.bench.schedule import Stopped as Stopped
 from cudal2gen.bench.schedule import TimeLeft as TimeLeft
 from cudal2gen.bench.schedule import run as run

@@ -151,7 +151,7 @@ class Unfused(Matmul):
         return call
 
 
-class Epilogue(Matmul):
+class EpilogueMatmul(Matmul):
     """torch's calls that compute a fusion in one kernel of cuBLAS or cuBLASLt.
 
     ``addmm`` computes alpha A B + beta C, or adds a bias along n; ``_addmm_activation`` adds such a bias and applies
@@ -589,7 +589,7 @@ def contenders(names: Iterable[str], acc: Acc, device: MeasuringDevice, tuned: P
         "torch.compile": Compiled,
         "triton": Persistent,
         results.UNFUSED: Unfused,
-        results.EPILOGUE: Epilogue,
+        results.EPILOGUE: EpilogueMatmul,
         results.BATCHED: Batched,
         results.GROUPED: Grouped,
     }

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
 from cudal2gen.kernel import Problem
-from cudal2gen.launch.gpu import Absent, Call, Contender, KernelContender, MeasuringDevice, Reading, Staged
+from cudal2gen.launch.gpu import Absent, Call, CardReading, Contender, KernelContender, MeasuringDevice, Staged
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing, exceeds
@@ -75,7 +75,7 @@ class Settings:
     products: int = 1
 
 
-class Work(NamedTuple):
+class Condition(NamedTuple):
     """One measurement to take of a problem: a protocol and an L2 state."""
 
     protocol: ProtocolName
@@ -121,7 +121,7 @@ def calls_per_sample(problem: Problem, environment: Environment, products: int =
     return min(MAX_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
-def _sets(count: int, work: Sequence[Work]) -> int:
+def _sets(count: int, work: Sequence[Condition]) -> int:
     """How many sets of operands are needed.
 
     With a cold L2 each launch of a sample has a set of its own, so that no launch finds its operands in the cache.
@@ -135,7 +135,7 @@ def measure(
     device: MeasuringDevice,
     problem: Problem,
     contenders: Sequence[Contender],
-    work: Sequence[Work],
+    work: Sequence[Condition],
     settings: Settings,
     warm: bool = False,
 ) -> Iterator[Measurement]:
@@ -173,8 +173,8 @@ def measure(
 
 
 def _sample(
-    device: MeasuringDevice, problem: Problem, ready: Sequence[Ready], item: Work, count: int, settings: Settings
-) -> tuple[dict[str, Samples], list[Reading]]:
+    device: MeasuringDevice, problem: Problem, ready: Sequence[Ready], item: Condition, count: int, settings: Settings
+) -> tuple[dict[str, Samples], list[CardReading]]:
     """Times all contenders in turns; returns their samples by name, and readings of the card taken between rounds.
 
     Under the ``device`` protocol each sample has ``count`` calls. Raises TooGood.
@@ -187,7 +187,7 @@ def _sample(
     readings = []
     most = MAX_ROUNDS if on_device else MAX_HOST_ROUNDS
     for entry in _turns(device, ready, settings.benchmark_seconds, most, rng):
-        if isinstance(entry, Reading):
+        if isinstance(entry, CardReading):
             readings.append(entry)
         else:
             turn(entry, samples[entry.contender.name])
@@ -203,14 +203,14 @@ def first_line(error: Exception) -> str:
 def measurement_of(
     environment: Environment,
     problem: Problem,
-    work: Work,
+    work: Condition,
     digest: str,
     options: dict[str, int],
     settings: Settings,
     *,
     absent: dict[str, str],
     timings: Sequence[Timing] = (),
-    readings: Sequence[Reading] = (),
+    readings: Sequence[CardReading] = (),
 ) -> Measurement:
     """The measurement as it is stored. ``digest`` and ``options`` are our kernel's; ``absent`` gives, for each
     contender without times, the reason."""
@@ -264,7 +264,7 @@ def prepare(device: MeasuringDevice, contender: Contender, problem: Problem) -> 
 
 def _turns(
     device: MeasuringDevice, ready: Sequence[Ready], seconds: float, most: int, rng: random.Random
-) -> Iterator[Ready | Reading]:
+) -> Iterator[Ready | CardReading]:
     """Yields the contenders in the order of their turns, and readings of the card between rounds.
 
     It ends after ``most`` rounds, or when another round of average length would exceed ``seconds`` (but not before
@@ -347,7 +347,7 @@ def _timing(entry: Ready, samples: Samples, calls: int, error: float, padding_us
     )
 
 
-def _conditions(readings: Sequence[Reading]) -> Conditions:
+def _conditions(readings: Sequence[CardReading]) -> Conditions:
     return Conditions(
         sm_mhz=tuple(reading.sm_mhz for reading in readings),
         memory_mhz=tuple(reading.memory_mhz for reading in readings),

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudal2gen import results
-from cudal2gen.bench.protocols import Settings, TooGood, Work, first_line, measure, measurement_of, states, target_qps
+from cudal2gen.bench.protocols import (
+    Condition,
+    Settings,
+    TooGood,
+    first_line,
+    measure,
+    measurement_of,
+    states,
+    target_qps,
+)
 from cudal2gen.kernel import Problem, Record, SizeClass
 from cudal2gen.launch.gpu import Contender, GpuError, KernelContender, MeasuringDevice
 from cudal2gen.launch.launcher import LaunchError
@@ -33,7 +42,7 @@ class Stopped(Failure):
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """What a run did: measurements taken, problems that were stored before, problems for which no time was left, and
     faults (one line each)."""
 
@@ -64,7 +73,7 @@ def pending(
     settings: Settings,
     environment: Environment,
     stored: Iterable[Measurement],
-) -> list[Work]:
+) -> list[Condition]:
     """The measurements of a record that are not among those ``stored`` for its problem on this card.
 
     A stored measurement counts if binary, launch options, load and number of products are the same, and if it covers
@@ -73,7 +82,7 @@ def pending(
     """
     names = set(names)
     measured = {
-        Work(measurement.protocol, measurement.l2)
+        Condition(measurement.protocol, measurement.l2)
         for measurement in stored
         if (measurement.digest, measurement.options) == (digest, record.launch_options)
         and (KERNEL in measurement.absent or names <= set(measurement.contenders) | set(measurement.absent))
@@ -81,7 +90,7 @@ def pending(
         and measurement.products == settings.products
     }
     return [
-        Work(protocol, l2)
+        Condition(protocol, l2)
         for protocol in settings.protocols
         for l2 in states(record.problem, protocol, environment.l2_bytes, settings.products)
         if (protocol, l2) not in measured
@@ -161,17 +170,17 @@ class BenchPlan:
     again: bool = False
 
 
-class Task(NamedTuple):
+class PlannedRecord(NamedTuple):
     """A record, the digest of its binary, and the measurements to take of it."""
 
     record: Record
     digest: str
-    work: list[Work]
+    work: list[Condition]
 
 
 def run(
     device: MeasuringDevice, plan: BenchPlan, progress: Callable[[int, int, float], None] = lambda *_: None
-) -> Outcome:
+) -> RunOutcome:
     """Measures a plan's records in stratified order and stores each measurement as it is taken.
 
     ``progress`` is called with the number of problems done, the number of all, and the expected seconds left. Raises
@@ -188,8 +197,8 @@ def run(
         digest = plan.digest(record)
         work = pending(record, digest, names, plan.settings, environment, by_problem.get(problem, ()))
         if work:
-            tasks.append(Task(record, digest, work))
-    outcome = Outcome(stored=len(record_of) - len(tasks))
+            tasks.append(PlannedRecord(record, digest, work))
+    outcome = RunOutcome(stored=len(record_of) - len(tasks))
     if tasks and environment.id not in stored.environments:
         results.append([environment], plan.store)
     time_left = TimeLeft(device.now, begin, [task.record.problem for task in tasks], plan.budget_seconds)
@@ -214,7 +223,7 @@ def run(
     return outcome
 
 
-def _run_task(device: MeasuringDevice, plan: BenchPlan, task: Task, warm: bool, outcome: Outcome) -> None:
+def _run_task(device: MeasuringDevice, plan: BenchPlan, task: PlannedRecord, warm: bool, outcome: RunOutcome) -> None:
     """Measures one record, stores each measurement and updates ``outcome``; an absent kernel of ours is a fault."""
     problem = task.record.problem
     try:
@@ -228,7 +237,7 @@ def _run_task(device: MeasuringDevice, plan: BenchPlan, task: Task, warm: bool, 
         outcome.faults.append(f"{problem.mnk}: {error}")
 
 
-def _give_up(environment: Environment, plan: BenchPlan, task: Task, error: Exception) -> Stopped:
+def _give_up(environment: Environment, plan: BenchPlan, task: PlannedRecord, error: Exception) -> Stopped:
     """Stores that this kernel stopped the device, so that no later run tries it again."""
     problem, reason = task.record.problem, f"stopped the device: {first_line(error)}"
     absent, options = {KERNEL: reason}, task.record.launch_options

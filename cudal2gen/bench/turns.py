@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from cudal2gen.bench.protocols import Settings, TooGood, Work, measure, states
+from cudal2gen.bench.protocols import Condition, Settings, TooGood, measure, states
 from cudal2gen.kernel import Problem
 from cudal2gen.launch.gpu import Contender, GpuError, KernelContender, MeasuringDevice
 from cudal2gen.launch.launcher import LaunchError
@@ -80,7 +80,7 @@ def _measured(
             stack.callback(kernel.close)
             kernel.name = name
             contenders.append(kernel)
-        work = Work("device", states(problem, "device", device.environment.l2_bytes)[0])
+        work = Condition("device", states(problem, "device", device.environment.l2_bytes)[0])
         settings = Settings(
             warmup_seconds=warmup_seconds, benchmark_seconds=seconds * max(1, len(contenders)), seed=seed
         )

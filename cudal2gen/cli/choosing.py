@@ -66,13 +66,13 @@ def explain(
 def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
     """What ``explain`` prints: what would run and why, the kernel that would run if one were demanded, where the table
     of measurements comes from, and a remark."""
-    from cudal2gen.kernel.launch import Operands
+    from cudal2gen.kernel.launch import LaunchOperands
     from cudal2gen.kernel.serving import sizes_of
     from cudal2gen.results import rivals
 
     problem = selection.problem()
     table, source, remark = _table(selection, directory, result_files)
-    operands = Operands.packed(problem.layout, sizes_of(problem), problem.fusion)
+    operands = LaunchOperands.packed(problem.layout, sizes_of(problem), problem.fusion)
     vendor, *_ = rivals(problem)
     choice = table.choose(problem, operands, products=selection.products)
     kernel = _spelled(table, table.choose(problem, operands, "kernel"), vendor)

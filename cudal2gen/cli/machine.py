@@ -24,7 +24,7 @@ from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.errors import WrongInput, installation
 
 if TYPE_CHECKING:
-    from cudal2gen.pack import Pack, Search
+    from cudal2gen.pack import Pack, PackSearch
 
 # The checks that decide the exit code: without one of these, no kernel can be built and run.
 NEEDED = ("catalog", "compile", "emulate", "build directory")
@@ -112,7 +112,7 @@ def _emulator() -> Check:
         return Check(False, f"{error.filename}: {error.strerror}")
 
 
-def _packs(search: Search) -> Check:
+def _packs(search: PackSearch) -> Check:
     details = [f"{gpu} of CUDA {opened.cuda} in {opened.directory}" for gpu, opened in search.packs.items()]
     details += search.notes
     usable = bool(search.packs) and not search.refused

@@ -70,7 +70,7 @@ def _baselines() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingOptions:
     """The options that say which baselines are timed, under which protocols, and for how long."""
 
     protocol: Annotated[
@@ -150,7 +150,7 @@ def measure(
             helps={"gpu": "the card's model, or any to ask the driver; after a colon its CUDA index, as in any:1"},
         ),
     ],
-    timing: Timing,
+    timing: TimingOptions,
     compilation: Compilation,
     budget: Duration = None,
     again: Annotated[

@@ -27,7 +27,7 @@ from kernelproof.ground.pages import counted
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
     from cudal2gen.results.proofs import Proof
-    from cudal2gen.validator.proofs import Attempt
+    from cudal2gen.validator.proofs import ProofAttempt
     from kernelproof.ground.workers import Lost
 
 
@@ -124,7 +124,7 @@ def _without_proof(kernels: dict[str, Record]) -> list[Record]:
     return [record for digest, record in kernels.items() if digest not in stored]
 
 
-def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[Attempt | Lost]:
+def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[ProofAttempt | Lost]:
     from cudal2gen.validator import proofs
 
     if built:
@@ -133,13 +133,13 @@ def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) 
             yield from answers
 
 
-def _stored(answers: Iterator[Attempt | Lost], total: int, out: Path | None) -> list[Attempt]:
+def _stored(answers: Iterator[ProofAttempt | Lost], total: int, out: Path | None) -> list[ProofAttempt]:
     """Stores each proof before it waits for the next one. An error line names each kernel without a proof."""
     from cudal2gen import results
     from cudal2gen.results.proofs import proofs_store
     from kernelproof.ground.workers import Lost
 
-    attempts: list[Attempt] = []
+    attempts: list[ProofAttempt] = []
     try:
         with signals.exit_restored(), progress.bar("proving") as show:
             for done, answer in enumerate(answers, 1):
@@ -158,7 +158,7 @@ def _stored(answers: Iterator[Attempt | Lost], total: int, out: Path | None) -> 
     return attempts
 
 
-def _print(attempt: Attempt) -> None:
+def _print(attempt: ProofAttempt) -> None:
     proof = attempt.proof
     print(f"{proof.record}: {proof.outcome}, {proof.seconds:.1f} s")
     if attempt.certified is None:

@@ -112,10 +112,10 @@ class Trials:
         """The executor on this machine. Measurements run in a separate process, since a kernel that hangs can only be
         stopped by ending its process."""
         from cudal2gen.tuner import campaign, executor
-        from cudal2gen.tuner.environment import Model
+        from cudal2gen.tuner.environment import ModelEnvironment
 
         if self.environment == "model":
-            return executor.InProcess(Model(campaign.Incumbents(records), seed))
+            return executor.InProcess(ModelEnvironment(campaign.Incumbents(records), seed))
         from cudal2gen.launch import gpu
         from cudal2gen.tuner import on_gpu
 
@@ -129,13 +129,13 @@ class Trials:
     def _ray(self, records: Sequence[Record], seed: int) -> Executor:
         """The executor on a Ray cluster: on its GPUs, or on its CPUs for the model environment."""
         from cudal2gen.tuner import campaign, on_gpu, ray_executor
-        from cudal2gen.tuner.environment import Model
+        from cudal2gen.tuner.environment import ModelEnvironment
 
         incumbents, seconds = campaign.Incumbents(records), self.settings.search.batch_seconds
         address = self.settings.search.ray
         try:
             if self.environment == "model":
-                model = partial(Model, incumbents, seed)
+                model = partial(ModelEnvironment, incumbents, seed)
                 return ray_executor.RayExecutor(model, address, resource="CPU", seconds=seconds)
             return ray_executor.RayExecutor(
                 partial(on_gpu.connect, 0, incumbents, seed),  # the one GPU that Ray shows to the worker

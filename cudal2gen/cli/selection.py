@@ -46,7 +46,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-class Target(Protocol):
+class Filterable(Protocol):
     """The fields that problems, records and measurements have in common."""
 
     @property
@@ -61,7 +61,7 @@ class Target(Protocol):
     def layout(self) -> str: ...
 
 
-class ForProblem(Target, Protocol):
+class ForProblem(Filterable, Protocol):
     """Records and measurements, which belong to a problem."""
 
     @property
@@ -169,7 +169,7 @@ class Selection:
         batch = f" {self.batch if self.batch == ANY else BATCH_TITLES[self.batch]}" if self.batch != NONE else ""
         return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}{batch}"
 
-    def admits(self, item: Target) -> bool:
+    def admits(self, item: Filterable) -> bool:
         """Whether a problem, record or measurement has the selected GPU, types and layout."""
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 

@@ -50,7 +50,7 @@ class Edits:
 
 
 @dataclass(frozen=True)
-class Answer:
+class OutputOptions:
     """The options that say what is printed and written."""
 
     best: Annotated[
@@ -68,7 +68,7 @@ def try_edits(
     ],
     edits: Edits,
     compilation: Compilation,
-    answer: Answer,
+    answer: OutputOptions,
     measure: Annotated[
         bool,
         typer.Option("--time", help="Time the right kernels on the GPU, in turns; without it, times are modelled."),

@@ -111,11 +111,11 @@ def _sessions(
     from cudal2gen.tuner import memory
     from cudal2gen.tuner.writing import crew, session
     from cudal2gen.tuner.writing.modelled import Profiler
-    from cudal2gen.tuner.writing.proof import Bounds
+    from cudal2gen.tuner.writing.proof import CheckLimits
 
     settings, store, profiler = trials.settings, _store(trials), Profiler()
     executor = crew.SerialExecutor(_executor(trials, catalog.load(), seed, profiler, incumbents))
-    bounds = Bounds(settings.write.check_seconds, seed=zlib.crc32(f"written {seed}".encode()))
+    bounds = CheckLimits(settings.write.check_seconds, seed=zlib.crc32(f"written {seed}".encode()))
     limits = session.SessionLimits(rounds, settings.write.kernels, bounds=bounds, weights=settings.reward.weights)
     stored = results.trials(store) if store.is_file() else []
     sessions = []

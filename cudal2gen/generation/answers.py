@@ -6,7 +6,7 @@ from typing import Any
 
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record, serving
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.results import Measurements
 from cudal2gen.results.choice import Table, tabulate
 
@@ -29,7 +29,7 @@ class Answers:
         if record := catalog.own(problem):
             return catalog.Match(record)
         table = self._table(problem)
-        choice = table.choose(problem, Operands.packed(problem.layout, serving.sizes_of(problem)))
+        choice = table.choose(problem, LaunchOperands.packed(problem.layout, serving.sizes_of(problem)))
         if choice.kernel is not None:
             resized = serving.resized(table.kernels[choice.kernel].record, problem, same_binary=True)
             if resized is not None:

@@ -128,7 +128,7 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Job:
+class BuildJob:
     """One distinct binary to build."""
 
     name: str
@@ -139,10 +139,10 @@ class Job:
     alone: bool = False  # compiled in a unit of its own: the macros of an untrusted text must not reach other kernels
 
 
-def job(record: Record, tools: Toolchain) -> Job:
+def job(record: Record, tools: Toolchain) -> BuildJob:
     """The binary of a record. Records that differ only in data fields have the same one."""
     text, launch = render(record), record.launch.write()
-    return Job(record.name, record.arch, text, launch, digest(text, record.arch, launch, tools), record.TEXTUAL)
+    return BuildJob(record.name, record.arch, text, launch, digest(text, record.arch, launch, tools), record.TEXTUAL)
 
 
 def digest(text: str, arch: str, launch: str, tools: Toolchain) -> str:
@@ -319,12 +319,12 @@ def _open(directory: Path) -> Artifact | None:
 
 
 def _build_missing(
-    items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
+    items: list[BuildJob], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
 ) -> dict[str, str]:
     """Builds the kernels that no other process is building, then waits for the others. Returns failures by digest."""
     with Locks(root) as locks:
-        locked: list[Job] = []
-        contended: list[Job] = []
+        locked: list[BuildJob] = []
+        contended: list[BuildJob] = []
         for item in items:
             (locked if locks.try_take(item.digest) else contended).append(item)
         # Another process may have published the kernel between the look and the lock.
@@ -338,7 +338,7 @@ def _build_missing(
     return failures
 
 
-def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
+def _run(items: list[BuildJob], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
     """Builds and publishes kernels. A batch that fails is retried kernel by kernel. Returns failures by digest."""
     with scratch_folder(root) as scratch:
         size = max(1, min(BATCH, -(-len(items) // jobs)))
@@ -359,9 +359,9 @@ def _run(items: list[Job], root: Path, tools: Toolchain, jobs: int, progress: Pr
         return {item.digest: _failure(item, scratch, root) for item in failed}
 
 
-def _batches(items: list[Job], size: int) -> list[list[Job]]:
+def _batches(items: list[BuildJob], size: int) -> list[list[BuildJob]]:
     ordered = sorted(items, key=lambda item: (item.arch, item.name))
-    batches: list[list[Job]] = []
+    batches: list[list[BuildJob]] = []
     for item in ordered:
         last = batches[-1] if batches else [item]
         if batches and last[0].arch == item.arch and len(last) < size and not (last[0].alone or item.alone):
@@ -372,7 +372,7 @@ def _batches(items: list[Job], size: int) -> list[list[Job]]:
 
 
 def _ninja(
-    batches: list[list[Job]], scratch: Path, root: Path, tools: Toolchain, jobs: int, report: Callable[[int], None]
+    batches: list[list[BuildJob]], scratch: Path, root: Path, tools: Toolchain, jobs: int, report: Callable[[int], None]
 ) -> None:
     for items in batches:
         _write_batch(items, scratch)
@@ -412,15 +412,15 @@ def _walls(scratch: Path, tools: Toolchain) -> list[str]:
     return sandbox.command(box, [])
 
 
-def _folder(item: Job) -> str:
+def _folder(item: BuildJob) -> str:
     return f"{item.arch}/{item.name}"
 
 
-def _batch_name(items: list[Job]) -> str:
+def _batch_name(items: list[BuildJob]) -> str:
     return f"{items[0].arch}_{items[0].name}_{len(items)}"
 
 
-def _write_batch(items: list[Job], scratch: Path) -> None:
+def _write_batch(items: list[BuildJob], scratch: Path) -> None:
     folder = scratch / items[0].arch
     folder.mkdir(exist_ok=True)
     for item in items:
@@ -429,7 +429,7 @@ def _write_batch(items: list[Job], scratch: Path) -> None:
     (scratch / f"{_batch_name(items)}.cu").write_text(includes)
 
 
-def ninja_text(batches: list[list[Job]], tools: Toolchain, python: Path, walls: Sequence[str] = ()) -> str:
+def ninja_text(batches: list[list[BuildJob]], tools: Toolchain, python: Path, walls: Sequence[str] = ()) -> str:
     """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report.
 
     ``walls``: words before the compilers of texts from elsewhere, which put those into a sandbox.
@@ -474,7 +474,7 @@ def _ninja_binary() -> Path:
     raise ToolchainError("no ninja found; install it: pip install ninja")
 
 
-def _finish(item: Job, scratch: Path, root: Path) -> None:
+def _finish(item: BuildJob, scratch: Path, root: Path) -> None:
     built = scratch / _folder(item)
     log = built / "kernel.cubin.log"
     (built / "ptxas.json").write_text(json.dumps(asdict(parse_ptxas(log.read_text(), item.arch)), indent=1) + "\n")
@@ -513,7 +513,7 @@ def _kept(messages: list[str], path: Path) -> str:
     return f"{first}; all messages are in {path}"
 
 
-def _failure(item: Job, scratch: Path, root: Path) -> str:
+def _failure(item: BuildJob, scratch: Path, root: Path) -> str:
     """One line that says why a kernel did not compile. Its text and the compiler's messages are kept."""
     source = root / "failed" / f"{item.digest}.cu"
     source.parent.mkdir(exist_ok=True)
@@ -530,7 +530,7 @@ def _failure(item: Job, scratch: Path, root: Path) -> str:
     return f"{item.name} did not compile: {_kept(excerpt or log.splitlines(), source.with_suffix('.log'))}"
 
 
-def _killed(item: Job, log: str) -> int:
+def _killed(item: BuildJob, log: str) -> int:
     """The signal that ended a compiler of this kernel, or 0. Ninja reports the exit code, nvcc names the signal."""
     commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
     for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):

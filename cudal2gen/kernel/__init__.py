@@ -47,7 +47,7 @@ from cudal2gen.kernel.spelling import parse as parse
 from cudal2gen.kernel.spelling import register
 from cudal2gen.kernel.spelling import revise as revise
 from cudal2gen.kernel.suggestions import unknown_field as unknown_field
-from cudal2gen.kernel.work import Work as Work
+from cudal2gen.kernel.work import CtaWork as CtaWork
 from kernelproof.ground.chips import GPUS as GPUS
 from kernelproof.ground.chips import REGISTERS_SM as REGISTERS_SM
 from kernelproof.ground.chips import REGISTERS_THREAD as REGISTERS_THREAD

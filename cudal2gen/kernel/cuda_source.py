@@ -14,7 +14,7 @@ from cudal2gen.kernel.launch import CONVENTIONS, Cluster, Launch, Sizes, Tiles, 
 from cudal2gen.kernel.problem import Problem, aligned
 from cudal2gen.kernel.record import FAMILY, Fields, Origin, Record, Ring
 from cudal2gen.kernel.schema import IllegalRecord, explain
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.integers import ceil_div
 
@@ -245,7 +245,7 @@ class CudaSource(Ring):
         return isinstance(launch, Tma) and launch.stream_k > 0
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """What is usual for its convention: with TMA wgmma or tcgen05 multiplies, otherwise mma.sync on 16 x 8
         tiles."""
         launch, options = self.launch, self.launch_options
@@ -255,7 +255,7 @@ class CudaSource(Ring):
             summed_by: Literal["cluster", "last"] = "cluster" if isinstance(launch, Cluster) else "last"
             return super().work._replace(raster_band=band, raster_along="n", summed_by=summed_by)
         l2_bytes = (self.bm / launch.cluster_n + self.bn / launch.cluster_m) * self.bk * self.element.bytes
-        return Work(
+        return CtaWork(
             "tcgen05.mma" if self.target.capability.has_tcgen05 else "wgmma",
             l2_bytes,
             issuers=max(1, self.threads // 128 - 1),

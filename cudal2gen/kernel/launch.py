@@ -79,7 +79,7 @@ class Matrix(NamedTuple):
         return self.aligned and self.ld % element.vector == 0
 
 
-class Operands(NamedTuple):
+class LaunchOperands(NamedTuple):
     """The matrices of a product as a caller has them: A and B as the layout stores them, D (m,n), or (m,n/2) if
     gated."""
 
@@ -88,7 +88,7 @@ class Operands(NamedTuple):
     d: Matrix
 
     @classmethod
-    def packed(cls, layout: Layout, sizes: Sizes, fusion: Fusion = PLAIN) -> Operands:
+    def packed(cls, layout: Layout, sizes: Sizes, fusion: Fusion = PLAIN) -> LaunchOperands:
         """Matrices without gaps between their rows."""
         row_a, row_b = rows_of(layout, sizes)
         return cls(Matrix(row_a), Matrix(row_b), Matrix(fusion.d_cols(sizes.n)))
@@ -157,7 +157,7 @@ class Launch(Schema):
         """Whether rows along k must be packed, because their length is compiled in."""
         return False
 
-    def takes(self, sizes: Sizes, operands: Operands) -> tuple[bool, bool, bool]:
+    def takes(self, sizes: Sizes, operands: LaunchOperands) -> tuple[bool, bool, bool]:
         """For A, B and D, whether a launch of these sizes takes the matrix where it lies. The launcher refuses others.
 
         Rows of A and B must start at multiples of 16 bytes, and so must rows of D if it is stored in vectors.
@@ -187,7 +187,7 @@ class Launch(Schema):
             and (matrix.ld == row or not packed)
         )
 
-    def spaced(self, sizes: Sizes, vectors: int = 1) -> Operands:
+    def spaced(self, sizes: Sizes, vectors: int = 1) -> LaunchOperands:
         """Matrices for a test, with this many vectors between their rows if the kernel takes that."""
         vector = ELEMENTS[self.element].vector
         gap = vectors * vector
@@ -196,7 +196,7 @@ class Launch(Schema):
             for row, along in zip(rows_of(self.layout, sizes), self.along_k, strict=True)
         )
         cols = self.fusion.d_cols(sizes.n)
-        return Operands(a, b, Matrix((aligned(cols, vector) if self.stores_vectors else cols) + gap))
+        return LaunchOperands(a, b, Matrix((aligned(cols, vector) if self.stores_vectors else cols) + gap))
 
     def write(self) -> str:
         """The file ``kernel.launch``. Digests of binaries cover its lines, so their order stays."""

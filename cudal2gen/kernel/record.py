@@ -16,7 +16,7 @@ from cudal2gen.kernel.fusion import Fusion
 from cudal2gen.kernel.launch import Launch, Sizes
 from cudal2gen.kernel.problem import BATCH_TITLES, Acc, AlongK, Batch, Layout, Problem
 from cudal2gen.kernel.schema import IllegalRecord, explain
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS, Chip, Residency
 from kernelproof.ground.element import Element, ElementName, OutputName
 from kernelproof.ground.integers import ceil_div
@@ -499,9 +499,9 @@ class Record(Schema):
         return {}
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """The work of a CTA, for the cost model; by default mma.sync on operands that are loaded from the L2 once."""
-        return Work("mma.sync", self.step_bytes)
+        return CtaWork("mma.sync", self.step_bytes)
 
 
 class Ring(Record):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from cudal2gen.kernel.launch import Operands, Sizes
+from cudal2gen.kernel.launch import LaunchOperands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT, Problem, aligned
 from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import IllegalRecord
@@ -54,13 +54,13 @@ def sizes_of(problem: Problem) -> Sizes:
     return Sizes(problem.m, problem.n, problem.k)
 
 
-def own_use(record: Record, sizes: Sizes, operands: Operands) -> Use:
+def own_use(record: Record, sizes: Sizes, operands: LaunchOperands) -> Use:
     """The launch and the copies if the record's own padding serves the sizes; the launcher refuses other sizes."""
     launched = record.padded(sizes)
     return Use(launched, _copied(record, sizes, launched, operands))
 
 
-def use(record: Record, sizes: Sizes, operands: Operands) -> Use | None:
+def use(record: Record, sizes: Sizes, operands: LaunchOperands) -> Use | None:
     """How a record's binary computes a product with the fewest copies; None if it cannot.
 
     A binary computes other sizes than the record's own if these are legal and do not change the binary.
@@ -87,7 +87,7 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
     Among the family's variants (predicated tiles, padded operands) the one with the fewest copies is chosen, with
     ``same_binary`` only among variants with the record's binary. The origin names the fields that changed.
     """
-    sizes, operands = sizes_of(problem), Operands.packed(problem.layout, sizes_of(problem), problem.fusion)
+    sizes, operands = sizes_of(problem), LaunchOperands.packed(problem.layout, sizes_of(problem), problem.fusion)
     pairs: list[tuple[Record, Use]] = []
     for fields in record.SIZE_VARIANTS:
         variant = _variant(record, problem, fields)
@@ -176,7 +176,7 @@ def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:
     return ((sizes.m, sizes.k), (sizes.n, sizes.k), (sizes.m, sizes.n))
 
 
-def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: Operands) -> Copied:
+def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: LaunchOperands) -> Copied:
     """Which of A, B and D are copied: those that are padded, and those that the kernel does not take where they lie."""
     launch = record.launch
     unchanged = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]

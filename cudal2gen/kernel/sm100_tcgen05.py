@@ -26,7 +26,7 @@ from cudal2gen.kernel.tma_ring import (
     deepest_ring,
     widest,
 )
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS, REGISTERS_THREAD, Chip
 from kernelproof.ground.element import CHUNK_BYTES
 from kernelproof.ground.integers import ceil_div
@@ -299,14 +299,14 @@ class Sm100Tcgen05(TmaRing):
                 }  # fmt: skip
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """The CTAs of a pair share the operand on the column side; a cluster's CTAs share A along n and B along m.
 
         Every panel reads the operand on the row side again.
         """
         cluster_m, cluster_n = self.cluster
         rows_again = (self.panels - 1) * self.rows * self.k_step * self.element.bytes
-        return Work(
+        return CtaWork(
             "tcgen05.mma",
             l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
             shared_bytes=2 * self.step_bytes + rows_again,

@@ -26,7 +26,7 @@ from cudal2gen.kernel.tma_ring import (
     widest,
 )
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import Chip
 from kernelproof.ground.integers import ceil_div
 
@@ -186,11 +186,11 @@ class Sm120Mma(Warpgroups):
                 }  # fmt: skip
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """Every warp reads 16 of every 64 rows and all columns of its warpgroup's share."""
         warps = 4 * self.sharers
         read = (self.rows + warps * self.cols) * self.k_step * self.element.bytes
-        return Work(
+        return CtaWork(
             "mma.sync",
             l2_bytes=self.step_bytes,
             shared_bytes=read + self.step_bytes,

@@ -10,7 +10,7 @@ from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import SPLITS, MmaSyncKernel
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.element import VECTOR_BYTES
 from kernelproof.ground.integers import ceil_div
 
@@ -74,8 +74,8 @@ class Sm80Direct(MmaSyncKernel):
                 }  # fmt: skip
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """Every warp loads its own fragments from the L2."""
         warps_m, warps_n = self.warps
         fragments = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
-        return Work("mma.sync", fragments, lines=fragments // VECTOR_BYTES)
+        return CtaWork("mma.sync", fragments, lines=fragments // VECTOR_BYTES)

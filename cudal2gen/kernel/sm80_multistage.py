@@ -14,7 +14,7 @@ from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MMA_M, MMA_N, SPLITS, MmaSync
 from cudal2gen.kernel.problem import MAX_EXTENT, Problem
 from cudal2gen.kernel.record import FAMILY, Fields, Record, Ring
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle, power_of_two, swizzle_violations
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD, Chip
 from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
@@ -325,7 +325,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     # For the tuner and the cost model.
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """CTAs advance along n first, within a slice of columns if there are slices."""
         band = ceil_div(self.swizzle_stride, self.bn) if self.swizzle_stride else self.tiles_n
         return super().work._replace(raster_band=band, raster_along="n")

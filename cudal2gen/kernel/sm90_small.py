@@ -12,7 +12,7 @@ from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import FAMILY, Fields
 from cudal2gen.kernel.sm90 import CLUSTER_SPLITS, Overlap, Sm90Kernel
 from cudal2gen.kernel.smem_tiles import SmemTiles, Swizzle
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.integers import ceil_div
 
 MAX_ACCUMULATORS = 128  # registers of a thread, which leave room for fragments
@@ -148,5 +148,5 @@ class Sm90Small(SmemTiles, Sm90Kernel):
                 yield {"bm": bm, "bn": bn, "k_chunks": k_chunks, "split_k": split_k}
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         return super().work._replace(summed_by="cluster")

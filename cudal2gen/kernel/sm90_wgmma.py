@@ -27,7 +27,7 @@ from cudal2gen.kernel.tma_ring import (
     widest,
 )
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
-from cudal2gen.kernel.work import Work
+from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import CHUNK_BYTES
 from kernelproof.ground.integers import ceil_div
@@ -271,13 +271,13 @@ class Sm90Wgmma(Warpgroups):
         return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= MIN_SHARED_STEPS
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """CTAs of a cluster share A along n and B along m, so each part is loaded from the L2 once."""
         cluster_m, cluster_n = self.cluster
         atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
         read = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes
         own_wgmmas = atoms // self.sharers * (self.k_step // self.element.mma_k)
-        return Work(
+        return CtaWork(
             "wgmma",
             l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
             issuers=self.consumers,

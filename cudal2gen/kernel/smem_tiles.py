@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from cudal2gen.kernel.mma_sync import MMA_M, MMA_N, MmaTiles
-from cudal2gen.kernel.work import LINE, Work
+from cudal2gen.kernel.work import LINE, CtaWork
 from kernelproof.ground.integers import ceil_div
 
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
@@ -83,12 +83,12 @@ class SmemTiles(MmaTiles):
         return power_of_two(vectors) and rows * vectors % self.swizzle_period == 0
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         """Each warp reads the rows and columns that it multiplies: A is read by every column of warps, B by every
         row."""
         warps_m, warps_n = self.warps
         read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
-        return Work(
+        return CtaWork(
             "mma.sync",
             self.step_bytes,
             shared_bytes=read + self.step_bytes,

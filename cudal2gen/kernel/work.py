@@ -1,4 +1,4 @@
-"""``Work``: what a family's main loop and epilogue do, as counts for cost models, independent of a GPU's rates."""
+"""``CtaWork``: what a family's main loop and epilogue do, as counts for cost models, independent of a GPU's rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LINE = 128  # bytes of a line of the caches
 Instruction = Literal["mma.sync", "wgmma", "tcgen05.mma"]
 
 
-class Work(NamedTuple):
+class CtaWork(NamedTuple):
     """What one CTA of a record does.
 
     ``instruction``: the instruction that multiplies; a GPU has a rate for each. ``issuers``: the warpgroups that issue

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cudal2gen import places, torch_range
 from cudal2gen.kernel import Problem, Record, ceil_div, serving
-from cudal2gen.kernel.launch import Batches, Groups, Sizes
-from cudal2gen.kernel.launch import Operands as LaunchOperands
+from cudal2gen.kernel.launch import Batches, Groups, LaunchOperands, Sizes
 from cudal2gen.launch.launcher import Fused, LaunchError, OpenKernel
 from cudal2gen.launch.operands import Empty, Operands, check, draw, launched, matrices
 from cudal2gen.results import EXCEEDED, Environment
@@ -71,7 +70,7 @@ class GpuError(MissingTool):
 
 
 @dataclass(frozen=True)
-class Reading:
+class CardReading:
     """The state of the card at one moment, from NVML; 0 for values that NVML does not report."""
 
     sm_mhz: int
@@ -154,7 +153,7 @@ class MeasuringDevice(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
-    def reading(self) -> Reading: ...
+    def reading(self) -> CardReading: ...
 
 
 def runtime(cuda: int = torch_range.CUDA) -> Path:
@@ -464,10 +463,10 @@ class Card:
         except nvml.NVMLError:
             return 0
 
-    def reading(self) -> Reading:
+    def reading(self) -> CardReading:
         nvml, _ = self._nvml
         mask = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
-        return Reading(
+        return CardReading(
             sm_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
             memory_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
             power_w=self._ask(nvml.nvmlDeviceGetPowerUsage) / 1000,

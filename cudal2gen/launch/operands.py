@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudal2gen.kernel import Layout, Problem, Record, Use, aligned, ceil_div
 from cudal2gen.kernel.fusion import ALPHA, BETA
-from cudal2gen.kernel.launch import Matrix
-from cudal2gen.kernel.launch import Operands as LaunchOperands
+from cudal2gen.kernel.launch import LaunchOperands, Matrix
 from cudal2gen.kernel.problem import along_k
 from kernelproof.ground.element import F16, F32, Element
 

@@ -43,7 +43,7 @@ class _Plan(ctypes.Structure):
     ]
 
 
-class Place(NamedTuple):
+class MemoryPlace(NamedTuple):
     """A device whose memory is torch's. ``device``: the CUDA device on whose current stream calls run, or -1 for
     ``stream``; ``guard``: whether another device may be the current one."""
 
@@ -63,7 +63,7 @@ class NativeLaunch(NamedTuple):
     scratch: int
     shape: tuple[int, ...]
     fp32: bool
-    place: Place
+    place: MemoryPlace
 
 
 class TorchCall(NamedTuple):
@@ -127,7 +127,7 @@ class Native:
         self._lock = threading.Lock()
         self._tried: set[Path | None] = set()
 
-    def serves(self, place: Place, file: Path | None) -> bool:
+    def serves(self, place: MemoryPlace, file: Path | None) -> bool:
         """Whether C++ can make calls on a device. The first call connects the library: ``file``, or one compiled
         here."""
         if self._library is None and file not in self._tried:

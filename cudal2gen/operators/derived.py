@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Empty = Callable[..., "torch.Tensor"]
 
 
-class Copy(NamedTuple):
+class DerivedCopy(NamedTuple):
     """A copy. ``storages``: weak references to the weights' storages; while they exist, no other storage can get the
     same address, so an equal key means the same storage. ``ready``: the event after the copying, on ``stream``; None on
     the CPU."""
@@ -37,7 +37,7 @@ class Derived:
     """The copies of a process, by storage, place and strides of their weights."""
 
     def __init__(self) -> None:
-        self._copies: dict[Any, Copy] = {}
+        self._copies: dict[Any, DerivedCopy] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Derived:
             _wait(copy)
         return copy.weight
 
-    def _interleave(self, w1: torch.Tensor, w3: torch.Tensor, versions: tuple[int, int], empty: Empty) -> Copy:
+    def _interleave(self, w1: torch.Tensor, w3: torch.Tensor, versions: tuple[int, int], empty: Empty) -> DerivedCopy:
         from torch.multiprocessing.reductions import StorageWeakRef
 
         # Copies of weights that are gone; their keys may come again with other storages.
@@ -72,7 +72,7 @@ class Derived:
         for place, source in enumerate((w1, w3)):
             pairs[:, place].copy_(source.detach().view(rows // HALF, HALF, depth))
         storages = StorageWeakRef(w1.untyped_storage()), StorageWeakRef(w3.untyped_storage())
-        return Copy(storages, versions, weight, *_recorded(weight))
+        return DerivedCopy(storages, versions, weight, *_recorded(weight))
 
     def clear(self) -> None:
         """Drops all copies."""
@@ -90,7 +90,7 @@ def _recorded(weight: torch.Tensor) -> tuple[Any, Any]:
     return stream, stream.record_event()
 
 
-def _wait(copy: Copy) -> None:
+def _wait(copy: DerivedCopy) -> None:
     """Lets a stream other than the copy's wait for it, and keeps its memory until that stream has read it."""
     import torch
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from cudal2gen.kernel import Problem
 from cudal2gen.kernel.fusion import NONE, PLAIN
-from cudal2gen.kernel.launch import Operands, Sizes
+from cudal2gen.kernel.launch import LaunchOperands, Sizes
 from cudal2gen.kernel.serving import sizes_of
 from cudal2gen.results.choice import Choice, Table, TableKernel
 
@@ -50,7 +50,7 @@ class OneKernel:
         """Decides anew from now on, for other packs."""
         self._chosen.clear()
 
-    def choose(self, table: Table, problem: Problem, operands: Operands, measured: bool, device: int) -> Choice:
+    def choose(self, table: Table, problem: Problem, operands: LaunchOperands, measured: bool, device: int) -> Choice:
         """The choice for a problem. Every number of rows gets the same kernel; only its use differs. ``measured``: only
         a kernel that was measured faster for some number of rows; ``device``: the index of the table's."""
         plain = problem if problem.grouped else problem.revised(fusion=PLAIN, batch=NONE)
@@ -111,7 +111,7 @@ def _serves(kernel: TableKernel, problem: Problem) -> bool:
     if record.shares_last_wave or record.TEXTUAL:
         return False
     served = [Sizes(rows, problem.n, problem.k) for rows in SERVED]
-    return all(kernel.use(sizes, Operands.packed(problem.layout, sizes)) is not None for sizes in served)
+    return all(kernel.use(sizes, LaunchOperands.packed(problem.layout, sizes)) is not None for sizes in served)
 
 
 def _modelled_us(kernel: TableKernel, problem: Problem, numbers: Sequence[int] = ROWS) -> list[float]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, aligned
 from cudal2gen.kernel.fusion import PLAIN, Activation, Fusion
-from cudal2gen.kernel.launch import Batches, Matrix, Operands, Sizes
+from cudal2gen.kernel.launch import Batches, LaunchOperands, Matrix, Sizes
 from cudal2gen.kernel.problem import AlongK
 from cudal2gen.operators import epilogues, plan_batches
 from cudal2gen.operators.call_torch import torch_fused, torch_grouped, torch_linear, torch_matmul
@@ -65,7 +65,7 @@ class Request(NamedTuple):
     problem: Problem | None
     obstacle: str
     sizes: Sizes
-    operands: Operands
+    operands: LaunchOperands
     shape: tuple[int, ...]
     device: int
     by_torch: Run
@@ -184,7 +184,7 @@ class MatrixProblem(NamedTuple):
 
     problem: Problem | None
     obstacle: str
-    operands: Operands
+    operands: LaunchOperands
 
 
 def matrix_problem(
@@ -195,8 +195,8 @@ def matrix_problem(
     if problem is not None and None in matrices:
         strange = [name for name, found in zip("ABD", matrices, strict=True) if found is None]
         problem, obstacle = None, f"strides of {' and '.join(strange)} that no layout serves"
-    (a, b, d), packed = matrices, Operands.packed(kind[-1], sizes)
-    return MatrixProblem(problem, obstacle, Operands(a or packed.a, b or packed.b, d or packed.d))
+    (a, b, d), packed = matrices, LaunchOperands.packed(kind[-1], sizes)
+    return MatrixProblem(problem, obstacle, LaunchOperands(a or packed.a, b or packed.b, d or packed.d))
 
 
 def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | None, str]:
@@ -245,7 +245,7 @@ def product(
     as_b = stored(b, extents.k, extents.n, of_b, spacing.b)
     layout, d_type = layout_of(as_a, as_b), output_name(a.dtype, out_dtype)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
-    stated = MatrixProblem(None, a.obstacle or obstacle, Operands.packed(layout, extents))
+    stated = MatrixProblem(None, a.obstacle or obstacle, LaunchOperands.packed(layout, extents))
     if a.element is not None and not obstacle:
         as_d = Matrix(extents.n) if out is None else matrix(out, extents.m, extents.n, of_d, spacing.d)
         features = {"batch": "strided"} if spacing.products != 1 else {}
@@ -292,7 +292,7 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
             as_x = stored(of_x, sizes.m, k, MatrixStrides(rows, cols))
     as_weight = stored(of_weight, k, n, MatrixStrides(of_weight.strides[1], of_weight.strides[0]))
     layout = layout_of(as_x, as_weight)
-    stated = MatrixProblem(None, of_x.obstacle, Operands.packed(layout, sizes))
+    stated = MatrixProblem(None, of_x.obstacle, LaunchOperands.packed(layout, sizes))
     if of_x.element is not None:
         matrices = as_x.matrix, as_weight.matrix, Matrix(n)
         stated = matrix_problem((of_x.element, "same", "f32", layout), sizes, matrices)
@@ -318,7 +318,7 @@ def request_grouped(
         return request_matmul(a, b, "f32", None, out_dtype)._replace(by_torch=by_torch)
     of_a, of_b, groups = facts(a), facts(b), len(offs)
     sizes, spacing = Sizes(of_a.shape[-2], of_b.shape[-1], of_a.shape[-1]), Batches()
-    stated = MatrixProblem(None, "groups of columns or of k", Operands.packed("nn", sizes))
+    stated = MatrixProblem(None, "groups of columns or of k", LaunchOperands.packed("nn", sizes))
     if of_a.element is None:
         stated = stated._replace(obstacle=of_a.obstacle)
     elif not groups:

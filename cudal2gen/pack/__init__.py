@@ -18,7 +18,7 @@ from __future__ import annotations
 from cudal2gen.pack.contents import contents as contents
 from cudal2gen.pack.facts import PackError as PackError
 from cudal2gen.pack.reading import Pack as Pack
-from cudal2gen.pack.reading import Search as Search
+from cudal2gen.pack.reading import PackSearch as PackSearch
 from cudal2gen.pack.reading import installed as installed
 from cudal2gen.pack.reading import open_pack as open_pack
 from cudal2gen.pack.reading import search as search

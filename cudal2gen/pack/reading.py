@@ -142,7 +142,7 @@ def installed() -> Iterator[Path]:
             continue
 
 
-class Search(NamedTuple):
+class PackSearch(NamedTuple):
     """The result of a search. ``packs``: the first usable pack of each GPU model; ``refused``: why others cannot be
     used; ``shadowed``: by GPU model, which usable packs come after the first and are therefore not used."""
 
@@ -156,9 +156,9 @@ class Search(NamedTuple):
         return [*self.refused, *(reason for reasons in self.shadowed.values() for reason in reasons)]
 
 
-def search(folders: Iterable[Path]) -> Search:
+def search(folders: Iterable[Path]) -> PackSearch:
     """Opens the packs in these folders, in order. A folder that is named twice counts once."""
-    result = Search({}, [], {})
+    result = PackSearch({}, [], {})
     for directory in folders:
         try:
             pack = open_pack(directory)

@@ -30,7 +30,7 @@ MODULES = ("__init__.py", "_ops.py", "layers.py", "library.py", "operators.py")
 WORKLOADS = 8  # workloads of the benchmark
 
 
-class Workload(NamedTuple):
+class BenchmarkProduct(NamedTuple):
     """A product of the benchmark. ``dtype``: torch's name of A's and B's type; ``transposed``: whether B is (n,k)."""
 
     m: int
@@ -76,7 +76,7 @@ def repository(pack: Mapping[str, bytes], table: Table) -> dict[str, bytes]:
     return files
 
 
-def workloads(table: Table) -> list[Workload]:
+def workloads(table: Table) -> list[BenchmarkProduct]:
     """Up to ``WORKLOADS`` plain products, spread over the sizes: those that kernels won, or if none was measured, the
     kernels' own."""
     won = {row.kernel for row in table.rows if row.wins}
@@ -86,7 +86,7 @@ def workloads(table: Table) -> list[Workload]:
         if not won or number in won
     ]
     plain = {
-        Workload(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.along_k.b, problem.acc)
+        BenchmarkProduct(problem.m, problem.n, problem.k, ELEMENTS[problem.ab].dtype, problem.along_k.b, problem.acc)
         for problem in problems
         if not problem.suffix and problem.d == "same" and problem.along_k.a
     }

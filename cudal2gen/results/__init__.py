@@ -45,8 +45,8 @@ from cudal2gen.results.rows import speedup as speedup
 from cudal2gen.results.rows import speedups as speedups
 from cudal2gen.results.rows import stored_b as stored_b
 from cudal2gen.results.storage import START as START
+from cudal2gen.results.storage import LineStart as LineStart
 from cudal2gen.results.storage import Measurements as Measurements
-from cudal2gen.results.storage import Place as Place
 from cudal2gen.results.storage import algorithms as algorithms
 from cudal2gen.results.storage import append as append
 from cudal2gen.results.storage import end_of as end_of

@@ -28,7 +28,7 @@ from pydantic import BaseModel, Field, ValidationError
 from cudal2gen import results
 from cudal2gen.kernel import Acc, IllegalRecord, Layout, Problem, Record, Use, ceil_div, explain, parse, serving
 from cudal2gen.kernel.fusion import PLAIN, Fusion
-from cudal2gen.kernel.launch import Operands, Sizes
+from cudal2gen.kernel.launch import LaunchOperands, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
 from cudal2gen.results import NEUTRAL, Extent, Measurement, Measurements, Products
 from kernelproof.ground.chips import CardFacts
@@ -90,7 +90,7 @@ class TableKernel:
         """Whether the kernel has the problem's types and layout."""
         return Problem.kind_of(self.fields) == problem.kind
 
-    def use(self, sizes: Sizes, operands: Operands) -> Use | None:
+    def use(self, sizes: Sizes, operands: LaunchOperands) -> Use | None:
         """How this binary computes a product of these sizes with as few copies as possible; None if it cannot.
 
         A binary can compute other sizes than its record's own if the same compiled code is legal for them.
@@ -218,7 +218,7 @@ class Table:
     def choose(
         self,
         problem: Problem,
-        operands: Operands,
+        operands: LaunchOperands,
         prefer: Prefer = "measured",
         extra_us: float = 0.0,
         products: int = 1,
@@ -255,7 +255,7 @@ class Table:
         """The row of exactly this problem, or None."""
         return self._by_problem.get((problem.kind, Sizes(problem.m, problem.n, problem.k), products))
 
-    def by_row(self, row: Row, sizes: Sizes, operands: Operands, extra_us: float = 0.0) -> Choice:
+    def by_row(self, row: Row, sizes: Sizes, operands: LaunchOperands, extra_us: float = 0.0) -> Choice:
         """The choice that one measured row gives, for its own sizes or for other ``sizes`` that it represents.
 
         The row was measured on packed operands. If these operands need more copies than packed ones, the additional
@@ -266,7 +266,7 @@ class Table:
             return Choice(None, None, f"{measured}, which is not faster beyond noise", "measured, not faster")
         kernel = self.kernels[row.kernel]
         use = kernel.use(sizes, operands)
-        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.sizes, row.fusion))
+        packed = kernel.use(row.sizes, LaunchOperands.packed(row.layout, row.sizes, row.fusion))
         if use is None or packed is None:
             return Choice(None, None, f"{measured}, but its kernel does not take these operands", "operands not taken")
         more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes))
@@ -276,7 +276,9 @@ class Table:
             return Choice(None, None, f"{measured}{price}: not faster then", "copies too dear")
         return Choice(row.kernel, use, f"{measured}{price}", "measured")
 
-    def _inferred(self, problem: Problem, sizes: Sizes, operands: Operands, prefer: Prefer, extra_us: float) -> Choice:
+    def _inferred(
+        self, problem: Problem, sizes: Sizes, operands: LaunchOperands, prefer: Prefer, extra_us: float
+    ) -> Choice:
         """The choice for a fused or batched problem if only its plain product was measured.
 
         It is the plain product's kernel with this fusion or batch added, if that kernel was measured faster and the
@@ -312,7 +314,7 @@ class Table:
         )
 
     def _estimated(
-        self, near: Sequence[Row], sizes: Sizes, products: int, operands: Operands, extra_us: float
+        self, near: Sequence[Row], sizes: Sizes, products: int, operands: LaunchOperands, extra_us: float
     ) -> Choice:
         """The choice for unmeasured sizes, estimated from the measured neighbours ``near``."""
         # With m or n = 1 the vendor's library switches to matrix-vector kernels, so a neighbour with a larger m or n
@@ -348,7 +350,7 @@ class Table:
         return [row for _, row in sorted(measured, key=lambda pair: (sum(pair[0]), pair[1].sizes))[:NEIGHBOURS]]
 
     def _predicted(
-        self, row: Row, sizes: Sizes, products: int, operands: Operands, extra_us: float
+        self, row: Row, sizes: Sizes, products: int, operands: LaunchOperands, extra_us: float
     ) -> tuple[float, Use | None]:
         """The low end of the speedup at other sizes, estimated from one neighbour's row; and how its kernel is used.
 
@@ -359,7 +361,7 @@ class Table:
         assert row.kernel is not None
         kernel = self.kernels[row.kernel]
         use = kernel.use(sizes, operands)
-        packed = kernel.use(row.sizes, Operands.packed(row.layout, row.sizes, row.fusion))
+        packed = kernel.use(row.sizes, LaunchOperands.packed(row.layout, row.sizes, row.fusion))
         if use is None or packed is None:
             return 0.0, None
         # In a grouped launch m already counts the rows of all groups, so its work must not be multiplied by their
@@ -374,7 +376,7 @@ class Table:
         more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes) * tiled)
         return row.speedup[1] * row.us * useful / (kernel_us + more + extra_us), use
 
-    def _nearest(self, problem: Problem, sizes: Sizes, operands: Operands) -> Choice:
+    def _nearest(self, problem: Problem, sizes: Sizes, operands: LaunchOperands) -> Choice:
         """The nearest kernel that computes the product, whether or not it was measured."""
 
         def serve(number: int) -> tuple[int, Use] | None:

@@ -63,17 +63,17 @@ def _whole_lines(descriptor: int) -> int:
     return 0
 
 
-class Place(NamedTuple):
+class LineStart(NamedTuple):
     """Where a line of a file begins: the number of bytes and of lines before it."""
 
     bytes: int
     lines: int
 
 
-START = Place(0, 0)
+START = LineStart(0, 0)
 
 
-def end_of(path: Path, start: Place = START) -> Place:
+def end_of(path: Path, start: LineStart = START) -> LineStart:
     """The place after the last complete line of a file, searched from ``start`` on.
 
     An incomplete line after it is not counted, since another process may still be writing it. Raises WrongInput.
@@ -81,11 +81,11 @@ def end_of(path: Path, start: Place = START) -> Place:
     with reading(path), path.open("rb") as file:
         file.seek(start.bytes)
         rest = file.read()
-    return Place(start.bytes + rest.rfind(b"\n") + 1, start.lines + rest.count(b"\n"))
+    return LineStart(start.bytes + rest.rfind(b"\n") + 1, start.lines + rest.count(b"\n"))
 
 
 def read(
-    adapter: TypeAdapter[T], path: Path, start: Place = START, end: Place | None = None, *, about: bytes = b""
+    adapter: TypeAdapter[T], path: Path, start: LineStart = START, end: LineStart | None = None, *, about: bytes = b""
 ) -> Iterator[tuple[int, T]]:  # fmt: skip
     """Yields the rows of a file between ``start`` and ``end``, each with its line number. A missing file has no rows.
 
@@ -191,14 +191,14 @@ class Measurements(NamedTuple):
 
 
 def lines(
-    path: Path, start: Place = START, end: Place | None = None
+    path: Path, start: LineStart = START, end: LineStart | None = None
 ) -> Iterator[tuple[int, Environment | Measurement]]:
     """The rows of a file of measurements, each with its line number; see ``read``."""
     return read(_MEASUREMENT, path, start, end)
 
 
 def measurements(
-    path: Path | None = None, start: Place = START, end: Place | None = None,
+    path: Path | None = None, start: LineStart = START, end: LineStart | None = None,
     environments: Mapping[str, Environment] | None = None,
 ) -> Measurements:  # fmt: skip
     """Reads a file of measurements, or the part of it from ``start`` to ``end``.

@@ -10,7 +10,7 @@ from kernelproof.ground.element import F16
 from kernelproof.ground.errors import MissingLibrary
 
 
-class Answer(NamedTuple):
+class RatedConfiguration(NamedTuple):
     """A configuration of CUTLASS, as the library's own object, and its modelled time in microseconds."""
 
     configuration: Any
@@ -31,7 +31,7 @@ class MatmulHeuristics:
         self._library = library
         self._interfaces: dict[tuple[str, str, str], Any] = {}
 
-    def answers(self, problem: Problem, most: int) -> list[Answer]:
+    def answers(self, problem: Problem, most: int) -> list[RatedConfiguration]:
         """The library's choices for a problem, best first, at most ``most``."""
         letter = problem.element.heuristics
         precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{problem.output.heuristics}"
@@ -41,7 +41,7 @@ class MatmulHeuristics:
         interface = self._interface(problem.gpu, precision, problem.layout, layout)
         description = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
         results = interface.get(description, most, precision)
-        return [Answer(result["kernel"], result["runtime"] * 1e6) for result in results]
+        return [RatedConfiguration(result["kernel"], result["runtime"] * 1e6) for result in results]
 
     def least_us(self, problem: Problem) -> float:
         """The least modelled time of the library's first sixteen choices, in microseconds."""

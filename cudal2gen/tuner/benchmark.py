@@ -27,7 +27,7 @@ from cudal2gen.timing.model import estimate_kernel
 from cudal2gen.timing.recordings.tile import kernel_of
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder
 from cudal2gen.tuner.cost_model import CostModel
-from cudal2gen.tuner.environment import Environment, Model
+from cudal2gen.tuner.environment import Environment, ModelEnvironment
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question
 from cudal2gen.tuner.proposers import Heuristics, Nearest, Random
 from cudal2gen.tuner.training import Learning
@@ -77,7 +77,7 @@ class Score(NamedTuple):
     reached: float
 
 
-class Comparison(NamedTuple):
+class ProposerComparison(NamedTuple):
     """Every proposer's score, and the environment of the comparison."""
 
     plan: BenchmarkPlan
@@ -96,7 +96,7 @@ def split(records: Sequence[Record], plan: BenchmarkPlan) -> tuple[list[Problem]
     return order[: plan.held_out], order[plan.held_out : plan.held_out + plan.tuned]
 
 
-def best_known(environment: Model, candidates: space.Candidates, refined: int = 16) -> float:
+def best_known(environment: ModelEnvironment, candidates: space.Candidates, refined: int = 16) -> float:
     """The least true time in µs: over all structures, and over all free fields of the ``refined`` best structures."""
     times = environment.true_us(candidates.records)
     best = float(times.min())
@@ -197,7 +197,7 @@ def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]]) 
     return Score(name, means, bounds, median(lengths), sum(length < math.inf for length in lengths) / len(lengths))
 
 
-def campaign(environment: Model, problems: Sequence[Problem], plan: BenchmarkPlan, seed: int) -> Learning:
+def campaign(environment: ModelEnvironment, problems: Sequence[Problem], plan: BenchmarkPlan, seed: int) -> Learning:
     """What ``tune`` has learned when it has searched these problems, one after the other and from nothing."""
     learning = Learning(seed=seed)
     for problem in problems:
@@ -259,7 +259,7 @@ class Relay:
 
 def compare(
     published: Sequence[Record], plan: BenchmarkPlan, progress: Callable[[str], None] = lambda _: None
-) -> Comparison:
+) -> ProposerComparison:
     """Tunes, searches and scores. ``published``: records from whose sizes the problems are drawn."""
     held_out, problems = split(published, plan)
     spaces = [space.candidates(problem) for problem in held_out]
@@ -267,7 +267,7 @@ def compare(
     best: list[list[float]] = []
     learned = 0
     for number in range(plan.environments):
-        environment = Model(seed=plan.seed + 1 + number)
+        environment = ModelEnvironment(seed=plan.seed + 1 + number)
         progress(f"{environment.on}: a campaign of {len(problems)} problems; {len(held_out)} are held out")
         learning = campaign(environment, problems, plan, plan.seed + number)
         learned = learning.records
@@ -276,11 +276,11 @@ def compare(
             progress(f"{environment.on}: {name}")
             runs.setdefault(name, []).append(_searches(environment, make, spaces, best[-1], plan))
     scores = tuple(summarise(name, searches, best) for name, searches in runs.items())
-    return Comparison(plan, "analytic model of 2026-11-22 with hidden terms", scores, learned)
+    return ProposerComparison(plan, "analytic model of 2026-11-22 with hidden terms", scores, learned)
 
 
 def _searches(
-    environment: Model,
+    environment: ModelEnvironment,
     make: Callable[[int], Proposer],
     spaces: Sequence[space.Candidates],
     best: list[float],
@@ -299,7 +299,7 @@ def _searches(
     return runs
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: ProposerComparison) -> str:
     """The table with its conditions and claims."""
     plan = comparison.plan
     lines = [
@@ -325,7 +325,7 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join([*lines, table, "", *(f"- {claim}" for claim in claims(comparison))]) + "\n"
 
 
-def claims(comparison: Comparison) -> list[str]:
+def claims(comparison: ProposerComparison) -> list[str]:
     """Sentences that state each expectation and whether the scores meet it."""
     by_name = {score.name: score for score in comparison.scores}
     sentences = []

@@ -31,7 +31,7 @@ class RankedSearch(NamedTuple):
 Waiting = Future[list[Trial]]  # trials of an evaluation; a proposer's step has none
 
 
-class Host(Protocol):
+class StepRunner(Protocol):
     """Carries out the steps of searches."""
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
@@ -45,8 +45,8 @@ class Host(Protocol):
 
 
 class ThreadedHost:
-    """A ``Host`` with an executor, and threads for proposers. With one search at a time proposers run on the caller's
-    thread."""
+    """A ``StepRunner`` with an executor, and threads for proposers. With one search at a time proposers run on the
+    caller's thread."""
 
     def __init__(self, executor: Executor, in_flight: int) -> None:
         self._executor = executor
@@ -54,7 +54,7 @@ class ThreadedHost:
         self._awaited: set[Waiting] = set()
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
-        """See ``Host``."""
+        """See ``StepRunner``."""
         if isinstance(step, Evaluation):
             return self._executor.submit(step.job, rank)
         if self._threads is None:
@@ -67,7 +67,7 @@ class ThreadedHost:
         return future
 
     def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``Host``. If the executor's jobs end in order, steps are taken in the order of their beginning too.
+        """See ``StepRunner``. If the executor's jobs end in order, steps are taken in the order of their beginning too.
 
         Stored trials then follow the problems' order, and not the speed of compilers. Only proposers that wait for a
         server are taken as they end.
@@ -97,7 +97,7 @@ def lag(in_flight: int) -> int:
 
 def run_searches(
     begin: Callable[[int], RankedSearch | None],
-    host: Host,
+    host: StepRunner,
     in_flight: int,
     end: Callable[[RankedSearch], None],
     learn: Callable[[RankedSearch], None],

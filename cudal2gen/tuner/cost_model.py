@@ -19,7 +19,7 @@ from cudal2gen.kernel import IllegalRecord, Problem, Record, parse
 from cudal2gen.results import Trial
 from cudal2gen.tuner import regression
 from cudal2gen.tuner.facts import NUMBERS, Facts, Floats, Tokens, coordinates, facts
-from cudal2gen.tuner.regression import Ensemble, Samples, centred
+from cudal2gen.tuner.regression import Ensemble, TrainingRows, centred
 
 NEAR_BEST = 0.15  # distance from a problem's best, in log time, at which a record's weight has fallen by e
 SCALE = 1.0  # standard deviation of a problem's own constant factor, in log time
@@ -156,7 +156,7 @@ def train_described(problems: Sequence[Described], seed: int = 0, members: int =
     return CostModel(tokens, ensemble, *_process(samples, target - believed * unseen))
 
 
-def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
+def _samples(tokens: Tokens, described: Sequence[Described]) -> TrainingRows:
     blocks: list[tuple[Floats, Floats, Floats]] = []
     for record_facts, problem in described:
         log_us = np.log(np.array(problem.us, np.float32))
@@ -170,10 +170,10 @@ def _samples(tokens: Tokens, described: Sequence[Described]) -> Samples:
         )
     inputs, target, weights = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     places = np.concatenate([np.full(len(block[1]), place) for place, block in enumerate(blocks)])
-    return Samples(inputs, target, weights, places)
+    return TrainingRows(inputs, target, weights, places)
 
 
-def _process(samples: Samples, rest: Floats) -> tuple[float, float]:
+def _process(samples: TrainingRows, rest: Floats) -> tuple[float, float]:
     """The standard deviation and length of the process for which ``rest``, what is unexplained, is likeliest."""
     residuals = []
     numbers = np.unique(samples.problem)

@@ -1,9 +1,9 @@
 """Environments evaluate records. A record's failure is a trial with a reason, and no exception.
 
 - ``Replay`` answers from recorded trials, and raises Unrecorded for any other record.
-- ``Model`` answers from the frozen model of ``cudal2gen.timing.model``, multiplied by hidden terms that no proposer can
-  read, with noise. It stands for no GPU: it serves to compare and test ways of searching, and its trials have a store
-  of their own.
+- ``ModelEnvironment`` answers from the frozen model of ``cudal2gen.timing.model``, multiplied by hidden terms that no
+  proposer can read, with noise. It stands for no GPU: it serves to compare and test ways of searching, and its trials
+  have a store of their own.
 - ``tuner.on_gpu`` builds and checks records, and times them in turns with the incumbent and a baseline.
 """
 
@@ -159,7 +159,7 @@ class Replay:
         return trials
 
 
-class Model:
+class ModelEnvironment:
     """``model.frozen_us`` multiplied by hidden terms, with noise.
 
     Everything follows from ``seed``. Even the noise of a record's samples does not depend on when, where and beside

@@ -25,7 +25,7 @@ IN_FLIGHT = 12  # problems at a time if kernels compile meanwhile: one is measur
 START_SECONDS = 300.0  # seconds for a process to import its modules and find its device
 
 
-class Job(NamedTuple):
+class EvaluationJob(NamedTuple):
     """Records of one problem that an environment evaluates together, in turns with one another."""
 
     problem: Problem
@@ -56,7 +56,7 @@ class Executor(EvaluationPlace, Protocol):
         """Begins the work for these records that needs no GPU, such as compiling, and returns at once."""
         ...
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
+    def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:
         """Begins a job, or puts it into a queue in which lesser ranks go first. A single thread calls this."""
         ...
 
@@ -81,7 +81,7 @@ class InProcess:
     def prepare(self, records: Sequence[Record]) -> None:
         """Does nothing: an evaluation does all of the work."""
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
+    def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
         """Evaluates the job before it returns."""
         ended: Future[list[Trial]] = Future()
         ended.set_result(self.environment.evaluate(job.problem, job.records, job.effort))
@@ -125,7 +125,7 @@ class Worker:
         if self._ahead is not None:
             self._ahead.add(records)
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - the order is that of submission
+    def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - the order is that of submission
         """Puts the job into the queue, whose order is that of submission."""
         return self._queue.submit(self._evaluate_compiled, job)
 
@@ -136,12 +136,12 @@ class Worker:
         """
         return 2 if self._ahead is None else IN_FLIGHT
 
-    def _evaluate_compiled(self, job: Job) -> list[Trial]:
+    def _evaluate_compiled(self, job: EvaluationJob) -> list[Trial]:
         if self._ahead is not None:
             self._ahead.wait(job.records)
         return self._evaluate(job)
 
-    def _evaluate(self, job: Job) -> list[Trial]:
+    def _evaluate(self, job: EvaluationJob) -> list[Trial]:
         answer = self._ask((job.problem, job.records, job.effort))
         if isinstance(answer, list):
             return answer

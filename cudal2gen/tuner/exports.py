@@ -29,7 +29,7 @@ from cudal2gen.tuner import record_answers, record_prompt, reward
 from cudal2gen.tuner.curriculum import STAGES, Stage
 from cudal2gen.tuner.environment import Environment
 from cudal2gen.tuner.language_model import completions, transcript
-from cudal2gen.tuner.language_model.transcript import Exchange, Outcome, Reply, State
+from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Exchange, Reply, State
 from kernelproof.ground import files
 from kernelproof.ground.errors import WrongInput
 
@@ -67,7 +67,7 @@ class Rewards:
         for trial in trials:
             self._trials.setdefault(_key(trial.problem, trial.record), []).append(trial)
 
-    def of_answer(self, outcome: Outcome) -> float | None:
+    def of_answer(self, outcome: AnswerOutcome) -> float | None:
         """The outcome's own reward, else the mean over its proposals. An illegal proposal is a failure; proposals
         without a trial do not count. None if no proposal counts."""
         if outcome.reward is not None:
@@ -78,7 +78,7 @@ class Rewards:
         rewards = [value for fields in outcome.proposals if (value := self._of(problem, fields)) is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
-    def right(self, outcome: Outcome) -> bool:
+    def right(self, outcome: AnswerOutcome) -> bool:
         """Whether an answer has proposals, all of them are right by their trials, and nothing else is in it."""
         if outcome.right is not None:
             return outcome.right

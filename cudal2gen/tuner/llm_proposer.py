@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from cudal2gen.kernel import Problem, Record, parse, space
 from cudal2gen.tuner import record_answers, record_prompt
 from cudal2gen.tuner.language_model.chat import Chat
-from cudal2gen.tuner.language_model.conversation import RETRIES, Conversation, Messages, Reading
+from cudal2gen.tuner.language_model.conversation import RETRIES, Conversation, Messages, ReadAnswer
 from cudal2gen.tuner.language_model.transcript import Message, NotSent, Reply, Unavailable, Usage
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
@@ -212,7 +212,7 @@ class LlmProposer(FixedStrategy):
         faults: list[Fault] = []
         has_answer = False
 
-        def read(reply: Reply) -> Reading:
+        def read(reply: Reply) -> ReadAnswer:
             nonlocal faults, has_answer
             has_answer = True
             reading, faults = self._sort(reply, question, bases, count, proposals)
@@ -242,7 +242,7 @@ class LlmProposer(FixedStrategy):
         bases: Mapping[str, Record],
         count: int,
         proposals: dict[object, Proposal],
-    ) -> tuple[Reading, list[Fault]]:
+    ) -> tuple[ReadAnswer, list[Fault]]:
         """Adds an answer's new, legal proposals to ``proposals``. Returns its outcome, and the faults of the rest."""
         ideas, faults = record_answers.ideas_of(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
@@ -265,7 +265,7 @@ class LlmProposer(FixedStrategy):
         fault = "" if own else "; ".join(fault.text for fault in faults)[:LONGEST_REASON] or "no proposals"
         again = len(proposals) < count and _worth_retrying(faults, proposals)
         correction = record_answers.correction(faults, count - len(proposals)) if again else ""
-        return Reading(fields, fault=fault, correction=correction), faults
+        return ReadAnswer(fields, fault=fault, correction=correction), faults
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warnings:

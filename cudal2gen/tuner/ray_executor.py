@@ -31,7 +31,7 @@ from cudal2gen import places, results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Source, Trial, Verdict
 from cudal2gen.tuner.environment import Environment, trial_of
-from cudal2gen.tuner.executor import Job, NoAnswer
+from cudal2gen.tuner.executor import EvaluationJob, NoAnswer
 from kernelproof.ground.errors import MissingTool
 from kernelproof.ground.version import __version__
 
@@ -47,7 +47,7 @@ class Unreachable(MissingTool):
     """No worker can measure: there is no cluster, it has no GPU, or no worker starts."""
 
 
-class Answer(NamedTuple):
+class WorkerResults(NamedTuple):
     """A worker's trials, and its new verdicts, which the driver stores because nodes need not share a disk."""
 
     trials: list[Trial]
@@ -113,7 +113,7 @@ class Measurer:
         """The environment's name, its device, and the version of this package on its node."""
         return self._environment.name, self._environment.on, __version__
 
-    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> Answer:
+    def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> WorkerResults:
         """See ``Environment``. The answer includes the verdicts that were not sent before."""
         unpack(parcel)
         trials = self._environment.evaluate(problem, records, effort)
@@ -121,7 +121,7 @@ class Measurer:
         verdicts: dict[str, Verdict] = getattr(self._environment, "verdicts", {})
         unsent = [verdict for digest, verdict in verdicts.items() if digest not in self._sent]
         self._sent |= verdicts.keys()
-        return Answer(trials, unsent)
+        return WorkerResults(trials, unsent)
 
 
 class Idle:
@@ -235,7 +235,7 @@ class RayExecutor:
         except OSError as error:
             raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
+    def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:
         """Begins the job now. Several GPUs take parts of a short job if they have no other work."""
         return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)
 
@@ -246,7 +246,7 @@ class RayExecutor:
         """``AHEAD`` for each GPU that the cluster has now."""
         return AHEAD * max(1, int(self._ray.cluster_resources().get(self._resource, 0)))
 
-    def _begin(self, jobs: Sequence[Job], rank: int) -> Future[list[Trial]]:
+    def _begin(self, jobs: Sequence[EvaluationJob], rank: int) -> Future[list[Trial]]:
         """Begins the parts of one job: the future of all their trials."""
         all_trials: Future[list[Trial]] = Future()
         with self._lock:
@@ -286,7 +286,7 @@ class RayExecutor:
         if self._own_connection:
             self._ray.shutdown()
 
-    def _evaluate(self, job: Job, rank: int) -> list[Trial]:
+    def _evaluate(self, job: EvaluationJob, rank: int) -> list[Trial]:
         """A job's trials, in spite of lost workers. Raises Unreachable."""
         failure = NoAnswer("", "time-out", retry=True)
         for _ in range(self._losses):
@@ -301,7 +301,7 @@ class RayExecutor:
             return [trial for job in alone for trial in self._evaluate(job, rank)]
         return [trial_of(self, job.problem, job.records[0], job.effort, failure.outcome, reason=failure.reason)]
 
-    def _ask(self, job: Job, rank: int) -> list[Trial] | NoAnswer:
+    def _ask(self, job: EvaluationJob, rank: int) -> list[Trial] | NoAnswer:
         """One attempt, on a worker that has just answered a ping."""
         errors = self._ray.exceptions
         try:
@@ -313,7 +313,7 @@ class RayExecutor:
         actor = self._idle_worker(rank)
         pending = actor.evaluate.remote(job.problem, job.records, job.effort, parcel)
         try:
-            answer: Answer = self._ray.get(pending, timeout=self._seconds)
+            answer: WorkerResults = self._ray.get(pending, timeout=self._seconds)
         except errors.GetTimeoutError:
             self._drop(actor)
             return NoAnswer(f"no answer within {self._seconds:g} s", "time-out", retry=False)
@@ -398,7 +398,7 @@ class RayExecutor:
         self._ray.kill(actor)
 
 
-def parts(job: Job, count: int) -> list[Job]:
+def parts(job: EvaluationJob, count: int) -> list[EvaluationJob]:
     """The parts of a short job for several GPUs: each part times its records against the same incumbent.
 
     Jobs of more effort compare records with one another, so they have one part.

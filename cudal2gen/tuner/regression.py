@@ -21,7 +21,7 @@ TRAINED = ("w1", "b1", "w2", "b2", "w3")
 ROWS = 96
 
 
-class Samples(NamedTuple):
+class TrainingRows(NamedTuple):
     """Training data: ``inputs`` of shape (rows, columns); ``target``, ``weight`` and ``problem`` of shape (rows).
 
     Rows are in the ascending order of their problems' numbers.
@@ -47,7 +47,7 @@ class Ensemble:
         """One member as an ensemble that shares this one's memory."""
         return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in TRAINED})
 
-    def left_out(self, samples: Samples) -> Floats:
+    def left_out(self, samples: TrainingRows) -> Floats:
         """For each row the output of the member that was trained without its problem; shape (rows)."""
         return self.predict(samples.inputs)[samples.problem % self.members, np.arange(len(samples.problem))]
 
@@ -120,7 +120,7 @@ def _slope(units: Floats) -> Floats:
 
 
 def fit(
-    samples: Samples, members: int = 4, epochs: int = 40, batch: int = 24, rate: float = 4e-3, decay: float = 1e-3,
+    samples: TrainingRows, members: int = 4, epochs: int = 40, batch: int = 24, rate: float = 4e-3, decay: float = 1e-3,
     seed: int = 0, hidden: int = HIDDEN,
 ) -> Ensemble:  # fmt: skip
     """Trains the members by Adam, with a warm-up and a cosine schedule. ``batch``: problems of a step.
@@ -143,7 +143,7 @@ def fit(
     return ensemble
 
 
-class Step(NamedTuple):
+class Minibatch(NamedTuple):
     """The rows of a step's problems, the number of rows of each, and the numbers of the problems."""
 
     rows: Ints
@@ -151,7 +151,7 @@ class Step(NamedTuple):
     problems: Ints
 
 
-def _steps(problem: Ints, starts: Ints, orders: Sequence[Ints], batch: int) -> list[Step]:
+def _steps(problem: Ints, starts: Ints, orders: Sequence[Ints], batch: int) -> list[Minibatch]:
     """The steps of all epochs. ``orders``: the order of the problems in each epoch."""
     lengths = np.diff([*starts, len(problem)])
     steps = []
@@ -159,12 +159,12 @@ def _steps(problem: Ints, starts: Ints, orders: Sequence[Ints], batch: int) -> l
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
             rows = np.concatenate([np.arange(starts[place], starts[place] + lengths[place]) for place in chosen])
-            steps.append(Step(rows, lengths[chosen], chosen))
+            steps.append(Minibatch(rows, lengths[chosen], chosen))
     return steps
 
 
 def _train(
-    network: Ensemble, inputs: Floats, samples: Samples, shares: Floats, steps: Sequence[Step], rate: float,
+    network: Ensemble, inputs: Floats, samples: TrainingRows, shares: Floats, steps: Sequence[Minibatch], rate: float,
     decay: float,
 ) -> None:  # fmt: skip
     """Trains one network in place. ``shares``: its weights of the problems."""

@@ -42,14 +42,14 @@ class RewardWeights:
     failed: float = 0.0
 
 
-class Case(NamedTuple):
+class RewardCase(NamedTuple):
     """One test case: the speed over the reference's, and the largest absolute difference from its result."""
 
     speed: float
     max_diff: float
 
 
-def reward(cases: Sequence[Case], length: int, alpha: float, beta: float) -> float:
+def reward(cases: Sequence[RewardCase], length: int, alpha: float, beta: float) -> float:
     """The formula of this module's docstring. Raises ValueError without cases."""
     if not cases:
         raise ValueError("a reward needs at least one test case")
@@ -63,7 +63,7 @@ def of_trials(trials: Sequence[Trial], weights: RewardWeights) -> float:
     """
     if not all(trial.measured for trial in trials):
         return weights.failed
-    cases = [Case(speed(trial, weights), trial.max_diff) for trial in trials]
+    cases = [RewardCase(speed(trial, weights), trial.max_diff) for trial in trials]
     length = source_length(trials[0]) if weights.beta and trials else 0
     return reward(cases, length, weights.alpha, weights.beta)
 
@@ -94,7 +94,7 @@ def written(trial: Trial, weights: RewardWeights, best: float) -> float:
     relative = over_incumbent(trial, weights) / best
     relative = 1.0 if abs(relative - 1) <= EQUAL else relative
     length = source_length(trial) if weights.beta else 0
-    own = reward([Case(relative, trial.max_diff)], length, weights.alpha, weights.beta)
+    own = reward([RewardCase(relative, trial.max_diff)], length, weights.alpha, weights.beta)
     return weights.failed + RIGHT + own
 
 

@@ -18,7 +18,7 @@ from cudal2gen.results import INCUMBENT, Effort, Trial
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.timing import model
 from cudal2gen.tuner.environment import EvaluationPlace, refusal_trial
-from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.executor import EvaluationJob, Executor
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, SlowProposer, trial_key
 
 Store = Callable[[Sequence[Trial]], None]
@@ -173,7 +173,7 @@ class ProposerStep(NamedTuple):
 class Evaluation(NamedTuple):
     """A step in which an executor evaluates a job. ``trials`` receives one trial for each of its records."""
 
-    job: Job
+    job: EvaluationJob
     trials: list[Trial]
 
 
@@ -291,7 +291,7 @@ def _refusals(search: Search, place: EvaluationPlace, proposals: Sequence[Propos
 
 def _evaluation(search: Search, proposals: Sequence[Proposal], effort: Effort) -> Evaluation:
     records = tuple(proposal.record for proposal in proposals if proposal.record)
-    return Evaluation(Job(search.problem, records, effort), [])
+    return Evaluation(EvaluationJob(search.problem, records, effort), [])
 
 
 def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name: str) -> list[Trial]:

@@ -32,14 +32,14 @@ class RecordCertificate(Schema):
     certificate: Certificate
 
 
-class Attempt(NamedTuple):
+class ProofAttempt(NamedTuple):
     """The outcome of a proof, and the certificate if there is one."""
 
     proof: Proof
     certified: RecordCertificate | None
 
 
-def prove(record: Record, artifact: Artifact, library: Path) -> Attempt:
+def prove(record: Record, artifact: Artifact, library: Path) -> ProofAttempt:
     """Prove a built kernel. If that fails, a problem that shows it is looked for; ``library``: the launcher."""
     start = time.process_time()
     certified, why, executed = None, "", ""
@@ -58,7 +58,7 @@ def prove(record: Record, artifact: Artifact, library: Path) -> Attempt:
         seconds = time.process_time() - start
         outcome = "certified"
         certified = RecordCertificate(fields=record.model_dump(mode="json"), certificate=certificate)
-    return Attempt(
+    return ProofAttempt(
         Proof(
             record=record.name, digest=artifact.digest, outcome=outcome, why=why, executed=executed,
             seconds=round(seconds, 3), instructions=certified.certificate.instructions if certified else 0,
@@ -90,7 +90,7 @@ def _executed(record: Record, artifact: Artifact, library: Path, error: NotCerti
 
 def prove_all(
     work: Iterable[tuple[Record, Artifact]], library: Path, jobs: int
-) -> Generator[Attempt | Lost, None, None]:
+) -> Generator[ProofAttempt | Lost, None, None]:
     """Proofs of many kernels as they come, from ``jobs`` processes; ``Lost`` names the record whose process died."""
     tasks = (Task(record.name, (record, artifact, library)) for record, artifact in work)
     return workers.answers(prove, tasks, jobs)

@@ -26,7 +26,7 @@ SAMPLE = 32  # rows and columns of D that the models predict
 ALIGNED_BITS = (23, 24, 25, 26)  # candidates: bits kept below the largest exponent of a step
 
 
-class Model(NamedTuple):
+class SumModel(NamedTuple):
     """``width``: the k of a step, None for all k. ``bits``: how many are kept below the largest exponent, None for
     all."""
 
@@ -41,18 +41,18 @@ class Model(NamedTuple):
         return f"{step}, {precision}, {'toward zero' if self.toward_zero else 'nearest'}"
 
 
-def models(acc: Acc) -> Iterator[Model]:
+def models(acc: Acc) -> Iterator[SumModel]:
     """The candidates. For an fp16 accumulator there is also one that sums in fp32 until it stores."""
     for width in (4, 8, 16):
-        yield Model(width, None, False)
-        yield Model(width, None, True)
+        yield SumModel(width, None, False)
+        yield SumModel(width, None, True)
         for bits in ALIGNED_BITS:
-            yield Model(width, bits, acc == "f32")
+            yield SumModel(width, bits, acc == "f32")
     if acc == "f16":
-        yield Model(None, None, False)
+        yield SumModel(None, None, False)
 
 
-def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order, output: np.dtype[Any] | None = None) -> Array:
+def predict(model: SumModel, acc: Acc, a: Array, b: Array, order: Order, output: np.dtype[Any] | None = None) -> Array:
     """The model's D (m,n) for A (m,k) and B (n,k), in their type or ``output``. ``order``: a record's ``k_order``."""
     slices = [_accumulate(model, acc, a.astype(np.float64), b.astype(np.float64), part) for part in order]
     total = slices[0]
@@ -61,7 +61,7 @@ def predict(model: Model, acc: Acc, a: Array, b: Array, order: Order, output: np
     return total.astype(output or a.dtype)
 
 
-def _accumulate(model: Model, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
+def _accumulate(model: SumModel, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
     kind = np.dtype(F16.dtype if acc == "f16" else "float32")
     total = np.zeros((a.shape[0], b.shape[0]))
     for step in _steps(part, model.width):

@@ -53,23 +53,23 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class PtxasAnswer:
     """What ptxas says of a PTX text. ``unable``: why it gave no answer, as the rest of a sentence."""
 
     refusals: tuple[Refusal, ...] = ()
     unable: str = ""
 
 
-class Outcome(NamedTuple):
+class AssemblyFindings(NamedTuple):
     """The findings of a plan's texts, and notes on what was not assembled."""
 
     findings: list[Report]
     notes: list[str]
 
 
-def assembled(plan: CheckPlan, foreign: bool = False) -> Outcome:
+def assembled(plan: CheckPlan, foreign: bool = False) -> AssemblyFindings:
     """Assemble the PTX that a plan executes. ``foreign``: it is untrusted, so ptxas runs in a sandbox."""
-    outcome = Outcome([], [])
+    outcome = AssemblyFindings([], [])
     if plan.machine_code:
         return outcome
     for text in _texts(plan):
@@ -80,12 +80,12 @@ def assembled(plan: CheckPlan, foreign: bool = False) -> Outcome:
     return outcome._replace(notes=list(dict.fromkeys(outcome.notes)))
 
 
-def answer_of(text: str, device: str, foreign: bool) -> Answer:
+def answer_of(text: str, device: str, foreign: bool) -> PtxasAnswer:
     """What ptxas says of a text for a device: the stored answer if there is one."""
     try:
         ptxas = find_ptxas()
     except ToolchainError as error:
-        return Answer(unable=str(error))
+        return PtxasAnswer(unable=str(error))
     target = _target(text, device)
     key = hashlib.sha256("\0".join((_version(ptxas), target, *LEVELS, text)).encode()).hexdigest()[:32]
     stored = places.user_cache() / "check" / "assembled" / f"{key}.json"
@@ -96,7 +96,7 @@ def answer_of(text: str, device: str, foreign: bool) -> Answer:
     try:
         printed = _asked(text, ptxas, target, foreign)
     except subprocess.TimeoutExpired:
-        return Answer(unable=f"it did not end within {SECONDS:.0f} s")
+        return PtxasAnswer(unable=f"it did not end within {SECONDS:.0f} s")
     stored.parent.mkdir(parents=True, exist_ok=True)
     files.write(stored, json.dumps(printed._asdict()))
     return _answer(printed)
@@ -134,14 +134,14 @@ def _run(ptxas: Path, options: Sequence[str], source: Path, foreign: bool) -> Pr
     return Printed(*process_tree.output(command, environment(), SECONDS))
 
 
-def _answer(printed: Printed) -> Answer:
+def _answer(printed: Printed) -> PtxasAnswer:
     """What an end means."""
     if not printed.code:
-        return Answer()
+        return PtxasAnswer()
     found = [(int(line or 0), said) for line, said in _MESSAGE.findall(printed.output) if _CLOSING not in said]
     if not found or any(_UNABLE.search(said) for _, said in found):
-        return Answer(unable=found[0][1] if found else f"it ended with exit code {printed.code}")
-    return Answer(tuple(Refusal(said, line, _kernel(said)) for line, said in found))
+        return PtxasAnswer(unable=found[0][1] if found else f"it ended with exit code {printed.code}")
+    return PtxasAnswer(tuple(Refusal(said, line, _kernel(said)) for line, said in found))
 
 
 def _kernel(message: str) -> str:

@@ -78,7 +78,7 @@ class How:
 
 
 @dataclass(frozen=True)
-class Output:
+class ReportOptions:
     """The options that say how findings are shown and to which files they are written.
 
     In GitHub Actions findings are also printed as annotations.
@@ -120,7 +120,7 @@ def check(
     ],
     what: What,
     how: How,
-    output: Output,
+    output: ReportOptions,
 ) -> None:
     """Run a CUDA program on an emulated GPU and report its faults.
 
@@ -151,7 +151,7 @@ def check(
     raise typer.Exit(result.code)
 
 
-def _plan(files: list[Path], what: What, how: How, output: Output, arguments: tuple[str, ...]) -> CheckPlan:
+def _plan(files: list[Path], what: What, how: How, output: ReportOptions, arguments: tuple[str, ...]) -> CheckPlan:
     """Compiles sources and collects everything that the process of the check needs. Raises UserError."""
     from kernelproof.checking import compilation, devices, plan
     from kernelproof.ground import toolchain

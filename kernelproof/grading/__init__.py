@@ -21,10 +21,10 @@ the kernels of one shape many times and compares them with the ``reference``; ``
 needs. ``source`` does all of this for a text and returns a ``verdict``.
 """
 
-from kernelproof.grading.contract import Launch
+from kernelproof.grading.contract import ContractLaunch
 from kernelproof.grading.rules import RULES
 from kernelproof.grading.source import Limits, check_source
 from kernelproof.grading.tolerance import Tolerance
 from kernelproof.grading.verdict import Finding, Verdict
 
-__all__ = ["RULES", "Finding", "Launch", "Limits", "Tolerance", "Verdict", "check_source"]
+__all__ = ["RULES", "ContractLaunch", "Finding", "Limits", "Tolerance", "Verdict", "check_source"]

@@ -9,18 +9,18 @@ import numpy as np
 
 from kernelproof.grading import inputs
 from kernelproof.grading.contract import Contract
-from kernelproof.grading.device import Call, MemoryCalls
+from kernelproof.grading.device import Call, RepeatedCalls
 from kernelproof.grading.expressions import Number, Shape, value
 from kernelproof.grading.formats import Array
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Expected, Precision, Tolerance
 
 # A function that makes fresh memory for the calls of a shape; ``environment`` and ``is_elsewhere`` may be given too.
-DeviceFactory = Callable[..., MemoryCalls]
+DeviceFactory = Callable[..., RepeatedCalls]
 
 
 @dataclass(frozen=True)
-class Task:
+class Criteria:
     """All that a source is graded by, except for the shapes.
 
     ``unstated``: a shape beside those that the user states, on which the source need not be right.
@@ -65,7 +65,7 @@ class Task:
 
 
 @dataclass
-class Answer:
+class CheckedCall:
     """A call with the kind and bits of its inputs, the expected outputs, and a mask of each output's wrong elements."""
 
     kind: str

@@ -73,7 +73,7 @@ def buffer(name: str, text: str) -> Buffer:
     return Buffer(name, role, FORMATS[kind], dims, low if dots else "", high, content == "zeros")
 
 
-class Launch(BaseModel):
+class ContractLaunch(BaseModel):
     """A launch of a kernel. Its numbers are constants, expressions in names of the shape, or functions of them.
 
     ``entry`` is the kernel's name as people write it. ``grid``, ``block`` and ``cluster`` are one to three numbers;
@@ -106,8 +106,8 @@ class Launch(BaseModel):
 class HostCall(BaseModel):
     """A call of a C++ function of the host code.
 
-    ``args`` are names of buffers, which are passed as tensors, numbers as in ``Launch``, and ``"None"``. The function
-    returns the outputs that are no arguments, in the order of the buffers.
+    ``args`` are names of buffers, which are passed as tensors, numbers as in ``ContractLaunch``, and ``"None"``. The
+    function returns the outputs that are no arguments, in the order of the buffers.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -157,7 +157,7 @@ class Contract:
     """Buffers by name, and the launches of one call, in order; or a call of host code."""
 
     buffers: Mapping[str, Buffer]
-    launches: tuple[Launch, ...]
+    launches: tuple[ContractLaunch, ...]
     call: HostCall | None = None
 
     @property
@@ -181,7 +181,7 @@ class Contract:
 
 def contract(
     buffers: Mapping[str, str],
-    launches: Sequence[Launch | Mapping[str, Any]],
+    launches: Sequence[ContractLaunch | Mapping[str, Any]],
     call: HostCall | Mapping[str, Any] | None = None,
 ) -> Contract:
     """Parse and check the user's description of buffers and launches, or of a call. Raises WrongInput."""
@@ -192,7 +192,8 @@ def contract(
         raise WrongInput("buffers: none is out or inout, so there is nothing to compare")
     try:
         checked = tuple(
-            launch if isinstance(launch, Launch) else Launch.model_validate(launch, strict=False) for launch in launches
+            launch if isinstance(launch, ContractLaunch) else ContractLaunch.model_validate(launch, strict=False)
+            for launch in launches
         )
         host = HostCall.model_validate(call) if call is not None else None
     except ValidationError as error:

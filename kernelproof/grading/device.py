@@ -31,7 +31,7 @@ from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.emulator.host.program import KernelArgument, pack_arguments
 from kernelproof.emulator.state.sites import Site
 from kernelproof.grading import elsewhere
-from kernelproof.grading.contract import ROLES, Box, Contract, Launch, box
+from kernelproof.grading.contract import ROLES, Box, Contract, ContractLaunch, box
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import Failure, WrongInput, reading
@@ -122,7 +122,7 @@ class Call:
         return sum(counter.total() for counter in self.opcodes.values())
 
 
-class MemoryCalls:
+class RepeatedCalls:
     """Calls of one shape, all in the same memory at the same addresses.
 
     Before each call, inputs are written again, and outputs and scratch memory are poisoned, so that no earlier result
@@ -186,7 +186,7 @@ class MemoryCalls:
         return np.asarray(buffer.written.reshape(*extents, -1).all(axis=-1))
 
 
-class DeviceCalls(MemoryCalls):
+class LaunchedCalls(RepeatedCalls):
     """Calls that run the launches of the contract: kernels of ``text``, or of ``text_elsewhere``, the build of another
     machine, if there is one and ``is_elsewhere``."""
 
@@ -226,7 +226,7 @@ class DeviceCalls(MemoryCalls):
         result.outputs = {item.name: self.buffers[item.name].download() for item in self.contract.outputs}
         return result
 
-    def _launch(self, launch: Launch, kernel: str, session: Session, result: Call) -> None:
+    def _launch(self, launch: ContractLaunch, kernel: str, session: Session, result: Call) -> None:
         grid, block, cluster, smem = launch.geometry(self.shape)
         arguments = [self._argument(argument, launch) for argument in launch.args]
         try:
@@ -239,7 +239,7 @@ class DeviceCalls(MemoryCalls):
         )  # fmt: skip
         result.add(launched)
 
-    def _argument(self, argument: Number, launch: Launch) -> KernelArgument:
+    def _argument(self, argument: Number, launch: ContractLaunch) -> KernelArgument:
         """A buffer, a tensor map of one, or a number. Raises WrongInput."""
         if isinstance(argument, str) and argument in self.buffers:
             return self.buffers[argument]

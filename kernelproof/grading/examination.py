@@ -14,7 +14,7 @@ import numpy as np
 
 from kernelproof.emulator import Report
 from kernelproof.grading import arithmetic, branches, inputs, relations, tolerance
-from kernelproof.grading.answers import Answer, Task
+from kernelproof.grading.answers import CheckedCall, Criteria
 from kernelproof.grading.constants import compared_constants
 from kernelproof.grading.device import DISTANCES, Call
 from kernelproof.grading.expressions import Shape
@@ -47,7 +47,7 @@ _INEXACT = re.compile(r"\.(?:approx|full)\b")
 class Examination:
     """All calls of one shape, and their findings. ``drawn`` tells that the shape is a random one."""
 
-    def __init__(self, task: Task, shape: Shape, drawn: bool) -> None:
+    def __init__(self, task: Criteria, shape: Shape, drawn: bool) -> None:
         self.task, self.shape, self.drawn = task, shape, drawn
         self.rng = np.random.default_rng([task.seed, *shape.values()])
         # What a kernel can read of its machine is drawn anew for every seed and shape.
@@ -59,7 +59,7 @@ class Examination:
         self.findings: list[Finding] = []
         self.machine: list[Report] = []
         self.remarks: list[str] = []
-        self.answers: list[Answer] = []
+        self.answers: list[CheckedCall] = []
         self.kernels: list[CountedKernel] = []
         self.outcomes = branches.Outcomes()
         # Products of narrower operands than allowed are findings, unless the measured error shows that the kernel makes
@@ -98,11 +98,11 @@ class Examination:
 
     def _call(
         self, kind: str, counters: bool = False, hazards: bool = False, constants: Sequence[float] = ()
-    ) -> Answer:
+    ) -> CheckedCall:
         bits = inputs.draw(self.task.contract, kind, self.shape, self.rng, constants)
         return self._answer(kind, bits, counters, hazards)
 
-    def _answer(self, kind: str, bits: dict[str, Array], counters: bool = False, hazards: bool = False) -> Answer:
+    def _answer(self, kind: str, bits: dict[str, Array], counters: bool = False, hazards: bool = False) -> CheckedCall:
         """Call with inputs of a kind, and remember the answer."""
         call = self.device.call(bits, counters, hazards)
         answer = self._judge(kind, bits, call)
@@ -111,8 +111,8 @@ class Examination:
         self.answers.append(answer)
         return answer
 
-    def _judge(self, kind: str, bits: dict[str, Array], call: Call) -> Answer:
-        answer = Answer(kind, bits, call, self.expected(kind, bits))
+    def _judge(self, kind: str, bits: dict[str, Array], call: Call) -> CheckedCall:
+        answer = CheckedCall(kind, bits, call, self.expected(kind, bits))
         for name, item in answer.expected.items():
             wrong = item.wrong(call.outputs[name])
             answer.wrong[name] = wrong & self.device.places_written(name)
@@ -140,13 +140,13 @@ class Examination:
 
     # Wrong values.
 
-    def _compare(self, answer: Answer) -> None:
+    def _compare(self, answer: CheckedCall) -> None:
         """Report each output of a call that differs from the reference."""
         for name, wrong in answer.wrong.items():
             if wrong.any():
                 self._report_wrong_values(answer, name, wrong)
 
-    def _report_wrong_values(self, answer: Answer, name: str, wrong: Array) -> None:
+    def _report_wrong_values(self, answer: CheckedCall, name: str, wrong: Array) -> None:
         item, expected = self.task.contract.buffers[name], answer.expected[name]
         values = item.format.values(answer.call.outputs[name])
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -165,7 +165,7 @@ class Examination:
 
     # The machine.
 
-    def _check_environment(self, first: Answer) -> None:
+    def _check_environment(self, first: CheckedCall) -> None:
         """Call with the same inputs in another environment, and compare results and work.
 
         Results have the same bits, or, where approximate functions were executed, are right as well.
@@ -193,7 +193,7 @@ class Examination:
 
     # Later calls.
 
-    def _check_later_calls(self, first: Answer) -> None:
+    def _check_later_calls(self, first: CheckedCall) -> None:
         """Call with new data at the same addresses, with every kind of values, and with the first data again."""
         self._compare(first)
         second = self._call("normal")
@@ -232,7 +232,7 @@ class Examination:
             return [()]
         return branches.rotations(compared_constants(self.device.ptx), MOST_CONSTANTS)
 
-    def _compare_with_previous(self, before: Answer, answer: Answer) -> None:
+    def _compare_with_previous(self, before: CheckedCall, answer: CheckedCall) -> None:
         """Compare a call with the reference, and find out why it is wrong: its result may be that of the call before.
 
         A call that is wrong here but right as the first call in fresh memory shows that state was kept.
@@ -257,19 +257,19 @@ class Examination:
         self._compare(answer)
 
     @staticmethod
-    def _unchanged_elements(before: Answer, answer: Answer, name: str) -> Array:
+    def _unchanged_elements(before: CheckedCall, answer: CheckedCall, name: str) -> Array:
         """Where an output has the bits of the call before although the reference has changed."""
         old, new = before.call.outputs[name], answer.call.outputs[name]
         differs = before.expected[name].values != answer.expected[name].values
         return np.asarray((old.view(f"u{old.itemsize}") == new.view(f"u{new.itemsize}")) & differs)
 
-    def _is_right_in_fresh_memory(self, answer: Answer) -> bool:
+    def _is_right_in_fresh_memory(self, answer: CheckedCall) -> bool:
         """Whether the outputs for the same inputs are right if it is the first call in fresh memory."""
         fresh = self.task.factory(self.shape, environment=self.environments[0])
         call = fresh.call(answer.bits)
         return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
 
-    def _report_kept_state(self, before: Answer, answer: Answer) -> None:
+    def _report_kept_state(self, before: CheckedCall, answer: CheckedCall) -> None:
         counts = {name: int(wrong.sum()) for name, wrong in answer.wrong.items()}
         self._add(
             "state-kept",
@@ -293,7 +293,7 @@ class Examination:
 
     def _check_relations(self) -> None:
         """Change inputs in ways that the reference follows exactly, and check that the outputs follow as well."""
-        bases: dict[str, Answer] = {}
+        bases: dict[str, CheckedCall] = {}
         for answer in self.answers:
             bases.setdefault(answer.kind, answer)
         for base in bases.values():
@@ -312,7 +312,7 @@ class Examination:
 
     # Work and types.
 
-    def _check_work_and_types(self, first: Answer) -> None:
+    def _check_work_and_types(self, first: CheckedCall) -> None:
         """Compare the operations and types of the first call with what the problem needs."""
         task, call = self.task, first.call
         integers = not any(item.format.is_float for item in task.contract.inputs)
@@ -389,7 +389,7 @@ class Examination:
         items = arithmetic.downgrades(opcodes, operands, accumulator, needed, products=not unpacks)
         return [item for item in items if arithmetic.rank(item.type) or not quantises]
 
-    def _check_shortcut(self, first: Answer, answer: Answer) -> None:
+    def _check_shortcut(self, first: CheckedCall, answer: CheckedCall) -> None:
         """Report a call that executes far fewer instructions because its values are special."""
         executed, usual = answer.call.instructions, first.call.instructions
         if executed < MIN_WORK * usual:
@@ -401,7 +401,7 @@ class Examination:
 
     # Dependence.
 
-    def _check_dependence(self, first: Answer) -> None:
+    def _check_dependence(self, first: CheckedCall) -> None:
         """Change single elements of the inputs and check that the outputs change as the reference does.
 
         The factors grow until the reference moves visibly; only then can an unchanged output be held against the
@@ -418,7 +418,7 @@ class Examination:
                     self._check_response(first, bits, results, moved, change)
                     break
 
-    def _visible_changes(self, first: Answer, results: Mapping[str, Expected]) -> dict[str, Array]:
+    def _visible_changes(self, first: CheckedCall, results: Mapping[str, Expected]) -> dict[str, Array]:
         """For each output, the elements whose reference changes visibly; outputs without any are left out.
 
         A change is visible if it exceeds the tolerance for the first inputs and the rounding for the changed inputs,
@@ -438,11 +438,11 @@ class Examination:
 
     def _check_response(
         self,
-        first: Answer,
+        first: CheckedCall,
         bits: dict[str, Array],
         results: Mapping[str, Expected],
         moved: Mapping[str, Array],
-        change: inputs.Change,
+        change: inputs.InputChange,
     ) -> None:
         call = self.device.call(bits)
         for name, places in moved.items():

@@ -115,7 +115,7 @@ def _ends(number: Format, low: float, high: float) -> tuple[float, float]:
     return at(low, True), at(high, False)
 
 
-class Change(NamedTuple):
+class InputChange(NamedTuple):
     """A change of one element: its buffer, its index, and the new value."""
 
     buffer: str
@@ -125,7 +125,7 @@ class Change(NamedTuple):
 
 def changes(
     contract: Contract, bits: Mapping[str, Array], shape: Shape, rng: np.random.Generator, places: int
-) -> list[Change]:
+) -> list[InputChange]:
     """Changes to try one at a time: the last, the first, and random elements of each input, ``places`` in all."""
     out = []
     for item in contract.inputs:
@@ -134,7 +134,7 @@ def changes(
         for flat in dict.fromkeys(indices):
             index = tuple(int(i) for i in np.unravel_index(flat, item.shape(shape)))
             before = float(item.format.values(bits[item.name])[index])
-            out.append(Change(item.name, index, _other(item, before, shape, rng)))
+            out.append(InputChange(item.name, index, _other(item, before, shape, rng)))
     return out
 
 
@@ -151,7 +151,7 @@ def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) 
     return 24.0 if before <= 0 else -24.0
 
 
-def changed(contract: Contract, bits: Mapping[str, Array], change: Change, factor: float) -> dict[str, Array]:
+def changed(contract: Contract, bits: Mapping[str, Array], change: InputChange, factor: float) -> dict[str, Array]:
     """Copy inputs with one element changed. The new value is multiplied by ``factor`` only for floats without a
     range."""
     out = dict(bits)

@@ -22,7 +22,7 @@ from kernelproof.emulator import EmulatorError, LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
 from kernelproof.grading import elsewhere
 from kernelproof.grading.contract import Buffer, Contract, HostCall
-from kernelproof.grading.device import Call, MemoryCalls
+from kernelproof.grading.device import Call, RepeatedCalls
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import Failure
@@ -159,7 +159,7 @@ def strides(extents: Sequence[int]) -> list[int]:
     return [prod(extents[number + 1 :]) for number in range(len(extents))]
 
 
-class HostCalls(MemoryCalls):
+class HostCalls(RepeatedCalls):
     """Calls of a function of host code, whose tensors are buffers of the contract."""
 
     runs_host_code = True

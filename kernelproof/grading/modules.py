@@ -59,7 +59,7 @@ class Extension:
 
 
 @dataclass(frozen=True)
-class Module:
+class ExtensionModule:
     """The extensions of a Python module, and findings about the rules that its text breaks."""
 
     extensions: tuple[Extension, ...]
@@ -75,7 +75,7 @@ class Module:
         return "\n".join(f"{extension.cpp}\n{extension.cuda}" for extension in self.extensions)
 
 
-def read(source: str) -> Module | str | None:
+def read(source: str) -> ExtensionModule | str | None:
     """The module that a text is; None if the text is not Python, or why nothing is known about its kernels.
 
     Texts of kernels seldom parse as Python: one that imports nothing is taken for C++.
@@ -92,7 +92,7 @@ def read(source: str) -> Module | str | None:
         return str(error)
 
 
-def take_apart(source: str) -> Module:
+def take_apart(source: str) -> ExtensionModule:
     """Parse a module and find its extensions; nothing is executed.
 
     Raises WrongInput if the text of an extension is not an expression of constants.
@@ -113,7 +113,7 @@ def take_apart(source: str) -> Module:
             "test or a session of kernelproof.triton_emulation"
         )
     findings = [*hostpython.findings(tree), *(item for extension in extensions for item in _of_text(extension))]
-    return Module(extensions, tuple(findings))
+    return ExtensionModule(extensions, tuple(findings))
 
 
 def _of_text(extension: Extension) -> Iterator[Finding]:

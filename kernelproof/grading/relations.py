@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.grading import tolerance
-from kernelproof.grading.answers import Answer, Task
+from kernelproof.grading.answers import CheckedCall, Criteria
 from kernelproof.grading.contract import Buffer
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
@@ -52,7 +52,7 @@ class Broken(NamedTuple):
     allowed: float
 
 
-def that_hold(task: Task, base: Answer, shape: Shape, rng: np.random.Generator) -> Iterator[Relation]:
+def that_hold(task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> Iterator[Relation]:
     """The relations of the table that the reference keeps, for the inputs of a call."""
     proposals = _Proposals(task, base, shape, rng)
     for kind, propose in TABLE:
@@ -60,7 +60,9 @@ def that_hold(task: Task, base: Answer, shape: Shape, rng: np.random.Generator) 
             yield from propose(proposals)
 
 
-def broken(base: Answer, answer: Answer, relation: Relation, buffers: Mapping[str, Buffer]) -> Iterator[Broken]:
+def broken(
+    base: CheckedCall, answer: CheckedCall, relation: Relation, buffers: Mapping[str, Buffer]
+) -> Iterator[Broken]:
     """Finds the outputs of a call that differ from what the relation and the base's outputs demand, beyond rounding."""
     for name, item in answer.expected.items():
         before = base.expected[name]
@@ -85,7 +87,7 @@ def _largest(errors: Array) -> float:
 class _Proposals:
     """Proposes changes of a call's inputs, and asks the reference which of them hold."""
 
-    def __init__(self, task: Task, base: Answer, shape: Shape, rng: np.random.Generator) -> None:
+    def __init__(self, task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> None:
         self.task, self.base, self.shape, self.rng = task, base, shape, rng
         self.inputs, self.outputs = task.contract.inputs, task.contract.outputs
         self.results = {name: item.values for name, item in base.expected.items()}

@@ -28,9 +28,9 @@ from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.grading import floor, hostcode, inputs, launcher, modules
 from kernelproof.grading import shapes as shapes_beside
-from kernelproof.grading.answers import DeviceFactory, Task
-from kernelproof.grading.contract import Contract, HostCall, Launch, contract, named_shapes
-from kernelproof.grading.device import DeviceCalls, WrongSignature, is_ptx, program, ptx, ptx_elsewhere, read
+from kernelproof.grading.answers import Criteria, DeviceFactory
+from kernelproof.grading.contract import Contract, ContractLaunch, HostCall, contract, named_shapes
+from kernelproof.grading.device import LaunchedCalls, WrongSignature, is_ptx, program, ptx, ptx_elsewhere, read
 from kernelproof.grading.examination import Examination
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.launcher import HostFailure
@@ -79,7 +79,7 @@ def check_source(
     shapes: Sequence[Shape | Sequence[int]],
     *,
     buffers: Mapping[str, str],
-    launches: Sequence[Launch | Mapping[str, Any]] = (),
+    launches: Sequence[ContractLaunch | Mapping[str, Any]] = (),
     call: HostCall | Mapping[str, Any] | None = None,
     run_host: bool = False,
     names: Sequence[str] = ("m", "n", "k"),
@@ -105,7 +105,7 @@ def check_source(
       that varies; two more shapes are drawn at random from these ranges. Other names keep the first shape's values.
       Without ``draws`` one shape is drawn near the stated ones, and what is wrong on it is a remark; ``{}`` draws none.
     - ``buffers``: name to ``in|out|inout|scratch:TYPE[EXTENTS]``, followed by ``=LOW..HIGH`` for inputs or ``=zeros``
-      for scratch memory. ``launches``: see ``Launch``; one call consists of all of them.
+      for scratch memory. ``launches``: see ``ContractLaunch``; one call consists of all of them.
     - ``reference`` receives inputs and values of the shape by the names of its parameters. Inputs are arrays of NumPy
       or torch (``arrays``) with the rounded values in fp64, or integers in int64. It returns the outputs in the order
       of ``buffers``.
@@ -127,7 +127,7 @@ def check_source(
     if (factory := _compiled_factory(read(source), agreement, host_calls, limits, verdict)) is not None:
         precision = Precision.of(operands, accumulator, agreement.narrowest, [item.format for item in agreement.inputs])
         sums = accumulator is not None or flops is not None or (tolerance is not None and tolerance.terms is not None)
-        task = Task(
+        task = Criteria(
             factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
             operands != "any", sums and accumulator != "any", flops, _input_kinds(kinds), limits.places, limits.seed,
             shapes_beside.unstated(stated, limits.seed) if draws is None else None,
@@ -205,10 +205,10 @@ def _compiled_factory(
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
     other = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
-    return partial(DeviceCalls, code, other, agreement, device=limits.device)
+    return partial(LaunchedCalls, code, other, agreement, device=limits.device)
 
 
-def _ptx(translated: str, module: modules.Module | None, limits: Limits) -> str:
+def _ptx(translated: str, module: modules.ExtensionModule | None, limits: Limits) -> str:
     """The PTX of device code. Raises Failure with the compiler's errors.
 
     Raises launcher.MissingPart if a module's kernels compile only with its host code, whose types they may take.
@@ -232,7 +232,7 @@ def _assemble(texts: Iterable[str], limits: Limits, verdict: Verdict) -> None:
             verdict.remarks.append(f"ptxas did not assemble the PTX: {answer.unable}")
 
 
-def _parsed_module(text: str, limits: Limits) -> modules.Module | str | None:
+def _parsed_module(text: str, limits: Limits) -> modules.ExtensionModule | str | None:
     """Read a Python module in a process of its own. The answer is that of ``modules.read``.
 
     A hostile text can overflow the parser's stack or make a regular expression run for hours, hence the process and its
@@ -249,7 +249,7 @@ def _parsed_module(text: str, limits: Limits) -> modules.Module | str | None:
         raise Failure(f"the process that read the text {worker.death()}") from None
     finally:
         worker.end()
-    assert answer is None or isinstance(answer, (modules.Module, str))
+    assert answer is None or isinstance(answer, (modules.ExtensionModule, str))
     return answer
 
 
@@ -272,7 +272,7 @@ def _with_templates(text: str, entries: Sequence[str]) -> str:
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 
-def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
+def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
     """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's, others are
     drawn.
 
@@ -309,7 +309,7 @@ def grade(task: Task, verdict: Verdict, stated: int) -> Verdict:
     return verdict
 
 
-def _remark_on_unstated(task: Task, shape: Shape, verdict: Verdict) -> None:
+def _remark_on_unstated(task: Criteria, shape: Shape, verdict: Verdict) -> None:
     """Examine a shape that the user has not stated. It need not be right there, but the user should know."""
     try:
         examination = Examination(task, shape, drawn=True)
@@ -348,7 +348,7 @@ def _emulator_finding(report: Report) -> Finding:
 
 
 def _compare_times(
-    verdict: Verdict, task: Task, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
+    verdict: Verdict, task: Criteria, shapes: Sequence[Shape], claimed: float | Sequence[float] | None, gpu: str | None
 ) -> None:
     """Compare claimed times with the least time that the GPU needs, and add the latter to the verdict.
 
@@ -387,7 +387,7 @@ def with_outcome(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _serve_grade(pipe: Connection, task: Task, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
+def _serve_grade(pipe: Connection, task: Criteria, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
     """Grade in a child process and write the verdict to the pipe as JSON, or an error after "!" or "?"."""
     os.setsid()  # The parent ends this process with all that host code starts, by killing the session.
     faulthandler.disable()  # If host code crashes, Python's traceback would only confuse.
@@ -407,7 +407,7 @@ def _serve_grade(pipe: Connection, task: Task, verdict: Verdict, stated: int, bo
         data = data[os.write(pipe.fileno(), data) :]
 
 
-def _grade_in_process(task: Task, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
+def _grade_in_process(task: Criteria, verdict: Verdict, stated: int, limits: Limits) -> Verdict:
     """Call ``grade`` in a child process with limits, and in a sandbox if host code runs. Raises WrongInput."""
     if not limits.isolated:
         return grade(task, verdict, stated)

@@ -14,7 +14,7 @@ from kernelproof.profile import figures
 from kernelproof.sass import Function, Graph, Instruction, Pipe, pipe_use
 from kernelproof.sass.banks import conflict_cycles
 from kernelproof.sass.pipes import MMA, PipeUse
-from kernelproof.sass.registers import Liveness, unread
+from kernelproof.sass.registers import RegisterLiveness, unread
 from kernelproof.sass.simulation import Issue, Stall
 
 SHOWN_CYCLES, MAX_TURNS = 600, 4  # cycles and turns in the picture: as many turns as fit, at least one
@@ -95,7 +95,7 @@ class Listing:
     def __init__(self, window: Window, function: Function, chip: Chip) -> None:
         self.window = window
         sm, code = function.sm, function.instructions
-        liveness = Liveness(Graph(function))
+        liveness = RegisterLiveness(Graph(function))
         self.live = {item.address: count for item, count in zip(code, liveness.pressure, strict=True)}
         self.unread = {item.address for item in unread(code, liveness, sm)}
         instructions = {issue.instruction.address: issue.instruction for issue in window.issues}

@@ -20,7 +20,7 @@ SLOTS = (24, 32, 64)  # the first bit of the number of the register in operand s
 
 
 @dataclass(frozen=True)
-class Hazard:
+class RegisterHazard:
     """An instruction and a later one that meets its registers too early. ``why``: in words."""
 
     earlier: Instruction
@@ -29,7 +29,7 @@ class Hazard:
     why: str
 
 
-def hazards(function: Function) -> list[Hazard]:
+def hazards(function: Function) -> list[RegisterHazard]:
     """The hazards of a function on any path, in the order of the later instructions' addresses. Empty for an
     architecture whose schedules are not known. Of several instructions that meet the same registers of one earlier
     instruction in the same way, the first is named."""
@@ -37,13 +37,13 @@ def hazards(function: Function) -> list[Hazard]:
     if known is None:
         return []
     flight = InFlight(function, known)
-    found: dict[tuple[int, Meets, int], Hazard] = {}
+    found: dict[tuple[int, Meets, int], RegisterHazard] = {}
     for meeting in sorted(flight.meetings(), key=lambda meeting: (meeting.later, meeting.cycles)):
         key = meeting.earlier, meeting.how, meeting.registers
         why = "" if key in found else _too_early(meeting, flight, known)
         if why:
             names = tuple(register_names(meeting.registers))
-            found[key] = Hazard(flight.code[meeting.earlier], flight.code[meeting.later], names, why)
+            found[key] = RegisterHazard(flight.code[meeting.earlier], flight.code[meeting.later], names, why)
     return sorted([*found.values(), *_stale(function)], key=lambda hazard: hazard.later.address)
 
 
@@ -83,7 +83,7 @@ def _boards(mask: int) -> str:
     return ", ".join(f"scoreboard {board}" for board in range(6) if mask >> board & 1)
 
 
-def _stale(function: Function) -> Iterator[Hazard]:
+def _stale(function: Function) -> Iterator[RegisterHazard]:
     """Reads from the operand cache of what has been overwritten since.
 
     A flag keeps the operand in one of three slots until an instruction reads another register in that slot, or until
@@ -98,7 +98,7 @@ def _stale(function: Function) -> Iterator[Hazard]:
                     yield from _stale_reads(code[at:end], first)
 
 
-def _stale_reads(code: tuple[Instruction, ...], first: int) -> Iterator[Hazard]:
+def _stale_reads(code: tuple[Instruction, ...], first: int) -> Iterator[RegisterHazard]:
     """The read of a stale operand that the first instruction keeps in the slot at bit ``first``."""
     number = code[0].code >> first & 255
     # The flag counts, not the ``.reuse`` in the text: nvdisasm leaves it out where the instruction writes the operand.
@@ -116,7 +116,7 @@ def _stale_reads(code: tuple[Instruction, ...], first: int) -> Iterator[Hazard]:
             if held == number and writer is not None and certain:
                 names = tuple(register_names(kept))
                 why = f"{names[0]} is taken from the operand cache, as it was before {writer} has written it"
-                yield Hazard(code[0], instruction, names, why)
+                yield RegisterHazard(code[0], instruction, names, why)
             return
         if access(instruction).writes & kept and instruction.guard not in NEVER:
             writer = instruction

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.paths import Paths, Point
-from kernelproof.sass.registers import Access, access
+from kernelproof.sass.registers import RegisterAccess, access
 from kernelproof.sass.scheduling import SETTLE, Facts, order
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
@@ -230,7 +230,7 @@ class InFlight:
     def _step(self, instruction: Instruction, facts: Facts, sm: str) -> _Step:
         control, accessed = instruction.control, access(instruction)
         if instruction.guard in NEVER:
-            accessed = Access(0, 0)
+            accessed = RegisterAccess(0, 0)
         active = instruction.guard not in NEVER
         result = 1 << control.write_barrier if active and control.write_barrier is not None else 0
         operand = 1 << control.read_barrier if active and control.read_barrier is not None else 0

@@ -45,7 +45,7 @@ GENERIC = _names("LD ST ATOM ATOMG RED REDG LDG STG")  # with modifier E their a
 PREDICATES = {"PR": "P", "UPR": "UP"}  # all predicates of a file; an immediate operand chooses some of them
 
 
-class Access(NamedTuple):
+class RegisterAccess(NamedTuple):
     """Masks of the registers that an instruction reads and writes."""
 
     reads: int
@@ -75,7 +75,7 @@ def register_names(mask: int) -> list[str]:
     return names
 
 
-def access(instruction: Instruction) -> Access:
+def access(instruction: Instruction) -> RegisterAccess:
     """The registers that an instruction reads, including its guard, and those that it writes."""
     return _access(instruction.opcode, instruction.operands, instruction.guard)
 
@@ -91,7 +91,7 @@ def address_reads(instruction: Instruction) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Access:
+def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> RegisterAccess:
     name, *modifiers = opcode.split(".")
     results = _results(name, operands)
     widths = _widths(name, modifiers, operands)
@@ -106,7 +106,7 @@ def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Access
             reads |= _address(name, modifiers, operand, at)
         else:
             reads |= _mask(operand, 1 if _is_predicate(operand) else widths.source(at - results))
-    return Access(reads, writes)
+    return RegisterAccess(reads, writes)
 
 
 def _results(name: str, operands: tuple[str, ...]) -> int:
@@ -261,7 +261,7 @@ PURE_LOADS = _names("LDG LDS LDSM LDL S2R S2UR SHFL")
 EFFECTS = _names("ELECT VOTE VOTEU")
 
 
-def unread(instructions: Sequence[Instruction], liveness: Liveness, sm: str) -> list[Instruction]:
+def unread(instructions: Sequence[Instruction], liveness: RegisterLiveness, sm: str) -> list[Instruction]:
     """Instructions that only write registers which no instruction reads.
 
     Arguments of a subroutine count as unread, because calls that return are not followed.
@@ -279,7 +279,7 @@ def _pure(instruction: Instruction, sm: str) -> bool:
     return instruction.name in PURE_LOADS or pipe_use(instruction, sm).pipe in PURE
 
 
-class Liveness:
+class RegisterLiveness:
     """The registers that are live before and after each instruction of a function.
 
     ``accesses``, ``before`` and ``after`` have an item per instruction, in the order of addresses.
@@ -306,7 +306,7 @@ class Liveness:
         ]
 
 
-def _backwards(instructions: Sequence[Instruction], accesses: Sequence[Access], live: int) -> list[int]:
+def _backwards(instructions: Sequence[Instruction], accesses: Sequence[RegisterAccess], live: int) -> list[int]:
     """The registers that are live before each instruction of a block, and at its end.
 
     A guarded instruction may not execute, so that its result stays live before it.
@@ -318,7 +318,7 @@ def _backwards(instructions: Sequence[Instruction], accesses: Sequence[Access], 
     return points[::-1]
 
 
-def _entries(graph: Graph, accesses: Sequence[Access]) -> list[int]:
+def _entries(graph: Graph, accesses: Sequence[RegisterAccess]) -> list[int]:
     """The registers that are live at the start of each block."""
     uses, kills, at = [], [], 0
     for block in graph.blocks:

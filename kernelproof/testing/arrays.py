@@ -16,7 +16,7 @@ import numpy as np
 from kernelproof.emulator import Buffer, Memory, Place, Report
 from kernelproof.emulator.host.execution import output_reports
 from kernelproof.emulator.host.program import KernelArgument
-from kernelproof.emulator.memory.tensors import Tensor, host_array, host_bytes, is_tensor
+from kernelproof.emulator.memory.tensors import TorchTensor, host_array, host_bytes, is_tensor
 from kernelproof.emulator.state.arrays import Array
 
 
@@ -25,7 +25,7 @@ class Role:
     """An array with a role: ``input`` (a write is a finding), ``output`` (every element must be written), ``inout``, or
     ``scratch`` (undefined before)."""
 
-    array: Array | Tensor
+    array: Array | TorchTensor
     role: str
 
 
@@ -37,7 +37,7 @@ class Span:
     start: int
     end: int
     role: str
-    array: Array | Tensor | None
+    array: Array | TorchTensor | None
     number: int
     buffer: Buffer | None = None
 

@@ -36,7 +36,7 @@ from kernelproof.emulator import (
 )
 from kernelproof.emulator.host.program import Dim, call, from_file
 from kernelproof.emulator.host.standin import standin
-from kernelproof.emulator.memory.tensors import Tensor
+from kernelproof.emulator.memory.tensors import TorchTensor
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.ground import places, toolchain
@@ -263,15 +263,15 @@ class CudaEmulator:
 
     # --- arrays ---
 
-    def input(self, array: Array | Tensor) -> Role:
+    def input(self, array: Array | TorchTensor) -> Role:
         """An argument that kernels only read: a write is a finding."""
         return Role(array, "input")
 
-    def output(self, array: Array | Tensor) -> Role:
+    def output(self, array: Array | TorchTensor) -> Role:
         """An argument whose every element the launch must write, and not read before."""
         return Role(array, "output")
 
-    def scratch(self, array: Array | Tensor) -> Role:
+    def scratch(self, array: Array | TorchTensor) -> Role:
         """An argument whose content is undefined before, and not copied back."""
         return Role(array, "scratch")
 

@@ -29,7 +29,7 @@ from kernelproof.emulator import (
 )
 from kernelproof.emulator.hopper.mbarrier import UNFENCED
 from kernelproof.emulator.host.tensors import Tensors
-from kernelproof.emulator.memory.tensors import Tensor, host_bytes, is_tensor
+from kernelproof.emulator.memory.tensors import TorchTensor, host_bytes, is_tensor
 from kernelproof.ground.errors import WrongInput
 from kernelproof.triton_emulation.backend import EmulatedDriver, backend, in_file
 from kernelproof.triton_emulation.copies import is_of_copies
@@ -106,16 +106,16 @@ class TritonSession:
 
     # --- roles of tensors ---
 
-    def mark_input(self, *tensors: Tensor) -> None:
+    def mark_input(self, *tensors: TorchTensor) -> None:
         """From now on a kernel that writes to these tensors is reported."""
         self._mark("input", tensors)
 
-    def mark_output(self, *tensors: Tensor) -> None:
+    def mark_output(self, *tensors: TorchTensor) -> None:
         """The next launch that gets these tensors must write every element, and must not read one before. They start as
         NaN."""
         self._mark("output", tensors)
 
-    def _mark(self, role: str, tensors: Sequence[Tensor]) -> None:
+    def _mark(self, role: str, tensors: Sequence[TorchTensor]) -> None:
         for tensor in tensors:
             host_bytes(tensor)  # raises EmulatorError for tensors that cannot be arguments
             self.roles[tensor.untyped_storage().data_ptr()] = role

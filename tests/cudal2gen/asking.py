@@ -10,7 +10,7 @@ from typing import Any
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse, space
 from cudal2gen.results import Trial
 from cudal2gen.tuner import executor, search
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.server import Endpoint, ServerWire
 from cudal2gen.tuner.llm_proposer import LlmProposer
@@ -53,7 +53,7 @@ def question(trials: tuple[Trial, ...] = (), problem: Problem = PROBLEM) -> Ques
 def measured(*changes: dict[str, Any]) -> tuple[Trial, ...]:
     decisions = incumbent().model_dump(mode="json")
     records = [parse(decisions | change) for change in changes]
-    return tuple(Model(lambda _: incumbent(), seed=3).evaluate(PROBLEM, records))
+    return tuple(ModelEnvironment(lambda _: incumbent(), seed=3).evaluate(PROBLEM, records))
 
 
 def endpoint(server: Server, **options: Any) -> Endpoint:
@@ -96,7 +96,7 @@ GOOD = json.dumps({"proposals": [{"base": "incumbent", "changes": {"stages": 3},
 
 def search_trials(proposer: Any, store: Path) -> list[Trial]:
     """A whole search in the model environment."""
-    environment = Model(lambda _: incumbent(), seed=5)
+    environment = ModelEnvironment(lambda _: incumbent(), seed=5)
     contest = search.Search(candidates(), incumbent())
     settings = search.SearchLimits(evaluations=12, batch=4, prune=None)
     search.run(contest, proposer, executor.InProcess(environment), lambda _: None, settings, "run")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launch.gpu import Absent, Call, KernelContender, Race, Reading
+from cudal2gen.launch.gpu import Absent, Call, CardReading, KernelContender, Race
 from cudal2gen.launch.operands import Operands, draw
 from cudal2gen.results import Environment
 
@@ -90,8 +90,8 @@ class FakeDevice:
         self.log.append("sleep")
         self.time += seconds
 
-    def reading(self) -> Reading:
-        return Reading(1755, 3201, 650.0, 60, frozenset({"SwPowerCap"} if self.time > 1 else ()))
+    def reading(self) -> CardReading:
+        return CardReading(1755, 3201, 650.0, 60, frozenset({"SwPowerCap"} if self.time > 1 else ()))
 
 
 class FakeProduct:

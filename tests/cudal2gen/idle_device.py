@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cudal2gen import pack
 from cudal2gen.kernel import Sm80Multistage
 from cudal2gen.launch.gpu import GpuError
-from cudal2gen.operators.call_native import Place
+from cudal2gen.operators.call_native import MemoryPlace
 from cudal2gen.operators.meter import Meter
 from kernelproof.ground.chips import CardFacts
 from tests.cudal2gen import idle_runtime, packed
@@ -28,7 +28,7 @@ class IdleDevice:
 
     def __init__(self, folder: Path, native: bool = True) -> None:
         self.runtime_library = idle_runtime.build(folder)
-        self.place = Place(stream=STREAM) if native else None
+        self.place = MemoryPlace(stream=STREAM) if native else None
 
     def runtime(self, cuda: int) -> Path:
         return self.runtime_library

@@ -16,7 +16,7 @@ import pytest
 
 from cudal2gen.kernel import Problem
 from cudal2gen.launch import gpu
-from cudal2gen.launch.gpu import Call, Reading
+from cudal2gen.launch.gpu import Call, CardReading
 from cudal2gen.launch.operands import Operands, draw
 from cudal2gen.results import Environment
 from kernelproof import emulator
@@ -78,8 +78,8 @@ class Rehearsal(gpu.Gpu):
         identity = {"id": f"rehearsal-{self.model}", "l2_bytes": self._emulated.l2_bytes}
         return ENVIRONMENT.model_copy(update=identity | facts)
 
-    def reading(self) -> Reading:
-        return Reading(1755, self.MEMORY[0], 650.0, 60, frozenset())
+    def reading(self) -> CardReading:
+        return CardReading(1755, self.MEMORY[0], 650.0, 60, frozenset())
 
     def stream(self) -> int:
         return STREAM

@@ -7,7 +7,7 @@ from typing import Any
 
 from cudal2gen.kernel import Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
-from cudal2gen.tuner.environment import Model, trial_of
+from cudal2gen.tuner.environment import ModelEnvironment, trial_of
 from cudal2gen.tuner.proposal import Proposal, Question
 
 SMALL = Problem(gpu="h200", acc="f32", layout="tn", m=256, n=512, k=256)
@@ -27,7 +27,7 @@ def timed_trial(
     timings = [samples(KERNEL, times)]
     if incumbent_us is not None:
         timings.append(samples(INCUMBENT, [incumbent_us] * 6 if isinstance(incumbent_us, float) else incumbent_us))
-    return trial_of(Model(), record.problem, record, "short", "measured", timings=tuple(timings), **details)
+    return trial_of(ModelEnvironment(), record.problem, record, "short", "measured", timings=tuple(timings), **details)
 
 
 def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question:
@@ -54,4 +54,4 @@ class Scripted:
 def incumbent() -> Record:
     """The slowest there is, so that something improves."""
     records = space.candidates(SMALL).records
-    return records[int(Model(seed=5).true_us(records).argmax())]
+    return records[int(ModelEnvironment(seed=5).true_us(records).argmax())]

@@ -14,14 +14,14 @@ from typing import Any
 from cudal2gen import places
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Effort, Trial, Verdict
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.ray_executor import Parcel
 
 # Bands of tiles that stand for misfortunes; 64 is the most that the rules allow.
 KILLS, HANGS, RAISES = 61, 62, 63
 
 
-class Simulated(Model):
+class Simulated(ModelEnvironment):
     """``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise.
 
     An evaluation waits while as many records as ``allow`` names have been evaluated, so that a test can act while every

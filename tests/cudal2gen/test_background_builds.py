@@ -16,7 +16,7 @@ from cudal2gen.tuner import campaign, concurrent_searches, search
 from cudal2gen.tuner.background_builds import MOST_EACH, BackgroundBuilds
 from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.executor import Worker
 from cudal2gen.tuner.proposers import Mixture, Random
 from cudal2gen.tuner.search import Search, SearchLimits
@@ -52,10 +52,10 @@ class Near(Worker):
 
     def __init__(self, build: Any) -> None:
         self.log: list[tuple[str, ...]] = []
-        super().__init__(lambda: Model(seed=3), build=build, cores=2)
+        super().__init__(lambda: ModelEnvironment(seed=3), build=build, cores=2)
 
     def _connection(self) -> Any:
-        self.environment = Model(seed=3)
+        self.environment = ModelEnvironment(seed=3)
         self.name, self.on = self.environment.name, self.environment.on
 
     def _ask(self, question: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import cudal2gen
 from cudal2gen import pack
 from cudal2gen.kernel import Problem, aligned, serving
-from cudal2gen.kernel.launch import Operands, Sizes
+from cudal2gen.kernel.launch import LaunchOperands, Sizes
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from cudal2gen.results.choice import tabulate
 from kernelproof.ground.errors import WrongInput
@@ -341,7 +341,7 @@ def test_no_kernel_whose_order_depends_on_rows_is_taken() -> None:
     assert len(stream) >= 2
     for record in stream:
         table = tabulate(record.gpu, [record], packed.NOTHING)
-        operands = Operands.packed(record.layout, serving.sizes_of(record.problem))
+        operands = LaunchOperands.packed(record.layout, serving.sizes_of(record.problem))
         assert table.choose(record.problem, operands, "kernel").kernel == 0
         chosen = plan_invariance.OneKernel().choose(table, record.problem, operands, False, 0)
         assert (chosen.kernel, chosen.short) == (None, plan_invariance.NO_KERNEL)
@@ -357,7 +357,7 @@ def test_no_kernel_copies_by_the_number_of_rows() -> None:
         if record.grouped or record.TEXTUAL or not record.along_k.a:  # an A (k,m) is copied to rows before
             continue
         for k in (record.k, record.k + 3):
-            operands = Operands.packed(record.layout, Sizes(2, record.n, k), record.fusion)
+            operands = LaunchOperands.packed(record.layout, Sizes(2, record.n, k), record.fusion)
             single, wide = (operands.a._replace(ld=ld) for ld in (aligned(k, 8), k))
             operands = operands._replace(b=operands.b._replace(ld=aligned(operands.b.ld, 8)))
             uses = [
@@ -370,7 +370,7 @@ def test_no_kernel_copies_by_the_number_of_rows() -> None:
 def test_the_choice_is_by_modelled_times_of_all_rows_and_kept() -> None:
     table = tabulate(GPU, [FEW, MANY], packed.NOTHING)
     own = plan_invariance.OneKernel()
-    operands = Operands.packed("tn", Sizes(1, 4096, 256))
+    operands = LaunchOperands.packed("tn", Sizes(1, 4096, 256))
     wide = FEW.problem.model_copy(update={"n": 4096, "k": 256})
     times = [plan_invariance._modelled_us(kernel, wide) for kernel in table.kernels]
     ratios = [few / many for few, many in zip(*times, strict=True)]

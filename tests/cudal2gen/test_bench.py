@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from cudal2gen import bench, results
-from cudal2gen.bench import Reference, Settings, TooGood, Work, measure, states, stratified
+from cudal2gen.bench import Condition, Reference, Settings, TooGood, measure, states, stratified
 from cudal2gen.bench.check import bands
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.launch.launcher import LaunchError
@@ -38,14 +38,14 @@ def problem(m: int, n: int, k: int, acc: str = "f32") -> Problem:
 
 
 def measured(
-    device: FakeDevice, contenders: list[Any], work: Work, of: Problem, **settings: Any
+    device: FakeDevice, contenders: list[Any], work: Condition, of: Problem, **settings: Any
 ) -> results.Measurement:
     (measurement,) = measure(device, of, contenders, [work], Settings(warmup_seconds=0.0, **settings))
     return measurement
 
 
-EXCEEDED = Work("device", "exceeded")
-COLD, HOT, SERVER = Work("device", "cold"), Work("device", "hot"), Work("server", "hot")
+EXCEEDED = Condition("device", "exceeded")
+COLD, HOT, SERVER = Condition("device", "cold"), Condition("device", "hot"), Condition("server", "hot")
 SMALL = problem(64, 64, 64)
 
 
@@ -102,7 +102,7 @@ def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
 
 
 @pytest.mark.parametrize(("work", "sets"), [(COLD, bench.MAX_CALLS), (SERVER, bench.RACE_CALLS), (EXCEEDED, 1)])
-def test_sets_of_operands(work: Work, sets: int) -> None:
+def test_sets_of_operands(work: Condition, sets: int) -> None:
     device = FakeDevice()
     set_counts = []
     operands = device.operands
@@ -274,7 +274,7 @@ def records() -> list[Record]:
     return [small(gpu="h200", acc="f32", m=m, n=n, k=64, stages=2) for m in (64, 128) for n in (64, 128)]
 
 
-def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.Outcome:
+def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.RunOutcome:
     progress = options.pop("progress", lambda *_: None)
     plan = bench.BenchPlan(
         options.pop("records", records()),
@@ -419,7 +419,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
     def open_kernel(record: Record) -> FakeKernel:
         return Unloaded(device, record, 8.0, faulty=crash if record.problem == first else None)
 
-    def go() -> bench.Outcome:
+    def go() -> bench.RunOutcome:
         store, settings = tmp_path / "m.jsonl", Settings(warmup_seconds=0.0)
         plan = bench.BenchPlan(records(), open_kernel, lambda record: open_kernel(record).digest, [], settings, store)
         return bench.run(device, plan)

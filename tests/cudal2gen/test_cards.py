@@ -17,7 +17,7 @@ import cudal2gen
 from cudal2gen import pack
 from cudal2gen.generation import compiler
 from cudal2gen.kernel import Record
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.results.choice import Table, TableKernel
 from kernelproof import emulator
@@ -120,7 +120,7 @@ def test_a_table_serves_another_card_without_its_measurements() -> None:
     there = own.on(CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114))
     assert ([each.digest for each in there.kernels], there.rows) == ([each.digest for each in own.kernels], [])
     problem = own.kernels[1].record.problem
-    operands = Operands.packed("tn", own.kernels[1].sizes)
+    operands = LaunchOperands.packed("tn", own.kernels[1].sizes)
     assert own.choose(problem, operands).kernel == 1
     choice = there.choose(problem, operands)
     assert (choice.kernel, choice.short) == (None, "nothing was measured on this card; the kernels are h200's")
@@ -161,7 +161,7 @@ def test_a_kernel_needs_the_shared_memory_that_the_card_has() -> None:
     a40 = table(kernel(large), kernel(little)).on(CardFacts.of("NVIDIA A40", (8, 6), 84))
     assert [each.runs for each in a40.kernels] == [False, True]
     sizes = a40.kernels[0].sizes
-    packed_operands = Operands.packed("tn", sizes)
+    packed_operands = LaunchOperands.packed("tn", sizes)
     assert a40.kernels[0].use(sizes, packed_operands) is None
     assert a40.choose(large.problem, packed_operands, "kernel").kernel != 0
 

@@ -16,7 +16,7 @@ from cudal2gen import results
 from cudal2gen.generation import answers, catalog
 from cudal2gen.generation.catalog import CatalogError
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.kernel.launch import Matrix, Operands, Sizes, rows_of
+from cudal2gen.kernel.launch import LaunchOperands, Matrix, Sizes, rows_of
 from cudal2gen.results import choice
 from cudal2gen.results.choice import Row, Table, TableKernel, tabulate
 from tests.cudal2gen import measured
@@ -29,8 +29,8 @@ def kernel(record: Record) -> TableKernel:
     return TableKernel(record.name, record.model_dump(mode="json"))
 
 
-def use(record: Record, m: int, n: int, k: int, operands: Operands | None = None) -> choice.Use | None:
-    packed = Operands.packed(record.layout, Sizes(m, n, k))
+def use(record: Record, m: int, n: int, k: int, operands: LaunchOperands | None = None) -> choice.Use | None:
+    packed = LaunchOperands.packed(record.layout, Sizes(m, n, k))
     return kernel(record).use(Sizes(m, n, k), operands or packed)
 
 
@@ -99,7 +99,7 @@ def test_sizes_that_a_binary_does_not_serve(record: Record, sizes: tuple[int, in
 def test_operands_that_do_not_lie_as_the_kernel_asks(
     record: Record, a: Matrix, b: Matrix, d: Matrix, copied: tuple[bool, bool, bool]
 ) -> None:
-    answer = use(record, 64, 64, 128, Operands(a, b, d))
+    answer = use(record, 64, 64, 128, LaunchOperands(a, b, d))
     assert answer is not None
     assert answer.copied == copied
 
@@ -159,7 +159,7 @@ def table(lows: dict[int, float], records: list[Record] | None = None, bandwidth
 
 def ask(own: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
     posed = problem(m, n, k, **{name: more.pop(name) for name in ("acc", "layout") if name in more})
-    operands = more.pop("operands", Operands.packed(posed.layout, Sizes(m, n, k)))
+    operands = more.pop("operands", LaunchOperands.packed(posed.layout, Sizes(m, n, k)))
     return own.choose(posed, operands, **more)
 
 
@@ -173,7 +173,7 @@ def test_a_kernel_must_win_by_more_than_noise(low: float, wins: bool) -> None:
 
 def test_copies_are_priced_in() -> None:
     """3 us for each, and what they move at half of the bandwidth, against 100 us of kernel."""
-    apart = Operands(Matrix(132), Matrix(128), Matrix(64))
+    apart = LaunchOperands(Matrix(132), Matrix(128), Matrix(64))
     assert ask(table({0: 1.05}), 64, 64, 128, operands=apart).kernel == 0
     slow = ask(table({0: 1.03}), 64, 64, 128, operands=apart)
     assert (slow.kernel, slow.short) == (None, "copies too dear")
@@ -262,7 +262,7 @@ def test_on_request_the_nearest_kernel_a_copy_counted_as_an_octave() -> None:
 
 
 def test_what_no_launcher_takes_is_the_vendors() -> None:
-    far = Operands(Matrix(1 << 25), Matrix(128), Matrix(64))
+    far = LaunchOperands(Matrix(1 << 25), Matrix(128), Matrix(64))
     for prefer in ("kernel", "measured"):
         answer = ask(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)
         assert answer.short == "an extent or leading dimension exceeds 16777216"
@@ -277,7 +277,7 @@ WITH_FUSED = [PREDICATED, FUSED, BATCHED]
 
 
 def ask_fused(own: Table, record: Record, **more: Any) -> choice.Choice:
-    return own.choose(record.problem, Operands.packed("tn", Sizes(record.m, record.n, record.k)), **more)
+    return own.choose(record.problem, LaunchOperands.packed("tn", Sizes(record.m, record.n, record.k)), **more)
 
 
 @pytest.mark.parametrize("record", [FUSED, BATCHED], ids=["fused", "batched"])
@@ -310,7 +310,9 @@ def test_a_fusion_that_was_measured_speaks_for_itself() -> None:
     assert (won.kernel, won.inferred) == (1, False)
     assert won.reason.startswith("64_64_128 bias_n+silu was measured: 1.210x")
     near = FUSED.problem.revised(m=60)
-    assert table({1: 1.5}, WITH_FUSED).choose(near, Operands.packed("tn", Sizes(64, 64, 128))).short == "estimated"
+    assert (
+        table({1: 1.5}, WITH_FUSED).choose(near, LaunchOperands.packed("tn", Sizes(64, 64, 128))).short == "estimated"
+    )
 
 
 def test_batches_are_measured_by_their_number_of_products() -> None:
@@ -328,7 +330,7 @@ def test_an_estimate_of_groups_counts_the_tiles_that_each_fills() -> None:
 
     def expected(rows: int, groups: int) -> tuple[str, str]:
         posed = grouped.problem.model_copy(update={"m": rows})
-        answer = own.choose(posed, Operands.packed("tn", Sizes(64, 64, 128)), products=groups)
+        answer = own.choose(posed, LaunchOperands.packed("tn", Sizes(64, 64, 128)), products=groups)
         return answer.short, answer.reason[:21]
 
     assert expected(128, 4) == ("estimated", "1.500x expected with ")

@@ -12,7 +12,7 @@ from cudal2gen.results import Trial
 from cudal2gen.tuner import concurrent_searches, ray_executor, search
 from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.executor import Executor, InProcess, Worker
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.search import Evaluation, Search, SearchLimits
@@ -67,7 +67,7 @@ def searches(count: int, store: list[Trial]) -> Callable[[int], RankedSearch | N
             return None
         contest = Search(space.candidates(problem(rank), 60), None)
         proposer = HillClimbing(Random(rank), "climbing", rank)
-        place = Model(seed=3)
+        place = ModelEnvironment(seed=3)
         return RankedSearch(
             rank, contest, search.steps(contest, proposer, place, store.extend, SearchLimits(12, 4, prune=None))
         )
@@ -88,7 +88,7 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
 
     def run(workers: int, in_flight: int) -> None:
         store, learnt = list[Trial](), list[int]()
-        cluster = Cluster(workers, Times(), Model(seed=3))
+        cluster = Cluster(workers, Times(), ModelEnvironment(seed=3))
         concurrent_searches.run_searches(
             searches(6, store), cluster, in_flight, lambda _: None, lambda ended: learnt.append(ended.rank)
         )
@@ -106,9 +106,9 @@ def test_a_races_trials_do_not_depend_on_the_cluster() -> None:
 @pytest.mark.slow
 def test_threads_and_a_process_of_its_own_give_the_same_trials() -> None:
     stores: list[list[Trial]] = [[], [], []]
-    worker = Worker(partial(Model, seed=3))
+    worker = Worker(partial(ModelEnvironment, seed=3))
     assert worker.in_flight() == 2, "one problem is thought about while another is measured"
-    executors: list[Executor] = [InProcess(Model(seed=3)), InProcess(Model(seed=3)), worker]
+    executors: list[Executor] = [InProcess(ModelEnvironment(seed=3)), InProcess(ModelEnvironment(seed=3)), worker]
     for store, in_flight, executor in zip(stores, (1, 3, 2), executors, strict=True):
         host = ThreadedHost(executor, in_flight)
         concurrent_searches.run_searches(searches(4, store), host, in_flight, lambda _: None, lambda _: None)

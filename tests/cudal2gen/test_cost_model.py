@@ -12,15 +12,15 @@ from cudal2gen import results
 from cudal2gen.kernel import FAMILIES, IllegalRecord, Problem, Record, parse, space
 from cudal2gen.timing import model
 from cudal2gen.timing.recordings import autoheuristic, tile
-from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
+from cudal2gen.timing.recordings.autoheuristic import RecordedSizes, Recording, Tile
 from cudal2gen.tuner import benchmark, campaign, cost_model, executor, ranking, recorded, regression, search
 from cudal2gen.tuner.climbing import CostModelProposer, HillClimbing, ModelOrder, neighbours
 from cudal2gen.tuner.cost_model import CostModel, TimedRecords
-from cudal2gen.tuner.environment import Model, Replay
+from cudal2gen.tuner.environment import ModelEnvironment, Replay
 from cudal2gen.tuner.facts import facts
 from cudal2gen.tuner.proposal import Question
 from cudal2gen.tuner.proposers import Nearest, Random
-from cudal2gen.tuner.regression import Samples
+from cudal2gen.tuner.regression import TrainingRows
 from cudal2gen.tuner.training import Learning
 from kernelproof.ground.errors import WrongInput
 from tests.cudal2gen.test_evidence import SHAPES, TILES, recording_file
@@ -28,7 +28,7 @@ from tests.cudal2gen.test_evidence import SHAPES, TILES, recording_file
 SMALL = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
 
 
-def problem_of(sizes: Sizes | tuple[int, int, int], gpu: str = "a100") -> Problem:
+def problem_of(sizes: RecordedSizes | tuple[int, int, int], gpu: str = "a100") -> Problem:
     m, n, k = sizes
     return Problem(gpu=gpu, acc="f32", layout="nn", m=m, n=n, k=k)
 
@@ -42,7 +42,7 @@ def recordings(deep_is_fast: bool = False, gpu: str = "a100") -> dict[Problem, R
         for own in TILES:
             factor = 0.5 if (own.bk == 64) == deep_is_fast else 1.0
             times[own] = factor * model.estimate_kernel(tile.record_of(problem, own).modelled).us
-        sample[problem] = Recording(Sizes(*sizes), times, 10.0)
+        sample[problem] = Recording(RecordedSizes(*sizes), times, 10.0)
     return sample
 
 
@@ -119,7 +119,7 @@ def test_an_unrecorded_proposal_is_a_failed_trial_not_the_end() -> None:
 @pytest.mark.slow
 def test_files_of_trials_and_of_recordings_are_read_alike(tmp_path: Path) -> None:
     recording_file(tmp_path / "a100.txt", lambda sizes, own: 10.0 * own.bm)
-    own = Model(seed=1).evaluate(SMALL, space.candidates(SMALL).records[:3])
+    own = ModelEnvironment(seed=1).evaluate(SMALL, space.candidates(SMALL).records[:3])
     results.append(own, tmp_path / "trials.jsonl")
     both = recorded.trials([tmp_path, tmp_path / "trials.jsonl"])
     assert len(both) == len(SHAPES) * len(TILES) + 3
@@ -152,7 +152,7 @@ def test_networks_learn_an_order_and_ignore_a_problems_own_scale() -> None:
     problem = np.repeat(np.arange(30), 20)
     target = np.sin(inputs[:, 0]) + 0.5 * inputs[:, 1]
     scales = rng.normal(0, 10, 30)[problem]
-    samples = Samples(inputs, (target + scales).astype(np.float32), np.ones(600, np.float32), problem)
+    samples = TrainingRows(inputs, (target + scales).astype(np.float32), np.ones(600, np.float32), problem)
     ensemble = regression.fit(samples, members=2, epochs=80, seed=1)
     fresh = rng.normal(0, 1, (200, 3)).astype(np.float32)
     expected = np.sin(fresh[:, 0]) + 0.5 * fresh[:, 1]
@@ -184,7 +184,7 @@ def test_no_network_sees_the_problems_by_which_it_is_judged() -> None:
     inputs = np.tile(np.linspace(-1, 1, 20, dtype=np.float32)[:, None], (4, 1))
     problem = np.repeat(np.arange(4), 20)
     target = np.where(problem == 3, -1, 1) * inputs[:, 0]
-    samples = Samples(
+    samples = TrainingRows(
         np.column_stack([inputs, problem == 3]).astype(np.float32), target, np.ones(80, np.float32), problem
     )
     ensemble = regression.fit(samples, members=4, epochs=80, batch=1, seed=1)
@@ -195,7 +195,7 @@ def test_no_network_sees_the_problems_by_which_it_is_judged() -> None:
     seen = [np.polyfit(inputs[:20, 0], member[60:], 1)[0] for member in ensemble.predict(samples.inputs)]
     assert max(seen[:3]) < -0.7
     with pytest.raises(ValueError, match="two problems"):
-        regression.fit(Samples(*(part[:20] for part in samples)), members=2, epochs=1)
+        regression.fit(TrainingRows(*(part[:20] for part in samples)), members=2, epochs=1)
 
 
 @pytest.mark.parametrize("rows", [5, regression.ROWS, 3 * regression.ROWS + 7])
@@ -286,7 +286,7 @@ def problem_record(problem: Problem) -> Record:
 
 
 def environment_search(proposer: object, evaluations: int) -> float:
-    environment, candidates = Model(seed=1), space.candidates(SMALL, 150)
+    environment, candidates = ModelEnvironment(seed=1), space.candidates(SMALL, 150)
     trials = benchmark.search(environment, proposer, candidates, evaluations, 8)  # type: ignore[arg-type]
     assert len(trials) == evaluations
     least = float(environment.true_us(candidates.records).min())
@@ -296,7 +296,7 @@ def environment_search(proposer: object, evaluations: int) -> float:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_campaign_teaches_later_searches() -> None:
-    environment = Model(seed=1)
+    environment = ModelEnvironment(seed=1)
     problems = [SMALL.model_copy(update={"n": n, "m": m}) for n in (512, 2048, 4096) for m in (256, 1024)]
     learning = benchmark.campaign(environment, problems, benchmark.BenchmarkPlan(evaluations=16), 0)
     assert learning.records == 6 * 16
@@ -326,7 +326,7 @@ def test_climbing_takes_neighbours_of_the_best() -> None:
     estimates = benchmark.timing_model(candidates.records)
     assert first[0].record is not None
     assert benchmark.timing_model([first[0].record])[0] == pytest.approx(min(estimates))
-    environment = Model(seed=1)
+    environment = ModelEnvironment(seed=1)
     records = [item.record for item in first if item.record]
     trials = environment.evaluate(SMALL, [*records, candidates.records[7]])
     keys = frozenset(record.kernel_key for record in [*records, candidates.records[7]])

@@ -18,7 +18,7 @@ from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.results import INCUMBENT, KERNEL, Timing, Trial
 from cudal2gen.tuner.language_model import transcript
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Outcome
+from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Exchange, Message
 from cudal2gen.tuner.writing import crew, page
 from scripts import writing_time
 from tests import browser, processes
@@ -118,7 +118,7 @@ def lines() -> list[transcript.Line]:
             )
         )  # fmt: skip
         said.append(
-            Outcome(
+            AnswerOutcome(
                 run="r", exchange=transcript.answer_key(str(place), text), problem=PROBLEM.model_dump(mode="json"),
                 stage="hgemm", proposals=({"u": place},),
             )

@@ -14,7 +14,7 @@ from cudal2gen.timing.evidence import choices, findings, regret, speedups
 from cudal2gen.timing.evidence.published import hopper_configurations, regenerated
 from cudal2gen.timing.model import worth
 from cudal2gen.timing.recordings import autoheuristic, triton
-from cudal2gen.timing.recordings.autoheuristic import Recording, Sizes, Tile
+from cudal2gen.timing.recordings.autoheuristic import RecordedSizes, Recording, Tile
 from kernelproof.ground.errors import WrongInput
 from tests.cudal2gen.test_cli import run
 from tests.packages import require
@@ -42,12 +42,14 @@ def recording_file(
                 f"type=triton_BLOCK-M={tile.bm}_BLOCK-K={tile.bk}_BLOCK-N={tile.bn}"
                 f"_numstages={tile.stages}_numwarps={tile.warps}"
             )
-            lines += [f"{inputs},{choice},{us(Sizes(m, n, k), tile) * factor / 1e3}" for factor in (0.9, 1.0, 5.0)]
+            lines += [
+                f"{inputs},{choice},{us(RecordedSizes(m, n, k), tile) * factor / 1e3}" for factor in (0.9, 1.0, 5.0)
+            ]
         lines.append(f"{m},{k},{n},torch.float32,torch.float32,{k},1,{n},1,extern_mm,0.5")
     path.write_text("\n".join(lines) + "\n")
 
 
-def modelled_us(sizes: Sizes, tile: Tile) -> float:
+def modelled_us(sizes: RecordedSizes, tile: Tile) -> float:
     return model.estimate_kernel(triton.kernel_of(triton.problem_of("a100", sizes), tile)).us
 
 
@@ -57,7 +59,7 @@ def test_recordings_are_medians_of_whole_vectors_in_fp16(tmp_path: Path) -> None
     (tmp_path / "notes.txt").write_text("no recordings\n")
     loaded = autoheuristic.load(tmp_path)
     assert set(loaded) == {"a100"}
-    assert {recording.sizes for recording in loaded["a100"]} == {Sizes(m, n, k) for m, n, k in SHAPES}
+    assert {recording.sizes for recording in loaded["a100"]} == {RecordedSizes(m, n, k) for m, n, k in SHAPES}
     recording = loaded["a100"][0]
     assert recording.tiles == pytest.approx({tile: 10.0 * tile.bm for tile in TILES})
     assert recording.vendor_us == pytest.approx(10.0)
@@ -67,12 +69,12 @@ def test_recordings_are_medians_of_whole_vectors_in_fp16(tmp_path: Path) -> None
 
 def test_regret_by_hand() -> None:
     tiles = TILES[:4]
-    recording = Recording(Sizes(8, 8, 8), dict(zip(tiles, (4.0, 2.0, 3.0, 1.0), strict=True)), None)
+    recording = Recording(RecordedSizes(8, 8, 8), dict(zip(tiles, (4.0, 2.0, 3.0, 1.0), strict=True)), None)
     assert regret.regret(recording, tiles) == 3.0
     assert regret.regret(recording, tiles, first=3) == 1.0
     assert regret.regret(recording, tiles, first=4) == 0.0
     assert regret.random_regret(recording) == 1.5
-    other = Recording(Sizes(8, 8, 16), dict(zip(tiles, (1.0, 1.0, 8.0, 2.0), strict=True)), None)
+    other = Recording(RecordedSizes(8, 8, 16), dict(zip(tiles, (1.0, 1.0, 8.0, 2.0), strict=True)), None)
     order = regret.one_order([recording, other])
     assert [order[tile] for tile in tiles] == [2.5, 1.5, 5.5, 1.5]
 
@@ -100,7 +102,7 @@ def test_halves_are_disjoint_and_fixed() -> None:
 
 def test_tritons_kernels_by_hand() -> None:
     """128 x 128 x 32 with four stages and warps has three buffers, two loads under way; with wgmma four and three."""
-    sizes, tile = Sizes(4096, 4096, 4096), Tile(128, 128, 32, 4, 4)
+    sizes, tile = RecordedSizes(4096, 4096, 4096), Tile(128, 128, 32, 4, 4)
     ampere = triton.kernel_of(triton.problem_of("a100", sizes), tile)
     assert (ampere.flight, ampere.work.instruction) == (2, "mma.sync")
     assert ampere.work.shared_bytes == (128 * 2 + 128 * 2 + 128 + 128) * 32 * 2

@@ -14,10 +14,10 @@ from cudal2gen import results
 from cudal2gen.kernel import space
 from cudal2gen.results import INCUMBENT
 from cudal2gen.tuner import curriculum, executor, exports, record_prompt, reward, search
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.server import ServerWire
-from cudal2gen.tuner.language_model.transcript import Message, Request
+from cudal2gen.tuner.language_model.transcript import ChatRequest, Message
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
@@ -31,8 +31,8 @@ require("openai")
 SETTINGS = reward.RewardWeights(reference=INCUMBENT)
 
 
-def environment() -> Model:
-    return Model(lambda _: incumbent(), seed=5)
+def environment() -> ModelEnvironment:
+    return ModelEnvironment(lambda _: incumbent(), seed=5)
 
 
 @cache
@@ -112,7 +112,7 @@ def prompt_base(document: Any) -> Any:
 
 def test_an_outcome_may_state_its_reward_and_stage(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    request = Request((Message("system", "s"), Message("user", "write a kernel")), {})
+    request = ChatRequest((Message("system", "s"), Message("user", "write a kernel")), {})
     with serving(says("__global__ void f() {}"), says("no")) as server:
         talk = Chat(ServerWire(endpoint(server)), path)
         for value in (1.25, None):

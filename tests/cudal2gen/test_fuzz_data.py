@@ -18,7 +18,7 @@ from cudal2gen import pack, places, report, results
 from cudal2gen.cli.records import _facts
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, parse
-from cudal2gen.kernel.launch import Operands, Sizes
+from cudal2gen.kernel.launch import LaunchOperands, Sizes
 from cudal2gen.pack.abi import FORMAT
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results import Case, Trial, Verdict
@@ -170,7 +170,7 @@ def ask(folder: Path) -> None:
     table = pack.open_pack(folder).table
     for m, n, k in ((64, 64, 64), (64, 64, 128), (100, 72, 200)):
         problem = Problem(gpu="a100", acc="f16", layout="tn", m=m, n=n, k=k)
-        operands = Operands.packed("tn", Sizes(m, n, k))
+        operands = LaunchOperands.packed("tn", Sizes(m, n, k))
         table.choose(problem, operands)
         table.choose(problem, operands, "kernel")
 

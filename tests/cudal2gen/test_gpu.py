@@ -216,7 +216,7 @@ def test_what_the_host_does_not_tell_is_zero(h200: Gpu, nvml: SimpleNamespace, m
     for name in nvml.answers:
         if name.startswith("nvmlDevice") and name != "nvmlDeviceGetHandleByUUID":
             monkeypatch.setattr(nvml.module, name, refuses)
-    assert h200.reading() == gpu.Reading(0, 0, 0.0, 0, frozenset())
+    assert h200.reading() == gpu.CardReading(0, 0, 0.0, 0, frozenset())
     assert h200.environment.floor_us(small().problem, cold=True) == 0
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.kernel import launch as contract
-from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, Matrix, Operands, Sizes
+from cudal2gen.kernel.launch import CONVENTIONS, LaunchFileError, LaunchOperands, Matrix, Sizes
 from cudal2gen.kernel.problem import MAX_EXTENT, Layout
 from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from kernelproof import emulator
@@ -426,8 +426,8 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject,
     record, kernel = TAKING[number], taking[number]
     n = data.draw(st.sampled_from([record.n, record.n - 7] if record.predicated else [record.n]))
     sizes = Sizes(record.bm, n, record.k)
-    packed = Operands.packed(record.layout, sizes)
-    operands = Operands(*(data.draw(lying(matrix.ld)) for matrix in packed))
+    packed = LaunchOperands.packed(record.layout, sizes)
+    operands = LaunchOperands(*(data.draw(lying(matrix.ld)) for matrix in packed))
     takes = record.launch.takes(sizes, operands)
     arguments = [value for m in operands for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
     code = kernel.bound(*arguments, *sizes)(0)
@@ -436,7 +436,7 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject,
     spaced = record.launch.spaced(sizes)
     assert all(record.launch.takes(sizes, spaced))
     for place, matrix in enumerate(operands):
-        others = Operands(*(matrix if i == place else other for i, other in enumerate(spaced)))
+        others = LaunchOperands(*(matrix if i == place else other for i, other in enumerate(spaced)))
         arguments = [value for m in others for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
         assert (kernel.bound(*arguments, *sizes)(0) == 0) == takes[place], (record.name, place, matrix)
 

@@ -18,7 +18,7 @@ from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Layout, Problem, Record, Sm80Multistage, revise, serving
-from cudal2gen.kernel.launch import Operands, Sizes, rows_of
+from cudal2gen.kernel.launch import LaunchOperands, Sizes, rows_of
 from cudal2gen.kernel.problem import AlongK, along_k
 from cudal2gen.validator import stress_shapes
 from tests.cudal2gen import idle_runtime, packed
@@ -91,7 +91,7 @@ def test_rows_across_k_let_k_be_any_number() -> None:
     ]
     assert paddings == ["pad", "pad", "predicate", "pad"]
     predicated = small(layout="nt", **RAGGED | {"k": 245})
-    assert not serving.use(predicated, Sizes(64, 64, 245), Operands.packed("nt", Sizes(64, 64, 245))).copied[0]  # type: ignore[union-attr]
+    assert not serving.use(predicated, Sizes(64, 64, 245), LaunchOperands.packed("nt", Sizes(64, 64, 245))).copied[0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("gpu", ["a100", "rtx4090", "h200", "rtx5090", "b200"])
@@ -103,7 +103,7 @@ def test_the_nearest_record_serves_a_weights_gradient_without_copies(gpu: str) -
         assert match.record.layout == "nt"
         assert "layout" in match.record.origin.changed
         assert "taking that of tn" in match.note or "stands in" in match.note
-        use = serving.own_use(match.record, Sizes(*sizes), Operands.packed("nt", Sizes(*sizes)))
+        use = serving.own_use(match.record, Sizes(*sizes), LaunchOperands.packed("nt", Sizes(*sizes)))
         assert use == (sizes, (False, False, False))
 
 

@@ -17,7 +17,7 @@ from cudal2gen import results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Trial
 from cudal2gen.tuner import campaign, executor, search
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.language_model.chat import Chat, ReplayWire
 from cudal2gen.tuner.language_model.server import ServerWire
 from cudal2gen.tuner.llm_proposer import LlmProposer
@@ -91,7 +91,7 @@ class Server:
             self.faults.pop(0)
 
 
-class Patient(Model):
+class Patient(ModelEnvironment):
     """Lets exchanges beside an evaluation end, so that each batch meets the fault of its turn."""
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Any = "short") -> list[Trial]:

@@ -12,7 +12,7 @@ from cudal2gen import results
 from cudal2gen.cli.searching import LanguageModel, Trials
 from cudal2gen.kernel import FAMILIES, parse, space
 from cudal2gen.tuner import record_answers, record_prompt
-from cudal2gen.tuner.environment import Model, refusal_trial
+from cudal2gen.tuner.environment import ModelEnvironment, refusal_trial
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.proposal import Question
 from tests.cudal2gen.asking import (
@@ -41,7 +41,7 @@ def test_the_prompt_has_problem_limits_contrast_intervals_failures_and_notes() -
         *({"stages": stages, "cluster": cluster} for stages in (2, 3) for cluster in ([1, 1], [2, 1], [1, 2], [2, 2]))
     )
     spilt = trials[0].model_copy(update={"outcome": "spill", "reason": "C7511: serialised", "timings": ()})
-    illegal = refusal_trial(Model(), PROBLEM, trials[1].record | {"stages": 99}, "stages=99: too many")
+    illegal = refusal_trial(ModelEnvironment(), PROBLEM, trials[1].record | {"stages": 99}, "stages=99: too many")
     note = Note("A title", "A text", gpus=("h200",), measured="no")
     with serving(proposes(("best1", {"raster_group": 4}))) as server:
         (item,) = llm_proposer(server, memory=Memory((note,))).propose(question((*trials, spilt, illegal)), 5)
@@ -139,7 +139,7 @@ def test_beside_measurements_questions_show_machine_code(tmp_path: Path) -> None
 
 
 def test_without_an_incumbent_a_variant_has_all_fields_and_an_interval_of_its_own() -> None:
-    (trial,) = Model(seed=1).evaluate(PROBLEM, [incumbent()])
+    (trial,) = ModelEnvironment(seed=1).evaluate(PROBLEM, [incumbent()])
     with serving(proposes(("best1", {"stages": 3}))) as server:
         llm_proposer(server).propose(Question(candidates(), (trial,)), 1)
     prompt_fields = document(server.requests[0])

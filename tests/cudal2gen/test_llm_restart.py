@@ -16,11 +16,11 @@ from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.results import Trial
 from cudal2gen.tuner import executor, memory, search
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.language_model import chat, completions
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.server import ServerWire
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Outcome, Request, Unavailable, read
+from cudal2gen.tuner.language_model.transcript import AnswerOutcome, ChatRequest, Exchange, Message, Unavailable, read
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.writing.session import Session
@@ -55,7 +55,7 @@ def test_a_paid_answer_without_trials_is_proposed_again_and_not_asked(tmp_path: 
         again = proposed(server, tmp_path)
         assert (again[:2], len(server.requests)) == (first[:2], count)
         assert "stages=90" in str(again[-1]), "also what was illegal"
-        trials = Model(lambda _: incumbent(), seed=3).evaluate(
+        trials = ModelEnvironment(lambda _: incumbent(), seed=3).evaluate(
             PROBLEM,
             [p.record for p in LlmProposer(talk(server, tmp_path), Memory()).propose(question(), 4) if p.record],
         )
@@ -76,7 +76,7 @@ def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) 
         path.write_bytes(exchange + b'{"kind": "outco')  # ended before the outcome was written, here half of it
         assert proposed(server, tmp_path) == first
         assert len(server.requests) == 1
-        assert [type(line) for line in read(path)] == [Exchange, Outcome], "which is repaired"
+        assert [type(line) for line in read(path)] == [Exchange, AnswerOutcome], "which is repaired"
         proposed(server, tmp_path, run="another")
         assert len(server.requests) == 2
 
@@ -126,7 +126,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
     def searched(server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None) -> list[Trial]:
         file = folder / "trials.jsonl"
         kept = results.trials(file) if file.is_file() else []
-        model = Model(lambda _: incumbent(), seed=5)
+        model = ModelEnvironment(lambda _: incumbent(), seed=5)
         search.run(
             search.Search(candidates(), incumbent(), kept),
             LlmProposer(talk(server, folder), Memory(), in_background=beside),
@@ -199,7 +199,9 @@ def test_refusals_say_what_to_do_and_ask_no_more_than_may_help(name: str) -> Non
     step, text, count, for_good = REFUSALS[name]
     with serving(step, forever=True) as server:
         with pytest.raises(Unavailable) as refusal:
-            Chat(ServerWire(endpoint(server))).ask(Request((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
+            Chat(ServerWire(endpoint(server))).ask(
+                ChatRequest((Message("system", "s"), Message("user", "u")), {}), PROBLEM
+            )
         assert text in str(refusal.value)
         assert KEY not in str(refusal.value)
         assert (len(server.requests), refusal.value.for_good) == (count, for_good)
@@ -211,7 +213,7 @@ def test_a_key_that_is_wrong_ends_a_search_where_nobody_else_proposes(alone: boo
         proposer = LlmProposer(Chat(ServerWire(endpoint(server))), Memory(), warn=str, alone=alone)
         contest = search.Search(candidates(), incumbent())
         settings = search.SearchLimits(evaluations=6, batch=2, prune=None)
-        place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
+        place = executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5))
         with pytest.raises(Failure, match="answers 401") if alone else nullcontext():
             search.run(contest, proposer, place, lambda _: None, settings)
         assert contest.evaluations == []
@@ -222,7 +224,7 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
     with serving(*[fails(503)] * 9, *steps) as server:
         proposer = LlmProposer(Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock), Memory(), warn=str)
         contest = search.Search(candidates(), incumbent())
-        place = executor.InProcess(Model(lambda _: incumbent(), seed=5))
+        place = executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5))
         search.run(contest, proposer, place, lambda _: None, search.SearchLimits(evaluations=2, batch=2, prune=None))
     assert contest.stop_reason == "2 evaluations"
     assert sum(clock.pauses) > 60, "more than three batches would have been empty"

@@ -14,7 +14,7 @@ from cudal2gen import results
 from cudal2gen.kernel import Problem, Record
 from cudal2gen.results import Trial
 from cudal2gen.tuner import campaign, executor, search
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.language_model import chat
 from cudal2gen.tuner.language_model.chat import Chat, ReplayWire
 from cudal2gen.tuner.language_model.server import ServerWire
@@ -63,7 +63,7 @@ class Handshakes:
     name: Any = "model"
     on = "handshakes"
 
-    def __init__(self, model: Model, evaluations: int) -> None:
+    def __init__(self, model: ModelEnvironment, evaluations: int) -> None:
         self.model, self.left = model, evaluations
         self.request, self.evaluation = threading.Event(), threading.Event()
         self.overlaps = 0
@@ -90,7 +90,7 @@ class Handshakes:
 
 
 def test_requests_run_beside_evaluations() -> None:
-    environment = Handshakes(Model(lambda _: incumbent(), seed=5), 16)
+    environment = Handshakes(ModelEnvironment(lambda _: incumbent(), seed=5), 16)
     with serving(environment.answers(itertools.count(9)), forever=True) as server:
         talk = Chat(ServerWire(endpoint(server, seconds=60)))
         contest = search.Search(candidates(), incumbent())
@@ -111,7 +111,7 @@ def test_alone_it_is_waited_for() -> None:
     with serving(*steps, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)))
         contest = search.Search(candidates(), incumbent())
-        environment = Model(lambda _: incumbent(), seed=5)
+        environment = ModelEnvironment(lambda _: incumbent(), seed=5)
         search.run(
             contest, LlmProposer(talk, Memory(), in_background=True), executor.InProcess(environment), lambda _: None,
             search.SearchLimits(evaluations=4, batch=2, prune=None),
@@ -124,7 +124,10 @@ def alone(
     talk: Chat, path: Path, beside: bool = False, out_of_time: Any = lambda: False, warn: Any = str
 ) -> search.Search:
     """A search of four evaluations, two at a time, with no other proposer."""
-    proposer, model = LlmProposer(talk, Memory(), in_background=beside, warn=warn), Model(lambda _: incumbent(), seed=5)
+    proposer, model = (
+        LlmProposer(talk, Memory(), in_background=beside, warn=warn),
+        ModelEnvironment(lambda _: incumbent(), seed=5),
+    )
     return search.run(
         search.Search(candidates(), incumbent()), proposer, executor.InProcess(model),
         lambda trials: results.append(trials, path), search.SearchLimits(evaluations=4, batch=2, prune=None), "run",
@@ -193,7 +196,7 @@ def test_illegal_ideas_cost_no_evaluations() -> None:
         contest = search.Search(candidates(), incumbent())
         search.run(
             contest, Mixture([llm_proposer(server), Random(1)]),
-            executor.InProcess(Model(lambda _: incumbent(), seed=5)), lambda _: None,
+            executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5)), lambda _: None,
             search.SearchLimits(evaluations=12, batch=4, prune=None),
         )  # fmt: skip
     outcomes = [trial.outcome for trial in contest.short_trials]
@@ -206,7 +209,8 @@ def test_nothing_but_illegal_ideas_end_a_search() -> None:
     with serving(*itertools.islice(ideas, 9), forever=True) as server:
         contest = search.Search(candidates(), incumbent())
         search.run(
-            contest, llm_proposer(server), executor.InProcess(Model(lambda _: incumbent(), seed=5)), lambda _: None,
+            contest, llm_proposer(server), executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5)),
+            lambda _: None,
             search.SearchLimits(evaluations=12, batch=4, prune=None),
         )  # fmt: skip
     assert contest.stop_reason == "nothing new was proposed"
@@ -226,7 +230,7 @@ def test_a_problem_without_usable_answers_is_left_out_for_some_rounds() -> None:
 
 def test_campaigns_may_have_it(tmp_path: Path) -> None:
     with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
-        environment = Model(lambda _: incumbent(), seed=5)
+        environment = ModelEnvironment(lambda _: incumbent(), seed=5)
         mixture = Mixture([llm_proposer(server), Random(1)])
         settings = search.SearchLimits(evaluations=6, batch=3, prune=None)
         plan = campaign.CampaignPlan(

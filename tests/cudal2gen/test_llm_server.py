@@ -13,7 +13,7 @@ import pytest
 
 from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.server import KEY_HINT, ServerWire, retry_after
-from cudal2gen.tuner.language_model.transcript import Message, NotSent, Request, Unavailable
+from cudal2gen.tuner.language_model.transcript import ChatRequest, Message, NotSent, Unavailable
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory, tokens
 from cudal2gen.tuner.proposers import Mixture, Random
@@ -216,7 +216,7 @@ def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path)
 )
 def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: str, reasoning: str) -> None:
     with serving(says(message["content"], **{k: v for k, v in message.items() if k != "content"})) as server:
-        request = Request((Message("system", "s"), Message("user", "u")), {})
+        request = ChatRequest((Message("system", "s"), Message("user", "u")), {})
         reply = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert (reply.text, reply.reasoning) == (text, reasoning)
 
@@ -246,7 +246,7 @@ def test_an_answer_is_read_whatever_a_server_writes_beside_it(step: Step) -> Non
 @pytest.mark.parametrize("counts", [(-5000, 200), (1000, -1), (True, 200)])
 def test_impossible_counts_of_tokens_are_estimated(counts: tuple[int, int]) -> None:
     with serving(says(GOOD, usage=counts)) as server:
-        request = Request((Message("system", "s" * 400), Message("user", "u" * 400)), {})
+        request = ChatRequest((Message("system", "s" * 400), Message("user", "u" * 400)), {})
         answer = Chat(ServerWire(endpoint(server))).ask(request, PROBLEM)
     assert answer.estimated
     assert answer.tokens_in == 2 * tokens("s" * 400)
@@ -286,7 +286,7 @@ def streams(*deltas: str, counts: tuple[int, int] = (10, 20)) -> Step:
 def test_a_request_suits_models_that_reason() -> None:
     with serving(streams(GOOD[:9], GOOD[9:])) as server:
         wire = ServerWire(endpoint(server, reasoning_effort="low", extra_body={"top_k": 20}))
-        answer = Chat(wire).ask(Request((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
+        answer = Chat(wire).ask(ChatRequest((Message("system", "s"), Message("user", "u")), {}), PROBLEM)
     (request,) = server.requests
     assert (request["stream"], request["stream_options"]) == (True, {"include_usage": True})
     assert (request["max_tokens"], request["reasoning_effort"], request["top_k"]) == (32768, "low", 20)
@@ -294,7 +294,7 @@ def test_a_request_suits_models_that_reason() -> None:
 
 
 def test_a_stream_may_be_longer_than_an_answer_and_not_endless() -> None:
-    question = Request((Message("system", "s"), Message("user", "u")), {})
+    question = ChatRequest((Message("system", "s"), Message("user", "u")), {})
     with serving(streams(*["word"] * 20_000)) as server:
         assert Chat(ServerWire(endpoint(server))).ask(question, PROBLEM).text == "word" * 20_000
     with serving(streams(*["word"] * 20_000), forever=True) as server, pytest.raises(Unavailable, match="longer than"):
@@ -306,7 +306,7 @@ def test_what_a_server_does_not_know_is_left_out() -> None:
     with serving(*refusals, says(GOOD), says(GOOD)) as server:
         chat = Chat(ServerWire(endpoint(server)), pause=lambda _: None)
         for word in ("u", "v"):
-            chat.ask(Request((Message("system", "s"), Message("user", word)), {}), PROBLEM)
+            chat.ask(ChatRequest((Message("system", "s"), Message("user", word)), {}), PROBLEM)
     sent = [("stream" in request, request["max_tokens"]) for request in server.requests]
     assert sent == [(True, 32768), (False, 32768), (False, 8192), (False, 8192)]
 
@@ -339,7 +339,7 @@ def test_a_server_of_another_kind_of_key() -> None:
 def test_a_problem_has_a_share_of_the_tokens() -> None:
     with serving(says(GOOD), forever=True) as server:
         chat = Chat(ServerWire(endpoint(server)), share=2500)
-        requests = [Request((Message("system", "s"), Message("user", str(number))), {}) for number in range(4)]
+        requests = [ChatRequest((Message("system", "s"), Message("user", str(number))), {}) for number in range(4)]
         for problem, number in ((PROBLEM, 0), (PROBLEM, 1), (SMALL, 3)):
             chat.ask(requests[number], problem)
         chat.ask(requests[2], PROBLEM)

@@ -12,7 +12,7 @@ from cudal2gen.tuner import record_answers
 from cudal2gen.tuner.language_model import chat
 from cudal2gen.tuner.language_model.chat import Chat, ReplayWire
 from cudal2gen.tuner.language_model.server import Endpoint, ServerWire
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Outcome, Request, Unavailable, read
+from cudal2gen.tuner.language_model.transcript import AnswerOutcome, ChatRequest, Exchange, Message, Unavailable, read
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from kernelproof.ground.errors import MissingLibrary, WrongInput
@@ -96,12 +96,12 @@ def test_a_transcript_says_what_became_of_answers(tmp_path: Path) -> None:
     assert [line.kind for line in lines] == ["exchange", "outcome"] * 2
     for exchange, outcome in zip(lines[::2], lines[1::2], strict=True):
         assert isinstance(exchange, Exchange)
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, AnswerOutcome)
         assert outcome.exchange == exchange.key
         assert (Problem.model_validate(outcome.problem), outcome.stage) == (PROBLEM, "hgemm")
     first, second = lines[1::2]
-    assert isinstance(first, Outcome)
-    assert isinstance(second, Outcome)
+    assert isinstance(first, AnswerOutcome)
+    assert isinstance(second, AnswerOutcome)
     assert first.proposals[0] == space.decisions(incumbent()) | {"stages": 3}
     assert first.proposals[1]["stages"] == 12
     assert "violation" in first.proposals[1]
@@ -115,7 +115,9 @@ def test_a_replay_makes_nothing_up(tmp_path: Path) -> None:
         LlmProposer(Chat(ServerWire(endpoint(server)), path), Memory()).propose(question(), 1)
     wire = ReplayWire(path)
     line = json.loads(path.read_text().splitlines()[0])
-    request = Request(tuple(Message(*message) for message in line["messages"]), record_answers.schema(("sm90_wgmma",)))
+    request = ChatRequest(
+        tuple(Message(*message) for message in line["messages"]), record_answers.schema(("sm90_wgmma",))
+    )
     assert wire.send(request, "schema", PROBLEM).text == GOOD
     with pytest.raises(Unavailable, match="or no further one"):
         wire.send(request, "schema", PROBLEM)

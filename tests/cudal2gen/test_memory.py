@@ -14,7 +14,7 @@ from cudal2gen.kernel import FAMILIES, GPUS, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, KERNEL
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.tuner import memory
-from cudal2gen.tuner.environment import Model
+from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.search import Search
 
@@ -31,7 +31,7 @@ def record(problem: Problem = LARGE, **changes: Any) -> Record:
 
 def won(new: Record, gain: Ratio = GAIN, environment: str = "gpu", improved: bool = True) -> Search:
     """A search that a record won."""
-    (trial,) = Model(lambda _: record()).evaluate(LARGE, [new])
+    (trial,) = ModelEnvironment(lambda _: record()).evaluate(LARGE, [new])
     winner = trial.model_copy(update={"environment": environment, "on": "NVIDIA H200"})
     return SimpleNamespace(  # type: ignore[return-value]
         problem=LARGE, incumbent=record(), winner=winner, gain=gain, improved=improved
@@ -153,7 +153,7 @@ def test_what_never_helped_becomes_a_lesson_too(tmp_path: Path) -> None:
     speeds = [0.8, 0.7, 0.85, 0.9, 0.9, 1.0, 0.5, 0.5]
     trials = []
     for change, speed in zip(changes, speeds, strict=True):
-        (trial,) = Model(lambda _: record()).evaluate(LARGE, [record(**change)])
+        (trial,) = ModelEnvironment(lambda _: record()).evaluate(LARGE, [record(**change)])
         base = trial.timing(INCUMBENT)
         assert base is not None
         timings = tuple(

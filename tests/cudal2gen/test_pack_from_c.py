@@ -235,7 +235,7 @@ def test_c_serves_the_cards_that_python_serves(
             return
         for record in packed.RECORDS.values():
             for prefer, word in ((0, "measured"), (1, "kernel")):
-                operands = launch.Operands.packed(record.layout, serving.sizes_of(record.problem))
+                operands = launch.LaunchOperands.packed(record.layout, serving.sizes_of(record.problem))
                 choice = served.table.choose(record.problem, operands, word)  # type: ignore[arg-type]
                 if choice.short == "estimated":  # by what was measured of neighbours, which C does not ask
                     continue

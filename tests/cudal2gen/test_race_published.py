@@ -181,7 +181,7 @@ def test_an_impossible_time_makes_a_published_kernel_absent_and_the_race_begins_
 ) -> None:
     published = contender(device, kernel)
 
-    def race(_: object) -> bench.Outcome:
+    def race(_: object) -> bench.RunOutcome:
         published.prepare(PROBLEM, None)  # type: ignore[arg-type]
         raise bench.TooGood("0.1 us", published.name)
 

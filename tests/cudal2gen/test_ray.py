@@ -23,7 +23,7 @@ from cudal2gen.generation import compiler
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse, space
 from cudal2gen.results import Trial
 from cudal2gen.tuner import campaign, ray_executor, search
-from cudal2gen.tuner.executor import Executor, InProcess, Job
+from cudal2gen.tuner.executor import EvaluationJob, Executor, InProcess
 from cudal2gen.tuner.proposers import Random
 from cudal2gen.tuner.ray_executor import RayExecutor, Unreachable
 from kernelproof.ground import toolchain
@@ -47,15 +47,15 @@ def record(group: int) -> Record:
     return parse(fields | {"raster_group": group})
 
 
-def job(*groups: int) -> Job:
-    return Job(PROBLEM, tuple(map(record, groups)), "short")
+def job(*groups: int) -> EvaluationJob:
+    return EvaluationJob(PROBLEM, tuple(map(record, groups)), "short")
 
 
 def groups(trial: Trial) -> int:
     return int(trial.record["raster_group"])
 
 
-def ended_jobs(executor: Executor, jobs: Sequence[Job]) -> Iterator[list[Trial]]:
+def ended_jobs(executor: Executor, jobs: Sequence[EvaluationJob]) -> Iterator[list[Trial]]:
     """The trials of each job, as the jobs end."""
     for future in as_completed([executor.submit(job, rank) for rank, job in enumerate(jobs)]):
         yield future.result()

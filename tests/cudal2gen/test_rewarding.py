@@ -15,7 +15,7 @@ from cudal2gen.tuner import exports, reward
 from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import exemplars
 from cudal2gen.tuner.writing.judging import Attempt
-from cudal2gen.tuner.writing.proof import Bounds
+from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.rewarding import KernelScorer
 from tests.cudal2gen import test_writing
 from tests.cudal2gen.chat_server import serving
@@ -97,7 +97,7 @@ def test_hacks_earn_no_more_than_an_honest_copy(tmp_path: Path) -> None:
         "narrow": KERNELS["downgrade"][0],
         "no patch": {"patch": "nothing"},
     }
-    scorer = KernelScorer(bounds=Bounds(seconds=60, seed=1))
+    scorer = KernelScorer(bounds=CheckLimits(seconds=60, seed=1))
     copy, faster, *others = scores(scorer, {"source": gemm()}, KERNELS["faster"][0], *hacks.values())
     earned = dict(zip(hacks, others, strict=True))
     assert copy == 1.0 + reward.RIGHT
@@ -121,7 +121,7 @@ def test_a_session_is_exported_without_attacks_and_scored_anew(tmp_path: Path) -
     ]
     with serving(*answers, writes({"patch": "none"}), forever=True) as server:
         session = test_writing.session(server, tmp_path, rounds=2, kernels=1)
-        session.limits = test_writing.SessionLimits(rounds=3, kernels=2, bounds=Bounds(seconds=60, seed=1))
+        session.limits = test_writing.SessionLimits(rounds=3, kernels=2, bounds=CheckLimits(seconds=60, seed=1))
         attempts: list[Attempt] = session.run()
     assert [attempt.trial.outcome for attempt in attempts][:2] == ["measured", "measured"], "the copy has no trial"
     examples = list(exports.examples(tmp_path / "llm.jsonl", exports.Rewards([], WEIGHTS)))
@@ -135,7 +135,7 @@ def test_a_session_is_exported_without_attacks_and_scored_anew(tmp_path: Path) -
     asked = [row for row in rows if row["kernels"]]
     assert len(asked) == 3
     assert set(json.loads(asked[1]["kernels"])) == {"incumbent", "best1"}
-    scorer = KernelScorer(bounds=Bounds(seconds=60, seed=1), weights=RewardWeights())
+    scorer = KernelScorer(bounds=CheckLimits(seconds=60, seed=1), weights=RewardWeights())
     (again,) = scorer(
         [asked[0]["prompt"]], [examples[0].completion], kernels=[asked[0]["kernels"]], product=[asked[0]["product"]]
     )

@@ -13,12 +13,12 @@ from cudal2gen.kernel import Record
 from cudal2gen.results import Rounding
 from cudal2gen.validator import Shape, rounding
 from cudal2gen.validator.correctness import operands
-from cudal2gen.validator.rounding import ALIGNED_BITS, SAMPLE, Model, models, predict, ulps
+from cudal2gen.validator.rounding import ALIGNED_BITS, SAMPLE, SumModel, models, predict, ulps
 from tests.cudal2gen.paths import small
 from tests.cudal2gen.strategies import direct
 
 
-def total(values: list[float], model: Model, acc: str, record: Record | None = None) -> float:
+def total(values: list[float], model: SumModel, acc: str, record: Record | None = None) -> float:
     """The model's sum of these numbers, each times one."""
     a, b = np.array([values], np.float16), np.ones((1, len(values)), np.float16)
     return float(predict(model, acc, a, b, (record or small()).k_order(len(values)))[0, 0])  # type: ignore[arg-type]
@@ -27,34 +27,34 @@ def total(values: list[float], model: Model, acc: str, record: Record | None = N
 def test_sums_by_hand() -> None:
     # 2048 + 1 is no fp16 number, 2048 + 1 + 1 is one: what counts is whether both ones come in the same step.
     within, apart = [2048.0, *[0.0] * 7, 1.0, 1.0], [2048.0, *[0.0] * 7, 1.0, *[0.0] * 7, 1.0]
-    assert total(within, Model(16, None, False), "f16") == 2050
-    assert total(apart, Model(16, None, False), "f16") == 2048
-    assert total(within, Model(4, None, False), "f16") == 2050
-    assert total([2048.0, 0, 0, 1.0, 1.0], Model(4, None, False), "f16") == 2048
-    assert total([2048.0, 0, 0, 1.0, 1.0], Model(8, None, False), "f16") == 2050
-    assert total(apart, Model(None, None, False), "f16") == 2050
-    assert total(apart, Model(8, None, False), "f32") == 2050
+    assert total(within, SumModel(16, None, False), "f16") == 2050
+    assert total(apart, SumModel(16, None, False), "f16") == 2048
+    assert total(within, SumModel(4, None, False), "f16") == 2050
+    assert total([2048.0, 0, 0, 1.0, 1.0], SumModel(4, None, False), "f16") == 2048
+    assert total([2048.0, 0, 0, 1.0, 1.0], SumModel(8, None, False), "f16") == 2050
+    assert total(apart, SumModel(None, None, False), "f16") == 2050
+    assert total(apart, SumModel(8, None, False), "f32") == 2050
     # Toward zero: 2048 + 1.5 is 2048, and not 2050.
-    assert total([2048.0, 1.5], Model(16, None, False), "f16") == 2050
-    assert total([2048.0, 1.5], Model(16, None, True), "f16") == 2048
-    assert total([-2048.0, -1.5], Model(16, None, True), "f16") == -2048
+    assert total([2048.0, 1.5], SumModel(16, None, False), "f16") == 2050
+    assert total([2048.0, 1.5], SumModel(16, None, True), "f16") == 2048
+    assert total([-2048.0, -1.5], SumModel(16, None, True), "f16") == -2048
 
 
 def test_alignment_cuts_below_the_largest() -> None:
     # 2^14 leads: 2^-10 is 24 bits below it.
     values = [2.0**14, 2.0**-10, 2.0**-10, -(2.0**14)]
-    assert total(values, Model(16, None, False), "f32") == 2.0**-9
-    assert total(values, Model(16, 24, True), "f32") == 2.0**-9
-    assert total(values, Model(16, 23, True), "f32") == 0
+    assert total(values, SumModel(16, None, False), "f32") == 2.0**-9
+    assert total(values, SumModel(16, 24, True), "f32") == 2.0**-9
+    assert total(values, SumModel(16, 23, True), "f32") == 0
     # A product's exponent is the sum of its factors': 1.5 * 1.5 counts as 1, not as 2.
     a, b = np.array([[1.5, 2.0**-12]], np.float16), np.array([[1.5, 2.0**-12]], np.float16)
-    assert float(predict(Model(16, 24, True), "f32", a, b, small().k_order(2))[0, 0]) == pytest.approx(2.25)
-    assert total([0.0] * 16, Model(16, 24, True), "f32") == 0
+    assert float(predict(SumModel(16, 24, True), "f32", a, b, small().k_order(2))[0, 0]) == pytest.approx(2.25)
+    assert total([0.0] * 16, SumModel(16, 24, True), "f32") == 0
 
 
 @pytest.mark.parametrize("bits", ALIGNED_BITS)
 def test_products_and_the_sum_so_far_are_cut_at_the_same_bit(bits: int) -> None:
-    model = Model(8, bits, True)
+    model = SumModel(8, bits, True)
     last, cut = 2.0 ** (14 - bits), 2.0 ** (13 - bits)
     rest = [0.0] * 5
     assert total([2.0**14, last, -(2.0**14), *rest], model, "f32") == last
@@ -70,8 +70,8 @@ def test_an_fp32_sum_is_rounded_to_nearest_or_toward_zero() -> None:
     a, b = np.zeros((1, 16), np.float16), np.zeros((1, 16), np.float16)
     a[0, [0, 1, 8]], b[0, [0, 1, 8]] = (4096, 1.5, -4096), (4096, 1, 4096)
     order = small().k_order(16)
-    assert float(predict(Model(8, None, False), "f32", a, b, order)[0, 0]) == 2
-    assert float(predict(Model(8, None, True), "f32", a, b, order)[0, 0]) == 0
+    assert float(predict(SumModel(8, None, False), "f32", a, b, order)[0, 0]) == 2
+    assert float(predict(SumModel(8, None, True), "f32", a, b, order)[0, 0]) == 0
 
 
 def test_the_candidates_of_each_accumulator() -> None:
@@ -81,7 +81,7 @@ def test_the_candidates_of_each_accumulator() -> None:
     assert all(model.toward_zero for model in single if model.bits), "sums that are cut off are not rounded up"
     assert not any(model.toward_zero for model in half if model.bits)
     assert set(half) - {model._replace(toward_zero=False) for model in single} - set(single) == {
-        Model(None, None, False)
+        SumModel(None, None, False)
     }
     names = [model.name for model in half]
     assert names[:3] == ["4 k, exact, nearest", "4 k, exact, toward zero", "4 k, 23 bits, nearest"]
@@ -92,7 +92,7 @@ def test_agreement_is_that_of_the_corner() -> None:
     rng = np.random.default_rng(2)
     order = small().k_order(64)
     a, b = operands("normal", SAMPLE + 8, SAMPLE + 8, 64, rng)
-    d = predict(Model(8, None, False), "f16", a, b, order)
+    d = predict(SumModel(8, None, False), "f16", a, b, order)
     d[SAMPLE:], d[:, SAMPLE:] = 0, 0
     assert rounding.agreement("f16", a, b, d, order)["8 k, exact, nearest"] == 1
     d[0, 0] += 1
@@ -102,8 +102,8 @@ def test_agreement_is_that_of_the_corner() -> None:
 def test_slices_of_k_are_added_in_fp32() -> None:
     record = small(split_k=2, k=128)
     values = [2048.0, *[0.0] * 63, 1.0, *[0.0] * 62, 1.0]
-    assert total(values, Model(16, None, False), "f16", record) == 2050
-    assert total(values, Model(16, None, False), "f16") == 2048
+    assert total(values, SumModel(16, None, False), "f16", record) == 2050
+    assert total(values, SumModel(16, None, False), "f16") == 2048
 
 
 def test_units_of_the_last_place() -> None:
@@ -133,7 +133,7 @@ def test_cancelling_inputs_tell_models_apart() -> None:
     shares = {}
     for inputs in ("normal", "cancelling"):
         a, b = operands(inputs, 32, 32, 256, rng)
-        d = predict(Model(8, 24, True), "f32", a, b, order)
+        d = predict(SumModel(8, 24, True), "f32", a, b, order)
         shares_of_models = rounding.agreement("f32", a, b, d, order)
         assert shares_of_models.pop("8 k, 24 bits, toward zero") == 1
         shares[inputs] = max(shares_of_models.values())

@@ -11,7 +11,7 @@ import pytest
 from cudal2gen.generation import compiler
 from kernelproof import sass
 from kernelproof.ground.toolchain import find_nvdisasm
-from kernelproof.sass import Liveness, Pipe, access, pipe_use, register_names
+from kernelproof.sass import Pipe, RegisterLiveness, access, pipe_use, register_names
 from kernelproof.sass.registers import unread
 from tests.cudal2gen.paths import PATHS
 
@@ -72,7 +72,7 @@ def test_a_kernel_of_this_catalog_is_taken_apart(name: str, kernels: dict[str, P
     main = analysis.loops.main
     assert main is not None
     assert (analysis.loops.producer is not None) == (name == "wgmma")
-    liveness = Liveness(analysis.graph)
+    liveness = RegisterLiveness(analysis.graph)
     assert 0 < max(liveness.pressure) <= analysis.function.registers
     assert unread(analysis.function.instructions, liveness, analysis.function.sm) == []
     pipes = [pipe_use(instruction, analysis.function.sm).pipe for instruction in main.turn]

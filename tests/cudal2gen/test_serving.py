@@ -16,7 +16,7 @@ from cudal2gen.cli import choosing
 from cudal2gen.cli.selection import Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Layout, Problem, Record, Use, revise, serving
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.operators import dispatch
 from cudal2gen.operators.plan_requests import Request
 from cudal2gen.pack import Pack
@@ -153,7 +153,7 @@ def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tu
     uses: list[Use] = []
     monkeypatch.setattr(dispatch.Packs, "open", lambda *_: None)
     monkeypatch.setattr(dispatch, "bind", lambda _device, _kernel, use, *_: uses.append(use))
-    operands, sizes = Operands.packed(own.layout, serving.sizes_of(own)), serving.sizes_of(own)
+    operands, sizes = LaunchOperands.packed(own.layout, serving.sizes_of(own)), serving.sizes_of(own)
     no_torch: Any = None
     request = Request(own, "", sizes, operands, (own.m, own.n), 0, no_torch)
     plan = dispatch.Dispatcher([pack], device, "kernel").plan(("key",), request)

@@ -165,7 +165,7 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     from cudal2gen.cli import tuning
     from cudal2gen.results import Case, Verdict
     from cudal2gen.tuner import campaign, executor, search
-    from cudal2gen.tuner.environment import Model
+    from cudal2gen.tuner.environment import ModelEnvironment
     from cudal2gen.tuner.proposers import Random
 
     for name, value in place.items():
@@ -174,7 +174,11 @@ def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     incumbents = campaign.Incumbents(catalog.load())
     contest = search.Search(space.candidates(problem), incumbents(problem))
     search.run(
-        contest, Random(0), executor.InProcess(Model(incumbents)), lambda _: None, search.SearchLimits(32, prune=None)
+        contest,
+        Random(0),
+        executor.InProcess(ModelEnvironment(incumbents)),
+        lambda _: None,
+        search.SearchLimits(32, prune=None),
     )
     contest.trials = [trial.model_copy(update={"environment": "gpu", "on": "NVIDIA H200"}) for trial in contest.trials]
     winner = contest.winner

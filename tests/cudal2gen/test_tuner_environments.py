@@ -15,7 +15,7 @@ from cudal2gen.results import INCUMBENT
 from cudal2gen.results.ratios import Ratio
 from cudal2gen.timing import model
 from cudal2gen.tuner import executor
-from cudal2gen.tuner.environment import Model, Replay, Unrecorded, agreement, trial_of
+from cudal2gen.tuner.environment import ModelEnvironment, Replay, Unrecorded, agreement, trial_of
 from tests.cudal2gen.hanging import Hanging
 from tests.cudal2gen.searched import SMALL, timed_trial
 
@@ -23,8 +23,8 @@ from tests.cudal2gen.searched import SMALL, timed_trial
 def test_the_model_is_deterministic_noisy_and_not_the_plain_one() -> None:
     candidates = space.candidates(SMALL)
     records = candidates.records[:200]
-    first, second = Model(seed=3), Model(seed=4)
-    assert np.array_equal(first.true_us(records), Model(seed=3).true_us(records))
+    first, second = ModelEnvironment(seed=3), ModelEnvironment(seed=4)
+    assert np.array_equal(first.true_us(records), ModelEnvironment(seed=3).true_us(records))
     hidden = first.hidden(records)
     assert 0.03 < hidden.std() < 0.2
     assert abs(np.corrcoef(hidden, second.hidden(records))[0, 1]) < 0.6
@@ -39,7 +39,7 @@ def test_the_model_is_deterministic_noisy_and_not_the_plain_one() -> None:
 
 def test_the_hidden_terms_differ_between_problems_but_not_wholly() -> None:
     """What is shared can be learned on one problem for another, what is each one's own cannot."""
-    environment = Model(seed=1)
+    environment = ModelEnvironment(seed=1)
     pools = [space.candidates(SMALL.model_copy(update={"n": n})).records for n in (4096, 8192)]
     by_decision = [
         dict(zip((repr(space.decisions(record)) for record in pool), environment.hidden(pool), strict=True))
@@ -53,7 +53,7 @@ def test_the_hidden_terms_differ_between_problems_but_not_wholly() -> None:
 
 def test_a_record_of_another_problem_is_a_failure_not_an_error() -> None:
     stranger = space.candidates(SMALL.model_copy(update={"m": 128})).records[0]
-    (trial,) = Model().evaluate(SMALL, [stranger])
+    (trial,) = ModelEnvironment().evaluate(SMALL, [stranger])
     assert (trial.outcome, trial.reason) == (
         "illegal",
         "m=128, n=512, k=256: is a record for 128_512_256, not 256_512_256",
@@ -62,7 +62,7 @@ def test_a_record_of_another_problem_is_a_failure_not_an_error() -> None:
 
 def test_replay_answers_what_was_recorded_and_refuses_the_rest(tmp_path: Path) -> None:
     records = space.candidates(SMALL).records[:3]
-    recorded = Model(seed=2).evaluate(SMALL, records[:2])
+    recorded = ModelEnvironment(seed=2).evaluate(SMALL, records[:2])
     path = tmp_path / "trials.jsonl"
     results.append(recorded, path)
     replay = Replay(results.trials(path))
@@ -97,7 +97,7 @@ def test_a_kernel_that_hangs_or_dies_costs_its_own_trial_only() -> None:
     }
     worker = executor.Worker(Hanging, seconds=2.0)
     try:
-        job = executor.Job(SMALL, (by_stages[4], by_stages[2], by_stages[5], by_stages[3]), "short")
+        job = executor.EvaluationJob(SMALL, (by_stages[4], by_stages[2], by_stages[5], by_stages[3]), "short")
         trials = worker.submit(job).result()
     finally:
         worker.close()
@@ -109,7 +109,7 @@ def test_a_kernel_that_hangs_or_dies_costs_its_own_trial_only() -> None:
 def test_trials_survive_the_store(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     record = space.candidates(SMALL).records[0]
-    failure = trial_of(Model(), SMALL, record, "short", "compile error", reason="line 3: no")
+    failure = trial_of(ModelEnvironment(), SMALL, record, "short", "compile error", reason="line 3: no")
     of_a_removed_proposer = timed_trial(record, 8.0, 9.0).model_copy(update={"proposer": "evolution"})
     results.append([of_a_removed_proposer, failure], path)
     first, second = results.trials(path)

@@ -23,7 +23,7 @@ from cudal2gen.results import INCUMBENT, KERNEL, Effort, Timing, Trial
 from cudal2gen.timing import model
 from cudal2gen.tuner import campaign, executor, search
 from cudal2gen.tuner.climbing import HillClimbing
-from cudal2gen.tuner.environment import Model, trial_of
+from cudal2gen.tuner.environment import ModelEnvironment, trial_of
 from cudal2gen.tuner.proposal import proposal
 from cudal2gen.tuner.proposers import Random
 from tests import processes
@@ -32,7 +32,7 @@ from tests.cudal2gen.searched import SMALL, Scripted, incumbent, timed_trial
 
 @pytest.mark.slow
 def test_a_search_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
-    environment = Model(lambda _: incumbent(), seed=5)
+    environment = ModelEnvironment(lambda _: incumbent(), seed=5)
     store: list[Trial] = []
     contest = search.Search(space.candidates(SMALL), incumbent())
     search.run(
@@ -67,10 +67,10 @@ def test_nothing_is_evaluated_twice_and_illegal_answers_are_trials_with_the_rule
     assert illegal.record is None
     assert "stages" in illegal.violation
     batches: list[int] = []
-    environment = Model(seed=1)
+    environment = ModelEnvironment(seed=1)
 
     class Watched(executor.InProcess):
-        def submit(self, job: executor.Job, rank: int = 0) -> Future[list[Trial]]:
+        def submit(self, job: executor.EvaluationJob, rank: int = 0) -> Future[list[Trial]]:
             batches.extend([len(job.records)] if job.effort == "short" else [])
             return super().submit(job, rank)
 
@@ -90,7 +90,11 @@ def test_what_the_model_thinks_hopeless_is_not_compiled() -> None:
     slowest = proposal("scripted", candidates.fields[int(np.argmax(estimates))])
     contest = search.Search(candidates, None)
     search.run(
-        contest, Scripted([slowest]), executor.InProcess(Model()), lambda _: None, search.SearchLimits(8, prune=1.5)
+        contest,
+        Scripted([slowest]),
+        executor.InProcess(ModelEnvironment()),
+        lambda _: None,
+        search.SearchLimits(8, prune=1.5),
     )
     assert (contest.trials, contest.pruned) == ([], 1)
 
@@ -100,7 +104,7 @@ def test_patience_and_time_end_a_search() -> None:
     search.run(
         contest,
         Random(0),
-        executor.InProcess(Model(seed=1)),
+        executor.InProcess(ModelEnvironment(seed=1)),
         lambda _: None,
         search.SearchLimits(400, patience=16, prune=None),
     )
@@ -110,7 +114,7 @@ def test_patience_and_time_end_a_search() -> None:
     search.run(
         unstarted,
         Random(0),
-        executor.InProcess(Model()),
+        executor.InProcess(ModelEnvironment()),
         lambda _: None,
         search.SearchLimits(64),
         out_of_time=lambda: True,
@@ -191,7 +195,7 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
     def go(evaluations: int) -> campaign.CampaignState:
         settings = search.SearchLimits(evaluations, prune=None)
         plan = campaign.CampaignPlan(problems, lambda _: None, lambda _: Random(7), store, "r", settings)
-        return campaign.run(plan, executor.InProcess(Model()))
+        return campaign.run(plan, executor.InProcess(ModelEnvironment()))
 
     go(8)
     before = store.read_text()
@@ -214,7 +218,7 @@ def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(
         for problem in problems
     }
 
-    class Timed(Model):
+    class Timed(ModelEnvironment):
         def evaluate(self, problem: Problem, records: Any, effort: Any = "short") -> list[Trial]:
             clock[0] += len(records) if effort == "short" else 0.1
             return super().evaluate(problem, records, effort)
@@ -285,7 +289,7 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
         [SMALL], lambda _: None, lambda _: Random(7), store, "r", search.SearchLimits(64, 4, prune=None)
     )
     with pytest.warns(UserWarning, match="not a whole line"):
-        standing = campaign.run(plan, executor.InProcess(Model()))
+        standing = campaign.run(plan, executor.InProcess(ModelEnvironment()))
     after = results.trials(store)
     assert after[: len(before)] == before
     keys = [parse(trial.record).kernel_key for trial in after if trial.effort == "short"]

@@ -13,7 +13,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.kernel import IllegalRecord, Problem, fit, parse, revise, space
 from cudal2gen.results import INCUMBENT, KERNEL
 from cudal2gen.tuner import reward
-from cudal2gen.tuner.environment import Model, trial_of
+from cudal2gen.tuner.environment import ModelEnvironment, trial_of
 from tests.cudal2gen.searched import AMPERE, SMALL, samples, timed_trial
 
 
@@ -96,7 +96,7 @@ def test_differing_names_fields_with_both_values() -> None:
 
 
 def test_the_paper_reward_by_hand() -> None:
-    cases = [reward.Case(1.5, 0.25), reward.Case(0.5, 0.75)]
+    cases = [reward.RewardCase(1.5, 0.25), reward.RewardCase(0.5, 0.75)]
     # mean(1.5 - 0.1*0.25, 0.5 - 0.1*0.75) - 0.001*200 = mean(1.475, 0.425) - 0.2
     assert reward.reward(cases, 200, alpha=0.1, beta=0.001) == pytest.approx(0.75)
     assert reward.reward(cases[:1], 0, alpha=0.0, beta=1.0) == 1.5
@@ -114,7 +114,7 @@ def test_the_reward_of_trials_has_errors_lengths_and_failures() -> None:
     assert reward.of_trials([fast, slow], without_length) == pytest.approx(0.95)
     value = reward.of_trials([fast], reward.RewardWeights(alpha=0.0, beta=1e-5))
     assert value == pytest.approx(1.5 - 1e-5 * len(render(record)))
-    failure = trial_of(Model(), SMALL, record, "short", "spill", reason="spills 8 bytes")
+    failure = trial_of(ModelEnvironment(), SMALL, record, "short", "spill", reason="spills 8 bytes")
     assert reward.of_trials([fast, failure], reward.RewardWeights(failed=-1.0)) == -1.0
     assert reward.of_trials([fast, failure], reward.RewardWeights()) == 0.0
     # 12/8 - 0.01*0.5: by default errors cost a hundredth, and length nothing.
@@ -134,7 +134,7 @@ def test_the_lower_bound_of_speed_is_below_a_noisy_median_and_at_a_quiet_one() -
 def test_a_baseline_is_the_reference_before_the_incumbent() -> None:
     record = space.candidates(SMALL).records[0]
     timings = (samples(KERNEL, [8.0] * 6), samples(INCUMBENT, [12.0] * 6), samples("cublas-tn", [10.0] * 6))
-    trial = trial_of(Model(), SMALL, record, "short", "measured", timings=timings)
+    trial = trial_of(ModelEnvironment(), SMALL, record, "short", "measured", timings=timings)
     assert reward.of_trials([trial], reward.RewardWeights(alpha=0.0)) == pytest.approx(1.25)
     assert trial.cost == pytest.approx(8 / 12)
     ratio = trial.faster_than("cublas-tn")

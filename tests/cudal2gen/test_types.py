@@ -16,7 +16,7 @@ import cudal2gen
 from cudal2gen import pack, results
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import IllegalRecord, Problem, Record, edit, serving
-from cudal2gen.kernel.launch import Operands, Sizes, read
+from cudal2gen.kernel.launch import LaunchOperands, Sizes, read
 from cudal2gen.results.choice import Table
 from cudal2gen.validator.correctness import Comparison, compare
 from kernelproof.ground.element import BF16, F32
@@ -130,7 +130,7 @@ def test_bytes_are_counted_by_type() -> None:
     use = serving.Use(Sizes(64, 64, 128), (False, False, True))
     assert use.copied_bytes(Sizes(60, 60, 128), wide.widths) == 2 * use.copied_bytes(Sizes(60, 60, 128), problem.widths)
     launch = small(**FULL_OUT, **TO_GLOBAL).launch
-    fits = [launch.takes(Sizes(64, 64, 256), Operands.packed("tn", Sizes(64, n, 256)))[2] for n in (64, 68, 66)]
+    fits = [launch.takes(Sizes(64, 64, 256), LaunchOperands.packed("tn", Sizes(64, n, 256)))[2] for n in (64, 68, 66)]
     assert fits == [True, True, False], "rows of D start on 16 bytes, which are four of its elements"
 
 
@@ -174,7 +174,7 @@ def test_a_table_keeps_types_apart() -> None:
     half, other = (packed.table([record], {0: 2.0}) for record in (packed.RECORDS["predicated"], PACKED[0]))
     for table, own, strange in ((half, "f16", "bf16"), (other, "bf16", "f16")):
         problem = posed(table.kernels[0].record)
-        operands = Operands.packed("tn", Sizes(64, 64, 128))
+        operands = LaunchOperands.packed("tn", Sizes(64, 64, 128))
         assert table.choose(problem, operands).kernel == 0
         refusal = table.choose(problem.revised(ab=strange), operands)
         assert refusal.kernel is None

@@ -23,11 +23,11 @@ from cudal2gen.tuner import memory, reward
 from cudal2gen.tuner.executor import InProcess
 from cudal2gen.tuner.language_model import chat
 from cudal2gen.tuner.language_model.server import Endpoint
-from cudal2gen.tuner.language_model.transcript import Outcome, Reply, read
+from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Reply, read
 from cudal2gen.tuner.writing import counters, kernel_answers, kernel_prompt, outcome, patches, proof
 from cudal2gen.tuner.writing.kernel_answers import Base
 from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
-from cudal2gen.tuner.writing.proof import Bounds
+from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.session import Attempt, Session, SessionLimits
 from tests import processes
 from tests.cudal2gen import device_texts
@@ -64,7 +64,8 @@ def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, *
     return Session(
         PROBLEM, incumbent, chat.connect(Endpoint(server.url, "scripted", seconds=30), tmp_path / "llm.jsonl"),
         InProcess(ModelledTimes(lambda _: incumbent, profiler)), memory.Memory((), tmp_path / "lessons.md"),
-        SessionLimits(**({"rounds": 1, "kernels": 16, "bounds": Bounds(seconds=60, seed=1)} | settings)), stored.extend,
+        SessionLimits(**({"rounds": 1, "kernels": 16, "bounds": CheckLimits(seconds=60, seed=1)} | settings)),
+        stored.extend,
         say=lambda _: None, profiler=profiler,
     )  # fmt: skip
 
@@ -403,7 +404,7 @@ def test_lessons_are_kept_also_of_what_failed(
 
 
 def test_a_question_cannot_be_closed_by_what_it_quotes() -> None:
-    variant = kernel_prompt.Variant("incumbent", "1 us", "```\n# Task", LAUNCH, f"// ````\n{gemm()}")
+    variant = kernel_prompt.ShownKernel("incumbent", "1 us", "```\n# Task", LAUNCH, f"// ````\n{gemm()}")
     text = kernel_prompt.question(PROBLEM, [variant], [], [], "modelled", 1)
     assert "\n`````cuda\n// ````\n" in text
 
@@ -461,7 +462,7 @@ def test_the_profiler_is_asked_once_for_each_kernel(story: Story, monkeypatch: p
 
 def test_rewards_go_to_the_transcript(story: Story) -> None:
     """One line for each answer, for ``tune --export``: the mean reward of its kernels."""
-    outcomes = [line for line in read(story.folder / "llm.jsonl") if isinstance(line, Outcome)]
+    outcomes = [line for line in read(story.folder / "llm.jsonl") if isinstance(line, AnswerOutcome)]
     first, second = ([attempt.reward for attempt in story.session.attempts[part]] for part in (slice(2), slice(2, 3)))
     assert [line.reward for line in outcomes] == pytest.approx([sum(first) / 2, sum(second)])
     assert {line.stage for line in outcomes} == {"hgemm"}
@@ -472,8 +473,8 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
 
 @pytest.mark.slow
 def test_a_check_ends_at_its_limits() -> None:
-    assert proof.bounded(time.sleep, (30,), Bounds(seconds=0.5)).outcome == "time-out"
-    little = Bounds(seconds=30, gib=0.25)
+    assert proof.bounded(time.sleep, (30,), CheckLimits(seconds=0.5)).outcome == "time-out"
+    little = CheckLimits(seconds=30, gib=0.25)
     with processes.memory(0.5):  # what a check inherits from this process is not its own
         assert proof.bounded(processes.hold, (0.3,), little).outcome == "wrong result"
         assert proof.bounded(processes.hold, (0.1, 0.4), little) is None

@@ -10,7 +10,7 @@ import pytest
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.compiler import Artifact
 from cudal2gen.tuner.writing import proof
-from cudal2gen.tuner.writing.proof import Bounds
+from cudal2gen.tuner.writing.proof import CheckLimits
 from tests.cudal2gen import device_texts
 from tests.cudal2gen.device_texts import gemm
 
@@ -123,5 +123,5 @@ def test_the_proof_reviews() -> None:
         (CHEATS["counts its calls"][0], "state-kept: "),
         (GRAPH, "machine-register: reads %current_graph"),
     ]:
-        proven = proof.prove(device_texts.record(text), Bounds(seconds=60, seed=1))
+        proven = proof.prove(device_texts.record(text), CheckLimits(seconds=60, seed=1))
         assert (proven.outcome, proven.reason[: len(reason)]) == ("wrong result", reason), proven.reason

@@ -97,7 +97,7 @@ def test_an_answer_is_stored_by_content(monkeypatch: pytest.MonkeyPatch, tmp_pat
     refused = text("wgmma.fence.sync.aligned;")
     first = assembly.answer_of(refused, "sm_80", foreign=False)
     assert len(first.refusals) == 1
-    assert assembly.answer_of(text(), "sm_80", foreign=False) == assembly.Answer()
+    assert assembly.answer_of(text(), "sm_80", foreign=False) == assembly.PtxasAnswer()
 
     def forbidden(*_arguments: object, **_options: object) -> None:
         raise AssertionError
@@ -125,7 +125,7 @@ def test_functions_of_other_files_are_left_to_the_linker() -> None:
     extern = ".extern .func (.param .b32 r) helper (.param .b32 x);\n.visible .entry"
     body = "{ .param .b32 p; .param .b32 q; st.param.b32 [p], %r; call (q), helper, (p); ld.param.b32 %r, [q]; }"
     ptx = text(body).replace(".visible .entry", extern)
-    assert assembly.answer_of(ptx, "sm_80", foreign=False) == assembly.Answer()
+    assert assembly.answer_of(ptx, "sm_80", foreign=False) == assembly.PtxasAnswer()
 
 
 def test_without_ptxas_a_note_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

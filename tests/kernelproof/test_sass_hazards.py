@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernelproof.sass import Function, Hazard, Instruction, disassemble, hazards
+from kernelproof.sass import Function, Instruction, RegisterHazard, disassemble, hazards
 from kernelproof.sass.decoding import FREE
 from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
@@ -57,7 +57,7 @@ def _slots(operands: tuple[str, ...]) -> int:
     return sum(int(match[1] if match else 255) << place for match, place in zip(numbers, (24, 32, 64), strict=False))
 
 
-def pairs(found: list[Hazard]) -> list[tuple[int, int, tuple[str, ...]]]:
+def pairs(found: list[RegisterHazard]) -> list[tuple[int, int, tuple[str, ...]]]:
     """Lines of both instructions of each hazard, and its registers."""
     return [(hazard.earlier.address // 16, hazard.later.address // 16, hazard.registers) for hazard in found]
 

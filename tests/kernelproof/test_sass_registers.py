@@ -9,7 +9,7 @@ import pytest
 from kernelproof.sass import Function, Graph, Instruction
 from kernelproof.sass.banks import conflict_cycles, port_uses
 from kernelproof.sass.decoding import FREE
-from kernelproof.sass.registers import Liveness, access, register_names, unread
+from kernelproof.sass.registers import RegisterLiveness, access, register_names, unread
 
 
 def code(text: str, target: int | None = None) -> Instruction:
@@ -87,7 +87,7 @@ def test_registers_are_live_from_their_writer_to_their_last_reader() -> None:
         "STG.E desc[UR4][R6.64], R9",  # 8
         "EXIT",
     )
-    liveness = Liveness(Graph(text))
+    liveness = RegisterLiveness(Graph(text))
     inputs = {"R1", "R6", "R7", "UR4", "UR5", "P1"}  # what nobody writes, and the stack pointer
     assert set(register_names(liveness.before[0])) == inputs
     assert set(register_names(liveness.before[3])) == inputs | {"R2", "R4", "R5", "R9"}
@@ -107,7 +107,7 @@ def test_results_that_nobody_reads_are_idle_slots() -> None:
         "ELECT P0, URZ, PT",
         "EXIT",
     )
-    idle = unread(text.instructions, Liveness(Graph(text)), "sm_80")
+    idle = unread(text.instructions, RegisterLiveness(Graph(text)), "sm_80")
     assert [item.address for item in idle] == [16, 48]
 
 

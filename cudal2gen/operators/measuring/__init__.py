@@ -24,7 +24,7 @@ from cudal2gen.operators.check_modes import deterministic
 from cudal2gen.operators.devices import LaunchDevice
 from cudal2gen.operators.measuring import buckets
 from cudal2gen.operators.measuring.contests import Contests
-from cudal2gen.operators.measuring.races import Autotuner, Mode, Target, mode_of
+from cudal2gen.operators.measuring.races import Autotuner, Mode, RaceTarget, mode_of
 from cudal2gen.operators.measuring.tuned import Raced, Store
 from cudal2gen.operators.plan_packs import Packs
 from cudal2gen.operators.plan_requests import Arguments, Request
@@ -218,7 +218,7 @@ class Watch:
     def _alive(self) -> Autotuner | None:
         return self._tuner if self._measuring.tuner(self._index, self._device) is self._tuner else None
 
-    def _targets(self, hot: bool) -> Iterator[tuple[Variant, Target]]:
+    def _targets(self, hot: bool) -> Iterator[tuple[Variant, RaceTarget]]:
         """What is to be measured, in order. It is found step by step: once a fused kernel wins, the plain one is not
         raced."""
         for variant in self._variants:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cudal2gen.kernel import Problem, serving
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.results.choice import Choice, Row, Table
 
 LARGEST = 256
@@ -76,7 +76,7 @@ def wins(table: Table, problem: Problem, products: int = 1) -> bool:
 
 
 def choose(
-    table: Table, problem: Problem, operands: Operands, extra_us: float = 0.0, products: int = 1
+    table: Table, problem: Problem, operands: LaunchOperands, extra_us: float = 0.0, products: int = 1
 ) -> Choice | None:  # fmt: skip
     """The choice for a problem that was not measured itself, by the measurements of its bucket; None without these.
     Arguments as of ``Table.choose``."""

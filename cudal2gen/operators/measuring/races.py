@@ -30,7 +30,7 @@ import numpy as np
 
 from cudal2gen import results
 from cudal2gen.kernel import IllegalRecord, Problem, Use, serving
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators.measuring import buckets, rule
@@ -58,7 +58,7 @@ MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
 MAX_INCONCLUSIVE = 10
 
 
-class Target(NamedTuple):
+class RaceTarget(NamedTuple):
     """What a race measures: a problem of ``products`` products. If ``least`` is below its rows, the problem stands for
     the bucket of rows from ``least`` on."""
 
@@ -94,9 +94,9 @@ class Autotuner:
         self, meter: Meter, store: Store, seconds: tuple[float, float] = (SHAPE_SECONDS, PROCESS_SECONDS)
     ) -> None:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
-        self.tried: set[Target] = set()
+        self.tried: set[RaceTarget] = set()
         self.failed: set[str] = set()  # digests of kernels that this process could not launch
-        self.inconclusive: Counter[Target] = Counter()  # races that told nothing of a target's other calls
+        self.inconclusive: Counter[RaceTarget] = Counter()  # races that told nothing of a target's other calls
         self.halted = False  # whether nothing more is raced, because the store cannot be used
         # Two locks, never held together. ``racing``: held by the thread that races to the end; others do not wait for
         # it but let torch compute. ``_turn``: guards the fields below, those of the race in the background.
@@ -106,18 +106,18 @@ class Autotuner:
         self._steps: Iterator[None] = iter(())
         self._stepped = 0.0
 
-    def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> Target | None:
+    def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> RaceTarget | None:
         """What is still to be measured for a problem: its bucket, or if it is ``hot`` the problem itself. None if it
         was measured or tried, or if the process has no time left. ``table``: `Raced.current` of the pack's."""
         if self.halted or self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
             return None
         least, most = buckets.bucket(problem, products)
         if hot or least == most:
-            target = Target(problem, products, problem.m)
+            target = RaceTarget(problem, products, problem.m)
         elif buckets.measured(table, problem, products):
             return None
         else:
-            target = Target(buckets.at(problem, most), products, least)
+            target = RaceTarget(buckets.at(problem, most), products, least)
         return None if target in self.tried else target
 
     def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
@@ -154,7 +154,7 @@ class Autotuner:
     def _end(self) -> None:
         self._owner, self._steps = None, iter(())
 
-    def race(self, table: Table, target: Target, contests: Contests) -> Iterator[None]:
+    def race(self, table: Table, target: RaceTarget, contests: Contests) -> Iterator[None]:
         """Races a problem step by step and stores the result at the end. Between steps the caller may do other work.
 
         Kernels that fail in their first run stay banned. Raises OSError if the store cannot be written, and what torch
@@ -172,12 +172,12 @@ class Autotuner:
                 self.tried.add(target)
             contests.close()
 
-    def pause(self, target: Target) -> int:
+    def pause(self, target: RaceTarget) -> int:
         """How many calls come before a target is raced: twice as many after each race that told nothing of other
         calls."""
         return (1 << self.inconclusive[target]) - 1
 
-    def _in_steps(self, table: Table, target: Target, contests: Contests) -> Generator[None, None, bool]:
+    def _in_steps(self, table: Table, target: RaceTarget, contests: Contests) -> Generator[None, None, bool]:
         """Makes the race's steps, each outside of torch's modes and on the budget; returns what they return."""
         race: _Race | None = None
         steps: Generator[None, None, bool]
@@ -200,7 +200,7 @@ class Autotuner:
                     race.spent += elapsed
             yield
 
-    def candidates(self, table: Table, target: Target, contest: Contest) -> list[tuple[TableKernel, Use]]:
+    def candidates(self, table: Table, target: RaceTarget, contest: Contest) -> list[tuple[TableKernel, Use]]:
         """The kernels to race: the nearest, those that the timing model expects to be fastest, and the next nearest.
         Each binary races once, banned ones do not; for a bucket a kernel must take its least rows as well."""
         problem, banned = target.problem, self.store.first_runs.banned() | self.failed
@@ -218,7 +218,7 @@ class Autotuner:
         return list(chosen.values())
 
 
-def _use(kernel: TableKernel, target: Target, contest: Contest) -> Use | None:
+def _use(kernel: TableKernel, target: RaceTarget, contest: Contest) -> Use | None:
     """How a kernel computes the target's problem; None if it does not, or not with the least rows of the bucket."""
     sizes = serving.sizes_of(target.problem)
     with suppress(IllegalRecord):
@@ -248,7 +248,7 @@ class _Race:
     """The race of one target. ``spent``: seconds of its finished steps; ``began``: when the present step did, by the
     meter."""
 
-    def __init__(self, tuner: Autotuner, table: Table, target: Target, contests: Contests) -> None:
+    def __init__(self, tuner: Autotuner, table: Table, target: RaceTarget, contests: Contests) -> None:
         self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
         self.table, self.target, self.contests = table, target, contests
         self.spent, self.began = 0.0, 0.0
@@ -304,7 +304,7 @@ class _Race:
         """Whether the kernel copies operands here that it would take in place if they were packed. Its loss then says
         nothing of calls with packed operands, to which a stored loss would apply."""
         problem, sizes = contest.problem, serving.sizes_of(contest.problem)
-        packed = Operands.packed(problem.layout, sizes, problem.fusion)
+        packed = LaunchOperands.packed(problem.layout, sizes, problem.fusion)
         here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
         return here is not None and there is not None and sum(here.copied) > sum(there.copied)
 

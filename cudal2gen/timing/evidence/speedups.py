@@ -52,7 +52,7 @@ TARGETS = {
 }  # fmt: skip
 
 
-class ModelledTimes(NamedTuple):
+class ModelledSpeedup(NamedTuple):
     """A problem with the modelled times of its published kernel and of the vendor's, in microseconds."""
 
     problem: Problem
@@ -103,26 +103,26 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
 
 def _regenerated(
     gpu: str, acc: str, held_out: bool, known: frozenset[str], heuristics: MatmulHeuristics, code: bool
-) -> Iterator[ModelledTimes]:
+) -> Iterator[ModelledSpeedup]:
     for record in regenerated(gpu, acc, held_out):
         own = None if record.mnk not in known else _code_us(record) if code else model.estimate(record).us
         if own is not None:
-            yield ModelledTimes(record.problem, own, vendor_us(heuristics, record))
+            yield ModelledSpeedup(record.problem, own, vendor_us(heuristics, record))
 
 
-def _hopper(held_out: bool) -> Iterator[ModelledTimes]:
+def _hopper(held_out: bool) -> Iterator[ModelledSpeedup]:
     """The published configurations of the H100 whose tile some candidate has."""
     for facts in hopper_configurations():
         if development(facts["n"], facts["k"]) != held_out:
             problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
             times = tile_times(problem)
             if (own := times.get((facts["bm"], facts["bn"]))) is not None:
-                yield ModelledTimes(problem, own, min(times.values()))
+                yield ModelledSpeedup(problem, own, min(times.values()))
 
 
 def _parts(
-    priced: Sequence[ModelledTimes], speedups: Mapping[str, float], held_out: bool
-) -> Iterator[tuple[str, list[ModelledTimes], list[str]]]:
+    priced: Sequence[ModelledSpeedup], speedups: Mapping[str, float], held_out: bool
+) -> Iterator[tuple[str, list[ModelledSpeedup], list[str]]]:
     """Parts of the problems by name, each with the problems of the table from which neighbours may come: those of
     development, and for the largest quarter those that are smaller than all of it."""
     present = [item for item in priced if item.problem.mnk in speedups]
@@ -171,8 +171,8 @@ def vendor_us(heuristics: MatmulHeuristics, record: Record) -> float:
 
 
 def _finding(
-    subject: str, chosen: Sequence[ModelledTimes], speedups: Mapping[str, float], known: Sequence[str],
-    seen: Sequence[ModelledTimes], target: float | None,
+    subject: str, chosen: Sequence[ModelledSpeedup], speedups: Mapping[str, float], known: Sequence[str],
+    seen: Sequence[ModelledSpeedup], target: float | None,
 ) -> Finding:  # fmt: skip
     """``known``: problems whose speedups the baselines may know; ``seen``: those of them from which one learns."""
     mnks = [item.problem.mnk for item in chosen]
@@ -193,7 +193,7 @@ def _finding(
     )
 
 
-def _facts(priced: Sequence[ModelledTimes]) -> Array:
+def _facts(priced: Sequence[ModelledSpeedup]) -> Array:
     """m, n, k and the modelled speedup, a row for each problem."""
     return np.array([(*_extents(item.problem.mnk), item.vendor_us / item.own_us) for item in priced], np.float64)
 

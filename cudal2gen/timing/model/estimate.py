@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cudal2gen.kernel import GPUS, Problem, Record, Work, ceil_div
+from cudal2gen.kernel import GPUS, CtaWork, Problem, Record, ceil_div
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
 from kernelproof.profile.rates import LAUNCH_US, l2_share
@@ -46,7 +46,7 @@ class ModelledKernel(NamedTuple):
 
     problem: Problem
     target: Chip
-    work: Work
+    work: CtaWork
     bm: int
     bn: int
     k_step: int

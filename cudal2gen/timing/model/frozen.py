@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from cudal2gen.kernel import Record, Work, ceil_div
+from cudal2gen.kernel import CtaWork, Record, ceil_div
 from kernelproof.ground.chips import Rates
 
 LAUNCH_US = 1.6
@@ -60,7 +60,7 @@ def _usable_sms(record: Record) -> int:
     return record.target.sms // ctas * ctas if ctas <= 2 else record.target.sms * 15 // 16 // ctas * ctas
 
 
-def _mma_clocks(record: Record, work: Work) -> float:
+def _mma_clocks(record: Record, work: CtaWork) -> float:
     """Clocks that an SM's tensor cores take for one k-step of one CTA."""
     flops, problem = 2 * record.bm * record.bn * record.k_step, record.problem
     if work.instruction == "wgmma":
@@ -68,7 +68,7 @@ def _mma_clocks(record: Record, work: Work) -> float:
     return flops / problem.mma_sync_flops / MMA_SYNC_ISSUE
 
 
-def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float:
+def _dram_bytes(record: Record, work: CtaWork, rates: Rates, at_once: int) -> float:
     """Traffic of device memory in bytes: every operand once, and what must be loaded again because the L2 evicted
     it."""
     once = record.problem.traffic_bytes
@@ -83,7 +83,7 @@ def _dram_bytes(record: Record, work: Work, rates: Rates, at_once: int) -> float
     return max(once, tiles / wave * per_wave + record.element.bytes * record.m * record.n)
 
 
-def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> float:
+def _epilogue_us(record: Record, work: CtaWork, rates: Rates, per_sm: float) -> float:
     """Time from the last MMA to the last store. It counts for every tile unless the epilogue is hidden."""
     tile_us = record.bm * record.bn * record.element.bytes / STORE_BYTES[work.store] / rates.mhz
     if record.split_k > 1:
@@ -91,7 +91,7 @@ def _epilogue_us(record: Record, work: Work, rates: Rates, per_sm: float) -> flo
     return 0.3 + tile_us * (1 if work.epilogue_hidden else per_sm)
 
 
-def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) -> float:
+def _sums_us(record: Record, work: CtaWork, rates: Rates, sms: int, together: int) -> float:
     """Time of the sums of a split k, within clusters or through the L2.
 
     Through the L2, partial sums are written and read back, which takes round trips and bytes, and a launch clears the
@@ -109,7 +109,7 @@ def _sums_us(record: Record, work: Work, rates: Rates, sms: int, together: int) 
     return LAUNCH_US + (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
 
 
-def _partial_sums(record: Record, work: Work, sms: int, together: int) -> tuple[float, float]:
+def _partial_sums(record: Record, work: CtaWork, sms: int, together: int) -> tuple[float, float]:
     """How many fp32 tiles of partial sums the busiest SM writes, and how many it reads."""
     if record.shares_last_wave:
         last_wave = record.ctas % (sms * together)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Protocol
 
-from cudal2gen.kernel import Problem, Work, ceil_div
+from cudal2gen.kernel import CtaWork, Problem, ceil_div
 from kernelproof.ground.chips import Chip, Rates
 
 DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
@@ -56,7 +56,7 @@ def usable_sms(tiled: Tiled) -> int:
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
 
 
-def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
+def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, at_once: int) -> float:
     """Traffic of device memory in bytes: each operand once, and what must be loaded again because the L2 evicted it.
 
     ``at_once``: CTAs that run at a time.
@@ -80,7 +80,7 @@ def dram_bytes(tiled: Tiled, work: Work, rates: Rates, at_once: int) -> float:
     return max(once, tiles / wave * per_wave + problem.output.bytes * problem.m * problem.n)
 
 
-def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> float:
+def sums_us(tiled: Tiled, work: CtaWork, rates: Rates, sms: int, together: int) -> float:
     """Time of the sums of a split k, in microseconds.
 
     Within clusters CTAs send each other the parts that they do not add themselves. Else partial sums are written to the
@@ -99,7 +99,7 @@ def sums_us(tiled: Tiled, work: Work, rates: Rates, sms: int, together: int) -> 
     return (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
 
 
-def _partial_sums(tiled: Tiled, work: Work, sms: int, together: int) -> tuple[float, float]:
+def _partial_sums(tiled: Tiled, work: CtaWork, sms: int, together: int) -> tuple[float, float]:
     """How many fp32 tiles of partial sums the busiest SM writes, and how many it reads."""
     if tiled.shares_last_wave:
         # Each CTA of the SM stores one partial tile, and so do the SM's CTAs of the last wave, whose tiles are shared.

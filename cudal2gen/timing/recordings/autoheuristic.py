@@ -41,7 +41,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-class Sizes(NamedTuple):
+class RecordedSizes(NamedTuple):
     """Extents of D (m, n) = A (m, k) B (k, n), in elements."""
 
     m: int
@@ -53,7 +53,7 @@ class RecordedTiming(NamedTuple):
     """One timing. ``layout``: how B is stored; None if A is stored by columns. ``tile``: None for cuBLAS."""
 
     gpu: str
-    sizes: Sizes
+    sizes: RecordedSizes
     layout: Layout | None
     tile: Tile | None
     us: float
@@ -62,7 +62,7 @@ class RecordedTiming(NamedTuple):
 class Recording(NamedTuple):
     """The median time of each tile for a problem, in microseconds. ``vendor_us``: that of cuBLAS, None if not timed."""
 
-    sizes: Sizes
+    sizes: RecordedSizes
     tiles: dict[Tile, float]
     vendor_us: float | None
 
@@ -73,7 +73,7 @@ def load(folder: Path) -> dict[str, list[Recording]]:
     They are of fp16 problems whose rows are multiples of 16 bytes, with at least ``MIN_TILES`` tiles. Raises WrongInput
     if no file has recordings.
     """
-    rows: dict[tuple[str, Sizes], dict[Tile | None, list[float]]] = {}
+    rows: dict[tuple[str, RecordedSizes], dict[Tile | None, list[float]]] = {}
     for path in sorted(folder.rglob("*.txt")):
         for row in timings(path):
             rows.setdefault((row.gpu, row.sizes), {}).setdefault(row.tile, []).append(row.us)
@@ -97,7 +97,7 @@ def problems(paths: Iterable[Path]) -> dict[Problem, Recording]:
     Problems whose A is stored by columns, or with fewer than ``MIN_TILES`` tiles, are left out. Sums are in fp32, as
     Triton's are.
     """
-    times: dict[tuple[str, Sizes, Layout], dict[Tile | None, list[float]]] = {}
+    times: dict[tuple[str, RecordedSizes, Layout], dict[Tile | None, list[float]]] = {}
     for path in paths:
         for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
             for row in timings(file):
@@ -139,14 +139,14 @@ def _timings(path: Path) -> Iterator[RecordedTiming]:
                     yield RecordedTiming(gpu, *question, tile, float(row[at_time]) * 1e3)
 
 
-def _product(operands: tuple[str, ...]) -> tuple[Sizes, Layout | None] | None:
+def _product(operands: tuple[str, ...]) -> tuple[RecordedSizes, Layout | None] | None:
     """Sizes and layout by the columns ``OPERANDS``. None if the type is not fp16, or if rows are no whole vectors."""
     if set(operands[:2]) != {f"torch.{F16.dtype}"}:
         return None
     m, n, k, *strides = map(int, operands[2:])
     if n % F16.vector or any(stride % F16.vector for stride in strides if stride != 1):
         return None
-    sizes = Sizes(m, n, k)
+    sizes = RecordedSizes(m, n, k)
     return sizes, _layout(sizes, strides)
 
 
@@ -158,7 +158,7 @@ def _choice(text: str) -> tuple[Tile | None, ...]:
     return (None,) if text == "extern_mm" else ()
 
 
-def _layout(sizes: Sizes, strides: Sequence[int]) -> Layout | None:
+def _layout(sizes: RecordedSizes, strides: Sequence[int]) -> Layout | None:
     """How B is stored; None if A is stored by columns.
 
     ``strides``: of A along m and k, of B along k and n, in elements.

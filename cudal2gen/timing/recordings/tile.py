@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cudal2gen.kernel import FAMILIES, Fields, Origin, Problem, Record, Work, spelling
+from cudal2gen.kernel import FAMILIES, CtaWork, Fields, Origin, Problem, Record, spelling
 from cudal2gen.timing import model
 from cudal2gen.timing.model import ModelledKernel
 from cudal2gen.timing.recordings import triton
@@ -80,7 +80,7 @@ class TritonTile(Record):
         return f"triton_{self.layout}_{self.tile}"
 
     @property
-    def work(self) -> Work:
+    def work(self) -> CtaWork:
         return self.modelled.work
 
 

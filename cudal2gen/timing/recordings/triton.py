@@ -9,10 +9,10 @@ continues, so it has one buffer more. With 1 stage, data goes through registers 
 
 from __future__ import annotations
 
-from cudal2gen.kernel import Problem, Work, ceil_div
+from cudal2gen.kernel import CtaWork, Problem, ceil_div
 from cudal2gen.kernel.work import LINE
 from cudal2gen.timing.model import ModelledKernel
-from cudal2gen.timing.recordings.autoheuristic import Sizes, Tile
+from cudal2gen.timing.recordings.autoheuristic import RecordedSizes, Tile
 from kernelproof.ground.chips import GPUS, REGISTERS_THREAD
 
 GROUP = 8  # GROUP_M of the kernel's raster
@@ -22,7 +22,7 @@ HALF = 2  # bytes of an element
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # issue clocks of a warp per k-step and per wgmma, as in this project's loops
 
 
-def problem_of(gpu: str, sizes: Sizes) -> Problem:
+def problem_of(gpu: str, sizes: RecordedSizes) -> Problem:
     """The problem that a recording is of."""
     return Problem(gpu=gpu, acc="f32", layout="nn", m=sizes.m, n=sizes.n, k=sizes.k)
 
@@ -45,7 +45,7 @@ def kernel_of(problem: Problem, tile: Tile) -> ModelledKernel:
         buffers, flight, issue = max(1, tile.stages - 1), max(0, tile.stages - 2), 0
     registers = min(REGISTERS_THREAD, tile.bm * tile.bn // (32 * tile.warps) + fragments + LIVE_REGISTERS)
     smem = max(buffers * step_bytes, tile.bm * tile.bn * HALF)
-    work = Work(
+    work = CtaWork(
         "wgmma" if wgmma else "mma.sync",
         step_bytes,
         issuers=max(1, tile.warps // WARPGROUP),

@@ -24,13 +24,13 @@ from cudal2gen.tuner.language_model import transcript
 from cudal2gen.tuner.language_model.server import LATEST_RETRY, RATE_LIMIT, Endpoint, ServerWire
 from cudal2gen.tuner.language_model.transcript import (
     FORMS,
+    AnswerOutcome,
+    ChatRequest,
     Exchange,
     Form,
     History,
     NotSent,
-    Outcome,
     Reply,
-    Request,
     State,
     Unavailable,
     Usage,
@@ -56,7 +56,7 @@ class Wire(Protocol):
     @property
     def live(self) -> bool: ...
 
-    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+    def send(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
         """The answer. Raises Unavailable, and no other error, if there is none."""
         ...
 
@@ -76,7 +76,7 @@ class ReplayWire:
             if isinstance(line, Exchange):
                 self._exchanges.setdefault((line.digest, line.form), deque()).append(line)
 
-    def send(self, request: Request, form: Form, problem: Problem) -> Reply:
+    def send(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
         """See ``Wire``. Raises Unavailable for a question that is not in the transcript."""
         exchanges = self._exchanges.get((request.digest, form))
         if not exchanges:
@@ -116,7 +116,7 @@ class Chat:
     _failing_since: float = 0.0
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
-    def ask(self, request: Request, problem: Problem) -> Reply:
+    def ask(self, request: ChatRequest, problem: Problem) -> Reply:
         """An answer. Raises Unavailable if the plainest form fails too, NotSent, and OSError of the transcript."""
         if recorded := self.history.unused(request.digest):
             return recorded.reply
@@ -160,13 +160,13 @@ class Chat:
         return True
 
     def conclude(
-        self, request: Request, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
+        self, request: ChatRequest, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
         stage: Stage | None = None, reward: float | None = None, fault: str = "", right: bool | None = None,
     ) -> None:  # fmt: skip
-        """Adds an answer's ``Outcome`` to the transcript, if there is one. ``stage``: by default the problem's."""
+        """Adds the outcome of an answer to the transcript, if there is one. ``stage``: by default the problem's."""
         key = answer_key(request.digest, reply.text)
         self.history.conclude(key)
-        outcome = Outcome(
+        outcome = AnswerOutcome(
             run=self.run,
             exchange=key,
             problem=problem.model_dump(mode="json"),
@@ -182,7 +182,7 @@ class Chat:
         """Adds a ``State`` to the transcript, if there is a transcript."""
         self._record(State(run=self.run, problem=problem.title, of=of, content=content))
 
-    def _check(self, request: Request, problem: Problem) -> None:
+    def _check(self, request: ChatRequest, problem: Problem) -> None:
         """Raises NotSent while the model rests, and if the question would exceed the budget."""
         if not self.wire.live:
             return
@@ -212,7 +212,7 @@ class Chat:
             )
             raise NotSent(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
 
-    def _in_some_form(self, request: Request, problem: Problem) -> Reply:
+    def _in_some_form(self, request: ChatRequest, problem: Problem) -> Reply:
         for form in self._forms:
             try:
                 reply = self._patiently(request, form, problem)
@@ -224,7 +224,7 @@ class Chat:
                 return reply
         raise AssertionError("the last form either answers or raises")
 
-    def _patiently(self, request: Request, form: Form, problem: Problem) -> Reply:
+    def _patiently(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
         for pause in (*PAUSES, None):
             try:
                 return self._send(request, form, problem)
@@ -236,7 +236,7 @@ class Chat:
                     self.pause(max(pause, seconds))
         raise AssertionError("the last try either answers or raises")
 
-    def _send(self, request: Request, form: Form, problem: Problem) -> Reply:
+    def _send(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
         """One exchange, counted and recorded."""
         question: dict[str, Any] = {
             "run": self.run,
@@ -261,7 +261,7 @@ class Chat:
         return reply
 
     @staticmethod
-    def _lost(request: Request, error: Unavailable | None = None) -> Fields:
+    def _lost(request: ChatRequest, error: Unavailable | None = None) -> Fields:
         """The cost of an exchange whose answer was lost after the server had begun with it: at least that of its
         prompt."""
         if error is not None and (error.status or error.passing):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cudal2gen.kernel import Fields, Problem
 from cudal2gen.tuner.language_model.chat import Chat
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, Reply, Request, Unavailable
+from cudal2gen.tuner.language_model.transcript import ChatRequest, Exchange, Message, Reply, Unavailable
 
 RETRIES = 2  # repetitions of a question after faulty answers
 QUESTION_TURNS = 2  # messages of a question without corrections: system and user
@@ -23,7 +23,7 @@ LONGEST_FAULT = 400  # most characters of an outcome's fault
 Messages = tuple[Message, ...]
 
 
-class Reading(NamedTuple):
+class ReadAnswer(NamedTuple):
     """What a reader made of an answer. ``proposals``, ``reward``, ``fault`` and ``right`` are those of its ``Outcome``.
 
     ``correction``: the message that asks for a better answer; empty if none is needed.
@@ -51,7 +51,7 @@ class Conversation:
     stored: deque[Exchange] = field(default_factory=deque)
     ask_again: Callable[[Unavailable], bool] = lambda _: False
 
-    def hold(self, question: Callable[[], Messages], read: Callable[[Reply], Reading]) -> None:
+    def hold(self, question: Callable[[], Messages], read: Callable[[Reply], ReadAnswer]) -> None:
         """Asks ``question``, which is called only if no stored answer takes its place, until an answer needs no
         correction. Raises Unavailable where a question gets no answer, and what ``read`` raises."""
         messages: Messages = ()
@@ -60,11 +60,11 @@ class Conversation:
             if stored is None and turn and self.stored:
                 return  # the next stored answer is to another question
             messages = stored.messages if stored else messages or question()
-            request = Request(messages, self.schema)
+            request = ChatRequest(messages, self.schema)
             reply = stored.reply if stored else self._ask(request)
             if reply.refusal:
                 self.say(f"the model refused: {reply.refusal[:LONGEST_FAULT]}")
-                reading = Reading(fault="the model refused")
+                reading = ReadAnswer(fault="the model refused")
             else:
                 reading = read(reply)
             if stored is None or not self.chat.history.concluded(stored.key):
@@ -88,7 +88,7 @@ class Conversation:
             return self.stored.popleft()
         return None
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: ChatRequest) -> Reply:
         while True:
             try:
                 return self.chat.ask(request, self.problem)

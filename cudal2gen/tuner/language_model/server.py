@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudal2gen.kernel import Problem
 from cudal2gen.tuner.language_model import completions
-from cudal2gen.tuner.language_model.transcript import Form, Reply, Request, Unavailable
+from cudal2gen.tuner.language_model.transcript import ChatRequest, Form, Reply, Unavailable
 from cudal2gen.tuner.memory import tokens
 from kernelproof.ground.errors import MissingLibrary, installation
 
@@ -119,7 +119,7 @@ class ServerWire:
         # What this server turned out to want; a refusal that names it changes it, and the exchange is repeated.
         self._limit, self._tokens, self._stream = "max_tokens", endpoint.max_tokens, endpoint.stream
 
-    def send(self, request: Request, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
+    def send(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
         """See ``Wire``."""
         begin = time.monotonic()
         library = self._library
@@ -143,7 +143,7 @@ class ServerWire:
             raise Unavailable(f"{self._endpoint.url}: {self._safe(str(error))}") from None
         return self._reply(body, request, time.monotonic() - begin)
 
-    def _arguments(self, request: Request, form: Form) -> dict[str, Any]:
+    def _arguments(self, request: ChatRequest, form: Form) -> dict[str, Any]:
         messages = [message._asdict() for message in request.messages]
         arguments: dict[str, Any] = {"model": self._endpoint.model, "messages": messages}
         arguments[self._limit] = self._tokens
@@ -214,7 +214,7 @@ class ServerWire:
         key = self._endpoint.key
         return " ".join((text.replace(key, "***") if key else text).split())[:LONGEST_ERROR]
 
-    def _reply(self, body: bytes, request: Request, seconds: float) -> Reply:
+    def _reply(self, body: bytes, request: ChatRequest, seconds: float) -> Reply:
         try:
             answer = completions.read(body)
         except completions.ServerError as error:

@@ -4,7 +4,7 @@ A transcript has three kinds of lines:
 
 - ``Exchange``: one request with its answer, or with the error in place of one. An error without ``messages`` is a
   question that was not asked, because the model rested or its budget was spent.
-- ``Outcome``: what became of an answer, which it names by its ``Exchange.key``.
+- ``AnswerOutcome``: what became of an answer, which it names by its ``Exchange.key``.
 - ``State``: what a session of writing needs to show a model the same again after a restart.
 
 ``tuner.exports`` joins exchanges and outcomes as training data.
@@ -38,7 +38,7 @@ class Message(NamedTuple):
     content: str
 
 
-class Request(NamedTuple):
+class ChatRequest(NamedTuple):
     """A conversation so far, and the JSON schema of the answer to it."""
 
     messages: tuple[Message, ...]
@@ -126,7 +126,7 @@ class Exchange(Reply):
         return Reply(**self.model_dump(include=set(Reply.model_fields)))
 
 
-class Outcome(results.Line):
+class AnswerOutcome(results.Line):
     """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``; ``problem``: its fields.
 
     ``proposals``: the decisions of the proposed records; for an illegal one its fields and a ``violation``. ``fault``:
@@ -158,7 +158,7 @@ class State(results.Line):
     content: Fields
 
 
-Line = Exchange | Outcome | State
+Line = Exchange | AnswerOutcome | State
 
 
 def answer_key(digest: str, text: str) -> str:
@@ -218,22 +218,22 @@ class Usage:
 class History:
     """What the earlier starts of a run left in a transcript: the ``usage``, and the answers that were paid for.
 
-    An answer without an ``Outcome`` was never used, so ``unused`` returns it for the same question. ``answers`` are
-    those on a problem, in their order; to save memory only the last one keeps the contents of its messages.
+    An answer without an ``AnswerOutcome`` was never used, so ``unused`` returns it for the same question. ``answers``
+    are those on a problem, in their order; to save memory only the last one keeps the contents of its messages.
     """
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         self.usage = Usage()
         self.spent: Counter[str] = Counter()  # tokens in and out by problem
         self._answers: dict[str, list[Exchange]] = {}
-        self._outcomes: dict[str, list[Outcome]] = {}
+        self._outcomes: dict[str, list[AnswerOutcome]] = {}
         self._states: dict[tuple[str, str], Fields] = {}
         self._unused: dict[str, deque[Exchange]] = {}
         self._concluded: set[str] = set()
         for line in lines:
             if isinstance(line, Exchange):
                 self._add(line)
-            elif isinstance(line, Outcome):
+            elif isinstance(line, AnswerOutcome):
                 self._outcomes.setdefault(Problem.model_validate(line.problem).title, []).append(line)
                 self.conclude(line.exchange)
             else:
@@ -284,7 +284,7 @@ class History:
         """The answers on a problem, in their order."""
         return self._answers.get(problem.title, [])
 
-    def outcomes(self, problem: Problem) -> list[Outcome]:
+    def outcomes(self, problem: Problem) -> list[AnswerOutcome]:
         """What became of answers on a problem, in their order."""
         return self._outcomes.get(problem.title, [])
 

@@ -17,17 +17,17 @@ from contextlib import contextmanager, suppress
 
 from cudal2gen.kernel import Fields, Record
 from cudal2gen.results import Trial
-from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.executor import EvaluationJob, Executor
 from cudal2gen.tuner.writing import judging
 from cudal2gen.tuner.writing.judging import Examination
-from cudal2gen.tuner.writing.proof import Bounds
+from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.session import Session
 from kernelproof.ground import workers
 
 AT_ONCE = 64  # most sessions at a time
 LOOK_S = 5.0  # seconds between looks at what they have done
 
-Examine = Callable[[Record, Fields, Bounds, frozenset[str]], Examination]
+Examine = Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination]
 
 
 class SerialExecutor:
@@ -42,7 +42,7 @@ class SerialExecutor:
         with self._lock:
             self._executor.prepare(records)
 
-    def submit(self, job: Job, rank: int = 0) -> Future[list[Trial]]:
+    def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:
         """See ``Executor``."""
         with self._lock:
             return self._executor.submit(job, rank)
@@ -66,7 +66,7 @@ def provers(count: int | None = None) -> Iterator[Examine]:
     for begun in [pool.submit(os.getpid) for _ in range(cores)]:
         begun.result()
 
-    def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examination:
+    def examine(record: Record, launch: Fields, bounds: CheckLimits, known: frozenset[str]) -> Examination:
         return pool.submit(judging.examine, record, launch, bounds, known).result()
 
     try:

@@ -18,11 +18,11 @@ from cudal2gen.kernel import Fields, IllegalRecord, Origin, Problem, Record, dev
 from cudal2gen.results import Outcome, Trial
 from cudal2gen.tuner import reward
 from cudal2gen.tuner.environment import refusal_trial, trial_of
-from cudal2gen.tuner.executor import Executor, Job
+from cudal2gen.tuner.executor import EvaluationJob, Executor
 from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import proof
 from cudal2gen.tuner.writing.kernel_answers import Draft
-from cudal2gen.tuner.writing.proof import Bounds, Proof
+from cudal2gen.tuner.writing.proof import CheckLimits, CheckResult
 from kernelproof.sass.elf import sections
 
 PROPOSER = "writer"
@@ -35,7 +35,7 @@ class Attempt:
 
     draft: Draft
     trial: Trial
-    proof: Proof
+    proof: CheckResult
     record: Record | None
     reward: float
 
@@ -49,10 +49,10 @@ class Examination(NamedTuple):
     ``proof``: None for a copy of a known kernel."""
 
     code: str
-    proof: Proof | None
+    proof: CheckResult | None
 
 
-def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str]) -> Examination:
+def examine(record: Record, launch: Fields, bounds: CheckLimits, known: frozenset[str]) -> Examination:
     """Compiles a kernel and proves it, unless its machine code is ``known``. All of its cost is in here, so that it can
     run in another process."""
     (built,) = compiler.attempt([record])
@@ -60,7 +60,7 @@ def examine(record: Record, launch: Fields, bounds: Bounds, known: frozenset[str
     return Examination(code, None if code in known else proof.prove(record, bounds))
 
 
-class Copy(NamedTuple):
+class CopiedText(NamedTuple):
     """A draft whose machine code and launch are those of an earlier kernel. ``reward``: what that one earns now."""
 
     draft: Draft
@@ -77,12 +77,12 @@ class Judge:
 
     problem: Problem
     executor: Executor
-    bounds: Bounds
+    bounds: CheckLimits
     weights: RewardWeights
     run_name: str = PROPOSER
     stored: Callable[[Draft, Record], Attempt | None] = lambda _draft, _record: None
     known: dict[str, Trial | None] = field(default_factory=dict)
-    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examination] = examine
+    examine: Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination] = examine
 
     def shown(self, draft: Draft, trial: Trial | None) -> None:
         """Makes a kernel known, so that a copy of it is one. None: it is the incumbent."""
@@ -93,7 +93,7 @@ class Judge:
         if isinstance(built, Artifact):
             self.known[machine_code(built, draft.launch)] = trial
 
-    def judge(self, draft: Draft, best: float = 1.0) -> Attempt | Copy:
+    def judge(self, draft: Draft, best: float = 1.0) -> Attempt | CopiedText:
         """What becomes of a draft. ``best``: how many times as fast as the incumbent the fastest shown kernel is."""
         if refusals := device_text.refusals(draft.text):
             return self._illegal(draft, "; ".join(refusals))
@@ -106,7 +106,7 @@ class Judge:
             return earlier
         code, proven = self.examine(record, draft.launch, self.bounds, frozenset(self.known))
         if proven is None:
-            return Copy(draft, self.reward_of(self.known[code], best))
+            return CopiedText(draft, self.reward_of(self.known[code], best))
         attempt = self._timed(draft, record, proven, best)
         if code:
             self.known[code] = attempt.trial
@@ -118,7 +118,7 @@ class Judge:
             return self.weights.failed + reward.RIGHT + 1.0 / best
         return reward.written(trial, self.weights, best)
 
-    def trial(self, record: Record, outcome: Outcome, proven: Proof) -> Trial:
+    def trial(self, record: Record, outcome: Outcome, proven: CheckResult) -> Trial:
         """The trial of a record that a proof ended."""
         digest = proven.artifact.digest if proven.artifact else ""
         trial = trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
@@ -135,10 +135,10 @@ class Judge:
             if isinstance(built, Artifact):
                 self.known.setdefault(machine_code(built, draft.launch), trial)
 
-    def _timed(self, draft: Draft, record: Record, proven: Proof, best: float) -> Attempt:
+    def _timed(self, draft: Draft, record: Record, proven: CheckResult, best: float) -> Attempt:
         if not proven.right:
             return self._ended(draft, self.trial(record, proven.outcome, proven), proven, record, best)
-        (trial,) = self.executor.submit(Job(self.problem, (record,), "short")).result()
+        (trial,) = self.executor.submit(EvaluationJob(self.problem, (record,), "short")).result()
         largest = max(trial.max_diff, proven.max_error)
         trial = self._named(trial.model_copy(update={"max_diff": largest}))
         return self._ended(draft, trial, proven, record, best)
@@ -147,12 +147,12 @@ class Judge:
         digest = device_text.digest(draft.text)  # tells illegal texts with one launch apart
         fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
         trial = self._named(refusal_trial(self.executor, self.problem, fields, reason))
-        return self._ended(draft, trial, Proof("illegal", reason, reason), None, 1.0)
+        return self._ended(draft, trial, CheckResult("illegal", reason, reason), None, 1.0)
 
     def _named(self, trial: Trial) -> Trial:
         return trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
 
-    def _ended(self, draft: Draft, trial: Trial, proven: Proof, record: Record | None, best: float) -> Attempt:
+    def _ended(self, draft: Draft, trial: Trial, proven: CheckResult, record: Record | None, best: float) -> Attempt:
         return Attempt(draft, trial, proven, record, self.reward_of(trial, best))
 
 

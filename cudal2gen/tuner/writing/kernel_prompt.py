@@ -21,7 +21,7 @@ _FOLDER = "writing"  # of the templates
 CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page of this name
 
 
-class Variant(NamedTuple):
+class ShownKernel(NamedTuple):
     """A right kernel in a prompt. ``time``: in words; ``whole``: its text is given whole, and not as a difference."""
 
     label: str
@@ -70,7 +70,7 @@ def _static(name: str) -> str:
 
 def question(
     problem: Problem,
-    variants: Sequence[Variant],
+    variants: Sequence[ShownKernel],
     failures: Sequence[Failed],
     notes: Iterable[Note],
     clock: str,
@@ -108,7 +108,7 @@ def spelled(launch: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in launch.items() if value not in ("", None))
 
 
-def _kernel(variant: Variant, first: Variant) -> dict[str, Any]:
+def _kernel(variant: ShownKernel, first: ShownKernel) -> dict[str, Any]:
     whole = variant.whole and len(variant.text) <= LONGEST_TEXT
     text = variant.text if whole else difference(first.text, variant.text)[:LONGEST_DIFF]
     return variant._asdict() | {

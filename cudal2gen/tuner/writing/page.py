@@ -16,7 +16,7 @@ from cudal2gen.results import INCUMBENT, Trial
 from cudal2gen.tuner import curve
 from cudal2gen.tuner.curve import Curve
 from cudal2gen.tuner.language_model import answer_text, transcript
-from cudal2gen.tuner.language_model.transcript import Exchange, Outcome
+from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Exchange
 from kernelproof.ground import files, pages
 from kernelproof.ground.pages import Section, Table
 
@@ -33,7 +33,7 @@ FAMILIES: Mapping[str, str] = {
 MOST_CURVES = 12  # problems in a picture
 
 
-class Step(NamedTuple):
+class ProgressPoint(NamedTuple):
     """The state after an answer: tokens and seconds of all answers so far, and the problem's best speed over the
     incumbent."""
 
@@ -49,18 +49,18 @@ def write(path: Path, exchanges: Path, store: Path) -> None:
         files.write(path, page(list(transcript.read(exchanges)), trials))
 
 
-def steps(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str, list[Step]]:
+def steps(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str, list[ProgressPoint]]:
     """For each problem its state after each of its answers, in their order."""
     speeds = {_key(trial.record): speed for trial in trials if (speed := _speed(trial)) is not None}
     tokens, seconds, best = 0, 0.0, defaultdict[str, float](lambda: 1.0)
-    progress: dict[str, list[Step]] = {}
+    progress: dict[str, list[ProgressPoint]] = {}
     for line in lines:
         if isinstance(line, Exchange):
             tokens, seconds = tokens + line.tokens_in + line.tokens_out, seconds + line.seconds
-        elif isinstance(line, Outcome):
+        elif isinstance(line, AnswerOutcome):
             title = Problem.model_validate(line.problem).title
             best[title] = max([best[title], *(speeds.get(_key(fields), 0.0) for fields in line.proposals)])
-            progress.setdefault(title, []).append(Step(max(1, tokens), max(1.0, seconds), best[title]))
+            progress.setdefault(title, []).append(ProgressPoint(max(1, tokens), max(1.0, seconds), best[title]))
     return progress
 
 
@@ -96,7 +96,7 @@ def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
     )
 
 
-def _curves(progress: Mapping[str, list[Step]]) -> Iterator[Section]:
+def _curves(progress: Mapping[str, list[ProgressPoint]]) -> Iterator[Section]:
     for label, place in (("tokens", 0), ("seconds of answers", 1)):
         # A curve has room for the size alone.
         curves = [

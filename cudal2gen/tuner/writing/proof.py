@@ -45,7 +45,7 @@ _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu"
 
 
 @dataclass(frozen=True)
-class Bounds:
+class CheckLimits:
     """Limits of each stage that executes a kernel. ``seed``: of drawn inputs and shapes; the model must not know it."""
 
     seconds: float = 120.0
@@ -54,7 +54,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Proof:
+class CheckResult:
     """How a kernel's checks ended. The ``outcome`` of a right one is "measured": it may be timed.
 
     ``reason``: the fault in one line; ``report``: all findings with places and evidence, for the author of the text.
@@ -76,21 +76,25 @@ class Proof:
         return max((case.max_error for case in self.verdict.cases), default=0.0) if self.verdict else 0.0
 
 
-def prove(record: Record, bounds: Bounds) -> Proof:
+def prove(record: Record, bounds: CheckLimits) -> CheckResult:
     """The proof of a record of a text. Raises MissingTool without a compiler."""
     (outcome,) = compiler.attempt([record])
     if isinstance(outcome, BuildError):
         return _uncompiled(outcome, _offset(record))
     if findings := outcome.ptxas.findings:
         reason = "; ".join(findings)
-        return Proof("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
+        return CheckResult("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
     if registers := sorted(set(_MACHINE.findall(outcome.ptx.read_text()))):
         reason = f"machine-register: reads {', '.join(registers)}, which tell machines and times apart"
-        return Proof("wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome)
+        return CheckResult(
+            "wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome
+        )
     if (failed := _graded(record, outcome, bounds)) is not None:
         return failed
     if findings := reviewed(record, outcome.ptx.read_text()):
-        return Proof("wrong result", brief(findings[0], LONGEST_REASON), "\n".join(findings[:MAX_FINDINGS]), outcome)
+        return CheckResult(
+            "wrong result", brief(findings[0], LONGEST_REASON), "\n".join(findings[:MAX_FINDINGS]), outcome
+        )
     return _judged(record, outcome, compiler.launcher(), bounds)
 
 
@@ -111,7 +115,7 @@ def _offset(record: Record) -> int:
     return source.count("\n", 0, source.index(text))
 
 
-def _uncompiled(error: BuildError, offset: int) -> Proof:
+def _uncompiled(error: BuildError, offset: int) -> CheckResult:
     """The compiler's errors, without this machine's commands and paths, which are of no use to the model."""
     reason = str(error)
     report = reason
@@ -122,10 +126,10 @@ def _uncompiled(error: BuildError, offset: int) -> Proof:
     faults = [_SCRATCH.sub("kernel.cu", line) for line in lines if re.search(r"error|fatal|limit|memory", line)]
     faults = faults or [_SCRATCH.sub("kernel.cu", _LOG.sub("", reason))]
     faults = [re.sub(r"(?<=kernel\.cu\()\d+", lambda match: str(int(match[0]) - offset), line) for line in faults]
-    return Proof("compile error", brief(faults[0], LONGEST_REASON), "\n".join(faults)[:LONGEST_REPORT])
+    return CheckResult("compile error", brief(faults[0], LONGEST_REASON), "\n".join(faults)[:LONGEST_REPORT])
 
 
-def _graded(record: Record, artifact: Artifact, bounds: Bounds) -> Proof | None:
+def _graded(record: Record, artifact: Artifact, bounds: CheckLimits) -> CheckResult | None:
     """The failure of the grade; None if the kernel computes the whole product from all of its inputs in its types."""
     limits = Limits(device=record.arch, seconds=bounds.seconds, gib=bounds.gib, seed=bounds.seed)
     grade = check_source(artifact.ptx.read_text(), **description(record), limits=limits)
@@ -137,7 +141,7 @@ def _graded(record: Record, artifact: Artifact, bounds: Bounds) -> Proof | None:
         reason = f"{findings[0].rule}: {findings[0].message}"
     outcome: Outcome = "time-out" if grade.rules & ENDLESS else "wrong result"
     report = _report(findings, grade.not_checked, _offset(record)).replace(record.name, "the kernel")
-    return Proof(outcome, brief(reason.replace(f"{record.name}: ", ""), LONGEST_REASON), report, artifact)
+    return CheckResult(outcome, brief(reason.replace(f"{record.name}: ", ""), LONGEST_REASON), report, artifact)
 
 
 def _causes(grade: Grade) -> list[Finding]:
@@ -171,23 +175,25 @@ def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int
     return "\n".join(lines)[:LONGEST_REPORT]
 
 
-def _judged(record: Record, artifact: Artifact, library: Path, bounds: Bounds) -> Proof:
+def _judged(record: Record, artifact: Artifact, library: Path, bounds: CheckLimits) -> CheckResult:
     """The emulator's verdict on the problems that stress every record of the catalog."""
     answer = bounded(validator.emulated.validate, (record, artifact, library), bounds)
     if isinstance(answer, NoAnswer):
-        return Proof(
+        return CheckResult(
             answer.outcome, f"its verdict {answer.reason}", f"the emulator's verdict {answer.reason}", artifact
         )
     assert isinstance(answer, Verdict)
     if answer.passed:
-        return Proof("measured", artifact=artifact, verdict=answer, counters=answer.counters)
+        return CheckResult("measured", artifact=artifact, verdict=answer, counters=answer.counters)
     endless = all(re.search(r"runaway|deadlock", finding) for finding in answer.findings)
     reason = next(iter(answer.findings), "no case was executed")
     report = "\n".join(answer.findings[:MAX_FINDINGS])[:LONGEST_REPORT]
-    return Proof("time-out" if endless else "wrong result", brief(reason, LONGEST_REASON), report, artifact, answer)
+    return CheckResult(
+        "time-out" if endless else "wrong result", brief(reason, LONGEST_REASON), report, artifact, answer
+    )
 
 
-def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: Bounds) -> Any:
+def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: CheckLimits) -> Any:
     """Calls a function of this package in a process of its own. Returns its answer, or why the process gave none."""
     worker = Worker("fork", _serve, function, arguments)
     watch = process_tree.Watch(worker.pid, bounds.seconds, bounds.gib)

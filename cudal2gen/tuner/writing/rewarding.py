@@ -16,7 +16,7 @@ from cudal2gen.tuner.writing import kernel_answers
 from cudal2gen.tuner.writing.judging import ORIGIN, Judge
 from cudal2gen.tuner.writing.kernel_answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import ModelledTimes, Profiler
-from cudal2gen.tuner.writing.proof import Bounds
+from cudal2gen.tuner.writing.proof import CheckLimits
 
 INCUMBENT_LABEL = "incumbent"
 
@@ -38,10 +38,10 @@ class KernelScorer:
     __name__ = "cudal2gen_written"  # GRPOTrainer names its metrics by it
 
     def __init__(
-        self, executor: Callable[[Problem, Draft], Executor] = modelled, bounds: Bounds | None = None,
+        self, executor: Callable[[Problem, Draft], Executor] = modelled, bounds: CheckLimits | None = None,
         weights: RewardWeights | None = None, most: int = 3,
     ) -> None:  # fmt: skip
-        self._executor, self._bounds, self._most = executor, bounds or Bounds(), most
+        self._executor, self._bounds, self._most = executor, bounds or CheckLimits(), most
         self._weights = weights or RewardWeights()
         self._rewards: dict[tuple[str, str], float] = {}  # by the question's kernels and the answer
         self._judges: dict[str, tuple[Judge, dict[str, Base], float]] = {}

@@ -27,15 +27,15 @@ from cudal2gen.tuner import reward
 from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.exports import BASES
 from cudal2gen.tuner.language_model.chat import MIN_BACKOFF_S, Chat
-from cudal2gen.tuner.language_model.conversation import Conversation, Messages, Reading
-from cudal2gen.tuner.language_model.transcript import Exchange, Message, NotSent, Reply, Request, Unavailable
+from cudal2gen.tuner.language_model.conversation import Conversation, Messages, ReadAnswer
+from cudal2gen.tuner.language_model.transcript import ChatRequest, Exchange, Message, NotSent, Reply, Unavailable
 from cudal2gen.tuner.memory import Memory, Note
 from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import evidence, exemplars, kernel_answers, kernel_prompt
-from cudal2gen.tuner.writing.judging import PROPOSER, Attempt, Copy, Examination, Judge, examine
+from cudal2gen.tuner.writing.judging import PROPOSER, Attempt, CopiedText, Examination, Judge, examine
 from cudal2gen.tuner.writing.kernel_answers import Base, Draft
 from cudal2gen.tuner.writing.modelled import Profiler, as_text
-from cudal2gen.tuner.writing.proof import Bounds, Proof
+from cudal2gen.tuner.writing.proof import CheckLimits, CheckResult
 from kernelproof.ground.errors import UserError
 
 DRAWN, FAILED = 4, 4  # most kernels beside the fastest, and failures, in a prompt
@@ -58,7 +58,7 @@ class SessionLimits:
     kernels: int = 3
     patience: int = 2
     tokens: int = 1500
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: CheckLimits = field(default_factory=CheckLimits)
     weights: RewardWeights = field(default_factory=RewardWeights)
 
 
@@ -77,7 +77,9 @@ class Session:
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
     metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # lines with a device profiler's metrics of a record
-    examine: Callable[[Record, Fields, Bounds, frozenset[str]], Examination] = examine  # perhaps in another process
+    examine: Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination] = (
+        examine  # perhaps in another process
+    )
     pause: Callable[[float], None] = time.sleep  # waits so many seconds while the model rests
     attempts: list[Attempt] = field(default_factory=list)
     unavailable: Unavailable | None = None  # why the model cannot be asked until something is changed
@@ -156,7 +158,7 @@ class Session:
         """The attempt that a stored trial belongs to."""
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
-        proven = Proof(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
+        proven = CheckResult(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
         return Attempt(draft, trial, proven, record, reward.written(trial, self.limits.weights, self._best))
 
     def run(self) -> list[Attempt]:
@@ -205,7 +207,7 @@ class Session:
             self._keep_bases(messages, bases, speeds)
             return messages
 
-        def read(reply: Reply) -> Reading:
+        def read(reply: Reply) -> ReadAnswer:
             nonlocal wanted
             drafts, faults = kernel_answers.drafts(reply, bases, wanted)
             rewards = [self.limits.weights.failed] * len(faults)
@@ -234,7 +236,7 @@ class Session:
 
     def _keep_bases(self, messages: Messages, bases: dict[str, Base], speeds: dict[str, float]) -> None:
         """Keeps the kernels of a question beside it, from which ``rewarding`` scores other answers to it."""
-        digest = Request(messages, kernel_answers.schema()).digest
+        digest = ChatRequest(messages, kernel_answers.schema()).digest
         for base in bases.values():
             catalog.keep_text(base.text, places.user_data() / "sources", device_text.digest(base.text))
         content = {
@@ -246,13 +248,13 @@ class Session:
 
     def _reading(
         self, attempts: Sequence[Attempt], others: Sequence[float], faults: Sequence[str], correction: str
-    ) -> Reading:
+    ) -> ReadAnswer:
         """The outcome of an answer. Its reward is the mean over its kernels, copies and what is no kernel (``others``)
         included."""
         rewards = [*(attempt.reward for attempt in attempts), *others] or [self.limits.weights.failed]
         fields = [attempt.trial.record for attempt in attempts]
         right = bool(attempts) and not others and all(attempt.trial.measured for attempt in attempts)
-        return Reading(fields, sum(rewards) / len(rewards), "; ".join(faults), correction, right)
+        return ReadAnswer(fields, sum(rewards) / len(rewards), "; ".join(faults), correction, right)
 
     def _speed(self, attempt: Attempt) -> float:
         """How many times as fast as the incumbent a measured kernel is."""
@@ -266,7 +268,7 @@ class Session:
         faults, copied = [], []
         for draft in drafts:
             attempt = self._judge.judge(draft, self._best)
-            if isinstance(attempt, Copy):
+            if isinstance(attempt, CopiedText):
                 faults.append("a kernel was tried before: its machine code and launch are those of an earlier one")
                 copied.append(attempt.reward)
                 continue
@@ -288,7 +290,7 @@ class Session:
 
     def _known(self, draft: Draft, record: Record) -> Attempt | None:
         """The attempt of an earlier start that ended with a trial."""
-        trial = self._ended_trials.get(_key(self._judge.trial(record, "measured", Proof("measured"))))
+        trial = self._ended_trials.get(_key(self._judge.trial(record, "measured", CheckResult("measured"))))
         return None if trial is None else self._of_stored(draft, trial, record)
 
     # The question.
@@ -319,7 +321,7 @@ class Session:
         clock = f"{modelled} ({self.executor.on})"
         return kernel_prompt.question(self.problem, ordered, failures, notes, clock, self.limits.kernels)
 
-    def _variants(self) -> Iterator[tuple[float, kernel_prompt.Variant]]:
+    def _variants(self) -> Iterator[tuple[float, kernel_prompt.ShownKernel]]:
         """The incumbent and the contrast, with the costs by which they are sorted."""
         reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
         profiled = self.profiler.profile(self.incumbent_text)
@@ -327,7 +329,7 @@ class Session:
         if us is None and not isinstance(profiled, str) and profiled.time:
             us = profiled.time.us
         text, launch = self.base
-        yield 1.0, kernel_prompt.Variant(
+        yield 1.0, kernel_prompt.ShownKernel(
             "incumbent", f"{us:.2f} us" if us else "not timed yet", "", launch, text,
             [*evidence.lines(self.incumbent_text, profiled, self._counters), *self._measured(self.incumbent)],
             evidence.listing(profiled),
@@ -335,7 +337,7 @@ class Session:
         for label, attempt in self._contrast().items():
             assert attempt.record is not None
             profiled = self.profiler.profile(attempt.record)
-            yield attempt.trial.cost, kernel_prompt.Variant(
+            yield attempt.trial.cost, kernel_prompt.ShownKernel(
                 label, _time(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
                 [*evidence.lines(attempt.record, profiled, attempt.proof.counters), *self._measured(attempt.record)],
                 evidence.listing(profiled) if label == "best1" else (),

@@ -17,7 +17,7 @@ RULE = "tensor-memory-allocation"
 
 
 @dataclass(slots=True)
-class Block:
+class ColumnBlock:
     """The columns that one alloc gave, and its instruction."""
 
     columns: int
@@ -25,7 +25,7 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class AllocationRequest:
     """A warp that waits for free columns or, with cta_group::2, for the alloc of its peer CTA, too."""
 
     row: int
@@ -52,12 +52,12 @@ class Allocation:
         self.owned: Array = np.zeros((batch.count, COLUMNS), bool)
         # Blocks of a row that its peer has deallocated for both CTAs: (row, first column) -> columns.
         self.withdrawn: dict[tuple[int, int], int] = {}
-        self.blocks: list[dict[int, Block]] = [{} for _ in range(batch.count)]
+        self.blocks: list[dict[int, ColumnBlock]] = [{} for _ in range(batch.count)]
         self.relinquished: Array = np.zeros(batch.count, bool)
         # Per row: columns of the last alloc.
         self.last: Array = np.full(batch.count, COLUMNS, np.int64)
         self.group = 0
-        self.requests: list[Request] = []
+        self.requests: list[AllocationRequest] = []
 
     def use_group(self, group: int, lanes: Array, site: int) -> None:
         """Report tcgen05 instructions with another cta_group than the kernel's earlier ones, and cta_group::2 without
@@ -92,7 +92,7 @@ class Allocation:
         asleep = np.zeros(self.batch.size, bool)
         for row, lanes in self._warps(group, m, site):
             count = self._count(row, columns, lanes, site)
-            request = Request(row, lanes, address, count, group == 2, site)
+            request = AllocationRequest(row, lanes, address, count, group == 2, site)
             asleep[lanes] = True
             self.requests.append(request)
             self.scheduler.sleep(request, self._mask(lanes), resume, site)
@@ -141,7 +141,7 @@ class Allocation:
             for partner, at in zip(partners, places, strict=True):
                 self._give(partner, at)
 
-    def _find(self, request: Request) -> int:
+    def _find(self, request: AllocationRequest) -> int:
         """The first column of a free block of the size requested, -1 if there is none."""
         owned = self.owned[request.row]
         request.free = int((~owned).sum())
@@ -149,10 +149,10 @@ class Allocation:
         starts = range(0, COLUMNS, request.columns)
         return next((at for at in starts if not owned[at : at + request.columns].any()), -1)
 
-    def _give(self, request: Request, at: int) -> None:
+    def _give(self, request: AllocationRequest, at: int) -> None:
         row, lanes = request.row, request.lanes
         self.owned[row, at : at + request.columns] = True
-        self.blocks[row][at] = Block(request.columns, request.site)
+        self.blocks[row][at] = ColumnBlock(request.columns, request.site)
         self.memory.clear(row, at, at + request.columns)
         self.requests.remove(request)
         value = np.full(self.batch.size, at, np.uint32)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kernelproof.emulator.frontend.instruction import Writes, facts
-from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
+from kernelproof.emulator.frontend.ptx import Instr, Mem, TensorOperand
 
 _TOGETHER = frozenset(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"))
 
@@ -46,5 +46,5 @@ def _is_of_warps(ins: Instr) -> bool:
 
 def _touches_memory(ins: Instr) -> bool:
     form = facts(ins)
-    is_access = any(isinstance(operand, Mem | Tensor) for operand in ins.operands)
+    is_access = any(isinstance(operand, Mem | TensorOperand) for operand in ins.operands)
     return is_access or form is None or form.writes is not Writes.RESULT

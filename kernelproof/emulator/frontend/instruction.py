@@ -17,7 +17,7 @@ from inspect import cleandoc
 
 from kernelproof.emulator.frontend.emitter import Emitter
 from kernelproof.emulator.frontend.mutation_operators import Mutation
-from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Sym, Tensor, Vec
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Sym, TensorOperand, Vec
 from kernelproof.emulator.frontend.registers import registers
 
 INTEGERS = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "b8", "b16", "b32", "b64"))
@@ -207,7 +207,7 @@ def needs_blackwell(ins: Instr) -> bool:
 def symbols(ins: Instr) -> Iterator[str]:
     """Names of the variables in the operands."""
     for operand in ins.operands:
-        base = operand.base if isinstance(operand, Mem | Tensor) else operand
+        base = operand.base if isinstance(operand, Mem | TensorOperand) else operand
         for item in base.items if isinstance(base, Vec) else (base,):
             if isinstance(item, Sym):
                 yield item.name

@@ -19,7 +19,7 @@ from kernelproof.emulator.frontend.ptx import (
     Module,
     Operand,
     Sym,
-    Tensor,
+    TensorOperand,
     Variable,
     Vec,
 )
@@ -99,7 +99,7 @@ def _operand(operand: Operand, names: Mapping[str, str]) -> Operand:
     """An operand with its symbols renamed."""
     if isinstance(operand, Sym):
         return Sym(names.get(operand.name, operand.name), operand.offset)
-    if isinstance(operand, Mem | Tensor) and isinstance(operand.base, Sym):
+    if isinstance(operand, Mem | TensorOperand) and isinstance(operand.base, Sym):
         return operand._replace(base=Sym(names.get(operand.base.name, operand.base.name), operand.base.offset))
     if isinstance(operand, Vec):
         return Vec(tuple(_operand(item, names) for item in operand.items))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from kernelproof.emulator.frontend.ptx import Imm, Mem, Operand, Pair, PtxError, Reg, Sym, Tensor, Vec
+from kernelproof.emulator.frontend.ptx import Imm, Mem, Operand, Pair, PtxError, Reg, Sym, TensorOperand, Vec
 
 _TOKEN = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|[%$\w.]+|[{}\[\](),|+\-!<>=]")
 
@@ -125,7 +125,7 @@ class _Reader:
             return Imm(-number.value)
         return Imm(number.value ^ (1 << (31 if number.kind == "f" else 63)), number.kind)
 
-    def address(self) -> Mem | Tensor:
+    def address(self) -> Mem | TensorOperand:
         """The content of brackets whose opening one has been consumed."""
         if self.tokens[self.at] == "{":
             raise PtxError(self.line, "texture coordinates are not modelled")
@@ -145,4 +145,4 @@ class _Reader:
         if not isinstance(where, Vec):
             raise PtxError(self.line, "tensor coordinates not understood")
         self.at += 1
-        return Tensor(mem.base, mem.offset, where.items)
+        return TensorOperand(mem.base, mem.offset, where.items)

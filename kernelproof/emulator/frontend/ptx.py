@@ -64,7 +64,7 @@ class Mem(NamedTuple):
     offset: int = 0
 
 
-class Tensor(NamedTuple):
+class TensorOperand(NamedTuple):
     """``[base + offset, {c0, c1, ...}]``: a tensor map's address and the coordinates of a box, innermost first."""
 
     base: Reg | Sym | Imm
@@ -85,7 +85,7 @@ class Pair(NamedTuple):
     second: Reg
 
 
-Operand = Reg | Imm | Sym | Mem | Tensor | Vec | Pair
+Operand = Reg | Imm | Sym | Mem | TensorOperand | Vec | Pair
 
 
 @dataclass(slots=True)

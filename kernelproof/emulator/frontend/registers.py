@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernelproof.emulator.frontend.ptx import Mem, Operand, Pair, Reg, Tensor, Vec
+from kernelproof.emulator.frontend.ptx import Mem, Operand, Pair, Reg, TensorOperand, Vec
 
 _THREE, _FOUR = (".x", ".y", ".z"), (".x", ".y", ".z", ".w")
 # The halves of the address of the grid's workspace, in which cooperative groups count arrivals (cooperative launch).
@@ -38,7 +38,7 @@ def registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Mem):
         if isinstance(operand.base, Reg):
             yield operand.base.name
-    elif isinstance(operand, Tensor):
+    elif isinstance(operand, TensorOperand):
         if isinstance(operand.base, Reg):
             yield operand.base.name
         for item in operand.coordinates:

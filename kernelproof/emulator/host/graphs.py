@@ -24,7 +24,7 @@ AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 
 
 @dataclass
-class Graph:
+class CapturedGraph:
     """A graph, or an executable one.
 
     ``work``: captured work in the order in which it was given, each with its branch (0: that of the stream on which
@@ -39,16 +39,16 @@ class Graph:
     nodes: dict[int, list[Work]] = field(default_factory=dict)
     before: dict[int, set[int]] = field(default_factory=dict)
     memory: MemoryNodes = field(default_factory=MemoryNodes)
-    source: Graph | None = None
+    source: CapturedGraph | None = None
     auto_free: bool = False
-    instance: Graph | None = None
+    instance: CapturedGraph | None = None
     capture: int = 0
 
-    def copy(self) -> Graph:
+    def copy(self) -> CapturedGraph:
         """Another graph with the same work; a change of one does not change the other."""
         nodes = {node: list(work) for node, work in self.nodes.items()}
         before = {node: set(others) for node, others in self.before.items()}
-        return Graph(list(self.work), nodes, before, self.memory)
+        return CapturedGraph(list(self.work), nodes, before, self.memory)
 
     def ordered(self) -> list[int]:
         """The nodes, each after those that it waits for. Raises LaunchRefused for a cycle."""
@@ -62,7 +62,7 @@ class Graph:
 class _Branch:
     """A stream under capture: work that is appended to it is recorded in a graph."""
 
-    graph: Graph
+    graph: CapturedGraph
     number: int
 
     def append(self, work: Work) -> None:
@@ -75,12 +75,14 @@ class Graphs:
     pointer; ``play`` runs a graph on a stream; ``memory``: what graphs allocate."""
 
     def __init__(
-        self, new_handle: Callable[[int], int], play: Callable[[Graph, int], int], memory: GraphMemory
+        self, new_handle: Callable[[int], int], play: Callable[[CapturedGraph, int], int], memory: GraphMemory
     ) -> None:
         self.new_handle, self.play, self.memory = new_handle, play, memory
-        self.by_handle: dict[int, Graph] = {}
+        self.by_handle: dict[int, CapturedGraph] = {}
         self.capturing: dict[int, _Branch | list[Work]] = {}  # stream -> where its work is recorded
-        self.captured: dict[int, Graph] = {}  # stream -> the graph that records it; NODE -> the graph that gets a node
+        self.captured: dict[
+            int, CapturedGraph
+        ] = {}  # stream -> the graph that records it; NODE -> the graph that gets a node
         self.captures = 0  # so far
         self.calls: dict[str, Call] = {
             "capture_status": self.capture_status,
@@ -102,7 +104,7 @@ class Graphs:
             **memory.calls,
         }
 
-    def _graph(self, handle: int) -> Graph:
+    def _graph(self, handle: int) -> CapturedGraph:
         if handle not in self.by_handle:
             raise LaunchRefused(INVALID_HANDLE, f"{handle:#x} is no graph")
         return self.by_handle[handle]
@@ -134,10 +136,10 @@ class Graphs:
         if a[0] in self.capturing:
             return INVALID_VALUE
         self.captures += 1
-        self.join_capture(a[0], Graph(capture=self.captures), 0)
+        self.join_capture(a[0], CapturedGraph(capture=self.captures), 0)
         return SUCCESS
 
-    def join_capture(self, stream: int, graph: Graph, branch: int) -> None:
+    def join_capture(self, stream: int, graph: CapturedGraph, branch: int) -> None:
         """From now on a stream's work is recorded in a graph, as a branch of that number."""
         self.captured[stream] = graph
         self.capturing[stream] = _Branch(graph, branch)
@@ -156,7 +158,7 @@ class Graphs:
 
     def create(self, a: Words) -> int:
         """cudaGraphCreate: out."""
-        self.by_handle[self.new_handle(a[0])] = Graph()
+        self.by_handle[self.new_handle(a[0])] = CapturedGraph()
         return SUCCESS
 
     def clone(self, a: Words) -> int:

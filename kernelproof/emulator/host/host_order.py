@@ -16,10 +16,10 @@ import numpy as np
 from kernelproof.emulator.host.own_memory import Copied, OwnMemory
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState
 from kernelproof.emulator.host.standin import Words, standin
-from kernelproof.emulator.host.work import Access, Clock
+from kernelproof.emulator.host.work import BufferAccess, Clock
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.host_view import PAGE, HostView
-from kernelproof.emulator.memory.host_view import Access as Allowed
+from kernelproof.emulator.memory.host_view import PageAccess as Allowed
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Place, Space
@@ -36,7 +36,7 @@ class _Watch:
     follows from; ``stale``: a page was opened for an access that was in order."""
 
     pages: Array
-    accesses: list[Access] = field(default_factory=list)
+    accesses: list[BufferAccess] = field(default_factory=list)
     stale: bool = False
 
 
@@ -44,7 +44,7 @@ class HostOrder:
     """Judges host code. ``host``: the clock of what the host knows to be over. ``history``: start of a buffer -> work
     that has touched it. Without a second mapping of the memory (``Memory.view``) nothing is watched."""
 
-    def __init__(self, state: RuntimeState, host: Clock, history: dict[int, list[Access]]) -> None:
+    def __init__(self, state: RuntimeState, host: Clock, history: dict[int, list[BufferAccess]]) -> None:
         self.state, self.memory, self.host, self.history = state, state.memory, host, history
         self.watches: dict[Buffer, _Watch] = {}
         self.opened: list[tuple[int, int]] = []  # parts of the arena that host code may touch until the next call
@@ -98,11 +98,11 @@ class HostOrder:
             self._protect(view, buffer, watch, np.full_like(watch.pages, Allowed.FULL))
         self.watches.clear()
 
-    def _pending(self, buffer: Buffer) -> list[Access]:
+    def _pending(self, buffer: Buffer) -> list[BufferAccess]:
         """Work on a buffer that the host does not know to be over."""
         return [a for a in self.history.get(buffer.start, ()) if not a.excused and not a.is_over(self.host)]
 
-    def _follow(self, view: HostView, buffer: Buffer, watch: _Watch, pending: list[Access]) -> None:
+    def _follow(self, view: HostView, buffer: Buffer, watch: _Watch, pending: list[BufferAccess]) -> None:
         more = not watch.stale and pending[: len(watch.accesses)] == watch.accesses
         pages = watch.pages.copy() if more else np.full_like(watch.pages, Allowed.FULL)
         for access in pending[len(watch.accesses) if more else 0 :]:
@@ -231,7 +231,7 @@ class HostOrder:
             self._report("host-race", text, buffer.start + offset, buffer, access)
         return found
 
-    def _accesses_of(self, access: Access) -> Iterator[Access]:
+    def _accesses_of(self, access: BufferAccess) -> Iterator[BufferAccess]:
         """The accesses of a piece of work and of all that the host would know to be over with it."""
         for accesses in self.history.values():
             yield from (a for a in accesses if a.stream == access.stream and a.tick <= access.tick)
@@ -261,7 +261,7 @@ class HostOrder:
         view.protect(start, end, Allowed.FULL)
         self.opened.append((start, end))
 
-    def _report(self, rule: str, text: str, at: int, buffer: Buffer | None, access: Access | None = None) -> None:
+    def _report(self, rule: str, text: str, at: int, buffer: Buffer | None, access: BufferAccess | None = None) -> None:
         """A finding at the present line of host code about a byte of the arena in or near a buffer. ``access``: the
         work on the other side."""
         place = None

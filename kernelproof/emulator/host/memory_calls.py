@@ -16,7 +16,7 @@ from kernelproof.emulator.host.cuda import (
     LaunchRefused,
 )
 from kernelproof.emulator.host.execution import load_globals
-from kernelproof.emulator.host.graphs import Graph
+from kernelproof.emulator.host.graphs import CapturedGraph
 from kernelproof.emulator.host.images import registered
 from kernelproof.emulator.host.program import owners
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
@@ -128,7 +128,7 @@ class MemoryCalls:
             self.streams.touch_whole(a[2], "an allocation", buffer)
         return code
 
-    def _allocate_in_graph(self, out: int, nbytes: int, stream: int, graph: Graph) -> int:
+    def _allocate_in_graph(self, out: int, nbytes: int, stream: int, graph: CapturedGraph) -> int:
         try:
             buffer = self.graphs.memory.reserve(graph.memory, nbytes)
         except EmulatorError:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernelproof.emulator.host.standin import standin
-from kernelproof.emulator.host.work import Access, Clock
+from kernelproof.emulator.host.work import BufferAccess, Clock
 from kernelproof.emulator.memory.host_view import PAGE
-from kernelproof.emulator.memory.host_view import Access as Allowed
+from kernelproof.emulator.memory.host_view import PageAccess as Allowed
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Copied:
 
     address: int
     count: int
-    access: Access
+    access: BufferAccess
     pages: int
 
     def meets(self, address: int, count: int) -> bool:
@@ -50,7 +50,7 @@ class OwnMemory:
         """Does an address lie in memory of cudaHostRegister?"""
         return any(start <= address < start + count for start, count in self.registered.items())
 
-    def watch(self, address: int, count: int, access: Access) -> None:
+    def watch(self, address: int, count: int, access: BufferAccess) -> None:
         """A copy that host code does not wait for uses these bytes."""
         self._drop([copied for copied in self.copies if copied.meets(address, count)])
         allowed = Allowed.NONE if access.written is not None else Allowed.READ

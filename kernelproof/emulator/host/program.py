@@ -24,7 +24,7 @@ from kernelproof.emulator.host.standin import active, standin
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.machine_code.module import read_cubin
 from kernelproof.emulator.memory.arena import Buffer, Memory
-from kernelproof.emulator.memory.tensors import Tensor, is_tensor
+from kernelproof.emulator.memory.tensors import TorchTensor, is_tensor
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.launch_state import Geometry, LaunchResult
 from kernelproof.emulator.state.mangled import plain_name
@@ -34,7 +34,7 @@ from kernelproof.emulator.state.reports import EmulatorError
 
 Dim = int | Sequence[int]
 # An argument of a kernel.
-KernelArgument = Buffer | Tensor | int | float | np.generic | Array | bytes | bytearray
+KernelArgument = Buffer | TorchTensor | int | float | np.generic | Array | bytes | bytearray
 
 
 def as_dim(value: Dim) -> Dim3:
@@ -187,7 +187,7 @@ def _memory_of(args: Sequence[KernelArgument], memory: Memory | None) -> Memory:
     return found[0] if found else Memory()
 
 
-def _pointer(tensors: Tensors, tensor: Tensor) -> ctypes.c_void_p:
+def _pointer(tensors: Tensors, tensor: TorchTensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensors.address(tensor))
 
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from kernelproof.emulator.host.cuda import INVALID_HANDLE, SUCCESS
 from kernelproof.emulator.host.graph_memory import GraphMemory
-from kernelproof.emulator.host.graphs import Graph, Graphs, Work
+from kernelproof.emulator.host.graphs import CapturedGraph, Graphs, Work
 from kernelproof.emulator.host.host_order import HostOrder
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words, standin
-from kernelproof.emulator.host.work import Access, Clock, conflict, join
+from kernelproof.emulator.host.work import BufferAccess, Clock, conflict, join
 from kernelproof.emulator.memory.arena import Buffer
 from kernelproof.emulator.memory.device_state import AccessedGranules
 from kernelproof.emulator.state.mangled import plain_name
@@ -44,7 +44,7 @@ class _Event:
 
     clock: Clock = field(default_factory=dict)
     seconds: float = 0.0
-    graph: Graph | None = None
+    graph: CapturedGraph | None = None
     mark: int = 0
 
 
@@ -62,7 +62,7 @@ class Streams:
         self.last_handle = FIRST_HANDLE
         self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
         self.marks: dict[int, Clock] = {}  # moments of captured streams -> their clocks when the graph last ran
-        self.history: dict[int, list[Access]] = {}  # start of a buffer -> the last work that has touched it
+        self.history: dict[int, list[BufferAccess]] = {}  # start of a buffer -> the last work that has touched it
         self.order = HostOrder(state, self.clocks[HOST], self.history)
         self.calls: dict[str, Call] = {
             "stream_create": self.create,
@@ -119,7 +119,7 @@ class Streams:
         clock = self._issue(stream)
         for buffer, size, read, written, at, strong in touched:
             if (read is not None or written is not None) and self.matters(buffer):
-                access = Access(stream, clock[stream], name, size, read, written, at, self.state.site, strong)
+                access = BufferAccess(stream, clock[stream], name, size, read, written, at, self.state.site, strong)
                 self._compare(buffer, access, clock)
                 if not wait:
                     self.order.watch(buffer)
@@ -132,7 +132,7 @@ class Streams:
         if self.state.memory.view is not None:
             everything = np.broadcast_to(np.True_, count)
             read, written = (None, everything) if writes else (everything, None)
-            access = Access(self._number(stream), tick, "a copy", 1, read, written, 0, self.state.site)
+            access = BufferAccess(self._number(stream), tick, "a copy", 1, read, written, 0, self.state.site)
             self.order.own.watch(address, count, access)
 
     def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
@@ -164,7 +164,7 @@ class Streams:
         clock[stream] = clock.get(stream, 0) + 1
         return clock
 
-    def _compare(self, buffer: Buffer, access: Access, clock: Clock) -> None:
+    def _compare(self, buffer: Buffer, access: BufferAccess, clock: Clock) -> None:
         earlier = self.history.setdefault(buffer.start, [])
         for other in earlier:
             if not other.is_over(clock) and (place := conflict(access, other)) is not None:
@@ -325,7 +325,7 @@ class Streams:
 
     # --- graphs ---
 
-    def _play(self, graph: Graph, stream: int) -> int:
+    def _play(self, graph: CapturedGraph, stream: int) -> int:
         """Do the work of a graph on a stream: captured work first, then each node after those that it waits for."""
         begin = dict(self._issue(self._number(stream)))
         branches = {branch for branch, _ in graph.work} - {0}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kernelproof.emulator.memory.arena import Buffer, Memory
-from kernelproof.emulator.memory.tensors import NUMPY, Tensor, element_name, host_bytes
+from kernelproof.emulator.memory.tensors import NUMPY, TorchTensor, element_name, host_bytes
 from kernelproof.emulator.state.arrays import POISON, Array
 
 
@@ -21,9 +21,9 @@ class Tensors:
 
     def __init__(self, memory: Memory, roles: Mapping[int, str] | None = None) -> None:
         self.memory, self.roles = memory, roles or {}
-        self._placed: dict[int, tuple[Buffer, Array, Tensor]] = {}
+        self._placed: dict[int, tuple[Buffer, Array, TorchTensor]] = {}
 
-    def address(self, tensor: Tensor, name: str = "", role: str = "inout") -> int:
+    def address(self, tensor: TorchTensor, name: str = "", role: str = "inout") -> int:
         """Upload a tensor's storage; returns the device address of the tensor's first element. ``name``: what findings
         call the argument. ``role``: the role of a storage that ``roles`` lacks. Raises EmulatorError for tensors that
         cannot be arguments."""
@@ -46,7 +46,7 @@ class Tensors:
                 content[:] = buffer.bytes()
 
 
-def _describe(buffer: Buffer, tensor: Tensor, element: str) -> None:
+def _describe(buffer: Buffer, tensor: TorchTensor, element: str) -> None:
     """Give a buffer the element type and shape of a tensor; one dimension if the tensor is only a part of it."""
     dtype, extents = np.dtype(NUMPY[element]), tuple(map(int, tensor.shape))
     if buffer.nbytes % dtype.itemsize == 0:

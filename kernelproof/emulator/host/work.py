@@ -13,7 +13,7 @@ Clock = dict[int, int]  # stream -> number of its pieces of work that are known 
 
 
 @dataclass(eq=False)
-class Access:
+class BufferAccess:
     """Work that touched a buffer: its stream, the number of that work on the stream, and the bytes: masks of granules
     of ``size`` bytes from byte ``first`` on (None: none).
 
@@ -85,7 +85,7 @@ def join(clock: Clock, other: Clock) -> None:
             clock[stream] = tick
 
 
-def conflict(a: Access, b: Access) -> int | None:
+def conflict(a: BufferAccess, b: BufferAccess) -> int | None:
     """The first byte that both pieces of work touch and at least one writes; None if there is none."""
     start, end, size = max(a.first, b.first), min(a.end, b.end), min(a.size, b.size)
     if start >= end:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kernelproof.emulator.memory.host_view import PAGE, Access, HostView
-from kernelproof.emulator.memory.tensors import Tensor, element_name, host_array, is_tensor
+from kernelproof.emulator.memory.host_view import PAGE, HostView, PageAccess
+from kernelproof.emulator.memory.tensors import TorchTensor, element_name, host_array, is_tensor
 from kernelproof.emulator.state.arrays import MOVER, POISON, Array
 from kernelproof.emulator.state.reports import EmulatorError
 
@@ -27,7 +27,7 @@ ROLES = ("input", "output", "inout", "scratch")
 ALIGN = 256
 
 
-class Origin(Protocol):
+class AllocationSite(Protocol):
     """Where a program allocated or freed memory; printed, it names a line. False if that is not known."""
 
     def __bool__(self) -> bool: ...
@@ -60,8 +60,8 @@ class Buffer:
     name: str = ""
     element: str = ""
     of_host: bool = False
-    made: Origin | None = None
-    freed: Origin | None = None
+    made: AllocationSite | None = None
+    freed: AllocationSite | None = None
 
     @property
     def element_name(self) -> str:
@@ -179,7 +179,7 @@ class Memory:
         self.next = start + nbytes + gap
         buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name, of_host=of_host)
         if of_host and self.view is not None:
-            self.view.protect(start, buffer.end, Access.FULL)
+            self.view.protect(start, buffer.end, PageAccess.FULL)
         if role in ("output", "scratch"):
             buffer.written = np.zeros(nbytes, np.uint8)
         self.starts.append(start)
@@ -188,7 +188,7 @@ class Memory:
 
     def upload(
         self,
-        array: ArrayLike | Tensor,
+        array: ArrayLike | TorchTensor,
         role: str = "input",
         *,
         guard: int | None = None,
@@ -224,7 +224,7 @@ class Memory:
         del self.buffers[i], self.starts[i]
         insort(self.gone, buffer, key=_start)
         if buffer.of_host and self.view is not None:
-            self.view.protect(buffer.start, buffer.end, Access.NONE)
+            self.view.protect(buffer.start, buffer.end, PageAccess.NONE)
 
     def restore(self, buffer: Buffer) -> None:
         """Allocate a freed buffer again, at its old address. Its contents are undefined."""

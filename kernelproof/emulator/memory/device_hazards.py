@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from kernelproof.emulator.memory.device_state import DeviceState
-from kernelproof.emulator.memory.global_access import GlobalAccess, OrderedTags, Origin
+from kernelproof.emulator.memory.global_access import GlobalAccess, OrderedTags, TagOrigin
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, numbers, put, take
-from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, Run, Tags
+from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, GranuleRun, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lane_releases import APART
@@ -57,7 +57,7 @@ class DeviceHazards:
         racing: Array | None = None
         for touched in self._granules(access):
             if tags.is_written:
-                tagged, origin = take(tags.written, touched), Origin(tags.written_at, touched, tags.written_sizes)
+                tagged, origin = take(tags.written, touched), TagOrigin(tags.written_at, touched, tags.written_sizes)
                 racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
             self._tag_read(tags, touched, stamp, access)
             if strong >> SIZE_SHIFT:
@@ -183,7 +183,7 @@ class DeviceHazards:
         hazard: str,
         tags: Array,
         access: GlobalAccess,
-        origin: Origin,
+        origin: TagOrigin,
         differs: Callable[[], Array] | None = None,
         kind: str = "global-race",
         reported: Array | None = None,
@@ -248,7 +248,7 @@ class DeviceHazards:
             # stored their tags, so a second check finds them.
             for touched in self._granules(access):
                 tags = self.state.tags(buffer, self.launch.recording)
-                origin = Origin(tags.written_at, touched, tags.written_sizes)
+                origin = TagOrigin(tags.written_at, touched, tags.written_sizes)
                 self._check_order("write after write", take(tags.written, touched), access, origin)
 
     def before_write(self, access: GlobalAccess, value: Array | None) -> None:
@@ -293,19 +293,21 @@ class DeviceHazards:
         """Report a write of granules that does not happen after earlier writes and reads of them. ``reported``, and
         what is returned: see ``_check_order``."""
         if tags.is_written:
-            origin = Origin(tags.written_at, touched, tags.written_sizes)
+            origin = TagOrigin(tags.written_at, touched, tags.written_sizes)
             tagged = take(tags.written, touched)
             reported = self._check_order("write after write", tagged, access, origin, differs, reported=reported)
         if tags.is_read:
-            origin = Origin(tags.read_at, touched, tags.read_sizes)
+            origin = TagOrigin(tags.read_at, touched, tags.read_sizes)
             tagged = take(tags.read, touched)
             reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         for earlier in tags.earlier.values():
-            tagged, origin = take(earlier.tags, touched), Origin(earlier.at, touched)
+            tagged, origin = take(earlier.tags, touched), TagOrigin(earlier.at, touched)
             reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         return reported
 
-    def _is_kept(self, access: GlobalAccess, keep: Callable[[Run], bool], size: Callable[[Places, int], None]) -> bool:
+    def _is_kept(
+        self, access: GlobalAccess, keep: Callable[[GranuleRun], bool], size: Callable[[Places, int], None]
+    ) -> bool:
         """Try to store a packed access as a run; returns whether that was possible. ``keep`` stores it, as a read or as
         a write, and ``size`` stores the size of a strong access. If it was possible, no other thread has touched these
         granules, so the access needs no check."""
@@ -318,13 +320,13 @@ class DeviceHazards:
             size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
         return True
 
-    def _run(self, access: GlobalAccess) -> Run:
+    def _run(self, access: GlobalAccess) -> GranuleRun:
         """A packed access as a run."""
         buffer, lanes, offset, width, _, strong, _ = access
         shift = self.state.granule_shift
         start, per = (int(offset[0]) - buffer.start) >> shift, width >> shift
         first = 0 if lanes is None else lanes[0]
-        return Run(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
+        return GranuleRun(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
 
     def _moment(self, strong: int) -> int:
         """The upper part of a tag: tick and scope."""
@@ -351,7 +353,7 @@ class DeviceHazards:
             if not allowed.all():
                 self._report("outside-region", "writes outside the declared region", access, allowed == 0)
 
-    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: Origin) -> Array:
+    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: TagOrigin) -> Array:
         """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
 
         No race: the access is the lane's own; or both are strong, of one size, with scopes that reach each other; or it
@@ -411,7 +413,7 @@ class DeviceHazards:
         return out
 
     def _report_race(
-        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: Origin, strong: int
+        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: TagOrigin, strong: int
     ) -> None:
         """Report a race of those of an access's lanes that ``bad`` marks. ``strong``: the access's strength as far as
         it protects against races."""

@@ -34,7 +34,7 @@ class GlobalAccess(NamedTuple):
         return Rows(self.offset[::ROW] - self.buffer.start, ROW * self.width)
 
 
-class Origin(NamedTuple):
+class TagOrigin(NamedTuple):
     """Where the tags of an access's granules come from: the instructions that left them, if those are recorded, and the
     sizes of strong accesses among them."""
 

@@ -17,7 +17,7 @@ PAGE = mmap.PAGESIZE
 _MAY_MOVE = 1  # MREMAP_MAYMOVE
 
 
-class Access(IntEnum):
+class PageAccess(IntEnum):
     """What host code may do with a page: the bits of mprotect."""
 
     NONE = 0
@@ -42,9 +42,9 @@ class HostView:
                 "the system maps no memory twice, which tells accesses of host code from those of kernels"
             )
         self.base, self.nbytes = address, len(data)
-        self.protect(0, self.nbytes, Access.NONE)
+        self.protect(0, self.nbytes, PageAccess.NONE)
 
-    def protect(self, start: int, end: int, access: Access) -> None:
+    def protect(self, start: int, end: int, access: PageAccess) -> None:
         """Set what host code may do with the pages that hold these bytes, which are counted from the mapping's start.
 
         Raises EmulatorError if the system keeps no more different pages apart."""

@@ -26,7 +26,7 @@ UNDER_WAY = (1 << 29) - 1
 MAX_RUNS = 4096
 
 
-class Run(NamedTuple):
+class GranuleRun(NamedTuple):
     """Granules from ``start`` to before ``stop``, touched by threads from number ``thread`` on, ``per`` granules each.
     ``moment``: tick and scope of their tags."""
 
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     thread: int
     moment: int
 
-    def is_again(self, other: Run) -> bool:
+    def is_again(self, other: GranuleRun) -> bool:
         """Do the same threads touch the same granules in both runs?"""
         return self[:4] == other[:4]
 
@@ -46,12 +46,12 @@ class Runs:
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._runs: list[Run] = []
+        self._runs: list[GranuleRun] = []
 
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    def meets(self, run: Run) -> bool:
+    def meets(self, run: GranuleRun) -> bool:
         """Did another thread touch a granule of this run, or is there no room for one more?"""
         if len(self._runs) >= MAX_RUNS:
             return True
@@ -60,7 +60,7 @@ class Runs:
             return True
         return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].is_again(run)
 
-    def put(self, run: Run) -> None:
+    def put(self, run: GranuleRun) -> None:
         """Add a run that meets no other one. It replaces an earlier run of the same threads."""
         at = bisect_left(self._starts, run.start)
         if at < len(self._runs) and self._starts[at] == run.start:
@@ -145,7 +145,7 @@ class Tags:
             self._read, self._read_runs = self._read_runs.tags(self.granules), Runs()
         return self._read
 
-    def read_run(self, run: Run) -> bool:
+    def read_run(self, run: GranuleRun) -> bool:
         """Keep a read as a run, if only its own threads have touched what they read; returns whether it is kept."""
         if self._read is not None or self._written is not None:
             return False
@@ -176,7 +176,7 @@ class Tags:
             self.written_sizes = np.zeros(self.granules, np.uint8)
         put(self.written_sizes, granules, size)
 
-    def write_run(self, run: Run) -> bool:
+    def write_run(self, run: GranuleRun) -> bool:
         """Keep a write as a run, if only its own threads have touched what they write; returns whether it is kept."""
         if self._read is not None or self._written is not None or self.read_only is not None:
             return False

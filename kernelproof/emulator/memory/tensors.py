@@ -33,7 +33,7 @@ class Storage(Protocol):
         """Its size in bytes."""
 
 
-class Tensor(Protocol):
+class TorchTensor(Protocol):
     """The attributes of a torch.Tensor that are used here."""
 
     @property
@@ -58,12 +58,12 @@ class Tensor(Protocol):
         """The storage that it shares with its views."""
 
 
-def is_tensor(value: object) -> TypeGuard[Tensor]:
+def is_tensor(value: object) -> TypeGuard[TorchTensor]:
     """Does a value behave like a tensor of PyTorch?"""
     return hasattr(value, "data_ptr") and hasattr(value, "untyped_storage")
 
 
-def element_name(tensor: Tensor) -> str:
+def element_name(tensor: TorchTensor) -> str:
     """The name of its element type, without the library's. Raises EmulatorError for complex and quantised types."""
     name = str(tensor.dtype).rpartition(".")[2]
     if name not in NUMPY:
@@ -72,7 +72,7 @@ def element_name(tensor: Tensor) -> str:
     return name
 
 
-def host_array(tensor: Tensor) -> Array:
+def host_array(tensor: TorchTensor) -> Array:
     """The elements of a contiguous tensor in its shape: a view. Raises EmulatorError."""
     dtype = np.dtype(NUMPY[element_name(tensor)])
     if not tensor.is_contiguous():
@@ -82,7 +82,7 @@ def host_array(tensor: Tensor) -> Array:
     return content[start : start + int(np.prod(tensor.shape)) * dtype.itemsize].view(dtype).reshape(tensor.shape)
 
 
-def host_bytes(tensor: Tensor) -> Array:
+def host_bytes(tensor: TorchTensor) -> Array:
     """The bytes of the tensor's storage, shape (nbytes,), uint8: a view, valid while the tensor lives. Raises
     EmulatorError for tensors that are not in the CPU's memory."""
     place = str(tensor.device)

@@ -20,7 +20,7 @@ from kernelproof.grading.benchmarks import planting, wire
 from kernelproof.grading.benchmarks.absent import PACKAGES
 from kernelproof.grading.benchmarks.planting import Draw
 from kernelproof.grading.benchmarks.rooms import NoTorch, Room, RoomLost, room
-from kernelproof.grading.benchmarks.task import Task
+from kernelproof.grading.benchmarks.task import BenchmarkTask
 from kernelproof.grading.benchmarks.task import task as read_task
 from kernelproof.grading.device import read
 from kernelproof.grading.formats import Array
@@ -80,7 +80,7 @@ def _lost_reference(error: RoomLost) -> Exception:
 
 class _Judge:
     def __init__(
-        self, task: Task, text: str, limits: limits_of_source.Limits, verdict: Verdict,
+        self, task: BenchmarkTask, text: str, limits: limits_of_source.Limits, verdict: Verdict,
         tolerances: tuple[float | None, float | None],
     ) -> None:  # fmt: skip
         self.task, self.text, self.limits, self.verdict = task, text, limits, verdict

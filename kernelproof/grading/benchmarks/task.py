@@ -20,7 +20,7 @@ _FILE = re.compile(r"\"name\":\s*\"([\w.]+)\",\s*\"source\":\s*\"([^\"@]+)\"")
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchmarkTask:
     """What a solution has to do.
 
     ``cases`` are the shapes; None is KernelBench's own, made smaller. Outputs may differ from the reference by
@@ -37,7 +37,7 @@ class Task:
     most_elements: int = 1 << 22
 
 
-def task(path: Path, solution: str, seed: int = 0) -> Task:
+def task(path: Path, solution: str, seed: int = 0) -> BenchmarkTask:
     """Read a task from its reference: a file of Python, a ``task.yml`` beside it, or a JSON definition.
 
     ``seed`` draws sizes that the reference leaves open.
@@ -56,21 +56,21 @@ def task(path: Path, solution: str, seed: int = 0) -> Task:
     if kind == "GPU MODE":
         return _gpu_mode(text, path, description)
     if "forward_fn" in recognition.names(text) and not re.search(r"class\s+ModelNew", solution):
-        return Task("robust-kbench", text)
-    return Task("KernelBench", text)
+        return BenchmarkTask("robust-kbench", text)
+    return BenchmarkTask("KernelBench", text)
 
 
-def _flashinfer(path: Path, seed: int) -> Task:
+def _flashinfer(path: Path, seed: int) -> BenchmarkTask:
     definition = flashinfer.parsed(flashinfer.Definition, _read(path), str(path))
     cases, definition.scalars = flashinfer.cases(path, definition, seed)
     # The tolerances are the benchmark's. Its constant axes cannot be made smaller, so cases may be larger than others.
-    return Task(
+    return BenchmarkTask(
         "FlashInfer-Bench", definition.model_dump_json(), tuple(cases), relative=1e-2, absolute=1e-2,
         most_elements=1 << 25,
     )  # fmt: skip
 
 
-def _gpu_mode(text: str, path: Path, description: Path) -> Task:
+def _gpu_mode(text: str, path: Path, description: Path) -> BenchmarkTask:
     if not description.exists():
         raise WrongInput(f"{path}: its task.yml, which has the shapes, is not beside it")
     about = _read(description)
@@ -85,7 +85,7 @@ def _gpu_mode(text: str, path: Path, description: Path) -> Task:
             modules[name] = _read(file)
     modules["reference.py"] = text
     relative, absolute = _tolerances(text)
-    return Task("GPU MODE", text, tuple(cases), relative, absolute, modules)
+    return BenchmarkTask("GPU MODE", text, tuple(cases), relative, absolute, modules)
 
 
 def _case(text: str) -> dict[str, Any]:

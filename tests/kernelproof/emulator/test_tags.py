@@ -6,21 +6,21 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelproof.emulator.memory.tags import THREAD, Run, Tags
+from kernelproof.emulator.memory.tags import THREAD, GranuleRun, Tags
 
 GRANULES = 64
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Run:
+def runs(draw: st.DrawFn) -> GranuleRun:
     per = draw(st.sampled_from((1, 2)))
     start = draw(st.integers(0, GRANULES // 2))
     lanes = draw(st.integers(1, (GRANULES - start) // per))
-    return Run(start, start + lanes * per, per, draw(st.sampled_from((0, 1, 7))), draw(st.integers(1, 3)) << 34)
+    return GranuleRun(start, start + lanes * per, per, draw(st.sampled_from((0, 1, 7))), draw(st.integers(1, 3)) << 34)
 
 
 @given(st.lists(st.tuples(st.booleans(), runs()), max_size=12))
-def test_runs_are_granules(accesses: list[tuple[bool, Run]]) -> None:
+def test_runs_are_granules(accesses: list[tuple[bool, GranuleRun]]) -> None:
     tags = Tags(GRANULES, recording=False)
     read, written = np.zeros(GRANULES, np.int64), np.zeros(GRANULES, np.int64)
     for is_write, run in accesses:
@@ -34,15 +34,15 @@ def test_runs_are_granules(accesses: list[tuple[bool, Run]]) -> None:
     assert (tags.is_read, tags.is_written) == (bool(read.any()), bool(written.any()))
     assert np.array_equal(tags.read, read)
     assert np.array_equal(tags.written, written)
-    assert not tags.read_run(Run(0, 1, 1, 0, 1 << 34))
+    assert not tags.read_run(GranuleRun(0, 1, 1, 0, 1 << 34))
 
 
 def test_the_same_threads_again_keep_their_run() -> None:
     tags = Tags(GRANULES, recording=False)
-    run = Run(8, 16, 1, 32, 1 << 34)
+    run = GranuleRun(8, 16, 1, 32, 1 << 34)
     assert tags.read_run(run)
     assert tags.write_run(run._replace(moment=2 << 34))
-    assert tags.write_run(Run(16, 24, 1, 40, 2 << 34))
-    assert not tags.write_run(Run(15, 17, 1, 39, 3 << 34))
-    assert not tags.read_run(Run(8, 16, 1, 33, 3 << 34))
+    assert tags.write_run(GranuleRun(16, 24, 1, 40, 2 << 34))
+    assert not tags.write_run(GranuleRun(15, 17, 1, 39, 3 << 34))
+    assert not tags.read_run(GranuleRun(8, 16, 1, 33, 3 << 34))
     assert tags.written[8] == 2 << 34 | 32

@@ -16,7 +16,17 @@ from typer.testing import CliRunner
 
 import kernelproof
 from kernelproof import cli
-from kernelproof.grading import RULES, Finding, Launch, Limits, Tolerance, Verdict, check_source, description, inputs
+from kernelproof.grading import (
+    RULES,
+    ContractLaunch,
+    Finding,
+    Limits,
+    Tolerance,
+    Verdict,
+    check_source,
+    description,
+    inputs,
+)
 from kernelproof.grading.contract import buffer, contract
 from kernelproof.grading.expressions import extents, value
 from kernelproof.grading.floor import chip, floor
@@ -121,7 +131,7 @@ def test_sources_that_do_not_compile() -> None:
 
 @pytest.mark.slow
 def test_launches_that_cuda_refuses_are_wrong_and_unknown_instructions_are_not_checked() -> None:
-    launch = Launch(entry="add_f32", grid=1, block=2048, args=["x", "y", "z", "n"])
+    launch = ContractLaunch(entry="add_f32", grid=1, block=2048, args=["x", "y", "z", "n"])
     assert "launch-refused" in add(launches=[launch]).rules
     text = '__global__ void f(float* z) { asm volatile("tcgen05.shift.cta_group::1.down [%0];" :: "r"(0)); }'
     verdict = check_source(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source, inputs, relations, shapes
-from kernelproof.grading.answers import Answer, Task
+from kernelproof.grading.answers import CheckedCall, Criteria
 from kernelproof.grading.contract import contract
 from kernelproof.grading.device import Call
 from kernelproof.grading.reference import Reference
@@ -157,17 +157,17 @@ FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], se
 }  # fmt: skip
 
 
-def answered(name: str, kind: str) -> tuple[Task, Answer, dict[str, int]]:
+def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int]]:
     """The answer of a kernel without errors."""
     shape, buffers, function, _ = FORMS[name]
     agreement = contract(buffers, [{"entry": "f", "block": 1}], None)
     precision = Precision("f32", "f32")
-    task = Task(lambda: None, agreement, Reference(function, agreement), Tolerance(), precision)  # type: ignore[arg-type, return-value]
+    task = Criteria(lambda: None, agreement, Reference(function, agreement), Tolerance(), precision)  # type: ignore[arg-type, return-value]
     bits = inputs.draw(agreement, kind, shape, np.random.default_rng(5))
     (result,) = task.reference({item.name: item.format.values(bits[item.name]) for item in agreement.inputs}, shape)
     (output,) = agreement.outputs
     wanted = {output.name: expected(result, None, output.format, task.tolerance, precision, shape)}
-    return task, Answer(kind, bits, Call({output.name: output.format.bits(result)}), wanted), shape
+    return task, CheckedCall(kind, bits, Call({output.name: output.format.bits(result)}), wanted), shape
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -206,7 +206,7 @@ def test_a_kernel_that_computes_the_reference_keeps_all_of_them(name: str, kind:
         values = {item.name: item.format.values(relation.bits[item.name]) for item in task.contract.inputs}
         (result,) = task.reference(values, shape)
         wanted = {output.name: expected(result, None, output.format, task.tolerance, task.precision, shape)}
-        answer = Answer(kind, relation.bits, Call({output.name: output.format.bits(result)}), wanted)
+        answer = CheckedCall(kind, relation.bits, Call({output.name: output.format.bits(result)}), wanted)
         assert not list(relations.broken(base, answer, relation, task.contract.buffers)), relation.name
         wrong = answer.call.outputs[output.name].copy()
         wrong.reshape(-1)[3] += 1

@@ -12,7 +12,7 @@ from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.frontend.registers import LAUNCH_CONSTANTS, SPECIALS
 
 
-class Write(NamedTuple):
+class RegisterWrite(NamedTuple):
     """An instruction that writes a register: its block, the registers that it reads, and whether equal operands give an
     equal result."""
 
@@ -30,7 +30,7 @@ class Liveness:
     live: list[set[str]]
     defs: list[set[str]]
     uses: list[set[str]]
-    sites: dict[str, list[Write]]
+    sites: dict[str, list[RegisterWrite]]
 
     @classmethod
     def of(cls, blocks: list[Block], varying_symbols: frozenset[str]) -> Liveness:
@@ -45,7 +45,7 @@ class Liveness:
                 written.update(defs)
                 if defs:
                     uniform = is_uniform(ins) and varying_symbols.isdisjoint(symbols(ins))
-                    write = Write(block.index, ins, uses, uniform)
+                    write = RegisterWrite(block.index, ins, uses, uniform)
                     for name in defs:
                         out.sites.setdefault(name, []).append(write)
             if block.cond is not None and block.cond.name not in written:
@@ -72,7 +72,7 @@ class Liveness:
         return set().union(*self.live)
 
 
-def launch_constants(sites: dict[str, list[Write]]) -> set[str]:
+def launch_constants(sites: dict[str, list[RegisterWrite]]) -> set[str]:
     """Registers with one value in all lanes at any time: a single unguarded instruction writes them, and its operands
     are launch constants themselves."""
     # This starts from no constants and adds what is proven, so a register that depends on itself is never added.
@@ -126,7 +126,7 @@ def varying_registers(
     return varying
 
 
-def _spread(sites: dict[str, list[Write]], varying: set[str], constant: set[str]) -> bool:
+def _spread(sites: dict[str, list[RegisterWrite]], varying: set[str], constant: set[str]) -> bool:
     """Add registers that depend on varying ones; returns whether there were any."""
     changed = False
     for name, where in sites.items():
@@ -136,7 +136,7 @@ def _spread(sites: dict[str, list[Write]], varying: set[str], constant: set[str]
     return changed
 
 
-def _varies(write: Write, varying: set[str]) -> bool:
+def _varies(write: RegisterWrite, varying: set[str]) -> bool:
     return not write.uniform or any(u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in write.uses)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.loops import immediate_postdominators, reachable
 from kernelproof.emulator.frontend.instruction import INTEGERS, Writes, defs_uses, facts
-from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
+from kernelproof.emulator.frontend.ptx import Instr, Mem, TensorOperand
 from kernelproof.emulator.frontend.registers import registers
 
 # Instructions whose result comes from memory; parameters and constants do not count.
@@ -78,7 +78,7 @@ def _loads(ins: Instr) -> bool:
 def _deciding(ins: Instr) -> set[str]:
     """The registers that decide whether and where an instruction acts: its addresses and its guard; without an address
     all that it reads."""
-    addresses = [operand for operand in ins.operands if isinstance(operand, Mem | Tensor)]
+    addresses = [operand for operand in ins.operands if isinstance(operand, Mem | TensorOperand)]
     if not addresses:
         return set(defs_uses(ins)[1])
     names = {name for operand in addresses for name in registers(operand)}

@@ -19,7 +19,7 @@ from kernelproof.emulator.frontend.ptx import (
     PtxError,
     Reg,
     Sym,
-    Tensor,
+    TensorOperand,
     Variable,
     Vec,
     refused,
@@ -53,10 +53,10 @@ def renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
         if isinstance(base, Reg):
             return Mem(Reg(reg(base.name)), op.offset)
         return Mem(Sym(sym(base.name), base.offset), op.offset) if isinstance(base, Sym) else op
-    if isinstance(op, Tensor):
+    if isinstance(op, TensorOperand):
         at = renamed(Mem(op.base, op.offset), reg, sym)
         assert isinstance(at, Mem)
-        return Tensor(at.base, at.offset, tuple(renamed(x, reg, sym) for x in op.coordinates))
+        return TensorOperand(at.base, at.offset, tuple(renamed(x, reg, sym) for x in op.coordinates))
     if isinstance(op, Vec):
         return Vec(tuple(renamed(x, reg, sym) for x in op.items))
     if isinstance(op, Pair):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kernelproof.emulator.frontend.flow.blocks import Block
-from kernelproof.emulator.frontend.flow.dataflow import Write
+from kernelproof.emulator.frontend.flow.dataflow import RegisterWrite
 from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominators, reachable
 from kernelproof.emulator.frontend.instruction import defs_uses, facts, holds
-from kernelproof.emulator.frontend.ptx import Instr, Mem, Tensor
+from kernelproof.emulator.frontend.ptx import Instr, Mem, TensorOperand
 
 # State spaces, and a path, by which no thread sees what another one writes.
 _UNCHANGING = frozenset(("param", "const", "local", "nc"))
@@ -24,7 +24,7 @@ class Polling(NamedTuple):
 
 
 def spin_heads(
-    blocks: list[Block], loops: dict[int, int], sites: dict[str, list[Write]], known: frozenset[int]
+    blocks: list[Block], loops: dict[int, int], sites: dict[str, list[RegisterWrite]], known: frozenset[int]
 ) -> dict[int, Polling]:
     """Heads of loops whose exit depends on memory that another thread may write, and of those whose head stands at one
     of the ``known`` PTX lines; the largest loop first."""
@@ -47,7 +47,7 @@ def _may_poll(ins: Instr) -> bool:
     return form is not None and holds(form.polls, ins)
 
 
-def _reloads(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> set[int]:
+def _reloads(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> set[int]:
     """Weak loads (by identity) that read one place again in every iteration of a loop with a fence: only another thread
     can change what they find there."""
     instructions = [ins for i in inside for ins in blocks[i].all()]
@@ -75,7 +75,7 @@ def _controls(blocks: list[Block]) -> dict[int, set[str]]:
 def _read_for_exit(
     blocks: list[Block],
     inside: set[int],
-    sites: dict[str, list[Write]],
+    sites: dict[str, list[RegisterWrite]],
     polled: set[int],
     controls: dict[int, set[str]],
 ) -> frozenset[int]:
@@ -103,13 +103,13 @@ def _read_for_exit(
     return frozenset(reads)
 
 
-def _deciding(blocks: list[Block], inside: set[int], sites: dict[str, list[Write]]) -> frozenset[str]:
+def _deciding(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> frozenset[str]:
     """See ``Polling``."""
     todo = [cond.name for i in inside if (cond := blocks[i].cond) is not None]
     for i in inside:
         for ins in blocks[i].all():
             form = facts(ins)
-            if form is None or form.waits or any(isinstance(operand, Mem | Tensor) for operand in ins.operands):
+            if form is None or form.waits or any(isinstance(operand, Mem | TensorOperand) for operand in ins.operands):
                 todo += defs_uses(ins)[1]
     out = set(todo)
     while todo:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kernelproof.emulator.frontend.instruction import Writes, defs_uses, facts, symbols
-from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Sym, Tensor, Vec
+from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Sym, TensorOperand, Vec
 from kernelproof.emulator.state.launch_state import Origin
 
 Origins = frozenset[Origin]
@@ -86,7 +86,7 @@ def written(instructions: Iterable[Instr], pointers: Mapping[str, Origins]) -> O
         spaces = [part.split(":")[0] for part in ins.parts if part.split(":")[0] in _SPACES]
         if form is None or Writes.MEMORY not in form.writes or (spaces and spaces[0] != "global"):
             continue
-        at = next((operand for operand in ins.operands if isinstance(operand, Mem | Tensor)), None)
+        at = next((operand for operand in ins.operands if isinstance(operand, Mem | TensorOperand)), None)
         if at is None:
             continue
         through = pointers.get(at.base.name) if isinstance(at, Mem) and isinstance(at.base, Reg) else None

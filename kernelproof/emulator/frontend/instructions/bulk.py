@@ -16,7 +16,7 @@ from kernelproof.emulator.frontend.mutation_operators import (
     swap,
     weaken,
 )
-from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Tensor
+from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, TensorOperand
 from kernelproof.emulator.hopper.bulk import Delivery
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -77,7 +77,7 @@ def _mask(s: Statement) -> Iterator[Change]:
 def copy_tensor(e: Emitter, ins: Instr) -> None:
     """cp.async.bulk.tensor and its reductions: a box of a tiled tensor map to or from shared memory."""
     destination, origin = _spaces(e, ins)
-    tensor = next(op for op in ins.operands if isinstance(op, Tensor))
+    tensor = next(op for op in ins.operands if isinstance(op, TensorOperand))
     map_address = e.address(Mem(tensor.base, tensor.offset), "generic")
     coordinates = "[" + ", ".join(e.array(c, "u4") for c in tensor.coordinates) + "]"
     if (destination, origin) == ("shared", "global"):
