@@ -1,7 +1,7 @@
 """The wheel as a user gets it: installed into an empty environment, it runs the commands of README.md and of the pages.
 
-A block of a page that begins with ```` ```console ```` holds commands behind ``$ `` and, below each, what it prints.
-Words behind ``console`` say what the commands need beyond the wheel with its compiler (``NEEDS``); those commands are
+A block of a page that begins with ```` ```console ```` holds commands after ``$ `` and, below each, what it prints.
+Words after ``console`` say what the commands need beyond the wheel with its compiler (``NEEDS``); those commands are
 not run, and a warning lists them. ``$ cat FILE`` of a file that is not there makes it, from the text that is shown.
 
 A command whose output has a line that begins with ``error`` must end with 1 or 2, every other one with 0. The numbers
@@ -189,7 +189,7 @@ def wrong(command: Command, folder: Path, variables: dict[str, str]) -> Iterator
 
 def test_commands_name_what_they_need(checkout: Path) -> None:
     unknown = [str(command) for command in documented(checkout) if not set(command.needs) <= NEEDS.keys()]
-    assert unknown == [], f"write one of {', '.join(NEEDS)} behind ```console, or nothing"
+    assert unknown == [], f"write one of {', '.join(NEEDS)} after ```console, or nothing"
 
 
 def test_blocks_are_read_as_commands_and_their_outputs() -> None:

@@ -446,7 +446,7 @@ FILTERS = ("gpu", "ab", "d", "acc", "layout")
 SHORT = ("gpu", "acc", "layout")  # those of them that are options of their own; the others are values of --where
 # The fields that verbs offer if they take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
-OF_GPU = "the GPU model; behind a colon the CUDA index of the card, as in h200:1"
+OF_GPU = "the GPU model; after a colon the CUDA index of the card, as in h200:1"
 VARIANT_FIELDS = ("fusion", "batch")  # verbs that take fused and batched products have these too
 SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}

@@ -112,7 +112,7 @@ class NativeCall:
 
 class Native:
     """The library of a process. ``planned(a, b, kind)`` returns D of a call that has a plan, else None, as under
-    autocast; ``planned_biased`` does so with a bias behind b. ``planned_into``, with D there, returns whether it has
+    autocast; ``planned_biased`` does so with a bias after b. ``planned_into``, with D there, returns whether it has
     written it."""
 
     def __init__(self) -> None:

@@ -172,13 +172,13 @@ def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
     products = [node for node in nodes if node.op == "call_function" and node.target is operator.mul]
     if len(products) != 1 or len(nodes) < 6 or products[0] is not nodes[4]:
         return ()
-    product, behind = products[0], nodes[5:-1]
+    product, after = products[0], nodes[5:-1]
     for first, second in (product.args, product.args[::-1]):
         branch = [node for node in nodes[1:4] if node is not second]
         gate = _children(branch, nodes[0])
         up = _children([second], nodes[0])
-        chain = _children(behind, product)
-        if len(gate) == 2 and branch[-1] is first and up and len(chain) == len(behind):
+        chain = _children(after, product)
+        if len(gate) == 2 and branch[-1] is first and up and len(chain) == len(after):
             return (*gate, *up, chain)
     return ()
 
@@ -226,7 +226,7 @@ def _run_chain(children: list[Any], x: Any) -> Any:
     return x
 
 
-def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, behind: tuple[str, ...], x: Any) -> Any:
+def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, after: tuple[str, ...], x: Any) -> Any:
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018
     # What autocast makes of weights is new in each of its contexts: a copy of it would be made for one call.
@@ -236,7 +236,7 @@ def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, behind
         x = gated_pair(x, first.weight, second.weight, str(activation_of(activation)))
     else:
         x = activation(first(x)) * second(x)
-    return _run_chain([module._modules[name] for name in behind], x)
+    return _run_chain([module._modules[name] for name in after], x)
 
 
 def _are_experts(module: torch.nn.Module) -> bool:

@@ -295,7 +295,7 @@ def as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_columns(matrix: torch.Tensor) -> bool:
-    """Whether a tensor is a matrix of contiguous columns, one behind the other."""
+    """Whether a tensor is a matrix of contiguous columns, one after the other."""
     return bool(matrix.ndim == 2 and matrix.stride() == (1, matrix.shape[0]))
 
 

@@ -60,7 +60,7 @@ INSTRUCTIONS = frozenset({
     "bytes tma load", "bytes tma delivered", "bytes tma store",
 })  # fmt: skip
 
-# Places of verdicts: the emulator executed PTX, or machine code. A rounding that is not its default stands behind them.
+# Places of verdicts: the emulator executed PTX, or machine code. A rounding that is not its default stands after them.
 IN_PTX, IN_MACHINE_CODE = "emulator", "emulator, machine code"
 
 _SMS = " SMs"  # ends the name of a card that is not in ``GPUS``; see ``Environment.card``

@@ -146,7 +146,7 @@ def _case(record: Record, shape: Shape, inputs: str, comparison: Comparison, fin
 def stream_case(device: VerdictDevice, record: Record, contender: Contender, shape: Shape) -> Case:
     """Whether a kernel works on its stream, in order.
 
-    The stream is held. Behind the delay A and B are written, the kernel is called, and D and aux are read. A kernel on
+    The stream is held. After the delay A and B are written, the kernel is called, and D and aux are read. A kernel on
     another stream reads too early or writes too late.
     """
     findings: list[str] = []

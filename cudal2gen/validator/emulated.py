@@ -155,8 +155,8 @@ class _Matrices:
         for groups one after the other, with NaN below."""
         if self._grouped:
             stacked = np.concatenate(values)
-            behind = np.full((len(rows) - len(stacked), stacked.shape[1]), np.nan, stacked.dtype)
-            return [np.concatenate([stacked, behind])]
+            after = np.full((len(rows) - len(stacked), stacked.shape[1]), np.nan, stacked.dtype)
+            return [np.concatenate([stacked, after])]
         return [_widened(value, len(rows), value.shape[1]) for value in values]
 
     def _output(self, name: str, written: Array) -> emulator.Buffer:

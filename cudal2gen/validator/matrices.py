@@ -75,7 +75,7 @@ class Guarded:
             yield f"input-changed: {places} of {self.name}"
         for place, bits in (
             (f"before {self.name}", self._bits[None, :GUARD]),
-            (f"behind {self.name}", self._bits[None, -GUARD:]),
+            (f"after {self.name}", self._bits[None, -GUARD:]),
             (f"between rows of {self.name}", self._between),
             (f"between products of {self.name}", self._behind_products),
         ):
@@ -250,9 +250,9 @@ class Matrices:
         """Faults of a run other than wrong values: changed inputs, writes outside of D and aux, and elements of these
         that were not written."""
         findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), *self._written)))
-        behind = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
-        if places := _places(behind != poison):
-            findings.append(f"written-outside: {places} behind the last group of D")
+        after = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
+        if places := _places(after != poison):
+            findings.append(f"written-outside: {places} after the last group of D")
         for matrix, bits in zip(self._written, self.computed_bits, strict=True):
             if places := _places(bits == poison):
                 findings.append(f"unwritten-output: {places} of {matrix.name}")

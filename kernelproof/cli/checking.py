@@ -159,12 +159,12 @@ def _plan(files: list[Path], what: What, how: How, output: ReportOptions, argume
     for file in files:
         if not file.is_file():
             refuse(
-                f"{file}: no such file; name .cu, .cpp, .ptx, .so or .cubin files, a program's own arguments behind --"
+                f"{file}: no such file; name .cu, .cpp, .ptx, .so or .cubin files, a program's own arguments after --"
             )
     kinds = {kind: [file for file in files if file.suffix.lower() in suffixes] for kind, suffixes in KINDS.items()}
     others = [file for file in files if not any(file in group for group in kinds.values())]
     if others:
-        refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand behind --")
+        refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand after --")
     nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
     kernels = [*kinds["ptx"], *(cubin if how.machine_code else _beside(cubin) for cubin in kinds["cubin"])]
     targets = plan.target_of([file for file in kernels if file.suffix == ".ptx"])

@@ -1,4 +1,4 @@
-"""Comparisons of loaded values that end alike in all calls: a source may do something else behind the other end."""
+"""Comparisons of loaded values that end alike in all calls: a source may do something else on the other side."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Section(NamedTuple):
 
 
 def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str | None = None, **values: Any) -> str:
-    """A page from a template of a folder; ``styles`` and ``script`` name files there that it holds whole, behind the
+    """A page from a template of a folder; ``styles`` and ``script`` name files there that it holds whole, after the
     style of all pages. ``values`` are escaped, but for those that the template calls safe."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -284,7 +284,7 @@ def unread_by_shells(arguments: Sequence[str]) -> list[str]:
             character = next((char for char in word if not _PLAIN.fullmatch(char)), "")
             raise WrongInput(
                 f"argument {word!r} of nvcc: its shell would read {character!r}; write -DNAME=VALUE and -IFOLDER as "
-                "one word each, behind no option that takes a value, and without $, `, \\ and control characters"
+                "one word each, after no option that takes a value, and without $, `, \\ and control characters"
             )
         before = word
     return list(arguments)

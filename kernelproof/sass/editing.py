@@ -2,7 +2,7 @@
 
 The places of fields are those of CuAssembler (cloudcores/CuAssembler) and of Jia et al., "Dissecting the NVIDIA Volta
 GPU Architecture via Microbenchmarking" (arXiv 1804.06826): an instruction has 128 bits, with the number of its result
-register in bits 16 to 23, those of operands A, B and C in 24, 32 and 64 and the seven behind, and the control word in
+register in bits 16 to 23, those of operands A, B and C in 24, 32 and 64 and the seven after, and the control word in
 105 to 125.
 """
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from kernelproof.sass.decoding import BYTES, Function, Instruction
 
-JUMPS = frozenset(("BRA", "JMP", "BRX", "JMX"))  # BSSY has a target too, but execution continues behind it
+JUMPS = frozenset(("BRA", "JMP", "BRX", "JMX"))  # BSSY has a target too, but execution continues after it
 ENDS = frozenset(("EXIT", "RET", "KILL"))
 
 
@@ -139,7 +139,7 @@ def _targets(jump: Instruction) -> list[int]:
 
 
 def conditional(jump: Instruction) -> bool:
-    """Whether execution may continue behind a jump or exit: it has a guard or a predicate among its operands, or asks
+    """Whether execution may continue after a jump or exit: it has a guard or a predicate among its operands, or asks
     whether the lanes of a warp stand together (``.DIV``, ``.CONV``)."""
     return (
         jump.guard is not None

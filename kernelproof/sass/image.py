@@ -64,7 +64,7 @@ class Image:
         return (symbol for symbol in self.symbols if symbol.section == section and symbol.kind == OBJECT)
 
     def functions(self, kernel: str) -> list[Symbol]:
-        """The functions that lie behind a kernel in its section."""
+        """The functions that lie after a kernel in its section."""
         section = f".text.{kernel}"
         return [item for item in self.symbols if item.section == section and item.kind == FUNCTION and item.offset]
 

@@ -148,7 +148,7 @@ class InFlight:
                     pending.append(follower)
 
     def _walk(self, start: int, state: State, found: list[Meeting] | None) -> State:
-        """The state behind a block. ``found``: where meetings go."""
+        """The state after a block. ``found``: where meetings go."""
         for at in range(start, self.paths.ends[start]):
             step = self._steps[at]
             if step.waits:

@@ -1,7 +1,7 @@
 """The paths of a warp through a function, subroutines included: which instructions may follow which.
 
 ``Graph`` (flow) merges the callers of a subroutine. Here a subroutine has a copy of its blocks for each call, so that
-what is under way at one call is not met behind another. Indirect jumps lead to the targets of their table, or nowhere.
+what is under way at one call is not met after another. Indirect jumps lead to the targets of their table, or nowhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernelproof.sass.flow import ENDS, conditional
 
 BRANCHES = frozenset(("BRA", "JMP"))
 INDIRECT = frozenset(("BRX", "BRXU", "JMX", "JMXU"))
-TURNS = BRANCHES | INDIRECT | ENDS | {"CALL"}  # instructions behind which the next one need not be executed
+TURNS = BRANCHES | INDIRECT | ENDS | {"CALL"}  # instructions after which the next one need not be executed
 MAX_DEPTH = 4  # calls within calls that are followed; ptxas nests its own subroutines twice at most
 
 
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
 
 class Paths:
-    """The blocks of a function (``ends``: index of the first instruction -> index behind the last one), and which of
+    """The blocks of a function (``ends``: index of the first instruction -> index after the last one), and which of
     them may follow each other."""
 
     def __init__(self, function: Function) -> None:
@@ -44,20 +44,20 @@ class Paths:
         self.ends = dict(zip(ordered, [*ordered[1:], len(self.code)], strict=True))
 
     def after(self, point: Point) -> Iterator[tuple[Point, bool]]:
-        """The points that may follow a block, each with whether the state of registers is known there: it is not behind
+        """The points that may follow a block, each with whether the state of registers is known there: it is not after
         a call of another function."""
         end = self.ends[point.start]
         last = self.code[end - 1]
-        behind = [Point(end, point.returns)] if end < len(self.code) else []
+        after = [Point(end, point.returns)] if end < len(self.code) else []
         if last.name not in TURNS or conditional(last):
-            yield from ((point, True) for point in behind)
+            yield from ((point, True) for point in after)
         target = self._index.get(last.target) if last.target is not None else None
         if last.name in BRANCHES and target is not None:
             yield Point(target, point.returns), True
         elif last.name in INDIRECT:
             yield from ((Point(self._index[address], point.returns), True) for address in last.targets)
         elif last.name == "CALL" and target is None:
-            yield from ((point, False) for point in behind)
+            yield from ((point, False) for point in after)
         elif last.name == "CALL" and target is not None:
             # ptxas also jumps by CALL.REL.NOINC. It is a call only if the function has a RET.
             if not self._has_returns:

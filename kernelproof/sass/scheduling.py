@@ -49,12 +49,12 @@ class Facts:
     latencies: dict[str, dict[str, int]]
 
     def latency(self, producer: Instruction, reader: Instruction, used: int) -> int:
-        """Cycles that a reader must stay behind a producer; 0 if nothing is known of the producer."""
+        """Cycles that a reader must stay after a producer; 0 if nothing is known of the producer."""
         rows = self.latencies.get(kind(producer, self.sm), {})
         return rows.get(use(producer, reader, used, self.sm), rows.get(ANY, 0))
 
     def longest(self, producer: Instruction) -> int:
-        """The most cycles that any reader must stay behind a producer."""
+        """The most cycles that any reader must stay after a producer."""
         return max(self.latencies.get(kind(producer, self.sm), {}).values(), default=0)
 
 

@@ -90,7 +90,7 @@ class _Warp:
         self.ends = list[float]()
         self.rings = [_in_ring(code) for code, _ in parts]
         # In a loop with wgmma a turn hands back the fill of the turn before, since its own is still being read. The
-        # last fill is handed back behind the loop.
+        # last fill is handed back after the loop.
         self.lag = int(any(op.warpgroups for code, _ in parts for op in code if op.warpgroups is not None))
         self.returned = 0
 

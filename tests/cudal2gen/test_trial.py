@@ -268,7 +268,7 @@ def test_a_guarded_matrix_tells_where_it_was_written() -> None:
     matrix.matrix.as_strided((1,), (1,), GUARD + 32).fill_(0)
     assert [finding.split(",")[-1] for finding in matrix.changes()] == [
         " column 4095 before D",
-        " column 0 behind D",
+        " column 0 after D",
         " column 0 between rows of D",
     ]
 
@@ -288,7 +288,7 @@ def test_a_guarded_batch_tells_which_product_was_written() -> None:
     for place in (GUARD + 6, GUARD + 32, GUARD + 3 * 37):
         matrix.matrix.as_strided((1,), (1,), place).fill_(0)
     assert [finding.split(",")[-1] for finding in matrix.changes()] == [
-        " column 0 behind D",
+        " column 0 after D",
         " column 0 between rows of D",
         " column 0 between products of D",
     ]
@@ -394,7 +394,7 @@ class HalvesSwapped(Adversary):
         ("fused direct aux split", BehindAux, "between rows of aux"),
         ("fused once gated", HalvesSwapped, "wrong-value"),
         ("grouped fused direct", EndsLate, "wrong-value"),
-        ("grouped fused direct", RowsBehind, "behind the last group of D"),
+        ("grouped fused direct", RowsBehind, "after the last group of D"),
         ("batched once", FirstProductOnly, "first at product 1, row 0, column 0"),
         ("fused multistage split", BetaTwice, "wrong-value"),
     ],

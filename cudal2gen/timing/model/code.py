@@ -194,8 +194,8 @@ def _sub_core(workload: Workload, ctas: int, tiles: int) -> tuple[Timeline, floa
         before, turn = timeline, _only_turn(timeline, streams(workload, ctas, turns, first))
     cycles = timeline.cycles + (workload.turns - turns) * turn
     if tiles > first:
-        behind = simulate(streams(workload, ctas, fewer, more), workload.machine).cycles - before.cycles
-        cycles += (tiles - first) / (more - first) * (behind + (more - first) / first * (workload.turns - fewer) * turn)
+        after = simulate(streams(workload, ctas, fewer, more), workload.machine).cycles - before.cycles
+        cycles += (tiles - first) / (more - first) * (after + (more - first) / first * (workload.turns - fewer) * turn)
     return timeline, cycles, turn / first
 
 

@@ -245,11 +245,11 @@ def _ends_us(kernel: ModelledKernel, waves: list[Wave], latency_us: float) -> fl
     The first wave counts in full. Of further waves only what neither the SM's other CTAs nor the next tile's main loop
     hides.
     """
-    behind = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
+    after = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
     ahead = PROLOGUE_US + latency_us
     further_waves = sum(wave.times for wave in waves) - 1
-    between = 0.0 if kernel.work.epilogue_hidden else behind if kernel.persistent else ahead + behind
-    return ahead + behind + max(0.0, further_waves) * between / kernel.resident
+    between = 0.0 if kernel.work.epilogue_hidden else after if kernel.persistent else ahead + after
+    return ahead + after + max(0.0, further_waves) * between / kernel.resident
 
 
 def _store_clocks(kernel: ModelledKernel) -> float:

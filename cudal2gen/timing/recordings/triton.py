@@ -2,7 +2,7 @@
 
 On the H100, tiles with 64 rows or more and whole warpgroups are multiplied by wgmma; all others by mma.sync. Both load
 by cp.async, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there are
-``num_stages - 1`` buffers. A load starts behind the MMAs that free its buffer, so that ``num_stages - 2`` loads are
+``num_stages - 1`` buffers. A load starts after the MMAs that free its buffer, so that ``num_stages - 2`` loads are
 under way while a tile is multiplied; with 2 stages a load is waited for at once. wgmma reads its buffer while the loop
 continues, so it has one buffer more. With 1 stage, data goes through registers in place of a ring.
 """

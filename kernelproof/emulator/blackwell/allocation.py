@@ -187,7 +187,7 @@ class Allocation:
         rows[row] = "columns"
         for other, name in rows.items():
             if not self.memory.is_over(other, at, at + count, int(lanes[0])):
-                text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it behind their accesses"
+                text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it after their accesses"
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
     def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
@@ -195,7 +195,7 @@ class Allocation:
         comes first in this execution."""
         if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
             text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
-            text += "nothing orders it behind this access"
+            text += "nothing orders it after this access"
             self.batch.report_lane("tensor-memory-race", text, site, lane)
 
     def relinquish(self, group: int, m: Mask, site: int) -> None:

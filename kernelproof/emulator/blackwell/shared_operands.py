@@ -124,7 +124,7 @@ class SharedOperands:
                 self._note_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
 
     def _note_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
-        """Report a missing tcgen05.fence::after_thread_sync behind the synchronisation that shows the operand which a
+        """Report a missing tcgen05.fence::after_thread_sync after the synchronisation that shows the operand which a
         column of the clocks wrote at a tick."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
         if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:

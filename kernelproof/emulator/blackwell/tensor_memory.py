@@ -5,7 +5,7 @@ later one must know that the earlier one is over, and from before its last tcgen
 
 - A tcgen05.mma is over for whoever has waited for an mbarrier on which its commit has arrived.
 - A tcgen05.ld or .st is over for its own warp after that warp's wait, and for others after a
-  tcgen05.fence::before_thread_sync behind that wait.
+  tcgen05.fence::before_thread_sync after that wait.
 - Products of one thread into one accumulator, of one shape, follow each other without any of this.
 """
 
@@ -209,7 +209,7 @@ class TensorMemory:
 
     def _check_access(self, region: Region, prior: Prior, warp: int, site: int, verb: str, earlier: str) -> None:
         """Check an access of a warp. Earlier accesses of the warp itself need its wait; those of others need a fence
-        behind the synchronisation that shows their end."""
+        after the synchronisation that shows their end."""
         clocks, row = self.clocks, region.row
         own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
         lane = self._lane(row, warp)
@@ -275,7 +275,7 @@ class TensorMemory:
         plain = rank * self.clocks.warps + warp
         if tick < present[plain + ended] and tick < self.waited[self._row(row, rank), warp, kind]:
             return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
-        return False, f"nothing orders it behind that one's tcgen05.wait::{('ld', 'st')[kind]}"
+        return False, f"nothing orders it after that one's tcgen05.wait::{('ld', 'st')[kind]}"
 
     def _row(self, row: int, rank: int) -> int:
         """The row of another rank of a row's cluster."""

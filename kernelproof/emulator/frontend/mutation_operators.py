@@ -183,7 +183,7 @@ def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
 
 def without_last_warp(s: Statement) -> Iterator[Change]:
     """The last warp of each warpgroup does not wait for all groups. A wait that leaves some pending is not mutated,
-    because no result is read behind it."""
+    because no result is read after it."""
     if not s.text.startswith("@") and s.ins.operands == (Imm(0),):
         guarded = f"mov.u32 own, %tid.x; and.b32 own, own, 96; setp.ne.u32 mutant, own, 96; @mutant {s.text}"
         yield s.become("warp", f"{{ .reg .b32 own; .reg .pred mutant; {guarded} }}")

@@ -24,7 +24,7 @@ class ClusterClocks(WarpClocks):
     ``table`` has shape (row, warp, column). Each column belongs to an agent that accesses memory. The columns are, in
     this order: the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that
     each mbarrier completes, and the cluster barrier, whose tick says that all CTAs have started. Last, ``together``
-    columns behind those of the warps, come the warps with all their lanes (see ``WarpClocks``). An entry is a tick:
+    columns after those of the warps, come the warps with all their lanes (see ``WarpClocks``). An entry is a tick:
     what the column's agent did before that tick happens before what the warp does now. Entries never shrink.
 
     Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
@@ -32,7 +32,7 @@ class ClusterClocks(WarpClocks):
     are the same; an arrival of CTA scope at another CTA's mbarrier passes on the second one only. Without clusters
     ``ended`` is 0, and both are one entry. Invariant: visible <= ended.
 
-    In kernels with fences that are restricted to shared memory, a third entry, ``device`` columns behind the first,
+    In kernels with fences that are restricted to shared memory, a third entry, ``device`` columns after the first,
     says what is visible in global memory; in others ``device`` is 0. Invariant: visible in global memory <= visible.
 
     What only some lanes of a warp have learned is kept in ``private``, until those lanes synchronise with the others.

@@ -63,7 +63,7 @@ class HostSite:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """The lines: the innermost first, its callers behind it."""
+        """The lines: the innermost first, its callers after it."""
         _look_up(address for address in self.addresses if address not in _known)
         frames = list(_without_stubs(frame for address in self.addresses for frame in _known[address]))
         # How a header calls the runtime tells nobody anything.

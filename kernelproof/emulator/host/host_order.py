@@ -26,7 +26,7 @@ from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
 ALLOWED, FORBIDDEN = 0, 1  # answers to an access that has faulted
-# Accesses to no allocation at all that are let pass, so that the program goes on. Behind them it ends, as on hardware.
+# Accesses to no allocation at all that are let pass, so that the program goes on. After them it ends, as on hardware.
 MAX_STRAY = 64
 
 

@@ -53,14 +53,14 @@ class Naming:
         return _indexed(named, declared, declared.extents if declared is not None else ())
 
     def _shared_variable(self, offset: int) -> SharedVariable | None:
-        """The variable that contains an offset; behind the static memory it is the variable without a size."""
-        behind = None
+        """The variable that contains an offset; after the static memory it is the variable without a size."""
+        after = None
         for variable in self.facts.shared_variables:
             if variable.offset <= offset < variable.offset + variable.nbytes:
                 return variable
             if variable.nbytes == 0 and offset >= variable.offset:
-                behind = variable
-        return behind
+                after = variable
+        return after
 
     # --- global memory ---
 

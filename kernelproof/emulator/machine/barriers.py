@@ -130,7 +130,7 @@ class Barriers:
 
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
         """bar.arrive: the lanes count as arrived and go on at once. That is a release: those who wait at the barrier
-        are ordered behind what the lanes did so far, but the lanes behind nobody."""
+        are ordered after what the lanes did so far, but the lanes after nobody."""
         for barrier, count, group in self._groups(number, expected, m):
             self._check(barrier, count, group, site)
             if self.launch.options.hazards:
@@ -316,7 +316,7 @@ class Barriers:
 
     def _sync_some(self, number: int, participants: Array, rows: Array) -> None:
         """A barrier is complete in some rows (bool per row), for the lanes of ``participants``. Those that sleep there
-        are ordered behind all of them; the others have exited, or have arrived without waiting."""
+        are ordered after all of them; the others have exited, or have arrived without waiting."""
         batch = self.batch
         self.launch.tick += 1
         self._count(int(rows.sum()))
@@ -386,7 +386,7 @@ class Barriers:
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
     def _free_warps(self, free: Array, arrived: Array) -> None:
-        """Let the lanes ``free``, of those that have ``arrived``, go on behind bar.warp.sync."""
+        """Let the lanes ``free``, of those that have ``arrived``, go on after bar.warp.sync."""
         self.scheduler.release(WARP_BARRIER, free)
         self.clocks.warp_sync(free)
         self._keep(WARP_BARRIER, arrived & ~free)

@@ -72,7 +72,7 @@ class Data:
         return {address.symbol for address in self.image.addresses.get(BANK_4, {}).values()} - defined
 
     def functions(self) -> list[int]:
-        """The addresses of the functions behind the kernel, to which an indirect call may lead."""
+        """The addresses of the functions after the kernel, to which an indirect call may lead."""
         return [symbol.offset for symbol in self.image.functions(self.kernel)]
 
 

@@ -2,7 +2,7 @@
 
 Allocation is a protocol in the first kilobyte of shared memory, which belongs to the system: bits of the columns that
 are taken, an mbarrier between the two CTAs of a pair, and calls of traps whose names say what they guard. The emulator
-has no such memory. It has the instructions of PTX, so each piece of code becomes one instruction that leads behind it.
+has no such memory. It has the instructions of PTX, so each piece of code becomes one instruction that leads after it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) 
 
 
 def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
-    """The branch to the trap is the start: behind it columns are sought."""
+    """The branch to the trap is the start: after it columns are sought."""
     store = next(i for i in range(call, call - _NEAR, -1) if out[i].opcode == "STS")
     starts = range(store, store - _NEAR, -1)
     begin, branch = next(

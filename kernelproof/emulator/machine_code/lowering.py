@@ -71,7 +71,7 @@ class Lowering:
 
     ``bank``, ``data``: what the constant banks hold. ``all``: the instructions of the function. ``copy_scoreboards``,
     ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk stores. ``returns``: the
-    addresses behind calls. ``kinds``: the type of each register that occurs. ``current``: the instruction that is being
+    addresses after calls. ``kinds``: the type of each register that occurs. ``current``: the instruction that is being
     lowered. ``members``: the lanes that execute it together, if an earlier instruction has named them. ``stack``:
     bytes of the stack, which grows down to the beginning of local memory.
     """
@@ -88,7 +88,7 @@ class Lowering:
     current: Instruction | None = None
     members: str | None = None
     _guard: Reg | None = None
-    # Has a fence of the GPU's scope come since the last label, with no store behind it?
+    # Has a fence of the GPU's scope come since the last label, with no store after it?
     _fenced: bool = False
     # Whether a lane is the first one of its warp, since the last label or branch.
     _leader: str | None = None
@@ -123,7 +123,7 @@ class Lowering:
             self._leader = None
 
     def following(self, count: int) -> Sequence[Instruction]:
-        """So many instructions behind the current one, in the order of addresses."""
+        """So many instructions after the current one, in the order of addresses."""
         assert self.current is not None
         at = self._places[self.current.address] + 1
         return self.all[at : at + count]
@@ -162,7 +162,7 @@ class Lowering:
             self.emit("tcgen05.fence::before_thread_sync")
 
     def after_sync(self) -> None:
-        """Order later accesses to tensor memory behind a wait."""
+        """Order later accesses to tensor memory after a wait."""
         if self.tensor_memory:
             self.emit("tcgen05.fence::after_thread_sync")
 

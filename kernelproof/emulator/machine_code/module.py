@@ -68,7 +68,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
             low.label(ins.address)
         low.lower(ins)
     body, kinds = separated(_without_rank(reachable, low.body), low.kinds)
-    # Parameters may leave gaps. Each is aligned to its own offset, so that it lies there behind those before it.
+    # Parameters may leave gaps. Each is aligned to its own offset, so that it lies there after those before it.
     params = [Variable(name, "param", size, start - bank.start or 16) for name, start, size in parameters]
     attributes: dict[str, tuple[int, ...]] = {}
     if resources.cluster:
@@ -112,7 +112,7 @@ def _names_rank(ins: Instr) -> bool:
 
 
 def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:
-    """The instructions that the entry leads to, in the order of addresses. A return leads behind every call, and a call
+    """The instructions that the entry leads to, in the order of addresses. A return leads after every call, and a call
     through a register to all ``functions``."""
     by_address = {ins.address: ins for ins in function.instructions}
     returns = [ins.address + BYTES for ins in function.instructions if ins.name == "CALL"]

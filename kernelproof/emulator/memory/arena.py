@@ -75,7 +75,7 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """Arena offset behind the last byte."""
+        """Arena offset after the last byte."""
         return self.start + self.nbytes
 
     @property

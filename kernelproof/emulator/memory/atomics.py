@@ -103,7 +103,7 @@ class Atomics:
         self, form: AtomicKind, flags: DeviceFlags | SharedMemory, operands: Operands, view: Array, site: int
     ) -> Array:
         """What the atomics of a loop that polls find: as a load would, an older value than the last one, if they leave
-        it as it is. Such a read-modify-write may come right behind the write of its value."""
+        it as it is. Such a read-modify-write may come right after the write of its value."""
         lanes, at, values, other = operands
 
         def leaves(i: int, found: np.generic) -> bool:

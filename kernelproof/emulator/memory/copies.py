@@ -78,7 +78,7 @@ class AsyncCopies:
         self.open.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
 
     def _read_part(self, source: Array, width: int, bytes_read: Scalar, m: Mask, site: int) -> Array:
-        """The first bytes of every lane from global memory, with zeros behind them."""
+        """The first bytes of every lane from global memory, with zeros after them."""
         size = self.batch.size
         count = np.full(size, bytes_read, np.int64) if isinstance(bytes_read, int) else bytes_read.astype(np.int64)
         active = np.ones(size, bool) if m is None else m

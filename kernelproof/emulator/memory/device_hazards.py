@@ -214,7 +214,7 @@ class DeviceHazards:
                 self._ordered.add(lanes, tags, reads)
             return reported
         if differs is not None:
-            # An atomic has another outcome behind the store than before it, even if it left this value by chance.
+            # An atomic has another outcome after the store than before it, even if it left this value by chance.
             bad &= differs() | origin.are_atomics(tags)
         if not bad.any():
             return reported

@@ -116,7 +116,7 @@ class Write(Generic[Clock]):
 
     ``value``: what it left there; None if values are not recorded. ``moment``: None for a weak write, and for what the
     place held at first. ``own``: what it publishes itself. ``before``: the write whose release sequence it continues;
-    None also when ``own`` includes what that one publishes. ``fences``: what its writer's last fence.sc comes behind.
+    None also when ``own`` includes what that one publishes. ``fences``: what its writer's last fence.sc comes after.
     ``seen``: see ``Flags``.
     """
 

@@ -35,7 +35,7 @@ def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope,
 
 
 def latest(a: Fences[Clock] | None, b: Fences[Clock] | None) -> Fences[Clock] | None:
-    """The later of two fences of kind sc, which comes behind the other."""
+    """The later of two fences of kind sc, which comes after the other."""
     return b if a is None else a if b is None or b.number <= a.number else b
 
 

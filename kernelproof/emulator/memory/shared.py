@@ -231,7 +231,7 @@ class SharedMemory(SharedChecks):
             self.tag_written(width, at[::-1], tag[::-1], strong=bool(strong))
 
     def _is_same_store(self, width: int, at: Array, value: Array) -> Array:
-        """Per element: does a store of this value repeat the last one? An atomic has another outcome behind the store
+        """Per element: does a store of this value repeat the last one? An atomic has another outcome after the store
         than before it, even if it left this value by chance."""
         same = equal_bits(self.views[width][at], value)
         return same & (self._is_plain(at, width) | self.are_flags(at, width)) if self.strong_rows else same

@@ -121,7 +121,7 @@ class StrongLoads:
         if last.value is None or last.value.dtype != value.dtype:
             return last, None
         if last.value.tobytes() != value.tobytes():
-            # A weak write came behind the last strong one.
+            # A weak write came after the last strong one.
             history.add(Write(last.number + 1, value))
         head = self.launch.kernel.polls.get(site)
         turns = None if head is None else self.batch.turns.get(head)
@@ -162,7 +162,7 @@ class StrongLoads:
         self, flags: Flags[Any], history: History[Any], reader: Reader, oldest: int, number: int, site: int, lane: int
     ) -> int:
         """The number of the write that a load reads, which would be ``number``. If the launch tries what happens when
-        this instruction overlooks what its warp has seen but is not ordered behind, it is that of the ``oldest``."""
+        this instruction overlooks what its warp has seen but is not ordered after, it is that of the ``oldest``."""
         launch, batch = self.launch, self.batch
         seen = history.seen(oldest, flags.seen.get(reader, {})) if flags.traced else oldest
         if seen == oldest:

@@ -1,6 +1,6 @@
 """Findings that have one cause: shown as one, with the others counted.
 
-A missing barrier is seen at every instruction that it should have ordered, and a wrong size at every store behind it.
+A missing barrier is seen at every instruction that it should have ordered, and a wrong size at every store after it.
 Findings of one severity in one kernel, whatever its template arguments, have the same cause if
 
 - they are races on one buffer that share a source line with each other, directly or through others,

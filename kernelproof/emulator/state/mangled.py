@@ -83,7 +83,7 @@ def _skip_arguments(text: str, at: int) -> int:
 
 
 def _last_local(text: str, at: int) -> str:
-    """The variable or lambda that is local to a function and stands behind that function's name."""
+    """The variable or lambda that is local to a function and stands after that function's name."""
     for end in (m.end() for m in re.finditer("E", text[at:])):
         name, after = _source_name(text, at + end)
         if name and re.fullmatch(r"(?:_\d+_?|__\d+_)?", text[after:]):

@@ -95,7 +95,7 @@ _ERRORS = {
     ),
     "another-buffer": (
         "an access through a pointer into one buffer that lands in another one",
-        "the index leaves the buffer by more than the gap behind it: compare it with the buffer's own size, and "
+        "the index leaves the buffer by more than the gap after it: compare it with the buffer's own size, and "
         "its sign",
     ),
     "read-only-path": (
@@ -119,7 +119,7 @@ _ERRORS = {
     ),
     "stale-read": (
         "a relaxed or volatile load whose result depends on a store that it need not see",
-        "fence between the data and the flag where they are written (__threadfence), and behind the flag where it is "
+        "fence between the data and the flag where they are written (__threadfence), and after the flag where it is "
         "read; or release the flag and acquire it",
     ),
     "memory-scope": (
@@ -176,7 +176,7 @@ _ERRORS = {
     ),
     "mbarrier": (
         "an mbarrier that is used against its rules, or whose initialisation is not visible to its users",
-        "initialise once with the number of arrivals, put fence.mbarrier_init behind it where copies or other CTAs "
+        "initialise once with the number of arrivals, put fence.mbarrier_init after it where copies or other CTAs "
         "arrive, and a barrier before others use it; arrive no more often than the count",
     ),
     "mbarrier-overwritten": (
@@ -186,7 +186,7 @@ _ERRORS = {
     ),
     "proxy-fence": (
         "an asynchronous access that follows accesses of threads without a fence.proxy.async between them",
-        "put fence.proxy.async behind the threads' writes (or reads) and before the asynchronous access, by "
+        "put fence.proxy.async after the threads' writes (or reads) and before the asynchronous access, by "
         "the writers, with the barrier after it",
     ),
     "wgmma-registers": (
@@ -209,7 +209,7 @@ _ERRORS = {
     ),
     "tensor-memory-race": (
         "accesses to tensor memory without order",
-        "behind tcgen05.mma: tcgen05.commit, a wait for its mbarrier, tcgen05.fence::after_thread_sync; behind "
+        "after tcgen05.mma: tcgen05.commit, a wait for its mbarrier, tcgen05.fence::after_thread_sync; after "
         "tcgen05.ld and .st: their wait, tcgen05.fence::before_thread_sync, a barrier, and the fence after it",
     ),
     "tensor-memory-registers": (
@@ -263,7 +263,7 @@ _ERRORS = {
     ),
     "stream-race": (
         "work on two streams that touches the same memory without an order",
-        "record an event behind the first work and let the other stream wait for it (cudaStreamWaitEvent), "
+        "record an event after the first work and let the other stream wait for it (cudaStreamWaitEvent), "
         "synchronise the host in between, or add an edge between the nodes of a graph",
     ),
     "host-race": (
@@ -278,7 +278,7 @@ _ERRORS = {
     ),
     "use-after-free": (
         "an access to memory that was freed",
-        "free the memory behind its last use, or set the pointer to null where it is freed and look who uses it later",
+        "free the memory after its last use, or set the pointer to null where it is freed and look who uses it later",
     ),
     "invalid-free": (
         "a free of memory that was freed before, or that the call cannot free",
@@ -312,13 +312,13 @@ RULES = {
     **{rule: Rule(Severity.ERROR, *texts) for rule, texts in _ERRORS.items()},
     "plain-first-load": Rule(
         Severity.BENIGN,
-        "a weak load of what the compare-and-swap behind it checks",
+        "a weak load of what the compare-and-swap after it checks",
         "nothing has to be done; a relaxed load (cuda::atomic_ref, ld.relaxed) says what is meant",
     ),
     "tcgen05-fence": Rule(
         Severity.BENIGN,
         "a fence of tcgen05 that the canonical patterns have, where what it orders is complete in any case",
-        "put tcgen05.fence::before_thread_sync before the arrival, tcgen05.fence::after_thread_sync behind the wait",
+        "put tcgen05.fence::before_thread_sync before the arrival, tcgen05.fence::after_thread_sync after the wait",
     ),
     "exit-before-barrier": Rule(
         Severity.LINT,

@@ -68,7 +68,7 @@ class Extensions:
         else:
             names = [functions] if isinstance(functions, str) else list(functions)
             named = {item: item for item in names}
-            # torch puts the bindings behind the C++ sources, which must declare what they bind.
+            # torch puts the bindings after the C++ sources, which must declare what they bind.
             if missing := [item for item in names if not re.search(rf"\b{re.escape(item)}\b", cpp)]:
                 raise RuntimeError(f"Error building extension '{name}': {missing[0]} was not declared in this scope")
         return self._module(name, f"{cpp}\n{cuda}", named, extra_cuda_cflags or ())

@@ -80,7 +80,7 @@ class SharedField(NamedTuple):
     values: tuple[str, ...]  # the accepted values; empty if ``parse`` decides
     default: object
     repeatable: bool  # its value is a tuple of all that are given
-    indexed: bool  # its value may have an index behind a colon, such as h200:1
+    indexed: bool  # its value may have an index after a colon, such as h200:1
 
     @property
     def spelling(self) -> str:
@@ -106,7 +106,7 @@ class Offer:
     """Annotates a verb's parameter with the part of the group that the verb offers.
 
     ``only``: the offered fields; all if empty. ``single``: repeatable fields that are required here and take one value.
-    ``wildcards``: fields whose wildcard is offered. ``indexed``: fields whose value may have an index behind a colon.
+    ``wildcards``: fields whose wildcard is offered. ``indexed``: fields whose value may have an index after a colon.
     ``shared``: fields that are ``Shared`` here, with a short form, in place of the option that they have elsewhere.
     ``defaults`` and ``helps`` replace those of the fields.
     """

@@ -153,7 +153,7 @@ class _Splitter:
             self.targets.append((block, [target]))
 
     def wait(self, item: Instr) -> None:
-        """End the block with a blocking instruction. A guarded one gets a block of its own, behind a branch."""
+        """End the block with a blocking instruction. A guarded one gets a block of its own, after a branch."""
         if item.guard is not None:
             head = self.current
             head.end, head.cond = "cond", item.guard

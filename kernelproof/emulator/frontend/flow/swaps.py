@@ -82,7 +82,7 @@ class _Fates:
 
     def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
         """All readers of a definition: (block, number of the instruction, whether the next swap still compares with
-        it). The number behind the last instruction stands for the block's branch."""
+        it). The number after the last instruction stands for the block's branch."""
         name = definition.name
         todo = [(definition.block, definition.at + 1, definition.fresh)]
         visited = set[tuple[int, bool]]()

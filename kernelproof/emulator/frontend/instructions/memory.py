@@ -131,7 +131,7 @@ def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
 
 def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
     """The state spaces in which an instruction tells its thread what strong writes have left: a strong load, or an
-    atomic whose result is ``used``. Where there is none, no thread knows behind which writes its atomics came, so that
+    atomic whose result is ``used``. Where there is none, no thread knows after which writes its atomics came, so that
     nothing may depend on that order. Relaxed operations on mbarriers count too: they pass on what was fenced."""
     if ins.base in ("mbarrier", "emu_try_wait") and "relaxed" in ins.parts:
         return frozenset(("shared",))

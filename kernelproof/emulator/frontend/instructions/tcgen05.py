@@ -40,7 +40,7 @@ def _fewer(s: Statement) -> Iterator[Change]:
 
 
 def _late(s: Statement) -> Iterator[Change]:
-    """A mutation: moved behind relinquish_alloc_permit."""
+    """A mutation: moved after relinquish_alloc_permit."""
     group = next(part for part in s.ins.parts if part.startswith("cta_group")).replace(":", "::")
     yield s.become("late", f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned; {s.text}")
 

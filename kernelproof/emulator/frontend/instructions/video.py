@@ -10,7 +10,7 @@ _OPERATIONS = ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax", "vset")
 
 
 def _of_pairs(parts: tuple[str, ...]) -> bool:
-    # The modifier .relu may stand behind the type.
+    # The modifier .relu may stand after the type.
     return not {"u16x2", "s16x2"}.isdisjoint(parts)
 
 

@@ -28,7 +28,7 @@ def _words(low: Lowering, text: str, start: int, count: int) -> str:
 
 
 def _box(low: Lowering, ins: Instruction, at: str, start: int, tensor: str) -> str:
-    """The tensor map and the coordinates, which begin ``start`` registers behind the first one."""
+    """The tensor map and the coordinates, which begin ``start`` registers after the first one."""
     rank = next(int(part[0]) for part in ins.modifiers if part in _TENSOR.split())
     return f"[{_pointer(low, tensor)}, {{{_words(low, at, start, rank)}}}]"
 

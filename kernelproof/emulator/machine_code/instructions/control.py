@@ -29,8 +29,8 @@ def branch(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("CALL", "REL ABS NOINC")
 def call(low: Lowering, ins: Instruction) -> None:
-    """A jump to a subroutine of the same function, which has got the address behind it in a register. A call through
-    a register leads to one of the functions behind the kernel, with ``.ABS`` to one of the system."""
+    """A jump to a subroutine of the same function, which has got the address after it in a register. A call through
+    a register leads to one of the functions after the kernel, with ``.ABS`` to one of the system."""
     if ins.target is not None:
         low.branch("bra", label_of(ins.target))
         return
@@ -44,7 +44,7 @@ def call(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("BRX")
 def branch_by_table(low: Lowering, ins: Instruction) -> None:
-    """A jump to the sum of a register, an offset and the address behind it."""
+    """A jump to the sum of a register, an offset and the address after it."""
     register, offset = ins.operands[0].split()[:2]
     base = ins.address + BYTES + int(offset, 0)
     _jump(low, low.word(register), {place - base & 0xFFFFFFFF: place for place in ins.targets})
@@ -61,8 +61,8 @@ def _jump(low: Lowering, value: str, places: Mapping[int, int]) -> None:
 
 @mnemonic("RET", "REL NODEC")
 def give_back(low: Lowering, ins: Instruction) -> None:
-    """A jump to the address in a register, which is one behind a call."""
-    address = low.word(ins.operands[0].split()[0])  # the function stands behind it
+    """A jump to the address in a register, which is one after a call."""
+    address = low.word(ins.operands[0].split()[0])  # the function stands after it
     _jump(low, address, {place: place for place in low.returns})
 
 

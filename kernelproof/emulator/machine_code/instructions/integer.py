@@ -280,7 +280,7 @@ def _table(low: Lowering, a: str, b: str, c: str, table: int) -> str:
 def minimum(low: Lowering, ins: Instruction) -> None:
     """The minimum of two numbers if the predicate holds, else the maximum. ``.RELU``: at least zero."""
     kind = next((part.lower() for part in ins.modifiers if part != "RELU"), "s32")
-    # Later machine code names predicates that nobody wants beside the result, and one behind the order.
+    # Later machine code names predicates that nobody wants beside the result, and one after the order.
     at = [i for i, text in enumerate(ins.operands) if not is_predicate(text)]
     result, a, b = (ins.operands[i] for i in at)
     order, *others = ins.operands[at[2] + 1 :]

@@ -46,13 +46,13 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
     count = next((part for part in ins.modifiers if part in _COUNTS.split()), "")
     place = _at(low, at)
     if count == "A0T1" and "OPTOUT" not in ins.modifiers:
-        return  # a byte for the copies of the thread, which the instruction behind it lets arrive
+        return  # a byte for the copies of the thread, which the instruction after it lets arrive
     if count in ("A0TR", "A0TX"):
         op = "expect_tx" if count == "A0TR" else "complete_tx"
         low.emit(f"mbarrier.{op}.relaxed.cta.shared::cluster.b64", place, low.word(number))
         return
     low.before_sync()
-    # Without a count: one arrival, behind the expectation of so many bytes.
+    # Without a count: one arrival, after the expectation of so many bytes.
     op = "arrive_drop" if "OPTOUT" in ins.modifiers else "arrive"
     operands = [low.word(number)] if count in ("", "ART0") else []
     name = f"mbarrier.{op}{'' if count else '.expect_tx'}{low.released()}"
@@ -68,7 +68,7 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
 
 
 def _wait(low: Lowering, ins: Instruction) -> None:
-    """A wait for the end of the phase whose parity is bit 31 of a register. Behind an acquire of the cluster's scope
+    """A wait for the end of the phase whose parity is bit 31 of a register. After an acquire of the cluster's scope
     the L1 cache is invalidated."""
     p, at, word = ins.operands
     op = "try_wait" if "TRYWAIT" in ins.modifiers else "test_wait"

@@ -74,7 +74,7 @@ def relinquish(low: Lowering, ins: Instruction) -> None:
 def multiply(low: Lowering, ins: Instruction) -> None:
     """tcgen05.mma of kind::f16 or kind::tf32, as the types in its descriptor say.
 
-    Behind that descriptor come the lanes of D that stay as they are, if any, whether D is added to, and D's scale, if
+    After that descriptor come the lanes of D that stay as they are, if any, whether D is added to, and D's scale, if
     any.
     """
     low.once()
