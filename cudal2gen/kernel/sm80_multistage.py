@@ -281,7 +281,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     def loads_at_end(self) -> bool:
         """Whether single_intra_tile loads a k-tile's first fragments at the end of the k-tile before.
 
-        There ptxas places them between MMAs, which it does not do at the start of a loop turn. It takes more registers.
+        There ptxas places them between MMAs, which it does not do at the start of a loop iteration. It takes more
+        registers.
         """
         return self.estimated_registers <= self.register_limit + BESIDE_ESTIMATE
 

@@ -63,7 +63,7 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
     assert isinstance(record, MmaSyncKernel)
     assert isinstance(record.launch, Tiles)
     stages = record.stages if isinstance(record, RingRecord) else 1
-    # In the loop's last turns nothing is copied, or, without a ring, loaded ahead.
+    # In the loop's last iterations nothing is copied, or, without a ring, loaded ahead.
     ring = Ring(stages, max(1, stages - 1), MAX_EXTENT // record.k_step, record.baked_k // record.k_step)
     for grid in {"plain": _plain, "zsplit": _zsplit, "persistent": _persistent}[record.launch.raster](record):
         items = None

@@ -284,10 +284,12 @@ def execute(
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
-    # In a right kernel no loop has more turns than all tiles together have steps.
+    # In a right kernel no loop has more iterations than all tiles together have steps.
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
-    turns = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
-    modes = emulator.Options(hazards=hazards, counters=counters, loop_limit=turns, adverse=adverse, rounding=rounding)
+    iterations = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
+    modes = emulator.Options(
+        hazards=hazards, counters=counters, loop_limit=iterations, adverse=adverse, rounding=rounding
+    )
     device = device_of(record, CLUSTERS * record.cluster_ctas)
     findings: list[str] = []
     memory, cta_filter = matrices.memory, corners if shape.corners else None

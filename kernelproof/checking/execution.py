@@ -120,10 +120,10 @@ class Reporter:
             self.progress_sent = time.perf_counter()
             self.send(Message("progress", ctas=(finished, total)))
 
-    def loop(self, site: Site, turns: int) -> None:
-        """Report a loop that has run for many turns."""
+    def loop(self, site: Site, iterations: int) -> None:
+        """Report a loop that has run for many iterations."""
         place = site.home or site.place
-        self.send(Message("loop", text=f"in the loop at {place} ({turns} turns and more)"))
+        self.send(Message("loop", text=f"in the loop at {place} ({iterations} iterations and more)"))
 
     def note_at_exit(self, words: Callable[[], str]) -> None:
         """When the program exits, and its destructors have run, send a note unless there are no words."""

@@ -60,22 +60,23 @@ def more_residents(occupancy: Occupancy, least_registers: int) -> str | None:
     return f"{' and '.join(parts)}, for {occupancy.ctas + 1} CTAs per SM" if parts else None
 
 
-def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, turns: int) -> Iterator[Advice]:
+def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, iterations: int) -> Iterator[Advice]:
     """The main loop with each kind of ``REMOVALS`` taken out of the code.
 
-    ``streams``: the warps of one scheduler when each makes the given number of turns. ``turns``: turns to simulate.
+    ``streams``: the warps of one scheduler when each makes the given number of iterations. ``iterations``: iterations
+    to simulate.
     """
-    before = _turn_cycles(streams, machine, turns, NO_INSTRUCTIONS)
+    before = _iteration_cycles(streams, machine, iterations, NO_INSTRUCTIONS)
     for change, removed in REMOVALS.items():
         # The simulation can take longer with fewer instructions, since warps then issue in another order.
-        after = min(before, _turn_cycles(streams, machine, turns, removed))
+        after = min(before, _iteration_cycles(streams, machine, iterations, removed))
         yield Advice(change=change, figure="main loop", form="machine code", before=before, after=after)
 
 
-def _turn_cycles(
-    streams: Callable[[int], Sequence[Stream]], machine: Machine, turns: int, removed: InstructionKind
+def _iteration_cycles(
+    streams: Callable[[int], Sequence[Stream]], machine: Machine, iterations: int, removed: InstructionKind
 ) -> float:
-    """Cycles of one turn of all warps without some instructions: the difference of a long and a short run, so that
+    """Cycles of one iteration of all warps without some instructions: the difference of a long and a short run, so that
     prologue and epilogue cancel."""
     # All streams share the same few parts of the code, so each part is filtered once. Its id is a safe key, since the
     # kernel's `Ways` keep the parts alive; and `simulate` decodes shared parts once, which it too knows by their ids.
@@ -87,8 +88,9 @@ def _turn_cycles(
                 kept[id(part)] = tuple(code for code in part if not removed.includes(code, machine.sm))
         return replace(stream, parts=tuple((kept[id(part)], times) for part, times in stream.parts))
 
-    fewer = max(1, turns // 2)
+    fewer = max(1, iterations // 2)
     cycles = [
-        simulate([without_removed(stream) for stream in streams(count)], machine).cycles for count in (fewer, turns)
+        simulate([without_removed(stream) for stream in streams(count)], machine).cycles
+        for count in (fewer, iterations)
     ]
-    return (cycles[1] - cycles[0]) / max(1, turns - fewer)
+    return (cycles[1] - cycles[0]) / max(1, iterations - fewer)

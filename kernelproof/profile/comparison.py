@@ -43,7 +43,9 @@ def _verdict(a: Profile, b: Profile, timed: bool) -> str:
     else:
         figure, before, after = f"time per {a.loop.unit}", a.loop.cycles, b.loop.cycles
         if a.loop.unit != b.loop.unit or a.loop.tensor_cycles != b.loop.tensor_cycles:
-            return "Turns of the two loops do different work: compare shares, and cycles over those of the tensor core."
+            return (
+                "The loops do different work per iteration: compare shares, and cycles over those of the tensor core."
+            )
     if before == after:
         return f"By the model both take the same {figure}."
     more, less = ("B", "A") if after > before else ("A", "B")

@@ -28,7 +28,7 @@ from kernelproof.sass.pipes import MMA
 from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
 
-TURNS = 12  # simulated turns of the main loop
+ITERATIONS = 12  # simulated iterations of the main loop
 WARPGROUP_THREADS = 128
 
 
@@ -40,7 +40,7 @@ class LaunchFacts(Schema):
     smem_bytes: Annotated[
         int, Field(ge=0, le=1 << 20, description="Bytes of shared memory of a CTA, static and dynamic together")
     ]
-    turns: Annotated[int, Field(ge=1, le=2**31, description="Turns of the main loop that each CTA makes")]
+    iterations: Annotated[int, Field(ge=1, le=2**31, description="Iterations of the main loop that each CTA makes")]
 
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
@@ -120,11 +120,11 @@ class _CubinKernel:
             return 1
         return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
 
-    def streams(self, turns: int) -> list[Stream]:
+    def streams(self, iterations: int) -> list[Stream]:
         """The warps of one scheduler, without those of a warpgroup that only copies by TMA."""
         way = self.ways.consumer
         warps = self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0)
-        parts = ((way.before, 1), (way.turn, turns), (way.after, 1))
+        parts = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
         own = ceil_div(max(1, warps), SUB_CORES)
         return [Stream(parts, cta=cta) for cta in range(self.resident) for _ in range(own)]
 
@@ -141,11 +141,11 @@ class _CubinKernel:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return simulate(self.streams(TURNS), self.machine, detail=True)
+        return simulate(self.streams(ITERATIONS), self.machine, detail=True)
 
     @cached_property
     def window(self) -> Window:
-        return steady(self.timeline.issues, self.ways.consumer.turn)
+        return steady(self.timeline.issues, self.ways.consumer.iteration)
 
     @cached_property
     def time(self) -> figures.Time | None:
@@ -157,15 +157,15 @@ class _CubinKernel:
             return None
         mhz, sms = self.chip.rates.mhz, self.chip.sms
         generations = ceil_div(self.launch.ctas, sms) / self.resident
-        turn = self.window.cycles / self.window.turns
-        around = max(0.0, self.timeline.cycles - TURNS * turn) if self.ways.consumer.turn else 0.0
-        main = self.launch.turns * turn if self.ways.consumer.turn else self.timeline.cycles
+        iteration = self.window.cycles / self.window.iterations
+        around = max(0.0, self.timeline.cycles - ITERATIONS * iteration) if self.ways.consumer.iteration else 0.0
+        main = self.launch.iterations * iteration if self.ways.consumer.iteration else self.timeline.cycles
         parts = {
             "launch": LAUNCH_US,
             "main loop": generations * main / mhz,
             "prologue and epilogue": generations * around / mhz,
         }
-        tensor = self.loop.tensor_cycles * self.launch.turns * generations / mhz
+        tensor = self.loop.tensor_cycles * self.launch.iterations * generations / mhz
         bounds = {"tensor cores": tensor, "machine code": parts["main loop"]}
         per_sm = ceil_div(self.launch.ctas, sms)
         return figures.Time(
@@ -185,7 +185,7 @@ class _CubinKernel:
 
     @cached_property
     def loop(self) -> figures.MainLoop:
-        return self.listing.loop("turn", 1, bool(self.ways.consumer.turn))
+        return self.listing.loop("iteration", 1, bool(self.ways.consumer.iteration))
 
     def _advice(self) -> Iterator[figures.Advice]:
         if self.time and self.occupancy and (more := advice.more_residents(self.occupancy, 0)):
@@ -194,8 +194,8 @@ class _CubinKernel:
                 yield figures.Advice(
                     change=more, figure="time", form="machine code", before=self.time.us, after=after.us
                 )
-        if self.ways.consumer.turn:
-            yield from advice.removals(self.streams, self.machine, TURNS)
+        if self.ways.consumer.iteration:
+            yield from advice.removals(self.streams, self.machine, ITERATIONS)
 
     @property
     def profile(self) -> figures.Profile:

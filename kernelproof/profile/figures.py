@@ -47,7 +47,7 @@ class Issue(Schema):
 
     warp: Annotated[Count, Field(description="Number of the scheduler's warp, from 0")]
     line: Annotated[Count, Field(description="Index of the instruction in lines")]
-    cycle: Annotated[Cycles, Field(description="Cycle, counted from the first of the turns")]
+    cycle: Annotated[Cycles, Field(description="Cycle, counted from the first of the iterations")]
     stalls: Annotated[
         dict[str, Cycles], Field(description="Cycles that the warp waits before it, by reason, in the order of time")
     ]
@@ -69,7 +69,8 @@ class MainLoop(Schema):
     """The main loop in its steady state, for the warps that share a scheduler (a quarter of an SM)."""
 
     unit: Annotated[
-        Literal["k-tile", "turn"], Field(description="What the figures are per: a k-tile, or a turn of the loop")
+        Literal["k-tile", "iteration"],
+        Field(description="What the figures are per: a k-tile, or an iteration of the loop"),
     ]
     rolled: Annotated[bool, Field(description="Whether the main loop is a loop; false if k is unrolled")]
     warps: Annotated[Count, Field(description="Warps that share the scheduler")]
@@ -202,7 +203,7 @@ class Profile(Schema):
     time: Annotated[Time | None, Field(description="The modelled time; null without a launch")]
     advice: Annotated[tuple[Advice, ...], Field(description="Changes that would help, the most helpful first")]
     lines: Annotated[tuple[Line, ...], Field(description="The main loop's machine code")]
-    issues: Annotated[tuple[Issue, ...], Field(description="Issues of some turns, in the order of time")]
+    issues: Annotated[tuple[Issue, ...], Field(description="Issues of some iterations, in the order of time")]
     roles: Annotated[
         tuple[WarpRole, ...], Field(description="Roles of warps in a kernel with tensor memory; else none")
     ] = ()
@@ -212,7 +213,7 @@ class Profile(Schema):
     limits: Annotated[tuple[str, ...], Field(description="What is not modelled of this kernel, in words")] = ()
     busy: Annotated[
         dict[str, tuple[tuple[Cycles, Cycles], ...]],
-        Field(description="Spans in which pipes are busy during the turns of issues: first cycle and end"),
+        Field(description="Spans in which pipes are busy during the iterations of issues: first cycle and end"),
     ] = {}
 
     @property

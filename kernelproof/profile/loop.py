@@ -1,4 +1,4 @@
-"""The main loop of a simulated scheduler in its steady state: cycles of a turn by line, by pipe and by stall."""
+"""The main loop of a simulated scheduler in its steady state: cycles of an iteration by line, by pipe and by stall."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelproof.sass.pipes import MMA, PipeUse
 from kernelproof.sass.registers import RegisterLiveness, unread
 from kernelproof.sass.simulation import Issue, Stall
 
-SHOWN_CYCLES, MAX_TURNS = 600, 4  # cycles and turns in the picture: as many turns as fit, at least one
+SHOWN_CYCLES, MAX_ITERATIONS = 600, 4  # cycles and iterations in the picture: as many iterations as fit, at least one
 SHOWN_PIPES = (Pipe.TENSOR, Pipe.SHARED, Pipe.GLOBAL, Pipe.TMA)  # pipes that have a lane in the picture
 BUSY = 0.85  # least busy share of a pipe that counts as the bound
 ISSUE_PORT = "issue port"
@@ -27,14 +27,14 @@ SourceText = Callable[[str], Sequence[str]]  # the lines of a source file; none 
 class Window(NamedTuple):
     """The part of a simulation that stands for the main loop: the issues from cycle ``start`` to ``end``.
 
-    ``turns``: turns of the main loop that each warp with MMAs makes meanwhile, in the mean. ``warps``: how many warps
-    share the scheduler. ``earlier``: the issues before ``start``; pipes may still be busy with them.
+    ``iterations``: iterations of the main loop that each warp with MMAs makes meanwhile, in the mean. ``warps``: how
+    many warps share the scheduler. ``earlier``: the issues before ``start``; pipes may still be busy with them.
     """
 
     issues: Sequence[Issue]
     start: float
     end: float
-    turns: float
+    iterations: float
     warps: int
     earlier: Sequence[Issue] = ()
 
@@ -43,31 +43,32 @@ class Window(NamedTuple):
         return self.end - self.start
 
 
-def steady(issues: Sequence[Issue], turn: Sequence[Instruction]) -> Window:
+def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> Window:
     """The window of a simulation in which its warps are in the steady state of the main loop.
 
-    It starts when the last warp is in the middle of its run and ends when the first warp begins its last turn. If warps
-    alternate, so that one begins its main loop after another has left it, the window lasts from the middle of the first
-    warp's run to the middle of the last one's: as long as one tile takes. If a warp makes one turn only, the window is
-    that turn from its first instruction to its last; without a loop it lasts from the first MMA to the last.
+    It starts when the last warp is in the middle of its run and ends when the first warp begins its last iteration. If
+    warps alternate, so that one begins its main loop after another has left it, the window lasts from the middle of the
+    first warp's run to the middle of the last one's: as long as one tile takes. If a warp makes one iteration only, the
+    window is that iteration from its first instruction to its last; without a loop it lasts from the first MMA to the
+    last.
     """
     warps = len({issue.warp for issue in issues})
     starts: dict[int, list[float]] = defaultdict(list)
     for issue in issues:
-        if turn and issue.instruction.address == turn[0].address:
+        if iteration and issue.instruction.address == iteration[0].address:
             starts[issue.warp].append(issue.cycle)
     middles = [cycles[(len(cycles) - 1) // 2] for cycles in starts.values()]
     start, end = max(middles, default=0.0), min((cycles[-1] for cycles in starts.values()), default=0.0)
     if end <= start and all(len(cycles) > 1 for cycles in starts.values()):
         start, end = min(middles, default=0.0), max(middles, default=0.0)
     if end <= start:
-        inside = {code.address for code in turn}
+        inside = {code.address for code in iteration}
         own = [issue.cycle for issue in issues if _counts(issue.instruction, inside)]
         start, end = min(own, default=0.0), max(own, default=0.0) + 1
     within = [issue for issue in issues if start <= issue.cycle < end]
-    mmas = sum(code.name in MMA for code in turn) * len(starts)
-    turns = sum(issue.instruction.name in MMA for issue in within) / mmas if mmas else 1.0
-    return Window(within, start, end, turns, warps, [issue for issue in issues if issue.cycle < start])
+    mmas = sum(code.name in MMA for code in iteration) * len(starts)
+    iterations = sum(issue.instruction.name in MMA for issue in within) / mmas if mmas else 1.0
+    return Window(within, start, end, iterations, warps, [issue for issue in issues if issue.cycle < start])
 
 
 def _counts(instruction: Instruction, inside: Collection[int]) -> bool:
@@ -140,12 +141,12 @@ class Listing:
 
     @property
     def _shown_cycles(self) -> float:
-        """Cycles of the turns that the picture shows, from the start of the window."""
-        turn = self.window.cycles / self.window.turns
-        return turn * max(1, min(MAX_TURNS, int(SHOWN_CYCLES // turn)))
+        """Cycles of the iterations that the picture shows, from the start of the window."""
+        iteration = self.window.cycles / self.window.iterations
+        return iteration * max(1, min(MAX_ITERATIONS, int(SHOWN_CYCLES // iteration)))
 
     def issues(self) -> tuple[figures.Issue, ...]:
-        """The issues of the shown turns. Cycles count from the start of the window."""
+        """The issues of the shown iterations. Cycles count from the start of the window."""
         return tuple(
             figures.Issue(
                 warp=issue.warp,
@@ -158,8 +159,8 @@ class Listing:
         )
 
     def busy(self) -> dict[str, tuple[tuple[float, float], ...]]:
-        """Spans of the shown turns in which the pipes of ``SHOWN_PIPES`` are busy: first cycle and end, which count
-        from the start of the window."""
+        """Spans of the shown iterations in which the pipes of ``SHOWN_PIPES`` are busy: first cycle and end, which
+        count from the start of the window."""
         start, shown = self.window.start, self._shown_cycles
         spans: dict[str, tuple[tuple[float, float], ...]] = {}
         for pipe in SHOWN_PIPES:
@@ -205,10 +206,10 @@ class Listing:
                     )
         return {name: cycles for name, cycles in total.items() if cycles}
 
-    def loop(self, unit: Literal["k-tile", "turn"], tiles: float, rolled: bool) -> figures.MainLoop:
-        """The figures of a unit. ``tiles``: units in a turn. ``rolled``: whether the main loop is a loop."""
+    def loop(self, unit: Literal["k-tile", "iteration"], tiles: float, rolled: bool) -> figures.MainLoop:
+        """The figures of a unit. ``tiles``: units in an iteration. ``rolled``: whether the main loop is a loop."""
         window = self.window
-        units = window.turns * tiles
+        units = window.iterations * tiles
         busy: defaultdict[str, float] = defaultdict(float)
         stalls: defaultdict[str, float] = defaultdict(float)
         for issue in window.issues:

@@ -96,7 +96,11 @@ def _loop(loop: MainLoop) -> Section:
     wasted = (
         (f"Conflicts of register banks cost {loop.bank_conflicts:g} issue cycles." if loop.bank_conflicts else ""),
         (f"{loop.unread:g} of them only write registers that nobody reads." if loop.unread else ""),
-        ("" if loop.rolled else "The main loop is unrolled whole, so the figures include its first and last turns."),
+        (
+            ""
+            if loop.rolled
+            else "The main loop is unrolled whole, so the figures include its first and last iterations."
+        ),
     )
     tables = (
         Table("Busy share of each pipe", ("pipe", "busy"), shares(loop.pipes)),

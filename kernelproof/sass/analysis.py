@@ -51,21 +51,21 @@ class Analysis:
 
     @cached_property
     def main_path(self) -> tuple[Instruction, ...]:
-        """One turn of the main loop, including its copies.
+        """One iteration of the main loop, including its copies.
 
         If k is unrolled, so that there is no main loop: a tile's instructions from the first MMA to the last. Empty
         without MMAs.
         """
         if self.loops.main is not None:
-            return self.loops.main.turn
-        path = self.loops.tiles.turn if self.loops.tiles else self._longest([0], self.graph.reachable(0))
+            return self.loops.main.iteration
+        path = self.loops.tiles.iteration if self.loops.tiles else self._longest([0], self.graph.reachable(0))
         at = [index for index, instruction in enumerate(path) if instruction.name in MMA]
         return path[at[0] : at[-1] + 1] if at else ()
 
     @cached_property
     def epilogue(self) -> int:
-        """Instructions that a warp executes after the main loop, up to the exit or to the next turn of a loop around
-        it.
+        """Instructions that a warp executes after the main loop, up to the exit or to the next iteration of a loop
+        around it.
 
         If k is unrolled, ptxas mixes the last MMAs with the epilogue. The epilogue then starts at the first store, and
         MMAs and their loads behind it are not counted.
@@ -77,8 +77,8 @@ class Analysis:
         outermost = [loop for loop in loops if not any(loop.blocks < other.blocks for other in loops)]
         factor = dict.fromkeys(within, 1)
         for loop in outermost:
-            turns = self._trips(loop)
-            factor |= dict.fromkeys(loop.blocks, turns)
+            iterations = self._trips(loop)
+            factor |= dict.fromkeys(loop.blocks, iterations)
         path = self.graph.longest(starts, within, lambda block: factor[block.index] * len(block.instructions))
         executed = [
             (instruction, factor[block]) for block in path for instruction in self.graph.blocks[block].instructions
@@ -93,8 +93,8 @@ class Analysis:
     def _after_main(self) -> tuple[frozenset[int], frozenset[int]]:
         """The blocks that the main loop leaves to, and all blocks that belong to the epilogue.
 
-        These lead to the exit, or to the next turn of a loop around the main loop. Without a main loop they are all
-        blocks of a tile.
+        These lead to the exit, or to the next iteration of a loop around the main loop. Without a main loop they are
+        all blocks of a tile.
         """
         graph = self.graph
         if self.loops.main is None:
@@ -112,7 +112,7 @@ class Analysis:
 
     def _trips(self, loop: Loop) -> int:
         """How often a loop runs if that follows from constants before it, else 1."""
-        return next(item.turns for item in self.loops.all if item.loop == loop) or 1
+        return next(item.iterations for item in self.loops.all if item.loop == loop) or 1
 
     def _longest(self, starts: Iterable[int], within: frozenset[int]) -> tuple[Instruction, ...]:
         return self.loops.code(self.graph.longest(starts, within, lambda block: len(block.instructions)))

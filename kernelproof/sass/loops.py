@@ -1,8 +1,8 @@
 """Finds what the loops of a matrix product are for, and the main loop among them.
 
-A loop with MMAs steps through k, or through tiles of the output if k is unrolled. In the second case each turn stores
-its results, so that every path from its MMAs to its next turn passes a store. Warps that only copy (by TMA, on Hopper)
-have a loop of their own.
+A loop with MMAs steps through k, or through tiles of the output if k is unrolled. In the second case each iteration
+stores its results, so that every path from its MMAs to its next iteration passes a store. Warps that only copy (by TMA,
+on Hopper) have a loop of their own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SPIN = 12  # a loop that only waits has at most so many instructions
 
 
 class Role(StrEnum):
-    """What a turn of a loop does: ``TILES`` computes a tile of the output, ``MMA`` multiplies a step of k, ``COPY``
-    fills shared memory, ``STORE`` stores results, ``WAIT`` only looks again whether something has come."""
+    """What an iteration of a loop does: ``TILES`` computes a tile of the output, ``MMA`` multiplies a step of k,
+    ``COPY`` fills shared memory, ``STORE`` stores results, ``WAIT`` only looks again whether something has come."""
 
     TILES = "tiles"
     MMA = "mma"
@@ -40,19 +40,19 @@ class Role(StrEnum):
 class CodeLoop:
     """A loop with its role and its code.
 
-    ``turn``: the instructions of one turn on its longest path, without waits that are repeated. ``turns``: how often
-    the loop runs; None if that depends on the problem.
+    ``iteration``: the instructions of one turn on its longest path, without waits that are repeated. ``iterations``:
+    how often the loop runs; None if that depends on the problem.
     """
 
     loop: Loop
     role: Role
-    turn: tuple[Instruction, ...]
-    turns: int | None
+    iteration: tuple[Instruction, ...]
+    iterations: int | None
 
     @property
     def mmas(self) -> int:
-        """MMAs of a warp in one turn."""
-        return count(self.turn, MMA)
+        """MMAs of a warp in one iteration."""
+        return count(self.iteration, MMA)
 
 
 class Loops:
@@ -69,7 +69,7 @@ class Loops:
     @cached_property
     def all(self) -> tuple[CodeLoop, ...]:
         loops = sorted(self.graph.loops, key=lambda loop: (-len(loop.blocks), loop.header))
-        return tuple(CodeLoop(loop, self._role(loop), self.turn(loop), self._turns(loop)) for loop in loops)
+        return tuple(CodeLoop(loop, self._role(loop), self.iteration(loop), self._iterations(loop)) for loop in loops)
 
     @cached_property
     def main(self) -> CodeLoop | None:
@@ -91,9 +91,9 @@ class Loops:
         innermost = [item for item in copies if not any(other.loop.blocks < item.loop.blocks for other in copies)]
         around = [item.loop.blocks for item in self.all if item.role in (Role.TILES, Role.MMA)]
         own = [item for item in innermost if not any(item.loop.blocks < blocks for blocks in around)]
-        return max(own, key=lambda item: count(item.turn, COPIES), default=None)
+        return max(own, key=lambda item: count(item.iteration, COPIES), default=None)
 
-    def turn(self, loop: Loop) -> tuple[Instruction, ...]:
+    def iteration(self, loop: Loop) -> tuple[Instruction, ...]:
         """The instructions of one turn on its longest path.
 
         Paths that wait again are taken only if there is no other; so are paths that store, in a loop over k.
@@ -126,7 +126,7 @@ class Loops:
         return Role.WAIT if len(code) <= SPIN and count(code, WAITS) else Role.OTHER
 
     def _always_stores(self, loop: Loop) -> bool:
-        """Whether every path from a loop's MMAs to its next turn passes a block that stores."""
+        """Whether every path from a loop's MMAs to its next iteration passes a block that stores."""
         blocks = self.graph.blocks
         pending = [block for block in loop.blocks if count(blocks[block].instructions, MMA)]
         if not any(count(blocks[block].instructions, STORES) for block in loop.blocks):
@@ -143,7 +143,7 @@ class Loops:
             pending += fresh
         return True
 
-    def _turns(self, loop: Loop) -> int | None:
+    def _iterations(self, loop: Loop) -> int | None:
         body = self.code(self.graph.longest([loop.header], loop.blocks, lambda block: len(block.instructions)))
         way = sorted(self.graph.dominators[loop.header] - {loop.header})
         return trips(self.code(way), body)

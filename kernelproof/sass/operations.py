@@ -38,7 +38,7 @@ class Machine:
     ``sub_cores``: sub-cores of the SM that run the same warps and share its memory unit. ``l2_bytes``: bytes per clock
     that the SM gets from the L2. ``l2_cycles``: latency of a load from the L2 if the queue is empty. ``fill_bytes``:
     bytes that TMA brings for one stage of the ring. ``stages``: stages of the ring. ``copy_groups``: how many of a
-    warp's groups of cp.async copy anything; the last turns of a main loop commit empty groups. By default all do.
+    warp's groups of cp.async copy anything; the last iterations of a main loop commit empty groups. By default all do.
     """
 
     sm: str
@@ -75,7 +75,7 @@ LONG = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
 
 
 class Operation:
-    """An instruction with all that the simulation looks up about it. All warps and turns share one.
+    """An instruction with all that the simulation looks up about it. All warps and iterations share one.
 
     ``stall``: cycles until the warp's next issue. ``busy``, ``data``, ``address``: cycles for which it takes its pipe,
     the banks of shared memory, and the address unit. ``result``, ``read``: cycles until the result is there, and until

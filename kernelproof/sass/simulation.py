@@ -69,15 +69,15 @@ class _Warp:
     """
 
     __slots__ = (
-        "at", "before", "copies_landed", "cta", "ends", "fills", "fixed", "group_ends", "groups", "index", "lag",
-        "operation", "operations", "part", "parts", "produces", "ready", "reason", "returned", "rings", "scoreboards",
-        "turn", "waited",
+        "at", "before", "copies_landed", "cta", "ends", "fills", "fixed", "group_ends", "groups", "index", "iteration",
+        "lag", "operation", "operations", "part", "parts", "produces", "ready", "reason", "returned", "rings",
+        "scoreboards", "waited",
     )  # fmt: skip
 
     def __init__(self, index: int, stream: Stream, parts: list[tuple[list[Operation], int]]) -> None:
         self.index, self.cta, self.produces = index, stream.cta, stream.produces
         self.fills = list(stream.fills)
-        self.parts, self.part, self.turn, self.at = parts, 0, 0, 0
+        self.parts, self.part, self.iteration, self.at = parts, 0, 0, 0
         self.operations = parts[0][0]
         self.operation: Operation | None = self.operations[0]
         self.before = stream.start - 1
@@ -89,8 +89,8 @@ class _Warp:
         self.waited = 0
         self.ends = list[float]()
         self.rings = [_in_ring(code) for code, _ in parts]
-        # In a loop with wgmma a turn hands back the fill of the turn before, since its own is still being read. The
-        # last fill is handed back after the loop.
+        # In a loop with wgmma an iteration hands back the fill of the iteration before, since its own is still being
+        # read. The last fill is handed back after the loop.
         self.lag = int(any(op.warpgroups for code, _ in parts for op in code if op.warpgroups is not None))
         self.returned = 0
 
@@ -101,9 +101,9 @@ class _Warp:
             self.operation = self.operations[self.at]
             return
         self.ends.append(cycle)
-        self.at, self.turn = 0, self.turn + 1
-        while self.turn >= self.parts[self.part][1] or not self.parts[self.part][0]:
-            self.part, self.turn = self.part + 1, 0
+        self.at, self.iteration = 0, self.iteration + 1
+        while self.iteration >= self.parts[self.part][1] or not self.parts[self.part][0]:
+            self.part, self.iteration = self.part + 1, 0
             if self.part == len(self.parts):
                 self.operation = None
                 return
@@ -424,11 +424,12 @@ def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = Fals
     return timeline
 
 
-def steady_cycles(instructions: Sequence[Instruction], sm: str = "sm_80", turns: int = 12) -> float:
-    """T1: cycles of one turn of a loop, executed by one warp alone whose copies land at once.
+def steady_cycles(instructions: Sequence[Instruction], sm: str = "sm_80", iterations: int = 12) -> float:
+    """T1: cycles of one iteration of a loop, executed by one warp alone whose copies land at once.
 
-    This is a lower bound by which two kernels can be compared. It is the mean over the later half of ``turns`` turns.
+    This is a lower bound by which two kernels can be compared. It is the mean over the later half of ``iterations``
+    iterations.
     """
-    (ends,) = simulate([Stream(((instructions, turns),))], Machine(sm, l2_cycles=0)).ends
-    half = turns // 2
-    return (ends[-1] - ends[half - 1]) / (turns - half)
+    (ends,) = simulate([Stream(((instructions, iterations),))], Machine(sm, l2_cycles=0)).ends
+    half = iterations // 2
+    return (ends[-1] - ends[half - 1]) / (iterations - half)

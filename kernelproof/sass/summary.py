@@ -21,8 +21,8 @@ class Summary:
     ``registers``: per thread. ``spill_bytes``: bytes of a thread's loads and stores of local memory, each instruction
     counted once. ``issue_slots``, ``stall_cycles``, ``loop_cycles``: instructions, sum of stall counts, and simulated
     cycles of one warp alone (T1, see ``simulation.steady_cycles``), per k-tile. ``epilogue``: instructions that a warp
-    executes from the end of the main loop to its exit. ``counts``: opcodes of a turn of the main loop. ``rolled``:
-    whether the main loop is a loop; if not, k is unrolled.
+    executes from the end of the main loop to its exit. ``counts``: opcodes of an iteration of the main loop.
+    ``rolled``: whether the main loop is a loop; if not, k is unrolled.
     """
 
     name: str
@@ -60,7 +60,7 @@ def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Su
 
 
 def _cycles(code: Analysis) -> float:
-    """Cycles of one warp alone for a turn of the main loop, or for all of k if it is unrolled."""
+    """Cycles of one warp alone for an iteration of the main loop, or for all of k if it is unrolled."""
     if code.loops.main is not None:
         return steady_cycles(code.main_path, code.function.sm)
     return simulate([Stream(((code.main_path, 1),))], Machine(code.function.sm, l2_cycles=0)).cycles

@@ -20,7 +20,7 @@ Values = dict[str, int]  # of registers and predicates that are known, as unsign
 def trips(before: Sequence[Instruction], body: Sequence[Instruction]) -> int | None:
     """How often a loop runs; None if that does not follow from constants.
 
-    ``before``: the instructions up to the loop. ``body``: a turn, which ends with the jump to its start.
+    ``before``: the instructions up to the loop. ``body``: an iteration, which ends with the jump to its start.
     """
     values: Values = {}
     _run(before, values)

@@ -1,4 +1,4 @@
-"""The instructions that a warp of each role executes: before its main loop, in one turn of it, and after it.
+"""The instructions that a warp of each role executes: before its main loop, in one iteration of it, and after it.
 
 If a branch depends on the problem, the path with more instructions is taken, which is the one that copies and stores.
 Loops that only try an mbarrier again are left out. Loops with constant bounds are walked as often as they run.
@@ -16,28 +16,28 @@ from kernelproof.sass.loops import Loops
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.trips import trips
 
-MAX_TURNS = 64  # most turns that are walked of a loop beside the main loop
+MAX_ITERATIONS = 64  # most iterations that are walked of a loop beside the main loop
 
 
 @dataclass(frozen=True)
 class Way:
-    """Instructions of one warp: ``before`` its main loop, in one ``turn`` of it, and ``after`` it.
+    """Instructions of one warp: ``before`` its main loop, in one ``iteration`` of it, and ``after`` it.
 
     ``again``: if a loop around the main loop takes the next tile, the instructions from the end of ``after`` to the
     main loop. Without a main loop all instructions are ``before``.
     """
 
     before: tuple[Instruction, ...]
-    turn: tuple[Instruction, ...]
+    iteration: tuple[Instruction, ...]
     after: tuple[Instruction, ...]
     again: tuple[Instruction, ...] = ()
 
     def count(self, names: frozenset[str]) -> tuple[int, int, int]:
-        """How many instructions have one of these names: before the loop, in a turn of it, and after it."""
-        before, turn, after = (
-            sum(instruction.name in names for instruction in part) for part in (self.before, self.turn, self.after)
+        """How many instructions have one of these names: before the loop, in an iteration of it, and after it."""
+        before, iteration, after = (
+            sum(instruction.name in names for instruction in part) for part in (self.before, self.iteration, self.after)
         )
-        return before, turn, after
+        return before, iteration, after
 
 
 class Ways:
@@ -63,10 +63,10 @@ class Ways:
         if around is not None:
             after &= around.blocks
         tail = [] if around is None else graph.longest([around.header], around.blocks & before, self._weight(inside))
-        turn = graph.longest([loop.header], inside, self._weight(frozenset()))
+        iteration = graph.longest([loop.header], inside, self._weight(frozenset()))
         return Way(
             before=self._walk(graph.longest([0], frozenset(before), self._weight(inside)), inside),
-            turn=self._code(turn),
+            iteration=self._code(iteration),
             after=self._walk(graph.longest(exits & after, after, self._weight(inside)), inside),
             again=self._walk(tail, inside),
         )
@@ -91,7 +91,7 @@ class Ways:
         def weight(block: Block) -> int:
             if block.index in self._spins:
                 return -len(block.instructions) - 8
-            return self._turns(block.index, main) * len(block.instructions)
+            return self._iterations(block.index, main) * len(block.instructions)
 
         return weight
 
@@ -103,14 +103,14 @@ class Ways:
     def _has_mma(self, loop: Loop) -> bool:
         return any(instruction.name in MMA for instruction in self._code(loop.blocks))
 
-    def _turns(self, block: int, main: frozenset[int]) -> int:
+    def _iterations(self, block: int, main: frozenset[int]) -> int:
         loop = self._loop_of(block, main)
         if loop is None or block in self._spins:
             return 1
         if loop.header not in self._counted:
             body = self._code(self.graph.longest([loop.header], loop.blocks, lambda inner: len(inner.instructions)))
             way = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
-            self._counted[loop.header] = min(MAX_TURNS, trips(way, body) or 1)
+            self._counted[loop.header] = min(MAX_ITERATIONS, trips(way, body) or 1)
         return self._counted[loop.header]
 
     def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:
@@ -123,7 +123,7 @@ class Ways:
             end = at + 1
             while loop is not None and end < len(path) and path[end] in loop.blocks:
                 end += 1
-            walked += self._code(path[at:end]) * self._turns(path[at], main)
+            walked += self._code(path[at:end]) * self._iterations(path[at], main)
             at = end
         return tuple(walked)
 

@@ -54,7 +54,7 @@ def code(record: Record) -> Code:
     graph, around = loops.graph, loops.tiles.loop if loops.tiles else None
     start, within = (around.header, around.blocks) if around else (0, graph.reachable(0))
     way = loops.code(graph.longest([start], within, lambda block: len(block.instructions)))
-    return Code(len(way) - len(loops.main.turn), len(loops.main.turn))
+    return Code(len(way) - len(loops.main.iteration), len(loops.main.iteration))
 
 
 @pytest.mark.slow

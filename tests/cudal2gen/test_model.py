@@ -95,7 +95,7 @@ def test_bounds_of_mma_sync_by_hand() -> None:
 @pytest.mark.parametrize(
     ("bm", "bn", "bk", "repeat", "clocks"),
     [
-        # MMAs of 48 clocks a k-block hide half of a turn's 100.
+        # MMAs of 48 clocks a k-block hide half of an iteration's 100.
         (64, 64, 32, [2, 2, 1], 2 * 2 * 64 * 64 * 16 / 2048 / 0.85 + 100 - 2 * 64 * 64 * 16 / 2048 / 0.85),
         # One warp of four sub-cores: MMAs of 38 clocks a block, on a fourth of the SM.
         (16, 32, 64, [1, 1, 1], 4 * 4 * 2 * 16 * 32 * 16 / 2048 / 0.85 + 100 - 4 * 2 * 16 * 32 * 16 / 2048 / 0.85),

@@ -128,7 +128,7 @@ def test_a_record_of_warps_beside_a_producer_multiplies_what_follows_by_hand() -
 
 @pytest.mark.slow
 def test_a_cubin_with_the_launch_of_a_record_has_its_occupancy(built: compiler.Artifact, modelled: Profile) -> None:
-    facts = LaunchFacts(ctas=RECORD.ctas, threads=RECORD.threads, smem_bytes=RECORD.smem_bytes, turns=100)
+    facts = LaunchFacts(ctas=RECORD.ctas, threads=RECORD.threads, smem_bytes=RECORD.smem_bytes, iterations=100)
     launched = of_cubin(built.cubin, RECORD.gpu, launch=facts)
     assert launched.occupancy == modelled.occupancy
     assert launched.loop.tensor_cycles * modelled.loop.warps == pytest.approx(

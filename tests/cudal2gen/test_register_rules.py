@@ -92,8 +92,8 @@ def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
 def warps(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
     """A record of sm120_mma that no rule has seen: in pingpong, or by one consumer at the registers of the start."""
     swap_ab = changes.get("swap_ab", False)
-    turns = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
-    whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **turns}
+    iterations = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
+    whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **iterations}
     whole |= {"registers": registers and tuple(registers), **changes}
     problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
     return Sm120Mma.model_construct(problem=problem, **whole)

@@ -75,11 +75,11 @@ def test_a_kernel_of_this_catalog_is_taken_apart(name: str, kernels: dict[str, P
     liveness = RegisterLiveness(analysis.graph)
     assert 0 < max(liveness.pressure) <= analysis.function.registers
     assert unread(analysis.function.instructions, liveness, analysis.function.sm) == []
-    pipes = [pipe_use(instruction, analysis.function.sm).pipe for instruction in main.turn]
+    pipes = [pipe_use(instruction, analysis.function.sm).pipe for instruction in main.iteration]
     assert pipes.count(Pipe.TENSOR) == main.mmas > 0
     assert analysis.function.resources.threads == PATHS[name].threads
     # Built with -lineinfo: most instructions of the loop come from a line of the text.
     text = kernels[name].with_name("kernel.cu").read_text().splitlines()
-    lines = [item.source[0] for item in main.turn if item.source]
-    assert len(lines) > len(main.turn) / 2
+    lines = [item.source[0] for item in main.iteration if item.source]
+    assert len(lines) > len(main.iteration) / 2
     assert all(line.file.endswith("kernel.cu") and 0 < line.line <= len(text) for line in lines)

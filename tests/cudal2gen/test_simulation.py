@@ -19,13 +19,13 @@ def test_a_built_kernel_is_simulated_as_its_record_says() -> None:
     record, function = built_kernel("a100", "f16", "1024_1024_1024")
     modelled = built.estimate_code(record, function)
     workload = built.Workload(record, Ways(function), built.machine_of(record, record.target.sms, modelled.resident))
-    assert workload.turns == workload.tile_steps == record.k // record.k_step
+    assert workload.iterations == workload.tile_steps == record.k // record.k_step
     assert len(built.streams(workload, 1, 4)) == record.threads // 32 // 4
     bound = record.bm * record.bn * record.k_step * 2 / record.problem.mma_sync_flops
-    assert bound <= modelled.turn_cycles <= 1.4 * bound
+    assert bound <= modelled.iteration_cycles <= 1.4 * bound
 
 
-SHORT = [  # turns of one tile
+SHORT = [  # iterations of one tile
     ("a100", "f16", "12288_64_128", 2),
     ("a100", "f32", "128_8192_64", 1),
     ("a100", "f16", "512_256_128", 4),
@@ -35,16 +35,16 @@ SHORT = [  # turns of one tile
 
 @pytest.mark.slow
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(("gpu", "acc", "mnk", "turns"), SHORT)
-def test_a_loop_of_few_turns_takes_at_least_what_its_mmas_take(gpu: str, acc: str, mnk: str, turns: int) -> None:
+@pytest.mark.parametrize(("gpu", "acc", "mnk", "iterations"), SHORT)
+def test_a_loop_of_few_turns_takes_at_least_what_its_mmas_take(gpu: str, acc: str, mnk: str, iterations: int) -> None:
     record, function = built_kernel(gpu, acc, mnk)
     modelled = built.estimate_code(record, function)
-    assert built.Workload(record, Ways(function), Machine("sm_80")).turns == turns
+    assert built.Workload(record, Ways(function), Machine("sm_80")).iterations == iterations
     chip, problem = record.target, record.problem
     rate = problem.tensor_flops if record.work.instruction == "wgmma" else problem.mma_sync_flops
     bound = modelled.resident * record.bm * record.bn * record.k_step * 2 / rate
-    assert bound <= modelled.turn_cycles <= 3 * bound
-    assert bound * turns / chip.rates.mhz <= modelled.main_us <= modelled.sm_us
+    assert bound <= modelled.iteration_cycles <= 3 * bound
+    assert bound * iterations / chip.rates.mhz <= modelled.main_us <= modelled.sm_us
 
 
 AGREEING = [

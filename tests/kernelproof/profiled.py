@@ -1,6 +1,6 @@
 """A small profile with known figures: two warps multiply in turns of 20 cycles, of which 16 are the tensor core's.
 
-In the first 3 cycles the tensor core still works for the turn before.
+In the first 3 cycles the tensor core still works for the iteration before.
 """
 
 from __future__ import annotations

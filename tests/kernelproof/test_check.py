@@ -150,7 +150,9 @@ def test_a_limit_names_the_launch(library: Path) -> None:
     assert re.match("did not end within (4|30) s: launch 1 of waiting, grid 2, ran for ", result.ending)
     assert ", at last in the loop at " in result.ending
     assert "program.cu:29 in waiting (" in result.ending
-    assert result.ending.endswith("turns and more); --timeout gives it longer, --sample N runs only N CTAs of a grid")
+    assert result.ending.endswith(
+        "iterations and more); --timeout gives it longer, --sample N runs only N CTAs of a grid"
+    )
 
 
 @pytest.mark.parametrize(

@@ -176,15 +176,15 @@ MMA = Instruction(0, None, "HGMMA.64x256x16.F32", (), FREE)
 
 
 @pytest.mark.parametrize(
-    ("warps", "start", "end", "turns"),
+    ("warps", "start", "end", "iterations"),
     [
         pytest.param([(0, 10, 20, 30, 40), (5, 15, 25, 35, 45)], 25, 40, 1.5, id="together"),
         pytest.param([(0, 10, 20, 30), (50, 60, 70, 80)], 10, 60, 2, id="one behind the other"),
-        pytest.param([(7,), (9,)], 7, 10, 1, id="one turn"),
+        pytest.param([(7,), (9,)], 7, 10, 1, id="one iteration"),
     ],
 )
 def test_the_window_is_where_the_main_loop_is_steady(
-    warps: list[tuple[float, ...]], start: float, end: float, turns: float
+    warps: list[tuple[float, ...]], start: float, end: float, iterations: float
 ) -> None:
     """If warps alternate, the later half of one's run and the first half of the next one's are a tile."""
     run = sorted(
@@ -192,7 +192,7 @@ def test_the_window_is_where_the_main_loop_is_steady(
         key=lambda issue: issue.cycle,
     )
     window = steady(run, (MMA,))
-    assert (window.start, window.end, window.turns, window.warps) == (start, end, turns, 2)
+    assert (window.start, window.end, window.iterations, window.warps) == (start, end, iterations, 2)
     assert [*window.earlier, *window.issues] == [issue for issue in run if issue.cycle < end]
 
 
@@ -212,7 +212,7 @@ def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, alone: prof
     """128*128*32 / (4 warps * 16*8*16) = 64 MMAs of each warp, which take an A100's tensor core 8 cycles each."""
     loop = alone.loop
     assert (alone.time, alone.occupancy, alone.problem) == (None, None, None)
-    assert (alone.kernel, alone.arch, loop.unit, loop.warps) == ("gemm_f32", "sm_80", "turn", 1)
+    assert (alone.kernel, alone.arch, loop.unit, loop.warps) == ("gemm_f32", "sm_80", "iteration", 1)
     assert (loop.opcodes["HMMA"], loop.opcodes["LDGSTS"], loop.opcodes["BAR"]) == (64, 8, 1)
     assert loop.tensor_cycles == 512
     assert loop.cycles >= 512
@@ -235,7 +235,7 @@ def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Prof
 
 @pytest.mark.slow
 def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
-    """Asynchronous MMAs are issued at once, and most of the time that they take passes in the next turn."""
+    """Asynchronous MMAs are issued at once, and most of the time that they take passes in the next iteration."""
     cubin = compiled("tma_gemm", ".cubin", arch="sm_90a")
     modelled = profile.of_cubin(cubin)
     assert modelled.gpu == "h100", "the first GPU that runs sm_90a"
@@ -247,7 +247,7 @@ def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
 @pytest.mark.slow
 def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: profile.Profile) -> None:
     """An SM holds two CTAs by shared memory, 65 KiB each, and three by registers; seven waves of CTAs on each SM."""
-    facts = {"ctas": SMS * 7, "threads": THREADS, "smem_bytes": SMEM_BYTES, "turns": 100}
+    facts = {"ctas": SMS * 7, "threads": THREADS, "smem_bytes": SMEM_BYTES, "iterations": 100}
     launched = profile.of_cubin(cubin, "a100", None, profile.LaunchFacts(**facts))
     room, time = launched.occupancy, launched.time
     assert room is not None
@@ -277,7 +277,7 @@ def test_a_cubin_runs_on_gpus_of_its_architecture(cubin: Path) -> None:
     ("content", "message"),
     [
         ('{"ctas": 1}', "threads"),
-        ('{"ctas": 1, "threads": 33, "smem_bytes": 0, "turns": 1}', "threads"),
+        ('{"ctas": 1, "threads": 33, "smem_bytes": 0, "iterations": 1}', "threads"),
         ("[]", "is no object"),
         ("{", r"launch\.json: not JSON"),
     ],
@@ -304,7 +304,7 @@ def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, cubin: Path, alone
     saved.write_text(run(str(cubin), "--json").stdout)
     assert profile.load(saved) == alone
     assert run(str(saved), "--lines", "3").stdout == text
-    launch.write_text(json.dumps({"ctas": 108, "threads": THREADS, "smem_bytes": SMEM_BYTES, "turns": 9}))
+    launch.write_text(json.dumps({"ctas": 108, "threads": THREADS, "smem_bytes": SMEM_BYTES, "iterations": 9}))
     launched = run(str(cubin), "--kernel", "f16", "--launch", str(launch), "--json")
     content = json.loads(launched.stdout)
     assert (content["kernel"], content["time"]["ctas"]) == ("gemm_f16", 108)

@@ -134,12 +134,12 @@ COUNTERS = [
 
 
 @pytest.mark.parametrize(("before", "body", "guard", "count"), COUNTERS)
-def test_a_loop_with_constant_bounds_has_its_number_of_turns(
+def test_a_loop_with_constant_bounds_has_its_number_of_iterations(
     before: list[str], body: list[str], guard: str, count: int | None
 ) -> None:
     def parsed(text: str) -> Instruction:
         opcode, operands = text.split(" ", 1)
         return code(opcode, *operands.split(", "))
 
-    turns = [*map(parsed, body), code("BRA", guard=guard, target=0)]
-    assert trips([parsed(text) for text in before], turns) == count
+    iterations = [*map(parsed, body), code("BRA", guard=guard, target=0)]
+    assert trips([parsed(text) for text in before], iterations) == count

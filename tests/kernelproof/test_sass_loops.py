@@ -28,21 +28,21 @@ def test_a_loop_over_k_lies_in_one_over_tiles() -> None:
     )
     assert parts.main is not None
     assert parts.tiles is not None
-    assert [item.opcode for item in parts.main.turn] == ["LDGSTS.E.128", "HMMA.16816.F32", "BRA"]
+    assert [item.opcode for item in parts.main.iteration] == ["LDGSTS.E.128", "HMMA.16816.F32", "BRA"]
     assert (parts.main.mmas, parts.tiles.mmas) == (1, 1)
     assert [item.role for item in parts.all] == [Role.TILES, Role.MMA]
     assert parts.producer is None
 
 
-def test_a_loop_that_stores_in_every_turn_is_one_over_tiles() -> None:
+def test_a_loop_that_stores_in_every_iteration_is_one_over_tiles() -> None:
     parts = loops("MOV R0, 0x0", MMA, MMA, STORE, code("@P1 BRA", target=16), "EXIT")
     assert parts.main is None
     assert parts.tiles is not None
     assert parts.tiles.mmas == 2
 
 
-def test_a_loop_that_stores_in_some_turns_is_one_over_k() -> None:
-    """Triton compiles tiles and steps of k to one loop; the path of its turn leaves the store out."""
+def test_a_loop_that_stores_in_some_iterations_is_one_over_k() -> None:
+    """Triton compiles tiles and steps of k to one loop; the path of its iteration leaves the store out."""
     parts = loops(
         "MOV R0, 0x0",
         MMA,  # 1
@@ -55,7 +55,7 @@ def test_a_loop_that_stores_in_some_turns_is_one_over_k() -> None:
     )
     assert parts.tiles is None
     assert parts.main is not None
-    assert [item.opcode for item in parts.main.turn] == ["HMMA.16816.F32", "BRA", "BRA"]
+    assert [item.opcode for item in parts.main.iteration] == ["HMMA.16816.F32", "BRA", "BRA"]
 
 
 def test_producers_have_a_loop_and_waits_are_left_out() -> None:
@@ -73,8 +73,8 @@ def test_producers_have_a_loop_and_waits_are_left_out() -> None:
     )
     assert parts.main is not None
     assert parts.producer is not None
-    assert [item.opcode for item in parts.producer.turn] == ["UTMALDG.2D", "BRA"]
-    assert [item.name for item in parts.main.turn] == ["SYNCS", "BRA", "HGMMA", "BRA"]
+    assert [item.opcode for item in parts.producer.iteration] == ["UTMALDG.2D", "BRA"]
+    assert [item.name for item in parts.main.iteration] == ["SYNCS", "BRA", "HGMMA", "BRA"]
     assert parts.waits == {2}
 
 
@@ -94,7 +94,7 @@ def test_a_loop_that_fills_the_ring_of_a_tile_belongs_to_no_producer() -> None:
     assert parts.producer is None
 
 
-def test_the_turns_of_a_loop_with_constant_bounds_are_counted() -> None:
+def test_the_iterations_of_a_loop_with_constant_bounds_are_counted() -> None:
     parts = loops(
         "MOV R0, RZ",
         "IADD3 R0, R0, 0x4, RZ",
@@ -104,4 +104,4 @@ def test_the_turns_of_a_loop_with_constant_bounds_are_counted() -> None:
         "EXIT",
     )
     assert parts.main is not None
-    assert parts.main.turns == 8
+    assert parts.main.iterations == 8

@@ -26,10 +26,12 @@ MMA = code("HMMA.16816.F16")
 LDSM = code("LDSM.16.M88.4", write_barrier=0)
 
 
-def run(*warps: Sequence[Instruction], machine: Machine = SM80, turns: int = 1, ctas: Sequence[int] = ()) -> Timeline:
+def run(
+    *warps: Sequence[Instruction], machine: Machine = SM80, iterations: int = 1, ctas: Sequence[int] = ()
+) -> Timeline:
     owners = ctas or [0] * len(warps)
     return simulate(
-        [Stream(((warp, turns),), cta) for warp, cta in zip(warps, owners, strict=True)], machine, detail=True
+        [Stream(((warp, iterations),), cta) for warp, cta in zip(warps, owners, strict=True)], machine, detail=True
     )
 
 
@@ -95,10 +97,10 @@ def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
 
 
 def ring(stages: int, latency: float) -> float:
-    """Cycles per turn of a ring by cp.async with all stages but one in flight; its MMAs take 80 cycles."""
+    """Cycles per iteration of a ring by cp.async with all stages but one in flight; its MMAs take 80 cycles."""
     copy = [code("LDGSTS.E.BYPASS.LTC128B.128"), code("LDGDEPBAR", write_barrier=0)]
-    turn = [code("DEPBAR.LE", "SB0", hex(stages - 2), stall=4), *copy, *[MMA] * 10]
-    ends = simulate([Stream(((copy * (stages - 1), 1), (turn, 24)))], replace(SM80, l2_cycles=latency)).ends[0]
+    iteration = [code("DEPBAR.LE", "SB0", hex(stages - 2), stall=4), *copy, *[MMA] * 10]
+    ends = simulate([Stream(((copy * (stages - 1), 1), (iteration, 24)))], replace(SM80, l2_cycles=latency)).ends[0]
     return (ends[-1] - ends[8]) / (len(ends) - 9)
 
 
@@ -112,8 +114,8 @@ def test_a_ring_that_is_too_shallow_waits_for_its_copies() -> None:
 
 def test_a_loaded_path_to_the_l2_bounds_copies() -> None:
     copy = code("LDGSTS.E.BYPASS.LTC128B.128")
-    turn = [*[copy] * 4, code("LDGDEPBAR", write_barrier=0), code("DEPBAR.LE", "SB0", "0x3", stall=4)]
-    timeline = simulate([Stream(((turn, 40),))], replace(SM80, l2_bytes=16))
+    iteration = [*[copy] * 4, code("LDGDEPBAR", write_barrier=0), code("DEPBAR.LE", "SB0", "0x3", stall=4)]
+    timeline = simulate([Stream(((iteration, 40),))], replace(SM80, l2_bytes=16))
     ends = timeline.ends[0]
     assert (ends[-1] - ends[-11]) / 10 == pytest.approx(4 * 512 / 16, rel=0.01)
 
@@ -127,9 +129,9 @@ def test_warpgroups_multiply_asynchronously_until_they_are_waited_for() -> None:
     assert timeline.issues[-1].stalls[Stall.GMMA] == 254
 
 
-def roles(stages: int, turns: int = 12) -> float:
-    """Cycles per turn of a consumer that multiplies one MMA of 128 cycles, and waits for a producer with TMA."""
-    fills = range(turns)
+def roles(stages: int, iterations: int = 12) -> float:
+    """Cycles per iteration of a consumer that multiplies one MMA of 128 cycles, and waits for a producer with TMA."""
+    fills = range(iterations)
     consumer = [
         code("SYNCS.PHASECHK.TRANS64.TRYWAIT", "P0", write_barrier=1),
         code("BRA", guard="!P0", waits=(1,)),
@@ -143,9 +145,12 @@ def roles(stages: int, turns: int = 12) -> float:
         code("UTMALDG.2D", "[UR8]"),
     ]
     machine = replace(SM90, stages=stages, l2_cycles=263, l2_bytes=64, fill_bytes=4096)
-    warps = [Stream(((consumer, turns),), fills=fills), Stream(((producer, turns),), fills=fills, produces=True)]
+    warps = [
+        Stream(((consumer, iterations),), fills=fills),
+        Stream(((producer, iterations),), fills=fills, produces=True),
+    ]
     ends = simulate(warps, machine).ends[0]
-    return (ends[-1] - ends[4]) / (turns - 5)
+    return (ends[-1] - ends[4]) / (iterations - 5)
 
 
 def test_a_producer_fills_what_consumers_hand_back() -> None:

@@ -2,8 +2,8 @@
 
 The CTAs that an SM holds at a time execute their instructions on one of its sub-cores
 (``kernelproof.sass.simulation``). Launch, device memory and sums of a split k come from ``memory``, as in the cheap
-form. If k is long, a few dozen turns of the main loop are simulated, and the others are taken to last as long as the
-last of these. Times are in microseconds.
+form. If k is long, a few dozen iterations of the main loop are simulated, and the others are taken to last as long as
+the last of these. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kernelproof.sass.pipes import MMA, WARPGROUP, mma_shape
 from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
 from kernelproof.sass.ways import Way, Ways
 
-ISSUES = 8000  # a simulation issues about so many instructions; further turns are extrapolated
-MIN_TURNS = 6  # at least so many turns are simulated beyond those that fill the ring
+ISSUES = 8000  # a simulation issues about so many instructions; further iterations are extrapolated
+MIN_ITERATIONS = 6  # at least so many iterations are simulated beyond those that fill the ring
 # Share of the L2 that can keep D. The other half holds copies: A100 and H100 have two partitions, and each that reads a
 # line gets its own copy.
 L2_SHARE = 0.5
@@ -33,9 +33,9 @@ class CodeEstimate:
     """A modelled time (``us``) and its parts.
 
     ``sm_us``: time of the busiest SM, from its first instruction to its last store. ``main_us``: the part of it that
-    turns of main loops take. ``dram_us``: time of all traffic of device memory. ``stores_us``: the part of it that SMs
-    wait for. ``around_us``: launch and sums of a split k. ``turn_cycles``: cycles of one steady turn of the
-    ``resident`` CTAs of an SM. ``timeline``: their simulation.
+    iterations of main loops take. ``dram_us``: time of all traffic of device memory. ``stores_us``: the part of it that
+    SMs wait for. ``around_us``: launch and sums of a split k. ``iteration_cycles``: cycles of one steady iteration of
+    the ``resident`` CTAs of an SM. ``timeline``: their simulation.
     """
 
     us: float
@@ -44,7 +44,7 @@ class CodeEstimate:
     dram_us: float
     stores_us: float
     around_us: float
-    turn_cycles: float
+    iteration_cycles: float
     resident: int
     timeline: Timeline
 
@@ -80,19 +80,22 @@ class Workload:
         return self.consumers if self.record.work.epilogue_hidden else 1
 
     @cached_property
-    def turns(self) -> int:
-        """Turns of the main loop for one tile, from the multiplications that are left for it beside those outside of
-        it."""
+    def iterations(self) -> int:
+        """Iterations of the main loop for one tile, from the multiplications that are left for it beside those outside
+        of it."""
         way, record = self.ways.consumer, self.record
         total = record.bm * record.bn * record.k_step * self.tile_steps / self.warps
-        turn = _products(way.turn)
-        return max(1, round((total - _products(way.before) - _products(way.after)) / turn)) if turn else 0
+        iteration = _products(way.iteration)
+        return max(1, round((total - _products(way.before) - _products(way.after)) / iteration)) if iteration else 0
 
-    def copying(self, turns: int) -> Machine:
-        """The machine for a simulation with so many turns, whose ring by cp.async copies no more than they multiply."""
+    def copying(self, iterations: int) -> Machine:
+        """The machine for a simulation with so many iterations, whose ring by cp.async copies no more than they
+        multiply."""
         record = self.record
-        turn_steps = _products(self.ways.consumer.turn) * self.warps / (record.bm * record.bn * record.k_step)
-        return replace(self.machine, copy_groups=self.tile_steps - round((self.turns - turns) * turn_steps))
+        iteration_steps = _products(self.ways.consumer.iteration) * self.warps / (record.bm * record.bn * record.k_step)
+        return replace(
+            self.machine, copy_groups=self.tile_steps - round((self.iterations - iterations) * iteration_steps)
+        )
 
 
 def _products(code: Sequence[Instruction]) -> float:
@@ -116,9 +119,9 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     per_sm = ceil_div(record.ctas, sms)
     together = min(per_sm, resident)
     workload = Workload(record, Ways(function), machine_of(record, sms, together))
-    timeline, cycles, turn = _busiest_sm(workload, per_sm, together)
+    timeline, cycles, iteration = _busiest_sm(workload, per_sm, together)
     sm_us = cycles / rates.mhz
-    main_us = min(sm_us, per_sm / together * turn * workload.turns / rates.mhz)
+    main_us = min(sm_us, per_sm / together * iteration * workload.iterations / rates.mhz)
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
     # Stores overlap the part of the time in which the SMs do not multiply. Persistent CTAs store while others multiply.
     in_waves = not workload.ways.consumer.again
@@ -127,7 +130,7 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     if work.tensor_maps:
         around += memory.DESCRIPTOR_US
     us = around + max(sm_us, dram_us - stores_us + rates.latency_us) + stores_us
-    return CodeEstimate(us, sm_us, main_us, dram_us, stores_us, around, turn, together, timeline)
+    return CodeEstimate(us, sm_us, main_us, dram_us, stores_us, around, iteration, together, timeline)
 
 
 def _stores_us(record: Record) -> float:
@@ -158,80 +161,89 @@ def machine_of(record: Record, sms: int, together: int) -> Machine:
 def _busiest_sm(workload: Workload, per_sm: int, together: int) -> tuple[Timeline, float, float]:
     """Simulates an SM that computes ``per_sm`` tiles, ``together`` of them at a time.
 
-    Returns the simulation of the first tiles, the cycles of all, and the cycles of a turn of the main loop. Persistent
-    CTAs take one tile after the other; other CTAs come in waves.
+    Returns the simulation of the first tiles, the cycles of all, and the cycles of an iteration of the main loop.
+    Persistent CTAs take one tile after the other; other CTAs come in waves.
     """
     if workload.ways.consumer.again:
         return _sub_core(workload, together, ceil_div(per_sm, together))
-    timeline, cycles, turn = _sub_core(workload, together, 1)
+    timeline, cycles, iteration = _sub_core(workload, together, 1)
     cycles *= per_sm // together
     if remainder := per_sm % together:
         cycles += _sub_core(workload, remainder, 1)[1]
-    return timeline, cycles, turn
+    return timeline, cycles, iteration
 
 
 def _sub_core(workload: Workload, ctas: int, tiles: int) -> tuple[Timeline, float, float]:
     """Simulates one sub-core's share of ``ctas`` CTAs with ``tiles`` tiles each. Returns what ``_busiest_sm`` does."""
-    if not workload.ways.consumer.turn:
+    if not workload.ways.consumer.iteration:
         timeline = simulate(streams(workload, ctas, 0), workload.machine)
         return timeline, timeline.cycles * tiles, 0.0
     first, more = min(tiles, workload.alternating), min(tiles, 2 * workload.alternating)
-    issues = len(workload.ways.consumer.turn) * len(streams(workload, ctas, 1, first))
-    turns = min(workload.turns, max(ISSUES // issues, workload.record.ring_steps + MIN_TURNS))
-    fewer = max(1, min(turns - 2, (turns + workload.record.ring_steps) // 2))
-    # If all turns are simulated, the last ones commit groups without copies, and fewer turns stand for a shorter k.
-    all_turns = turns == workload.turns and tiles == 1
+    issues = len(workload.ways.consumer.iteration) * len(streams(workload, ctas, 1, first))
+    iterations = min(workload.iterations, max(ISSUES // issues, workload.record.ring_steps + MIN_ITERATIONS))
+    fewer = max(1, min(iterations - 2, (iterations + workload.record.ring_steps) // 2))
+    # If all iterations are simulated, the last ones commit groups without copies, and fewer iterations stand for a
+    # shorter k.
+    all_iterations = iterations == workload.iterations and tiles == 1
     timeline = simulate(
-        streams(workload, ctas, turns, first), workload.copying(turns) if all_turns else workload.machine
+        streams(workload, ctas, iterations, first), workload.copying(iterations) if all_iterations else workload.machine
     )
-    # The difference of a long and a short run is what further turns add, without prologue and epilogue.
-    if fewer < turns:
+    # The difference of a long and a short run is what further iterations add, without prologue and epilogue.
+    if fewer < iterations:
         before = simulate(
-            streams(workload, ctas, fewer, first), workload.copying(fewer) if all_turns else workload.machine
+            streams(workload, ctas, fewer, first), workload.copying(fewer) if all_iterations else workload.machine
         )
-        turn = (timeline.cycles - before.cycles) / (turns - fewer)
+        iteration = (timeline.cycles - before.cycles) / (iterations - fewer)
     else:
-        before, turn = timeline, _only_turn(timeline, streams(workload, ctas, turns, first))
-    cycles = timeline.cycles + (workload.turns - turns) * turn
+        before, iteration = timeline, _only_iteration(timeline, streams(workload, ctas, iterations, first))
+    cycles = timeline.cycles + (workload.iterations - iterations) * iteration
     if tiles > first:
         after = simulate(streams(workload, ctas, fewer, more), workload.machine).cycles - before.cycles
-        cycles += (tiles - first) / (more - first) * (after + (more - first) / first * (workload.turns - fewer) * turn)
-    return timeline, cycles, turn / first
+        cycles += (
+            (tiles - first)
+            / (more - first)
+            * (after + (more - first) / first * (workload.iterations - fewer) * iteration)
+        )
+    return timeline, cycles, iteration / first
 
 
-def _only_turn(timeline: Timeline, warps: Sequence[Stream]) -> float:
-    """Cycles of a main loop of one turn, from the first warp with MMAs that enters it to the last that leaves it."""
+def _only_iteration(timeline: Timeline, warps: Sequence[Stream]) -> float:
+    """Cycles of a main loop of one iteration, from the first warp with MMAs that enters it to the last that leaves
+    it."""
     ends = [ends for ends, stream in zip(timeline.ends, warps, strict=True) if not stream.produces]
     return max(end[1] for end in ends) - min(end[0] for end in ends)
 
 
-def streams(workload: Workload, ctas: int, turns: int, tiles: int | None = None) -> list[Stream]:
+def streams(workload: Workload, ctas: int, iterations: int, tiles: int | None = None) -> list[Stream]:
     """The warps of one sub-core, which has its share of ``ctas`` CTAs.
 
-    ``turns``: turns of the main loop per tile. ``tiles``: tiles of a CTA, by default as many as it has under way.
+    ``iterations``: iterations of the main loop per tile. ``tiles``: tiles of a CTA, by default as many as it has under
+    way.
     """
     tiles = tiles or workload.alternating
     way, warps = workload.ways.consumer, workload.record.threads // 32
     if workload.ways.producer is not None:
-        return [stream for cta in range(ctas) for stream in _roles(workload, workload.ways.producer, cta, turns, tiles)]
+        return [
+            stream for cta in range(ctas) for stream in _roles(workload, workload.ways.producer, cta, iterations, tiles)
+        ]
     own = ceil_div(warps, SUB_CORES)
-    parts = _parts(way, turns, tiles)
+    parts = _parts(way, iterations, tiles)
     return [Stream(parts, cta) for cta in range(ceil_div(ctas * warps, own * SUB_CORES)) for _ in range(own)]
 
 
-def _parts(way: Way, turns: int, tiles: int) -> tuple[tuple[Sequence[Instruction], int], ...]:
-    first = ((way.before, 1), (way.turn, turns), (way.after, 1))
-    return first + ((way.again, 1), (way.turn, turns), (way.after, 1)) * (tiles - 1)
+def _parts(way: Way, iterations: int, tiles: int) -> tuple[tuple[Sequence[Instruction], int], ...]:
+    first = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
+    return first + ((way.again, 1), (way.iteration, iterations), (way.after, 1)) * (tiles - 1)
 
 
-def _roles(workload: Workload, producer: Way, cta: int, turns: int, tiles: int) -> list[Stream]:
+def _roles(workload: Workload, producer: Way, cta: int, iterations: int, tiles: int) -> list[Stream]:
     """One warp of each warpgroup of a CTA: those that multiply, which share the tiles, and the one that fills the ring
     in the order of tiles."""
     multiplying = []
     for group in range(workload.consumers):
         own = range(group % workload.alternating, tiles, workload.alternating)
-        fills = [tile * turns + turn for tile in own for turn in range(turns)]
+        fills = [tile * iterations + iteration for tile in own for iteration in range(iterations)]
         if fills:
-            multiplying.append(Stream(_parts(workload.ways.consumer, turns, len(own)), cta, fills))
-    fills = list(range(tiles * turns))
-    return [*multiplying, Stream(_parts(producer, turns, tiles), cta, fills, produces=True)]
+            multiplying.append(Stream(_parts(workload.ways.consumer, iterations, len(own)), cta, fills))
+    fills = list(range(tiles * iterations))
+    return [*multiplying, Stream(_parts(producer, iterations, tiles), cta, fills, produces=True)]

@@ -29,8 +29,8 @@ STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; bytes of TMA 
 ISSUE = {"one": 0.80, "many": 0.93}
 MMA_SYNC_ISSUE = 0.85
 # Clocks in the main loops of 150 sm_80 kernels of the catalog (ptxas 13.0): a k-block takes at least BLOCK_CLOCKS;
-# TURN_CLOCKS pass from a k-step's last MMA to the next step's first (barrier, address arithmetic, ldmatrix).
-BLOCK_CLOCKS, TURN_CLOCKS = 38, 100
+# ITERATION_CLOCKS pass from a k-step's last MMA to the next step's first (barrier, address arithmetic, ldmatrix).
+BLOCK_CLOCKS, ITERATION_CLOCKS = 38, 100
 PROLOGUE_US = 0.3  # from a CTA's start to its first load
 EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last store to the end
 
@@ -158,8 +158,8 @@ def estimate_kernel(kernel: ModelledKernel) -> Estimate:
     bounds: dict[str, float] = {}
     main = 0.0
     for wave in waves:
-        turns = wave.times * kernel.tile_steps / rates.mhz
-        parts = {name: turns * clocks for name, clocks in step.clocks(wave, sms).items()}
+        iterations = wave.times * kernel.tile_steps / rates.mhz
+        parts = {name: iterations * clocks for name, clocks in step.clocks(wave, sms).items()}
         parts["device memory"] = dram_us * wave.times * wave.ctas / kernel.ctas
         main += sum(part**overlap for part in parts.values()) ** (1 / overlap)
         for name, part in parts.items():
@@ -208,15 +208,15 @@ class _Step:
     def _lone_clocks(self) -> float:
         """Clocks of a k-step by mma.sync if the CTA has the SM to itself, fitted to the machine code of such loops.
 
-        Fragments of one k-block are loaded while the MMAs of the block before run, which hide the turn from one k-step
-        to the next as far as they last.
+        Fragments of one k-block are loaded while the MMAs of the block before run, which hide the iteration from one
+        k-step to the next as far as they last.
         """
         kernel = self._kernel
         if kernel.work.asynchronous:
             return 0.0
         blocks = max(1, kernel.k_step // kernel.problem.element.mma_k)
         issued = self._mma * max(1.0, SUB_CORES / kernel.warps)
-        return max(issued + max(0.0, TURN_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
+        return max(issued + max(0.0, ITERATION_CLOCKS - issued / blocks), blocks * BLOCK_CLOCKS)
 
     def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
         """Clocks that each part of the chip needs for one k-step of all CTAs of a wave on the busiest SM."""

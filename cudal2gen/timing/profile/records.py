@@ -25,7 +25,7 @@ from kernelproof.sass.simulation import Stream, Timeline, simulate
 from kernelproof.sass.ways import Ways
 
 NEARLY = 0.9  # from this share of the main loop's time on, a part of the chip counts as its bound
-DETAILED_TURNS = 8  # turns of the main loop that are simulated, beyond those that fill the ring
+DETAILED_ITERATIONS = 8  # iterations of the main loop that are simulated, beyond those that fill the ring
 
 
 def of_record(record: Record, cubin: Path, source: Path) -> figures.Profile:
@@ -69,21 +69,21 @@ class _SimulatedKernel:
         return Workload(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
 
     @property
-    def turns(self) -> int:
-        """Turns of the main loop that are simulated."""
-        return min(self.workload.turns, self.record.ring_steps + DETAILED_TURNS)
+    def iterations(self) -> int:
+        """Iterations of the main loop that are simulated."""
+        return min(self.workload.iterations, self.record.ring_steps + DETAILED_ITERATIONS)
 
-    def _streams(self, turns: int) -> list[Stream]:
-        """The warps of one scheduler, which make ``turns`` turns each."""
-        return streams(self.workload, self.estimate.resident, turns)
+    def _streams(self, iterations: int) -> list[Stream]:
+        """The warps of one scheduler, which make ``iterations`` turns each."""
+        return streams(self.workload, self.estimate.resident, iterations)
 
     @cached_property
     def timeline(self) -> Timeline:
-        return simulate(self._streams(self.turns), self.workload.machine, detail=True)
+        return simulate(self._streams(self.iterations), self.workload.machine, detail=True)
 
     @cached_property
     def window(self) -> Window:
-        return steady(self.timeline.issues, self.workload.ways.consumer.turn)
+        return steady(self.timeline.issues, self.workload.ways.consumer.iteration)
 
     @cached_property
     def listing(self) -> Listing:
@@ -91,8 +91,8 @@ class _SimulatedKernel:
 
     @cached_property
     def loop(self) -> figures.MainLoop:
-        tiles = self.workload.tile_steps / max(1, self.workload.turns)
-        return self.listing.loop("k-tile", tiles, bool(self.workload.ways.consumer.turn))
+        tiles = self.workload.tile_steps / max(1, self.workload.iterations)
+        return self.listing.loop("k-tile", tiles, bool(self.workload.ways.consumer.iteration))
 
     @cached_property
     def occupancy(self) -> figures.Occupancy:
@@ -155,8 +155,8 @@ class _SimulatedKernel:
         if more and self.per_sm > self.occupancy.ctas:
             after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
             yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
-        if self.workload.ways.consumer.turn and self.workload.turns > 1:
-            yield from advice.removals(self._streams, self.workload.machine, self.turns)
+        if self.workload.ways.consumer.iteration and self.workload.iterations > 1:
+            yield from advice.removals(self._streams, self.workload.machine, self.iterations)
         if not self.record.shares_last_wave and self.time.tail_share:
             even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
             yield figures.Advice(

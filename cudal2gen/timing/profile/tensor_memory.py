@@ -57,21 +57,23 @@ class TensorMemoryKernel:
 
     @cached_property
     def products(self) -> tuple[Instruction, ...]:
-        """A turn of the thread that multiplies: one k-tile."""
+        """An iteration of the thread that multiplies: one k-tile."""
         if self.loops.main is None:
             raise sass.DisassemblyError(f"{self.function.name}: has no loop over k whose products could be counted")
-        return self.loops.main.turn
+        return self.loops.main.iteration
 
     @cached_property
     def copies(self) -> tuple[Instruction, ...]:
-        """A turn of the lane that fills the ring: one k-tile."""
-        return self.loops.producer.turn if self.loops.producer else ()
+        """An iteration of the lane that fills the ring: one k-tile."""
+        return self.loops.producer.iteration if self.loops.producer else ()
 
     @cached_property
     def stores(self) -> tuple[Instruction, ...]:
-        """A turn of a warp that stores: the columns that it loads from tensor memory at a time."""
-        turns = [item for item in self.loops.all if item.role is Role.STORE and count(item.turn, TENSOR_LOADS)]
-        return min(turns, key=lambda item: len(item.loop.blocks)).turn if turns else ()
+        """An iteration of a warp that stores: the columns that it loads from tensor memory at a time."""
+        iterations = [
+            item for item in self.loops.all if item.role is Role.STORE and count(item.iteration, TENSOR_LOADS)
+        ]
+        return min(iterations, key=lambda item: len(item.loop.blocks)).iteration if iterations else ()
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -162,7 +164,7 @@ class TensorMemoryKernel:
     def _role(
         self, name: str, warps: int, unit: str, code: tuple[Instruction, ...], units: int = 1
     ) -> figures.WarpRole:
-        """A role with the instructions of one unit. ``code``: one turn of its loop, which has ``units`` units."""
+        """A role with the instructions of one unit. ``code``: one iteration of its loop, which has ``units`` units."""
         share = 1 / max(1, units)
         pipes = Counter(pipe_use(instruction, self.function.sm, self.record.target).pipe.value for instruction in code)
         opcodes = Counter(instruction.name for instruction in code)

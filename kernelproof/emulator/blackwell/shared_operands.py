@@ -16,7 +16,7 @@ from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
 
 RULE = "tcgen05-descriptor"
-# Products whose places are cached, at most. A ring of stages uses the same ones in every turn.
+# Products whose places are cached, at most. A ring of stages uses the same ones in every iteration.
 MAX_PLACES = 1024
 
 

@@ -35,7 +35,7 @@ class OperandPlaces(NamedTuple):
     extent: tuple[int, int]
 
 
-# The most operands whose places are cached. A ring of stages has the same operands in every turn.
+# The most operands whose places are cached. A ring of stages has the same operands in every iteration.
 MAX_PLACES = 256
 
 

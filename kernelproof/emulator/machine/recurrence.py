@@ -8,8 +8,8 @@ import numpy as np
 
 # The state of a batch: its counters, and its registers and masks by name (arrays as bytes).
 State = tuple[tuple[int, ...], dict[str, object]]
-# The first turn whose state is compared, and the longest period that is found. If a period is longer, the comparison
-# begins again at twice the turn, so that few states are copied.
+# The first iteration whose state is compared, and the longest period that is found. If a period is longer, the
+# comparison begins again at twice the iteration, so that few states are copied.
 FIRST, MAX_PERIOD = 1 << 12, 64
 
 
@@ -26,22 +26,22 @@ def _copied(value: object) -> object:
 
 
 class Recurrence:
-    """Compares the states of some turns with an earlier state, from turn ``first`` on."""
+    """Compares the states of some iterations with an earlier state, from iteration ``first`` on."""
 
     def __init__(self, first: int = FIRST) -> None:
         self.first = first
         self.earlier: State | None = None
 
-    def looks_at(self, turn: int) -> bool:
-        """Should ``period`` be asked about this turn?"""
-        return turn >= self.first
+    def looks_at(self, iteration: int) -> bool:
+        """Should ``period`` be asked about this iteration?"""
+        return iteration >= self.first
 
-    def period(self, turn: int, state: State) -> int:
-        """The number of turns after which the state repeats, 0 if no repetition was found."""
+    def period(self, iteration: int, state: State) -> int:
+        """The number of iterations after which the state repeats, 0 if no repetition was found."""
         if self.earlier is None:
-            self.first, self.earlier = turn, state
+            self.first, self.earlier = iteration, state
         elif state == self.earlier:
-            return turn - self.first
-        elif turn - self.first >= MAX_PERIOD:
+            return iteration - self.first
+        elif iteration - self.first >= MAX_PERIOD:
             self.first, self.earlier = 2 * self.first, None
         return 0

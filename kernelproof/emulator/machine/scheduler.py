@@ -203,19 +203,19 @@ class Scheduler:
         raises Runaway. A loop that repeats itself while others can act may wait for them: raises Waits."""
         self.backward_branches += 1
         self.steps += 1
-        turns, limit = self.backward_branches, self.launch.options.loop_limit
-        if self.recurrence.looks_at(turns) and head not in self.kernel.polling:
+        iterations, limit = self.backward_branches, self.launch.options.loop_limit
+        if self.recurrence.looks_at(iterations) and head not in self.kernel.polling:
             # Frame 1 is the kernel's generator, which called this method: its local variables are the registers.
-            period = self.recurrence.period(turns, self._state(sys._getframe(1), head))
+            period = self.recurrence.period(iterations, self._state(sys._getframe(1), head))
             self.launch.repeating = self.recurrence.earlier is not None
             if period and self._others_can_act():
                 raise Waits(self.kernel.block_lines[head])
             if period:
                 again = "every backward branch" if period == 1 else f"every {period} backward branches"
                 self._give_up(site, m, f"never ends: {again} all registers and all memory are as before")
-            if self.launch.options.looping and turns == self.recurrence.first:
-                self.launch.options.looping(self.kernel.sites[site], turns)
-        if limit is not None and turns > limit:
+            if self.launch.options.looping and iterations == self.recurrence.first:
+                self.launch.options.looping(self.kernel.sites[site], iterations)
+        if limit is not None and iterations > limit:
             self._give_up(site, m, f"more than {limit} backward branches")
 
     def _others_can_act(self) -> bool:
@@ -256,7 +256,7 @@ class Scheduler:
         """The running group is back at the head of a loop that polls memory: all other groups run first."""
         group = self.batch.alive.copy() if m is None else m
         _add(self.deferred, head, group)
-        self.batch.turn(head, group)
+        self.batch.count_iteration(head, group)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
@@ -267,7 +267,7 @@ class Scheduler:
             if group.any():
                 _add(self.deferred if target == head else self.pend, target, group)
                 if target == head:
-                    self.batch.turn(head, group)
+                    self.batch.count_iteration(head, group)
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def resume(self) -> Step:

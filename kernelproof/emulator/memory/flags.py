@@ -165,9 +165,9 @@ class Mark(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a loop that polls was given last: the write of a number, in a turn of the loop."""
+    """What a loop that polls was given last: the write of a number, in an iteration of the loop."""
 
-    turn: int
+    iteration: int
     number: int
 
 

@@ -1,8 +1,8 @@
 """Which value a strong load returns: any write of the place that coherence allows its warp, not only the last one.
 
-A load in a loop that polls returns the oldest value that its warp may still read, and in each turn of the loop the next
-one. So the loop is left at the oldest value that lets it go on. Other loads return the last value, or, in an execution
-with ``Variation.oldest``, the oldest one. Read-modify-writes always read the last one.
+A load in a loop that polls returns the oldest value that its warp may still read, and in each iteration of the loop the
+next one. So the loop is left at the oldest value that lets it go on. Other loads return the last value, or, in an
+execution with ``Variation.oldest``, the oldest one. Read-modify-writes always read the last one.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ class StrongLoads:
             # A weak write came after the last strong one.
             history.add(Write(last.number + 1, value))
         head = self.launch.kernel.polls.get(site)
-        turns = None if head is None else self.batch.turns.get(head)
-        turn = 0 if turns is None else int(turns[lane])
+        iterations = None if head is None else self.batch.iterations.get(head)
+        iteration = 0 if iterations is None else int(iterations[lane])
         oldest = history.oldest(reader, knows, knowledge)
-        number = self._number(history, reader, oldest, head, turn, lane)
+        number = self._number(history, reader, oldest, head, iteration, lane)
         if head is None and oldest < number:
             if not self.launch.oldest:
                 self.launch.newest_only.add(site)
@@ -141,20 +141,20 @@ class StrongLoads:
             # There is another value to come: memory is as good as changed for whoever polls. Failed swaps leave the
             # same value again and again, and are no change.
             self.launch.version += 1
-        history.given[reader, head] = Given(turn, write.number)
+        history.given[reader, head] = Given(iteration, write.number)
         return write, Mark(self.launch.tick, write.number)
 
     def _number(
-        self, history: History[Any], reader: Reader, oldest: int, head: int | None, turn: int, lane: int
+        self, history: History[Any], reader: Reader, oldest: int, head: int | None, iteration: int, lane: int
     ) -> int:
         """The number of the write that a load reads, of those from the ``oldest`` on. ``head``: of the loop that polls
-        by it, which is in this ``turn``."""
+        by it, which is in this ``iteration``."""
         last = history.last.number
         if oldest == last or (head is None and not self.launch.oldest) or self._has_seen_enough(history, lane):
             return last
         given = history.given.get((reader, head))
         # A loop that polls is not given the same value again, so that it comes to its end.
-        if given is not None and (head is None or given.turn != turn):
+        if given is not None and (head is None or given.iteration != iteration):
             return max(oldest, history.following(given.number))
         return oldest
 

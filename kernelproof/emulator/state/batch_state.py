@@ -45,7 +45,7 @@ class BatchState:
         self._last_lanes: Array = np.zeros(0, np.int64)
         self._constants: dict[tuple[int, int], Array] = {}
         # Head of a loop that polls memory -> per lane, how often it has come back there.
-        self.turns: dict[int, Array] = {}
+        self.iterations: dict[int, Array] = {}
 
     # --- lanes and registers ---
 
@@ -71,12 +71,12 @@ class BatchState:
         """The mask as an array: all living lanes for None."""
         return self.alive if m is None else m
 
-    def turn(self, head: int, group: Array) -> None:
+    def count_iteration(self, head: int, group: Array) -> None:
         """Lanes are back at the head of a loop that polls memory."""
-        turns = self.turns.get(head)
-        if turns is None:
-            turns = self.turns[head] = np.zeros(self.size, np.int64)
-        turns += group
+        iterations = self.iterations.get(head)
+        if iterations is None:
+            iterations = self.iterations[head] = np.zeros(self.size, np.int64)
+        iterations += group
 
     def poison(self, width: int) -> Array:
         """A register of ``width`` bytes whose content is undefined."""

@@ -167,7 +167,7 @@ _ERRORS = {
         "the program stops itself: look at the condition of the assertion",
     ),
     "runaway": (
-        "a loop that does not end, or that takes more turns than the limit allows",
+        "a loop that does not end, or that takes more iterations than the limit allows",
         "a loop that does not end: check its bound and step, and whether the value it polls is written by anybody",
     ),
     "launch-error": (
