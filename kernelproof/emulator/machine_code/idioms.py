@@ -1,8 +1,14 @@
 """Finds the code that ptxas makes of tcgen05.alloc, .relinquish_alloc_permit and .dealloc.
 
-Allocation is a protocol in the first kilobyte of shared memory, which belongs to the system: bits of the columns that
-are taken, an mbarrier between the two CTAs of a pair, and calls of traps whose names say what they guard. The emulator
-has no such memory. It has the instructions of PTX, so each piece of code becomes one instruction that leads after it.
+Come here if a new ptxas allocates tensor memory in other words, which ends in "this use of tensor memory is not
+modelled". Allocation is a protocol in the first kilobyte of shared memory, which belongs to the system: the columns
+that are taken as bits, an mbarrier between the two CTAs of a pair, and calls of traps whose names say what they guard.
+The emulator has no such memory. It has the instructions of PTX, so each piece of code becomes one instruction that
+leads to the end of the piece.
+
+The listings below are ptxas 13.0's for a kernel of one CTA or of a pair, without waits and moves that do not matter.
+Anchors, by which a piece is found, are marked by ``<--``. Registers and offsets from the base differ between kernels;
+the system's own offsets (0x14, 0x18, 0x1c) and names of traps do not.
 """
 
 from __future__ import annotations
@@ -39,9 +45,10 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
             _replace(_allocation, out, i, suffix)
         elif ins.name == "UTCATOMSWS" and "AND" in ins.modifiers:
             _replace(_release, out, i, suffix)
-        elif ins.name == "UVIRTCOUNT":
+        elif ins.name == "UVIRTCOUNT":  # UVIRTCOUNT.DEALLOC.SMPOOL 0x80, of relinquish_alloc_permit
             out[i] = replace(ins, opcode=RELINQUISH + suffix, operands=())
         elif ins.opcode in ("STS.U8", "LDS.U8") and any(_FLAG.match(text) for text in ins.operands):
+            # @P0 STS.U8 [UR4+0x1c], R0 sets the flag, LDS.U8 R0, [UR4+0x1c] reads it: both become no operation.
             out[i] = replace(ins, opcode="YIELD", guard=None, operands=())
     return out
 
@@ -55,8 +62,25 @@ def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) 
         raise UnknownMachineCode(f"{where}: this use of tensor memory is not modelled: {text}") from error
 
 
+# tcgen05.alloc [base + 0x34080], 512:
+#
+#         LDS.U8 R0, [UR4+0x1c]                       has this CTA given up the right to allocate?
+#         ISETP.NE.AND P0, PT, R0, RZ, PT
+#     @P0 BRA TRAP                                    <-- ``branch``: here the allocation is put
+#         UMOV UR6, 0x10                              <-- the granules of 32 columns, by ``_literal``
+#         UTCATOMSWS.FIND_AND_SET.ALIGN UP1, UR6, UR6 <-- ``take``: finds free granules; repeated while there are none
+#         STS [UR5+0x34080], R6                       the first column is stored
+#         ATOMS.OR RZ, [UR4+0x14], R0                 the granules are marked as taken
+#         BRA NEXT
+#   TRAP: IMAD.MOV.U32 R0, RZ, RZ, -0x1               <-- ``begin``: the target of the branch
+#         STS [UR5+0x34080], R0                       <-- ``store``: its operand is the address for the column
+#         CALL ..trap_phase_invalid_during_alloc      <-- ``call``
+#   NEXT:
+#
+# It becomes, at ``branch``: what computes UR5 between TRAP and the store, then TMEM_ALLOC [UR5+0x34080], 512, which
+# leads to NEXT. What lies between is never reached.
 def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
-    """The branch to the trap is the start: after it columns are sought."""
+    """Put an allocation in the place of the branch to a trap. ``call``: the call in that trap."""
     store = next(i for i in range(call, call - _NEAR, -1) if out[i].opcode == "STS")
     starts = range(store, store - _NEAR, -1)
     begin, branch = next(
@@ -101,8 +125,26 @@ def _moved(ins: Instruction) -> tuple[int, str]:
     return (int(ins.operands[-1], 0), ins.operands[0]) if moves and ins.operands[-1].startswith("0x") else (0, "")
 
 
+# tcgen05.dealloc %taddr, 512:
+#
+#         ULOP3.LUT UR4, UR20, 0xffff, URZ, ..        <-- ``start``: the column, from the address UR20
+#         LDS R0, [UR6+0x14]                          <-- ``begin``: the granules that are taken
+#         UMOV UR5, 0xffff                            <-- the mask of granules: the widest literal that is shifted
+#         USHF.R.U32.HI UR4, URZ, 0x5, UR4
+#         USHF.L.U32 UR5, UR5, UR4, URZ               the mask of those that are given back
+#         ..                                          compared with the ones that are taken, else a trap
+#         UTCATOMSWS.AND URZ, UR5                     <-- ``at``
+#     @P0 ATOMS.AND RZ, [UR6+0x14], R2
+#         BRA NEXT
+#         CALL ..trap_col_being_dealloced_not_returned_by_alloc
+#         BRA NEXT
+#         CALL ..trap_unallocated_columns_being_dealloced   <-- ``end``: the last trap
+#   NEXT:
+#
+# It becomes TMEM_RELEASED UR20 at ``start``, before UR4 loses the address, and TMEM_DEALLOC 512 at ``begin``, which
+# leads to NEXT.
 def _release(out: list[Instruction], at: int, suffix: str) -> None:
-    """The load of the columns that are taken is the start; the last trap is the end."""
+    """Put a release in the place of the load before an ``UTCATOMSWS.AND``, at index ``at``."""
     begin = next(i for i in range(at, -1, -1) if out[i].opcode == "LDS" and _TAKEN.match(out[i].operands[1]))
     end = next(
         i for i, ins in enumerate(out) if i > at and ins.name == "CALL" and "unallocated_columns" in ins.operands[-1]
