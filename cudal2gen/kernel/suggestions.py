@@ -49,7 +49,8 @@ def unknown_field(family: type[Record], name: str, gpu: str) -> str:
     """An error message for ``name`` that suggests the field that other tools call so, a family of this GPU that has
     the field, the nearest field, or the field with this value."""
     own, word = family.line_fields(), name.lower()
-    title = f"{name}: no field of {_title(family)}"
+    family_name = next(known for known, kind in FAMILIES.items() if kind is family)
+    title = f"{name}: no field of {family_name}"
     if word in own:
         return f"{title}; did you mean {word}?"
     if meant := [field for field in same_meaning(word) if field in own]:
@@ -68,7 +69,3 @@ def same_meaning(word: str) -> list[str]:
     """The fields of any family that hold what other tools call by this word."""
     plain = re.sub(r"[\s_.-]", "", word)
     return [field for field, words in WORDS.items() if plain in words.split()]
-
-
-def _title(family: type[Record]) -> str:
-    return next(name for name, kind in FAMILIES.items() if kind is family)

@@ -77,7 +77,8 @@ def _fuse(module: torch.nn.Module) -> str:
     if not any(map(activation_of, children.values())) or not any(map(_is_layer, children.values())):
         return ""
     nodes = _trace(module)
-    if (chain := _chain_of(nodes)) and (pairs := _fusable_pairs((name, children[name]) for name in chain)):
+    chain = _children(nodes[1:-1], nodes[0]) if nodes else ()
+    if chain and (pairs := _fusable_pairs((name, children[name]) for name in chain)):
         set_forward(module, _forward_chain, chain)
         return pairs
     if (gated := _gate_of(nodes)) and _is_pair(*(children[name] for name in gated[:3])):
@@ -160,10 +161,6 @@ def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str,
         names.append(node.target)
         argument = node
     return tuple(names)
-
-
-def _chain_of(nodes: list[torch.fx.Node]) -> tuple[str, ...]:
-    return _children(nodes[1:-1], nodes[0]) if nodes else ()
 
 
 def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from cudal2gen.kernel import Problem
 from cudal2gen.launch.launcher import TORCH_LIBRARY
 from cudal2gen.pack.abi import ABI, FORMAT, fields
 from cudal2gen.pack.facts import HEADER, LIBRARY, LICENCES, PackError, as_json, sha256
-from cudal2gen.results.choice import Row, Table, TableKernel
+from cudal2gen.results.choice import Table, TableKernel
 from kernelproof.ground.chips import GPUS, VARIANTS, capability_range
 from kernelproof.ground.toolchain import ToolchainError
 from kernelproof.ground.version import __version__
@@ -128,17 +128,11 @@ def _table_for_c(table: Table, files: dict[str, bytes]) -> bytes:
         _decisions(kernel): number for number, kernel in enumerate(table.kernels) if not kernel.record.problem.suffix
     }
     lines += [_kernel_line(kernel, by_decisions.get(_decisions(kernel))) for kernel in table.kernels]
-    lines += [
-        f"choice {_tokens(_problem_fields(row._asdict()) | _products(row))} kernel={row.kernel} low={row.speedup[1]}"
-        for row in table.rows
-        if row.wins
-    ]
+    for row in (row for row in table.rows if row.wins):
+        fields = _problem_fields(row._asdict()) | ({"products": row.products} if row.products > 1 else {})
+        lines.append(f"choice {_tokens(fields)} kernel={row.kernel} low={row.speedup[1]}")
     text = "\n".join(lines) + "\n"
     return f"{text}sha256={sha256(text.encode())}\n".encode()
-
-
-def _products(row: Row) -> dict[str, int]:
-    return {"products": row.products} if row.products > 1 else {}
 
 
 def _decisions(kernel: TableKernel) -> tuple[object, ...]:

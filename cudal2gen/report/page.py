@@ -15,7 +15,6 @@ from cudal2gen import places
 from cudal2gen.kernel import Record
 from cudal2gen.report.groups import SIZE_CLASSES, Group
 from cudal2gen.results import KERNEL, Measurement, Timing
-from cudal2gen.results.ratios import Ratio
 from kernelproof.ground import pages
 from kernelproof.ground.pages import Section
 
@@ -121,13 +120,9 @@ def _shape(group: Group, i: int, records: _Records, doubts: dict[str, list[str]]
         SIZE_CLASSES.index(measurement.problem.size_class),
         records.place(measurement, kernel_timing) if kernel_timing else None,
         [_digits(timing.median_us) if timing else None for timing in times],
-        [_bounds(group.ratios[name][i]) for name in group.baselines],
+        [[*map(_digits, ratio)] if (ratio := group.ratios[name][i]) else None for name in group.baselines],
         doubts.get(measurement.mnk, []),
     ]
-
-
-def _bounds(ratio: Ratio | None) -> list[float] | None:
-    return [_digits(value) for value in ratio] if ratio else None
 
 
 def _digits(value: float) -> float:

@@ -110,12 +110,8 @@ def parse_notes(text: str) -> Iterator[Note]:
                 break
             keys[match[1]] = match[2]
         body = "\n".join(lines[len(keys) + 1 :]).strip()
-        gpus, classes = (_words(keys.pop(name, "")) for name in ("gpus", "classes"))
+        gpus, classes = (tuple(re.findall(r"[^,\s]+", keys.pop(name, ""))) for name in ("gpus", "classes"))
         yield Note(heading[1], body, gpus, classes, **keys)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in re.split(r"[,\s]+", text) if word)
 
 
 def lessons_path(trials: Path) -> Path:

@@ -213,7 +213,8 @@ def steps(
 
     What a search does depends on the proposals and trials alone, and not on when they come.
     """
-    bound = _bound(search.candidates, limits.prune)
+    prune, records = limits.prune, search.candidates.records
+    bound = None if prune is None else prune * min(model.estimate(record).us for record in records)
     new, idle = search.short_trials, 0
     while not search.stop_reason:
         search.stop_reason = _reason_to_stop(search, limits, idle, out_of_time)
@@ -243,10 +244,6 @@ def steps(
             store(trials)
             search.trials += trials
         progress(search)
-
-
-def _bound(candidates: Candidates, factor: float | None) -> float | None:
-    return None if factor is None else factor * min(model.estimate(record).us for record in candidates.records)
 
 
 def _reason_to_stop(search: Search, limits: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -139,12 +138,8 @@ class Result:
         counts = [
             f"{number} benign" if severity == "benign" else counted(number, severity)
             for severity in ("error", "benign", "lint")
-            if (number := _count(self.ordered, severity))
+            if (number := sum(item.severity == severity for item in self.ordered))
         ]
         if self.expected:
             counts.append(f"{len(self.expected)} expected")
         return f"{ran}, {self.seconds:.1f} s: {', '.join(counts) or 'no findings'}"
-
-
-def _count(findings: Iterable[Report], severity: str) -> int:
-    return sum(item.severity == severity for item in findings)

@@ -99,7 +99,8 @@ def take_apart(source: str) -> ExtensionModule:
     """
     tree = ast.parse(source)
     texts = dict(_texts(tree))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == "load_inline"]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "load_inline"]
     if (
         calls
         and (imported := set(_imported(tree))) & _OTHER_BUILDERS
@@ -120,10 +121,6 @@ def _of_text(extension: Extension) -> Iterator[Finding]:
     yield from hostcode.findings(f"{extension.cpp}\n{extension.cuda}")
     if not extension.launches and "cudaLaunchKernel" not in extension.cuda:
         yield Finding.of("no-kernel", f"extension {extension.name}: its host code launches no kernel", launches=0)
-
-
-def _called(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -63,16 +63,16 @@ def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> Window:
         start, end = min(middles, default=0.0), max(middles, default=0.0)
     if end <= start:
         inside = {code.address for code in iteration}
-        own = [issue.cycle for issue in issues if _counts(issue.instruction, inside)]
+        own = [
+            issue.cycle
+            for issue in issues
+            if (issue.instruction.address in inside if inside else issue.instruction.name in MMA)
+        ]
         start, end = min(own, default=0.0), max(own, default=0.0) + 1
     within = [issue for issue in issues if start <= issue.cycle < end]
     mmas = sum(code.name in MMA for code in iteration) * len(starts)
     iterations = sum(issue.instruction.name in MMA for issue in within) / mmas if mmas else 1.0
     return Window(within, start, end, iterations, warps, [issue for issue in issues if issue.cycle < start])
-
-
-def _counts(instruction: Instruction, inside: Collection[int]) -> bool:
-    return instruction.address in inside if inside else instruction.name in MMA
 
 
 def source_text(own: Path | None) -> SourceText:

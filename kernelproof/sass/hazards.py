@@ -56,8 +56,9 @@ def _too_early(meeting: Meeting, flight: InFlight, known: Facts) -> str:
         needed = known.latency(earlier, later, meeting.registers)
         if meeting.cycles >= needed:
             return ""
-        return f"{names} {verb} read {_cycles(meeting.cycles)} after the issue of {earlier.name}, which takes {needed}"
-    waited = _boards(_waited(later) & meeting.scoreboards)
+        cycles = f"{meeting.cycles} cycle{'s' if meeting.cycles > 1 else ''}"
+        return f"{names} {verb} read {cycles} after the issue of {earlier.name}, which takes {needed}"
+    waited = _boards(sum(1 << board for board in later.control.waits) & meeting.scoreboards)
     guards = _boards(meeting.scoreboards)
     if waited:
         early = f"{waited} is waited for in the cycle after it was taken"
@@ -69,14 +70,6 @@ def _too_early(meeting: Meeting, flight: InFlight, known: Facts) -> str:
         return f"{names} {verb} overwritten while {earlier.name} may still read: {early}"
     done = "read" if meeting.how is Meets.READ else "overwritten"
     return f"{names} {verb} {done} before the result of {earlier.name} is there: {early}"
-
-
-def _cycles(count: int) -> str:
-    return f"{count} cycle{'s' if count > 1 else ''}"
-
-
-def _waited(instruction: Instruction) -> int:
-    return sum(1 << board for board in instruction.control.waits)
 
 
 def _boards(mask: int) -> str:

@@ -210,7 +210,7 @@ class Graphs:
     def begin_node(self, a: Words) -> int:
         """Work that is given to NODE from now on belongs to a new node. Words: out, graph, nodes that it waits for,
         their number."""
-        graph, before = self._graph(a[1]), _handles(a[2], a[3])
+        graph, before = self._graph(a[1]), set(_listed(a[2], a[3]))
         if not before <= graph.nodes.keys():
             return INVALID_VALUE
         node = self.new_handle(a[0])
@@ -268,7 +268,3 @@ class Graphs:
 
 def _listed(pointer: int, count: int) -> tuple[int, ...]:
     return struct.unpack(f"<{count}Q", string_at(pointer, 8 * count)) if count else ()
-
-
-def _handles(pointer: int, count: int) -> set[int]:
-    return set(_listed(pointer, count))

@@ -165,7 +165,8 @@ class Program:
             raise EmulatorError("call launchers inside `with emulator.session(...)`")
         owners[self.owner] = self
         tensors = session_tensors[-1]
-        code = call(self.library, function, *(_pointer(tensors, arg) if is_tensor(arg) else arg for arg in args))
+        words = (ctypes.c_void_p(tensors.address(arg)) if is_tensor(arg) else arg for arg in args)
+        code = call(self.library, function, *words)
         tensors.store()
         return code
 
@@ -185,10 +186,6 @@ def _memory_of(args: Sequence[KernelArgument], memory: Memory | None) -> Memory:
         which = "than the one that is passed as `memory`" if memory is not None else "than others"
         raise EmulatorError(f"a buffer among the arguments is in another memory {which}: upload all to one Memory")
     return found[0] if found else Memory()
-
-
-def _pointer(tensors: Tensors, tensor: TorchTensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensors.address(tensor))
 
 
 def call(library: ctypes.CDLL, function: str, *args: object) -> int:

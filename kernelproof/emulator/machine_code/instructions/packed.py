@@ -8,14 +8,10 @@ from kernelproof.emulator.machine_code.modifiers import ORDERS, compared
 from kernelproof.sass import Instruction
 
 
-def _sign(part: str) -> str:
-    return f"{part[0].lower()}32"
-
-
 @mnemonic("IDP", "4A 2A LO HI S8 U8 S16 U16")
 def dot(low: Lowering, ins: Instruction) -> None:
     """dp4a, and dp2a of the lower or upper two bytes of the second source."""
-    types = [_sign(part) for part in ins.modifiers if part[0] in "SU"]
+    types = [f"{part[0].lower()}32" for part in ins.modifiers if part[0] in "SU"]
     kind = "dp4a" if "4A" in ins.modifiers else "dp2a.hi" if "HI" in ins.modifiers else "dp2a.lo"
     result, *sources = ins.operands
     low.set(result, low.computed(f"{kind}.{'.'.join(types)}", *map(low.word, sources)))
