@@ -43,7 +43,8 @@ TESTS = {
         for name in ("operators", "fused_operators", "grouped_operators", "torch_operators", "autocast", "fused_models")
     ],
     "cudal2gen/report": [
-        "tests/cudal2gen/test_report.py", "tests/cudal2gen/test_report_comparison.py", "tests/cudal2gen/test_advice.py",
+        f"tests/cudal2gen/test_{name}.py"
+        for name in ("report", "report_published", "report_printed", "report_comparison", "advice")
     ],
     "cudal2gen/results": [
         f"tests/cudal2gen/test_{name}.py" for name in ("results", "choice", "evidence", "claims", "rekeyed_verdicts")

@@ -12,7 +12,7 @@ from cudal2gen.results import KERNEL, Environment, Measurement
 from cudal2gen.results.ratios import spearman
 from cudal2gen.timing import model
 from tests.cudal2gen.measured import H200, measurement, timing
-from tests.cudal2gen.test_report import rows, store_of, table
+from tests.cudal2gen.reporting import rows, store_of, table
 
 SPLIT_K = (128, 128, 16384)
 LARGE, SMALL = (4096, 4096, 4096), (64, 64, 64)

@@ -14,7 +14,7 @@ from cudal2gen.results import KERNEL, Measurements
 from tests import browser
 from tests.browser import open_page, place
 from tests.cudal2gen.measured import H200, campaign, measurement, timing
-from tests.cudal2gen.test_report import EMPTY, HOSTILE
+from tests.cudal2gen.reporting import EMPTY, HOSTILE
 
 SHAPES = 120
 VISIBLE = "document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point').length"

@@ -11,8 +11,8 @@ from cudal2gen import report
 from cudal2gen.generation import catalog
 from cudal2gen.results import KERNEL, Measurement, Measurements
 from tests.cudal2gen.measured import campaign, measurement, shapes, timing, write
+from tests.cudal2gen.reporting import EMPTY, rows, section, steady, store_of
 from tests.cudal2gen.test_cli import error, run
-from tests.cudal2gen.test_report import EMPTY, rows, section, steady, store_of
 
 
 @pytest.mark.thorough
