@@ -31,7 +31,7 @@ named = Polynomial.named
 
 def refusal(record: Warpgroups) -> str:
     """Why no proof is tried for a record; empty if one is."""
-    if record.instruction != "mma.sync":
+    if record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
     reasons = {
         f"cluster={list(record.cluster)}": record.cluster_ctas > 1,

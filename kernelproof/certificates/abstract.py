@@ -12,7 +12,7 @@ from kernelproof.certificates.cells import Cells, joined
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.reductions import Terms
-from kernelproof.certificates.words import Undecided, Word, polynomial, quotient
+from kernelproof.certificates.words import Word, polynomial, quotient
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
 
@@ -75,14 +75,26 @@ def select(test: Any, yes: Any, no: Any) -> Any:
     return np.where(test, yes, no)
 
 
+def _surely_at_most(low: Any, high: Any) -> bool:
+    """Whether bounds of names suffice to say that one number is at most another one in every lane."""
+    word = low if isinstance(low, Word) else high
+    x, y = (Word(polynomial(each, word.bits), word.bits, word.facts, word.signed).number() for each in (low, high))
+    return bool(word.facts.known(y - x).min() == 1)
+
+
 def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     def extreme(a: Any, b: Any) -> Any:
         if not isinstance(a, Word) and not isinstance(b, Word):
             return (np.maximum if largest else np.minimum)(a, b)
         low, high = (b, a) if largest else (a, b)
+        # Bounds answer at once; a solver that is asked the wrong way round may not end.
+        if _surely_at_most(low, high):
+            return a
+        if _surely_at_most(high, low):
+            return b
         try:
             return select(low <= high, a, b)
-        except Undecided:
+        except NotCertified:
             return select(high <= low, b, a)
 
     return extreme

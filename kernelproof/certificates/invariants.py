@@ -100,6 +100,9 @@ class Turns:
             state.registers[self.variable(register)] = _no_sums(places, kinds)
         for register in self.invariant.unknown:
             state.registers[self.variable(register)] = UNKNOWN
+        invariant = self.invariant
+        if invariant.unknown_places or invariant.written or invariant.read:
+            state.shared.own()
         shared = state.shared
         for marks, ranges, mark in (
             (shared.kinds, self.invariant.unknown_places, 0),
@@ -118,9 +121,10 @@ class Turns:
             if a is not UNKNOWN and a is not b and not _same(a, b, kinds):
                 raise NotCertified(f"register {register} is not what turn after turn suggests: {a}, not {b}")
         x, y = general.shared, actual.shared
-        match = _elements_match(Cells(x.kinds, x.rows, x.cols, 2), Cells(y.kinds, y.rows, y.cols, 2), kinds)
-        if not match[x.kinds != 0].all():
-            raise NotCertified("shared memory does not hold what turn after turn suggests")
+        if x.kinds.any():
+            match = _elements_match(Cells(x.kinds, x.rows, x.cols, 2), Cells(y.kinds, y.rows, y.cols, 2), kinds)
+            if not match[x.kinds != 0].all():
+                raise NotCertified("shared memory does not hold what turn after turn suggests")
         for mine, its in ((x.writer, y.writer), (x.reader, y.reader)):
             if ((its != mine) & (mine != SEVERAL) & (its != NOBODY)).any():
                 raise NotCertified("accesses to shared memory since the last barrier differ from turn to turn")
@@ -215,6 +219,8 @@ def renumbered(state: State, number: Callable[[int], int]) -> State:
     table: dict[int, int] = {}
 
     def mapped(array: Lanes) -> Lanes:
+        if not array.any():
+            return array  # what is not known stays so
         values, inverse = np.unique(array, return_inverse=True)
         new = [table[x] if x in table else table.setdefault(x, number(x)) for x in map(int, values)]
         return np.asarray(new, np.int64)[inverse].reshape(array.shape)

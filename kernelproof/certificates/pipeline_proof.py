@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kernelproof.certificates.accumulators import check_accumulators
 from kernelproof.certificates.cells import Kinds
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
@@ -14,10 +15,11 @@ from kernelproof.certificates.loops import Case
 from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
 from kernelproof.certificates.polynomials import Lanes
 from kernelproof.certificates.program import Program
-from kernelproof.certificates.role_machine import RoleMachine
+from kernelproof.certificates.role_loops import loops_of
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split
-from kernelproof.certificates.roles import Role, loops_of, of_lanes
+from kernelproof.certificates.roles import Role, of_lanes
 from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 
 
 class PipelineProof:
@@ -35,10 +37,11 @@ class PipelineProof:
 
     def cases(self) -> Iterator[Case]:
         """Every role, proven. Raises NotCertified at the first that is not."""
+        check_accumulators(self.program)
         threads = np.arange(self.contract.lanes)
         size = self.contract.shared_bytes + self.program.layout.shared_static
         protocol = Protocol(-(-size // ELEMENT), self.pipeline)
-        machine = RoleMachine(self.program, self.pipeline.entry, self.kinds, protocol, threads, SETUP)
+        machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, protocol, threads, SETUP)
         try:
             state = machine.run(machine.start(), self._barrier())
         except Split:
@@ -82,7 +85,7 @@ class PipelineProof:
         todo, out = [(threads, state)], []
         while todo:
             lanes, at = todo.pop()
-            machine = RoleMachine(self.program, self.pipeline.entry, self.kinds, protocol, lanes, NONE)
+            machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, protocol, lanes, NONE)
             try:
                 reached = machine.run(at, *stops)
             except Split as split:
@@ -95,7 +98,7 @@ class PipelineProof:
                 out.append((lanes, reached))
         return out
 
-    def _check_registers(self, protocol: Protocol, machine: RoleMachine) -> None:
+    def _check_registers(self, protocol: Protocol, machine: WarpgroupMachine) -> None:
         """Check that warpgroups do not wait for more registers than their CTA has."""
         if not protocol.registers:
             return

@@ -7,7 +7,8 @@ is proven by itself to do this, in its own program order:
 - The producer, for each x: it waits until the mbarrier ``empty`` of the stage has completed its phase x / S - 1; it
   arrives at ``full`` and says how many bytes will land; and it issues copies of as many bytes, to that stage alone.
 - Each warp of the group that has the item, for each x of it: all lanes wait for phase x / S of ``full``; they read
-  the stage; all lanes meet; one lane arrives at ``empty``, once.
+  the stage; all lanes meet; one lane arrives at ``empty``, once. Products of wgmma read until their group has been
+  waited for: the next k-tiles may be waited for meanwhile, and stages are handed back in order.
 - If groups take items in turn, a group first waits for its turn's mbarrier; and when it has waited for its last k-tile,
   one lane of each of its warps arrives at the turn's mbarrier of the other group.
 
@@ -17,12 +18,14 @@ is proven by itself to do this, in its own program order:
   that one itself. A warp has, if it had the k-tile S before; otherwise the other group had, before it handed over.
 - Phase x / S of ``full`` completes when the bytes of x have landed and not before; nothing but the copies of x is
   written to the stage until every warp of the group has arrived at ``empty`` for x, which is after its reads.
-- Nobody waits for ever: what a role waits for comes from transactions, or turns, before its own.
+- Nobody waits for ever: what a role waits for comes from transactions, or turns, before its own. A warp that waits for
+  x has handed back x - S, and one that has handed on its turn hands back all that it holds before it waits again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,13 +65,24 @@ class Pipeline:
         return 2 * self.stages
 
 
+class StageOperand(NamedTuple):
+    """What a descriptor of wgmma names: elements of one kind of a stage. ``number``: of the kind, as that of the k-tile
+    ``TURN``. ``places``, ``steps``: the offsets of rows (or columns) and of k."""
+
+    stage: int
+    number: int
+    places: Lanes
+    steps: tuple[int, ...]
+
+
 class Protocol:
     """What the roles of a kernel have shown about shared memory, so far.
 
     ``owner``: of each element. ``counts``: of each mbarrier, by its address, the arrivals that a phase needs. ``full``,
     ``empty``: the mbarriers of each stage; ``turns``: of each group's turn. ``sizes``: bytes of each stage. ``kinds``,
-    ``rows``, ``cols``: what a stage holds of the k-tile with the number ``TURN`` of its item. ``registers``: of a
-    thread, by warpgroup, after setmaxnreg.
+    ``rows``, ``cols``: what a stage holds of the k-tile with the number ``TURN`` of its item; ``operands``: by their
+    descriptor, extent and order, which do not change once the producer is proven. ``registers``: of a thread, by
+    warpgroup, after setmaxnreg.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -80,6 +94,7 @@ class Protocol:
         self.turns: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.kinds, self.rows, self.cols = (np.zeros(elements, np.int64) for _ in range(3))
+        self.operands: dict[tuple[int, int, bool], StageOperand] = {}
         self.registers: dict[int, int] = {}
 
     def initialise(self, address: int, place: int, count: int) -> None:

@@ -197,7 +197,8 @@ class RoleMachine(Machine):
     def converge(self, members: Any, m: Mask, *_: int) -> None:
         """Lanes come together for an instruction of whole warps."""
         self._whole_warps(m)
-        self._members(members)
+        if members is not None:
+            self._members(members)
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
         self._whole_warps(m)
@@ -300,7 +301,7 @@ class RoleMachine(Machine):
             track.ordered, expected = True, (track.item // groups + self.group + 1) & 1
         else:
             raise NotCertified("a wait for another mbarrier than that of the next stage")
-        track.unmet = True
+        track.unmet = self.role == CONSUMER
         if parity != expected:
             raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
 
@@ -342,11 +343,13 @@ class RoleMachine(Machine):
             stage = next(iter(track.held), None)
             if stage is None or at != self.protocol.empty.get(stage) or warps & track.arrived:
                 raise NotCertified("a stage is handed back that is not the warp's oldest one, or twice")
+            if any(stage in stages for stages in (*track.reading, track.opened)):
+                raise NotCertified("a stage is handed back while a wgmma may read it")
             track.arrived |= warps
             if track.arrived == self.warps:
                 del track.held[stage]
                 track.arrived = frozenset()
-        elif groups > 1 and track.ordered and track.idle and track.step.equals(self.tiles) and not warps & track.handed:
+        elif groups > 1 and track.ordered and track.step.equals(self.tiles) and not warps & track.handed:
             self.protocol.mbarrier(self.protocol.turns, 1 - self.group, at, "the other group's turn")
             track.handed |= warps
         else:
@@ -418,7 +421,7 @@ class RoleMachine(Machine):
 
     def _keep(self, places: Lanes, number: int, rows: Lanes, cols: Lanes) -> None:
         """Note what a k-tile brings to places, each once."""
-        state = self.memory.state
+        state = self.memory.state.own()
         if (state.writer[places] >= 0).any():
             raise NotCertified("copies of one k-tile overlap")
         state.writer[places] = 0
@@ -433,7 +436,7 @@ class RoleMachine(Machine):
 
     def _filled(self, stage: int) -> None:
         """All bytes of a stage are on their way."""
-        track, written = self.track, self.memory.state.writer
+        track, written = self.track, self.memory.state.own().writer
         own = self.protocol.owner == FIRST_STAGE + stage
         if (written[own] < 0).any() or self.protocol.sizes.setdefault(stage, track.landed) != track.landed:
             raise NotCertified("a part of a stage keeps what an earlier k-tile has brought")
@@ -483,7 +486,7 @@ class RoleMachine(Machine):
         warps = np.broadcast_to((self.threads // WARP)[None, :, None], places.shape)
         self.protocol.claim(places, (FIRST_WARP + warps).astype(np.int32))
         self.track.stores.write(places)
-        state = self.memory.state
+        state = self.memory.state.own()
         for at, cells in zip(places, values, strict=True):
             state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
 

@@ -28,8 +28,9 @@ class Track:
     Of a producer, ``filling``: the stage that it has waited for; ``expected``, ``landed``: bytes. Of a consumer,
     ``held``: stages that it may read, and their k-tiles in the item; ``arrived``: warps that have handed back the first
     of them; ``unmet``: since lanes have last met they have waited or read; ``ordered``: it has its turn; ``handed``:
-    warps that have handed it on. ``granted``: the kernel before it has ended. ``fenced``: no mbarrier was initialised
-    since the last fence for that.
+    warps that have handed it on. ``reading``: the stages that each group of wgmma reads which was not waited for, the
+    oldest first; ``opened``: those that products in no group yet read. ``granted``: the kernel before it has ended.
+    ``fenced``: no mbarrier was initialised since the last fence for that.
     """
 
     stores: Stores
@@ -44,6 +45,8 @@ class Track:
     unmet: bool = False
     ordered: bool = False
     handed: frozenset[int] = frozenset()
+    reading: tuple[frozenset[int], ...] = ()
+    opened: frozenset[int] = frozenset()
     granted: bool = False
     fenced: bool = True
 
@@ -53,7 +56,35 @@ class Track:
     @property
     def idle(self) -> bool:
         """Is it between two transactions?"""
-        return self.filling is None and not self.held and not self.arrived
+        return self.filling is None and not (self.held or self.arrived or self.reading or self.opened)
+
+    def substituted(self, name: str, value: Polynomial) -> Track:
+        """The track for the problems in which a name has a value."""
+        held = {stage: step.substituted(name, value) for stage, step in (self.held or {}).items()}
+        return replace(self, step=self.step.substituted(name, value), held=held)
+
+    def at(self, position: int, step: Polynomial, stages: int, behind: int) -> Track:
+        """A consumer's track at the head of its loop over k-tiles: the stages of so many k-tiles before are held, and
+        each is read by a group of wgmma of its own."""
+        held = {(position - i) % stages: step - i for i in range(behind, 0, -1)}
+        reading = tuple(frozenset((stage,)) for stage in held)
+        return replace(
+            self, position=position, step=step, held=held, reading=reading, opened=frozenset(), filling=None,
+            arrived=frozenset(),
+        )  # fmt: skip
+
+    def alike(self, other: Track) -> bool:
+        """Is it as far in its item as another one, in the same place? The other may have met less."""
+        mine, its = self.held or {}, other.held or {}
+        return (
+            (self.position, self.filling, self.arrived, self.reading, self.opened, self.ordered, self.handed)
+            == (other.position, other.filling, other.arrived, other.reading, other.opened, other.ordered, other.handed)
+            and self.granted == other.granted
+            and self.unmet <= other.unmet
+            and self.step.equals(other.step)
+            and list(mine) == list(its)
+            and all(mine[stage].equals(its[stage]) for stage in mine)
+        )
 
 
 class RoleState(State):

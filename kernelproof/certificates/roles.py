@@ -7,6 +7,11 @@ transactions in two rounds of the ring, and for each of them two claims are prov
 the next position; and the last turn leads to the loop's exit. At the head of the loop over items, registers are those
 of the entry, but for the item's number, and for controls again. From the controls of the entry on, all that a body can
 lead to are looked for, whatever T, the number of k-tiles of an item, is modulo two rounds.
+
+Where wgmma multiplies, the products of a k-tile are in flight while the next one is waited for. So the first turn of
+the loop over k-tiles, before which nothing is in flight, is **peeled**: executed from every position, with one k-tile
+and with more. Behind the loop, what is in flight is waited for and handed back at every position, too: that is a part
+of the last turn, up to the block from which on no instruction touches an mbarrier or a wgmma.
 """
 
 from __future__ import annotations
@@ -34,10 +39,11 @@ from kernelproof.certificates.loops import REST, TILES, TURN
 from kernelproof.certificates.pipelines import Protocol
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_loops import is_asynchronous, loops_of, registers_of, tail_of
 from kernelproof.certificates.role_machine import RoleMachine
-from kernelproof.certificates.role_state import CONSUMER, PRODUCER, RoleState, Split
+from kernelproof.certificates.role_state import CONSUMER, PRODUCER, RoleState, Split, Track
+from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 from kernelproof.certificates.words import Word
-from kernelproof.emulator.frontend.instruction import defs_uses
 
 MOST_CONTROLS = 4096  # states of the loop over items, of which no ring needs as many
 NOTHING = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), written=(), read=())
@@ -110,6 +116,11 @@ class Role:
         self.items, self.head = loops_of(program, PRODUCER if group is None else CONSUMER)
         body = program.loops[self.head]
         self.exits = sorted({to for block in body for to in program.blocks[block].targets if to not in body})
+        self.peeled = int(group is not None and any(is_asynchronous(program, block) for block in body))
+        self.behind = 0  # k-tiles whose products are in flight at the head, but for turn 0
+        if self.peeled:
+            tail, end = tail_of(program, self.items, self.exits)
+            body, self.exits = body | tail, [end]
         self.in_loop, self.written_in_loop = registers_of(program, body)
         self.written = registers_of(program, program.loops[self.items])[1]
         self.instructions = 0
@@ -129,11 +140,12 @@ class Role:
         return self.machines[key]
 
     def _machine(self, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool) -> RoleMachine:
-        contract = self.contract.where(TILES, tiles, bounds) if bounds else self.contract
+        same = tiles.equals(named(TILES))
+        contract = self.contract if same else self.contract.where(TILES, tiles, bounds)
         if assumed:
             contract = replace(contract, facts=contract.facts.also({}, *assumed))
         role = PRODUCER if self.group is None else CONSUMER
-        return RoleMachine(
+        return WarpgroupMachine(
             self.program, contract, self.kinds, self.protocol, self.threads, role, self.group or 0, tiles, keeps
         )
 
@@ -150,7 +162,7 @@ class Role:
     def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
         out = substituted(state, name, value, machine.facts, self.kinds)
         assert isinstance(out, RoleState)
-        out.track.step = out.track.step.substituted(name, value)
+        out.track = out.track.substituted(name, value)
         return out
 
     # --- the loop over items
@@ -209,6 +221,8 @@ class Role:
         if state is None or state.block != self.head:
             raise NotCertified("an item is not computed")
         self._check_head(state)
+        if self.peeled:
+            self._only_turn(state)
         for (end, covers), position in self._ends(state):
             if end is None:
                 continue
@@ -262,22 +276,61 @@ class Role:
     # --- the loop over k-tiles
 
     def _check_head(self, state: RoleState) -> None:
-        """The state in which the inner loop is reached is that of turn 0; the first time, prove the loop."""
-        if self.first is None:
-            self.first = state
-            self._prove_loop()
-        assert self.first is not None
-        turns = self._turns(self.first, state.track.position)
+        """The state in which the inner loop is reached, or behind the peeled turn, is that of the first turn that is
+        not peeled. The first time, prove the loop."""
         machine = self.machine(named(TILES), {})
+        if self.peeled:
+            machine = self.machine(named(TILES), {}, named(TILES) - 2)
+            state = self._first_turn(state, machine)
+        if self.first is None:
+            self.first, self.behind = state, len(state.track.held or {})
+            self._prove_loop()
+        position = state.track.position
+        self._turns(self.first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
+        self._check_track(state, self._track(self.first.track, position, Polynomial.of(self.peeled)))
+
+    def _first_turn(self, head: RoleState, machine: RoleMachine) -> RoleState:
+        """The state behind the peeled turn, of several."""
+        if not head.track.idle:
+            raise NotCertified("an item begins while a stage is read")
+        state = self._ran(machine, self._put(head, TILES, machine.tiles, machine), self.head, *self.exits)
+        if state is None or state.block != self.head:
+            raise NotCertified("the main loop ends before its last turn")
+        self._check_kept(head, state)
+        return state
+
+    def _only_turn(self, head: RoleState) -> None:
+        """The peeled turn where it is the only one: it leads to where the last turn of several leads."""
+        assert self.last is not None
+        machine = self.machine(Polynomial.of(1), {})
+        start = self._put(head, TILES, Polynomial.of(1), machine)
+        state = self._ran(machine, start, self.head, *self.exits)
+        if state is None or state.block == self.head:
+            raise NotCertified("the main loop goes on after its last turn")
+        self._check_kept(start, state)
+        self._check_left(self._put(self.last, TURN, Polynomial.of(0), machine), state, machine)
+
+    def _check_left(self, last: RoleState, state: RoleState, machine: RoleMachine) -> None:
+        """Check that a state behind the loop is the one that is known from there, at its position."""
+        position = state.track.position
+        if state.block != last.block:
+            raise NotCertified("the main loop is left for different places")
+        last = last.copied()
+        last.registers |= self.left[position]
+        turns = Turns(NOTHING, last, self._looked_at(state.block), self.variable)
         turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
-        self._check_track(state, self.first)
+        self._check_track(state, replace(last.track, position=position))
 
     @staticmethod
-    def _check_track(state: RoleState, other: RoleState) -> None:
-        mine, its = state.track, other.track
-        alike = (mine.ordered, mine.handed, mine.granted) == (its.ordered, its.handed, its.granted)
-        if not (alike and mine.idle) or mine.stores.open:
-            raise NotCertified("a turn of the main loop begins in the middle of a k-tile, or out of turn")
+    def _check_track(state: RoleState, expected: Track) -> None:
+        if not state.track.alike(expected) or state.track.stores.open:
+            raise NotCertified("a turn of the main loop begins or ends in the middle of a k-tile, or out of turn")
+
+    @staticmethod
+    def _check_kept(start: RoleState, state: RoleState) -> None:
+        """Check that neither D nor the warps' memory is touched."""
+        if state.track.stores.key != start.track.stores.key or not state.left_as(start):
+            raise NotCertified("D, or memory of a warp, is written in the main loop")
 
     def _looked_at(self, block: int) -> list[str]:
         """The registers that are live in a block and are used or written in the inner loop."""
@@ -292,7 +345,7 @@ class Role:
         for register in self.program.live(self.head):
             if register not in self.in_loop:
                 first.registers[self.variable(register)] = UNKNOWN
-        first.track.position = position
+        first.track = self._track(first.track, position, Polynomial.of(self.peeled))
         return Turns(self.invariant, first, self._looked_at(self.head), self.variable)
 
     def _prove_loop(self) -> None:
@@ -324,7 +377,7 @@ class Role:
         """The invariant that two rounds of the ring suggest."""
         assert self.first is not None
         round_ = self.pipeline.round
-        tiles = named(REST) + (round_ + 1)
+        tiles = named(REST) + (round_ + 1 + self.peeled)
         machine = self.machine(tiles, {(REST,): (1, self.pipeline.most)})
         first = state = self._put(self.first, TILES, tiles, machine)
         for _ in range(round_):
@@ -347,55 +400,49 @@ class Role:
         """The state at turn TURN and a position."""
         assert self.first is not None
         turns = self._turns(self._put(self.first, TILES, tiles, machine), position)
-        state = turns.at(named(TURN), machine.facts, self.kinds)
+        state = turns.at(named(TURN) - self.peeled, machine.facts, self.kinds)
         assert isinstance(state, RoleState)
-        state.track.step = named(TURN)
+        state.track = self._track(state.track, position, named(TURN))
         return state
+
+    def _track(self, track: Track, position: int, turn: Polynomial) -> Track:
+        """The track at the loop's head."""
+        return track.at(position, turn, self.pipeline.stages, self.behind)
 
     def _turn(self, position: int) -> None:
         """A turn that is not the last one."""
         assert self.first is not None
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
-        machine = self.machine(tiles, {(TURN,): (0, most), (REST,): (1, most)}, keeps=True)
+        machine = self.machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
         start = self._state(position, tiles, machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block != self.head:
             raise NotCertified("the main loop ends before its last turn")
-        self._moved(start, state, position)
+        self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
+        self._check_track(state, self._track(start.track, following, named(TURN) + 1))
         self.controls[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
         turns = self._turns(self._put(self.first, TILES, tiles, machine), following)
-        turns.check(named(TURN) + 1, state, machine.facts, self.kinds)
-
-    def _moved(self, start: RoleState, state: RoleState, position: int) -> None:
-        """Check that a turn was a transaction, and nothing else."""
-        track = state.track
-        self._check_track(state, start)
-        if track.position != (position + 1) % self.pipeline.round or not track.step.equals(named(TURN) + 1):
-            raise NotCertified("a turn of the main loop is not one k-tile")
-        if track.stores.key != start.track.stores.key or not state.left_as(start):
-            raise NotCertified("D, or memory of a warp, is written in the main loop")
+        turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
     def _last_turn(self, position: int) -> None:
         """The last turn, to the loop's exit."""
         tiles = named(TURN) + 1
-        machine = self.machine(tiles, {(TURN,): (0, self.pipeline.most)}, keeps=True)
+        machine = self.machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
         start = self._state(position, tiles, machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
             raise NotCertified("the main loop goes on after its last turn")
-        self._moved(start, state, position)
+        self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self.left[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
         if self.last is None:
+            # Behind a peeled loop a group may have handed on its turn.
+            handed = state.track.handed if self.peeled else start.track.handed
+            self._check_track(state, replace(start.track, handed=handed).at(following, tiles, self.pipeline.stages, 0))
             self.last = state
             return
-        if state.block != self.last.block:
-            raise NotCertified("the main loop is left for different places")
-        first = self.last.copied()
-        first.registers |= self.left[following]
-        turns = Turns(NOTHING, first, self._looked_at(state.block), self.variable)
-        turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
+        self._check_left(self.last, state, machine)
 
     def _ends(self, head: RoleState) -> Iterator[tuple[End, int]]:
         """From the inner loop's exit to the end of an item that has reached the loop in this state: the states reached,
@@ -428,39 +475,3 @@ class Role:
             if end is not None:
                 machine.end_item()
             yield end, covers
-
-
-def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]]:
-    """Two sets for some blocks: the registers that they read or write, and those that they write. A branch reads its
-    condition."""
-    written, used = set[str](), set[str]()
-    for block in blocks:
-        node = program.blocks[block]
-        if node.cond is not None:
-            used.add(node.cond.name)
-        for ins in node.all():
-            defs, uses = defs_uses(ins)
-            written.update(defs)
-            used.update(uses)
-            if ins.guard is not None:
-                used.add(ins.guard.name)
-    return written | used, written
-
-
-def loops_of(program: Program, role: str) -> tuple[int, int]:
-    """The heads of a role's loops over items and over k-tiles."""
-    base = "cp.async.bulk.tensor" if role == PRODUCER else "mma"
-    work = {
-        block.index for block in program.blocks
-        if any(_does(ins.op, base) for ins in block.all())
-    }  # fmt: skip
-    heads = [head for head, body in program.loops.items() if work and work <= body]
-    if len(heads) != 2:
-        raise NotCertified(f"a {role} that has not two loops, over items and over k-tiles")
-    inner, outer = sorted(heads, key=lambda head: len(program.loops[head]))
-    return outer, inner
-
-
-def _does(op: str, base: str) -> bool:
-    loads = "mbarrier" in op
-    return op.startswith(base) and (base == "mma" or loads)

@@ -8,7 +8,7 @@ That state has no times in it, so a loop's state can be compared with that of an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,7 +22,10 @@ ELEMENT = 2  # bytes that one tag describes
 
 @dataclass
 class Contents:
-    """The elements' kinds and offsets; ``writer``, ``reader``: see the module. ``pending``: who copies to it."""
+    """The elements' kinds and offsets; ``writer``, ``reader``: see the module. ``pending``: who copies to it.
+
+    Copies of a state share arrays, which are read-only from then on; ``own`` comes before every change.
+    """
 
     kinds: Lanes
     rows: Lanes
@@ -40,12 +43,22 @@ class Contents:
         writer, reader, pending = (np.full(size, NOBODY, np.int32) for _ in range(3))
         return cls(kinds, rows, cols, writer, reader, pending)
 
+    @property
+    def _arrays(self) -> tuple[Lanes, ...]:
+        return self.kinds, self.rows, self.cols, self.writer, self.reader, self.pending
+
     def copied(self) -> Contents:
         """The same state, which changes by itself."""
-        return Contents(
-            self.kinds.copy(), self.rows.copy(), self.cols.copy(), self.writer.copy(), self.reader.copy(),
-            self.pending.copy(), list(self.groups), list(self.open),
-        )  # fmt: skip
+        for array in self._arrays:
+            array.flags.writeable = False
+        return replace(self, groups=list(self.groups), open=list(self.open))
+
+    def own(self) -> Contents:
+        """This state, with arrays that it shares with no other one."""
+        self.kinds, self.rows, self.cols, self.writer, self.reader, self.pending = (
+            array if array.flags.writeable else array.copy() for array in self._arrays
+        )
+        return self
 
 
 class SharedMemory:
@@ -68,7 +81,7 @@ class SharedMemory:
     def write(self, at: Lanes, lanes: Lanes, cells: Cells) -> None:
         """Lanes store elements of 16 bits at places."""
         self._claim(at, lanes)
-        state = self.state
+        state = self.state.own()
         state.writer[at] = lanes[:, None]
         state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
 
@@ -85,7 +98,7 @@ class SharedMemory:
 
     def read(self, at: Lanes, lanes: Lanes | None) -> Cells:
         """Lanes load elements; if ``lanes`` is None, those of a warp read together."""
-        state = self.state
+        state = self.state.own()
         if (state.pending[at] != NOBODY).any():
             raise NotCertified("shared memory is read while a copy to it is pending")
         writer = state.writer[at]
@@ -108,7 +121,7 @@ class SharedMemory:
     def copy(self, at: Lanes, lanes: Lanes, cells: Cells) -> None:
         """Lanes begin copies to places. They may land at any time until they are waited for."""
         self._claim(at, lanes)
-        state = self.state
+        state = self.state.own()
         state.pending[at] = lanes[:, None]
         state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
         state.open.append(at.reshape(-1))
@@ -122,7 +135,7 @@ class SharedMemory:
 
     def wait(self, most: int) -> None:
         """All groups but the last ``most`` have landed, each thread's own for that thread alone."""
-        state = self.state
+        state = self.state.own()
         while state.groups and (len(state.groups) > most or not len(state.groups[0])):
             landed = state.groups.pop(0)
             state.writer[landed] = state.pending[landed]
@@ -130,5 +143,6 @@ class SharedMemory:
 
     def barrier(self) -> None:
         """All threads of the CTA meet: what they did before is before all that they do later."""
-        self.state.writer.fill(NOBODY)
-        self.state.reader.fill(NOBODY)
+        state = self.state.own()
+        state.writer.fill(NOBODY)
+        state.reader.fill(NOBODY)

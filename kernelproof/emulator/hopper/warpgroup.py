@@ -24,6 +24,18 @@ from kernelproof.emulator.state.batch_state import BatchState
 SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
+def strides(descriptor: int) -> Strides:
+    """The fields of a descriptor (PTX ISA, "Matrix Descriptor Format"). Its address and offsets are in units of 16
+    bytes, 14 bits each."""
+    return Strides(
+        address=(descriptor & 0x3FFF) << 4,
+        leading=(descriptor >> 16 & 0x3FFF) << 4,
+        stride=(descriptor >> 32 & 0x3FFF) << 4,
+        base=descriptor >> 49 & 7,
+        span=SPAN[descriptor >> 62],
+    )
+
+
 class OperandPlaces(NamedTuple):
     """Where an operand lies in shared memory. ``at``: indices of its 16-byte elements, by warpgroup. ``slot_of``: for
     each warpgroup a number that is equal for warpgroups with the same operand; None if none share theirs. ``inside``:
@@ -307,16 +319,8 @@ class Warpgroups:
         return at
 
     def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
-        """The 16-byte elements that a descriptor names (PTX ISA, "Matrix Descriptor Format"), in the order that
-        ``numbers`` expects. Addresses and offsets are in units of 16 bytes, 14 bits each."""
-        fields = Strides(
-            address=(descriptor & 0x3FFF) << 4,
-            leading=(descriptor >> 16 & 0x3FFF) << 4,
-            stride=(descriptor >> 32 & 0x3FFF) << 4,
-            base=descriptor >> 49 & 7,
-            span=SPAN[descriptor >> 62],
-        )
-        return pattern(fields, rows, along)
+        """The 16-byte elements that a descriptor names, in the order that ``numbers`` expects."""
+        return pattern(strides(descriptor), rows, along)
 
     # --- groups ---
 

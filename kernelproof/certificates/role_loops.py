@@ -1,0 +1,72 @@
+"""The loops of a role in a kernel's text: over items of work and over k-tiles, and what is behind the latter."""
+
+from __future__ import annotations
+
+from kernelproof.certificates.accumulators import is_wgmma
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_state import PRODUCER
+from kernelproof.emulator.frontend.flow.loops import reachable
+from kernelproof.emulator.frontend.instruction import defs_uses
+from kernelproof.emulator.frontend.ptx import Instr
+
+
+def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]]:
+    """Two sets for some blocks: the registers that they read or write, and those that they write. A branch reads its
+    condition."""
+    written, used = set[str](), set[str]()
+    for block in blocks:
+        node = program.blocks[block]
+        if node.cond is not None:
+            used.add(node.cond.name)
+        for ins in node.all():
+            defs, uses = defs_uses(ins)
+            written.update(defs)
+            used.update(uses)
+            if ins.guard is not None:
+                used.add(ins.guard.name)
+    return written | used, written
+
+
+def is_asynchronous(program: Program, block: int) -> bool:
+    """Whether a block multiplies by wgmma."""
+    return any(is_wgmma(ins, "mma_async") for ins in program.blocks[block].all())
+
+
+def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], int]:
+    """What is behind a loop over k-tiles: the blocks up to the last one on all ways to the head ``items`` that touches
+    an mbarrier or a wgmma, and the block behind those."""
+    if len(exits) != 1:
+        raise NotCertified("the main loop is left for different places")
+    at = end = exits[0]
+    passed, tail = set[int](), set[int]()
+    while (join := program.joins[at]) is not None and join != items:
+        between = reachable(program.blocks, [at], join)
+        if items in between:
+            break
+        passed |= between
+        at = join
+        if any(ins.base in ("mbarrier", "wgmma") for block in between for ins in program.blocks[block].all()):
+            tail, end = set(passed), at
+    return tail, end
+
+
+def loops_of(program: Program, role: str) -> tuple[int, int]:
+    """The heads of a role's loops over items and over k-tiles."""
+    does = loads_box if role == PRODUCER else multiplies
+    work = {block.index for block in program.blocks if any(does(ins) for ins in block.all())}
+    heads = [head for head, body in program.loops.items() if work and work <= body]
+    if len(heads) != 2:
+        raise NotCertified(f"a {role} that has not two loops, over items and over k-tiles")
+    inner, outer = sorted(heads, key=lambda head: len(program.loops[head]))
+    return outer, inner
+
+
+def loads_box(ins: Instr) -> bool:
+    """Whether an instruction loads a box to shared memory."""
+    return ins.op.startswith("cp.async.bulk.tensor") and "mbarrier" in ins.op
+
+
+def multiplies(ins: Instr) -> bool:
+    """Whether an instruction multiplies matrices."""
+    return ins.base == "mma" or is_wgmma(ins, "mma_async")

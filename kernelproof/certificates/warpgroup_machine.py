@@ -1,0 +1,227 @@
+"""wgmma by a consumer's warpgroups, on elements by their origin: the operands of a stage, and groups of products.
+
+A wgmma reads two operands of a stage that its warpgroup holds, by descriptors, until the group that it is committed to
+has been waited for: so its stage may be handed back only after that. That no other instruction touches its registers
+meanwhile does not depend on what they hold, and is shown by ``accumulators``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kernelproof.certificates.accumulators import tuples_of
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, SummedRange
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.pipelines import FIRST_STAGE, StageOperand
+from kernelproof.certificates.polynomials import ZERO, Lanes
+from kernelproof.certificates.role_machine import RoleMachine
+from kernelproof.certificates.role_state import CONSUMER, RoleState
+from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.words import Word
+from kernelproof.emulator.hopper.pattern import pattern
+from kernelproof.emulator.hopper.tile import WgmmaForm
+from kernelproof.emulator.hopper.warpgroup import strides
+from kernelproof.emulator.state.arrays import Mask
+
+WARPGROUP, ROWS = 128, 64  # lanes, and the rows of A that they multiply
+_VECTOR = 16  # bytes
+_FIELDS = 0xC00E_3FFF_3FFF_3FFF  # the bits of a descriptor that mean something
+
+
+class Operand(NamedTuple):
+    """A warpgroup's rows of A or columns of B, and 16 of k. ``number``: of their kind. ``places``: the offset of each
+    row or column; ``steps``: those of k."""
+
+    number: int
+    places: Lanes
+    steps: tuple[int, ...]
+
+
+class WarpgroupMachine(RoleMachine):
+    """A role whose warpgroups may multiply by wgmma."""
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        methods: dict[str, Callable[..., Any]] = {
+            "fence": self.order_registers, "commit": self.commit_products, "wait": self.wait_for_products,
+            "mma": self.multiply,
+        }  # fmt: skip
+        return super().units() | {"X": methods}
+
+    def start(self) -> RoleState:
+        """Accumulators hold nothing that is known."""
+        state = super().start()
+        names = {name for registers in tuples_of(self.program) for name in registers}
+        state.registers |= {self.program.emitter.variable(name): UNKNOWN for name in sorted(names)}
+        return state
+
+    def order_registers(self, m: Mask) -> None:
+        """wgmma.fence: ``accumulators`` checks where it must stand."""
+        self._whole_warpgroups(m)
+
+    def commit_products(self, m: Mask, _site: int) -> None:
+        """wgmma.commit_group: all products since the last one are a group."""
+        self._whole_warpgroups(m)
+        track = self.track
+        track.reading, track.opened = (*track.reading, track.opened), frozenset()
+
+    def wait_for_products(self, most: int, m: Mask) -> None:
+        """wgmma.wait_group: all groups but the last ``most`` have read their operands and written their sums."""
+        self._whole_warpgroups(m)
+        track = self.track
+        track.reading = track.reading[max(0, len(track.reading) - most) :]
+
+    def multiply(
+        self, form: WgmmaForm, d: tuple[Any, ...], a: Any, b: Any, keep: Any, m: Mask, _site: int
+    ) -> list[Cells]:  # fmt: skip
+        """wgmma.mma_async: the registers of D, as they are when the products have been waited for."""
+        self._whole_warpgroups(m)
+        self._check_form(form)
+        left, right = (
+            self._operands(value, rows, along)
+            for value, rows, along in ((a, ROWS, form.along_a), (b, form.n, form.along_b))
+        )
+        kinds = [self.kinds[each[0].number] for each in (left, right)]
+        (rows, cols) = kinds
+        if rows is None or cols is None or (rows.source, cols.source) != ("A", "B"):
+            raise NotCertified("a wgmma does not multiply A by B")
+        if left[0].steps != right[0].steps or not rows.col.equals(cols.col):
+            raise NotCertified("the operands A and B of a wgmma have different k")
+        places = self._places_of_d(form, left, right)
+        before = self._before(d, rows, cols, places) if self._keeps(keep) else SummedRange(ZERO, 0)
+        number = self.kinds.number(Kind("sum", rows.row, cols.row, before.plus(rows.col, left[0].steps)))
+        self.track.unmet = False  # all lanes of a warp come together here
+        all_kinds = np.full(places[0][1].shape, number)
+        return [Cells(all_kinds, *at, width_of(form)) for at in places]
+
+    def _whole_warpgroups(self, m: Mask) -> None:
+        """Check that whole warpgroups of a consumer execute an instruction."""
+        self._together(m)
+        threads = self.threads.reshape(-1, WARPGROUP) if self.lanes % WARPGROUP == 0 else None
+        if self.role != CONSUMER or threads is None or (threads[:, 0] % WARPGROUP).any():
+            raise NotCertified("an instruction of wgmma that is not executed by whole warpgroups of a consumer")
+
+    def _check_form(self, form: WgmmaForm) -> None:
+        contract = self.contract
+        operands, output = contract.type_of("A"), contract.type_of("D")
+        types = (form.kind_a, form.kind_b) == (operands, operands) and operands in ("f16", "bf16")
+        if form.registers or form.sign != 1 or form.saturate or not types:
+            raise NotCertified(f"a wgmma that does not multiply {operands} from shared memory as it is")
+        if form.acc != "f32" and (form.acc, output) != ("f16", "f16"):
+            raise NotCertified(f"a wgmma adds in {form.acc} for a D of {output}")
+
+    def _keeps(self, keep: Any) -> bool:
+        """Whether products are added to what the registers of D hold."""
+        keeps = np.asarray(keep)
+        if keeps.dtype != bool or (keeps != keeps.flat[0]).any():
+            raise NotCertified("whether a wgmma adds to its accumulators is not known, or differs between lanes")
+        return bool(keeps.flat[0])
+
+    # --- operands
+
+    def _operands(self, descriptors: Any, rows: int, along: bool) -> list[Operand]:
+        """The operand of each warpgroup; all have one kind and the same k."""
+        numbers = np.broadcast_to(self._bits(descriptors), (self.lanes,)).reshape(-1, WARPGROUP)
+        if (numbers != numbers[:, :1]).any():
+            raise NotCertified("the threads of a warpgroup have different descriptors of one operand")
+        operands = [self._operand(int(each) & (1 << 64) - 1, rows, along) for each in numbers[:, 0]]
+        first = operands[0]
+        if any(each.number != first.number or each.steps != first.steps for each in operands):
+            raise NotCertified("the operands of warpgroups that share a tile differ by more than their rows")
+        return operands
+
+    @staticmethod
+    def _bits(descriptors: Any) -> Lanes:
+        """Descriptors as numbers, which must be known. Their highest bit counts as any other."""
+        if isinstance(descriptors, Word):
+            descriptors = descriptors.poly.constant if descriptors.poly.is_constant else None
+        number = np.asarray(descriptors)
+        if number.dtype.kind not in "iu":
+            raise NotCertified("a descriptor of a wgmma depends on the problem")
+        return number.astype(np.int64)
+
+    def _operand(self, descriptor: int, rows: int, along: bool) -> Operand:
+        """What a descriptor names, which must be of a stage that the role holds."""
+        track, protocol = self.track, self.protocol
+        key = descriptor, rows, along
+        if key not in protocol.operands:
+            protocol.operands[key] = self._named(descriptor, rows, along)
+        stage, kind, places, steps = protocol.operands[key]
+        held = track.held or {}
+        if stage not in held or track.arrived:
+            raise NotCertified("a wgmma reads a stage that was not waited for, or was handed back")
+        track.opened |= {stage}
+        return Operand(self._contents(held[stage])(kind), places, steps)
+
+    def _named(self, descriptor: int, rows: int, along: bool) -> StageOperand:
+        """What a descriptor names, by what the producer brings to the ring."""
+        protocol = self.protocol
+        if descriptor & ~_FIELDS:
+            raise NotCertified(f"a descriptor of a wgmma has bits {descriptor & ~_FIELDS:#x} beside its fields")
+        named = pattern(strides(descriptor), rows, along)
+        if named.low < 0 or named.high > self.memory.bytes:
+            raise NotCertified(f"a wgmma reads bytes {named.low} to {named.high} of {self.memory.bytes}")
+        at = named.offsets[:, None] // ELEMENT + np.arange(_VECTOR // ELEMENT)
+        # The order of ``numbers`` of the emulator's patterns: rows of 16 k, or 16 k of rows.
+        at = at.reshape(16, rows).T if along else at.reshape(rows, 16)
+        owners, kinds, places, steps = (x[at] for x in (protocol.owner, protocol.kinds, protocol.rows, protocol.cols))
+        if (owners != owners.flat[0]).any() or (kinds != kinds.flat[0]).any() or owners.flat[0] < FIRST_STAGE:
+            raise NotCertified("a wgmma reads what is not one operand of one stage")
+        if (places != places[:, :1]).any() or (steps != steps[:1]).any():
+            raise NotCertified("the elements that a wgmma reads are not 16 k of rows of an operand")
+        return StageOperand(
+            int(owners.flat[0]) - FIRST_STAGE, int(kinds.flat[0]), places[:, 0], tuple(steps[0].tolist())
+        )  # fmt: skip
+
+    # --- sums
+
+    @cached_property
+    def _of_d(self) -> dict[object, tuple[list[Lanes], list[tuple[Lanes, Lanes]]]]:
+        """Registers of D by the arrays of their rows and columns, which are kept so that their identities stay
+        theirs."""
+        return {}
+
+    def _before(self, d: tuple[Any, ...], rows: Kind, cols: Kind, places: list[tuple[Lanes, Lanes]]) -> SummedRange:
+        """What has been added up in D, which must be the elements that A and B belong to."""
+        numbers = {each.one_kind if isinstance(each, Cells) else 0 for each in d}
+        kind = self.kinds[numbers.pop()] if len(numbers) == 1 else None
+        if kind is None or kind.summed is None or len(d) != len(places):
+            raise NotCertified("a wgmma adds to what is not one kind of sum")
+        if not (kind.row.equals(rows.row) and kind.col.equals(cols.row)):
+            raise NotCertified("a wgmma adds to the sum of another element of D")
+        for each, at in zip(d, places, strict=True):
+            same = each.rows is at[0] and each.cols is at[1]
+            if not same and not (np.array_equal(each.rows, at[0]) and np.array_equal(each.cols, at[1])):
+                raise NotCertified("a wgmma adds to the sum of another element of D")
+        return kind.summed
+
+    def _places_of_d(self, form: WgmmaForm, left: list[Operand], right: list[Operand]) -> list[tuple[Lanes, Lanes]]:
+        """Rows and columns of each register of D, in its lanes. Layout (PTX ISA): rows are 16 * warp + 8 * half + lane
+        / 4, columns 8 * i + lane % 4 * 2 + j; two elements of 16 bits share a register."""
+        arrays = [each.places for each in (*left, *right)]
+        key = form.acc, *map(id, arrays)
+        if key not in self._of_d:
+            rows, cols = (np.stack([each.places for each in side]) for side in (left, right))
+            lane, out = np.arange(WARPGROUP), []
+            for register in range(form.n // 8 * 2 * len(_pairs(form))):
+                column, rest = divmod(register, 2 * len(_pairs(form)))
+                half, pair = divmod(rest, len(_pairs(form)))
+                row = rows[:, lane // 32 * 16 + 8 * half + lane % 32 // 4].reshape(-1, 1)
+                col = np.stack([cols[:, 8 * column + lane % 4 * 2 + j] for j in _pairs(form)[pair]], 2)
+                col = col.reshape(len(row), -1)
+                out.append((np.broadcast_to(row, col.shape), col))
+            self._of_d[key] = arrays, out
+        return self._of_d[key][1]
+
+
+def _pairs(form: WgmmaForm) -> tuple[tuple[int, ...], ...]:
+    """Which of two neighbouring columns each register has."""
+    return ((0, 1),) if form.acc == "f16" else ((0,), (1,))
+
+
+def width_of(form: WgmmaForm) -> int:
+    """Bytes of a sum."""
+    return 2 if form.acc == "f16" else 4
