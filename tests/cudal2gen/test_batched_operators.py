@@ -179,7 +179,7 @@ def test_without_batched_kernels_torch_computes_batches(device: EmulatedDevice, 
     with emulated(OperatorDevice(device, "a100"), [own], prefer="kernel") as dispatcher:
         assert torch.equal(cudal2gen.bmm(a, a.mT), (a.double() @ a.double().mT).half())
         assert counted(dispatcher)[:2] == (0, 0)
-        assert cudal2gen.explain(a, a.mT).startswith("torch: no kernels for a100 ")
+        assert cudal2gen.explain(a, a.mT).startswith("torch: ")
 
 
 def test_bmm_takes_batches_of_matrices_only() -> None:

@@ -201,13 +201,13 @@ def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any
         (["--mnk", "64_64"], "expected three sizes"),
         (
             ["--mnk", "64_64_64", "--timing", "protocol=hot"],
-            "invalid value for '--timing protocol': 'hot' is not one of 'device', 'offline', 'server'",
+            "'--timing protocol': 'hot'",
         ),
-        (["--mnk", "64_64_64", "--budget", "8x"], "invalid value for '--budget': '8x' is not a duration"),
-        (["--mnk", "64_64_64", "--budget", "-1m"], "invalid value for '--budget': '-1m' is not a duration"),
+        (["--mnk", "64_64_64", "--budget", "8x"], "'--budget': '8x'"),
+        (["--mnk", "64_64_64", "--budget", "-1m"], "'--budget': '-1m'"),
         (
             ["--mnk", "64_64_64", "--baselines", "cublaslt"],
-            "invalid value for '--baselines': 'cublaslt' is not one of 'torch.matmul'",
+            "'--baselines': 'cublaslt'",
         ),
     ],
 )

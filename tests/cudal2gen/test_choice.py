@@ -245,7 +245,8 @@ def test_more_elements_than_an_int_counts() -> None:
 def test_other_layouts_and_accumulators_have_no_kernels() -> None:
     for more in ({"layout": "nn"}, {"acc": "f16"}):
         answer = ask(table({0: 2.0}), 64, 64, 128, **more)
-        assert answer.reason == f"no kernels for a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}"
+        assert answer.kernel is None
+        assert answer.reason.endswith(f" a100 {more.get('acc', 'f32')} {more.get('layout', 'tn')}")
 
 
 def test_on_request_the_nearest_kernel_a_copy_counted_as_an_octave() -> None:
@@ -295,9 +296,9 @@ def test_an_unmeasured_fusion_claims_no_speed(record: Record) -> None:
     assert (lost.kernel, lost.short) == (None, "fusion or batch not measured, plain not faster")
     absent = ask_fused(table({0: 1.5}, [PREDICATED, WHOLE.at(WHOLE.problem.revised(fusion="bias_n+silu"))]), FUSED)
     assert absent.short == "no kernel with this fusion or batch"
-    assert ask_fused(table({0: 1.5}), record, prefer="inferred").reason == (
-        f"no kernels for a100 f32 tn{record.problem.suffix}"
-    )
+    none = ask_fused(table({0: 1.5}), record, prefer="inferred")
+    assert none.kernel is None
+    assert none.reason.endswith(f" a100 f32 tn{record.problem.suffix}")
     assert ask_fused(won, record, prefer="kernel").kernel == number
     assert ask_fused(won, record, prefer="vendor").kernel is None
     assert not ask_fused(won, PREDICATED, prefer="inferred").inferred, "it was measured"

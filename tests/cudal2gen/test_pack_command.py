@@ -61,9 +61,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
     again = error("pack", "--mnk", "64_64_64", "--acc", "f16", "--layout", "tn", "--out", str(out), env=env)
     assert "is there already" in again
     assert "no measurements for a100" in error("pack", "--out", str(tmp_path / "x"), env=env)
-    assert "invalid value for '--gpu': 'v100' is not one of" in error(
-        "pack", "--gpu", "v100", "--out", str(tmp_path / "x")
-    )
+    assert "'--gpu': 'v100'" in error("pack", "--gpu", "v100", "--out", str(tmp_path / "x"))
     assert "give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE" in error(
         "pack", "--all", "--mnk", "1_1_1", "--out", str(tmp_path / "x")
     )

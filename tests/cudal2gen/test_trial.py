@@ -541,7 +541,7 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "code", "message"),
         [
-            (["--on", "tpu"], 2, "'tpu' is not one of 'emulator'"),
+            (["--on", "tpu"], 2, "'tpu'"),
             (["--also", "sanitizer"], 2, "--also sanitizer: needs --on gpu"),
         ],
     )

@@ -128,7 +128,7 @@ def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_pat
     [
         (
             ("--mnk", "64_64_64", "--environment", "oracle"),
-            "invalid value for '--environment': 'oracle' is not one of 'gpu', 'model'",
+            "'--environment': 'oracle'",
         ),
         (("--mnk", "64_64_64", "--environment", "model", "--recordings", "a.jsonl"), "--recordings: "),
         (
@@ -137,16 +137,16 @@ def test_files_that_are_no_recordings_are_refused(place: dict[str, str], tmp_pat
         ),
         (
             ("--class", "vast", "--environment", "model"),
-            "invalid value for '--class': 'vast' is not one of 'small-m', 'split-k', 'tiny', ",
+            "'--class': 'vast'",
         ),
         (
             ("--mnk", "64_64_64", *MODELLED[:-1], "oracle"),
-            "invalid value for '--proposers': 'oracle' is not one of 'cost-model', 'llm', ",
+            "'--proposers': 'oracle'",
         ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], message: str, place: dict[str, str]) -> None:
-    assert error("tune", *arguments, env=place).startswith(message)
+    assert message in error("tune", *arguments, env=place)
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_a_table_keeps_types_apart() -> None:
         assert table.choose(problem, operands).kernel == 0
         refusal = table.choose(problem.revised(ab=strange), operands)
         assert refusal.kernel is None
-        assert refusal.reason.startswith(f"no kernels for a100 {'bf16 ' if strange == 'bf16' else ''}f32 tn")
+        assert f" a100 {'bf16 ' if strange == 'bf16' else ''}f32 tn" in refusal.reason
         dumped = json.loads(json.dumps(table.dump()))
         assert ("ab" in dumped["rows"][0]) == (own != "f16")
         assert Table.load(dumped).rows == table.rows
@@ -239,7 +239,7 @@ def test_sums_leave_as_they_are(m: int, n: int, k: int, device: EmulatedDevice, 
     assert kernels.stats()["kernel"] == {PACKED[1].name: 1}
     half = cudal2gen.matmul(a.half(), b.half(), out_dtype=torch.float32)
     assert torch.equal(half, d)
-    assert "no kernels for a100 f32 d=f32 tn" in next(iter(kernels.stats()["torch"]))
+    assert " a100 f32 d=f32 tn" in next(iter(kernels.stats()["torch"]))
 
 
 @pytest.mark.torch
