@@ -32,7 +32,7 @@ UNITS = {
 }  # fmt: skip
 HOPPER_UNITS = {
     "E": "peers", "B": "mbarriers", "D": "cluster_barriers", "C": "bulk", "X": "warpgroups", "O": "registers",
-    "V": "map_edits",
+    "V": "map_edits", "F": "async_stores",
 }  # fmt: skip
 # On sm_100 it is tcgen05.ld, not wgmma, whose registers must be waited for: ``X`` is whatever checks those registers.
 BLACKWELL_UNITS = {

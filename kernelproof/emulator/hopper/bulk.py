@@ -1,4 +1,4 @@
-"""Bulk copies (PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk", "st.async").
+"""Bulk copies (PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk").
 
 A load reads its source when it is issued, and its data lands when the phase of its mbarrier has been waited for. A
 store writes when it is issued; its write counts as under way, and its source as being read, until its group has been
@@ -40,7 +40,6 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 # For cp.reduce: the element type by CUtensorMapDataType, and (below) the operation by its name in PTX.
 _REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
-NOT_THERE = "in another CTA than the copy's destination"
 _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -292,8 +291,8 @@ class Bulk:
         ranks = self._receivers(to, lane)
         signal = self._rank(int(to.bar[lane]), lane)
         if to.ranks is None and signal >> to.paired != ranks[0] >> to.paired:
-            fault = "outside of the pair of CTAs that the copy goes to" if to.paired else NOT_THERE
-            self.batch.report_lane("cluster", f"the mbarrier lies {fault}", site, lane)
+            there = "the pair of CTAs that the copy goes to" if to.paired else "the CTA that the copy goes to"
+            self.batch.report_lane("cluster", f"the mbarrier lies outside of {there}", site, lane)
             return
         nbytes = data.size * 16
         if self.counters is not None:
@@ -305,13 +304,6 @@ class Bulk:
             # Within the receiver's pair, the mbarrier's address says which CTA is signalled.
             signalled = rank & ~1 | signal & 1 if to.paired else rank
             self._deliver_to((rank, signalled), data, offset, places, bar_offset, lane, site, origin)
-
-    def _signals_there(self, address: int, bar_address: int, lane: int, site: int) -> bool:
-        """Does the mbarrier lie in the CTA that receives the data? Reports if it does not."""
-        if address >> RANK_SHIFT == bar_address >> RANK_SHIFT:
-            return True
-        self.batch.report_lane("cluster", f"the mbarrier lies {NOT_THERE}", site, lane)
-        return False
 
     def _deliver_to(
         self,
@@ -350,26 +342,6 @@ class Bulk:
             )
         to = Elements(self.shared.chunks(row, places), offset, offset + data.size * 16)
         self.mbarriers.fly(to, data, 16, bar, lane, row, site)
-
-    def store_async(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
-        """st.async of ``width`` bytes per lane: the data lands with the mbarrier's phase, as that of a copy."""
-        everyone = self.batch.lanes(m)
-        # No cluster lifetime is remembered: the mbarrier's phase says that the data has arrived.
-        lanes, rows = self.peers.rows(address[everyone], everyone, site, remember=False)
-        for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
-            offset = (int(address[lane]) & WITHIN) - WINDOW_START
-            bar_offset = (int(bar_address[lane]) & WITHIN) - WINDOW_START
-            if not self._signals_there(int(address[lane]), int(bar_address[lane]), lane, site):
-                continue
-            bar = self.mbarriers.find(row, bar_offset, np.array([lane]), site)
-            if bar is None or not self.shared.fits(offset, offset + width, lane, site):
-                continue
-            if offset % width:
-                text = f"st.async of {width} bytes to shared offset {offset}, which is no multiple of {width}"
-                self.batch.report_lane("shared-misaligned", text, site, lane)
-                continue
-            at = Elements(np.array([(offset + row * self.shared.stride) >> SHIFT[width]]), offset, offset + width)
-            self.mbarriers.fly(at, value[lane : lane + 1].copy(), width, bar, lane, row, site)
 
     # --- stores ---
 

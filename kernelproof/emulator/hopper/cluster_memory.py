@@ -322,19 +322,48 @@ class ClusterMemory(ClusterOrder):
 
     # --- asynchronous writes ---
 
-    def async_write(self, to: Elements, lane: int, row: int, column: int, site: int, width: int = 16) -> None:
-        """Start a copy into elements of ``width`` bytes of CTA ``row``: they are undefined until it lands."""
-        at = to.at
+    def check_async_write(self, to: Elements, lane: int, row: int, site: int, width: int = 16) -> None:
+        """Report what is wrong with a copy by a lane into elements of ``width`` bytes of CTA ``row``."""
         if self.hazards:
             self._follow_tick()
-            writer = self.rows[width][0]
-            tags = writer[at]
+            tags = self.rows[width][0][to.at]
             if not self._may_overwrite(tags, to, lane, width):
-                self._check_async_write(tags, to, lane, row, site, width)
-            writer[at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
+                self._report_early_write(tags, to, lane, row, site, width)
+
+    def start_write(self, at: Array, column: int, site: int, width: int = 16) -> None:
+        """Start a checked copy into elements of ``width`` bytes: they are undefined until it lands."""
+        if self.hazards:
+            self.rows[width][0][at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
             if self.recorded is not None:
                 self.recorded.wrote(at, width // self.granule, site)
         self.views[width][at] = self.poison[width]
+
+    def may_follow(self, to: Elements, lanes: Array, width: int) -> bool:
+        """Fast path: has ``check_async_write`` certainly nothing to report of copies of each lane into an element of
+        its own? False decides nothing."""
+        if not self.hazards:
+            return True
+        self._follow_tick()
+        writer, latest, readers = self.rows[width]
+        tags = writer[to.at].reshape(len(lanes), -1)
+        of_tags = np.broadcast_to(lanes[:, None], tags.shape)
+        flying = (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN)
+        written = (tags < self.IN_FLIGHT) & (tags > self.LONG_PAST)
+        if flying.any() or not self._ordered(of_tags[written], tags[written], WRITE_AFTER_WRITE).all():
+            return False
+        if width == 16 and ((tags[written] & ACTOR) < SEVERAL).any():  # a fence between the proxies may be missing
+            return False
+        if latest[to.at].any():
+            reads = readers[to.at].reshape(-1, self.columns)
+            place, reader = np.nonzero(reads)
+            if not self._ordered(of_tags.reshape(-1)[place], reads[place, reader], WRITE_AFTER_READ).all():
+                return False
+        for asynchronous in self.async_reads.readers(to.low, to.high):
+            reads = self.async_reads.tags[asynchronous, to.at * width >> 4]
+            place = np.flatnonzero(reads)
+            if not self._ordered(lanes[place], reads[place], WRITE_AFTER_READ).all():
+                return False
+        return True
 
     def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
         """Fast path: may a copy certainly overwrite elements that were written under these tags? False decides nothing.
@@ -369,7 +398,7 @@ class ClusterMemory(ClusterOrder):
                 return False
         return True
 
-    def _check_async_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
+    def _report_early_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
         """Report what is wrong with a copy into elements of ``width`` bytes that were written under these tags."""
         _, latest, readers = self.rows[width]
         at, flat = to.at, tags.reshape(-1)

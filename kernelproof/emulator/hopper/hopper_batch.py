@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kernelproof.emulator.hopper.async_stores import AsyncStores
 from kernelproof.emulator.hopper.bulk import Bulk
 from kernelproof.emulator.hopper.cluster_barrier import ClusterBarriers
 from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
@@ -33,6 +34,7 @@ class HopperBatch(AmpereBatch):
         self.cluster_barriers = ClusterBarriers(self, self.scheduler, clocks, self.mbarriers)
         map_proxy = MapProxy(self, clocks, self.memory)
         self.bulk = Bulk(self, clocks, self.peers, shared, self.mbarriers, self.memory, map_proxy)
+        self.async_stores = AsyncStores(self, self.peers, shared, self.mbarriers)
         self.map_edits = MapEdits(self, shared, self.memory, map_proxy)
         self.warpgroups = Warpgroups(self, clocks, shared)
         self.registers = RegisterPool(self)

@@ -398,9 +398,15 @@ class MBarriers:
 
     def fly(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
         """Start a copy of ``data`` to elements of ``width`` bytes of a row's shared memory, which completes on the
-        mbarrier. Its bytes count as arrived now; the data lands when the first thread has waited for the phase."""
-        self.shared.async_write(to, lane, row, bar.column, site, width)
-        bar.flights.append(self.landing(to.at, data, width, bar))
+        mbarrier."""
+        self.shared.check_async_write(to, lane, row, site, width)
+        self.shared.start_write(to.at, bar.column, site, width)
+        self.take_off(to.at, data, width, bar, site)
+
+    def take_off(self, at: Array, data: Array, width: int, bar: MBarrier, site: int) -> None:
+        """Let data that a copy has begun to write (``ClusterMemory.start_write``) complete on the mbarrier. Its bytes
+        count as arrived now; the data lands when the first thread has waited for the phase."""
+        bar.flights.append(self.landing(at, data, width, bar))
         bar.copy_site = site
         bar.bytes -= data.size * width
         self._settle(bar)

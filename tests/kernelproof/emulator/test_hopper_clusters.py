@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernelproof.emulator import Memory
+from kernelproof.emulator.hopper.async_stores import AsyncStores
 from tests.kernelproof.emulator.hopper_ptx import (
     EXCHANGE,
     entry,
@@ -90,6 +91,49 @@ def test_async_stores_to_a_peer() -> None:
         )
     )
     assert any("in-flight" in r for r in reports)
+
+
+STORE = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%x1], %u, [%x2];"
+TO_PLACE = "mapa.shared::cluster.u32 %x1, %v, %x0;"
+WAITED = "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"
+BEGIN = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+STORES = {
+    "right": ("", ""),
+    "twice": (STORE, STORE * 2),
+    "one place": (TO_PLACE, f"{TO_PLACE} mapa.shared::cluster.u32 %x1, %s, %x0;"),
+    "pairs on one place": (TO_PLACE, f"and.b32 %w, %v, 0xfffffffb; {TO_PLACE.replace('%v', '%w')}"),
+    "misaligned": (TO_PLACE, f"{TO_PLACE} add.u32 %x1, %x1, 2;"),
+    "out of bounds": (TO_PLACE, f"{TO_PLACE} add.u32 %x1, %x1, 2000;"),
+    "onto the mbarrier": (TO_PLACE, f"{TO_PLACE} add.u32 %x1, %x1, 1024;"),
+    "another CTA's mbarrier": ("%x2, %bar, %x0", "%x2, %bar, %n"),
+    "no mbarrier": ("%x2, %bar, %x0", "%x2, %s, %x0"),
+    "some lanes without an mbarrier": ("%x2, %bar, %x0;", "%x2, %bar, %x0; and.b32 %w, %t, 8; add.u32 %x2, %x2, %w;"),
+    "after a write": (BEGIN, f"st.shared.u32 [%v], %t; {BEGIN}"),
+    "before a write": (WAITED, f"st.shared.u32 [%v], %t; {WAITED}"),
+    "after a read": (BEGIN, f"st.shared.u32 [%v], %t; ld.shared.u32 %w, [%v]; {BEGIN}"),
+    "beside a read": (WAITED, f"ld.shared.u32 %w, [%v]; {WAITED}"),
+    "phase within": ("[%bar], 128", "[%bar], 64"),
+    "not waited for": (WAITED, ""),
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_async_stores_at_once_as_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path for all lanes of a store changes neither values nor findings."""
+    before, after = STORES[name]
+    text = ASYNC_STORE.replace(before, after, 1) if before else ASYNC_STORE
+    assert name == "right" or text != ASYNC_STORE
+    at_once = []
+    whole = AsyncStores._store_at_once
+    monkeypatch.setattr(
+        AsyncStores, "_store_at_once", lambda *arguments: at_once.append(whole(*arguments)) or at_once[-1]
+    )
+    got, reports = exchange(text)
+    monkeypatch.setattr(AsyncStores, "_store_at_once", lambda *arguments: False)
+    want, one_by_one = exchange(text)
+    assert reports == one_by_one
+    assert (got == want).all()
+    assert name != "right" or all(at_once)
 
 
 def test_remote_arrivals_and_copies() -> None:

@@ -97,7 +97,7 @@ def store_async(e: Emitter, ins: Instr) -> None:
     items = value.items if isinstance(value, Vec) else (value,)
     data = joined(e, items, width)
     place, signal = (e.shared(op, "shared:cluster") for op in (at, bar))
-    e.line(f"C.store_async({place}, {data}, {width * len(items)}, {signal}, {e.lanes()})")
+    e.line(f"F.store({place}, {data}, {width * len(items)}, {signal}, {e.lanes()})")
 
 
 # --- init and inval
