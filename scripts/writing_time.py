@@ -36,8 +36,10 @@ def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
     def drawn(mean: float) -> float:
         return mean * generator.lognormvariate(-(DEVIATION**2) / 2, DEVIATION)
 
-    events: list[tuple[float, int, str]] = []  # when, whose, and what ends
+    events: list[tuple[float, int, str]] = []  # the end of something: when, of which session, and of what
+    # By session: the kernels of the present answer that have not ended, and the answers that are still to come.
     kernels, rounds = [KERNELS] * problems, [ROUNDS] * problems
+    # Sessions whose next kernel waits for a core, and for the GPU. A session has one kernel under way at a time.
     to_prove, to_time = deque[int](), deque[int]()
     proving, timing, gpu_busy, now = 0, False, 0.0, 0.0
     begun = min(at_once, problems)
@@ -45,6 +47,8 @@ def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
         heapq.heappush(events, (drawn(ANSWER_S), session, "answer"))
     while events:
         now, session, ended = heapq.heappop(events)
+        # Each case appends the session to a queue: for its first kernel, for the same one's timing, or for the next
+        # one.
         if ended == "answer":
             to_prove.append(session)
         elif ended == "proof":
@@ -53,9 +57,10 @@ def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
         else:
             timing = False
             to_prove.append(session)
-        if ended != "answer" and to_prove and to_prove[-1] == session:  # the kernel has ended
+        if ended != "answer" and to_prove and to_prove[-1] == session:  # its kernel was wrong, or has been timed
             kernels[session] -= 1
             if not kernels[session]:
+                # The answer has no further kernel. The session asks again, or the next session takes its place.
                 to_prove.pop()
                 kernels[session], rounds[session] = KERNELS, rounds[session] - 1
                 if not rounds[session] and begun < problems:

@@ -1,7 +1,7 @@
-"""A disassembler that remembers: nvdisasm takes a third of a second for the smallest file, mostly to start.
+"""A stand-in for nvdisasm that remembers its answers, since nvdisasm takes a third of a second even for a small file.
 
-It answers from the user's cache what nvdisasm said of a file of the same content with the same options. What nvdisasm
-refuses it is asked again.
+It is a shell script, which tests put on the path. For a file and options that it has seen, it prints what nvdisasm
+printed then, from the user's cache. A file that nvdisasm refuses is not remembered.
 """
 
 from __future__ import annotations

@@ -33,7 +33,11 @@ class Sm80Direct(MmaSyncKernel):
         return 2 * self.element.mma_k
 
     def k_order(self, k: int) -> list[list[list[int]]]:
-        """As in the base class, except that each half of a step's two MMAs takes two of a lane's eight k."""
+        """As in the base class, but with the k of a step in another order.
+
+        Lane l of four holds k 8 l to 8 l + 7 of a step, the 16 bytes of its load. An MMA takes two pairs of neighbours
+        from each lane: the first MMA k 8 l + 0, 1 and 8 l + 2, 3, the second 8 l + 4, 5 and 8 l + 6, 7.
+        """
         halves = [[lane * self.element.vector + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
         return [
             [

@@ -1,4 +1,8 @@
-"""A device's verdict on a built kernel, optionally with compute-sanitizer and a comparison with the emulator."""
+"""Judges built kernels on a device, as ``cudal2gen validate --on gpu`` does.
+
+The verdict itself is ``device.validate``'s. On request compute-sanitizer examines a launch (``--also sanitizer``), and
+the results are compared bit by bit with the emulator's (``--also emulator``).
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,11 @@ def judge(
     sanitize: int | None = None,
     emulator: bool = False,
 ) -> tuple[Verdict, list[Rounding]]:
-    """``validate``, and with ``emulator`` how the device rounds.
+    """The verdict on one kernel, and how the device rounds, in which it may differ from the emulator.
 
-    ``sanitize``: the number of the CUDA device on which compute-sanitizer runs; None to leave it out.
+    ``baseline``: a library's product, whose largest error becomes a bound too. ``sanitize``: the number of the CUDA
+    device on which compute-sanitizer runs; None to leave it out. ``emulator``: compare with the emulator, if the kernel
+    is right; without it the list of roundings is empty.
     """
     digest = built.artifact.digest
     verdict = validate(device, built.record, digest, lambda record: built.open(device, record), baseline)

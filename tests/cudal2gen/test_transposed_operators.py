@@ -1,4 +1,7 @@
-"""Proves in the emulator that an A (k,m), such as a weight's gradient has it, is read where it lies."""
+"""Proves in the emulator that the operators read a transposed A, stored as (k,m), without copying it.
+
+The gradient of a weight is such a product: its A is a transposed view.
+"""
 
 from __future__ import annotations
 

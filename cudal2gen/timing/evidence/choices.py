@@ -1,4 +1,9 @@
-"""How the model ranks choices that others made on hardware among the tuner's candidates."""
+"""Does the timing model prefer the kernels that others found fastest on hardware?
+
+Two questions are asked, each without a GPU. ``published_choices``: where is a published kernel of CUDA-L2 if all legal
+candidates for its problem are sorted by modelled time? ``published_tiles``: does the model choose the tile that a
+search of CUTLASS's kernels chose on an H100? docs/timing-model.md has the answers.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,14 @@ from cudal2gen.timing.evidence.published import SETS, hopper_configurations, reg
 from cudal2gen.timing.evidence.section import Finding
 
 CANDIDATES = 400  # most candidates of a problem; if there are more, a random sample
-TILE = (128, 256)  # of most published H100 kernels
+TILE = (128, 256)  # that most published H100 kernels have; always choosing it is the baseline of the second question
 
 
 def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
-    """The rank of published kernels' records among legal candidates: the share of candidates modelled as faster.
+    """The median rank of published kernels' records among legal candidates: 0 if none is modelled as faster, 1 if all.
 
-    ``problems``: how many problems of each set are drawn, by a digest of their extents.
+    ``problems``: how many problems of each set are drawn, by a digest of their extents. ``held_out``: as in
+    ``published_tiles``.
     """
     findings, all_ranks = [], []
     for gpu, acc in SETS:
@@ -45,7 +51,9 @@ def rank(record: Record) -> float:
 def published_tiles(held_out: bool = False) -> list[Finding]:
     """How often the model's choice has the tile of a published H100 configuration.
 
-    It chooses among all candidates, and among those whose tile some published kernel has.
+    The first finding is of a choice among all candidates, the second of one among those whose tile some published
+    kernel has. ``held_out``: use the problems that were held out while the model's constants were chosen, or the
+    others.
     """
     configurations = hopper_configurations()
     tiles = {(facts["bm"], facts["bn"]) for facts in configurations}

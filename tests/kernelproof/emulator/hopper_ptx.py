@@ -1,4 +1,8 @@
-"""Text of small kernels for sm_90a, and how tests launch them."""
+"""PTX of small kernels for sm_90a, and functions that launch them, for tests of Hopper's instructions.
+
+A test writes only the body of a kernel. ``entry`` adds a head, registers and two pointers around it: %t is the thread,
+%s the start of shared memory, %p the address of x and %q that of y.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,20 @@ REGISTERS = """
 
 
 def entry(body: str, params: str = ".param .u64 x, .param .u64 y") -> str:
+    """The PTX of a kernel k with this body. Other ``params`` are not loaded into registers."""
     load = "ld.param.u64 %p, [x]; ld.param.u64 %q, [y];" if " x" in params else ""
     return f"{HEAD}.visible .entry k({params}) {{{REGISTERS}{load}\n{body}\n ret;\n}}\n"
 
 
 def launch(text: str, args: list[Any], memory: Memory, **settings: Any) -> LaunchResult:
+    """Launches kernel k of a PTX text: one CTA of 32 threads with 64 KiB of shared memory, unless ``settings``
+    differ."""
     settings = {"grid": 1, "block": 32, "shared_bytes": 65536, "device": HOPPER, **settings}
     return emulator.load(text).launch("k", args=args, memory=memory, **settings)
 
 
 def run(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
+    """Launches a body that reads x and writes all of y; returns y, and the result with its reports."""
     memory = Memory()
     out = memory.upload(y, "output")
     result = launch(entry(body), [memory.upload(x), out], memory, **settings)
@@ -43,10 +51,14 @@ def run(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.nd
 def tensor_map(
     buffer: Any, dims: tuple[int, ...], pitches: tuple[int, ...], box: tuple[int, ...], swizzle: int
 ) -> bytes:
+    """The 128 bytes of a tensor map of fp16 elements. ``dims``: extents, innermost first; ``pitches``: bytes from one
+    row, plane and so on to the next; ``swizzle``: CUDA's number, 0 for none, 1, 2 and 3 for 32, 64 and 128 bytes."""
     return TensorMap(6, buffer.address, dims, pitches, box, (1,) * len(dims), 0, swizzle, 0, 0).encode()
 
 
 def load_kernel(rank: int, nbytes: int) -> str:
+    """A kernel that copies a box of ``nbytes`` by TMA to shared memory, waits at an mbarrier, and copies the bytes to
+    y. Its parameters: the map, y, and the coordinates of the box."""
     coordinates = ", ".join(f"%a{i}" for i in range(rank))
     reads = " ".join(f"ld.param.u32 %a{i}, [c{i}];" for i in range(rank))
     params = ".param .align 64 .b8 map[128], .param .u64 y, " + ", ".join(f".param .u32 c{i}" for i in range(rank))
@@ -70,6 +82,7 @@ def load_kernel(rank: int, nbytes: int) -> str:
     )
 
 
+# In a cluster of two CTAs each thread reads what the same thread of the other CTA has stored in its shared memory.
 EXCHANGE = """
   mov.u32 %n, %cluster_ctarank; mad.lo.u32 %u, %n, 32, %t; mad.lo.u32 %v, %t, 4, %s;
   st.shared.u32 [%v], %u;
@@ -81,21 +94,31 @@ EXCHANGE = """
 
 
 def exchange(body: str, **settings: Any) -> tuple[np.ndarray, list[str]]:
+    """Launches ``EXCHANGE``, or a faulty variant, on a cluster of two CTAs; returns y, and the findings as text."""
     settings = {"grid": 2, "cluster": 2, "check_outputs": False, **settings}
     got, result = run(body, np.zeros(1, np.uint32), np.empty(64, np.uint32), **settings)
     return got, [f"{r.kind}: {r.message}" for r in result.reports]
 
 
+# By the name of a swizzle: the bytes of a row that it permutes, and its number in a descriptor of wgmma.
 SPAN = {"none": 16, "32": 32, "64": 64, "128": 128}
 MODE = {"none": 0, "32": 3, "64": 2, "128": 1}
 
 
 def descriptor(offset: int, leading: int, stride: int, mode: str) -> int:
+    """The descriptor of an operand of wgmma. ``offset``: bytes from the start of ``s``; ``leading`` and ``stride``: the
+    byte offsets of the same names in the PTX ISA."""
     # The window's first kilobyte belongs to the system: shared variables start at address 1024.
     return (1024 + offset) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | MODE[mode] << 62
 
 
 def wgmma_kernel(n: int, acc: str, kind: str, da: int, db: int, ta: bool, tb: bool, signs: str, registers: bool) -> str:
+    """A kernel that copies 32 KiB of x to shared memory, and multiplies by one wgmma of m64nNk16.
+
+    ``da``, ``db``: descriptors of A and B; ``ta``, ``tb``: whether they are transposed; ``signs``: the immediates that
+    negate A and B. With ``registers`` A comes from registers, which are loaded from f. Parameters: x, the old D c, the
+    new D y, f, and keep, which is 0 if the product replaces D.
+    """
     count = n // 2 if acc == "f32" else n // 4
     names = ", ".join(f"%c{i}" for i in range(count))
     loads = "\n".join(f"ld.global.u32 %c{i}, [%d2+{4 * i}];" for i in range(count))
