@@ -1,4 +1,7 @@
-"""Proofs of kernels: which binaries are certified for every problem that they take, which are not, and why."""
+"""The stored outcomes of ``cudal2gen prove``: which binaries are certified for every problem, which are not, and why.
+
+``show``, ``validate``, ``pack`` and ``report`` read them here.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ ProofOutcome = Literal["certified", "not certified", "refuted"]
 
 
 class Proof(Line):
-    """What the proof of one binary has come to.
+    """The outcome of the proof of one binary, which ``digest`` names.
 
-    ``digest``: the binary's. ``why``: what could not be proven, and where in the PTX; ``executed``: what executions say
-    then. ``refuted`` means that one has failed. ``seconds`` of a processor, for the proof alone. ``instructions``: how
-    many a CTA has executed in all cases of the proof.
+    ``certified``: it holds. ``not certified``: ``why`` says what could not be proven, and where in the PTX; the kernel
+    was then executed, where possible on the problem that the failure suggests, and ``executed`` says which.
+    ``refuted``: one of these executions failed. ``seconds``: processor time of the proof alone. ``instructions``: how
+    many a CTA executed in all cases of the proof.
     """
 
     record: str
@@ -41,7 +45,7 @@ def proofs(path: Path | None = None) -> dict[str, Proof]:
 
 
 def in_words(proof: Proof | None) -> str:
-    """What a proof says of every problem that its kernel takes; None if none was tried."""
+    """The outcome of a proof as messages say it. ``proof``: None if none was tried."""
     if proof is None:
         return "not tried; cudal2gen prove tries it"
     return "for every problem" if proof.outcome == "certified" else f"{proof.outcome}: {proof.why}"

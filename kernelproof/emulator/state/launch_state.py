@@ -59,46 +59,40 @@ Origin = int | str
 class KernelFacts:
     """What the machine has to know of a translated kernel.
 
-    ``shared_granule`` and ``global_granule``: bytes of the kernel's smallest access to that memory. One tag describes
-    so many bytes. Basic blocks are in scheduling order: ``clobbers[i]`` are the uniform registers that block i writes
-    and others read, ``live_in[i]`` those that block i or a later one reads. ``polling``: heads
-    of loops that wait for memory, with the variables of the kernel's function that decide how the loop goes on;
-    ``learned`` are those of them in which the text shows no wait, but an execution did. ``attributes``: directives of
-    the entry (maxntid, minnctapersm, ...). ``origins``: instruction -> pointers from which its address may be computed.
-    ``written``: the pointers through which the kernel may write global memory, None if one cannot be followed.
-    ``uncertain``: registers that a path reads before it writes them, and the instructions that do. ``hazards``: what is
-    wrong with the schedule of machine code. ``cancels``: its
-    CTAs may cancel others that have not started. ``restricts``: it has fences of shared memory alone. ``reads_flags``:
-    the state spaces in which its threads may learn from strong writes of others. ``observes``: the
-    state spaces of which it has strong loads, which may return older values. ``polls``: number of an instruction that
-    decides whether a loop goes on polling -> head of that loop. ``machine_code``: it was lowered from a cubin, so its
-    lines are addresses.
+    Instructions are numbered by their place in ``sites``. Basic blocks are numbered in scheduling order.
     """
 
     name: str
     sites: list[Site]
+    # Memory. A granule is as many bytes as the kernel's smallest access to that memory; one tag describes a granule.
     shared_static: int
     shared_variables: tuple[SharedVariable, ...]
     shared_granule: int
     global_granule: int
     local_bytes: int
+    # Blocks. By block: the uniform registers that it writes and others read; the registers that it or a later one
+    # reads.
     clobbers: list[frozenset[str]]
     live_in: list[frozenset[str]]
+    # Loops that wait for memory. ``polling``: the head of a loop -> the variables of the kernel's function that decide
+    # how it goes on. ``learned``: the heads whose text shows no wait, but an execution did.
     polling: dict[int, frozenset[str]]
     learned: frozenset[int]
     block_lines: list[int]
     block_opcodes: list[dict[str, int]]
-    attributes: dict[str, tuple[int, ...]]
+    attributes: dict[str, tuple[int, ...]]  # directives of the entry, such as maxntid
+    # Pointers. ``origins``: an instruction -> those from which its address may be computed. ``written``: those through
+    # which the kernel may write global memory, None if one cannot be followed.
     origins: dict[int, frozenset[Origin]]
     written: frozenset[Origin] | None
-    uncertain: list[tuple[str, int]]
-    hazards: tuple[Hazard, ...]
-    cancels: bool
-    restricts: bool
-    reads_flags: frozenset[str]
-    observes: frozenset[str]
-    polls: dict[int, int]
-    machine_code: bool
+    uncertain: list[tuple[str, int]]  # registers that a path reads before it writes them, and the instructions that do
+    hazards: tuple[Hazard, ...]  # what is wrong with the schedule of machine code
+    cancels: bool  # its CTAs may cancel others that have not started
+    restricts: bool  # it has fences of shared memory alone
+    reads_flags: frozenset[str]  # state spaces in which its threads may learn from strong writes of others
+    observes: frozenset[str]  # state spaces of which it has strong loads, which may return older values
+    polls: dict[int, int]  # an instruction that decides whether a loop goes on polling -> the head of that loop
+    machine_code: bool  # it was lowered from a cubin, so its lines are addresses
 
     def place(self, line: int) -> str:
         """Where an instruction with this line stands, in words."""

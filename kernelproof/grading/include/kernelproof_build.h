@@ -1,5 +1,5 @@
-// The macros that torch's builds of extensions set. Its flags hide the operators of halves; here they stay, because the headers
-// that define them come first.
+// Sets the macros that torch's builds of extensions set. In those builds they hide the operators of half-precision types. Here the
+// operators stay, because the headers that define them are included before the macros are set.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

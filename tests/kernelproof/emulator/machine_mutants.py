@@ -1,4 +1,9 @@
-"""Faults in machine code, planted one at a time, and why one that nobody notices changes nothing."""
+"""Plants faults in machine code, one at a time, for tests that the schedule's check or the results show each of them.
+
+``mutants`` draws faults of every kind of ``KINDS``. ``reason`` says why a fault that nothing shows is none. A function
+of a kind gets the code, the index of an instruction, the draw and the number of registers; it returns the new bits of
+instructions by address, or None where this fault cannot be planted.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +62,7 @@ Code = list[Instruction]
 
 
 def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """The next instruction is issued too early."""
     item = code[at]
     if item.control.stall < 2:
         return None
@@ -64,6 +70,7 @@ def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
 
 
 def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """One of the scoreboards is not waited for."""
     item = code[at]
     if not item.control.waits:
         return None
@@ -80,6 +87,7 @@ def _read_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int,
 
 
 def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int] | None:
+    """Another scoreboard, or none, is freed when the result is there or the operands are read."""
     own = getattr(item.control, name)
     if own is None:
         return None
@@ -93,7 +101,7 @@ def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int,
     numbers = [int(name[1:]) for name in register_names(access(item).writes) if name[0] == "R"][:1]
     fields = [(RESULT, number) for number in numbers]
     singles = {(mask & -mask).bit_length() - 1 for mask, _ in read_operands(item) if mask}
-    # Behind the address of a load, and behind the operand of a store, stands the descriptor of its memory.
+    # After the address of a load, and after the operand of a store, comes the descriptor of its memory.
     places = OPERANDS[: 1 if item.name.startswith("L") else 2] if item.name in MEMORY else OPERANDS
     fields += [(first, number) for first in places if (number := item.code >> first & 255) in singles]
     if not fields or item.name in FIXED:
@@ -121,6 +129,7 @@ def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
 
 
 def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | None:
+    """Two neighbours change places, with their control words."""
     if at + 1 == len(code) or {code[at].name, code[at + 1].name} & FIXED:
         return None
     first, second = code[at], code[at + 1]

@@ -1,4 +1,8 @@
-"""ldmatrix, stmatrix, movmatrix, mma.sync and wmma."""
+"""Instructions on matrices in the registers of a warp: ldmatrix, stmatrix, movmatrix, mma.sync and wmma.
+
+An mma.sync goes one of two ways. Kinds with m16n8 and 16-bit, tf32 or 8-bit integer operands (``_shape``) are collected
+by the tensor unit, which multiplies many of them at once. All other kinds (``_dense_form``) are multiplied one by one.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +79,8 @@ def _shape(ins: Instr) -> Shape | None:
 
 
 def _make_shape(ins: Instr) -> Shape | None:
+    """The kind that an opcode names, such as mma.sync.m16n8k16.row.col.f32.f16.f16.f32: the types of D, A, B and C come
+    after the layouts."""
     parts = ins.parts
     size = next((p for p in parts if p.startswith("m16n8k")), "")
     if not size or "row" not in parts or "col" not in parts or {"sp", "satfinite"} & set(parts):

@@ -1,4 +1,7 @@
-"""One function for each mnemonic of machine code; importing this package registers them."""
+"""What each mnemonic of machine code does: a function decorated by ``lowering.mnemonic``, which emits PTX for it.
+
+Importing this package registers all of them. A new mnemonic is one more function in the module of its kind.
+"""
 
 from kernelproof.emulator.machine_code.instructions import (  # noqa: F401
     atomics,
