@@ -74,6 +74,16 @@ def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) ->
         tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
 
 
+def test_cudal2gen_reads_machine_code_by_the_documented_names(checkout: Path) -> None:
+    """What ``kernelproof.sass`` itself has, like any user, and none of its modules."""
+    from kernelproof import sass
+
+    documented = {"kernelproof.sass", *(f"kernelproof.sass.{name}" for name in sass.__all__)}
+    for path in sorted((checkout / "cudal2gen").rglob("*.py")):
+        names = {name for name in imported(ast.parse(path.read_text())) if name.startswith("kernelproof.sass")}
+        assert names <= documented, f"{path}: {names - documented}"
+
+
 @pytest.mark.slow
 def test_kernelproof_imports_nothing_of_cudal2gen(checkout: Path) -> None:
     for folder in ("kernelproof", "tests/kernelproof"):

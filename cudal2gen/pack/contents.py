@@ -83,7 +83,7 @@ def contents(
 
 def _built_file(path: Path) -> bytes:
     """A file of a built kernel, its cubin without source lines and PTX text."""
-    from kernelproof.sass.stripping import without_lines  # imported late: machines that only open packs do not need it
+    from kernelproof.sass import without_lines  # imported late: machines that only open packs do not need it
 
     content = path.read_bytes()
     return without_lines(content) if path.name == "kernel.cubin" else content

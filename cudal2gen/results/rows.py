@@ -165,8 +165,7 @@ class MachineCode(Line):
     @classmethod
     def of(cls, cubin: bytes) -> MachineCode:
         """What a cubin says of itself, with or without its source lines."""
-        from kernelproof.sass.elf import assembler  # imported late: reading results does not need it
-        from kernelproof.sass.stripping import without_lines
+        from kernelproof.sass import assembler, without_lines  # imported late: reading results does not need it
 
         return cls(cubin=hashlib.sha256(without_lines(cubin)).hexdigest(), ptxas=assembler(cubin))
 

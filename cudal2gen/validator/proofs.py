@@ -17,7 +17,7 @@ from cudal2gen.validator.problems import Shape
 from kernelproof.certificates import Certificate, NotCertified
 from kernelproof.certificates import prove as prove_text
 from kernelproof.certificates import recheck as recheck_text
-from kernelproof.emulator.state.reports import EmulatorError
+from kernelproof.emulator import EmulatorError
 from kernelproof.ground import workers
 from kernelproof.ground.schema import Schema
 from kernelproof.ground.workers import Lost, Task

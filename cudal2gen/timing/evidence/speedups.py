@@ -31,7 +31,7 @@ from cudal2gen.timing.evidence.section import Finding
 from cudal2gen.timing.heuristics import MatmulHeuristics
 from cudal2gen.timing.model.code import estimate_code
 from kernelproof.ground.errors import WrongInput
-from kernelproof.sass.decoding import disassemble
+from kernelproof.sass import disassemble
 
 NAMES = {
     ("a100", "f16"): "a100_F16F16F16F16",

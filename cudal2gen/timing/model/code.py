@@ -16,10 +16,19 @@ from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import SUB_CORES
 from kernelproof.profile.rates import LAUNCH_US, l2_share
-from kernelproof.sass.decoding import Function, Instruction
-from kernelproof.sass.pipes import MMA, WARPGROUP, mma_shape
-from kernelproof.sass.simulation import Machine, Stream, Timeline, simulate
-from kernelproof.sass.ways import Way, Ways
+from kernelproof.sass import (
+    MMA,
+    WARPGROUP,
+    Function,
+    Instruction,
+    Machine,
+    Stream,
+    Timeline,
+    Way,
+    Ways,
+    mma_shape,
+    simulate,
+)
 
 ISSUES = 8000  # a simulation issues about so many instructions; further iterations are extrapolated
 MIN_ITERATIONS = 6  # at least so many iterations are simulated beyond those that fill the ring

@@ -21,8 +21,7 @@ from kernelproof.profile.composition import composed
 from kernelproof.profile.loop import Listing, Window, steady
 from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.profile.sections import loop_words
-from kernelproof.sass.simulation import Stream, Timeline, simulate
-from kernelproof.sass.ways import Ways
+from kernelproof.sass import Stream, Timeline, Ways, simulate
 
 NEARLY = 0.9  # from this share of the main loop's time on, a part of the chip counts as its bound
 DETAILED_ITERATIONS = 8  # iterations of the main loop that are simulated, beyond those that fill the ring

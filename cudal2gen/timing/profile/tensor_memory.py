@@ -22,10 +22,7 @@ from kernelproof.profile import figures
 from kernelproof.profile.composition import composed
 from kernelproof.profile.loop import ISSUE_PORT, Listing, Window
 from kernelproof.profile.rates import LAUNCH_US
-from kernelproof.sass import Graph, Instruction, Pipe, pipe_use
-from kernelproof.sass.loops import COPIES, Loops, Role, count
-from kernelproof.sass.pipes import MMA
-from kernelproof.sass.simulation import Issue
+from kernelproof.sass import COPIES, MMA, Graph, Instruction, Issue, Loops, Pipe, Role, count, pipe_use
 
 TENSOR_LOADS = frozenset(("LDTM",))
 LIMITS = (

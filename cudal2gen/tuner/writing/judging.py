@@ -23,7 +23,7 @@ from cudal2gen.tuner.reward import RewardWeights
 from cudal2gen.tuner.writing import proof
 from cudal2gen.tuner.writing.kernel_answers import Draft
 from cudal2gen.tuner.writing.proof import CheckLimits, CheckResult
-from kernelproof.sass.elf import sections
+from kernelproof.sass import sections
 
 PROPOSER = "writer"
 ORIGIN = Origin(source="written by a language model", structure="modelled", changed=("text",))
