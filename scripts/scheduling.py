@@ -23,7 +23,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import Function, access, disassemble
 from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, InFlight, Meets
 from kernelproof.sass.pipes import WARPGROUP
-from kernelproof.sass.scheduling import ANY, EVEN_PIPES, TABLE, Facts, kind, use
+from kernelproof.sass.scheduling import ANY, EVEN_PIPES, TABLE, SchedulingFacts, kind, use
 
 FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA
 LEAST_SUPPORT = 3  # a kind of producer counts if so many pairs have its least distance
@@ -70,7 +70,7 @@ class Study:
                 elif reads & UNIFORM:
                     self.uniform.add(instruction.name)
 
-    def meetings(self, function: Function, facts: Facts) -> None:
+    def meetings(self, function: Function, facts: SchedulingFacts) -> None:
         """Note the distances of results, and what is touched without a wait."""
         flight = InFlight(function, facts, lambda _: FOLLOWED)
         for meeting in flight.meetings():
@@ -109,7 +109,7 @@ def meetings(known: Mapping[str, Study], cubin: Path) -> Studies:
         sm = function.sm.rstrip("af")
         names = known[sm]
         every = frozenset(names.results), frozenset(names.operands), frozenset(names.uniform)
-        studies[sm].meetings(function, Facts(function.sm, *every, {}))
+        studies[sm].meetings(function, SchedulingFacts(function.sm, *every, {}))
     return studies
 
 

@@ -53,7 +53,7 @@ def grade(
 
     if reference is not None:
         from kernelproof.grading.benchmarks.judgement import check_solution
-        from kernelproof.grading.graded import Entry, Graded
+        from kernelproof.grading.graded import Graded, GradedSolution
 
         if source is not None:
             raise WrongInput("with --reference, FILE is the solution: leave SOURCE out")
@@ -61,7 +61,7 @@ def grade(
             raise typer.Exit(_grade_set(file, reference, seed or 0, page, as_json))
         verdict = check_solution(file, reference, limits=Limits(seed=seed or 0))
         if page is not None:
-            _write(Graded(entries=[Entry(name=file.name, verdict=verdict)]), page)
+            _write(Graded(entries=[GradedSolution(name=file.name, verdict=verdict)]), page)
     else:
         arguments = description.arguments(file, source)
         if seed is not None:
@@ -75,7 +75,7 @@ def _grade_set(solutions: Path, references: Path, seed: int, page: Path | None, 
     """Grade all solutions of a folder that have a reference, one line each; returns the exit code."""
     from kernelproof.grading import Limits
     from kernelproof.grading.benchmarks.judgement import check_solution
-    from kernelproof.grading.graded import Entry, Graded, exit_outcome, pairs
+    from kernelproof.grading.graded import Graded, GradedSolution, exit_outcome, pairs
 
     found = pairs(solutions, references)
     if not found:
@@ -83,7 +83,7 @@ def _grade_set(solutions: Path, references: Path, seed: int, page: Path | None, 
     graded = Graded()
     for solution, reference in found:
         verdict = check_solution(solution, reference, limits=Limits(seed=seed))
-        graded.entries.append(Entry(name=solution.name, verdict=verdict))
+        graded.entries.append(GradedSolution(name=solution.name, verdict=verdict))
         if not as_json:
             print(f"{solution.name}: {verdict}", flush=True)
     if as_json:

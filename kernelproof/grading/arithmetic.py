@@ -19,7 +19,7 @@ _ATOMIC_ADD = re.compile(r"(atom|red)\..*\badd\..*(f64|f32|f16|f16x2|bf16|bf16x2
 _INTEGER = re.compile(r"\.(s16|u16|s32|u32|s64|u64)$")
 
 
-class Matrix(NamedTuple):
+class MatrixInstruction(NamedTuple):
     """A matrix instruction: operations per warp, the narrower of its operand types, and the accumulator's type."""
 
     flops: int
@@ -32,7 +32,7 @@ def rank(name: str) -> int:
     return RANKS.get(name, 0)
 
 
-def matrix(opcode: str) -> Matrix | None:
+def matrix(opcode: str) -> MatrixInstruction | None:
     """Describe an mma, wmma.mma or wgmma instruction; None for all others."""
     if not opcode.startswith(("mma.", "wmma.mma.", "wgmma.mma_async")):
         return None
@@ -44,7 +44,7 @@ def matrix(opcode: str) -> Matrix | None:
     accumulator = types[0]
     # The names of fp16 wmma instructions contain only the types of D and C.
     operands = ["f16"] if opcode.startswith("wmma") and len(types) < 4 else types[1:3]
-    return Matrix(2 * m * n * k, min(operands, key=rank, default="f16"), accumulator)
+    return MatrixInstruction(2 * m * n * k, min(operands, key=rank, default="f16"), accumulator)
 
 
 def scalar_flops(opcode: str, integers: bool) -> int:

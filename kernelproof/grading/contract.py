@@ -23,7 +23,7 @@ _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
 
 
 @dataclass(frozen=True)
-class Buffer:
+class ContractBuffer:
     """A buffer of every call.
 
     ``low`` and ``high`` (excluded) bound the random numbers of an input, for example of indices. ``zeroed`` marks
@@ -59,7 +59,7 @@ class Buffer:
         return math.prod(self.shape(shape)) * self.format.dtype.itemsize
 
 
-def buffer(name: str, text: str) -> Buffer:
+def buffer(name: str, text: str) -> ContractBuffer:
     """Parse a buffer, such as ``in:f16[m, k]``. Raises WrongInput."""
     match = _BUFFER.fullmatch(text.strip())
     if match is None or not match[3].strip():
@@ -70,7 +70,7 @@ def buffer(name: str, text: str) -> Buffer:
     low, dots, high = (content or "").partition("..")
     if content and not dots and (content != "zeros" or role != "scratch"):
         raise WrongInput(f"buffer {name}: content {content!r}: LOW..HIGH for inputs, zeros for scratch")
-    return Buffer(name, role, FORMATS[kind], dims, low if dots else "", high, content == "zeros")
+    return ContractBuffer(name, role, FORMATS[kind], dims, low if dots else "", high, content == "zeros")
 
 
 class ContractLaunch(BaseModel):
@@ -133,7 +133,7 @@ def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.gene
     return scalar
 
 
-class Box(NamedTuple):
+class MapBox(NamedTuple):
     """A tensor map: its buffer, the extents of a box (outermost first), and the swizzle in bytes (0: none)."""
 
     buffer: str
@@ -141,7 +141,7 @@ class Box(NamedTuple):
     swizzle: int
 
 
-def box(argument: Number, shape: Shape) -> Box | None:
+def box(argument: Number, shape: Shape) -> MapBox | None:
     """Parse an argument that is a tensor map; None for all others. Raises WrongInput."""
     match = _MAP.fullmatch(argument) if isinstance(argument, str) else None
     if match is None:
@@ -149,23 +149,23 @@ def box(argument: Number, shape: Shape) -> Box | None:
     swizzle = int(match[3] or 0)
     if swizzle not in (0, 32, 64, 128):
         raise WrongInput(f"argument {argument!r}: a swizzle of 32, 64 or 128 bytes, or none")
-    return Box(match[1], tuple(value(f"({match[2]},)", shape)), swizzle)
+    return MapBox(match[1], tuple(value(f"({match[2]},)", shape)), swizzle)
 
 
 @dataclass(frozen=True)
 class Contract:
     """Buffers by name, and the launches of one call, in order; or a call of host code."""
 
-    buffers: Mapping[str, Buffer]
+    buffers: Mapping[str, ContractBuffer]
     launches: tuple[ContractLaunch, ...]
     call: HostCall | None = None
 
     @property
-    def inputs(self) -> list[Buffer]:
+    def inputs(self) -> list[ContractBuffer]:
         return [item for item in self.buffers.values() if item.is_input]
 
     @property
-    def outputs(self) -> list[Buffer]:
+    def outputs(self) -> list[ContractBuffer]:
         return [item for item in self.buffers.values() if item.is_output]
 
     @property

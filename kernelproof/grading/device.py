@@ -31,7 +31,7 @@ from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.emulator.host.program import KernelArgument, pack_arguments
 from kernelproof.emulator.state.sites import Site
 from kernelproof.grading import elsewhere
-from kernelproof.grading.contract import ROLES, Box, Contract, ContractLaunch, box
+from kernelproof.grading.contract import ROLES, Contract, ContractLaunch, MapBox, box
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import Failure, WrongInput, reading
@@ -246,7 +246,7 @@ class LaunchedCalls(RepeatedCalls):
         shape = box(argument, self.shape)
         return launch.scalar(argument, self.shape) if shape is None else self._tensor_map(shape)
 
-    def _tensor_map(self, shape: Box) -> bytes:
+    def _tensor_map(self, shape: MapBox) -> bytes:
         """A tensor map of a buffer, as the driver would encode it. Raises WrongInput."""
         item = self.contract.buffers.get(shape.buffer)
         extents = item.shape(self.shape) if item is not None else ()

@@ -16,7 +16,7 @@ from kernelproof.ground.pages import Section, Table
 LONGEST = 300  # characters of a finding on a page; the JSON has all
 
 
-class Entry(BaseModel):
+class GradedSolution(BaseModel):
     """A solution's verdict. ``name`` is its file below the set's folder."""
 
     name: str
@@ -27,7 +27,7 @@ class Graded(BaseModel):
     """The verdicts of a set, in the order of names."""
 
     version: Literal[1] = 1
-    entries: list[Entry] = []
+    entries: list[GradedSolution] = []
 
     @property
     def counts(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kernelproof.grading import expressions
-from kernelproof.grading.contract import Buffer, Contract
+from kernelproof.grading.contract import Contract, ContractBuffer
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array, Format
 
@@ -76,7 +76,7 @@ def _planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequ
     return values
 
 
-def _values(item: Buffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
+def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
     extents = item.shape(shape)
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
@@ -138,7 +138,7 @@ def changes(
     return out
 
 
-def _other(item: Buffer, before: float, shape: Shape, rng: np.random.Generator) -> float:
+def _other(item: ContractBuffer, before: float, shape: Shape, rng: np.random.Generator) -> float:
     """Another value for an element: within its range if it has one, else large enough to be visible in a sum."""
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)

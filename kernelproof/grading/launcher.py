@@ -21,7 +21,7 @@ from kernelproof.checking.execution import REPLACED_LIBRARIES
 from kernelproof.emulator import EmulatorError, LaunchRefused, Report
 from kernelproof.emulator.host.standin import stand_for
 from kernelproof.grading import elsewhere
-from kernelproof.grading.contract import Buffer, Contract, HostCall
+from kernelproof.grading.contract import Contract, ContractBuffer, HostCall
 from kernelproof.grading.device import Call, RepeatedCalls
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
@@ -71,7 +71,7 @@ class HostFailure(Exception):
 
 
 # The layouts of Value and Results in include/kernelproof_tensor.h.
-class Value(ctypes.Structure):
+class ArgumentValue(ctypes.Structure):
     """An argument or a result of host code."""
 
     _fields_ = [
@@ -87,7 +87,7 @@ class Results(ctypes.Structure):
     _fields_ = [
         ("count", ctypes.c_int),
         ("form", ctypes.c_int),
-        ("values", Value * MAX_RESULTS),
+        ("values", ArgumentValue * MAX_RESULTS),
         ("message", ctypes.c_char * 400),
     ]
 
@@ -180,7 +180,7 @@ class HostCalls(RepeatedCalls):
         results, result = Results(), Call({})
         before = {key: buffer.bytes().copy() for key, buffer in self.memory.globals.items()}
         with self.session(counters, hazards) as emulated:
-            code = self.entry((Value * len(values))(*values), len(values), ctypes.byref(results))
+            code = self.entry((ArgumentValue * len(values))(*values), len(values), ctypes.byref(results))
         self.count += 1
         self.unreturned = emulated.reports
         for error in emulated.errors:
@@ -202,20 +202,20 @@ class HostCalls(RepeatedCalls):
         self.unreturned = []
         return result
 
-    def _value(self, argument: str | int | float | Callable[..., object]) -> Value:
+    def _value(self, argument: str | int | float | Callable[..., object]) -> ArgumentValue:
         if isinstance(argument, str) and argument in self.buffers:
             item = self.contract.buffers[argument]
             extents = item.shape(self.shape)
-            return Value(
+            return ArgumentValue(
                 TENSOR, DTYPES.index(item.format.name), len(extents), (ctypes.c_int64 * MAX_DIMS)(*extents),
                 (ctypes.c_int64 * MAX_DIMS)(*strides(extents)), self.buffers[argument].address,
             )  # fmt: skip
         if argument == "None":
-            return Value(NOTHING)
+            return ArgumentValue(NOTHING)
         number = self.host_call.scalar(argument, self.shape)
         if isinstance(number, int):
-            return Value(INTEGER, integer=number, number=float(number))
-        return Value(NUMBER, integer=int(number), number=float(number))
+            return ArgumentValue(INTEGER, integer=number, number=float(number))
+        return ArgumentValue(NUMBER, integer=int(number), number=float(number))
 
     def _collect(self, results: Results, result: Call) -> None:
         """Collect the outputs: those that were arguments, and returned tensors for the others, in order."""
@@ -229,7 +229,7 @@ class HostCalls(RepeatedCalls):
                 raise HostFailure(f"{self.host_call.function} returned {results.count} tensors, none for {item.name}")
             result.outputs[item.name] = self._returned(value, item, result)
 
-    def _returned(self, value: Value, item: Buffer, result: Call) -> Array:
+    def _returned(self, value: ArgumentValue, item: ContractBuffer, result: Call) -> Array:
         """The bits of a returned tensor. The tensor comes from untrusted code, so all of it is checked.
 
         Raises HostFailure for a wrong type or number of elements, or memory that does not belong to the device.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kernelproof.grading.contract import Buffer, Contract
+from kernelproof.grading.contract import Contract, ContractBuffer
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import WrongInput
@@ -66,7 +66,7 @@ class Reference:
         return self.function(*prepared.values())
 
 
-def _array(part: Any, item: Buffer, shape: Shape) -> Array:
+def _array(part: Any, item: ContractBuffer, shape: Shape) -> Array:
     """A result as an array of an output's shape. Raises WrongInput."""
     if hasattr(part, "detach"):
         part = part.detach().cpu().double() if item.format.is_float else part.detach().cpu()

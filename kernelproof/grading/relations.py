@@ -15,7 +15,7 @@ import numpy as np
 
 from kernelproof.grading import tolerance
 from kernelproof.grading.answers import CheckedCall, Criteria
-from kernelproof.grading.contract import Buffer
+from kernelproof.grading.contract import ContractBuffer
 from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import WrongInput
@@ -29,7 +29,7 @@ LEAST_ELEMENTS = 16
 POWERS = (0, 1, -1, 2, -2)  # to which an output may follow the scale of an input
 
 # A change of an array, for a buffer of the contract.
-Step = Callable[[Buffer, Array], Array]
+Step = Callable[[ContractBuffer, Array], Array]
 
 
 class Relation(NamedTuple):
@@ -61,7 +61,7 @@ def that_hold(task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Ge
 
 
 def broken(
-    base: CheckedCall, answer: CheckedCall, relation: Relation, buffers: Mapping[str, Buffer]
+    base: CheckedCall, answer: CheckedCall, relation: Relation, buffers: Mapping[str, ContractBuffer]
 ) -> Iterator[Broken]:
     """Finds the outputs of a call that differ from what the relation and the base's outputs demand, beyond rounding."""
     for name, item in answer.expected.items():
@@ -177,14 +177,14 @@ TABLE: tuple[tuple[str, Callable[[_Proposals], Iterator[Relation]]], ...] = (
 )  # fmt: skip
 
 
-def _axes(item: Buffer) -> dict[str, int]:
+def _axes(item: ContractBuffer) -> dict[str, int]:
     """The axes of a buffer whose extent is a name of the shape. A name that is there twice is left out."""
     parts = [part.strip() for part in item.extents.split(",")]
     return {part: number for number, part in enumerate(parts) if part.isidentifier() and parts.count(part) == 1}
 
 
 def _along(orders: Mapping[str, Array]) -> Step:
-    def step(item: Buffer, array: Array) -> Array:
+    def step(item: ContractBuffer, array: Array) -> Array:
         for name, axis in _axes(item).items():
             if name in orders:
                 array = np.take(array, orders[name], axis)
@@ -194,7 +194,7 @@ def _along(orders: Mapping[str, Array]) -> Step:
 
 
 def _times(factors: Mapping[str, float]) -> Step:
-    def step(item: Buffer, bits: Array) -> Array:
+    def step(item: ContractBuffer, bits: Array) -> Array:
         factor = factors.get(item.name)
         return bits if factor is None else item.format.bits(item.format.values(bits) * factor)
 
@@ -208,7 +208,7 @@ def _all_times(factor: float) -> Step:
 def _adding(name: str, first: int, second: int, as_bits: bool) -> Step:
     """Add row ``first`` to row ``second`` of every buffer that has the axis ``name``."""
 
-    def step(item: Buffer, array: Array) -> Array:
+    def step(item: ContractBuffer, array: Array) -> Array:
         axis = _axes(item).get(name)
         if axis is None:
             return array

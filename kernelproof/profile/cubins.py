@@ -21,7 +21,7 @@ from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 from kernelproof.profile import advice, figures
 from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import Listing, Window, steady
+from kernelproof.profile.loop import Listing, LoopWindow, steady
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.rates import LAUNCH_US, l2_share
 from kernelproof.sass.pipes import MMA
@@ -144,7 +144,7 @@ class _CubinKernel:
         return simulate(self.streams(ITERATIONS), self.machine, detail=True)
 
     @cached_property
-    def window(self) -> Window:
+    def window(self) -> LoopWindow:
         return steady(self.timeline.issues, self.ways.consumer.iteration)
 
     @cached_property

@@ -24,7 +24,7 @@ ISSUE_PORT = "issue port"
 SourceText = Callable[[str], Sequence[str]]  # the lines of a source file; none if it does not exist
 
 
-class Window(NamedTuple):
+class LoopWindow(NamedTuple):
     """The part of a simulation that stands for the main loop: the issues from cycle ``start`` to ``end``.
 
     ``iterations``: iterations of the main loop that each warp with MMAs makes meanwhile, in the mean. ``warps``: how
@@ -43,7 +43,7 @@ class Window(NamedTuple):
         return self.end - self.start
 
 
-def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> Window:
+def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> LoopWindow:
     """The window of a simulation in which its warps are in the steady state of the main loop.
 
     It starts when the last warp is in the middle of its run and ends when the first warp begins its last iteration. If
@@ -72,7 +72,7 @@ def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> Window:
     within = [issue for issue in issues if start <= issue.cycle < end]
     mmas = sum(code.name in MMA for code in iteration) * len(starts)
     iterations = sum(issue.instruction.name in MMA for issue in within) / mmas if mmas else 1.0
-    return Window(within, start, end, iterations, warps, [issue for issue in issues if issue.cycle < start])
+    return LoopWindow(within, start, end, iterations, warps, [issue for issue in issues if issue.cycle < start])
 
 
 def source_text(own: Path | None) -> SourceText:
@@ -93,7 +93,7 @@ def source_text(own: Path | None) -> SourceText:
 class Listing:
     """The instructions of a function that a window issues, in the order of addresses, and figures of them."""
 
-    def __init__(self, window: Window, function: Function, chip: Chip) -> None:
+    def __init__(self, window: LoopWindow, function: Function, chip: Chip) -> None:
         self.window = window
         sm, code = function.sm, function.instructions
         liveness = RegisterLiveness(Graph(function))

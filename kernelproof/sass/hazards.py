@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelproof.sass.decoding import Function, Instruction
-from kernelproof.sass.in_flight import NEVER, VECTOR, InFlight, Meeting, Meets
+from kernelproof.sass.in_flight import NEVER, VECTOR, InFlight, Meets, RegisterMeeting
 from kernelproof.sass.paths import Paths
 from kernelproof.sass.registers import access, read_operands, register_names
-from kernelproof.sass.scheduling import Facts, facts
+from kernelproof.sass.scheduling import SchedulingFacts, facts
 
 SLOTS = (24, 32, 64)  # the first bit of the number of the register in operand slots A, B and C
 
@@ -47,7 +47,7 @@ def hazards(function: Function) -> list[RegisterHazard]:
     return sorted([*found.values(), *_stale(function)], key=lambda hazard: hazard.later.address)
 
 
-def _too_early(meeting: Meeting, flight: InFlight, known: Facts) -> str:
+def _too_early(meeting: RegisterMeeting, flight: InFlight, known: SchedulingFacts) -> str:
     """What is wrong with a meeting, in words; empty if nothing is."""
     earlier, later = flight.code[meeting.earlier], flight.code[meeting.later]
     names = ", ".join(register_names(meeting.registers))

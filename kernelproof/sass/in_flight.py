@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.paths import Paths, Point
 from kernelproof.sass.registers import RegisterAccess, access
-from kernelproof.sass.scheduling import SETTLE, Facts, order
+from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, order
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
 VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)
@@ -34,7 +34,7 @@ class Meets(StrEnum):
     OPERAND = "operand"
 
 
-class Meeting(NamedTuple):
+class RegisterMeeting(NamedTuple):
     """Two instructions by index, the mask of registers in which they meet, the least cycles between their issues
     (counted up to the horizon), and the scoreboards of the earlier one as a mask."""
 
@@ -52,7 +52,7 @@ Item = TypeVar("Item", Fixed, Guarded)
 
 
 @dataclass
-class State:
+class FlightState:
     """What is under way at a place: each item with the least number of cycles since it was issued.
 
     ``results``: of fixed latency. ``loads``: results that scoreboards guard. ``reads``: operands that are read late.
@@ -62,10 +62,10 @@ class State:
     loads: dict[Guarded, int] = field(default_factory=dict)
     reads: dict[Guarded, int] = field(default_factory=dict)
 
-    def copy(self) -> State:
-        return State(dict(self.results), dict(self.loads), dict(self.reads))
+    def copy(self) -> FlightState:
+        return FlightState(dict(self.results), dict(self.loads), dict(self.reads))
 
-    def join(self, other: State) -> bool:
+    def join(self, other: FlightState) -> bool:
         """Add what another path has under way; whether anything changed."""
         joined = (_join(self.results, other.results), _join(self.loads, other.loads), _join(self.reads, other.reads))
         return any(joined)
@@ -103,7 +103,9 @@ class InFlight:
     """The analysis of one function. ``horizon``: for how many cycles a result of fixed latency is followed, given its
     producer."""
 
-    def __init__(self, function: Function, facts: Facts, horizon: Callable[[Instruction], int] | None = None) -> None:
+    def __init__(
+        self, function: Function, facts: SchedulingFacts, horizon: Callable[[Instruction], int] | None = None
+    ) -> None:
         self.code = function.instructions
         self.paths = Paths(function)
         self.complete = True
@@ -111,25 +113,25 @@ class InFlight:
         self._steps = [self._step(instruction, facts, function.sm) for instruction in self.code]
         self._entries = self._solved()
 
-    def meetings(self) -> Iterator[Meeting]:
+    def meetings(self) -> Iterator[RegisterMeeting]:
         """Every meeting on some path, in order of blocks; those of several calls of a subroutine once for each."""
         for point, entry in self._entries.items():
-            found: list[Meeting] = []
+            found: list[RegisterMeeting] = []
             self._walk(point.start, entry.copy(), found)
             yield from found
 
-    def _solved(self) -> dict[Point, State]:
+    def _solved(self) -> dict[Point, FlightState]:
         """The state on entry to each block. Blocks that only unknown jumps reach begin with nothing under way."""
-        entries = {Point(0): State()}
+        entries = {Point(0): FlightState()}
         self._spread([Point(0)], entries)
         reached = {point.start for point in entries}
         for start in self.paths.ends:
             if start not in reached and Point(start) not in entries:
-                entries[Point(start)] = State()
+                entries[Point(start)] = FlightState()
                 self._spread([Point(start)], entries)
         return entries
 
-    def _spread(self, pending: list[Point], entries: dict[Point, State]) -> None:
+    def _spread(self, pending: list[Point], entries: dict[Point, FlightState]) -> None:
         steps = 0
         while pending:
             point = pending.pop()
@@ -139,7 +141,7 @@ class InFlight:
                 return
             leaving = self._walk(point.start, entries[point].copy(), None)
             for follower, known in self.paths.after(point):
-                state = leaving if known else State()
+                state = leaving if known else FlightState()
                 if follower not in entries:
                     entries[follower] = state.copy()
                 elif not entries[follower].join(state):
@@ -147,7 +149,7 @@ class InFlight:
                 if follower not in pending:
                     pending.append(follower)
 
-    def _walk(self, start: int, state: State, found: list[Meeting] | None) -> State:
+    def _walk(self, start: int, state: FlightState, found: list[RegisterMeeting] | None) -> FlightState:
         """The state after a block. ``found``: where meetings go."""
         for at in range(start, self.paths.ends[start]):
             step = self._steps[at]
@@ -158,13 +160,13 @@ class InFlight:
             self._issue(at, step, state)
         return state
 
-    def _meet(self, at: int, step: _Step, state: State, found: list[Meeting]) -> None:
+    def _meet(self, at: int, step: _Step, state: FlightState, found: list[RegisterMeeting]) -> None:
         reads, writes = step.reads, step.writes
 
         def met(how: Meets, earlier: int, registers: int, cycles: int, boards: int = 0) -> None:
             # Where the two have opposite guards no lane executes both.
             if registers and not (step.complement and self.code[earlier].guard == step.complement):
-                found.append(Meeting(how, earlier, at, registers, cycles, boards))
+                found.append(RegisterMeeting(how, earlier, at, registers, cycles, boards))
 
         for (earlier, mask), cycles in state.results.items():
             if mask & reads:
@@ -184,7 +186,7 @@ class InFlight:
         own = step.queues[queue]
         return bool(step.loads) and own is not None and self._steps[earlier].queues[queue] == own
 
-    def _issue(self, at: int, step: _Step, state: State) -> None:
+    def _issue(self, at: int, step: _Step, state: FlightState) -> None:
         """Let the cycles of an instruction pass, and add what it starts."""
         overwritten = 0 if step.guarded else step.writes
         if state.results:
@@ -227,7 +229,7 @@ class InFlight:
                 aged[key] = min(later, aged.get(key, later))
         return aged
 
-    def _step(self, instruction: Instruction, facts: Facts, sm: str) -> _Step:
+    def _step(self, instruction: Instruction, facts: SchedulingFacts, sm: str) -> _Step:
         control, accessed = instruction.control, access(instruction)
         if instruction.guard in NEVER:
             accessed = RegisterAccess(0, 0)
@@ -257,7 +259,7 @@ class InFlight:
         )
 
 
-def _wait(state: State, boards: int) -> None:
+def _wait(state: FlightState, boards: int) -> None:
     """Drop what one of these scoreboards guards, unless it was only just taken."""
     for name in ("loads", "reads"):
         items: dict[Guarded, int] = getattr(state, name)

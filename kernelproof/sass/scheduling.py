@@ -34,7 +34,7 @@ _ODD = sum(1 << at for at in range(1, 256, 2))
 
 
 @dataclass(frozen=True)
-class Facts:
+class SchedulingFacts:
     """The facts of one architecture.
 
     ``scoreboards``: opcodes whose result needs a scoreboard. ``late``: opcodes that read vector registers after issue,
@@ -59,13 +59,13 @@ class Facts:
 
 
 @cache
-def facts(sm: str) -> Facts | None:
+def facts(sm: str) -> SchedulingFacts | None:
     """The facts of an architecture (``sm_90a``); None if ptxas's output for it was not studied."""
     rows = json.loads(TABLE.read_text())["facts"].get(sm.rstrip("af"))
     if rows is None:
         return None
     scoreboards, late, uniform = (frozenset(rows[name].split()) for name in ("scoreboards", "late", "late_uniform"))
-    return Facts(sm, scoreboards, late, uniform, rows["latencies"])
+    return SchedulingFacts(sm, scoreboards, late, uniform, rows["latencies"])
 
 
 def kind(producer: Instruction, sm: str) -> str:

@@ -21,7 +21,7 @@ from kernelproof.emulator.state.arrays import Array
 
 
 @dataclass(frozen=True)
-class Role:
+class ArrayRole:
     """An array with a role: ``input`` (a write is a finding), ``output`` (every element must be written), ``inout``, or
     ``scratch`` (undefined before)."""
 
@@ -94,7 +94,7 @@ class Loan:
 def _span(argument: object, number: int = 0) -> Span | None:
     """The host memory of an array; None for other arguments. Raises EmulatorError for tensors elsewhere."""
     role = "inout"
-    if isinstance(argument, Role):
+    if isinstance(argument, ArrayRole):
         role, argument = argument.role, argument.array
     if is_tensor(argument):
         # A tensor with gaps lends all of its storage.
@@ -121,7 +121,7 @@ def _extent(array: Array) -> tuple[int, int]:
 
 def _first(argument: object) -> int:
     """The address of an array's first element."""
-    if isinstance(argument, Role):
+    if isinstance(argument, ArrayRole):
         argument = argument.array
     return argument.data_ptr() if is_tensor(argument) else cast(Array, argument).ctypes.data
 

@@ -41,7 +41,7 @@ from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.ground import places, toolchain
 from kernelproof.ground.errors import MissingTool, WrongInput
-from kernelproof.testing.arrays import Loan, Role
+from kernelproof.testing.arrays import ArrayRole, Loan
 
 if TYPE_CHECKING:
     from kernelproof.triton_emulation.session import TritonSession
@@ -263,17 +263,17 @@ class CudaEmulator:
 
     # --- arrays ---
 
-    def input(self, array: Array | TorchTensor) -> Role:
+    def input(self, array: Array | TorchTensor) -> ArrayRole:
         """An argument that kernels only read: a write is a finding."""
-        return Role(array, "input")
+        return ArrayRole(array, "input")
 
-    def output(self, array: Array | TorchTensor) -> Role:
+    def output(self, array: Array | TorchTensor) -> ArrayRole:
         """An argument whose every element the launch must write, and not read before."""
-        return Role(array, "output")
+        return ArrayRole(array, "output")
 
-    def scratch(self, array: Array | TorchTensor) -> Role:
+    def scratch(self, array: Array | TorchTensor) -> ArrayRole:
         """An argument whose content is undefined before, and not copied back."""
-        return Role(array, "scratch")
+        return ArrayRole(array, "scratch")
 
     def upload(self, array: Array, role: str = "inout", name: str = "") -> Buffer:
         """Device memory that outlives launches; ``download()`` of it is a copy. ``role``: input, output, inout or

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import cudal2gen.cli
 import kernelproof.cli
 from kernelproof.ground.command_line.groups import Offer, OneOf, Shared, verb
-from kernelproof.ground.command_line.program import Program
+from kernelproof.ground.command_line.program import VerbGroup
 
 MOST_OF_A_VERB = 20
 MOST_IN_ALL = 170
@@ -30,7 +30,7 @@ class Paint:
     name: Annotated[str, typer.Option("--name", help="Name.")] = "paint"
 
 
-app = typer.Typer(cls=Program, rich_markup_mode=None)
+app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
 calls: list[tuple[object, ...]] = []
 
 

@@ -18,7 +18,7 @@ from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
 from kernelproof.profile import advice, figures
 from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import Listing, Window, steady
+from kernelproof.profile.loop import Listing, LoopWindow, steady
 from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.profile.sections import loop_words
 from kernelproof.sass import Stream, Timeline, Ways, simulate
@@ -81,7 +81,7 @@ class _SimulatedKernel:
         return simulate(self._streams(self.iterations), self.workload.machine, detail=True)
 
     @cached_property
-    def window(self) -> Window:
+    def window(self) -> LoopWindow:
         return steady(self.timeline.issues, self.workload.ways.consumer.iteration)
 
     @cached_property

@@ -20,7 +20,7 @@ from cudal2gen.timing.profile.occupancy import busiest_sm, of_record, tail_share
 from kernelproof import sass
 from kernelproof.profile import figures
 from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import ISSUE_PORT, Listing, Window
+from kernelproof.profile.loop import ISSUE_PORT, Listing, LoopWindow
 from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.sass import COPIES, MMA, Graph, Instruction, Issue, Loops, Pipe, Role, count, pipe_use
 
@@ -100,7 +100,7 @@ class TensorMemoryKernel:
     def listing(self) -> Listing:
         code = (*self.products, *self.copies)
         issues = [Issue(0, instruction, float(at), {}) for at, instruction in enumerate(code)]
-        return Listing(Window(issues, 0.0, float(len(code)), 1.0, 1), self.function, self.record.target)
+        return Listing(LoopWindow(issues, 0.0, float(len(code)), 1.0, 1), self.function, self.record.target)
 
     @cached_property
     def loop(self) -> figures.MainLoop:

@@ -39,7 +39,7 @@ class Writes(Flag):
 
 
 @dataclass(frozen=True)
-class Instruction:
+class InstructionForm:
     """One form of an opcode.
 
     - ``opcode``: the base and the modifiers that the form must have, in any order. ``types``: the values that the last
@@ -92,8 +92,8 @@ class Instruction:
 
 
 # Base of an opcode -> its forms; and, as a cache, parts of an opcode -> the form that serves them.
-_forms: dict[str, list[Instruction]] = {}
-_form_of: dict[tuple[str, ...], Instruction | None] = {}
+_forms: dict[str, list[InstructionForm]] = {}
+_form_of: dict[tuple[str, ...], InstructionForm | None] = {}
 
 
 def instruction(
@@ -114,13 +114,13 @@ def instruction(
     access: Callable[[Instr, str], int] | None = None,
     mutations: tuple[Mutation, ...] = (),
 ) -> Callable[[Handler], Handler]:
-    """Register a handler for forms of opcodes; the other arguments are the facts of ``Instruction``."""
+    """Register a handler for forms of opcodes; the other arguments are the facts of ``InstructionForm``."""
     if uniform and Writes.MEMORY in writes:
         raise ValueError(f"{opcodes}: what writes memory is not uniform")
 
     def register(handler: Handler) -> Handler:
         for opcode in opcodes:
-            form = Instruction(
+            form = InstructionForm(
                 opcode, handler, types, serves, writes, updates, uniform, polls, waits, meets, completed_by, expands,
                 accumulates, hopper or blackwell, blackwell, access, mutations,
             )  # fmt: skip
@@ -139,13 +139,13 @@ def unregister(*opcodes: str) -> None:
     _form_of.clear()
 
 
-def registered() -> Iterator[Instruction]:
+def registered() -> Iterator[InstructionForm]:
     """All forms."""
     for forms in _forms.values():
         yield from forms
 
 
-def facts(ins: Instr) -> Instruction | None:
+def facts(ins: Instr) -> InstructionForm | None:
     """The form of an instruction, None for an unknown instruction. Of all forms that fit it is the one with the most
     modifiers, and among those the one whose first modifier stands first."""
     parts = ins.parts
@@ -167,7 +167,7 @@ def modelled(ins: Instr) -> str:
     return f"; modelled: {', '.join(opcodes)}" if opcodes else f"; nothing of {ins.base} is modelled"
 
 
-def _rank(form: Instruction, parts: tuple[str, ...]) -> tuple[int, int]:
+def _rank(form: InstructionForm, parts: tuple[str, ...]) -> tuple[int, int]:
     modifiers = form.opcode.split(".")[1:]
     return len(modifiers), -min((parts.index(m) for m in modifiers), default=0)
 

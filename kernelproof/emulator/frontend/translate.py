@@ -30,7 +30,13 @@ from kernelproof.emulator.frontend.flow.graph import Graph, build
 from kernelproof.emulator.frontend.flow.provenance import origins, written
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
 from kernelproof.emulator.frontend.gathering import gathered, may_release
-from kernelproof.emulator.frontend.instruction import Instruction, defs_uses, modelled, results_and_operands, symbols
+from kernelproof.emulator.frontend.instruction import (
+    InstructionForm,
+    defs_uses,
+    modelled,
+    results_and_operands,
+    symbols,
+)
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.instructions.memory import observed_spaces, read_flags
 from kernelproof.emulator.frontend.product_grids import join_products
@@ -319,7 +325,7 @@ class _Translator:
             raise UnknownInstruction(f"{unsupported(ins, 'form not modelled')}{modelled(ins)}") from error
         e.guard, e.indent = None, ""
 
-    def _emit_guarded(self, form: Instruction, ins: Instr) -> None:
+    def _emit_guarded(self, form: InstructionForm, ins: Instr) -> None:
         """A uniform guard becomes an ``if``; a varying one narrows the mask."""
         e = self.emitter
         if ins.guard is not None:

@@ -31,7 +31,7 @@ _LIBRARIES = {_LZ4: "liblz4.so.1", _ZSTD: "libzstd.so.1"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class ImageEntry:
     """An entry of a fat binary: PTX or machine code for ``sm``. ``content``: its bytes, none if this system cannot
     decompress them."""
 
@@ -45,7 +45,7 @@ class Entry:
         return self.content.rstrip(b"\0").decode() if self.ptx else ""
 
 
-def entries(address: int) -> list[Entry]:
+def entries(address: int) -> list[ImageEntry]:
     """The entries of a fat binary in memory, or of the wrapper that points to one. Raises LaunchRefused."""
     magic = int.from_bytes(ctypes.string_at(address, 4), "little")
     if magic == _WRAPPER:
@@ -68,7 +68,7 @@ def entries(address: int) -> list[Entry]:
         if compressed:
             stored, whole = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
             raw = _decompressed(raw[:stored], whole, compressed)
-        parts.append(Entry(kind == _PTX, sm, raw))
+        parts.append(ImageEntry(kind == _PTX, sm, raw))
         at += head + payload
     return parts
 

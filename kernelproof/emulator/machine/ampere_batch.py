@@ -15,7 +15,7 @@ from kernelproof.emulator.memory.atomics import Atomics
 from kernelproof.emulator.memory.copies import AsyncCopies
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.memory.device_state import DeviceState
-from kernelproof.emulator.memory.local import GenericMemory, LocalMemory, Parameters
+from kernelproof.emulator.memory.local import GenericMemory, LocalMemory, ParameterBlock
 from kernelproof.emulator.memory.shared import SharedMemory
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
@@ -43,7 +43,7 @@ class AmpereBatch(BatchState):
         self.copies = AsyncCopies(self, self.memory, shared)
         self.scheduler.on_exit.append(self.copies.exited)
         self.local = LocalMemory(self, launch.kernel.local_bytes)
-        self.parameters = Parameters(self, device.parameters)
+        self.parameters = ParameterBlock(self, device.parameters)
         self.generic = GenericMemory(self, self.memory, shared, self.local, self.parameters)
         self.atomics = Atomics(self, self.memory, shared)
         self.warps = Warps(self, clocks)

@@ -84,7 +84,7 @@ class LocalMemory:
             self.written[places] = True
 
 
-class Parameters:
+class ParameterBlock:
     """The kernel's parameter block, at offsets from its start."""
 
     def __init__(self, batch: BatchState, block: bytes) -> None:
@@ -114,7 +114,12 @@ class GenericMemory:
     """Accesses through generic addresses, whose top byte is the state space (``Window``). Parameters are read-only."""
 
     def __init__(
-        self, batch: BatchState, device: DeviceMemory, shared: SharedMemory, local: LocalMemory, parameters: Parameters
+        self,
+        batch: BatchState,
+        device: DeviceMemory,
+        shared: SharedMemory,
+        local: LocalMemory,
+        parameters: ParameterBlock,
     ) -> None:
         self.batch, self.device, self.shared, self.local = batch, device, shared, local
         self.parameters = parameters

@@ -31,8 +31,8 @@ from kernelproof.grading.launcher import (
     NUMBER,
     TENSOR,
     TYPE,
+    ArgumentValue,
     Results,
-    Value,
 )
 
 TYPES = (
@@ -43,7 +43,7 @@ assert len(TYPES) == len(DTYPES)
 _DEFINED = re.compile(r"\b\w+\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*&?\s*([\w:]+)\s*[,)]")
 _ALL_DEFINED = re.compile(r"\b\w+\s*\.\s*def\s*\(")
 _OPERATOR = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(Value), ctypes.c_int, ctypes.POINTER(Results)
+    ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ArgumentValue), ctypes.c_int, ctypes.POINTER(Results)
 )
 
 
@@ -118,7 +118,7 @@ class Extensions:
             device.upload(tensor)
         results = Results()
         with device.session() as emulated:
-            code = entry((Value * len(values))(*values), len(values), ctypes.byref(results))
+            code = entry((ArgumentValue * len(values))(*values), len(values), ctypes.byref(results))
             device.note_copies(used)
             device.download(used)
             out = [] if code else [self._tensor(value) for value in results.values[: results.count]]
@@ -137,28 +137,28 @@ class Extensions:
             return out if results.form == LIST else tuple(out)
         return out[0] if out else None
 
-    def _value(self, arg: Any) -> Value:
+    def _value(self, arg: Any) -> ArgumentValue:
         if isinstance(arg, torch.Tensor):
             if arg.dtype not in TYPES or arg.dim() > MAX_DIMS:
                 self._give_up(f"an argument of type {arg.dtype} with {arg.dim()} dimensions")
-            return Value(
+            return ArgumentValue(
                 TENSOR, TYPES.index(arg.dtype), arg.dim(), (ctypes.c_int64 * MAX_DIMS)(*arg.shape),
                 (ctypes.c_int64 * MAX_DIMS)(*arg.stride()), self.device.upload(arg),
             )  # fmt: skip
         if arg is None:
-            return Value(NOTHING)
+            return ArgumentValue(NOTHING)
         if isinstance(arg, torch.dtype) and arg in TYPES:
-            return Value(TYPE, TYPES.index(arg))
+            return ArgumentValue(TYPE, TYPES.index(arg))
         if isinstance(arg, list | tuple) and len(arg) <= MAX_DIMS and all(isinstance(item, int) for item in arg):
-            return Value(INTEGERS, 0, len(arg), (ctypes.c_int64 * MAX_DIMS)(*arg))
+            return ArgumentValue(INTEGERS, 0, len(arg), (ctypes.c_int64 * MAX_DIMS)(*arg))
         if isinstance(arg, int):
-            return Value(INTEGER, integer=arg, number=float(arg))
+            return ArgumentValue(INTEGER, integer=arg, number=float(arg))
         if isinstance(arg, float):
-            return Value(NUMBER, integer=int(arg) if abs(arg) < 1 << 62 else 0, number=arg)
+            return ArgumentValue(NUMBER, integer=int(arg) if abs(arg) < 1 << 62 else 0, number=arg)
         self._give_up(f"an argument of type {type(arg).__name__}")
         raise AssertionError
 
-    def _tensor(self, value: Value) -> Any:
+    def _tensor(self, value: ArgumentValue) -> Any:
         sizes, strides = tuple(value.sizes[: value.dims]), tuple(value.strides[: value.dims])
         return self.device.tensor(sizes, strides, TYPES[value.dtype], value.data or 0)
 
@@ -187,7 +187,7 @@ class Extensions:
             return 1
         return 0
 
-    def _argument(self, value: Value) -> Any:
+    def _argument(self, value: ArgumentValue) -> Any:
         if value.kind == TENSOR:
             tensor = self._tensor(value)
             self.device.note_copies(())

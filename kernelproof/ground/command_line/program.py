@@ -27,7 +27,7 @@ Shell = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 USAGE_ERROR = typer.BadParameter.__mro__[1]  # the base of every error that Typer finds in a command line
 
 
-class Program(TyperGroup):
+class VerbGroup(TyperGroup):
     """A program with verbs. Errors that a user can correct are turned into messages and exit codes here only."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
@@ -121,7 +121,7 @@ def _print_usage(usage: Any) -> None:
 def program(help_text: str) -> typer.Typer:
     """A new program, to which ``verb`` adds verbs. ``help_text`` says what it is for and what its exit codes mean."""
     return typer.Typer(
-        cls=Program,
+        cls=VerbGroup,
         help=help_text,
         no_args_is_help=True,
         add_completion=False,  # Typer's two options guess the shell; ours are told which

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kernelproof.grading.graded import Entry, Graded, exit_outcome, pairs
+from kernelproof.grading.graded import Graded, GradedSolution, exit_outcome, pairs
 from kernelproof.grading.verdict import Finding, Verdict
 
 HOSTILE = "</td><script>alert(1)</script> | `x` [a](b)\n# title"
@@ -15,9 +15,9 @@ def graded() -> Graded:
     wrong = Finding.of("wrong-value", HOSTILE, HOSTILE)
     return Graded(
         entries=[
-            Entry(name="a.py", verdict=Verdict(right=True, outcome="right", seconds=1.5)),
-            Entry(name=HOSTILE, verdict=Verdict(right=False, outcome="wrong", findings=[wrong], seconds=2.5)),
-            Entry(name="c.py", verdict=Verdict(right=False, outcome="not checked", not_checked=[HOSTILE])),
+            GradedSolution(name="a.py", verdict=Verdict(right=True, outcome="right", seconds=1.5)),
+            GradedSolution(name=HOSTILE, verdict=Verdict(right=False, outcome="wrong", findings=[wrong], seconds=2.5)),
+            GradedSolution(name="c.py", verdict=Verdict(right=False, outcome="not checked", not_checked=[HOSTILE])),
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from kernelproof.emulator.frontend.instruction import Instruction, facts, waits
+from kernelproof.emulator.frontend.instruction import InstructionForm, facts, waits
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Label, PtxError, Reg, Sym, Vec
 
 _ALL_LANES = 0xFFFFFFFF
@@ -68,7 +68,7 @@ def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
         yield item
 
 
-def _meeting(ins: Instr, form: Instruction) -> str:
+def _meeting(ins: Instr, form: InstructionForm) -> str:
     """Who must come together before an instruction; naming all 32 lanes means the warp."""
     if form.meets != "lanes":
         return form.meets
