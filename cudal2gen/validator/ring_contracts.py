@@ -34,7 +34,6 @@ def refusal(record: Warpgroups) -> str:
     if record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
     reasons = {
-        f"cluster={list(record.cluster)}": record.cluster_ctas > 1,
         f"split_k={record.split_k}": record.split_k > 1,
         "stream_k": record.stream_k,
         "swap_ab": record.swap_ab,
@@ -52,6 +51,7 @@ def problems(record: Warpgroups) -> tuple[str, ...]:
     return (
         f"m, n and k from 1 to {MAX_EXTENT}, tiles of {record.bm} x {record.bn}, k-tiles of {record.bk}",
         f"at most {MOST_TILES} tiles, in bands of 1 to {MAX_BAND} along m or n",
+        *(() if record.cluster_ctas == 1 else (f"clusters of {record.cluster[0]} x {record.cluster[1]} tiles",)),
         "A is ({}) and B is ({})".format(*record.along_k.shapes),
         f"lda and ldb are multiples of {vector}, ldd of {of_d}, from a row's length to {MAX_EXTENT}",
         f"A, B and D are at multiples of {ALIGNMENT} bytes",
@@ -65,7 +65,11 @@ def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
             item = _item(along_n, whole)
             kind = "a whole band" if whole else "the last and narrower band"
             title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
-            yield Claim(title, _contract(record, program, item, along_n), _pipeline(record, program, item, along_n))
+            ranks = range(record.cluster_ctas)
+            ctas = [_contract(record, program, item, along_n, rank) for rank in ranks]
+            pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
+            peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
+            yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
 
 
 class _Item(NamedTuple):
@@ -98,50 +102,69 @@ def _bounds(record: Warpgroups) -> Bounds:
     """Bounds of the names that do not tell an item's place."""
     bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d")}
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
-    for x, size in (("m", record.bm), ("n", record.bn), ("k", record.bk)):
+    for x, size in zip("mnk", _extents(record), strict=True):
         bounds |= {(f"in_{x}_sixth",): (0, size // 6 - 1), (f"in_{x}_rest",): (0, 5)} if size % 6 == 0 else {}
         bounds |= {(f"in_{x}",): (0, size - 1)}
-    bounds |= {("cta_x",): (0, MOST_TILES), ("grid_x",): (1, MOST_TILES)}
+    most = _most_clusters(record)
+    bounds |= {("cta_x",): (0, most), ("grid_x",): (1, most)}
     bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
     return bounds
 
 
-def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int) -> Pipeline:
-    most_rows, most_cols = ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn)
+def _extents(record: Warpgroups) -> tuple[int, int, int]:
+    """The tile of a cluster along m and n, and of k."""
+    return record.bm * record.cluster[0], record.bn * record.cluster[1], record.bk
+
+
+def _most_clusters(record: Warpgroups) -> int:
+    """The most tiles of clusters. Clusters may reach beyond D by up to three tiles along m and n, of which there are at
+    most 2^20 each: so the tiles of all clusters are few more than those of D."""
+    beyond = 1 << 23 if record.cluster_ctas > 1 else 0
+    return (MOST_TILES + beyond) // record.cluster_ctas
+
+
+def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
+    most_rows, most_cols = (ceil_div(MAX_EXTENT, size) for size in _extents(record)[:2])
     bounds = _bounds(record) | {
-        ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("tiles_m", "tiles_n"): (1, MOST_TILES),
-        ("band",): (1, MAX_BAND),
+        ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("band",): (1, MAX_BAND),
+        ("tiles_m", "tiles_n"): (1, _most_clusters(record)),
     }  # fmt: skip
     rows, cols = named("tiles_m"), named("tiles_n")
     facts = Facts(bounds, [rows * cols - 1 - named("cta_x")])
-    entry = _launch(record, program, rows, cols, named("band"), along_n, facts)
+    entry = _launch(record, program, rows, cols, named("band"), along_n, facts, rank)
     names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
     sharers = WARPGROUP * record.sharers
     groups = tuple(
         (WARPGROUP + first, WARPGROUP + first + sharers) for first in range(0, WARPGROUP * record.consumers, sharers)
     )
     left = item.rows * item.cols - 1 - item.number - named("grid_x")
+    at_m, at_n = rank % record.cluster[0], rank // record.cluster[0]
+    ranks = range(record.cluster_ctas)
+    beside = frozenset(x for x in ranks if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n)
+    share = record.bm // record.sharers_a + record.bn // record.sharers_b
     return Pipeline(
         record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, item.number,
-        named("grid_x"), left,
+        named("grid_x"), left, rank, len(ranks),
+        share * record.bk * record.element.bytes if len(ranks) > 1 else None, beside,
     )  # fmt: skip
 
 
-def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int) -> Contract:
+def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
     most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
     bounds = _bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
     bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}
     bounds[("more",)] = (0, most if item.whole else MAX_BAND - 1)
     # What is before a band lies within the tiles.
     bounds |= {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
-    tiles = item.rows * item.cols
+    tiles, most_tiles = item.rows * item.cols, _most_clusters(record)
     assumed = [
-        MOST_TILES - tiles, MOST_TILES - 1 - item.number, 2 * MOST_TILES - 1 - item.number - named("grid_x"),
+        most_tiles - tiles, most_tiles - 1 - item.number, 2 * most_tiles - 1 - item.number - named("grid_x"),
         MAX_BAND - item.band,
     ]  # fmt: skip
-    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, Facts(bounds, assumed))
-    row, col = item.tile
-    return replace(contract, tile=Tile(row * record.bm, col * record.bn, record.bm, record.bn))
+    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, Facts(bounds, assumed), rank)
+    row, col = (x * size for x, size in zip(item.tile, _extents(record)[:2], strict=True))
+    below, right = rank % record.cluster[0] * record.bm, rank // record.cluster[0] * record.bn
+    return replace(contract, tile=Tile(row + below, col + right, record.bm, record.bn))
 
 
 def _launch(
@@ -152,17 +175,19 @@ def _launch(
     band: Polynomial,
     along_n: int,
     facts: Facts,
+    rank: int,
 ) -> Contract:
-    """The launch of a problem with so many rows and columns of tiles."""
+    """The launch of a problem with so many rows and columns of tiles of clusters, for the CTA with a rank."""
     launch = record.launch
     rest = launch.box_d_rest_cols
     if len(program.offsets) != 14 + bool(rest):
         raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
     padded = named(TILES) * record.bk
+    high, wide, _ = _extents(record)
     m, n, k = (
         whole - (size - 1) + _within(x, size)
         for x, whole, size in (
-            ("m", rows * record.bm, record.bm), ("n", cols * record.bn, record.bn), ("k", padded, record.bk)
+            ("m", rows * high, high), ("n", cols * wide, wide), ("k", padded, record.bk)
         )
     )  # fmt: skip
     element, output, along = record.element, record.output, record.along_k
@@ -187,7 +212,8 @@ def _launch(
         (named("policy_a"), 64), (named("policy_b"), 64), (named("partials"), 64), (named("arrivals"), 64),
     )  # fmt: skip
     parameters = dict(zip(program.offsets[3:14], values, strict=True))
-    special = {"%ctaid.x": named("cta_x"), "%nctaid.x": named("grid_x")}
+    ctas = record.cluster_ctas
+    special = {"%ctaid.x": named("cta_x") * ctas + rank, "%nctaid.x": named("grid_x") * ctas}
     return Contract(record.threads, record.smem_bytes, parameters, special, matrices, padded, None, facts, maps=maps)
 
 

@@ -220,12 +220,12 @@ class Machine:
             return
         if not self.written:
             raise NotCertified("a CTA ends without writing its tile of D")
-        at = np.concatenate([(rows * tile.cols + cols).reshape(-1) for rows, cols in self.written])
-        rows = np.concatenate([rows.reshape(-1) for rows, _ in self.written])
-        cols = np.concatenate([cols.reshape(-1) for _, cols in self.written])
+        first_row, first_col = int(tile.row.constant), int(tile.col.constant)
+        rows = np.concatenate([rows.reshape(-1) for rows, _ in self.written]) - first_row
+        cols = np.concatenate([cols.reshape(-1) for _, cols in self.written]) - first_col
         if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
             raise NotCertified("a CTA writes outside of its tile of D")
-        counts = np.bincount(at, minlength=tile.rows * tile.cols)
+        counts = np.bincount(rows * tile.cols + cols, minlength=tile.rows * tile.cols)
         if (counts != 1).any():
             raise NotCertified(
                 f"{int((counts == 0).sum())} elements of a tile of D are not written, "
@@ -388,7 +388,8 @@ class Machine:
         end = self.contract.sum_end
         if kind.summed.beyond or not kind.summed.done.equals(end):
             raise NotCertified(f"{matrix.name} gets the sum up to k = {kind.summed.done}, not to {end}")
-        if not (kind.row.equals(tile.row) and kind.col.equals(tile.col)):
+        # Constants are in the elements' offsets.
+        if not (kind.row.equals(tile.row.varying) and kind.col.equals(tile.col.varying)):
             raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")
         return kind
 

@@ -23,7 +23,8 @@ from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 
 
 class PipelineProof:
-    """Proves a kernel's pipeline under a contract. ``invariants``: of the producer, then of each group."""
+    """Proves a kernel's pipeline under a contract. ``invariants``: of the producer, then of each group; in a
+    cluster of the producers of all CTAs first."""
 
     def __init__(
         self, program: Program, contract: Contract, pipeline: Pipeline, invariants: tuple[Invariant, ...] = (),
@@ -38,54 +39,91 @@ class PipelineProof:
     def cases(self) -> Iterator[Case]:
         """Every role, proven. Raises NotCertified at the first that is not."""
         check_accumulators(self.program)
-        threads = np.arange(self.contract.lanes)
         size = self.contract.shared_bytes + self.program.layout.shared_static
-        protocol = Protocol(-(-size // ELEMENT), self.pipeline)
-        machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, protocol, threads, SETUP)
-        try:
-            state = machine.run(machine.start(), self._barrier())
-        except Split:
-            raise NotCertified("threads go different ways before the CTA's barrier") from None
-        if not isinstance(state, RoleState):
-            raise NotCertified("a CTA ends before its barrier")
-        yield Case(covers="all threads, up to their barrier", instructions=machine.steps)
+        ctas = [_Cta(self, *each, size) for each in ((self.contract, self.pipeline), *self.pipeline.peers)]
+        for cta in ctas:
+            cta.protocol.cluster = [each.protocol for each in ctas]
         found: list[Invariant] = []
-        groups = self.pipeline.groups
-        parts = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
-        # All roles are found before the first one is proven, so that setmaxnreg and ends of threads are known.
-        entries = [self._entries(protocol, of_lanes(state, part, len(threads)), part) for part in parts]
-        for number, (part, reached) in enumerate(zip(parts, entries, strict=True)):
-            title = f"group {number} of consumers" if number else "the producer"
-            if len(reached) != 1:
-                raise NotCertified(f"{len(reached)} roles where {title} is expected")
-            (lanes, entry), group = reached[0], number - 1 if number else None
-            given = self.invariants[number] if number < len(self.invariants) else None
-            role = Role(self.program, self.contract, protocol, self.kinds, lanes, group, given, self.guesses)
-            if entry.block != role.items or len(lanes) != (len(part) if number else 1):
-                raise NotCertified(f"{title}: {len(lanes)} threads, or threads that do something else")
-            role.prove(entry)
-            assert role.invariant is not None
-            found.append(role.invariant)
-            yield Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
+        for cta in ctas:
+            yield cta.begin(self._barrier())
+        # What a producer brings to the stages of other CTAs is known before these are read.
+        for cta in ctas:
+            yield cta.prove(0, found)
+        for cta in ctas:
+            cta.protocol.check_stages()
+        for cta in ctas:
+            for number in range(1, len(cta.parts)):
+                yield cta.prove(number, found)
         self.invariants = found
-        protocol.check(len(parts[1]) // WARP, len(groups))
-        self._check_registers(protocol, machine)
+        for cta in ctas:
+            cta.check()
 
     def _barrier(self) -> int:
-        """The block behind the CTA's barrier."""
-        blocks = [x for x in self.program.blocks if any(ins.base in ("bar", "barrier") for ins in x.all())]
-        blocks = [x for x in blocks if any(ins.op.startswith(("bar.sync", "barrier.sync")) for ins in x.all())]
+        """The block behind the barrier of the CTA, or of its cluster."""
+        waits = ("barrier.cluster.wait",) if self.pipeline.ranks > 1 else ("bar.sync", "barrier.sync")
+        blocks = [x for x in self.program.blocks if any(ins.op.startswith(waits) for ins in x.all())]
         if len(blocks) != 1 or blocks[0].end != "wait":
             raise NotCertified("a CTA without one barrier of all its threads before they have roles")
         return blocks[0].targets[0]
 
-    def _entries(self, protocol: Protocol, state: RoleState, threads: Lanes) -> list[tuple[Lanes, RoleState]]:
+
+class _Cta:
+    """The roles of one CTA, of those of a cluster."""
+
+    def __init__(self, proof: PipelineProof, contract: Contract, pipeline: Pipeline, size: int) -> None:
+        self.proof, self.program, self.kinds = proof, proof.program, proof.kinds
+        self.contract, self.pipeline = contract, pipeline
+        self.protocol = Protocol(-(-size // ELEMENT), pipeline)
+        threads, groups = np.arange(contract.lanes), pipeline.groups
+        self.parts = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
+        self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
+
+    def begin(self, barrier: int) -> Case:
+        """All threads up to the barrier, and then those of each role up to their items."""
+        threads = np.arange(self.contract.lanes)
+        machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, self.protocol, threads, SETUP)
+        try:
+            state = machine.run(machine.start(), barrier)
+        except Split:
+            raise NotCertified("threads go different ways before the CTA's barrier") from None
+        if not isinstance(state, RoleState):
+            raise NotCertified("a CTA ends before its barrier")
+        self.machine = machine
+        # All roles are found before the first one is proven, so that setmaxnreg and ends of threads are known.
+        self.entries = [self._entries(of_lanes(state, part, len(threads)), part) for part in self.parts]
+        return Case(covers=f"all threads{self.title}, up to their barrier", instructions=machine.steps)
+
+    def prove(self, number: int, found: list[Invariant]) -> Case:
+        """Prove a role: the producer's, or that of a group of consumers. ``found``: invariants of the roles before it,
+        to which it adds its own."""
+        reached, stated = self.entries[number], self.proof.invariants
+        title = f"group {number} of consumers{self.title}" if number else f"the producer{self.title}"
+        if len(reached) != 1:
+            raise NotCertified(f"{len(reached)} roles where {title} is expected")
+        (lanes, entry), group = reached[0], number - 1 if number else None
+        given = stated[len(found)] if len(found) < len(stated) else None
+        role = Role(
+            self.program, self.contract, self.protocol, self.kinds, lanes, group, given, self.proof.guesses
+        )  # fmt: skip
+        if entry.block != role.items or len(lanes) != (len(self.parts[number]) if number else 1):
+            raise NotCertified(f"{title}: {len(lanes)} threads, or threads that do something else")
+        role.prove(entry)
+        assert role.invariant is not None
+        found.append(role.invariant)
+        return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
+
+    def check(self) -> None:
+        """Check what concerns several roles, when all have been proven."""
+        self.protocol.check(len(self.parts[1]) // WARP, len(self.pipeline.groups))
+        self._check_registers()
+
+    def _entries(self, state: RoleState, threads: Lanes) -> list[tuple[Lanes, RoleState]]:
         """The states in which some threads reach a loop over items; those that end before have no part in it."""
         stops = {loops_of(self.program, role)[0] for role in (PRODUCER, CONSUMER)}
         todo, out = [(threads, state)], []
         while todo:
             lanes, at = todo.pop()
-            machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, protocol, lanes, NONE)
+            machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, self.protocol, lanes, NONE)
             try:
                 reached = machine.run(at, *stops)
             except Split as split:
@@ -98,8 +136,9 @@ class PipelineProof:
                 out.append((lanes, reached))
         return out
 
-    def _check_registers(self, protocol: Protocol, machine: WarpgroupMachine) -> None:
+    def _check_registers(self) -> None:
         """Check that warpgroups do not wait for more registers than their CTA has."""
+        protocol, machine = self.protocol, self.machine
         if not protocol.registers:
             return
         groups, entry = -(-machine.lanes // (4 * WARP)), machine.registers_at_entry()

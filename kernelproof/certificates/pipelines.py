@@ -20,6 +20,13 @@ is proven by itself to do this, in its own program order:
   written to the stage until every warp of the group has arrived at ``empty`` for x, which is after its reads.
 - Nobody waits for ever: what a role waits for comes from transactions, or turns, before its own. A warp that waits for
   x has handed back x - S, and one that has handed on its turn hands back all that it holds before it waits again.
+
+CTAs of a **cluster** take the same items, each its own tile, and so have the same transactions. A producer may load a
+box to several CTAs, at one place in all of them, and each of their ``full`` counts its bytes there; the CTA itself
+expects all bytes that come to it. A warp hands a stage back to every CTA that loads a part of it, at the ``empty``
+there, which expects the arrivals of all such CTAs. So the bytes of x come when the phase before x is complete at every
+CTA that gets them. A producer ends after it has waited for the last round of its ``empty``: nobody arrives there later,
+and consumers end after all bytes have come.
 """
 
 from __future__ import annotations
@@ -47,6 +54,10 @@ class Pipeline:
     order in which they take items. ``most``: k-tiles. ``entry``: the contract up to the first item, which is the number
     ``first``; ``names``: names of that contract -> what they are for the item ``current``. ``step``: from an item to
     the CTA's next one. ``left``: at least 0 if there is a next one, else negative.
+
+    Of a cluster of ``ranks`` CTAs, ``rank``: the CTA's own. ``share``: the bytes of boxes that it loads for a k-tile,
+    None for all of a stage; ``returns``: the CTAs to which its warps hand a stage back. ``peers``: the contracts and
+    pipelines of its other CTAs, in the order of their ranks, which are larger.
     """
 
     stages: int
@@ -58,6 +69,11 @@ class Pipeline:
     current: Polynomial
     step: Polynomial
     left: Polynomial
+    rank: int = 0
+    ranks: int = 1
+    share: int | None = None
+    returns: frozenset[int] = frozenset((0,))
+    peers: tuple[tuple[Contract, Pipeline], ...] = ()
 
     @property
     def round(self) -> int:
@@ -78,11 +94,13 @@ class StageOperand(NamedTuple):
 class Protocol:
     """What the roles of a kernel have shown about shared memory, so far.
 
-    ``owner``: of each element. ``counts``: of each mbarrier, by its address, the arrivals that a phase needs. ``full``,
-    ``empty``: the mbarriers of each stage; ``turns``: of each group's turn. ``sizes``: bytes of each stage. ``kinds``,
-    ``rows``, ``cols``: what a stage holds of the k-tile with the number ``TURN`` of its item; ``operands``: by their
-    descriptor, extent and order, which do not change once the producer is proven. ``registers``: of a thread, by
-    warpgroup, after setmaxnreg.
+    ``owner``: of each element. ``counts``: of each mbarrier, by its address, the arrivals that a phase needs; ``full``,
+    ``empty``: the mbarriers of each stage; ``turns``: of each group's turn. ``sizes``: bytes that each stage expects.
+    ``kinds``, ``rows``, ``cols``: what a stage holds of the k-tile with the number ``TURN`` of its item; ``source``:
+    the rank of the CTA that brings it, plus 1. ``operands``: what a stage holds by descriptor, extent and order, which
+    does not change once the producers are proven. ``sent``: how many elements of each stage the own producer loads for
+    each CTA. ``cluster``: of all CTAs of the cluster, by rank. ``registers``: of a thread, by warpgroup, after
+    setmaxnreg.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -94,6 +112,9 @@ class Protocol:
         self.turns: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.kinds, self.rows, self.cols = (np.zeros(elements, np.int64) for _ in range(3))
+        self.source = np.zeros(elements, np.int32)
+        self.sent: dict[int, dict[int, int]] = {}
+        self.cluster = [self]
         self.operands: dict[tuple[int, int, bool], StageOperand] = {}
         self.registers: dict[int, int] = {}
 
@@ -118,14 +139,55 @@ class Protocol:
         if role.setdefault(number, address) != address:
             raise NotCertified(f"a wait for, or an arrival at, another mbarrier than that of {what}")
 
+    def bring(self, places: Lanes, rank: int, stage: int) -> None:
+        """The producer of a CTA loads to places of a stage here."""
+        self.claim(places, FIRST_STAGE + stage)
+        if ((self.source[places] != 0) & (self.source[places] != rank + 1)).any():
+            raise NotCertified("two CTAs of a cluster load to the same place")
+        self.source[places] = rank + 1
+
+    def hold(self, places: Lanes, number: int, rows: Lanes, cols: Lanes) -> None:
+        """Note what a k-tile brings to places."""
+        known = self.kinds[places] != 0
+        if (known & ((self.kinds[places] != number) | (self.rows[places] != rows) | (self.cols[places] != cols))).any():
+            raise NotCertified("a stage gets other elements in another turn of the ring")
+        self.kinds[places], self.rows[places], self.cols[places] = number, rows, cols
+
+    def send(self, stage: int, places: dict[int, Lanes]) -> None:
+        """All boxes of a k-tile are on their way: each of the places that this CTA brings to others, or to itself, is
+        in one of them, and the same number as in other k-tiles."""
+        for rank, at in places.items():
+            peer = self.cluster[rank]
+            own = np.flatnonzero(
+                (peer.owner == FIRST_STAGE + stage) & (peer.source == self.pipeline.rank + 1)
+            )  # fmt: skip
+            if not np.array_equal(np.sort(at), own):
+                raise NotCertified("copies of one k-tile overlap, or leave a part of a stage as it was")
+        counts = {rank: len(at) for rank, at in places.items()}
+        if self.sent.setdefault(stage, counts) != counts:
+            raise NotCertified("a part of a stage keeps what an earlier k-tile has brought")
+
+    def check_stages(self) -> None:
+        """Check, when all producers have been proven, that as many bytes come to each stage as it expects."""
+        for stage in range(self.pipeline.stages):
+            elements = sum(peer.sent.get(stage, {}).get(self.pipeline.rank, 0) for peer in self.cluster)
+            if not elements or self.sizes.get(stage) != elements * ELEMENT:
+                raise NotCertified(f"{self.sizes.get(stage)} bytes are expected, and {elements * ELEMENT} copied")
+        if any((peer.full, peer.empty) != (self.full, self.empty) for peer in self.cluster):
+            raise NotCertified("the mbarriers of a cluster's CTAs lie at different places")
+        written = {rank for sent in self.sent.values() for rank in sent}
+        if any(self.pipeline.rank not in self.cluster[rank].pipeline.returns for rank in written):
+            raise NotCertified("a CTA loads for another one whose warps do not hand stages back to it")
+
     def check(self, warps: int, groups: int) -> None:
         """Check the mbarriers when all roles have been proven. ``warps``: of each group."""
+        readers = sum(self.pipeline.rank in peer.pipeline.returns for peer in self.cluster)
         roles = (self.full, self.empty, self.turns)
         addresses = [address for role in roles for address in role.values()]
         if len(set(addresses)) < len(addresses):
             raise NotCertified("one mbarrier serves two purposes")
         sizes = (self.pipeline.stages, self.pipeline.stages, groups if groups > 1 else 0)
-        for role, size, arrivals in zip(roles, sizes, (1, warps, warps), strict=True):
+        for role, size, arrivals in zip(roles, sizes, (1, warps * readers, warps), strict=True):
             if sorted(role) != list(range(size)):
                 raise NotCertified("a stage or a turn has no mbarrier")
             if any(self.counts[address] != arrivals for address in role.values()):

@@ -14,6 +14,7 @@ from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominat
 from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Instr
+from kernelproof.emulator.frontend.registers import registers
 from kernelproof.emulator.frontend.translate import NAMESPACE, Layout
 from kernelproof.emulator.host.cuda import LaunchRefused
 from kernelproof.emulator.host.launch_limits import check_launch, device_for
@@ -51,8 +52,9 @@ class Program:
         self.function, self.target = function, module.target
         self.offsets = function.offsets
         self.widths = [param.size for param in function.params]
+        self.clusters = any(map(_is_of_cluster, self.graph.instructions()))
         names = Names(
-            self.graph.kinds, set(), set(), set(self.graph.kinds), set(), self.layout.symbols, False,
+            self.graph.kinds, set(), set(), set(self.graph.kinds), set(), self.layout.symbols, self.clusters,
             polls=False, origins={}, machine_code=False,
         )  # fmt: skip
         self.scope: dict[str, object] = dict(NAMESPACE)
@@ -117,3 +119,10 @@ class Program:
     def products(self, block: int) -> int:
         """How many mma a block has."""
         return sum(ins.base == "mma" for ins in self.graph.blocks[block].instrs)
+
+
+def _is_of_cluster(ins: Instr) -> bool:
+    """Whether an instruction is about other CTAs of a cluster."""
+    multicast = any(part.startswith("multicast") for part in ins.parts)
+    special = any(name.startswith("%cluster") for op in ins.operands for name in registers(op))
+    return multicast or special or ins.base == "mapa" or ins.parts[:2] == ("barrier", "cluster")

@@ -24,6 +24,7 @@ from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator.frontend.flow.loops import reachable
 from kernelproof.emulator.hopper.bulk import Delivery
+from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.hopper.register_pool import entry_registers
 from kernelproof.emulator.hopper.tensor_map import swizzled
 from kernelproof.emulator.host.launch_limits import device_for
@@ -159,8 +160,11 @@ class RoleMachine(Machine):
 
     def finish(self) -> None:
         """Check what the threads leave behind when they end."""
+        drained, self.track.drained = self.track.drained, 0
         if self.role in (PRODUCER, CONSUMER):
             self.end_item()
+        if drained != (self.pipeline.stages if self.role == PRODUCER and self.pipeline.ranks > 1 else 0):
+            raise NotCertified("a CTA may end before others of its cluster have handed back its last stages")
         if not self.track.idle or self.track.step.terms:
             raise NotCertified("a thread ends in the middle of an item")
         self.track.stores.finish()
@@ -255,13 +259,13 @@ class RoleMachine(Machine):
     # --- mbarriers
 
     def initialise(self, address: Any, count: Any, m: Mask, *_: int) -> None:
-        """mbarrier.init, by one thread before the CTA's barrier."""
+        """mbarrier.init, by one thread before the barrier of the CTA or its cluster."""
         lanes = self.active(m)
         if self.role != SETUP or lanes is None or len(lanes) != 1:
             raise NotCertified("an mbarrier that is not initialised by one thread before the CTA's barrier")
         place = int(self.shared_places(address, 8, lanes)[0, 0])
         self.protocol.initialise(self._one(address, lanes), place, self._one(count, lanes))
-        self.track.fenced = False
+        self.track.fenced = self.track.announced = False
 
     def fence_init(self, m: Mask) -> None:
         """A fence behind the initialisation of mbarriers; it counts if all threads execute it."""
@@ -281,7 +285,9 @@ class RoleMachine(Machine):
         track, stages, groups = self.track, self.pipeline.stages, len(self.pipeline.groups)
         stage, turn = track.position % stages, track.position // stages
         self.polled = True
-        if self.role == PRODUCER:
+        if self.role == PRODUCER and self.pipeline.ranks > 1 and track.step.equals(self.tiles):
+            expected = self._drain(at)
+        elif self.role == PRODUCER:
             self.protocol.mbarrier(self.protocol.empty, stage, at, "the stage")
             if track.filling is not None:
                 raise NotCertified(f"{track.expected} bytes are expected, and {track.landed} copied")
@@ -305,6 +311,14 @@ class RoleMachine(Machine):
         if parity != expected:
             raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
 
+    def _drain(self, at: int) -> int:
+        """The parity of a wait behind the last item, for what other CTAs of the cluster hand back."""
+        track, stages = self.track, self.pipeline.stages
+        position = (track.position + track.drained) % self.pipeline.round
+        self.protocol.mbarrier(self.protocol.empty, position % stages, at, "the stage")
+        track.drained += 1
+        return position // stages ^ 1
+
     def arrive(
         self, address: Any, count: int, expected: Any, m: Mask, _site: int, order: int, drops: bool
     ) -> None:  # fmt: skip
@@ -314,14 +328,18 @@ class RoleMachine(Machine):
             return
         if drops or np.any(np.asarray(count) != 1) or not order & ORDERS:
             raise NotCertified("an arrival that is not one, or that does not release, is not covered")
-        at = self._one(address, lanes)
-        if self.role == PRODUCER and expected is not None:
+        place = np.broadcast_to(self._number(address), (self.lanes,))[lanes].astype(np.int64)
+        ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
+        at = int(place[0]) & WITHIN
+        if ((place & WITHIN) != at).any():
+            raise NotCertified("lanes arrive at different mbarriers at once")
+        if self.role == PRODUCER and expected is not None and (ranks == self.pipeline.rank).all():
             self._expect(at, self._one(expected, lanes))
         elif self.role == CONSUMER and expected is None:
-            warps = (self.threads[lanes] // WARP).tolist()
-            if len(set(warps)) < len(warps):
+            arrivals = list(zip((self.threads[lanes] // WARP).tolist(), ranks.tolist(), strict=True))
+            if len(set(arrivals)) < len(arrivals):
                 raise NotCertified("several lanes of a warp arrive at an mbarrier")
-            self._arrive(at, frozenset(warps))
+            self._arrive(at, frozenset(arrivals))
         else:
             raise NotCertified("an arrival that the role does not have")
 
@@ -334,21 +352,27 @@ class RoleMachine(Machine):
         self.protocol.mbarrier(self.protocol.full, track.filling, at, "the stage")
         track.expected, track.landed = count, 0
 
-    def _arrive(self, at: int, warps: frozenset[int]) -> None:
-        track, groups = self.track, len(self.pipeline.groups)
+    def _arrive(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
+        """Warps arrive at the mbarrier at an address, of the CTAs with these ranks."""
+        track, groups, returns = self.track, len(self.pipeline.groups), self.pipeline.returns
         assert track.held is not None
         if track.unmet:
             raise NotCertified("a warp arrives at an mbarrier before its lanes have met behind their reads")
+        warps = frozenset(warp for warp, _ in arrivals)
         if at in self.protocol.empty.values():
             stage = next(iter(track.held), None)
-            if stage is None or at != self.protocol.empty.get(stage) or warps & track.arrived:
+            if stage is None or at != self.protocol.empty.get(stage) or arrivals & track.arrived:
                 raise NotCertified("a stage is handed back that is not the warp's oldest one, or twice")
+            if any(rank not in returns for _, rank in arrivals):
+                raise NotCertified("a stage is handed back to a CTA that has loaded no part of it")
             if any(stage in stages for stages in (*track.reading, track.opened)):
                 raise NotCertified("a stage is handed back while a wgmma may read it")
-            track.arrived |= warps
-            if track.arrived == self.warps:
+            track.arrived |= arrivals
+            if len(track.arrived) == len(self.warps) * len(returns):
                 del track.held[stage]
                 track.arrived = frozenset()
+        elif any(rank != self.pipeline.rank for _, rank in arrivals):
+            raise NotCertified("an arrival at an mbarrier of another CTA that is not due")
         elif groups > 1 and track.ordered and track.step.equals(self.tiles) and not warps & track.handed:
             self.protocol.mbarrier(self.protocol.turns, 1 - self.group, at, "the other group's turn")
             track.handed |= warps
@@ -399,9 +423,9 @@ class RoleMachine(Machine):
         return Kind(matrix.name, row.varying, col.varying), rows, cols
 
     def load_box(self, address: Any, coordinates: list[Any], to: Delivery, m: Mask, _site: int) -> None:
-        """A box of an operand goes to the stage that is being filled."""
-        track, protocol = self.track, self.protocol
-        if self.role != PRODUCER or self.lanes != 1 or m is not None or to.ranks is not None or to.paired:
+        """A box of an operand goes to the stage that is being filled, here or at several CTAs of the cluster."""
+        track, protocol, pipeline = self.track, self.protocol, self.pipeline
+        if self.role != PRODUCER or self.lanes != 1 or m is not None or to.paired:
             raise NotCertified("a copy to shared memory that is not the producer's")
         if track.filling is None or track.expected is None:
             raise NotCertified("a copy to a stage that was not waited for, or whose bytes are not expected")
@@ -410,38 +434,39 @@ class RoleMachine(Machine):
         if matrix.written:
             raise NotCertified(f"{matrix.name} is read")
         places = self._box_places(box, matrix, self._one(to.to))
-        protocol.claim(places, FIRST_STAGE + track.filling)
         kind, rows, cols = self._elements(box, matrix, *self._corner(coordinates, 0))
-        self._keep(places, self.kinds.number(kind), rows, cols)
+        for rank in self._receivers(to.ranks):
+            peer = protocol.cluster[rank]
+            peer.bring(places, pipeline.rank, track.filling)
+            if self.keeps:
+                peer.hold(places, self.kinds.number(kind), rows, cols)
+            track.boxes += ((rank, places.reshape(-1)),)
         track.landed += box.rows * box.cols * matrix.width
-        if track.landed > track.expected:
-            raise NotCertified(f"{track.expected} bytes are expected, and {track.landed} copied")
-        if track.landed == track.expected:
-            self._filled(track.filling)
+        share = track.expected if pipeline.share is None else pipeline.share
+        if track.landed > share:
+            raise NotCertified(f"{share} bytes are expected, and {track.landed} copied")
+        if track.landed == share:
+            self._filled(track.filling, track.expected)
 
-    def _keep(self, places: Lanes, number: int, rows: Lanes, cols: Lanes) -> None:
-        """Note what a k-tile brings to places, each once."""
-        state = self.memory.state.own()
-        if (state.writer[places] >= 0).any():
-            raise NotCertified("copies of one k-tile overlap")
-        state.writer[places] = 0
-        if not self.keeps:
-            return
-        protocol = self.protocol
-        known = protocol.kinds[places] != 0
-        other = (protocol.kinds[places] != number) | (protocol.rows[places] != rows) | (protocol.cols[places] != cols)
-        if (known & other).any():
-            raise NotCertified("a stage gets other elements in another turn of the ring")
-        protocol.kinds[places], protocol.rows[places], protocol.cols[places] = number, rows, cols
+    def _receivers(self, ranks: Any) -> list[int]:
+        """The CTAs that get a box."""
+        if ranks is None:
+            return [self.pipeline.rank]
+        mask = self._one(ranks)
+        if not 0 < mask < 1 << self.pipeline.ranks:
+            raise NotCertified(f"a box for the CTAs {mask:#b} of a cluster of {self.pipeline.ranks}")
+        return [rank for rank in range(self.pipeline.ranks) if mask >> rank & 1]
 
-    def _filled(self, stage: int) -> None:
-        """All bytes of a stage are on their way."""
-        track, written = self.track, self.memory.state.own().writer
-        own = self.protocol.owner == FIRST_STAGE + stage
-        if (written[own] < 0).any() or self.protocol.sizes.setdefault(stage, track.landed) != track.landed:
-            raise NotCertified("a part of a stage keeps what an earlier k-tile has brought")
-        written[own] = -1
-        track.filling, track.expected, track.landed = None, None, 0
+    def _filled(self, stage: int, expected: int) -> None:
+        """All bytes that the own producer brings to a stage are on their way."""
+        track = self.track
+        at = {
+            rank: np.concatenate([x for to, x in track.boxes if to == rank]) for rank in {to for to, _ in track.boxes}
+        }
+        self.protocol.send(stage, at)
+        if self.protocol.sizes.setdefault(stage, expected) != expected:
+            raise NotCertified("a stage expects another number of bytes than for another k-tile")
+        track.filling, track.expected, track.landed, track.boxes = None, None, 0, ()
         track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
 
     def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
@@ -452,6 +477,8 @@ class RoleMachine(Machine):
         stage, held = int(owners.flat[0]) - FIRST_STAGE, self.track.held or {}
         if (owners != owners.flat[0]).any() or stage not in held or self.track.arrived:
             raise NotCertified("shared memory is read that is not of a stage that was waited for, or was handed back")
+        if self.pipeline.ranks > 1:
+            raise NotCertified("ldmatrix is not covered in clusters, whose CTAs hand stages back to each other")
         self.track.unmet = True
         numbers = self._contents(held[stage])
         kinds, rows, cols = (x[places] for x in (self.protocol.kinds, self.protocol.rows, self.protocol.cols))

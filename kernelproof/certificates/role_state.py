@@ -25,12 +25,15 @@ class Track:
     """How far a role is. ``position``: of its next transaction, modulo two rounds of the ring. ``item``: of its item,
     modulo two turns of all groups; ``step``: the k-tiles of the item that it has passed.
 
-    Of a producer, ``filling``: the stage that it has waited for; ``expected``, ``landed``: bytes. Of a consumer,
-    ``held``: stages that it may read, and their k-tiles in the item; ``arrived``: warps that have handed back the first
-    of them; ``unmet``: since lanes have last met they have waited or read; ``ordered``: it has its turn; ``handed``:
-    warps that have handed it on. ``reading``: the stages that each group of wgmma reads which was not waited for, the
-    oldest first; ``opened``: those that products in no group yet read. ``granted``: the kernel before it has ended.
-    ``fenced``: no mbarrier was initialised since the last fence for that.
+    Of a producer, ``filling``: the stage that it has waited for; ``expected``, ``landed``: bytes; ``boxes``: the rank
+    and the places of each box of a k-tile; ``drained``: stages that it has waited for behind its last item. Of a
+    consumer, ``held``: stages that it may read, and their k-tiles in the item; ``arrived``: warps that have handed back
+    the first of them, and the ranks to which; ``unmet``: since lanes have last met they have waited or read;
+    ``ordered``: it has its turn; ``handed``: warps that have handed it on. ``reading``: the stages that each group of
+    wgmma reads which was not waited for, the oldest first; ``opened``: those that products in no group yet read.
+
+    ``granted``: the kernel before it has ended. ``fenced``: no mbarrier was initialised since the last fence for that,
+    and ``announced``: since the CTA has arrived at its cluster's barrier.
     """
 
     stores: Stores
@@ -41,7 +44,9 @@ class Track:
     expected: int | None = None
     landed: int = 0
     held: dict[int, Polynomial] | None = None
-    arrived: frozenset[int] = frozenset()
+    boxes: tuple[tuple[int, Lanes], ...] = ()
+    drained: int = 0
+    arrived: frozenset[tuple[int, int]] = frozenset()
     unmet: bool = False
     ordered: bool = False
     handed: frozenset[int] = frozenset()
@@ -49,6 +54,7 @@ class Track:
     opened: frozenset[int] = frozenset()
     granted: bool = False
     fenced: bool = True
+    announced: bool = False
 
     def copied(self) -> Track:
         return replace(self, stores=self.stores.copied(), held=dict(self.held or {}))
@@ -56,7 +62,9 @@ class Track:
     @property
     def idle(self) -> bool:
         """Is it between two transactions?"""
-        return self.filling is None and not (self.held or self.arrived or self.reading or self.opened)
+        return (
+            self.filling is None and not self.drained and not (self.held or self.arrived or self.reading or self.opened)
+        )
 
     def substituted(self, name: str, value: Polynomial) -> Track:
         """The track for the problems in which a name has a value."""

@@ -450,26 +450,31 @@ class Role:
         assert self.last is not None
         others = [self.variable(x) for x in self.program.live(self.last.block) if x not in self.in_loop]
         known = tuple((x, _number_key(head.registers[x])) for x in others if _is_known(head.registers.get(x)))
-        key = known, head.track.stores.key, head.track.item
-        if key not in self.ends:
-            self.ends[key] = list(self._ended(head, others))
-        for end in self.ends[key]:
-            for position in range(self.pipeline.round):
+        # The producer of a cluster waits for stages once more at its end.
+        drains = self.group is None and self.pipeline.ranks > 1
+        for position in range(self.pipeline.round):
+            at = position if drains else None
+            key = known, head.track.stores.key, head.track.item, at
+            if key not in self.ends:
+                self.ends[key] = list(self._ended(head, others, at))
+            for end in self.ends[key]:
                 yield end, position
 
-    def _ended(self, head: RoleState, others: list[str]) -> Iterator[End]:
+    def _ended(self, head: RoleState, others: list[str], position: int | None) -> Iterator[End]:
+        """The ends from a position in the ring, or from any if it is None."""
         assert self.last is not None
         for last, known in self._variants():
             machine = self.machine(named(TILES), {}, known)
             state = self._put(self.last, TURN, named(TILES) - 1, machine)
             for name in others:
                 state.registers[name] = head.registers.get(name)
-            covers = {name: Unknown() for name in self.loop_controls}
-            state.registers |= covers
+            covers = {name: Unknown() for name in self.loop_controls} if position is None else {}
+            state.registers |= covers or self.left[position or 0]
             bound = rebound(state, lambda poly: poly, machine.facts)
             assert isinstance(bound, RoleState)
             state = bound
             state.track.stores, state.track.item = head.track.stores.copied(), head.track.item
+            state.track.position = position or 0
             end = self._ran(machine, state, self.items)
             self._next_item(last, end)
             if end is not None:

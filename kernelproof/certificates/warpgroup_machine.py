@@ -15,10 +15,10 @@ import numpy as np
 
 from kernelproof.certificates.accumulators import tuples_of
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, SummedRange
+from kernelproof.certificates.cluster_machine import ClusterMachine
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.pipelines import FIRST_STAGE, StageOperand
 from kernelproof.certificates.polynomials import ZERO, Lanes
-from kernelproof.certificates.role_machine import RoleMachine
 from kernelproof.certificates.role_state import CONSUMER, RoleState
 from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.words import Word
@@ -41,13 +41,15 @@ class Operand(NamedTuple):
     steps: tuple[int, ...]
 
 
-class WarpgroupMachine(RoleMachine):
+class WarpgroupMachine(ClusterMachine):
     """A role whose warpgroups may multiply by wgmma."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        # ``accumulators`` checks accesses to registers.
         methods: dict[str, Callable[..., Any]] = {
             "fence": self.order_registers, "commit": self.commit_products, "wait": self.wait_for_products,
-            "mma": self.multiply,
+            "mma": self.multiply, "read": lambda value, *_: value, "overwrite": lambda *_: None,
+            "plain": lambda value: value,
         }  # fmt: skip
         return super().units() | {"X": methods}
 

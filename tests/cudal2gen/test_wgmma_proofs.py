@@ -14,10 +14,14 @@ from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 
 SMALL = ring(stages=2)
 TURNS = ring(stages=2, **PINGPONG)
+PAIR, SQUARE = ring(stages=2, cluster=[2, 1]), ring(stages=2, cluster=[2, 2])
 COVERED: dict[str, Record] = {
     "f32": SMALL,
     "f16": ring(stages=2, acc="f16"),
     "in turns": TURNS,
+    "clusters of two": PAIR,
+    "clusters of two, in turns": ring(stages=2, cluster=[1, 2], **PINGPONG),
+    "clusters of four": SQUARE,
     "two consumers, setmaxnreg": ring(**TWO, registers=[40, 232]),
     "rows of B across k, two boxes of D": ring(stages=2, layout="nn", bn=96, atom_n=96),
 }
@@ -138,11 +142,56 @@ FAULTS: dict[str, Edit] = {
     "a turn is not handed on": Edit(r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", "", 1, TURNS),
     "a turn is not waited for": Edit(TRY_WAIT, NO_WAIT, 1, TURNS),
     "a turn has the other parity": Edit(TRY_WAIT, r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 0;", 1, TURNS),
+    # Clusters.
+    "CTAs do not wait for each other to begin": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;", "", record=PAIR),
+    "a CTA does not wait for the others to begin": Edit(
+        r"barrier\.cluster\.wait[^;]*;", "bar.sync 0;", record=PAIR,
+    ),
+    "mbarriers of a cluster are not published": Edit(r"fence\.mbarrier_init[^;]*;", "", record=PAIR),
+    "B is loaded for the first CTA alone": Edit(r"(mov\.u16 \s*%rs\d+, )3;", r"\g<1>1;", record=PAIR),
+    "B is loaded for a third CTA": Edit(r"(mov\.u16 \s*%rs\d+, )3;", r"\g<1>7;", record=PAIR),
+    "A is loaded for both CTAs": Edit(
+        r"(tx::bytes)(\.L2::cache_hint )(\[%r\d+\], \[%rd\d+, \{ %r\d+, %r\d+ \}\], \[%r\d+\])",
+        r"\1.multicast::cluster\2\3, 3", record=PAIR,
+    ),
+    "both CTAs load the same half of B": Edit(
+        r"(shl\.b32 \s*%r\d+, %r\d+, )4;(?=\s*shl\.b32 \s*%r\d+, %r\d+, 11;)", r"\g<1>31;", record=PAIR,
+    ),
+    "both halves of B go to one place": Edit(
+        r"(shl\.b32 \s*%r\d+, %r\d+, )11;(\s*add\.s32 \s*%r\d+, %r\d+, 8192;)", r"\g<1>32;\2", record=PAIR,
+    ),
+    "stages are handed back to the own CTA alone": Edit(
+        r"(mapa[^,]*, %r\d+, )%r\d+;", r"\g<1>%cluster_ctarank;", record=PAIR,
+    ),
+    "stages are handed back to the first CTA alone": Edit(
+        r"setp\.gt\.u32( \s*%p\d+, %r\d+, )1;", r"setp.gt.u32\g<1>0;", record=PAIR,
+    ),
+    "an empty stage expects too few arrivals": Edit(
+        r"(mov\.u32 \s*%r\d+, )8;(?=\s*mbarrier\.init)", r"\g<1>4;", record=PAIR,
+    ),
+    "only the own half of B is expected": Edit(EXPECT, r"\g<1>10240;\3", record=PAIR),
+    "a CTA may end before stages are handed back": Edit(TRY_WAIT, NO_WAIT, 1, PAIR),
+    "a stage is handed back to the own CTA only in the end": Edit(
+        r"mbarrier\.arrive\.shared::cluster(\.b64 _, \[)", r"mbarrier.arrive.shared::cta\1", 1, PAIR,
+    ),
+    "a CTA stores the other one's tile": Edit(
+        r"(cp\.async\.bulk\.tensor\.2d\.global\.\S+ \[%rd\d+, \{ %r\d+, )(%r\d+)",
+        r"xor.b32 \2, \2, 64;\n\1\2", record=PAIR,
+    ),
+    "stages are handed back to the CTA across": Edit(
+        r"(or\.pred \s*%p\d+, )(%p\d+), %p\d+;(?=\s*@%p\d+ bra [^;]*;\s*add\.s32[^;]*;\s*mapa)",
+        r"\1\2, \2;", record=SQUARE,
+    ),
+    "the last wait has the other parity": Edit(TRY_WAIT, EARLIER, 2, PAIR),
 }  # fmt: skip
 HARMLESS: dict[str, tuple[Edit, str]] = {
     "bytes between chunks of A": (
         Edit(r"(or\.b32 \s*%r\d+, %r\d+, )33554432;", r"\g<1>16777216;"),
         "an operand along k has no leading offset: its 32 bytes lie in one row of the swizzle",
+    ),
+    "the rank's bits in A's descriptor": (
+        Edit(r"and\.b32( \s*%r\d+, %r\d+, )262128;", r"and.b32\g<1>-16;", record=PAIR),
+        "they become a part of the leading offset, which an operand along k does not have",
     ),
     "the wait for the kernel before stands before its dependents may start": (
         Edit(r"(griddepcontrol\.launch_dependents;)(.*?)(griddepcontrol\.wait;)", r"\3\2\1"),
