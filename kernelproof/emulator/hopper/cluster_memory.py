@@ -327,7 +327,8 @@ class ClusterMemory(ClusterOrder):
         if self.hazards:
             self._follow_tick()
             tags = self.rows[width][0][to.at]
-            if not self._may_overwrite(tags, to, lane, width):
+            lanes = np.full(len(to.at), lane)
+            if not (self._may_overwrite(tags, to, lane, width) or self.may_follow(to, lanes, width)):
                 self._report_early_write(tags, to, lane, row, site, width)
 
     def start_write(self, at: Array, column: int, site: int, width: int = 16) -> None:
