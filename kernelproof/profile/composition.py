@@ -46,4 +46,12 @@ def composed(
         lines=listing.lines(source_text(source)),
         issues=listing.issues(),
         busy=listing.busy(),
+        hazards=tuple(
+            figures.Hazard(earlier=_words(found.earlier), later=_words(found.later), why=found.why)
+            for found in sass.hazards(function)
+        ),
     )
+
+
+def _words(instruction: sass.Instruction) -> str:
+    return f"{instruction.address:04x} {instruction.text}"

@@ -182,6 +182,14 @@ class Ring(Schema):
     accumulators: Annotated[Count, Field(description="Tiles of D that the columns of tensor memory hold")]
 
 
+class Hazard(Schema):
+    """An instruction that meets registers of an earlier one too early, which the hardware does not notice."""
+
+    earlier: Annotated[str, Field(description="Address and text of the instruction whose registers are not ready")]
+    later: Annotated[str, Field(description="Address and text of the instruction that does not wait for it")]
+    why: Annotated[str, Field(description="The registers, and the wait that is missing, in words")]
+
+
 class Profile(Schema):
     """A kernel's profile."""
 
@@ -210,6 +218,9 @@ class Profile(Schema):
     ring: Annotated[
         Ring | None, Field(description="Stages and tensor memory of a kernel that has tensor memory; else null")
     ] = None
+    hazards: Annotated[
+        tuple[Hazard, ...], Field(description="Instructions that do not wait for registers, on any path of the kernel")
+    ] = ()
     limits: Annotated[tuple[str, ...], Field(description="What is not modelled of this kernel, in words")] = ()
     busy: Annotated[
         dict[str, tuple[tuple[Cycles, Cycles], ...]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kernelproof.ground.pages import Section, Table, counted, microseconds, percent
-from kernelproof.profile.figures import Advice, Line, MainLoop, Occupancy, Profile, Ring, Time
+from kernelproof.profile.figures import Advice, Hazard, Line, MainLoop, Occupancy, Profile, Ring, Time
 
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
 NO_ADVICE = "No change of an input that the model knows saves 1 % of the time or more."
@@ -21,6 +21,7 @@ def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
     """
     return (
         Section("overview", "In short", (MODELLED, *profile.limits), tables=(_overview(profile),)),
+        *((_hazards(profile.hazards),) if profile.hazards else ()),
         _advice(profile),
         *((_time(profile.time),) if profile.time else ()),
         _loop(profile.loop),
@@ -54,6 +55,16 @@ def _overview(profile: Profile) -> Table:
     if profile.spill_bytes:
         rows.append(("spills", f"{profile.spill_bytes} bytes per thread"))
     return Table("The kernel", ("what", "value"), tuple(rows))
+
+
+def _hazards(hazards: Iterable[Hazard]) -> Section:
+    """What makes all other figures worthless: the kernel computes with old values."""
+    rows = tuple((hazard.later, hazard.earlier, hazard.why) for hazard in hazards)
+    words = "These instructions do not wait for registers that an earlier one still uses. The GPU does not notice it."
+    table = Table(
+        "What docs/kernelproof/rules/register-hazard.md explains", ("instruction", "does not wait for", "why"), rows
+    )
+    return Section("hazards", "Register hazards", (words,), tables=(table,))
 
 
 def loop_words(loop: MainLoop) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelproof import profile
+from kernelproof import profile, sass
 from kernelproof.ground.chips import CAPABILITIES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.pages import Table
@@ -19,7 +19,7 @@ from kernelproof.profile.figures import spans
 from kernelproof.profile.loop import steady
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.picture import LANE, LEFT, picture
-from kernelproof.sass import Instruction
+from kernelproof.sass import Instruction, editing
 from kernelproof.sass.decoding import FREE
 from kernelproof.sass.simulation import Issue
 from tests import commands
@@ -62,7 +62,7 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
     assert profile.load(path) == PROFILE
     content = json.loads(path.read_text())
     assert (content["kind"], content["version"], content["modelled"]) == ("profile", 1, True)
-    later = {"roles", "ring", "limits"}  # of kernels with tensor memory alone, and absent from others
+    later = {"roles", "ring", "limits", "hazards"}  # absent where there is nothing to say
     assert set(content) == set(profile.Profile.model_fields) - later
     for change, message in (
         ({"version": 2}, "is a profile of version 2, this program reads 1"),
@@ -83,7 +83,7 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
 
 def test_every_field_of_the_schema_says_what_it_is() -> None:
     definitions = [profile.Profile.model_json_schema(), *profile.Profile.model_json_schema()["$defs"].values()]
-    assert len(definitions) == 9
+    assert len(definitions) == 10
     for definition in definitions:
         assert all(node.get("description") for node in definition["properties"].values()), definition["title"]
 
@@ -224,6 +224,21 @@ def test_a_cubin_has_the_main_loop_that_follows_by_hand(cubin: Path, alone: prof
     assert all(line.file and line.file.endswith("multistage.cu") for line in mmas)
     assert profile.of_cubin(cubin, "a100", "f16").kernel == "gemm_f16"
     assert all(item.gain >= 0.01 for item in alone.advice)
+
+
+def test_a_wait_that_is_taken_away_is_a_hazard(cubin: Path, alone: profile.Profile, tmp_path: Path) -> None:
+    """The first MMA of the kernel no longer waits for the fragments that ldmatrix loads."""
+    function = next(item for item in sass.disassemble(cubin) if item.name == alone.kernel)
+    mma = next(item for item in function.instructions if item.name == "HMMA" and item.control.waits)
+    code = {mma.address: editing.rescheduled(mma, waits=())}
+    edited = tmp_path / "edited.cubin"
+    edited.write_bytes(editing.edited(cubin.read_bytes(), function.name, code))
+    found = profile.of_cubin(edited, "a100")
+    assert alone.hazards == ()
+    assert {hazard.later for hazard in found.hazards} == {f"{mma.address:04x} {mma.text}"}
+    assert all("LDSM" in hazard.earlier for hazard in found.hazards)
+    (rows,) = (section.tables[0].rows for section in profile.sections(found) if section.anchor == "hazards")
+    assert len(rows) == len(found.hazards)
 
 
 def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Profile) -> None:
