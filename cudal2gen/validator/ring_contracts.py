@@ -36,7 +36,7 @@ def refusal(record: Warpgroups) -> str:
     reasons = {
         f"split_k={record.split_k}": record.split_k > 1,
         "stream_k": record.stream_k,
-        "swap_ab": record.swap_ab,
+        "swap_ab": record.swap_ab and record.instruction != "wgmma",
         "a D that is stored directly": record.split_k == 1 and not record.stream_k and record.stores_tiles != "tma",
         f"a D of {record.output.name}": record.output.bytes != 2,
         f"a fused {record.fusion}": bool(record.fusion),

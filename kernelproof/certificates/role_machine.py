@@ -11,30 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from kernelproof.certificates.cells import Cells, Kind, Kinds
-from kernelproof.certificates.contract import BoxMap, Contract, Matrix
+from kernelproof.certificates.cells import Kinds
+from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.loops import TURN
 from kernelproof.certificates.machine import Machine, State
-from kernelproof.certificates.pipelines import FIRST_STAGE, FIRST_WARP, WARP, Protocol, Stores
+from kernelproof.certificates.pipelines import WARP, Protocol, Stores
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split, Track
-from kernelproof.certificates.shared_memory import ELEMENT
-from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator.frontend.flow.loops import reachable
-from kernelproof.emulator.hopper.bulk import Delivery
 from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.hopper.register_pool import entry_registers
-from kernelproof.emulator.hopper.tensor_map import swizzled
 from kernelproof.emulator.host.launch_limits import device_for
-from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
-from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 MOST_BYTES = (1 << 20) - 1  # that an mbarrier counts (PTX ISA)
-BOX_ALIGNMENT = 128
 # What a thread may execute between two tries of a wait: it changes nothing but registers.
 _PURE = frozenset(("emu_waited", "selp", "setp", "mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor"))
 _WAIT = "emu_try_wait"
@@ -66,8 +58,6 @@ class RoleMachine(Machine):
             "G": {"grid_wait": self.grid_wait},
             "Q": {},
             "Z": {},
-            "S": {"fence_proxy": self.fence_proxy},
-            "H": {"load": self.load_matrices, "store": self.store_matrices},
             "I": {"lanes": self.lanes_of, "constant": self.constant},
             "W": {"shfl": self.shuffle, "elect": self.elect},
             "J": {"sync": self.sync, "sync_warp": self.sync_warp},
@@ -75,10 +65,6 @@ class RoleMachine(Machine):
             "B": {
                 "init": self.initialise, "fence_init": self.fence_init, "try_wait": self.try_wait,
                 "waited": self.waited, "arrive": self.arrive,
-            },
-            "C": {
-                "load_tensor": self.load_box, "store_tensor": self.store_box, "commit": self.commit_stores,
-                "wait": self.wait_for_stores,
             },
             "O": {"change": self.change_registers},
         }  # fmt: skip
@@ -378,183 +364,3 @@ class RoleMachine(Machine):
             track.handed |= warps
         else:
             raise NotCertified("an arrival at an mbarrier that is not due")
-
-    # --- boxes
-
-    def _box(self, address: Any, lanes: Lanes) -> tuple[BoxMap, Matrix]:
-        """The tensor map that these lanes use."""
-        if not self.track.granted:
-            raise NotCertified("global memory is accessed before the kernel before is known to have ended")
-        at = self._one(address, lanes)
-        known = {box.parameter: box for box in self.contract.maps}
-        if at >> SHIFT_TO_WINDOW != Window.PARAM or at & 0xFFFFFFFF not in known:
-            raise NotCertified("there is no tensor map in the contract at this address")
-        box = known[at & 0xFFFFFFFF]
-        return box, next(x for x in self.contract.matrices if x.name == box.matrix)
-
-    def _box_places(self, box: BoxMap, matrix: Matrix, address: int) -> Lanes:
-        """The elements of shared memory of a box, shape (rows, cols)."""
-        if matrix.width != ELEMENT:
-            raise NotCertified(f"boxes of {matrix.type} are not covered")
-        offset, size = address - WINDOW_START, box.rows * box.cols * matrix.width
-        if address % BOX_ALIGNMENT or offset < 0 or offset + size > self.memory.bytes:
-            raise NotCertified(f"a box at byte {offset} of {self.memory.bytes} of shared memory")
-        vectors = swizzled(offset, size, box.span)
-        if vectors.max() + 16 > self.memory.bytes:
-            raise NotCertified("a box reaches beyond shared memory")
-        return (vectors[:, None] // ELEMENT + np.arange(16 // ELEMENT)).reshape(box.rows, box.cols)
-
-    def _corner(self, coordinates: list[Any], lane: int) -> tuple[Polynomial, Polynomial]:
-        """The row and column at which a lane's box begins, as numbers of 32 bits."""
-        if len(coordinates) != 2:
-            raise NotCertified("tensor maps of two dimensions are covered")
-        polys = [Polynomial(polynomial(each, 32).in_lane(lane)) for each in coordinates]
-        col, row = (Word(poly, 32, self.facts, signed=True).number() for poly in polys)
-        return row, col
-
-    @staticmethod
-    def _elements(box: BoxMap, matrix: Matrix, row: Polynomial, col: Polynomial) -> tuple[Kind, Lanes, Lanes]:
-        """The elements of a box: their kind, and offsets of rows and columns."""
-        shape = (box.rows, box.cols)
-        rows = np.broadcast_to(int(row.constant) + np.arange(box.rows)[:, None], shape)
-        cols = np.broadcast_to(int(col.constant) + np.arange(box.cols), shape)
-        if matrix.across:
-            row, col, rows, cols = col, row, cols, rows
-        return Kind(matrix.name, row.varying, col.varying), rows, cols
-
-    def load_box(self, address: Any, coordinates: list[Any], to: Delivery, m: Mask, _site: int) -> None:
-        """A box of an operand goes to the stage that is being filled, here or at several CTAs of the cluster."""
-        track, protocol, pipeline = self.track, self.protocol, self.pipeline
-        if self.role != PRODUCER or self.lanes != 1 or m is not None or to.paired:
-            raise NotCertified("a copy to shared memory that is not the producer's")
-        if track.filling is None or track.expected is None:
-            raise NotCertified("a copy to a stage that was not waited for, or whose bytes are not expected")
-        box, matrix = self._box(address, self.every)
-        protocol.mbarrier(protocol.full, track.filling, self._one(to.bar), "the stage")
-        if matrix.written:
-            raise NotCertified(f"{matrix.name} is read")
-        places = self._box_places(box, matrix, self._one(to.to))
-        kind, rows, cols = self._elements(box, matrix, *self._corner(coordinates, 0))
-        for rank in self._receivers(to.ranks):
-            peer = protocol.cluster[rank]
-            peer.bring(places, pipeline.rank, track.filling)
-            if self.keeps:
-                peer.hold(places, self.kinds.number(kind), rows, cols)
-            track.boxes += ((rank, places.reshape(-1)),)
-        track.landed += box.rows * box.cols * matrix.width
-        share = track.expected if pipeline.share is None else pipeline.share
-        if track.landed > share:
-            raise NotCertified(f"{share} bytes are expected, and {track.landed} copied")
-        if track.landed == share:
-            self._filled(track.filling, track.expected)
-
-    def _receivers(self, ranks: Any) -> list[int]:
-        """The CTAs that get a box."""
-        if ranks is None:
-            return [self.pipeline.rank]
-        mask = self._one(ranks)
-        if not 0 < mask < 1 << self.pipeline.ranks:
-            raise NotCertified(f"a box for the CTAs {mask:#b} of a cluster of {self.pipeline.ranks}")
-        return [rank for rank in range(self.pipeline.ranks) if mask >> rank & 1]
-
-    def _filled(self, stage: int, expected: int) -> None:
-        """All bytes that the own producer brings to a stage are on their way."""
-        track = self.track
-        at = {
-            rank: np.concatenate([x for to, x in track.boxes if to == rank]) for rank in {to for to, _ in track.boxes}
-        }
-        self.protocol.send(stage, at)
-        if self.protocol.sizes.setdefault(stage, expected) != expected:
-            raise NotCertified("a stage expects another number of bytes than for another k-tile")
-        track.filling, track.expected, track.landed, track.boxes = None, None, 0, ()
-        track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
-
-    def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
-        """ldmatrix, from a stage that the role holds."""
-        self._together(m)
-        places = self.matrix_places(address, matrices, transpose)
-        owners = self.protocol.owner[places]
-        stage, held = int(owners.flat[0]) - FIRST_STAGE, self.track.held or {}
-        if (owners != owners.flat[0]).any() or stage not in held or self.track.arrived:
-            raise NotCertified("shared memory is read that is not of a stage that was waited for, or was handed back")
-        if self.pipeline.ranks > 1:
-            raise NotCertified("ldmatrix is not covered in clusters, whose CTAs hand stages back to each other")
-        self.track.unmet = True
-        numbers = self._contents(held[stage])
-        kinds, rows, cols = (x[places] for x in (self.protocol.kinds, self.protocol.rows, self.protocol.cols))
-        known, inverse = np.unique(kinds, return_inverse=True)
-        kinds = np.array([numbers(int(each)) for each in known], np.int64)[inverse].reshape(places.shape)
-        return [Cells(kinds[i], rows[i], cols[i], ELEMENT) for i in range(matrices)]
-
-    def _contents(self, step: Polynomial) -> Callable[[int], int]:
-        """The numbers of the kinds that a stage holds of the k-tile ``step``, by those of the k-tile TURN."""
-
-        def number(old: int) -> int:
-            kind = self.kinds[old]
-            if kind is None:
-                raise NotCertified("shared memory is read that no copy has filled")
-            return self.kinds.number(kind._replace(row=self._put(kind.row, step), col=self._put(kind.col, step)))
-
-        return number
-
-    @staticmethod
-    def _put(poly: Polynomial, step: Polynomial) -> Polynomial:
-        return poly.substituted(TURN, step)
-
-    def store_matrices(self, address: Any, values: tuple[Any, ...], m: Mask, _site: int, transpose: bool) -> None:
-        """stmatrix, to memory of the own warp."""
-        self._together(m)
-        if self.role != CONSUMER:
-            raise NotCertified("a store to shared memory by threads that do not multiply")
-        count = len(values)
-        if not all(isinstance(each, Cells) and each.width == ELEMENT and each.bytes == 4 for each in values):
-            raise NotCertified("what is stored to shared memory are not elements of 16 bits")
-        places = self.matrix_places(address, count, transpose)
-        warps = np.broadcast_to((self.threads // WARP)[None, :, None], places.shape)
-        self.protocol.claim(places, (FIRST_WARP + warps).astype(np.int32))
-        self.track.stores.write(places)
-        state = self.memory.state.own()
-        for at, cells in zip(places, values, strict=True):
-            state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
-
-    def fence_proxy(self, m: Mask) -> None:
-        """fence.proxy.async of shared memory, by all threads of the role."""
-        self._together(m)
-        self.track.stores.fence()
-
-    def store_box(self, address: Any, coordinates: list[Any], source: Any, reduction: str, m: Mask, _site: int) -> None:
-        """Lanes store boxes of whole sums to D, each from memory of its own warp."""
-        lanes = self.active(m)
-        if lanes is None:
-            return
-        tile = self.contract.tile
-        if self.role != CONSUMER or reduction or tile is None:
-            raise NotCertified("a store of a box that is not a consumer's of sums")
-        box, matrix = self._box(address, lanes)
-        if not matrix.written:
-            raise NotCertified(f"{matrix.name} is written")
-        for lane in lanes.tolist():
-            places = self._box_places(box, matrix, self._one(source, np.array([lane])))
-            if (self.protocol.owner[places] != FIRST_WARP + self.threads[lane] // WARP).any():
-                raise NotCertified("a bulk store reads what another warp has written")
-            self.track.stores.begin(lane, places.reshape(-1))
-            state = self.memory.state
-            value = Cells(state.kinds[places], state.rows[places], state.cols[places], ELEMENT)
-            target, rows, cols = self._elements(box, matrix, *self._corner(coordinates, lane))
-            kind = self.whole_sum(value, matrix, tile)
-            same = kind.row.equals(target.row) and kind.col.equals(target.col)
-            if not same or (value.rows != rows).any() or (value.cols != cols).any():
-                raise NotCertified("D gets the sum of another element")
-            self.written.append((rows, cols))
-
-    def commit_stores(self, m: Mask) -> None:
-        """cp.async.bulk.commit_group."""
-        lanes = self.active(m)
-        for lane in () if lanes is None else lanes.tolist():
-            self.track.stores.commit(lane)
-
-    def wait_for_stores(self, most: int, _reads: bool, m: Mask) -> None:
-        """cp.async.bulk.wait_group: stores have read shared memory."""
-        lanes = self.active(m)
-        for lane in () if lanes is None else lanes.tolist():
-            self.track.stores.wait(lane, most)

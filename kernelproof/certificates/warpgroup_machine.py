@@ -86,17 +86,18 @@ class WarpgroupMachine(ClusterMachine):
             self._operands(value, rows, along)
             for value, rows, along in ((a, ROWS, form.along_a), (b, form.n, form.along_b))
         )
-        kinds = [self.kinds[each[0].number] for each in (left, right)]
-        (rows, cols) = kinds
-        if rows is None or cols is None or (rows.source, cols.source) != ("A", "B"):
+        rows, cols = (self.kinds[each[0].number] for each in (left, right))
+        if rows is None or cols is None or {rows.source, cols.source} != {"A", "B"}:
             raise NotCertified("a wgmma does not multiply A by B")
         if left[0].steps != right[0].steps or not rows.col.equals(cols.col):
             raise NotCertified("the operands A and B of a wgmma have different k")
-        places = self._places_of_d(form, left, right)
+        places = self._places_of_d(form, left, right, rows.source == "B")
+        if rows.source == "B":  # its rows are columns of D
+            rows, cols = cols, rows
         before = self._before(d, rows, cols, places) if self._keeps(keep) else SummedRange(ZERO, 0)
         number = self.kinds.number(Kind("sum", rows.row, cols.row, before.plus(rows.col, left[0].steps)))
         self.track.unmet = False  # all lanes of a warp come together here
-        all_kinds = np.full(places[0][1].shape, number)
+        all_kinds = np.full(places[0][0].shape, number)
         return [Cells(all_kinds, *at, width_of(form)) for at in places]
 
     def _whole_warpgroups(self, m: Mask) -> None:
@@ -200,11 +201,16 @@ class WarpgroupMachine(ClusterMachine):
                 raise NotCertified("a wgmma adds to the sum of another element of D")
         return kind.summed
 
-    def _places_of_d(self, form: WgmmaForm, left: list[Operand], right: list[Operand]) -> list[tuple[Lanes, Lanes]]:
-        """Rows and columns of each register of D, in its lanes. Layout (PTX ISA): rows are 16 * warp + 8 * half + lane
-        / 4, columns 8 * i + lane % 4 * 2 + j; two elements of 16 bits share a register."""
+    def _places_of_d(
+        self, form: WgmmaForm, left: list[Operand], right: list[Operand], across: bool
+    ) -> list[tuple[Lanes, Lanes]]:
+        """Rows and columns of each register of D, in its lanes; ``across``: rows of the product are columns of D.
+
+        Layout (PTX ISA): rows are 16 * warp + 8 * half + lane / 4, columns 8 * i + lane % 4 * 2 + j; two elements of 16
+        bits share a register.
+        """
         arrays = [each.places for each in (*left, *right)]
-        key = form.acc, *map(id, arrays)
+        key = form.acc, across, *map(id, arrays)
         if key not in self._of_d:
             rows, cols = (np.stack([each.places for each in side]) for side in (left, right))
             lane, out = np.arange(WARPGROUP), []
@@ -214,7 +220,8 @@ class WarpgroupMachine(ClusterMachine):
                 row = rows[:, lane // 32 * 16 + 8 * half + lane % 32 // 4].reshape(-1, 1)
                 col = np.stack([cols[:, 8 * column + lane % 4 * 2 + j] for j in _pairs(form)[pair]], 2)
                 col = col.reshape(len(row), -1)
-                out.append((np.broadcast_to(row, col.shape), col))
+                row = np.broadcast_to(row, col.shape)
+                out.append((col, row) if across else (row, col))
             self._of_d[key] = arrays, out
         return self._of_d[key][1]
 

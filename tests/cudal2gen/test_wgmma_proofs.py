@@ -14,6 +14,7 @@ from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 
 SMALL = ring(stages=2)
 TURNS = ring(stages=2, **PINGPONG)
+SWAPPED = ring(stages=2, swap_ab=True, bm=32, bn=64)
 PAIR, SQUARE = ring(stages=2, cluster=[2, 1]), ring(stages=2, cluster=[2, 2])
 COVERED: dict[str, Record] = {
     "f32": SMALL,
@@ -22,6 +23,8 @@ COVERED: dict[str, Record] = {
     "clusters of two": PAIR,
     "clusters of two, in turns": ring(stages=2, cluster=[1, 2], **PINGPONG),
     "clusters of four": SQUARE,
+    "operands swapped": SWAPPED,
+    "operands swapped, f16, clusters of two": ring(stages=2, acc="f16", swap_ab=True, bm=32, bn=64, cluster=[1, 2]),
     "two consumers, setmaxnreg": ring(**TWO, registers=[40, 232]),
     "rows of B across k, two boxes of D": ring(stages=2, layout="nn", bn=96, atom_n=96),
 }
@@ -29,7 +32,6 @@ NOT_COVERED: dict[str, Record] = {
     "slices in a workspace": ring(split_k=3, reduce="workspace"),
     "slices in a cluster": ring(split_k=2, reduce="cluster", epilogue="direct"),
     "the last wave is shared out": ring(stream_k=True),
-    "operands swapped": ring(swap_ab=True, bm=32, bn=64),
     "stored directly": ring(epilogue="direct"),
     "D of fp32": ring(acc="f32", d="f32"),
     "fused": ring(fusion="bias_n"),
@@ -142,6 +144,8 @@ FAULTS: dict[str, Edit] = {
     "a turn is not handed on": Edit(r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", "", 1, TURNS),
     "a turn is not waited for": Edit(TRY_WAIT, NO_WAIT, 1, TURNS),
     "a turn has the other parity": Edit(TRY_WAIT, r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 0;", 1, TURNS),
+    # Swapped operands.
+    "a swapped D is not turned": Edit(r"(stmatrix[^ ]*\.x4)\.trans", r"\1", record=SWAPPED),
     # Clusters.
     "CTAs do not wait for each other to begin": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;", "", record=PAIR),
     "a CTA does not wait for the others to begin": Edit(
