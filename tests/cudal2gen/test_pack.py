@@ -213,15 +213,14 @@ from kernelproof.ground import version
 reader, place = sys.argv[1:]
 version.__version__ = reader
 from kernelproof import emulator; from cudal2gen import pack
-from cudal2gen.kernel.launch import Operands
+from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.launch.launcher import OpenKernel
-from cudal2gen.kernel.launch import Operands
 from cudal2gen.kernel.serving import sizes_of
 opened_pack = pack.open_pack(Path(place))
 assert opened_pack.facts["version"] != reader
 row = opened_pack.table.rows[0]
 problem = opened_pack.table.kernels[0].record.problem
-choice = opened_pack.table.choose(problem, Operands.packed(problem.layout, sizes_of(problem)))
+choice = opened_pack.table.choose(problem, LaunchOperands.packed(problem.layout, sizes_of(problem)))
 assert choice.kernel == 0 and "was measured: 2.010x" in choice.reason, choice
 memory = emulator.Memory()
 with emulator.session(memory, emulator.Device(capability=(8, 0))) as session:
@@ -331,7 +330,6 @@ import importlib.util, shutil, sys
 from pathlib import Path
 import numpy as np
 from kernelproof import emulator; from cudal2gen import pack
-from cudal2gen.kernel.launch import Operands
 from cudal2gen.launch.launcher import OpenKernel
 assert not any(map(shutil.which, ("nvcc", "g++", "ptxas")))
 opened_pack = pack.open_pack(Path(sys.argv[1]))
