@@ -74,7 +74,7 @@ class ClusterOrder(SharedMemory):
         several = (SEVERAL + (rank << 5 | batch.warp)).astype(np.uint64)
         return thread, several, (rank * batch.warps_per_cta + batch.warp).astype(np.int64)
 
-    def _first_fresh(self) -> int:
+    def _first_fresh(self, base: int) -> int:  # noqa: ARG002
         return 0
 
     def _split(self, tags: Array) -> tuple[Array, Array, Array]:

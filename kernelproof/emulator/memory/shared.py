@@ -136,7 +136,7 @@ class SharedMemory(SharedChecks):
         latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
         # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one's is
         # left. Most granules have one reader, in this instruction and since the CTA last synchronised.
-        is_alone = not (before >= max(self.fresh, 1)).any() and bool((latest[at] == own_tag).all())
+        is_alone = not (before >= self._fresh_of(lanes)).any() and bool((latest[at] == own_tag).all())
         tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
@@ -172,7 +172,7 @@ class SharedMemory(SharedChecks):
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check and tag a read by whole warps, such as ldmatrix: it is tagged as one of several lanes."""
         tags = self.rows[width][0].take(at, axis=0)
-        if int(tags.max()) >= max(self.fresh, 1):
+        if int(tags.max()) >= self._fresh_of(lanes):
             self._check_read(lanes, tags, site, offset, tried=True)
         column = self.reader_column if lanes is None else self.reader_column[lanes]
         tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
@@ -294,7 +294,7 @@ class SharedMemory(SharedChecks):
         if not self._may_be_hot():
             return
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
-        read = self.rows[width][1][at] >= max(self.fresh, 1)
+        read = self.rows[width][1][at] >= self._fresh_of(lanes)
         todo = plain | any_granule(read)
         volatile = self.are_volatile(at, width)
         for part, reads in ((todo & ~volatile, True), (todo & volatile, False)):

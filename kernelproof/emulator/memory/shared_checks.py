@@ -109,7 +109,7 @@ class SharedChecks(SharedTags):
         last writers, (elements,) or (elements, granules). ``offset``: bytes in ``data``. ``tried``: a further execution
         can give the reads other values."""
         # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too. ``max`` excludes tag 0.
-        suspicious: Array = np.asarray(tags >= max(self.fresh, 1))
+        suspicious: Array = np.asarray(tags >= self._fresh_of(lanes))
         which = np.flatnonzero(any_granule(suspicious))
         if which.size == 0:
             return
@@ -178,7 +178,7 @@ class SharedChecks(SharedTags):
             return
         writer, latest, readers = self.rows[width]
         tags, reads = writer[at], latest[at]
-        fresh = max(self.fresh, 1)
+        fresh = self._fresh_of(lanes)
         hot = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
         which = np.flatnonzero(any_granule(hot))
         if which.size == 0:

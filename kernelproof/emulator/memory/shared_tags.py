@@ -31,7 +31,8 @@ class SharedTags(SharedFlags):
 
     Invariants:
     - the tag of an access carries the launch's tick at the time of the access (``_follow_tick``);
-    - a tag below ``fresh`` happens before every access to come, so checks begin with one comparison;
+    - a tag below ``fresh`` happens before every access to come, so checks begin with one comparison (with
+      ``_fresh_of`` the lanes that access);
     - no tick in ``readers`` is later than the one in ``latest``.
     """
 
@@ -46,6 +47,9 @@ class SharedTags(SharedFlags):
         # ``tagged`` is the tick that ``lane_tag`` and ``collective_tag`` carry.
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
+        # Have all CTAs the same ``fresh``? If not: the lanes that were asked for last, and theirs.
+        self._are_even = True
+        self._of_ahead: tuple[Array | None, int] = None, 0
         self.late = LateReads()
         # Invariant if accesses are deferred: outside of these bytes every tag is old, and none is that of a copy under
         # way. So a write that touches none of them needs no check.
@@ -112,7 +116,9 @@ class SharedTags(SharedFlags):
                 self.late.reads.clear()
                 self.recent.forget(ENDLESS)
         # ``fresh`` only grows while ``t0`` stands, so what is old now stays old and may be forgotten.
-        self.fresh = self._first_fresh()
+        self.fresh = self._first_fresh(int(self.clocks.base.min()))
+        self._of_ahead = None, self.fresh
+        self._are_even = self.fresh == self._first_fresh(int(self.clocks.base.max()))
         self.late.forget(self.fresh)
         self.recent.forget(self.fresh)
         if self.hazards:
@@ -120,9 +126,20 @@ class SharedTags(SharedFlags):
             self.lane_tag: Array = self.actor | self.TAG(self.stamp)
             self.collective_tag: Array = self.collective | self.TAG(self.stamp)
 
-    def _first_fresh(self) -> int:
-        """The smallest tag that is not older than the last barrier of every CTA of the batch."""
-        return max(1, int(self.clocks.base.min()) - self.t0 + 1) << self.BITS
+    def _first_fresh(self, base: int) -> int:
+        """The smallest tag that is not older than a barrier of a whole CTA, which was at this tick."""
+        return max(1, base - self.t0 + 1) << self.BITS
+
+    def _fresh_of(self, lanes: Array | None) -> int:
+        """``fresh`` for what lanes (None: all) find in the memory of their own CTAs, which may have passed later
+        barriers than others of the batch. At least 1, so that no tag of untouched granules reaches it."""
+        if lanes is None or self._are_even:
+            return max(self.fresh, 1)
+        # Arrays of lanes never change in place.
+        if self._of_ahead[0] is not lanes:
+            base = self.clocks.base[self.batch.row_of[lanes]]
+            self._of_ahead = lanes, max(self._first_fresh(int(base.min())), 1)
+        return self._of_ahead[1]
 
     def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None, strong: bool = False) -> None:
         """Tag all granules of elements ``at`` as written, and record ``site`` as the instruction that wrote them. For a
