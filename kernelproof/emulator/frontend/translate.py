@@ -178,8 +178,7 @@ class _Translator:
             sites=e.sites,
             shared_static=self.layout.shared_static,
             shared_variables=self.layout.shared_variables,
-            shared_granule=_granule(graph, "shared"),
-            global_granule=_granule(graph, "global"),
+            shared_granule=_shared_granule(graph),
             local_bytes=self.layout.local_bytes,
             clobbers=[frozenset(c) for c in graph.clobbers],
             live_in=[frozenset(s) for s in graph.live_in],
@@ -426,13 +425,13 @@ def _opcodes(block: Block) -> dict[str, int]:
     return out
 
 
-def _granule(graph: Graph, space: str) -> int:
-    """Bytes of the smallest access to a state space: one tag describes so many bytes."""
+def _shared_granule(graph: Graph) -> int:
+    """Bytes of the smallest access to shared memory: one tag describes so many bytes."""
     smallest = 16
     for ins in graph.instructions():
         form = facts(ins)
         if form is not None and form.access is not None:
-            smallest = min(smallest, form.access(ins, space) or 16)
+            smallest = min(smallest, form.access(ins, "shared") or 16)
     return smallest
 
 

@@ -53,8 +53,8 @@ class MapProxy:
         tags = state.tags(buffer, self.launch.recording)
         if not tags.is_written:
             return
-        first = (at - buffer.start) >> state.granule_shift
-        tag = int(tags.written[first : first + (MAP_BYTES >> state.granule_shift)].max())
+        first = (at - buffer.start) >> tags.shift
+        tag = int(tags.written[first : first + (MAP_BYTES >> tags.shift)].max())
         if not tag:
             return
         offset = at + np.arange(0, MAP_BYTES, _CHUNK)

@@ -169,7 +169,6 @@ class _Run:
             state.reports.add("register-hazard", hazard.why, hazard.later, other=Participant(hazard.earlier))
         device = DeviceState(
             launch.memory,
-            code.global_granule,
             geometry.threads,
             launch.parameters,
             self.symbols,

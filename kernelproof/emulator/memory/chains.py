@@ -14,7 +14,7 @@ from kernelproof.emulator.state.arrays import Array
 # Chains per block.
 BLOCK_SHIFT = 8
 PER_BLOCK = 1 << BLOCK_SHIFT
-# Rows of several chains that are kept at most.
+# Rows that are computed from those of chains and kept at most.
 MAX_JOINED = 1024
 # In place of a warp: a barrier of the CTA.
 BARRIER = -1
@@ -71,6 +71,7 @@ class Chains:
         self._of_warp: dict[tuple[int, int], list[int]] = {}
         # Rows that several chains of a CTA give together; neighbouring accesses ask for the same ones.
         self._joined: dict[Known, Array] = {}
+        self._least: dict[Known, Array] = {}
 
     def clock(self, cta: int, warp: int, row: Array) -> Clock:
         """The clock of what a row covers that a warp of a CTA releases, or BARRIER."""
@@ -118,6 +119,15 @@ class Chains:
             row = np.maximum.reduce([self._rows[chain][number - 1] for chain, number in known])
             self._joined[known] = row
         return row
+
+    def least(self, known: Known) -> Array:
+        """Per warp of a CTA: the least of ``row`` over its threads."""
+        out = self._least.get(known)
+        if out is None:
+            if len(self._least) >= MAX_JOINED:
+                self._least.clear()
+            out = self._least[known] = np.minimum.reduce(self.row(known).reshape(-1, 32), axis=1)
+        return out
 
     def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
         """Does a clock cover what any thread of a warp did at a tick?"""

@@ -6,13 +6,14 @@ not both strong with scopes that include each other's thread ("morally strong" i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
+from kernelproof.emulator.memory.device_races import DeviceRaces
 from kernelproof.emulator.memory.device_state import DeviceState
-from kernelproof.emulator.memory.global_access import GlobalAccess, OrderedTags, TagOrigin
+from kernelproof.emulator.memory.global_access import GlobalAccess, TagOrigin
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, numbers, put, take
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, GranuleRun, Tags
 from kernelproof.emulator.state.arrays import SHIFT, Array
@@ -32,15 +33,14 @@ class DeviceHazards:
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state = batch, clocks, state
+        self.races = DeviceRaces(batch, clocks, state)
         self.launch = batch.launch
         self.hazards = batch.launch.options.hazards
         # A run is one entry for the consecutive granules of a whole access. It relies on consecutive lanes having
         # consecutive thread numbers, and it stores no instruction, so a launch that records those uses single tags.
         self.keeps_runs = batch.are_in_a_row and not self.launch.recording
-        self._row_of_cta: dict[int, int] = {}
         # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
-        self._ordered = OrderedTags()
 
     def before_read(self, access: GlobalAccess) -> None:
         """Check and tag a read. A strong read does not race with strong writes that its scope reaches."""
@@ -49,21 +49,22 @@ class DeviceHazards:
             self._check_written(access, buffer.written)
         if not self.hazards:
             return
-        tags = self.state.tags(buffer, self.launch.recording)
-        if form is Form.PACKED and self._is_kept(access, tags.read_run, tags.size_read):
+        tags = self.state.tags(buffer, self.launch.recording, access.width)
+        if form is Form.PACKED and self._is_kept(access, tags, writes=False):
             return
-        stamp = self._stamp(lanes, strong)
-        kind = "plain-first-load" if strong & CHECKED else "global-race"
-        racing: Array | None = None
-        for touched in self._granules(access):
-            if tags.is_written:
+        every, per = self._all_granules(access, tags.shift)
+        if tags.is_written and not self._comes_after([tags.written], every, per, access, reads=False):
+            kind = "plain-first-load" if strong & CHECKED else "global-race"
+            racing: Array | None = None
+            for touched in self._granules(access, tags.shift):
                 tagged, origin = take(tags.written, touched), TagOrigin(tags.written_at, touched, tags.written_sizes)
                 racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
-            self._tag_read(tags, touched, stamp, access)
-            if strong >> SIZE_SHIFT:
-                tags.size_read(touched, strong >> SIZE_SHIFT)
-            if tags.read_at is not None:
-                put(tags.read_at, touched, site + 1)
+        stamp = self._stamp(lanes, strong)
+        self._tag_read(tags, every, stamp if per == 1 else stamp.repeat(per), access)
+        if strong >> SIZE_SHIFT:
+            tags.size_read(every, strong >> SIZE_SHIFT)
+        if tags.read_at is not None:
+            put(tags.read_at, every, site + 1)
 
     def _tag_read(self, tags: Tags, touched: Places, stamp: Array, access: GlobalAccess) -> None:
         """Tag granules as read. Where the launch may write the buffer, also keep who else has read them: a thread that
@@ -72,36 +73,40 @@ class DeviceHazards:
             put(tags.read, touched, stamp)
             return
         before = take(tags.read, touched)
-        which = numbers(touched)
-        self._keep_earlier(tags, which, before, stamp, None if tags.read_at is None else take(tags.read_at, touched))
+        self._keep_earlier(tags, touched, before, stamp, None if tags.read_at is None else take(tags.read_at, touched))
         put(tags.read, touched, stamp)
         if access.form is not Form.PACKED:
             # Of several lanes that read one granule in this instruction, only the last one's tag stands there now.
-            self._keep_earlier(tags, which, stamp, take(tags.read, touched), access.site + 1)
+            after = take(tags.read, touched)
+            if (after != stamp).any():
+                self._keep_earlier(tags, touched, stamp, after, access.site + 1)
 
     def _keep_earlier(
-        self, tags: Tags, granules: Array, earlier: Array, later: Array, sites: Array | int | None
+        self, tags: Tags, places: Places, earlier: Array, later: Array, sites: Array | int | None
     ) -> None:
         """Keep the ``earlier`` reads of granules where the ``later`` ones are of another thread, or of another CTA."""
-        other = (earlier != 0) & ((earlier ^ later) & THREAD != 0)
+        before, after = earlier & THREAD, later & THREAD
+        other = (before != after) & (earlier != 0)
         if not other.any():
             return
         width = self.batch.width
-        far = other & ((earlier & THREAD) // width != (later & THREAD) // width)
+        far = other & (before // width != after // width)
         for is_far, which in ((False, other), (True, far)):
-            if which.any():
+            if which.all():
+                tags.keep_earlier(is_far, places, earlier, sites)
+            elif which.any():
                 kept = sites[which] if isinstance(sites, np.ndarray) else sites
-                tags.keep_earlier(is_far, granules[which], earlier[which], kept)
+                tags.keep_earlier(is_far, numbers(places)[which], earlier[which], kept)
 
     def before_constant_read(self, access: GlobalAccess) -> None:
         """Check and tag a read through the read-only path (``ld.global.nc``): nobody may write these bytes in the
         launch."""
         if not self.hazards:
             return
-        tags = self.state.tags(access.buffer, self.launch.recording)
+        tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         if tags.read_only is None:
             tags.read_only = np.zeros(tags.granules, bool)
-        for touched in self._granules(access):
+        for touched in self._granules(access, tags.shift):
             put(tags.read_only, touched, True)
             if not tags.is_written:
                 continue
@@ -115,20 +120,20 @@ class DeviceHazards:
     def begin_copy(self, access: GlobalAccess) -> None:
         """Check and tag the write of a bulk store. It is under way, so not ordered before anything, until its group is
         complete."""
-        tags = self.state.tags(access.buffer, self.launch.recording)
+        tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         if tags.copied is None:
             tags.copied = np.zeros(tags.granules, bool)
         # UNDER_WAY stands for a tick later than all others, so no horizon of the clocks exceeds it.
         moment = UNDER_WAY << TICK_SHIFT | self._moment(access.strong) & SCOPE << SCOPE_SHIFT
-        for touched in self._granules(access):
+        for touched in self._granules(access, tags.shift):
             put(tags.written, touched, self.batch.gthread[access.lanes] | moment)
             put(tags.copied, touched, True)
 
     def end_copy(self, access: GlobalAccess) -> None:
         """A bulk store is complete: retag the bytes that nobody has overwritten meanwhile as if its lanes wrote now."""
-        tags = self.state.tags(access.buffer, self.launch.recording)
+        tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         stamp = self._stamp(access.lanes, access.strong)
-        for touched in self._granules(access):
+        for touched in self._granules(access, tags.shift):
             old = take(tags.written, touched)
             still = (old >> TICK_SHIFT == UNDER_WAY) & (old & THREAD == stamp & THREAD)
             put(tags.written, touched, np.where(still, stamp, old))
@@ -137,12 +142,12 @@ class DeviceHazards:
         """Check a bulk copy's read. A proxy fence must stand between what threads have written and the copy, in the
         writer's CTA or in the CTA of the thread that copies."""
         self.before_read(access)
-        tags = self.state.tags(access.buffer, self.launch.recording)
+        tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         if not self.hazards or not tags.is_written:
             return
         own = int(self.batch.ctas[self.batch.row_of[access.lanes[0]]]) if access.lanes is not None else 0
         fences = self.state.proxy_fences
-        for touched in self._granules(access):
+        for touched in self._granules(access, tags.shift):
             written = take(tags.written, touched)
             generic = written != 0
             if tags.copied is not None:
@@ -161,10 +166,10 @@ class DeviceHazards:
         offenders = which if access.lanes is None else access.lanes[which]
         self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
 
-    def _granules(self, access: GlobalAccess) -> Iterator[Places]:
-        """For each granule that an access of one lane covers: the granule's number in the buffer, for every lane."""
+    def _granules(self, access: GlobalAccess, shift: int) -> Iterator[Places]:
+        """For each granule, of 1 << ``shift`` bytes, that an access of one lane covers: the granule's number in the
+        buffer, for every lane."""
         buffer, _, offset, width, _, _, form = access
-        shift = self.state.granule_shift
         per = max(1, width >> shift)
         if form is Form.PACKED:
             start = (int(offset[0]) - buffer.start) >> shift
@@ -177,6 +182,36 @@ class DeviceHazards:
         first = (offset - buffer.start) >> shift
         for k in range(per):
             yield first + k if k else first
+
+    def _all_granules(self, access: GlobalAccess, shift: int) -> tuple[Places, int]:
+        """The granules of an access, of 1 << ``shift`` bytes: those of each lane after each other, and how many a lane
+        has."""
+        buffer, _, offset, width, _, _, form = access
+        per = max(1, width >> shift)
+        if form is Form.PACKED:
+            start = (int(offset[0]) - buffer.start) >> shift
+            return slice(start, start + len(offset) * per), per
+        if form is Form.ROWS:
+            return Rows((offset[::ROW] - buffer.start) >> shift, ROW * per), per
+        first = (offset - buffer.start) >> shift
+        return (first if per == 1 else Rows(first, per)), per
+
+    def _comes_after(self, kinds: Sequence[Array], every: Places, per: int, access: GlobalAccess, reads: bool) -> bool:
+        """Is a weak access known to happen after those that have left tags of these kinds at its granules (see
+        ``_all_granules``)? ``reads``: they read. No is not an answer: then they are to be checked one by one."""
+        # One kind of single granules takes as long as the check itself.
+        if access.strong or len(kinds) * per < 2:
+            return not kinds
+        rows = np.concatenate([take(kind, every) for kind in kinds]).reshape(-1, per)
+        lanes, tags = access.lanes, rows[:, 0]
+        if lanes is None and len(kinds) > 1:
+            lanes = self.batch.everyone
+        if lanes is not None and len(kinds) > 1:
+            lanes = np.tile(lanes, len(kinds))
+        # Most elements were touched as a whole before, so that their granules have one tag.
+        if (rows[:, 1:] != rows[:, :1]).any():
+            lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per), rows.reshape(-1)
+        return self.races.among(lanes, tags, 0, reads, TagOrigin(None, every)) is None
 
     def _check_order(
         self,
@@ -191,27 +226,9 @@ class DeviceHazards:
         """Report lanes whose access does not happen after the tagged one. ``differs``: which of them store another
         value than the tagged access, if that is a store; two stores of one value do not race. ``reported``: lanes for
         whose access a race has been reported, None if there are none; returns them with those of this call."""
-        lanes, reads = access.lanes, hazard == "write after read"
-        if (not access.strong and self._ordered.has(lanes, tags, reads)) or not tags.any():
-            return reported
-        # The tests are in order of cost, and each leaves fewer lanes. Most lanes touch granules that only they have
-        # touched; tag 0 means that nobody has.
-        bad = (tags & THREAD) != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
-        if not bad.any():
-            return reported
-        bad &= tags != 0
-        if reported is not None:
-            bad &= ~reported
-        if not bad.any():
-            return reported
-        compared = 0 if access.strong & CHECKED else access.strong
-        everyone = self.batch.everyone if lanes is None else lanes
-        bad &= self._unordered(everyone, tags, compared, reads, origin)
-        if not bad.any():
-            # A wide access asks for each of its granules, and a write for the last reads of three kinds.
-            again = access.width > self.state.granule or reads
-            if again and not access.strong and reported is None:
-                self._ordered.add(lanes, tags, reads)
+        reads = hazard == "write after read"
+        bad = self.races.among(access.lanes, tags, access.strong, reads, origin, reported)
+        if bad is None:
             return reported
         if differs is not None:
             # An atomic has another outcome after the store than before it, even if it left this value by chance.
@@ -219,7 +236,7 @@ class DeviceHazards:
         if not bad.any():
             return reported
         for part in origin.by_site(bad):
-            self._report_race(kind, hazard, access, tags, part, origin, compared)
+            self._report_race(kind, hazard, access, tags, part, origin)
         return np.asarray(bad if reported is None else bad | reported)
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
@@ -246,10 +263,12 @@ class DeviceHazards:
         if self.hazards and scope_of(access.strong) < Scope.GPU:
             # An atomic of CTA scope races with lanes of other CTAs in the same instruction. ``before_write`` has just
             # stored their tags, so a second check finds them.
-            for touched in self._granules(access):
-                tags = self.state.tags(buffer, self.launch.recording)
+            tags = self.state.tags(buffer, self.launch.recording, access.width)
+            racing: Array | None = None
+            for touched in self._granules(access, tags.shift):
                 origin = TagOrigin(tags.written_at, touched, tags.written_sizes)
-                self._check_order("write after write", take(tags.written, touched), access, origin)
+                tagged = take(tags.written, touched)
+                racing = self._check_order("write after write", tagged, access, origin, reported=racing)
 
     def before_write(self, access: GlobalAccess, value: Array | None) -> None:
         """Check and tag a write of ``value`` (None: not known yet)."""
@@ -257,30 +276,47 @@ class DeviceHazards:
         if not self.hazards:
             return
         buffer, lanes, _, _, site, strong, form = access
-        tags = self.state.tags(buffer, self.launch.recording)
-        if form is Form.PACKED and self._is_kept(access, tags.write_run, tags.size_written):
+        tags = self.state.tags(buffer, self.launch.recording, access.width)
+        if form is Form.PACKED and self._is_kept(access, tags, writes=True):
             return
+        every, per = self._all_granules(access, tags.shift)
+        self._check_all_before_write(tags, every, per, access, value)
         stamp = self._stamp(lanes, strong)
-        shared_places = False
+        stamps = stamp if per == 1 else stamp.repeat(per)
+        put(tags.written, every, stamps)
+        if strong >> SIZE_SHIFT:
+            tags.size_written(every, strong >> SIZE_SHIFT)
+        if tags.written_at is not None:
+            put(tags.written_at, every, site + 1)
+        # If two lanes write one granule, only one tag is left; the other lane does not find its own. Lanes of a packed
+        # access have granules of their own.
+        if value is not None and form is not Form.PACKED and bool((take(tags.written, every) != stamps).any()):
+            self._check_duplicates(access, value)
+
+    def _check_all_before_write(
+        self, tags: Tags, every: Places, per: int, access: GlobalAccess, value: Array | None
+    ) -> None:
+        """Report a write that does not happen after earlier accesses to its granules (see ``_all_granules``), or that
+        changes what is read through the read-only path. ``value``: see ``before_write``."""
+        if tags.read_only is None:
+            reads = [tags.read] if tags.is_read else []
+            reads += [earlier.tags for earlier in tags.earlier.values()]
+            writes = [tags.written] if tags.is_written else []
+            # Only the clocks of clusters distinguish what comes after reads from what comes after writes.
+            if self.batch.cluster_size == 1:
+                reads, writes = [], reads + writes
+            if self._comes_after(reads, every, per, access, True) and self._comes_after(
+                writes, every, per, access, False
+            ):
+                return
         racing: Array | None = None
         differs = None if value is None else partial(self._bytes_differ, access, value)
-        for touched in self._granules(access):
+        for touched in self._granules(access, tags.shift):
             if tags.read_only is not None and take(tags.read_only, touched).any():
                 bad = take(tags.read_only, touched) & (True if differs is None else differs())
                 if bad.any():
                     self._report("read-only-path", "writes what this launch reads by ld.global.nc", access, bad)
             racing = self._check_before_write(tags, touched, access, differs, racing)
-            put(tags.written, touched, stamp)
-            if strong >> SIZE_SHIFT:
-                tags.size_written(touched, strong >> SIZE_SHIFT)
-            if tags.written_at is not None:
-                put(tags.written_at, touched, site + 1)
-            # If two lanes write one granule, only one tag is left; the other lane does not find its own. Lanes of a
-            # packed access have granules of their own.
-            if value is not None and form is not Form.PACKED:
-                shared_places = shared_places or bool((take(tags.written, touched) != stamp).any())
-        if shared_places and value is not None:
-            self._check_duplicates(access, value)
 
     def _check_before_write(
         self,
@@ -305,25 +341,22 @@ class DeviceHazards:
             reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         return reported
 
-    def _is_kept(
-        self, access: GlobalAccess, keep: Callable[[GranuleRun], bool], size: Callable[[Places, int], None]
-    ) -> bool:
-        """Try to store a packed access as a run; returns whether that was possible. ``keep`` stores it, as a read or as
-        a write, and ``size`` stores the size of a strong access. If it was possible, no other thread has touched these
-        granules, so the access needs no check."""
+    def _is_kept(self, access: GlobalAccess, tags: Tags, *, writes: bool) -> bool:
+        """Try to store a packed access as a run, as a read or as a write; returns whether that was possible. If it was,
+        no other thread has touched these granules, so the access needs no check."""
         if not self.keeps_runs:
             return False
-        run, strong = self._run(access), access.strong
-        if not keep(run):
+        run, strong = self._run(access, tags.shift), access.strong
+        if not (tags.write_run(run) if writes else tags.read_run(run)):
             return False
         if strong >> SIZE_SHIFT:
+            size = tags.size_written if writes else tags.size_read
             size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
         return True
 
-    def _run(self, access: GlobalAccess) -> GranuleRun:
+    def _run(self, access: GlobalAccess, shift: int) -> GranuleRun:
         """A packed access as a run."""
         buffer, lanes, offset, width, _, strong, _ = access
-        shift = self.state.granule_shift
         start, per = (int(offset[0]) - buffer.start) >> shift, width >> shift
         first = 0 if lanes is None else lanes[0]
         return GranuleRun(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
@@ -353,71 +386,11 @@ class DeviceHazards:
             if not allowed.all():
                 self._report("outside-region", "writes outside the declared region", access, allowed == 0)
 
-    def _unordered(self, lanes: Array, tags: Array, strong: int, reads: bool, origin: TagOrigin) -> Array:
-        """Which of these tagged accesses (``reads``: they read) race with what the lanes do now?
-
-        No race: the access is the lane's own; or both are strong, of one size, with scopes that reach each other; or it
-        happens before the lane's present, which the clocks decide within a CTA and a cluster, and fences and flags
-        elsewhere.
-        """
-        batch = self.batch
-        thread = tags & THREAD
-        bad: Array = thread != batch.gthread[lanes]
-        if strong and bad.any():
-            bad &= ~(self._morally_strong(lanes, tags, thread, scope_of(strong)) & origin.matches_size(strong))
-        if not bad.any():
-            return bad
-        # What is left is decided in three steps, each for the accesses that the step before has not ordered: clocks of
-        # warps within a CTA, clocks within a cluster, and fences and flags across the grid.
-        todo = np.flatnonzero(bad)
-        cta, local, tick = thread[todo] // batch.width, thread[todo] % batch.width, tags[todo] >> TICK_SHIFT
-        pending = lanes[todo]
-        own = batch.ctas[batch.row_of[pending]]
-        ordered = np.zeros(len(todo), bool)
-        inside = np.flatnonzero(cta == own)
-        if inside.size:
-            near = pending[inside]
-            ordered[inside] = self.clocks.covers(batch.row_of[near], batch.warp[near], local[inside], tick[inside])
-        if batch.cluster_size > 1:
-            for i in np.flatnonzero(~ordered):
-                row = self._rows().get(int(cta[i]))
-                if row is not None:
-                    lane = pending[i]
-                    ordered[i] = self.clocks.ordered_in_cluster(
-                        int(batch.row_of[lane]), int(batch.warp[lane]), row, int(local[i] >> 5), int(tick[i]), reads
-                    )
-        left = np.flatnonzero(~ordered) if self.state.order.active else ()
-        if len(left):
-            warp = batch.warp[pending[left]]
-            ordered[left] = self.state.order.ordered(own[left], warp, cta[left], local[left], tick[left], strong > 0)
-        bad[todo[ordered]] = False
-        return bad
-
-    def _rows(self) -> dict[int, int]:
-        """CTA -> its row."""
-        if not self._row_of_cta:
-            self._row_of_cta = {int(cta): row for row, cta in enumerate(self.batch.ctas)}
-        return self._row_of_cta
-
-    def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
-        """Which tagged accesses are strong, with a scope that reaches the lane, while the lane's scope reaches them?"""
-        # The narrower of the two scopes must include both threads. Scope 0 marks a weak access, which is never strong.
-        # From GPU scope on every thread of the launch is included; narrower scopes depend on the two CTAs.
-        reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))
-        out: Array = reach >= Scope.GPU
-        narrow = np.flatnonzero((reach > 0) & ~out)
-        if narrow.size:
-            tagged, present = thread[narrow] // self.batch.width, self.batch.ctas[self.batch.row_of[lanes[narrow]]]
-            pairs = zip(tagged.tolist(), present.tolist(), strict=True)
-            out[narrow] = reach[narrow] >= np.array([self.launch.scope_of_both(a, b) for a, b in pairs])
-        return out
-
     def _report_race(
-        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: TagOrigin, strong: int
+        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: TagOrigin
     ) -> None:
-        """Report a race of those of an access's lanes that ``bad`` marks. ``strong``: the access's strength as far as
-        it protects against races."""
-        batch = self.batch
+        """Report a race of those of an access's lanes that ``bad`` marks."""
+        batch, strong = self.batch, 0 if access.strong & CHECKED else access.strong
         lanes = batch.everyone if access.lanes is None else access.lanes
         first = int(np.flatnonzero(bad)[0])
         cta, thread = divmod(int(tags[first]) & THREAD, batch.width)

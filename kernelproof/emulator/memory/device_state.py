@@ -28,7 +28,7 @@ class AccessedGranules(NamedTuple):
 
 
 class DeviceState:
-    """The arena with the launch's tags per ``granule`` bytes, and the order of accesses of different CTAs.
+    """The arena with the launch's tags, and the order of accesses of different CTAs.
 
     ``symbols``: addresses of the module's variables. ``parameters``: the kernel's parameter block. ``overlapping``:
     the launch may begin before the one before it has ended, so global data must wait for griddepcontrol.wait.
@@ -38,7 +38,6 @@ class DeviceState:
     def __init__(
         self,
         arena: Memory,
-        granule: int,
         threads: int,
         parameters: bytes = b"",
         symbols: dict[str, int] | None = None,
@@ -46,8 +45,7 @@ class DeviceState:
         origins: dict[int, frozenset[Origin]] | None = None,
         written: frozenset[Origin] | None = None,
     ) -> None:
-        self.arena, self.granule, self.parameters, self.overlapping = arena, granule, parameters, overlapping
-        self.granule_shift = SHIFT[granule]
+        self.arena, self.parameters, self.overlapping = arena, parameters, overlapping
         self.symbols = symbols or {}
         self.order = GlobalOrder(-(-threads // 32) * 32)
         # CTA -> the tick of its last fence between accesses by threads and bulk copies in global memory.
@@ -83,12 +81,15 @@ class DeviceState:
                 buffers.append(buffer)
         return tuple(buffers)
 
-    def tags(self, buffer: Buffer, recording: bool) -> Tags:
-        """The tags of a buffer. They have room for the widest access at its end, which may be misplaced by a part."""
+    def tags(self, buffer: Buffer, recording: bool, width: int = 16) -> Tags:
+        """The tags of a buffer, with granules no wider than an access of ``width`` bytes. They have room for the widest
+        access at its end, which may be misplaced by a part."""
         tags = self._tags.get(id(buffer))
         if tags is None:
-            granules = -(-buffer.nbytes // self.granule) + 16 // self.granule
-            tags = self._tags[id(buffer)] = Tags(granules, recording)
+            granules = -(-buffer.nbytes // width) + 16 // width
+            tags = self._tags[id(buffer)] = Tags(granules, recording, SHIFT[width])
+        elif 1 << tags.shift > width:
+            tags.refine(SHIFT[width])
         return tags
 
     def touched(self, wanted: Callable[[Buffer], bool]) -> list[AccessedGranules]:
@@ -101,5 +102,5 @@ class DeviceState:
                 read, written = (None if mask is None else mask != 0 for mask in masks)
                 scopes = [mask >> SCOPE_SHIFT & SCOPE for mask in masks if mask is not None]
                 strong = np.logical_or.reduce(scopes) if scopes else None
-                parts.append(AccessedGranules(buffer, self.granule, read, written, strong=strong))
+                parts.append(AccessedGranules(buffer, 1 << tags.shift, read, written, strong=strong))
         return parts

@@ -69,35 +69,3 @@ class TagOrigin(NamedTuple):
         sizes = take(self.sizes, self.granules)
         both_modify = sizes & size & READ_MODIFY_WRITE != 0
         return np.asarray(both_modify | (sizes | READ_MODIFY_WRITE == size | READ_MODIFY_WRITE))
-
-
-class OrderedTags:
-    """Tags of accesses that happen before the present of some lanes, each lane's one in its place. They happen before
-    all that these lanes do later, too, so no lane is asked twice about the granules of one access, or about several
-    buffers that are used alike. ``reads``: the tags are of reads."""
-
-    KEPT = 4
-
-    def __init__(self) -> None:
-        self._lanes: Array | None = None
-        self._tags: dict[bool, list[Array]] = {}
-
-    def has(self, lanes: Array | None, tags: Array, reads: bool) -> bool:
-        """Are these tags known to be ordered before these lanes (None: all)?"""
-        known = self._tags.get(reads)
-        if not known or not _equal(lanes, self._lanes):
-            return False
-        return any(_equal(tags, each) for each in known)
-
-    def add(self, lanes: Array | None, tags: Array, reads: bool) -> None:
-        """These tags are ordered before these lanes."""
-        if not _equal(lanes, self._lanes):
-            self._lanes = lanes
-            self._tags.clear()
-        self._tags[reads] = [tags.copy(), *self._tags.get(reads, ())[: self.KEPT - 1]]
-
-
-def _equal(a: Array | None, b: Array | None) -> bool:
-    if a is b or a is None or b is None:
-        return a is b
-    return len(a) == len(b) and a[0] == b[0] and bool((a == b).all())

@@ -275,6 +275,18 @@ class GlobalOrder:
             clock_of_one = self._clock_of(int(cta[0]), int(warp[0]), strong)
             of_one = self.chains.known(clock_of_one, int(other[0]))
             return np.array([bool(of_one) and bool(self.chains.row(of_one)[thread[0]] > tick[0])])
+        numbers, known = self._known(cta, warp, other, strong)
+        return np.asarray(self._until([self.chains.row(each) for each in known], numbers, thread) > tick)
+
+    def horizon_of_warps(self, cta: Array, warp: Array, other: Array, other_warp: Array, strong: bool) -> Array:
+        """Per element: the tick before which all that ``other_warp`` of CTA ``other`` did happens before the present of
+        ``warp`` of ``cta``. ``strong``: see ``ordered``."""
+        numbers, known = self._known(cta, warp, other, strong)
+        return self._until([self.chains.least(each) for each in known], numbers, other_warp)
+
+    def _known(self, cta: Array, warp: Array, other: Array, strong: bool) -> tuple[Array, list[Known]]:
+        """Per element: what ``warp`` of ``cta`` knows of CTA ``other``, as its number in the list that is returned as
+        well (-1: nothing). ``strong``: see ``ordered``."""
         # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once a run.
         # Where all warps of a CTA know the same, its first one stands for all.
         starts, lengths = runs_of(cta)
@@ -289,13 +301,16 @@ class GlobalOrder:
             if clock is None:
                 clock = clocks[key] = self._clock_of(key // self.warps, key % self.warps, strong)
             numbers.append(number_of.setdefault(self.chains.known(clock, source), len(number_of) - 1))
-        out = np.zeros(len(tick), bool)
-        if len(number_of) > 1:
-            number_at = np.repeat(numbers, lengths)
-            known = np.flatnonzero(number_at >= 0)
-            del number_of[()]
-            rows = np.stack([self.chains.row(each) for each in number_of])
-            out[known] = rows[number_at[known], thread[known]] > tick[known]
+        del number_of[()]
+        return np.repeat(numbers, lengths), list(number_of)
+
+    @staticmethod
+    def _until(rows: list[Array], numbers: Array, columns: Array) -> Array:
+        """Per element: the tick in its column of the row of its number, 0 if that is -1."""
+        out = np.zeros(len(numbers), np.int64)
+        if rows:
+            known = np.flatnonzero(numbers >= 0)
+            out[known] = np.stack(rows)[numbers[known], columns[known]]
         return out
 
     def covers(self, cta: int, warp: int, other_warp: int, tick: int) -> bool:

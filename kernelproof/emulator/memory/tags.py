@@ -69,6 +69,13 @@ class Runs:
             self._starts.insert(at, run.start)
             self._runs.insert(at, run)
 
+    def refine(self, parts: int) -> None:
+        """Each granule becomes so many."""
+        self._starts = [start * parts for start in self._starts]
+        self._runs = [
+            run._replace(start=run.start * parts, stop=run.stop * parts, per=run.per * parts) for run in self._runs
+        ]
+
     def tags(self, granules: int) -> Array:
         """The tags of the runs, granule by granule."""
         out = np.zeros(granules, np.int64)
@@ -89,6 +96,11 @@ class EarlierReads:
         self.tags: Array = np.zeros(granules, np.int64)
         self.at: Array | None = np.zeros(granules, np.int32) if recording else None
 
+    def refine(self, parts: int) -> None:
+        """Each granule becomes so many."""
+        self.tags = self.tags.repeat(parts)
+        self.at = None if self.at is None else self.at.repeat(parts)
+
 
 class Tags:
     """The tags of the last write and the last read of every granule of a buffer in this launch; where instructions are
@@ -96,15 +108,20 @@ class Tags:
 
     Accesses stay runs as long as every access is a run and no run meets one of other threads; from then on reads, or
     writes, are kept granule by granule. Arrays are made only when something needs them.
+
+    A granule has 1 << ``shift`` bytes. It is as wide as the buffer's narrowest access so far.
     """
 
     __slots__ = (
         "_read", "_read_runs", "_written", "_written_runs", "copied", "earlier", "granules", "read_at", "read_only",
-        "read_sizes", "written_at", "written_sizes",
+        "read_sizes", "shift", "written_at", "written_sizes",
+    )  # fmt: skip
+    _BY_GRANULE = (
+        "_read", "_written", "copied", "read_at", "read_only", "read_sizes", "written_at", "written_sizes",
     )  # fmt: skip
 
-    def __init__(self, granules: int, recording: bool) -> None:
-        self.granules = granules
+    def __init__(self, granules: int, recording: bool, shift: int = 0) -> None:
+        self.granules, self.shift = granules, shift
         self._written_runs, self._read_runs = Runs(), Runs()
         self._written: Array | None = None
         self._read: Array | None = None
@@ -120,6 +137,19 @@ class Tags:
         self.written_sizes: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
         self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
+
+    def refine(self, shift: int) -> None:
+        """Make granules narrower."""
+        parts = 1 << (self.shift - shift)
+        self.granules, self.shift = self.granules * parts, shift
+        for runs in (self._written_runs, self._read_runs):
+            runs.refine(parts)
+        for earlier in self.earlier.values():
+            earlier.refine(parts)
+        for name in self._BY_GRANULE:
+            array = getattr(self, name)
+            if array is not None:
+                setattr(self, name, array.repeat(parts))
 
     @property
     def is_written(self) -> bool:
@@ -154,15 +184,15 @@ class Tags:
         self._read_runs.put(run)
         return True
 
-    def keep_earlier(self, far: bool, granules: Array, tags: Array, sites: Array | int | None) -> None:
+    def keep_earlier(self, far: bool, granules: Places, tags: Array, sites: Array | int | None) -> None:
         """Keep reads of granules beside the last ones, which are of other threads or (``far``) of other CTAs.
         ``sites``: their instructions plus one, where those are recorded."""
         earlier = self.earlier.get(far)
         if earlier is None:
             earlier = self.earlier[far] = EarlierReads(self.granules, self.read_at is not None)
-        earlier.tags[granules] = tags
-        if earlier.at is not None:
-            earlier.at[granules] = sites
+        put(earlier.tags, granules, tags)
+        if earlier.at is not None and sites is not None:
+            put(earlier.at, granules, sites)
 
     def size_read(self, granules: Places, size: int) -> None:
         """Record the size of a strong read."""

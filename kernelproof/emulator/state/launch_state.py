@@ -64,11 +64,10 @@ class KernelFacts:
 
     name: str
     sites: list[Site]
-    # Memory. A granule is as many bytes as the kernel's smallest access to that memory; one tag describes a granule.
+    # Memory. A granule is as many bytes as the kernel's smallest access to shared memory; one tag describes a granule.
     shared_static: int
     shared_variables: tuple[SharedVariable, ...]
     shared_granule: int
-    global_granule: int
     local_bytes: int
     # Blocks. By block: the uniform registers that it writes and others read; the registers that it or a later one
     # reads.

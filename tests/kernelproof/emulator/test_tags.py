@@ -46,3 +46,36 @@ def test_the_same_threads_again_keep_their_run() -> None:
     assert not tags.write_run(GranuleRun(15, 17, 1, 39, 3 << 34))
     assert not tags.read_run(GranuleRun(8, 16, 1, 33, 3 << 34))
     assert tags.written[8] == 2 << 34 | 32
+
+
+@given(st.lists(st.tuples(st.booleans(), runs()), max_size=6), st.integers(0, 6), st.booleans())
+def test_granules_that_become_narrower_keep_their_tags(
+    accesses: list[tuple[bool, GranuleRun]], moment: int, as_table: bool
+) -> None:
+    tags, narrow = Tags(GRANULES, recording=True, shift=2), Tags(2 * GRANULES, recording=True, shift=1)
+    for number, (is_write, run) in enumerate(accesses):
+        if number == moment:
+            assert not as_table or len(tags.read) == GRANULES
+            tags.refine(1)
+        parts = 1 if number >= moment else 2
+        half = run._replace(start=2 * run.start, stop=2 * run.stop, per=2 * run.per)
+        kept = [
+            t.write_run(r) if is_write else t.read_run(r)
+            for t, r in ((tags, run if parts == 2 else half), (narrow, half))
+        ]
+        assert kept[0] == kept[1] or as_table
+        granules = np.arange(run.start, run.stop)
+        wide = granules if parts == 2 else (2 * granules[:, None] + np.arange(2)).reshape(-1)
+        for table, places in ((tags, wide), (narrow, (2 * granules[:, None] + np.arange(2)).reshape(-1))):
+            table.keep_earlier(far=is_write, granules=places, tags=np.full(len(places), 7 << 34), sites=3)
+            table.size_read(places, 5)
+    if len(accesses) <= moment:
+        tags.refine(1)
+    assert (tags.granules, tags.shift) == (2 * GRANULES, 1)
+    if not as_table:
+        assert np.array_equal(tags.written, narrow.written)
+        assert np.array_equal(tags.read, narrow.read)
+    for far, earlier in narrow.earlier.items():
+        assert np.array_equal(tags.earlier[far].tags, earlier.tags)
+        assert np.array_equal(tags.earlier[far].at, earlier.at)
+    assert accesses == [] or np.array_equal(tags.read_sizes, narrow.read_sizes)
