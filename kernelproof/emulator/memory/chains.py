@@ -131,7 +131,11 @@ class Chains:
 
     def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
         """Does a clock cover what any thread of a warp did at a tick?"""
-        for chain, number in self.known(clock, cta):
+        for chain in self._of_cta.get(cta, ()):
+            block = clock.get(chain >> BLOCK_SHIFT)
+            number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])
+            if not number:
+                continue
             of_warps = self._of_warps[chain].get(number)
             if of_warps is None:
                 of_warps = self._rows[chain][number - 1].reshape(-1, 32).max(axis=1).tolist()

@@ -44,11 +44,6 @@ class DeviceFlags:
         """CTA -> its row."""
         return {side.cta: row for row, side in enumerate(self._sides)}
 
-    def _warp_of(self, lane: int) -> tuple[int, int, Side]:
-        """The row and the warp of a lane, and its side of a synchronisation."""
-        row = int(self.batch.row_of[lane])
-        return row, int(self.batch.warp[lane]), self._sides[row]
-
     # --- reads ---
 
     def read(
@@ -79,11 +74,16 @@ class DeviceFlags:
             return out
         batch, clocks, order = self.batch, self.clocks, self.order
         own = self._sides[row].cta
+        bounds: list[Clock] = []
+        version = -1
 
         def knows(cta: int, other_warp: int, tick: int) -> bool:
+            nonlocal bounds, version
             if cta == own and clocks.is_before(row, warp, row, other_warp, tick, ()):
                 return True
-            if order.knows(own, warp, cta, other_warp, tick, cumulative):
+            if version != order.version(own, warp):
+                bounds, version = order.bounds(own, warp, cumulative), order.version(own, warp)
+            if any(order.chains.covers(bound, cta, other_warp, tick) for bound in bounds):
                 return True
             if batch.cluster_size == 1 or cta == own:
                 return False
@@ -119,51 +119,64 @@ class DeviceFlags:
     ) -> None:
         """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
         what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``write``."""
-        order, acquires = self.order, bool(read & ORDERS)
-        for elements in in_turn(lanes, offset, old is not None):
-            first = elements[0]
-            at = int(offset[first])
-            _, warp, side = self._warp_of(int(lanes[first]))
-            order.read_flag(at, side, warp, scope_of(read), acquires)
-            values = None if old is None or new is None else (old[first], new[first])
-            tick, present = self.launch.tick, self._presents(lanes[elements], write)
-            moment, clock = Moment(side.cta, warp, tick, site), present.get((side.cta, warp))
-            order.write_flag(at, side, moment, scope_of(write), True, clock, values)
+        order, tick = self.order, self.launch.tick
+        acquires, read_scope, write_scope = bool(read & ORDERS), scope_of(read), scope_of(write)
+        groups = list(in_turn(lanes, offset, old is not None))
+        first = lanes[[elements[0] for elements in groups]]
+        releases = bool(write & ORDERS) and self.launch.options.hazards
+        covered = self.clocks.horizons_of_threads(self.batch.row_of[first], self.batch.warp[first]) if releases else ()
+        rows, warps = self.batch.warps_of_lanes(first)
+        places, threads = offset.tolist(), self.batch.thread[lanes]
+        for i, elements in enumerate(groups):
+            at, warp, side = places[elements[0]], warps[i], self._sides[rows[i]]
+            order.read_flag(at, side, warp, read_scope, acquires)
+            values = None if old is None or new is None else (old[elements[0]], new[elements[0]])
+            moment, clock = Moment(side.cta, warp, tick, site), None
+            if releases:
+                # Accesses of the present tick are part of what is released, and later ones are not.
+                tick += 1
+                covered[i][threads[elements]] = tick
+                clock = order.present(side.cta, warp, covered[i])
+            order.write_flag(at, side, moment, write_scope, True, clock, values)
+        self.launch.tick = tick
 
     def _presents(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:
         """What releases by these lanes publish, by CTA and warp; empty for relaxed writes."""
         present: dict[tuple[int, int], Clock] = {}
         if strong & ORDERS and self.launch.options.hazards:
-            for row, warp, its_lanes, horizon in self._warps_of(lanes):
-                cta = int(self.batch.ctas[row])
-                present[cta, warp] = self.order.present(cta, warp, its_lanes, horizon, self.launch.tick)
+            batch = self.batch
+            mask = batch.alive
+            if lanes is not None:
+                mask = np.zeros(batch.size, bool)
+                mask[lanes] = True
+            for row, warp, _, covered in self._released(mask):
+                cta = self._sides[row].cta
+                present[cta, warp] = self.order.present(cta, warp, covered)
             # The clock covers what the lanes did until now, and not what they do later.
             self.launch.tick += 1
         return present
 
-    def _warps_of(self, lanes: Array | None) -> Iterator[tuple[int, int, Array, Array]]:
-        """``_warps`` of some lanes, in ascending order; None: all."""
-        if lanes is None:
-            yield from self._warps(None)
-            return
-        one_warp = lanes[0] >> 5 == lanes[-1] >> 5
-        for part in [lanes] if one_warp else np.split(lanes, np.flatnonzero(np.diff(lanes >> 5)) + 1):
-            row, warp, _ = self._warp_of(int(part[0]))
-            yield row, warp, self.batch.thread[part], self.clocks.horizon_of_threads(row, warp)
-
-    def _warps(self, m: Mask) -> Iterator[tuple[int, int, Array, Array]]:
-        """Per warp with lanes in the mask: (row, warp, its threads in the mask, its clock per thread of the CTA)."""
-        batch, clocks = self.batch, self.clocks
-        mask = batch.running(m).reshape(batch.count, batch.warps_per_cta, 32)
-        for row, warp in np.argwhere(mask.any(axis=2)).tolist():
-            yield row, warp, np.flatnonzero(mask[row, warp]) + 32 * warp, clocks.horizon_of_threads(row, warp)
+    def _released(self, mask: Array) -> Iterator[tuple[int, int, Array, Array]]:
+        """Per warp with lanes in the mask: its row, its number, its lanes in the mask (bool), and what a release by
+        them at present covers: see ``GlobalOrder.present``."""
+        batch = self.batch
+        by_warp = mask.reshape(-1, 32)
+        which = np.flatnonzero(by_warp.any(axis=1))
+        rows, warps = np.divmod(which, batch.warps_per_cta)
+        lanes: Array = by_warp[which]
+        covered = self.clocks.horizons_of_threads(rows, warps)
+        # Accesses of the present tick are part of what is released.
+        number, lane = lanes.nonzero()
+        covered[number, 32 * warps[number] + lane] = self.launch.tick + 1
+        yield from zip(rows.tolist(), warps.tolist(), lanes, covered, strict=True)
 
     # --- fences ---
 
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, sequential: bool) -> None:
         """A fence by the lanes of ``m``. Arguments: see ``SharedFlags.fence``."""
-        for row, warp, lanes, horizon in self._warps(m):
+        fenced = self.launch.tick + 1
+        for row, warp, lanes, covered in self._released(self.batch.running(m)):
             self.order.fence(
-                self._sides[row].cta, warp, lanes, horizon, self.launch.tick, scope, acquire, release,
+                self._sides[row].cta, warp, lanes, covered, fenced, scope, acquire, release,
                 sequential and self.observed,
             )  # fmt: skip

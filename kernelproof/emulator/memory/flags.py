@@ -29,6 +29,9 @@ Knowledge = tuple[int, int, bool]
 Seen = dict[tuple[int, int], int]
 NOTHING_KNOWN: Knowledge = (-1, -1, False)
 
+# A scope -> it and the narrower ones.
+_REACHES = {scope: SCOPES[:scope] for scope in SCOPES}
+
 # Writes of a place that are kept at most; half of them are dropped when there are more.
 MAX_WRITES = 2048
 # Writes whose clocks are merged only when they are asked for.
@@ -63,7 +66,7 @@ class Moment(NamedTuple):
 
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
     """A clock that is published at a scope is published at all smaller scopes, too."""
-    return dict.fromkeys(SCOPES[:scope], clock)
+    return dict.fromkeys(_REACHES[scope], clock)
 
 
 def merged_by_key(a: dict[Key, Clock], b: dict[Key, Clock], merge: Callable[[Clock, Clock], Clock]) -> dict[Key, Clock]:
@@ -347,9 +350,14 @@ class Flags(Generic[Clock]):
 
     def clocks(self, write: Write[Clock], side: Side, scope: Scope) -> dict[Scope, Clock]:
         """The clocks that a strong read of a write's value finds, by scope."""
-        published = write.published(self._merge)
-        found = ((reach, published.get(side.groups[reach])) for reach in SCOPES[:scope]) if published else ()
-        return {reach: clock for reach, clock in found if clock is not None}
+        published = write.own if write.before is None else write.published(self._merge)
+        found = {}
+        if published:
+            for reach in _REACHES[scope]:
+                clock = published.get(side.groups[reach])
+                if clock is not None:
+                    found[reach] = clock
+        return found
 
     def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
         """Remove from ``pending`` the clocks that a fence of this scope brings into force, and return them."""

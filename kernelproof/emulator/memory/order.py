@@ -92,9 +92,10 @@ class GlobalOrder:
     def view(self, cta: int, warp: int) -> WarpView:
         """What a warp knows, with what it has learned so far."""
         out = self._view(cta, warp)
-        for (_, acquires), (write, side, scope) in out.found.items():
-            self._learn(out, self.flags.clocks(write, side, scope), acquires)
-        out.found.clear()
+        if out.found:
+            for (_, acquires), (write, side, scope) in out.found.items():
+                self._learn(out, self.flags.clocks(write, side, scope), acquires)
+            out.found.clear()
         return out
 
     def _view(self, cta: int, warp: int) -> WarpView:
@@ -121,45 +122,42 @@ class GlobalOrder:
         view = self.views.get((cta, warp))
         return 0 if view is None else view.version
 
-    def present(self, cta: int, warp: int, lanes: Array, horizon: Array, tick: int) -> Clock:
-        """The clock of what happens before a warp's present. ``lanes``: thread numbers in the CTA; ``horizon``: per
-        thread, what the CTA's own clocks order before this warp. Accesses of the present tick are included."""
+    def present(self, cta: int, warp: int, covered: Array) -> Clock:
+        """The clock of what happens before a warp's present. ``covered``: what a release by some of its lanes covers of
+        its CTA: per thread, the tick before which accesses happen before the present. It must not change any more."""
         self.active = True
-        row = horizon.copy()
-        # Accesses of the present tick are part of what is released.
-        row[lanes] = tick + 1
-        return merged(self.view(cta, warp).acquired, self.chains.clock(cta, warp, row))
+        return merged(self.view(cta, warp).acquired, self.chains.clock(cta, warp, covered))
 
     def fence(
         self,
         cta: int,
         warp: int,
         lanes: Array,
-        horizon: Array,
+        covered: Array,
         tick: int,
         scope: Scope,
         acquire: bool,
         release: bool,
         sequential: bool,
     ) -> None:
-        """A fence by a warp. ``acquire``, ``release``: its directions; ``sequential``: it is a fence.sc, which bounds
-        the age of values; other arguments: see ``present``."""
+        """A fence by these lanes of a warp (bool), of what they did before a tick. ``acquire``, ``release``: its
+        directions; ``sequential``: it is a fence.sc, which bounds the age of values; ``covered``: see ``present``."""
         self.active = True
         self._even.discard(cta)
         view = self._changed(self.view(cta, warp))
-        # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
-        view.pending = dict(view.pending)
-        for clock in distinct(self.flags.take(view.pending, scope)) if acquire else ():
-            view.acquired = merged(view.acquired, clock)
+        if acquire and view.pending:
+            # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
+            view.pending = dict(view.pending)
+            for clock in distinct(self.flags.take(view.pending, scope)):
+                view.acquired = merged(view.acquired, clock)
         if not release:
             return
-        present = self.present(cta, warp, lanes, horizon, tick)
-        clocks = up_to(scope, present)
-        view.published = merged_by_scope(view.published, clocks)
+        present = self.present(cta, warp, covered)
+        view.published = merged_by_scope(view.published, up_to(scope, present))
         fenced = self.fenced.get(cta)
         if fenced is None:
             fenced = self.fenced[cta] = np.zeros((len(SCOPES), self.threads), np.int64)
-        fenced[:scope, lanes] = tick + 1
+        fenced[:scope, 32 * warp : 32 * warp + 32][:, lanes] = tick
         if sequential:
             self._fences = view.fences = Fences(self._fences.number + 1, merged(self._fences.clock, present))
 
@@ -252,20 +250,18 @@ class GlobalOrder:
             self._learn(view, self.flags.clocks(*old), acquire)
         view.found[place, acquire] = write, side, scope
 
-    def knows(self, cta: int, warp: int, other: int, other_warp: int, tick: int, cumulative: bool) -> bool:
-        """May a warp not overlook a write by a warp of CTA ``other`` at a tick any more? Fences of kind sc count.
-        ``cumulative``: what it has read from flags counts without a fence."""
+    def bounds(self, cta: int, warp: int, cumulative: bool) -> list[Clock]:
+        """The clocks of what a warp may not overlook any more. Fences of kind sc count. ``cumulative``: what it has
+        read from flags counts without a fence."""
         view = self.views.get((cta, warp))
         if view is None:
-            return False
+            return []
         if view.found:
             view = self.view(cta, warp)
-        covers = self.chains.covers
-        if covers(view.acquired, other, other_warp, tick):
-            return True
-        if view.fences is not None and covers(view.fences.clock, other, other_warp, tick):
-            return True
-        return cumulative and any(covers(clock, other, other_warp, tick) for clock in view.pending.values())
+        clocks = [view.acquired, *([] if view.fences is None else [view.fences.clock])]
+        if cumulative:
+            clocks += distinct(view.pending.values())
+        return [clock for clock in clocks if clock]
 
     def ordered(self, cta: Array, warp: Array, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
         """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before the present of ``warp``

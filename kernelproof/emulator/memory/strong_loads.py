@@ -133,13 +133,18 @@ class StrongLoads:
                 self.launch.newest_only.add(site)
             number = self._overlooked(flags, history, reader, oldest, number, site, lane)
         write = history.at(number)
-        refused = accepts is not None and write.value is not None and not accepts(write.value)
-        if refused and write is not history.last:
-            write = history.last
-        newest = history.last.value
-        if write.value is not None and newest is not None and write.value.tobytes() != newest.tobytes():
-            # There is another value to come: memory is as good as changed for whoever polls. Failed swaps leave the
-            # same value again and again, and are no change.
+        last = history.last
+        if write is not last and accepts is not None and write.value is not None and not accepts(write.value):
+            write = last
+        # Failed swaps leave the same value again and again, and are no change.
+        newest = last.value
+        if (
+            write is not last
+            and write.value is not None
+            and newest is not None
+            and write.value.tobytes() != newest.tobytes()
+        ):
+            # There is another value to come: memory is as good as changed for whoever polls.
             self.launch.version += 1
         history.given[reader, head] = Given(iteration, write.number)
         return write, Mark(self.launch.tick, write.number)

@@ -70,11 +70,11 @@ class WarpClocks:
         other = thread >> 5
         return np.asarray((other != warp) & (tick < self.horizon(row, warp, other)))
 
-    def horizon_of_threads(self, row: int, warp: int) -> Array:
-        """The clock of a warp, per thread of its CTA, shape (width,)."""
-        if self.table is None:
-            return np.full(self.batch.width, self.base[row])
-        return np.repeat(self.horizon(row, warp, np.arange(self.batch.warps_per_cta)), 32)
+    def horizons_of_threads(self, rows: Array, warps: Array) -> Array:
+        """The clocks of some warps, per thread of their CTAs, shape (warps, width): a new array."""
+        others = np.arange(self.batch.warps_per_cta)
+        horizon = np.broadcast_to(self.horizon(rows[:, None], warps[:, None], others), (len(rows), len(others)))
+        return horizon.repeat(32, axis=1)
 
     def total(self, row: int, warp: int) -> int:
         """A number that differs whenever the clock of a warp does."""
