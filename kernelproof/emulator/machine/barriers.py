@@ -325,19 +325,25 @@ class Barriers:
         waits = self.scheduler.asleep(number) & participants
         # Lanes that went on after they had arrived release what they did before that (``released``).
         present = waits | (participants & ~batch.alive)
+        waiting, there = self.clocks.warps_in(waits), self.clocks.warps_in(present)
+        counts = present.reshape(batch.count, batch.width).sum(axis=1).tolist()
         for row in np.flatnonzero(rows).tolist():
-            lanes = slice(row * batch.width, (row + 1) * batch.width)
-            threads = present[lanes].nonzero()[0]
             released = self.released.pop((number, row), None)
-            waiting = np.flatnonzero(waits[lanes].reshape(-1, 32).any(axis=1))
-            if not waiting.size:
+            sleepers = waiting[row].nonzero()[0]
+            if not sleepers.size:
                 continue
-            warps = np.flatnonzero(present[lanes].reshape(-1, 32).any(axis=1))
-            whole = len(threads) == batch.threads
-            self.clocks.meet(row, warps, waiting, whole, released.clock if released else None)
-            self.order.barrier(
-                int(batch.ctas[row]), warps.tolist(), waiting.tolist(), threads, released.view if released else None
-            )
+            warps = there[row].nonzero()[0]
+            whole = counts[row] == batch.threads
+            self.clocks.meet(row, warps, sleepers, whole, released.clock if released else None)
+            if self.order.active:
+                threads = present[row * batch.width : (row + 1) * batch.width].nonzero()[0]
+                self.order.barrier(
+                    int(batch.ctas[row]),
+                    warps.tolist(),
+                    sleepers.tolist(),
+                    threads,
+                    released.view if released else None,
+                )
 
     # --- barriers of a warp ---
 

@@ -41,6 +41,7 @@ class DeviceHazards:
         self.keeps_runs = batch.are_in_a_row and not self.launch.recording
         # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
+        self._last_tiled: tuple[Array, int, Array] = batch.everyone, 1, batch.everyone
 
     def before_read(self, access: GlobalAccess) -> None:
         """Check and tag a read. A strong read does not race with strong writes that its scope reaches."""
@@ -204,14 +205,20 @@ class DeviceHazards:
             return not kinds
         rows = np.concatenate([take(kind, every) for kind in kinds]).reshape(-1, per)
         lanes, tags = access.lanes, rows[:, 0]
-        if lanes is None and len(kinds) > 1:
-            lanes = self.batch.everyone
-        if lanes is not None and len(kinds) > 1:
-            lanes = np.tile(lanes, len(kinds))
+        if len(kinds) > 1:
+            lanes = self._tiled(lanes, len(kinds))
         # Most elements were touched as a whole before, so that their granules have one tag.
         if (rows[:, 1:] != rows[:, :1]).any():
             lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per), rows.reshape(-1)
         return self.races.among(lanes, tags, 0, reads, TagOrigin(None, every)) is None
+
+    def _tiled(self, lanes: Array | None, times: int) -> Array:
+        """Lanes (None: all), several times. Consecutive accesses mostly have the same, whose arrays never change."""
+        if lanes is None:
+            lanes = self.batch.everyone
+        if self._last_tiled[0] is not lanes or self._last_tiled[1] != times:
+            self._last_tiled = lanes, times, np.tile(lanes, times)
+        return self._last_tiled[2]
 
     def _check_order(
         self,

@@ -23,6 +23,8 @@ class DeviceRaces:
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state, self.launch = batch, clocks, state, batch.launch
+        # The lanes that were asked for last, and their warps.
+        self._last_warps: tuple[Array, Array] = batch.everyone, batch.everyone >> 5
         # Warps, other warps, and whether strong accesses count -> per pair: the tick before which what the other warp
         # did is known to happen before the warp's present. The present goes on, so these are lower bounds.
         self._horizons: dict[tuple[bytes, bytes, bool], Array] = {}
@@ -40,9 +42,16 @@ class DeviceRaces:
         strength of what the lanes do; ``reads``: the tags are of reads; ``origin``: theirs; ``reported``: lanes that do
         not count."""
         # The tests are in order of cost, and each leaves fewer lanes. Most lanes touch granules that only they have
-        # touched; tag 0 means that nobody has.
-        if not tags[0] and not tags.any():
-            return None
+        # touched; tag 0 means that nobody has. What others have touched is mostly known to come before, warp by warp.
+        if not tags[0]:
+            if not tags.any():
+                return None
+        elif not strong and int(tags[0]) & THREAD != self.batch.gthread[0 if lanes is None else lanes[0]]:
+            starts, _ = runs_of(self._warps_of(lanes), tags >> 5)
+            if 4 * len(starts) <= len(tags):
+                first = starts if lanes is None else lanes[starts]
+                if self._warps_ordered(first, tags[starts], False, reads).all():
+                    return None
         thread = tags & THREAD
         bad = thread != (self.batch.gthread if lanes is None else self.batch.gthread[lanes])
         if not bad.any():
@@ -60,6 +69,14 @@ class DeviceRaces:
         ordered = self._ordered(todo if lanes is None else lanes[todo], tags[todo], cumulative, reads)
         bad[todo[ordered]] = False
         return None if ordered.all() else bad
+
+    def _warps_of(self, lanes: Array | None) -> Array:
+        """The warps of lanes (None: all), counted over the batch. Arrays of lanes never change in place."""
+        if lanes is None:
+            lanes = self.batch.everyone
+        if self._last_warps[0] is not lanes:
+            self._last_warps = lanes, lanes >> 5
+        return self._last_warps[1]
 
     def _ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
         """Per element: does the tagged access (``reads``: it read) happen before the lane's present? ``strong``: before
@@ -94,7 +111,7 @@ class DeviceRaces:
         left = np.flatnonzero(~inside) if self.state.order.active else ()
         if len(left):
             horizon[left] = self.state.order.horizon_of_warps(own[left], warp[left], cta[left], other[left], strong)
-        out: Array = tick < horizon
+        out: Array = (tick < horizon) | (tags == 0)
         if batch.cluster_size > 1:
             self._ask_clusters(out, row, warp, cta, other, tick, reads)
         return out

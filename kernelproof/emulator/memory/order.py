@@ -53,8 +53,19 @@ class WarpView:
     found: dict[tuple[int, bool], tuple[Write[Clock], Side, Scope]] = field(default_factory=dict)
     version: int = 0
 
+    def shares(self, other: WarpView) -> bool:
+        """Are the clocks of two warps the same objects?"""
+        return (
+            self.acquired is other.acquired
+            and self.pending is other.pending
+            and self.published is other.published
+            and self.fences is other.fences
+        )
+
     def joined(self, other: WarpView) -> WarpView:
         """What two warps know, taken together."""
+        if not self.acquired and not self.pending and not self.published and self.fences is None:
+            return WarpView(other.acquired, other.pending, other.published, other.fences)
         return WarpView(
             merged(self.acquired, other.acquired),
             merged_by_scope(self.pending, other.pending),
@@ -163,11 +174,15 @@ class GlobalOrder:
 
     def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
         """What these warps of a CTA know, taken together, with what these ``threads`` of them have fenced."""
-        out = WarpView()
-        views = [self.view(cta, warp) for warp in warps if (cta, warp) in self.views]
         # Warps that have met, and learned nothing since, share their clocks.
-        apart = {(id(view.acquired), id(view.pending), id(view.published), id(view.fences)): view for view in views}
-        for view in apart.values():
+        apart: list[WarpView] = []
+        for warp in warps:
+            if (cta, warp) in self.views:
+                view = self.view(cta, warp)
+                if not apart or not view.shares(apart[-1]):
+                    apart.append(view)
+        out = WarpView()
+        for view in apart:
             out = out.joined(view)
         fenced = self.fenced.get(cta)
         if fenced is None:

@@ -8,7 +8,7 @@ from kernelproof.emulator.memory.late_copies import ENDLESS, Extents
 from kernelproof.emulator.memory.late_reads import LateRead, LateReads
 from kernelproof.emulator.memory.recorded import RecordedSites
 from kernelproof.emulator.memory.shared_flags import SharedFlags
-from kernelproof.emulator.state.arrays import MOVER, Array, sparse_zeros
+from kernelproof.emulator.state.arrays import MOVER, Array, distinct, sparse_zeros
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
@@ -50,6 +50,8 @@ class SharedTags(SharedFlags):
         # Have all CTAs the same ``fresh``? If not: the lanes that were asked for last, and theirs.
         self._are_even = True
         self._of_ahead: tuple[Array | None, int] = None, 0
+        # Lanes and their rows.
+        self._rows_of: tuple[Array, Array] = batch.everyone, batch.everyone
         self.late = LateReads()
         # Invariant if accesses are deferred: outside of these bytes every tag is old, and none is that of a copy under
         # way. So a write that touches none of them needs no check.
@@ -137,7 +139,9 @@ class SharedTags(SharedFlags):
             return max(self.fresh, 1)
         # Arrays of lanes never change in place.
         if self._of_ahead[0] is not lanes:
-            base = self.clocks.base[self.batch.row_of[lanes]]
+            if self._rows_of[0] is not lanes:
+                self._rows_of = lanes, distinct(self.batch.row_of[lanes])
+            base = self.clocks.base[self._rows_of[1]]
             self._of_ahead = lanes, max(self._first_fresh(int(base.min())), 1)
         return self._of_ahead[1]
 
