@@ -151,6 +151,9 @@ def _same(a: Any, b: Any, kinds: Kinds) -> bool:
         return isinstance(a, Terms) and isinstance(b, Terms) and a.same(b)
     if isinstance(a, Cells):
         if isinstance(b, Cells):
+            x, y = kinds[a.one_kind], kinds[b.one_kind]
+            if a.rows is b.rows and a.cols is b.cols and x is not None and kind_step(x, y) == 0:
+                return True
             return a.kinds.shape == b.kinds.shape and bool(_elements_match(a, b, kinds).all())
         kind = kinds[a.one_kind]
         nothing = kind is not None and kind.summed is not None and not kind.summed.beyond and not kind.summed.done.terms
@@ -218,7 +221,14 @@ def renumbered(state: State, number: Callable[[int], int]) -> State:
     """A state with other kinds."""
     table: dict[int, int] = {}
 
+    seen: dict[int, tuple[Lanes, Lanes]] = {}  # registers share arrays
+
     def mapped(array: Lanes) -> Lanes:
+        if id(array) not in seen:
+            seen[id(array)] = array, renamed(array)
+        return seen[id(array)][1]
+
+    def renamed(array: Lanes) -> Lanes:
         if not array.any():
             return array  # what is not known stays so
         values, inverse = np.unique(array, return_inverse=True)

@@ -98,9 +98,10 @@ class Protocol:
     ``empty``: the mbarriers of each stage; ``turns``: of each group's turn. ``sizes``: bytes that each stage expects.
     ``kinds``, ``rows``, ``cols``: what a stage holds of the k-tile with the number ``TURN`` of its item; ``source``:
     the rank of the CTA that brings it, plus 1. ``operands``: what a stage holds by descriptor, extent and order, which
-    does not change once the producers are proven. ``sent``: how many elements of each stage the own producer loads for
-    each CTA. ``cluster``: of all CTAs of the cluster, by rank. ``registers``: of a thread, by warpgroup, after
-    setmaxnreg.
+    does not change once the producers are proven; ``places``: their rows and columns, each array once, and ``of_d``:
+    the rows and columns of registers of D by those arrays. ``sent``: how many elements of each stage the own producer
+    loads for each CTA. ``cluster``: of all CTAs of the cluster, by rank. ``registers``: of a thread, by warpgroup,
+    after setmaxnreg.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -116,6 +117,8 @@ class Protocol:
         self.sent: dict[int, dict[int, int]] = {}
         self.cluster = [self]
         self.operands: dict[tuple[int, int, bool], StageOperand] = {}
+        self.places: dict[bytes, Lanes] = {}
+        self.of_d: dict[object, list[tuple[Lanes, Lanes]]] = {}
         self.registers: dict[int, int] = {}
 
     def initialise(self, address: int, place: int, count: int) -> None:

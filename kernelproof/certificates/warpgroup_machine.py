@@ -8,7 +8,6 @@ meanwhile does not depend on what they hold, and is shown by ``accumulators``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,17 +174,14 @@ class WarpgroupMachine(ClusterMachine):
             raise NotCertified("a wgmma reads what is not one operand of one stage")
         if (places != places[:, :1]).any() or (steps != steps[:1]).any():
             raise NotCertified("the elements that a wgmma reads are not 16 k of rows of an operand")
+        rows_of = np.ascontiguousarray(places[:, 0])
+        # The same array for the same places, by which registers of D are recognised.
+        rows_of = protocol.places.setdefault(rows_of.tobytes(), rows_of)
         return StageOperand(
-            int(owners.flat[0]) - FIRST_STAGE, int(kinds.flat[0]), places[:, 0], tuple(steps[0].tolist())
+            int(owners.flat[0]) - FIRST_STAGE, int(kinds.flat[0]), rows_of, tuple(steps[0].tolist())
         )  # fmt: skip
 
     # --- sums
-
-    @cached_property
-    def _of_d(self) -> dict[object, tuple[list[Lanes], list[tuple[Lanes, Lanes]]]]:
-        """Registers of D by the arrays of their rows and columns, which are kept so that their identities stay
-        theirs."""
-        return {}
 
     def _before(self, d: tuple[Any, ...], rows: Kind, cols: Kind, places: list[tuple[Lanes, Lanes]]) -> SummedRange:
         """What has been added up in D, which must be the elements that A and B belong to."""
@@ -211,7 +207,8 @@ class WarpgroupMachine(ClusterMachine):
         """
         arrays = [each.places for each in (*left, *right)]
         key = form.acc, across, *map(id, arrays)
-        if key not in self._of_d:
+        of_d = self.protocol.of_d
+        if key not in of_d:
             rows, cols = (np.stack([each.places for each in side]) for side in (left, right))
             lane, out = np.arange(WARPGROUP), []
             for register in range(form.n // 8 * 2 * len(_pairs(form))):
@@ -222,8 +219,8 @@ class WarpgroupMachine(ClusterMachine):
                 col = col.reshape(len(row), -1)
                 row = np.broadcast_to(row, col.shape)
                 out.append((col, row) if across else (row, col))
-            self._of_d[key] = arrays, out
-        return self._of_d[key][1]
+            of_d[key] = out
+        return of_d[key]
 
 
 def _pairs(form: WgmmaForm) -> tuple[tuple[int, ...], ...]:
