@@ -1,0 +1,35 @@
+"""What a role's stores are compared by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.certificates.pipelines import Stores
+
+PLACES = np.arange(8)
+
+
+def begun(*copies: tuple[int, int]) -> Stores:
+    """Written memory of which lanes copy two elements each, from a first place on."""
+    stores = Stores.none(8)
+    stores.write(PLACES)
+    stores.fence()
+    stores.meet()
+    for lane, first in copies:
+        stores.begin(lane, PLACES[first : first + 2])
+    # Which copy reads a place is not in here.
+    stores.read[:] = Stores.READING
+    return stores
+
+
+def test_copies_in_no_group_are_part_of_a_state() -> None:
+    assert begun((0, 0)).key == begun((0, 0)).key
+    assert begun((0, 0)).key != begun((0, 2)).key, "another place"
+    assert begun((0, 0)).key != begun((1, 0)).key, "another lane"
+    assert begun((0, 0), (1, 4)).key != begun((0, 4), (1, 0)).key, "places of the other lane"
+
+
+def test_copies_of_a_group_are_told_from_those_of_none() -> None:
+    committed = begun((0, 0))
+    committed.commit(0)
+    assert committed.key != begun((0, 0)).key
