@@ -17,12 +17,13 @@ from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.record import Ring as RingRecord
 from cudal2gen.kernel.warpgroups import Warpgroups
 from cudal2gen.validator import ring_contracts
+from cudal2gen.validator.slice_facts import with_slices
 from kernelproof.certificates.certificate import Claim
 from kernelproof.certificates.contract import Bounds, Contract, Matrix, Tile
-from kernelproof.certificates.facts import Facts, NotCertified, Quotient
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.items import Items
 from kernelproof.certificates.loops import TILES, Ring
-from kernelproof.certificates.machine import ARRIVALS, PARTIALS
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.slices import Slices
@@ -243,7 +244,7 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
         count, slab = record.split_k, Polynomial.of(slices.elements)
         slabs = grid.rows * grid.cols * count
         matrices.append(Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs, slab, "f32", None))
-        facts = _with_slices(record, facts, slabs)
+        facts = with_slices(facts.also({}, MOST_TILES - slabs), count, record.k_step)
     tile = Tile(grid.tile[0] * record.bm, grid.tile[1] * record.bn, record.bm, record.bn) if grid.tile else None
     return Contract(
         record.threads, record.smem_bytes, parameters, grid.special, tuple(matrices), k, tile, facts, slices
@@ -256,22 +257,3 @@ def _slices(record: MmaSyncKernel, grid: _Grid, arrived: Polynomial) -> Slices |
         return None
     tile = grid.tile[0] * grid.cols + grid.tile[1]
     return Slices(record.split_k, named("slice"), tile, record.bm * record.bn, arrived)
-
-
-def _with_slices(record: MmaSyncKernel, facts: Facts, slabs: Polynomial) -> Facts:
-    """What is known of slices: slice s of S has the k-tiles from T * s / S to before T * (s + 1) / S, rounded down."""
-    count, total, own, first = record.split_k, named("all_tiles"), named("slice"), named("first_tile")
-    most = MAX_EXTENT // record.k_step
-    bounds: Bounds = {
-        ("slice",): (0, count - 1), ("all_tiles",): (count, most), ("first_tile",): (0, most),
-        ("arrived",): (0, count - 2), ("slice_half",): (0, (count - 1) // 2), ("slice_odd",): (0, 1),
-        ("first_rest",): (0, count - 1), ("end_rest",): (0, count - 1),
-    }  # fmt: skip
-    out = facts.also(bounds, total - first - named(TILES), MOST_TILES - slabs)
-    out.quotients += [
-        Quotient(total * own, count, first, named("first_rest")),
-        Quotient(total * own + total, count, first + named(TILES), named("end_rest")),
-        # Compilers halve a slice's number along y before they divide it by half of an even number.
-        Quotient(own, 2, named("slice_half"), named("slice_odd")),
-    ]
-    return out

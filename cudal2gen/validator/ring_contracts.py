@@ -13,17 +13,22 @@ from typing import NamedTuple
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.tma_ring import MAX_BAND
 from cudal2gen.kernel.warpgroups import Warpgroups
+from cudal2gen.validator.slice_facts import with_slices
+from kernelproof.certificates import rests
 from kernelproof.certificates.certificate import Claim
 from kernelproof.certificates.contract import Bounds, BoxMap, Contract, Matrix, Tile
 from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.loops import TILES
-from kernelproof.certificates.pipelines import Pipeline
+from kernelproof.certificates.pipelines import Parts, Pipeline
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.slices import Slices
 from kernelproof.ground.integers import ceil_div
 
 ALIGNMENT = 16  # of the operands' addresses, bytes
 MOST_TILES = 1 << 30  # of a launch
+MOST_RESIDENT = 1 << 16  # CTAs that a GPU runs at once
 WARPGROUP = 128
 _MOST_ADDRESS = 1 << 60
 named = Polynomial.named
@@ -33,8 +38,9 @@ def refusal(record: Warpgroups) -> str:
     """Why no proof is tried for a record; empty if one is."""
     if record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
+    slices = record.split_k > 1 and (record.instruction != "mma.sync" or record.cluster_ctas > 1)
     reasons = {
-        f"split_k={record.split_k}": record.split_k > 1,
+        f"split_k={record.split_k}": slices,
         "stream_k": record.stream_k,
         "swap_ab": record.swap_ab and record.instruction != "wgmma",
         "a D that is stored directly": record.split_k == 1 and not record.stream_k and record.stores_tiles != "tma",
@@ -48,11 +54,26 @@ def refusal(record: Warpgroups) -> str:
 def problems(record: Warpgroups) -> tuple[str, ...]:
     """The launches that the claims are about, as a reader of a certificate asks for them."""
     vector, of_d = record.element.vector, record.output.vector
-    return (
-        f"m, n and k from 1 to {MAX_EXTENT}, tiles of {record.bm} x {record.bn}, k-tiles of {record.bk}",
-        f"at most {MOST_TILES} tiles, in bands of 1 to {MAX_BAND} along m or n",
-        *(() if record.cluster_ctas == 1 else (f"clusters of {record.cluster[0]} x {record.cluster[1]} tiles",)),
+    extents = f"m, n and k from 1 to {MAX_EXTENT}, tiles of {record.bm} x {record.bn}, k-tiles of {record.bk}"
+    bands, shapes = (
+        f"in bands of 1 to {MAX_BAND} along m or n",
         "A is ({}) and B is ({})".format(*record.along_k.shapes),
+    )
+    if record.split_k > 1:
+        return (
+            f"{extents}, of which there are at least {record.split_k}",
+            f"at most {MOST_TILES // record.split_k} tiles, {bands}",
+            f"at most {MOST_RESIDENT} CTAs, which all run at once",
+            shapes,
+            f"lda and ldb are multiples of {vector}, they and ldd from a row's length to {MAX_EXTENT}",
+            f"A, B and partial sums are at multiples of {ALIGNMENT} bytes, D of {record.output.bytes}",
+            "counters are zero",
+        )
+    return (
+        extents,
+        f"at most {MOST_TILES} tiles, {bands}",
+        *(() if record.cluster_ctas == 1 else (f"clusters of {record.cluster[0]} x {record.cluster[1]} tiles",)),
+        shapes,
         f"lda and ldb are multiples of {vector}, ldd of {of_d}, from a row's length to {MAX_EXTENT}",
         f"A, B and D are at multiples of {ALIGNMENT} bytes",
     )
@@ -100,12 +121,11 @@ def _item(along_n: int, whole: bool) -> _Item:
 
 def _bounds(record: Warpgroups) -> Bounds:
     """Bounds of the names that do not tell an item's place."""
-    bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d")}
+    bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", PARTIALS, ARRIVALS)}
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
     for x, size in zip("mnk", _extents(record), strict=True):
-        bounds |= {(f"in_{x}_sixth",): (0, size // 6 - 1), (f"in_{x}_rest",): (0, 5)} if size % 6 == 0 else {}
-        bounds |= {(f"in_{x}",): (0, size - 1)}
-    most = _most_clusters(record)
+        bounds |= rests.bounds(f"in_{x}", size)
+    most = MOST_RESIDENT if record.split_k > 1 else _most_clusters(record)
     bounds |= {("cta_x",): (0, most), ("grid_x",): (1, most)}
     bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
     return bounds
@@ -129,24 +149,42 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
         ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("band",): (1, MAX_BAND),
         ("tiles_m", "tiles_n"): (1, _most_clusters(record)),
     }  # fmt: skip
-    rows, cols = named("tiles_m"), named("tiles_n")
-    facts = Facts(bounds, [rows * cols - 1 - named("cta_x")])
+    rows, cols, count = named("tiles_m"), named("tiles_n"), record.split_k
+    facts = Facts(bounds, [rows * cols * count - 1 - named("cta_x"), *_limits(record)])
+    if count > 1:
+        within = named("grid_x") - 1 - named("cta_x"), MOST_TILES - rows * cols * count
+        facts = with_slices(facts.also({}, *within), count, record.bk)
     entry = _launch(record, program, rows, cols, named("band"), along_n, facts, rank)
     names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
     sharers = WARPGROUP * record.sharers
     groups = tuple(
         (WARPGROUP + first, WARPGROUP + first + sharers) for first in range(0, WARPGROUP * record.consumers, sharers)
     )
-    left = item.rows * item.cols - 1 - item.number - named("grid_x")
+    current, parts = _current(record, item), None
+    left = item.rows * item.cols * count - 1 - current - named("grid_x")
+    if count > 1:
+        vectors = record.bm * record.bn // (4 * sharers)
+        parts = Parts(count, vectors, record.cols // 8, rows * cols, item.number, named("cta_x"), named("grid_x"))
     at_m, at_n = rank % record.cluster[0], rank // record.cluster[0]
     ranks = range(record.cluster_ctas)
     beside = frozenset(x for x in ranks if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n)
     share = record.bm // record.sharers_a + record.bn // record.sharers_b
     return Pipeline(
-        record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, item.number,
+        record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
         named("grid_x"), left, rank, len(ranks),
-        share * record.bk * record.element.bytes if len(ranks) > 1 else None, beside,
+        share * record.bk * record.element.bytes if len(ranks) > 1 else None, beside, parts=parts,
     )  # fmt: skip
+
+
+def _current(record: Warpgroups, item: _Item) -> Polynomial:
+    """The number of an item of work: a tile, or a slice of k of one."""
+    return item.number * record.split_k + named("slice") if record.split_k > 1 else item.number
+
+
+def _limits(record: Warpgroups) -> list[Polynomial]:
+    """What else is known of how far the problem reaches into its last tiles, without 1."""
+    sizes = zip("mnk", _extents(record), strict=True)
+    return [limit for x, size in sizes for limit in rests.limits(f"in_{x}", size)]
 
 
 def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
@@ -156,15 +194,27 @@ def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     bounds[("more",)] = (0, most if item.whole else MAX_BAND - 1)
     # What is before a band lies within the tiles.
     bounds |= {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
-    tiles, most_tiles = item.rows * item.cols, _most_clusters(record)
+    count, current = record.split_k, _current(record, item)
+    tiles, most_tiles = item.rows * item.cols * count, _most_clusters(record)
     assumed = [
-        most_tiles - tiles, most_tiles - 1 - item.number, 2 * most_tiles - 1 - item.number - named("grid_x"),
-        MAX_BAND - item.band,
+        most_tiles - tiles, most_tiles - 1 - current, 2 * most_tiles - 1 - current - named("grid_x"),
+        MAX_BAND - item.band, *_limits(record),
     ]  # fmt: skip
-    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, Facts(bounds, assumed), rank)
+    facts = Facts(bounds, assumed)
+    if count > 1:
+        facts = with_slices(facts.also({}, MOST_TILES // count - 1 - item.number), count, record.bk)
+    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, facts, rank)
     row, col = (x * size for x, size in zip(item.tile, _extents(record)[:2], strict=True))
     below, right = rank % record.cluster[0] * record.bm, rank // record.cluster[0] * record.bn
-    return replace(contract, tile=Tile(row + below, col + right, record.bm, record.bn))
+    contract = replace(contract, tile=Tile(row + below, col + right, record.bm, record.bn))
+    if count == 1:
+        return contract
+    slab = Polynomial.of(record.bm * record.bn)
+    partials = Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, tiles, slab, "f32", None)
+    return replace(
+        contract, matrices=(*contract.matrices, partials), first=named("first_tile") * record.bk,
+        slices=Slices(count, named("slice"), item.number, record.bm * record.bn, Polynomial.of(0)),
+    )  # fmt: skip
 
 
 def _launch(
@@ -182,24 +232,26 @@ def _launch(
     rest = launch.box_d_rest_cols
     if len(program.offsets) != 14 + bool(rest):
         raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
-    padded = named(TILES) * record.bk
+    own = named(TILES) * record.bk  # the k that an item sums over
+    padded = named("all_tiles") * record.bk if record.split_k > 1 else own
     high, wide, _ = _extents(record)
     m, n, k = (
-        whole - (size - 1) + _within(x, size)
+        whole - (size - 1) + rests.number(f"in_{x}", size)
         for x, whole, size in (
             ("m", rows * high, high), ("n", cols * wide, wide), ("k", padded, record.bk)
         )
     )  # fmt: skip
     element, output, along = record.element, record.output, record.along_k
     lda, ldb, ldd = (named(f"{x}_vectors") for x in ("lda", "ldb", "ldd"))
+    alignment = output.bytes if record.split_k > 1 else ALIGNMENT
     matrices = (
         Matrix("A", "a", ALIGNMENT, lda, m, k, element.name, False, across=not along.a),
         Matrix("B", "b", ALIGNMENT, ldb, n, k, element.name, False, across=not along.b),
-        Matrix("D", "d", ALIGNMENT, ldd, m, n, output.name, True),
+        Matrix("D", "d", alignment, ldd, m, n, output.name, True),
     )
     boxes = [
         ("A", 0, launch.box_a_rows, launch.box_a_cols), ("B", 1, launch.box_b_rows, launch.box_b_cols),
-        ("D", 2, launch.box_d_rows, launch.box_d_cols),
+        *([("D", 2, launch.box_d_rows, launch.box_d_cols)] if launch.box_d_cols else []),
     ]  # fmt: skip
     if rest:
         boxes.append(("D", 14, launch.box_d_rows, rest))
@@ -208,21 +260,15 @@ def _launch(
         for name, parameter, box_rows, box_cols in boxes
     )
     values = (
-        (named("d", ALIGNMENT), 64), (ldd, 32), (m, 32), (n, 32), (k, 32), (Polynomial.of(along_n), 32), (band, 32),
-        (named("policy_a"), 64), (named("policy_b"), 64), (named("partials"), 64), (named("arrivals"), 64),
+        (named("d", alignment), 64), (ldd, 32), (m, 32), (n, 32), (k, 32), (Polynomial.of(along_n), 32), (band, 32),
+        (named("policy_a"), 64), (named("policy_b"), 64), (named(PARTIALS, ALIGNMENT), 64), (named(ARRIVALS, 4), 64),
     )  # fmt: skip
     parameters = dict(zip(program.offsets[3:14], values, strict=True))
     ctas = record.cluster_ctas
     special = {"%ctaid.x": named("cta_x") * ctas + rank, "%nctaid.x": named("grid_x") * ctas}
-    return Contract(record.threads, record.smem_bytes, parameters, special, matrices, padded, None, facts, maps=maps)
+    return Contract(record.threads, record.smem_bytes, parameters, special, matrices, own, None, facts, maps=maps)
 
 
 def _span(row_bytes: int) -> int:
     """The span, in bytes, of the swizzle that the launcher chooses for a box with such rows (``map_cache.h``)."""
     return row_bytes if row_bytes in (64, 128) else 32
-
-
-def _within(name: str, size: int) -> Polynomial:
-    """How far the problem reaches into its last tile along m, n or k, without 1. Compilers divide by 6 before they
-    divide by 96 or 192, so there the quotient by 6 has a name."""
-    return named(f"in_{name}_sixth", 6) + named(f"in_{name}_rest") if size % 6 == 0 else named(f"in_{name}")

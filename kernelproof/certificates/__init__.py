@@ -6,8 +6,11 @@ lane, and data are known by their origin in place of their value.
 - ``certificate``: proves a PTX text, and checks a certificate again.
 - ``loops``: the cases of a proof; ``invariants`` says what holds at a loop's head, ``guessing`` guesses it.
 - ``pipelines``: what roles do that mbarriers alone order, and why that is enough. ``pipeline_proof`` finds the roles,
-  and ``roles`` proves each, on ``role_machine``, to which ``box_machine``, ``cluster_machine`` and
-  ``warpgroup_machine`` add memory, other CTAs and wgmma. ``accumulators``: what is in flight in registers.
+  and ``roles`` proves each, on ``role_machine``, to which ``box_machine``, ``part_machine``, ``cluster_machine`` and
+  ``warpgroup_machine`` add memory, partial sums, other CTAs and wgmma. ``accumulators``: what is in flight in
+  registers.
+- ``sum_proof``: how partial sums of a pipeline are added, by any thread of a group (``share``) on ``sum_machine``;
+  ``conditions`` keep predicates open, and ``rests`` name quotients.
 - ``machine``: runs a kernel's text, which the emulator's instructions write (``program``), on ``words`` and ``cells``
   in place of arrays (``abstract``), with ``shared_memory`` and ``products`` as its units.
 - ``facts``: what is known of the named integers; ``polynomials``; ``solver`` asks z3 where bounds do not suffice.

@@ -19,7 +19,7 @@ from kernelproof.emulator.frontend.translate import NAMESPACE
 HALVES = ("f16", "bf16")
 
 
-class _Named:
+class Named:
     """An object with these functions as attributes, and those of another object beside them."""
 
     def __init__(self, functions: dict[str, Any], rest: Any = None) -> None:
@@ -129,7 +129,8 @@ def _high_product(a: Any, b: Any) -> Any:
     return Word(quotient(product, 1 << word.bits, word.facts), word.bits, word.facts, word.signed)
 
 
-def _divide(a: Any, b: Any) -> Any:
+def divide(a: Any, b: Any) -> Any:
+    """A quotient, rounded down."""
     if isinstance(a, Word) or isinstance(b, Word):
         return _quotient(a, b)[0]
     return arithmetic.divide(a, b)
@@ -239,7 +240,7 @@ def conversions(scope: dict[str, object], operands: str, output: str) -> dict[st
 def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
     """The functions of the emulator's arithmetic that understand words and elements, for a D of a type."""
     return {
-        "bfi": _insert, "divide": _divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack(output),
+        "bfi": _insert, "divide": divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack(output),
     }  # fmt: skip
 
 
@@ -261,7 +262,7 @@ def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]], output: s
         "SPLIT": _split,
         "JOIN": _join,
         "FORCE": lambda value: value,
-        "np": _Named(numpy, np),
-        "A": _Named(names_of_arithmetic(output), arithmetic),
-        **{name: _Named(dict(methods)) for name, methods in units.items()},
+        "np": Named(numpy, np),
+        "A": Named(names_of_arithmetic(output), arithmetic),
+        **{name: Named(dict(methods)) for name, methods in units.items()},
     }

@@ -94,7 +94,10 @@ class BoxMachine(RoleMachine):
         if matrix.written:
             raise NotCertified(f"{matrix.name} is read")
         places = self._box_places(box, matrix, self._one(to.to))
-        kind, rows, cols = self._elements(box, matrix, *self._corner(coordinates, 0))
+        row, col = self._corner(coordinates, 0)
+        first = self.contract.first
+        row, col = (row - first, col) if matrix.across else (row, col - first)
+        kind, rows, cols = self._elements(box, matrix, row, col)
         for rank in self._receivers(to.ranks):
             peer = protocol.cluster[rank]
             peer.bring(places, pipeline.rank, track.filling)

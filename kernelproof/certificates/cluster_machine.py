@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from kernelproof.certificates.box_machine import BoxMachine
 from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.part_machine import PartMachine
 from kernelproof.certificates.polynomials import Lanes
 from kernelproof.certificates.role_state import SETUP
 from kernelproof.emulator.hopper.peers import MAX_RANK, RANK_SHIFT, WITHIN
 from kernelproof.emulator.state.arrays import Mask
 
 
-class ClusterMachine(BoxMachine):
+class ClusterMachine(PartMachine):
     """A role whose CTA may have others beside it. Addresses have the forms that ``emulator.hopper.peers`` describes."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:

@@ -119,7 +119,8 @@ class Contract:
     registers of a CTA and of the grid. ``sum_end``: the k of the whole sum. ``tile``: what a CTA writes, None for
     nothing. ``slices``: how the CTAs of a tile share its k, None if it has but one. ``block``: the threads of a CTA
     along x, y and z; by default all along x. ``step``: the k of a k-tile, if D is a sum of A's rows; 0 for products.
-    ``maps``: the tensor maps among the parameters."""
+    ``maps``: the tensor maps among the parameters. ``first``: the k at which the CTA's slice begins; k is counted from
+    there."""
 
     lanes: int
     shared_bytes: int
@@ -133,6 +134,7 @@ class Contract:
     block: tuple[int, int, int] | None = None
     step: int = 0
     maps: tuple[BoxMap, ...] = ()
+    first: Polynomial = ZERO
 
     @property
     def is_product(self) -> bool:
@@ -181,4 +183,5 @@ class Contract:
             self.block,
             self.step,
             self.maps,
+            put(self.first),
         )

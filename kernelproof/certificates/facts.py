@@ -122,6 +122,8 @@ class Facts:
         """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` where that is not
         found. One in which every name has degree 1 is least at a corner of the names' box."""
         names = sorted(set(value.names()))
+        if not names:
+            return np.asarray(value.constant)
         if len(names) > MOST_CORNERED or any(len(set(monomial)) < len(monomial) for monomial in value.terms):
             return np.asarray(-NO_BOUND)
         corners = np.array(list(product(*(self.bounds[(name,)] for name in names))), object).reshape(-1, len(names))
@@ -130,7 +132,8 @@ class Facts:
         largest = 0
         for monomial, coefficient in value.terms.items():
             term = prod((at[name] for name in monomial), start=np.ones(len(corners), object))
-            largest += int(max(map(abs, term))) * int(np.abs(coefficient).max())
+            most = abs(coefficient) if isinstance(coefficient, int) else int(np.abs(coefficient).max())
+            largest += int(max(map(abs, term))) * most
             if largest >= UNBOUNDED:
                 return np.asarray(-NO_BOUND)
             total = total + term.astype(np.int64)[:, None] * np.asarray(coefficient).reshape(1, -1)

@@ -91,6 +91,8 @@ class MainLoop:
     ) -> None:
         if program.graph.hopper:
             raise NotCertified("instructions of sm_90 and later are covered in pipelines only")
+        if program.graph.spin_heads:
+            raise NotCertified("a loop that waits for memory is not covered")
         self.program, self.contract, self.ring = program, contract, ring
         self.invariant, self.guesses = invariant, guesses
         self.kinds = Kinds()

@@ -15,13 +15,14 @@ from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
 from kernelproof.certificates.contract import Contract, Matrix, Tile
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial, same_everywhere
+from kernelproof.certificates.global_places import PARTIALS, GlobalPlaces
+from kernelproof.certificates.polynomials import ZERO, Lanes, same_everywhere
 from kernelproof.certificates.products import Products
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
 from kernelproof.certificates.shared_memory import Contents, SharedMemory
 from kernelproof.certificates.slices import SlabContents, Workspace
-from kernelproof.certificates.words import Word, polynomial
+from kernelproof.certificates.words import Word
 from kernelproof.emulator.machine.tensor import Shape
 from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.memory.shared import WINDOW_START
@@ -29,7 +30,6 @@ from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import Scope, scope_of
 
 _WARP = 32
-PARTIALS, ARRIVALS = "partials", "arrivals"  # the workspace of slices, and the counters of their CTAs
 NUMBER = "number"  # what shared memory holds that is no element
 MOST_STEPS = 1_000_000  # instructions of one run, of which no loop that ends needs as many
 
@@ -55,7 +55,7 @@ class State:
         )  # fmt: skip
 
 
-class Machine:
+class Machine(GlobalPlaces):
     """Runs a kernel's blocks for the problems of a contract."""
 
     def __init__(self, program: Program, contract: Contract, kinds: Kinds) -> None:
@@ -277,48 +277,6 @@ class Machine:
 
     # --- global memory
 
-    def _located(self, address: Any, size: int, written: bool, lanes: Lanes) -> tuple[Matrix, Cells]:
-        """The elements of accesses by lanes of ``size`` bytes at an address, which must be in an operand and
-        aligned."""
-        poly = polynomial(address, 64)
-        if len(lanes) != self.lanes:
-            poly = poly.of_lanes(lanes)
-        names = set(poly.names())
-        matrix = next((x for x in self.contract.matrices if x.base in names), None)
-        if matrix is None:
-            raise NotCertified("a global address that is not computed from one operand's")
-        if matrix.written not in (written, None):
-            raise NotCertified(f"{matrix.name} is {'written' if written else 'read'}")
-        offset = poly - matrix.address
-        if any(x.base in offset.names() for x in self.contract.matrices):
-            raise NotCertified("a global address that is not computed from one operand's")
-        if any(np.any(np.asarray(c) % size) for c in poly.terms.values()):
-            raise NotCertified(f"an access of {size} bytes to {matrix.name} may not be aligned")
-        row, col = matrix.place(offset)
-        # A column before its row's start is one of the row before.
-        if (before := self.facts.known(col) == 0).any():
-            carried = Polynomial.of(before.astype(np.int64))
-            row, col = row - carried, col + carried * matrix.ld
-        count = size // matrix.width
-        # Along memory; A(row, k) and B(col, k) are named by the caller's order.
-        extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
-        for gap, what in (
-            (row, "before its first row"), (extents[0] - 1 - row, "after its last row"),
-            (col, "before the start of a row"), (extents[1] - count - col, "beyond the end of a row"),
-        ):  # fmt: skip
-            if not self.facts.holds(gap):
-                where = f"{matrix.name}({row}, {col})"
-                raise NotCertified(f"an access to {where} may lie {what}", refuted=self.facts.refutation(gap))
-        if not (row.varying.same_in_all_lanes and col.varying.same_in_all_lanes):
-            raise NotCertified(f"the places of lanes in {matrix.name} differ by more than constants")
-        shape = (len(lanes), count)
-        rows = np.broadcast_to(np.asarray(row.constant, np.int64).reshape(-1, 1), shape)
-        cols = np.broadcast_to(np.asarray(col.constant, np.int64).reshape(-1, 1) + np.arange(count), shape)
-        if matrix.across:
-            row, col, rows, cols = col, row, cols, rows
-        number = self.kinds.number(Kind(matrix.name, row.varying, col.varying))
-        return matrix, Cells(np.full(shape, number), rows, cols, matrix.width)
-
     def global_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
         """Elements of an operand, or partial sums; unknown in lanes that do not load."""
         lanes = self.active(m)
@@ -331,28 +289,6 @@ class Machine:
         if self.contract.is_product or kind is None:
             return cells
         return Terms.of_elements(cells, kind, np.isin(self.every, lanes), self.contract.step)
-
-    def _slab(self, place: Cells) -> Polynomial:
-        """The slab of the workspace that places are in."""
-        kind = self.kinds[place.one_kind]
-        if kind is None or kind.col.terms or not (place.rows == place.rows.flat[0]).all():
-            raise NotCertified("lanes access several slabs of the workspace")
-        return kind.row + int(place.rows.flat[0])
-
-    def _all_lanes(self, cells: Cells) -> Cells:
-        if len(cells.kinds) != self.lanes:
-            raise NotCertified("some lanes of a CTA use the workspace, and others not")
-        return cells
-
-    def _spread(self, cells: Cells, lanes: Lanes) -> Cells:
-        """Elements of some lanes, as a register of all."""
-        if len(lanes) == self.lanes:
-            return cells
-        arrays = []
-        for each in (cells.kinds, cells.rows, cells.cols):
-            arrays.append(np.zeros((self.lanes, each.shape[1]), np.int64))
-            arrays[-1][lanes] = each
-        return Cells(arrays[0], arrays[1], arrays[2], cells.width)
 
     def global_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
         """Elements of D, which must be whole sums, or partial sums to the workspace."""
@@ -416,11 +352,7 @@ class Machine:
         highest = self.slices.highest
         if isinstance(value, Word | Cells) or int(np.broadcast_to(value, self.lanes)[lanes[0]]) != highest:
             raise NotCertified(f"a counter that does not return to zero after {highest}")
-        counter = polynomial(address, 64).of_lanes(lanes) - Polynomial.named(ARRIVALS, 4)
-        number, rest = counter.divided(4)
-        if rest.terms:
-            raise NotCertified("an atomic on what is no counter of a tile")
-        return Word(self.slices.arrive(number), 32, self.facts)
+        return Word(self.slices.arrive(self.counter(address, lanes)), 32, self.facts)
 
     # --- shared memory
 

@@ -19,6 +19,7 @@ from kernelproof.certificates.role_loops import loops_of
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split
 from kernelproof.certificates.roles import Role, of_lanes
 from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.sum_proof import SumProof
 from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 
 
@@ -30,7 +31,7 @@ class PipelineProof:
         self, program: Program, contract: Contract, pipeline: Pipeline, invariants: tuple[Invariant, ...] = (),
         guesses: bool = True,
     ) -> None:  # fmt: skip
-        if program.graph.spin_heads:
+        if program.graph.spin_heads and pipeline.parts is None:
             raise NotCertified("a loop that waits for memory is not covered")
         self.program, self.contract, self.pipeline = program, contract, pipeline
         self.invariants, self.guesses = list(invariants), guesses
@@ -57,11 +58,16 @@ class PipelineProof:
         self.invariants = found
         for cta in ctas:
             cta.check()
+        if self.pipeline.parts is not None:
+            yield from SumProof(self.program, self.contract, self.pipeline, ctas[0].protocol, self.kinds).cases()
 
     def _barrier(self) -> int:
-        """The block behind the barrier of the CTA, or of its cluster."""
+        """The block behind the barrier of the CTA, or of its cluster. Groups that add partial sums meet in loops."""
         waits = ("barrier.cluster.wait",) if self.pipeline.ranks > 1 else ("bar.sync", "barrier.sync")
         blocks = [x for x in self.program.blocks if any(ins.op.startswith(waits) for ins in x.all())]
+        if self.pipeline.parts is not None:
+            looped = set[int]().union(*self.program.loops.values())
+            blocks = [block for block in blocks if block.index not in looped]
         if len(blocks) != 1 or blocks[0].end != "wait":
             raise NotCertified("a CTA without one barrier of all its threads before they have roles")
         return blocks[0].targets[0]

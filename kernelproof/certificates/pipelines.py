@@ -40,10 +40,30 @@ from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.slices import SlabContents
 
 FREE, MBARRIER, FIRST_STAGE, FIRST_WARP = 0, 1, 2, 1 << 16  # owners of elements of shared memory
 MBARRIER_BYTES = 8
+MOST_BARRIERS = 15  # the highest number of a barrier
 WARP = 32
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Partial sums in a workspace, which all groups of all CTAs add when they have left their own; see ``sum_proof``.
+
+    ``count``: of a tile. ``vectors``: of four sums, that a thread has of a tile; of these ``columns`` beside each
+    other. ``tiles``: of D, in the contract up to the first item; ``tile``: the number of a tile, in that of an item.
+    ``cta``, ``ctas``: the number of a CTA and how many there are, all of which run at once.
+    """
+
+    count: int
+    vectors: int
+    columns: int
+    tiles: Polynomial
+    tile: Polynomial
+    cta: Polynomial
+    ctas: Polynomial
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,8 @@ class Pipeline:
     ``stages``: of the ring. ``groups``: the first lane of each group of consumers and the one after its last, in the
     order in which they take items. ``most``: k-tiles. ``entry``: the contract up to the first item, which is the number
     ``first``; ``names``: names of that contract -> what they are for the item ``current``. ``step``: from an item to
-    the CTA's next one. ``left``: at least 0 if there is a next one, else negative.
+    the CTA's next one. ``left``: at least 0 if there is a next one, else negative. ``parts``: how the partial sums of
+    items are added, None if items are whole tiles.
 
     Of a cluster of ``ranks`` CTAs, ``rank``: the CTA's own. ``share``: the bytes of boxes that it loads for a k-tile,
     None for all of a stage; ``returns``: the CTAs to which its warps hand a stage back. ``peers``: the contracts and
@@ -74,6 +95,7 @@ class Pipeline:
     share: int | None = None
     returns: frozenset[int] = frozenset((0,))
     peers: tuple[tuple[Contract, Pipeline], ...] = ()
+    parts: Parts | None = None
 
     @property
     def round(self) -> int:
@@ -101,7 +123,8 @@ class Protocol:
     does not change once the producers are proven; ``places``: their rows and columns, each array once, and ``of_d``:
     the rows and columns of registers of D by those arrays. ``sent``: how many elements of each stage the own producer
     loads for each CTA. ``cluster``: of all CTAs of the cluster, by rank. ``registers``: of a thread, by warpgroup,
-    after setmaxnreg.
+    after setmaxnreg. ``meetings``: the number of each group's barrier. ``slab``: what every item leaves in the
+    workspace, None if no item has been proven.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -120,6 +143,21 @@ class Protocol:
         self.places: dict[bytes, Lanes] = {}
         self.of_d: dict[object, list[tuple[Lanes, Lanes]]] = {}
         self.registers: dict[int, int] = {}
+        self.meetings: dict[int, int] = {}
+        self.slab: SlabContents | None = None
+
+    def meeting(self, group: int, number: int) -> None:
+        """A group takes a barrier for its own."""
+        others = {other for of, other in self.meetings.items() if of != group}
+        if not 1 <= number <= MOST_BARRIERS or number in others or self.meetings.setdefault(group, number) != number:
+            raise NotCertified(f"barrier {number} is not one that a group of consumers has for itself")
+
+    def leave(self, slab: SlabContents) -> None:
+        """An item leaves its partial sums."""
+        if self.slab is None:
+            self.slab = slab
+        elif not (np.array_equal(slab.rows, self.slab.rows) and np.array_equal(slab.cols, self.slab.cols)):
+            raise NotCertified("partial sums of items lie at different places")
 
     def initialise(self, address: int, place: int, count: int) -> None:
         """An mbarrier begins at an address, the element ``place`` of shared memory."""

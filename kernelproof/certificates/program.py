@@ -24,9 +24,10 @@ from kernelproof.emulator.state.mangled import plain_name
 
 @dataclass
 class Piece:
-    """A block's code. ``lines``: the instruction behind each line of its text, from line 1."""
+    """A block's code. ``lines``: the instruction behind each line of its text, from line 1. ``text``: the lines."""
 
     code: CodeType
+    text: tuple[str, ...]
     lines: list[Instr]
     condition: str | None
     negated: bool
@@ -46,8 +47,6 @@ class Program:
         self.graph = build(module, function)
         if self.graph.blackwell:
             raise NotCertified("instructions of sm_100 are not covered")
-        if self.graph.spin_heads:
-            raise NotCertified("a loop that waits for memory is not covered")
         self.layout = Layout(module, self.graph)
         self.function, self.target = function, module.target
         self.offsets = function.offsets
@@ -91,7 +90,7 @@ class Program:
             lines += [ins] * (len(e.lines) - len(lines))
         condition = e.variable(block.cond.name) if block.cond is not None else None
         code = compile("\n".join(e.lines), f"<block {block.index}>", "exec")
-        return Piece(code, lines, condition, bool(block.cond and block.cond.negated))
+        return Piece(code, tuple(e.lines), lines, condition, bool(block.cond and block.cond.negated))
 
     def live(self, block: int) -> list[str]:
         """The registers that a block or a later one reads."""

@@ -28,6 +28,20 @@ def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]
     return written | used, written
 
 
+def exits_of(program: Program, head: int) -> list[int]:
+    """The blocks to which a loop is left."""
+    body = program.loops[head]
+    return sorted({to for block in body for to in program.blocks[block].targets if to not in body})
+
+
+def after_items(program: Program, items: int) -> int:
+    """The block behind a loop over items."""
+    blocks = exits_of(program, items)
+    if len(blocks) != 1:
+        raise NotCertified("the loop over items is left for different places")
+    return blocks[0]
+
+
 def is_asynchronous(program: Program, block: int) -> bool:
     """Whether a block multiplies by wgmma."""
     return any(is_wgmma(ins, "mma_async") for ins in program.blocks[block].all())

@@ -39,9 +39,10 @@ from kernelproof.certificates.loops import REST, TILES, TURN
 from kernelproof.certificates.pipelines import Protocol
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.program import Program
-from kernelproof.certificates.role_loops import is_asynchronous, loops_of, registers_of, tail_of
+from kernelproof.certificates.role_loops import after_items, exits_of, is_asynchronous, loops_of, registers_of, tail_of
 from kernelproof.certificates.role_machine import RoleMachine
 from kernelproof.certificates.role_state import CONSUMER, PRODUCER, RoleState, Split, Track
+from kernelproof.certificates.slices import SlabContents
 from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 from kernelproof.certificates.words import Word
 
@@ -115,7 +116,9 @@ class Role:
         self.variable = program.emitter.variable
         self.items, self.head = loops_of(program, PRODUCER if group is None else CONSUMER)
         body = program.loops[self.head]
-        self.exits = sorted({to for block in body for to in program.blocks[block].targets if to not in body})
+        self.exits = exits_of(program, self.head)
+        # Where a group goes on after its items, if it then adds partial sums.
+        self.after = after_items(program, self.items) if group is not None and self.pipeline.parts else None
         self.peeled = int(group is not None and any(is_asynchronous(program, block) for block in body))
         self.behind = 0  # k-tiles whose products are in flight at the head, but for turn 0
         if self.peeled:
@@ -152,11 +155,14 @@ class Role:
     def _ran(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:
         machine.steps = 0
         try:
-            after = machine.run(state, *stops)
+            after = machine.run(state, *stops, *(() if self.after is None else (self.after,)))
         except Split:
             raise NotCertified("threads of a role go different ways in the middle of its items") from None
         self.instructions += machine.steps
         assert after is None or isinstance(after, RoleState)
+        if after is not None and after.block == self.after:
+            machine.finish()
+            return None
         return after
 
     def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
@@ -202,6 +208,7 @@ class Role:
         """The state at the loop's head for any item, in a machine's problems."""
         if machine not in self.bases:
             base = self.entry.copied()
+            base.left = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
             for name in self.item_registers:
                 base.registers[name] = Word(self.pipeline.current, 32, machine.facts)
             self.bases[machine] = self._put(base, TILES, machine.tiles, machine)

@@ -188,3 +188,16 @@ class Workspace:
         """Check that a CTA has left what the last one adds."""
         if self.slices is not None and (self.left.stage < Stage.COUNTED or (self.left.kinds == EMPTY).any()):
             raise NotCertified("a CTA ends without leaving all of its partial sums")
+
+
+class ItemWorkspace(Workspace):
+    """The use of the workspace by a group that computes one of many items: it stores its partial sums, meets at its
+    barrier, and one thread counts the item with release, which covers what the group has stored before the barrier."""
+
+    def fence(self) -> None:
+        """Fences are not needed, and change nothing."""
+
+    def barrier(self) -> None:
+        """A barrier of all threads of the group."""
+        if self.left.stage == Stage.STORED:
+            self.left.stage = Stage.MET

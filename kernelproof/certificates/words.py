@@ -12,10 +12,12 @@ ever assumed away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from kernelproof.certificates.conditions import AtLeast, Bits, Condition, Multiple, OpenFacts
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import CONSTANT, Lanes, Polynomial
 
@@ -117,13 +119,13 @@ class Word:
         """The value as a number, divided by a positive one and rounded down."""
         return quotient(self.number(), divisor, self.facts)
 
-    def __and__(self, other: Operand) -> Word | Lanes:
+    def __and__(self, other: Operand) -> Any:
         return self._bitwise(other, np.bitwise_and)
 
-    def __or__(self, other: Operand) -> Word | Lanes:
+    def __or__(self, other: Operand) -> Any:
         return self._bitwise(other, np.bitwise_or)
 
-    def __xor__(self, other: Operand) -> Word | Lanes:
+    def __xor__(self, other: Operand) -> Any:
         return self._bitwise(other, np.bitwise_xor)
 
     __rand__ = __and__
@@ -138,7 +140,7 @@ class Word:
                 step = np.gcd.reduce(np.append(np.abs(np.asarray(coefficient)).reshape(-1), min(step, 1 << 62)))
         return (int(step) & -int(step)).bit_length() - 1
 
-    def _bitwise(self, other: Operand, operation: Callable[..., Any]) -> Word | Lanes:
+    def _bitwise(self, other: Operand, operation: Callable[..., Any]) -> Any:
         """An operation bit by bit, with a number of which all bits above the known ones are 0, or 1 for ``and``."""
         if isinstance(other, Word):
             if other.poly.is_constant:
@@ -164,10 +166,35 @@ class Word:
         if operation is np.bitwise_and and (above == full >> count).all():
             return self._with(high + Polynomial.of(low))
         if operation is np.bitwise_and and (field := bit_field(mine)) is not None:
-            # The rest after division by a power of two, without that by a smaller one.
-            rest = self._rest(self.poly, field[1])
-            return self._with(rest - self._rest(rest, field[0]))
+            return self._field(*field)
+        if operation is np.bitwise_or and (field := bit_field(~mine & np.uint64(full))) is not None and not field[0]:
+            # All bits above some low ones become 1.
+            return self._with(self._rest(self.poly, field[1]) - (1 << field[1]))
+        if operation is np.bitwise_xor and (field := bit_field(mine)) is not None and field[1] == field[0] + 1:
+            return self._turned(field[0])
         raise NotCertified(f"bits of {self.poly} are not known")
+
+    def _field(self, low: int, end: int) -> Any:
+        """The bits from ``low`` to before ``end``: the rest after division by a power of two, without that by a smaller
+        one."""
+        if isinstance(self.facts, OpenFacts):
+            with self.facts.unasked(), suppress(NotCertified):
+                rest = self._rest(self.poly, end)
+                return self._with(rest - self._rest(rest, low))
+            if low == 0:
+                return Bits(self.facts, Multiple(self.poly, 1 << end, False))
+            if end == self.bits:
+                number = Word(self.poly, self.bits, self.facts).number()
+                return Bits(self.facts, AtLeast(number - (1 << low)))
+        rest = self._rest(self.poly, end)
+        return self._with(rest - self._rest(rest, low))
+
+    def _turned(self, bit: int) -> Word:
+        """With the other value of a bit, which must be known."""
+        above = (self.poly - self._rest(self.poly, bit)).divided(1 << bit)[0].divided(2)[1]
+        if not above.is_constant:
+            raise NotCertified(f"bits of {self.poly} are not known")
+        return self._with(self.poly + Polynomial.of((1 - 2 * np.asarray(above.constant)) << bit))
 
     def _rest(self, poly: Polynomial, bits: int) -> Polynomial:
         """A polynomial modulo 2^bits, as a number."""
@@ -181,7 +208,7 @@ class Word:
         sizes = [c.shape for c in self.poly.terms.values() if isinstance(c, np.ndarray)]
         return sizes[0] if sizes else np.atleast_1d(low).shape
 
-    def _disjoint(self, other: Word, operation: Callable[..., Any]) -> Word:
+    def _disjoint(self, other: Word, operation: Callable[..., Any]) -> Any:
         """``or`` and ``xor`` of words of which one is below a power of two that divides the other."""
         if operation is not np.bitwise_and:
             for high, low in ((self, other), (other, self)):
@@ -190,11 +217,13 @@ class Word:
                 fits = self.facts.holds(low.poly) and self.facts.holds(Polynomial.of((1 << known) - 1) - low.poly)
                 if not least.any() and fits:
                     return self._with(high.poly + low.poly)
+        if operation is np.bitwise_or and isinstance(self.facts, OpenFacts):
+            return Union(self, other)
         raise NotCertified(f"bits of {self.poly} and {other.poly} together are not known")
 
     # --- comparisons, which must be decided
 
-    def _compare(self, other: Operand, swap: bool, strict: bool) -> Lanes:
+    def _compare(self, other: Operand, swap: bool, strict: bool) -> Any:
         """self < other, or <= if it is not strict; > and >= if swapped."""
         mine, its = self.number(), self._as_number(other)
         gap = (mine - its) if swap else (its - mine)
@@ -210,25 +239,25 @@ class Word:
             raise NotCertified("an unsigned number above 2^63")
         return Polynomial.of(number.astype(np.int64) if number.ndim else int(number))
 
-    def __lt__(self, other: Operand) -> Lanes:
+    def __lt__(self, other: Operand) -> Any:
         return self._compare(other, False, True)
 
-    def __le__(self, other: Operand) -> Lanes:
+    def __le__(self, other: Operand) -> Any:
         return self._compare(other, False, False)
 
-    def __gt__(self, other: Operand) -> Lanes:
+    def __gt__(self, other: Operand) -> Any:
         return self._compare(other, True, True)
 
-    def __ge__(self, other: Operand) -> Lanes:
+    def __ge__(self, other: Operand) -> Any:
         return self._compare(other, True, False)
 
-    def __eq__(self, other: object) -> Lanes:  # type: ignore[override]
+    def __eq__(self, other: object) -> Any:
         mine, its = (Word(polynomial(x, self.bits), self.bits, self.facts, True).number() for x in (self, other))
         gap = mine - its
         above = decided(gap, self.facts)
         return above & decided(-gap, self.facts)
 
-    def __ne__(self, other: object) -> Lanes:  # type: ignore[override]
+    def __ne__(self, other: object) -> Any:
         return ~(self == other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -282,9 +311,30 @@ def quotient(number: Polynomial, divisor: int, facts: Facts) -> Polynomial:
     raise NotCertified(f"the quotient of {number} and {divisor} is not known")
 
 
-def decided(gap: Polynomial, facts: Facts) -> Lanes:
-    """For each lane whether a polynomial is at least 0. Raises NotCertified where that depends on the problem."""
+class Union:
+    """The bits that one of two words has, of which a part may be known."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, first: Word, second: Word) -> None:
+        self.first, self.second = first, second
+
+    def __and__(self, mask: Operand) -> Any:
+        parts = [self.first & mask, self.second & mask]
+        left = [each for each in parts if not (isinstance(each, Word) and not each.poly.terms)]
+        if len(left) > 1:
+            raise NotCertified(f"bits of {self.first} and {self.second} together are not known")
+        return left[0] if left else parts[0]
+
+    __rand__ = __and__
+
+
+def decided(gap: Polynomial, facts: Facts) -> Any:
+    """For each lane whether a polynomial is at least 0. Where that depends on the problem, raises Undecided, or leaves
+    it open if facts do."""
     known = facts.known(gap)
+    if isinstance(facts, OpenFacts) and (known == -1).any():
+        return Condition(facts, (AtLeast(gap),))
     if (known == -1).any():
         if facts.holds(gap):
             known = np.ones_like(known)

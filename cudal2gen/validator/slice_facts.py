@@ -1,0 +1,32 @@
+"""What is known of slices of k: which k-tiles each of them has."""
+
+from __future__ import annotations
+
+from cudal2gen.kernel.problem import MAX_EXTENT
+from kernelproof.certificates.contract import Bounds
+from kernelproof.certificates.facts import Facts, Quotient
+from kernelproof.certificates.loops import TILES
+from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.ground.integers import ceil_div
+
+named = Polynomial.named
+
+
+def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
+    """Facts, and those of slices: slice s of S has the k-tiles from T * s / S to before T * (s + 1) / S, rounded
+    down."""
+    total, own, first = named("all_tiles"), named("slice"), named("first_tile")
+    most = ceil_div(MAX_EXTENT, k_step)
+    bounds: Bounds = {
+        ("slice",): (0, count - 1), ("all_tiles",): (count, most), ("first_tile",): (0, most),
+        ("arrived",): (0, count - 2), ("slice_half",): (0, (count - 1) // 2), ("slice_odd",): (0, 1),
+        ("first_rest",): (0, count - 1), ("end_rest",): (0, count - 1),
+    }  # fmt: skip
+    out = facts.also(bounds, total - first - named(TILES))
+    out.quotients += [
+        Quotient(total * own, count, first, named("first_rest")),
+        Quotient(total * own + total, count, first + named(TILES), named("end_rest")),
+        # Compilers halve a slice's number along y before they divide it by half of an even number.
+        Quotient(own, 2, named("slice_half"), named("slice_odd")),
+    ]
+    return out

@@ -1,0 +1,315 @@
+"""Predicates that hold for some problems and threads only: both sides of a branch by one are proven.
+
+``OpenFacts`` leave a comparison open where others raise ``Undecided``: it is a ``Condition`` then, which a branch or a
+predicated instruction assumes on its one side, and its contrary on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.facts import NO_BOUND, UNBOUNDED, Facts, NotCertified
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """The number ``whole`` is ``dividend`` divided by ``divisor``, rounded down."""
+
+    dividend: Polynomial
+    divisor: Polynomial
+    whole: Polynomial
+
+
+@dataclass
+class OpenFacts(Facts):
+    """Facts of a problem, of which a branch may add some for its own side. ``multiples``: polynomials, and powers of
+    two of which they are multiples. ``fractions``: numbers that are defined as such. ``asks``: is a solver asked?"""
+
+    multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
+    fractions: list[Fraction] = field(default_factory=list)
+    asks: bool = True
+
+    @classmethod
+    def of(cls, facts: Facts, *assumed: Polynomial) -> OpenFacts:
+        return cls(dict(facts.bounds), [*facts.assumed, *assumed], facts.questions, list(facts.quotients))
+
+    def learn(self, *assumed: Polynomial) -> None:
+        """Assume more from now on, up to the end of the side."""
+        self.assumed = [*self.assumed, *assumed]
+        self._answers = {}
+
+    def _known(self, value: Polynomial) -> Lanes:
+        """The same for a polynomial divided by what all its coefficients are multiples of; and by two facts at once."""
+        value = _reduced(value)
+        answer = super()._known(value)
+        if (answer != -1).all() or not value.same_in_all_lanes:
+            return answer
+        for i, first in enumerate(self.assumed):
+            above, below = value - first, value + first + 1
+            for second in self.assumed[i:]:
+                if self.interval(above - second)[0] >= 0:
+                    return np.ones_like(answer)
+                if self.interval(below + second)[1] <= 0:
+                    return np.zeros_like(answer)
+        return answer
+
+    def interval(self, value: Polynomial) -> tuple[Any, Any]:
+        """The same, of exact numbers where all threads have the same one."""
+        if not value.same_in_all_lanes:
+            return super().interval(value)
+        low = high = 0
+        for monomial, coefficient in value.terms.items():
+            least, most = self._monomial(monomial) if monomial else (1, 1)
+            # A bound beyond UNBOUNDED is none.
+            far = NO_BOUND << 32 if most >= UNBOUNDED else most
+            a, b = (least, far) if coefficient > 0 else (far, least)
+            low, high = low + int(coefficient) * a, high + int(coefficient) * b
+        return max(low, -NO_BOUND) if low < UNBOUNDED else UNBOUNDED, min(
+            high, NO_BOUND
+        ) if high > -UNBOUNDED else -UNBOUNDED
+
+    def holds(self, value: Polynomial) -> bool:
+        """The same; where the solver is not asked, what bounds do not show does not hold."""
+        return super().holds(value) if self.asks else self.truth(value) is True
+
+    @contextmanager
+    def unasked(self) -> Iterator[None]:
+        """Ask no solver meanwhile."""
+        before, self.asks = self.asks, False
+        try:
+            yield
+        finally:
+            self.asks = before
+
+    def truth(self, gap: Polynomial) -> bool | None:
+        """Is a polynomial at least 0? None if that is not known without a solver."""
+        known = self.known(gap)
+        return None if (known == -1).any() else bool(known.all())
+
+    def assume(self, condition: Condition) -> None:
+        """Assume a condition from now on, up to the end of the side."""
+        atoms = condition.implied()
+        self.multiples = [
+            *self.multiples,
+            *((x.number, x.divisor) for x in atoms if isinstance(x, Multiple) and x.holds),
+        ]
+        self.learn(*(atom.gap for atom in atoms if isinstance(atom, AtLeast)))
+
+    @contextmanager
+    def side(self, condition: Condition) -> Iterator[None]:
+        """Assume a condition meanwhile."""
+        before = self.assumed, self._answers, self.multiples
+        self.assume(condition)
+        try:
+            yield
+        finally:
+            self.assumed, self._answers, self.multiples = before
+
+
+def _reduced(value: Polynomial) -> Polynomial:
+    """A polynomial that is at least 0 where another one is, with smaller coefficients."""
+    if not value.same_in_all_lanes:
+        return value
+    common = int(np.gcd.reduce([0, *(abs(int(c)) for monomial, c in value.terms.items() if monomial)], dtype=object))
+    return Polynomial({monomial: int(c) // common for monomial, c in value.terms.items()}) if common > 1 else value
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A polynomial is at least 0."""
+
+    gap: Polynomial
+
+    def contrary(self) -> AtLeast:
+        return AtLeast(-self.gap - 1)
+
+    def truth(self, facts: OpenFacts) -> bool | None:
+        return facts.truth(self.gap)
+
+    @property
+    def key(self) -> object:
+        return self.gap.key
+
+    def names(self) -> set[str]:
+        return set(self.gap.names())
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """Whether a number is a multiple of a power of two."""
+
+    number: Polynomial
+    divisor: int
+    holds: bool
+
+    def contrary(self) -> Multiple:
+        return Multiple(self.number, self.divisor, not self.holds)
+
+    def truth(self, facts: OpenFacts) -> bool | None:
+        for number, divisor in facts.multiples:
+            if divisor % self.divisor == 0 and number.equals(self.number):
+                return self.holds
+        if all(int(c) % self.divisor == 0 for c in self.number.terms.values()):
+            return self.holds
+        return None
+
+    @property
+    def key(self) -> object:
+        return self.number.key, self.divisor, self.holds
+
+    def names(self) -> set[str]:
+        return set(self.number.names())
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Bits of a number of which it is only known when they are not all 0."""
+
+    facts: OpenFacts
+    some: AtLeast | Multiple
+
+    def _is_zero(self, other: Any) -> bool:
+        return isinstance(other, int | np.integer) and other == 0
+
+    def __ne__(self, other: object) -> Any:
+        if not self._is_zero(other):
+            raise NotCertified("bits of a number that are not known are compared with others than 0")
+        return Condition(self.facts, (self.some,)).settled()
+
+    def __eq__(self, other: object) -> Any:
+        return ~(self != other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Condition:
+    """All of some atoms hold, or ``any`` of them does."""
+
+    __array_ufunc__ = None
+    __slots__ = ("any", "atoms", "facts")
+
+    def __init__(self, facts: OpenFacts, atoms: tuple[Any, ...], any_of: bool = False) -> None:
+        self.facts, self.atoms, self.any = facts, atoms, any_of
+
+    def settled(self) -> Any:
+        """The condition, or its truth as an array if that is known by now. Atoms that are known are left out."""
+        left = []
+        for atom in self.atoms:
+            truth = atom.truth(self.facts)
+            if truth is None:
+                left.append(atom)
+            elif truth is self.any:
+                return np.array([self.any])
+        if not left:
+            return np.array([not self.any])
+        return Condition(self.facts, tuple(left), self.any and len(left) > 1)
+
+    def implied(self) -> tuple[Any, ...]:
+        """Atoms that hold where the condition does."""
+        return () if self.any else self.atoms
+
+    def names(self) -> set[str]:
+        """The names on which it depends."""
+        return set[str]().union(*(atom.names() for atom in self.atoms))
+
+    @property
+    def key(self) -> object:
+        return self.any, frozenset(atom.key for atom in self.atoms)
+
+    def __invert__(self) -> Condition:
+        return Condition(self.facts, tuple(x.contrary() for x in self.atoms), not self.any and len(self.atoms) > 1)
+
+    def _met(self, other: Any, any_of: bool) -> Any:
+        if isinstance(other, Condition):
+            same = all(each.any is any_of or len(each.atoms) == 1 for each in (self, other))
+            if not same:
+                raise NotCertified("a predicate of conditions that are not all joined by and, or all by or")
+            return Condition(self.facts, self.atoms + other.atoms, any_of).settled()
+        values = np.asarray(other)
+        if values.dtype != bool or values.size != 1:
+            raise NotCertified("a predicate by what is not known")
+        return np.array([any_of]) if bool(values.flat[0]) is any_of else self
+
+    def __and__(self, other: Any) -> Any:
+        return self._met(other, False)
+
+    def __or__(self, other: Any) -> Any:
+        return self._met(other, True)
+
+    __rand__ = __and__
+    __ror__ = __or__
+
+    def __bool__(self) -> bool:
+        raise NotCertified("a predicate that depends on the problem is taken for a number")
+
+    def __repr__(self) -> str:
+        return f"{'any' if self.any else 'all'} of {', '.join(map(str, self.atoms))}"
+
+
+def settled(value: Any) -> Any:
+    """A value of which a part depends on conditions, as far as they are known by now."""
+    if isinstance(value, Condition):
+        return value.settled()
+    while isinstance(value, Chosen):
+        test = value.test.settled()
+        if isinstance(test, Condition):
+            return value
+        value = value.yes if test.all() else value.no
+    return value
+
+
+def chosen(test: Any, yes: Any, no: Any, select: Callable[[Any, Any, Any], Any]) -> Any:
+    """One value where a test holds and another elsewhere."""
+    test = settled(test)
+    return Chosen(test, yes, no) if isinstance(test, Condition) else select(test, settled(yes), settled(no))
+
+
+class Chosen:
+    """One value where a condition holds, and another elsewhere."""
+
+    __array_ufunc__ = None
+    __slots__ = ("no", "test", "yes")
+
+    def __init__(self, test: Condition, yes: Any, no: Any) -> None:
+        self.test, self.yes, self.no = test, yes, no
+
+    def _each(self, operation: Callable[[Any], Any]) -> Any:
+        value = settled(self)
+        if isinstance(value, Chosen):
+            return Chosen(value.test, operation(value.yes), operation(value.no))
+        return operation(value)
+
+    def view(self, kind: Any) -> Any:
+        return self._each(lambda value: value.view(kind))
+
+    def __add__(self, other: Any) -> Any:
+        value, other = settled(self), settled(other)
+        if isinstance(value, Chosen) and isinstance(other, Chosen):
+            if value.test.key != other.test.key:
+                raise NotCertified("values that depend on different conditions are added")
+            return Chosen(value.test, value.yes + other.yes, value.no + other.no)
+        return value._each(lambda each: each + other) if isinstance(value, Chosen) else value + other
+
+    __radd__ = __add__
+
+    def __ne__(self, other: object) -> Any:
+        value = settled(self)
+        if not isinstance(value, Chosen):
+            return value != other
+        sides = [np.asarray(each != other) for each in (value.yes, value.no)]
+        if any(side.dtype != bool or side.size != 1 for side in sides):
+            raise NotCertified("a predicate by what is not known")
+        yes, no = (bool(side.flat[0]) for side in sides)
+        return np.array([yes]) if yes is no else (value.test if yes else ~value.test)
+
+    def __eq__(self, other: object) -> Any:
+        different = self != other
+        return ~different
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,96 @@
+"""Where in global memory lanes access what: an element of an operand, a slab of a workspace, a counter of a tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells, Kind, Kinds
+from kernelproof.certificates.contract import Contract, Matrix
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.words import polynomial
+
+PARTIALS, ARRIVALS = "partials", "arrivals"  # the workspace of slices, and the counters of their CTAs
+
+
+class GlobalPlaces:
+    """The places of a machine's accesses, under its contract."""
+
+    contract: Contract
+    facts: Facts
+    kinds: Kinds
+    lanes: int
+
+    def _located(self, address: Any, size: int, written: bool, lanes: Lanes) -> tuple[Matrix, Cells]:
+        """The elements of accesses by lanes of ``size`` bytes at an address, which must be in an operand and
+        aligned."""
+        poly = polynomial(address, 64)
+        if len(lanes) != self.lanes:
+            poly = poly.of_lanes(lanes)
+        names = set(poly.names())
+        matrix = next((x for x in self.contract.matrices if x.base in names), None)
+        if matrix is None:
+            raise NotCertified("a global address that is not computed from one operand's")
+        if matrix.written not in (written, None):
+            raise NotCertified(f"{matrix.name} is {'written' if written else 'read'}")
+        offset = poly - matrix.address
+        if any(x.base in offset.names() for x in self.contract.matrices):
+            raise NotCertified("a global address that is not computed from one operand's")
+        if any(np.any(np.asarray(c) % size) for c in poly.terms.values()):
+            raise NotCertified(f"an access of {size} bytes to {matrix.name} may not be aligned")
+        row, col = matrix.place(offset)
+        # A column before its row's start is one of the row before.
+        if (before := self.facts.known(col) == 0).any():
+            carried = Polynomial.of(before.astype(np.int64))
+            row, col = row - carried, col + carried * matrix.ld
+        count = size // matrix.width
+        # Along memory; A(row, k) and B(col, k) are named by the caller's order.
+        extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
+        for gap, what in (
+            (row, "before its first row"), (extents[0] - 1 - row, "after its last row"),
+            (col, "before the start of a row"), (extents[1] - count - col, "beyond the end of a row"),
+        ):  # fmt: skip
+            if not self.facts.holds(gap):
+                where = f"{matrix.name}({row}, {col})"
+                raise NotCertified(f"an access to {where} may lie {what}", refuted=self.facts.refutation(gap))
+        if not (row.varying.same_in_all_lanes and col.varying.same_in_all_lanes):
+            raise NotCertified(f"the places of lanes in {matrix.name} differ by more than constants")
+        shape = (len(lanes), count)
+        rows = np.broadcast_to(np.asarray(row.constant, np.int64).reshape(-1, 1), shape)
+        cols = np.broadcast_to(np.asarray(col.constant, np.int64).reshape(-1, 1) + np.arange(count), shape)
+        if matrix.across:
+            row, col, rows, cols = col, row, cols, rows
+        number = self.kinds.number(Kind(matrix.name, row.varying, col.varying))
+        return matrix, Cells(np.full(shape, number), rows, cols, matrix.width)
+
+    def _slab(self, place: Cells) -> Polynomial:
+        """The slab of the workspace that places are in."""
+        kind = self.kinds[place.one_kind]
+        if kind is None or kind.col.terms or not (place.rows == place.rows.flat[0]).all():
+            raise NotCertified("lanes access several slabs of the workspace")
+        return kind.row + int(place.rows.flat[0])
+
+    def _all_lanes(self, cells: Cells) -> Cells:
+        if len(cells.kinds) != self.lanes:
+            raise NotCertified("some lanes of a CTA use the workspace, and others not")
+        return cells
+
+    def _spread(self, cells: Cells, lanes: Lanes) -> Cells:
+        """Elements of some lanes, as a register of all."""
+        if len(lanes) == self.lanes:
+            return cells
+        arrays = []
+        for each in (cells.kinds, cells.rows, cells.cols):
+            arrays.append(np.zeros((self.lanes, each.shape[1]), np.int64))
+            arrays[-1][lanes] = each
+        return Cells(arrays[0], arrays[1], arrays[2], cells.width)
+
+    @staticmethod
+    def counter(address: Any, lanes: Lanes) -> Polynomial:
+        """The number of the counter at an address."""
+        number, rest = (polynomial(address, 64).of_lanes(lanes) - Polynomial.named(ARRIVALS, 4)).divided(4)
+        if rest.terms:
+            raise NotCertified("an atomic on what is no counter of a tile")
+        return number

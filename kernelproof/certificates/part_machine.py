@@ -1,0 +1,68 @@
+"""What a group of consumers does where k is shared out: it leaves the partial sums of its items in a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kernelproof.certificates.box_machine import BoxMachine
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.role_state import CONSUMER
+from kernelproof.certificates.slices import ItemWorkspace
+from kernelproof.emulator.memory.atomics import AtomicKind
+from kernelproof.emulator.state.arrays import Mask
+from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
+
+
+class PartMachine(BoxMachine):
+    """A role whose items may be slices of k."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.slices = ItemWorkspace(self.contract.slices)
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """Those of a role, and of partial sums."""
+        return super().units() | {
+            "G": {"grid_wait": self.grid_wait, "store": self.store_part}, "Q": {"apply": self.count_part},
+        }  # fmt: skip
+
+    def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
+        """bar.sync; of a group alone where it leaves partial sums."""
+        if self.role == CONSUMER and self.pipeline.parts is not None:
+            self._meet(number, count, m)
+        else:
+            super().sync(number, count, m)
+
+    def end_item(self) -> None:
+        left = self.slices.left
+        super().end_item()
+        if self.role == CONSUMER and self.skipped is None and self.slices.slices is not None:
+            self.protocol.leave(left)
+
+    def _meet(self, number: Any, count: Any, m: Mask) -> None:
+        """A barrier of a group of consumers alone."""
+        self._together(m)
+        if self._one(count) != self.lanes:
+            raise NotCertified("a barrier of more or fewer threads than those of a group")
+        self.protocol.meeting(self.group, self._one(number))
+        self.slices.barrier()
+
+    def store_part(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+        """A group stores the partial sums of its item."""
+        if self.role != CONSUMER or self.pipeline.parts is None or not self.track.granted:
+            raise NotCertified("a store to global memory that is not a consumer's of partial sums")
+        super().global_store(address, value, size, m)
+
+    def count_part(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> None:
+        """One thread of a group counts its item, with release for the whole device."""
+        lanes = self.active(m)
+        if self.role != CONSUMER or self.pipeline.parts is None or lanes is None or len(lanes) != 1:
+            raise NotCertified("an atomic that does not count an item by one of a group's threads")
+        if (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared" or kind.returns:
+            raise NotCertified("an atomic that does not add to a counter of a tile")
+        if not kind.write & ORDERS or scope_of(kind.write) != Scope.GPU:
+            raise NotCertified("an item is counted without release for the whole device")
+        if self._one(value, lanes) != 1:
+            raise NotCertified("an item is not counted as one")
+        self.slices.arrive(self.counter(address, lanes))

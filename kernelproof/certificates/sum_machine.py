@@ -1,0 +1,480 @@
+"""One thread of a group of consumers, any of them, that adds partial sums of tiles.
+
+The number of the thread is a polynomial in a few names, as sizes are. A branch by a condition that holds for some
+threads or problems only is taken both ways, each way with what is known there, up to the block at which the ways meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates import abstract
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
+from kernelproof.certificates.conditions import AtLeast, Condition, Multiple, OpenFacts, chosen, settled
+from kernelproof.certificates.contract import Contract, Matrix
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
+from kernelproof.certificates.invariants import bits_of, is_number, poly_of
+from kernelproof.certificates.machine import MOST_STEPS, Machine
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.share import Share
+from kernelproof.certificates.slices import Partial
+from kernelproof.certificates.words import Word, polynomial
+from kernelproof.emulator import arithmetic
+from kernelproof.emulator.memory.atomics import AtomicKind
+from kernelproof.emulator.state.arrays import Mask
+from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
+
+SLAB = "slab"  # partial sums by their places in a slab of the workspace
+VECTOR = 4  # sums of a vector
+COUNTER_HALF = 1 << 16  # a counter has parts below, and vectors from here on
+Registers = dict[str, Any]
+Reached = Callable[[int | None, Registers], None]
+
+
+class Phase(IntEnum):
+    """What a thread may do besides computing."""
+
+    START = 0  # up to its group's first item
+    SHARE = 1  # up to its share of the vectors
+    TILE = 2  # a tile of its share
+    VECTORS = 3  # the vectors of a tile
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a sum is stored: its place in D, and the vector that it is of. ``exactly``: if that is within D, and the
+    vector is one of the share, and not otherwise."""
+
+    row: Polynomial
+    col: Polynomial
+    vector: Polynomial
+    exactly: bool
+
+
+@dataclass
+class Doings:
+    """What a thread has done for a tile. ``cleared``: None if exactly the last group has returned the counter to
+    zero."""
+
+    waited: bool = False
+    counted: bool = False
+    met: bool = False
+    added: bool = False
+    cleared: bool | None = False
+    stored: dict[object, Stored] = field(default_factory=dict)
+
+    def copied(self) -> Doings:
+        return replace(self, stored=dict(self.stored))
+
+
+class SumMachine(Machine):
+    """``share``: what its group adds. ``phase``: what it does; ``at``: the vector of the turn in VECTORS. ``threads``:
+    names of which its number consists. ``taken``: where branches went in the phase TILE that are decided."""
+
+    facts: OpenFacts
+
+    def __init__(self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, share: Share) -> None:
+        super().__init__(program, replace(contract, lanes=1, slices=None, facts=facts), kinds)
+        self.share, self.phase, self.at = share, Phase.START, ZERO
+        self.doings, self.depth = Doings(), 0
+        self.taken: dict[int, int] = {}
+        self.counter_value: Lanes | None = None  # in the loop that waits, what it loads
+        self.special: dict[int, Callable[[int, Registers], tuple[int, Registers]]] = {}
+        arithmetic_names = abstract.names_of_arithmetic(contract.type_of("D"))
+        pack = arithmetic_names["pack_f32"]
+        arithmetic_names |= {"divide": self.divide, "pack_f32": lambda *x: pack(*map(settled, x))}
+        select: Callable[..., Any] = lambda test, yes, no: chosen(test, yes, no, abstract.select)  # noqa: E731
+        split: Callable[..., Any] = self.scope["SPLIT"]  # type: ignore[assignment]
+        self.scope |= {
+            "SEL": select, "WHERE": select, "SPLIT": lambda value, *rest: split(settled(value), *rest),
+            "A": abstract.Named(arithmetic_names, arithmetic),
+            "np": abstract.Named({"minimum": least, "where": select}, np),
+        }  # fmt: skip
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """Those of a thread that adds; before its items, what other proofs check does nothing."""
+        return {
+            "G": {"load": self.load, "store": self.store, "grid_wait": self.nothing},
+            "Q": {"apply": self.count_vectors}, "Z": {}, "S": {}, "H": {}, "C": {},
+            "I": {"lanes": self.lanes_of, "constant": self.constant},
+            "W": {"shfl": self.shuffle},
+            "J": {"sync": self.sync}, "Y": {"converge": lambda *_: None},
+            "B": {"fence_init": self.nothing}, "O": {"change": self.nothing},
+        }  # fmt: skip
+
+    def nothing(self, *_: Any) -> None:
+        """What a thread does before its items."""
+        if self.phase != Phase.START:
+            raise NotCertified("a thread that adds partial sums does something else")
+
+    # --- running
+
+    def follow(
+        self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
+    ) -> Any:
+        """Go on from a block to ``until``, and return the registers there; None if all ways end before. Each way that
+        comes to the kernel's end or to one of the stops, other than at first, is reported."""
+        first = True
+        while block != until or first:
+            if block in stops and not first:
+                reached(block, registers)
+                return None
+            if block in self.special and not first:
+                block, registers = self.special[block](block, registers)
+                continue
+            first = False
+            following = self._step(block, registers)
+            if following is None:
+                reached(None, registers)
+                return None
+            if isinstance(following, int):
+                block = following
+                continue
+            join = self.program.joins[block]
+            after = self._both(block, following, registers, stops, reached)
+            if after is None:
+                return None
+            assert join is not None
+            block, registers = join, after
+        return registers
+
+    def _step(self, block: int, registers: Registers) -> int | Condition | None:
+        """Execute a block. The block that follows, or the condition under which that is the first of its targets."""
+        node, piece = self.program.blocks[block], self.program.pieces[block]
+        if node.end == "exit":
+            return None
+        self._execute(block, registers)
+        self.steps += len(piece.lines)
+        if self.steps > MOST_STEPS:
+            raise NotCertified(f"no end within {MOST_STEPS} instructions")
+        if node.end == "switch":
+            raise NotCertified("an indexed branch is not covered")
+        if node.end != "cond":
+            return node.targets[0]
+        test = settled(registers.get(piece.condition or ""))
+        if isinstance(test, Condition):
+            return ~test if piece.negated else test
+        values = np.asarray(test)
+        if values.dtype != bool or values.size != 1:
+            raise NotCertified("a branch by a predicate that is not known")
+        target = node.targets[0 if bool(values.flat[0]) != piece.negated else 1]
+        if self.phase == Phase.TILE:
+            self.taken[block] = target
+        return target
+
+    def _execute(self, block: int, registers: Registers) -> None:
+        if self.phase != Phase.START:
+            super()._execute(block, registers)
+            return
+        # What only items need may be unknown. What a thread does here besides is proven of its role.
+        for line in self.program.pieces[block].text:
+            name, equals, _ = line.partition(" = ")
+            try:
+                exec(line, self.scope, registers)
+            except (NotCertified, AttributeError, TypeError):
+                if not equals or not name.isidentifier():
+                    raise
+                registers[name] = UNKNOWN
+
+    def _both(
+        self, block: int, test: Condition, registers: Registers, stops: Iterable[int], reached: Reached
+    ) -> Registers | None:
+        """Both sides of a branch, and the registers where they meet."""
+        join, before = self.program.joins[block], self.doings
+        by_thread = bool(test.names() & self.share.lane_names)
+        sides: list[tuple[Condition, Any, Doings]] = []
+        self.depth += by_thread
+        for target, side in zip(self.program.blocks[block].targets, (test, ~test), strict=True):
+            with self.facts.side(side):
+                self.doings = before.copied()
+                # A side may be empty.
+                mine = dict(registers)
+                after = mine if target == join else self.follow_side(target, mine, join, stops, reached)
+                sides.append((side, after, self.doings))
+        self.depth -= by_thread
+        alive = [side for side in sides if side[1] is not None]
+        if by_thread and len(alive) < 2:
+            raise NotCertified("threads of a group go different ways for good")
+        if not alive:
+            return None
+        self.doings = alive[0][2] if len(alive) == 1 else self._met_doings(sides)
+        if len(alive) == 1:
+            self.facts.assume(alive[0][0])  # the other side has ended
+            return dict(alive[0][1])
+        out = dict(registers)
+        for register in self.program.live(join if join is not None else block):
+            name = self.program.emitter.variable(register)
+            a, b = (side[1].get(name) for side in sides)
+            out[name] = a if same_value(a, b) else UNKNOWN
+        return out
+
+    def follow_side(
+        self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
+    ) -> Any:
+        """The same as ``follow``, from a block that may itself be a stop."""
+        if block in stops:
+            reached(block, registers)
+            return None
+        if block in self.special:
+            block, registers = self.special[block](block, registers)
+            return registers if block == until else self.follow_side(block, registers, until, stops, reached)
+        return self.follow(block, registers, until, stops, reached)
+
+    def _met_doings(self, sides: list[tuple[Condition, Any, Doings]]) -> Doings:
+        """What has been done where two sides meet: the same, but for sums that lie beyond D, or vectors beyond the
+        share, on the side that does not store them."""
+        (_, _, a), (_, _, b) = sides
+        if (a.waited, a.counted, a.met, a.added) != (b.waited, b.counted, b.met, b.added):
+            raise NotCertified("a part of a group's threads waits, counts or meets")
+        out = a.copied()
+        if a.cleared is not b.cleared:
+            for test, _, doings in sides:
+                if doings.cleared is False:
+                    with self.facts.side(test):
+                        self.check_not_last()
+            out.cleared = None
+        for key in a.stored.keys() | b.stored.keys():
+            stored = a.stored.get(key) or b.stored[key]
+            for test, _, doings in sides:
+                if key not in doings.stored:
+                    with self.facts.side(test):
+                        self._check_beyond(stored)
+            out.stored[key] = replace(stored, exactly=True)
+        return out
+
+    def _check_beyond(self, stored: Stored) -> None:
+        """Check that a sum does not have to be stored."""
+        d = self.matrix("D")
+        gaps = (stored.row - d.rows, stored.col - d.cols, stored.vector - self.share.last)
+        if not any(self.facts.truth(gap) for gap in gaps):
+            raise NotCertified(f"D({stored.row}, {stored.col}) may not be stored")
+
+    def matrix(self, name: str) -> Matrix:
+        """An operand."""
+        return next(x for x in self.contract.matrices if x.name == name)
+
+    # --- values
+
+    def lanes_of(self, name: str) -> Any:
+        if name == "%tid.x":
+            return Word(self.share.thread, 32, self.facts)
+        if name == "%laneid":
+            return Word(self.share.lane, 32, self.facts)
+        return np.zeros(1, "u4") if name in ("%tid.y", "%tid.z") else self._special(name)
+
+    def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, _site: int) -> Any:
+        """shfl.sync of what all lanes of a warp have, by all of them."""
+        whole = mode == "idx" and not self._number(lane).any() and (self._number(clamp) == 31).all()
+        if m is not None or self.depth or not whole or (self._number(members) != 0xFFFFFFFF).any():
+            raise NotCertified("a shuffle that does not bring what the warp's first lane has to all")
+        if not is_number(value) or set(poly_of(value).names()) & self.share.names_in_warp:
+            raise NotCertified("a shuffle of what differs between the lanes of a warp")
+        return value, np.ones(1, bool)
+
+    def divide(self, a: Any, b: Any) -> Any:
+        """A quotient, which may be one that is defined as such."""
+        word = a if isinstance(a, Word) else b
+        if isinstance(word, Word):
+            x, y = (Word(polynomial(each, word.bits), word.bits, self.facts, word.signed).number() for each in (a, b))
+            for each in self.facts.fractions:
+                if x.equals(each.dividend) and y.equals(each.divisor) and self.facts.holds(y - 1):
+                    # It is at most the dividend, which is a number of so many bits.
+                    self.facts.learn(Polynomial.of((1 << min(word.bits - word.signed, 62)) - 1) - each.whole)
+                    return Word(each.whole, word.bits, self.facts, word.signed)
+        return abstract.divide(a, b)
+
+    # --- other groups: barriers and counters
+
+    def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
+        """The CTA's barrier before its items; then that of the group, once for a tile."""
+        if self.phase == Phase.START:
+            return
+        share, doings = self.share, self.doings
+        if self.phase != Phase.TILE or m is not None or self.depth or doings.met or doings.added:
+            raise NotCertified("a barrier that is not the one of a group for a tile")
+        at, of = (np.unique(self._number(each)) for each in (number, count))
+        if at.tolist() != [share.meeting] or of.tolist() != [share.threads]:
+            raise NotCertified(f"barrier {at} of {of} threads is not the group's")
+        if share.first and not doings.waited:
+            raise NotCertified("a group meets before its first thread has waited for all partial sums of a tile")
+        doings.met = True
+
+    def check_counter(self, address: Any) -> None:
+        """Check that an address is that of the tile's counter."""
+        number = self.counter(address, self.every)
+        if not number.equals(self.share.tile):
+            raise NotCertified(f"the counter of tile {number}, not of the group's tile")
+
+    def wait_for_parts(self, block: int, registers: Registers) -> tuple[int, Registers]:
+        """The loop in which the first thread waits for all parts of a tile: for every value that the counter may have,
+        it goes on exactly if all parts are counted."""
+        share, doings = self.share, self.doings
+        if self.phase != Phase.TILE or not share.first or doings.waited or doings.met:
+            raise NotCertified("a wait for a counter that is not the one of a group's first thread")
+        if self.program.loops[block] != {block} or any(
+            ins.base not in ("ld", "and", "or", "xor", "shl", "shr", "add", "sub", "setp", "mov", "selp", "bfe")
+            for ins in self.program.blocks[block].all()
+        ):
+            raise NotCertified("between two looks at a counter, a thread does more than to compute")
+        (after,) = {to for to in self.program.blocks[block].targets if to != block}
+        parts, vectors = np.meshgrid(np.arange(share.count + 1), np.arange(share.vectors + 1))
+        for value in (parts + vectors * COUNTER_HALF).reshape(-1):
+            self.counter_value = np.array([value], "u4")
+            try:
+                following = self._step(block, mine := dict(registers))
+            finally:
+                self.counter_value = None
+            if following != (after if value % COUNTER_HALF == share.count else block):
+                raise NotCertified(f"a wait for {share.count} parts goes on, or does not, when {value:#x} is counted")
+        written = {name for name in mine if mine[name] is not registers.get(name)}
+        del self.taken[block]
+        doings.waited = True
+        return after, registers | dict.fromkeys(written, UNKNOWN)
+
+    def count_vectors(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
+        """The first thread counts the vectors that its group adds; what the counter was before."""
+        share, doings = self.share, self.doings
+        if self.phase != Phase.TILE or not share.first or m is not None or self.depth or doings.counted:
+            raise NotCertified("an atomic that does not count a group's vectors once")
+        if not doings.waited or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared" or not kind.returns:
+            raise NotCertified("an atomic that does not add to the counter of a tile that was waited for")
+        if kind.read & 3 != Scope.GPU or kind.write & 3 != Scope.GPU:
+            raise NotCertified("an atomic that counts vectors for a part of the device only")
+        self.check_counter(address)
+        if not polynomial(value, 32).equals((share.last - share.at) * COUNTER_HALF):
+            raise NotCertified("not as many vectors are counted as are added")
+        doings.counted = True
+        return Word(share.before * COUNTER_HALF + share.count, 32, self.facts)
+
+    def check_not_last(self) -> None:
+        """Check that other groups have vectors left to count."""
+        share = self.share
+        if share.first and not self.facts.holds(
+            Polynomial.of(share.vectors - 1) - share.before - (share.last - share.at)
+        ):
+            raise NotCertified("the last group to count its vectors does not return the counter to zero")
+
+    def _clear(self, address: Any, value: Any, size: int, strength: int) -> None:
+        """A store to a counter."""
+        share, doings = self.share, self.doings
+        self.check_counter(address)
+        if (
+            self.phase != Phase.TILE
+            or not share.first
+            or not doings.counted
+            or not doings.added
+            or doings.cleared is not False
+        ):
+            raise NotCertified("a counter is returned to zero by another thread, twice or too early")
+        if size != VECTOR or strength & 3 != Scope.GPU or self._number(value).any():
+            raise NotCertified("a counter is not returned to zero for the whole device")
+        if not self.facts.holds(share.before + (share.last - share.at) - share.vectors):
+            raise NotCertified("a counter is returned to zero that other groups still need")
+        doings.cleared = True
+
+    # --- global memory
+
+    def load(self, address: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> Any:
+        """Partial sums, which may be loaded under a condition; or a counter in a loop that waits for it."""
+        if self.counter_value is not None:
+            self.check_counter(address)
+            if m is not None or size != VECTOR or not strength & ORDERS or strength & 3 != Scope.GPU:
+                raise NotCertified("a wait for a counter that does not acquire for the whole device")
+            return self.counter_value
+        test = settled(m)
+        if test is None or (isinstance(test, np.ndarray) and test.all()):
+            return self._load(address, size, strength)
+        if isinstance(test, np.ndarray):
+            return unknown(1, size // VECTOR, VECTOR)
+        with self.facts.side(test):
+            return self._load(address, size, strength)
+
+    def _load(self, address: Any, size: int, strength: int) -> Partial:
+        if self.phase != Phase.VECTORS or not self.doings.met:
+            raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
+        if strength & READ_ONLY:
+            raise NotCertified("partial sums are loaded through the read-only path")
+        matrix, place = self._located(address, size, False, self.every)
+        kind = self.kinds[place.one_kind]
+        if matrix.name != PARTIALS or kind is None:
+            raise NotCertified("a load of what are no partial sums")
+        number = kind.row + int(place.rows.flat[0]) - self.share.tile * self.share.count
+        if (
+            not number.is_constant
+            or not isinstance(number.constant, int)
+            or not 0 <= number.constant < self.share.count
+        ):
+            raise NotCertified("partial sums are loaded from a slab that is none of the tile's")
+        kinds = np.full_like(place.kinds, self.kinds.number(Kind(SLAB, ZERO, kind.col)))
+        whole = Cells(kinds, np.zeros_like(place.rows), place.cols, VECTOR)
+        return Partial(whole, number.constant, number.constant + 1, self.share.count)
+
+    def store(self, address: Any, value: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> None:
+        """Sums to D; or zero to a counter."""
+        test = settled(m)
+        if isinstance(test, np.ndarray) and not test.any():
+            return
+        if isinstance(test, Condition):
+            raise NotCertified("a store under a predicate that depends on the problem")
+        if isinstance(address, Word) and ARRIVALS in address.poly.names():
+            self._clear(address, value, size, strength)
+            return
+        value, d = settled(value), self.matrix("D")
+        if self.phase != Phase.VECTORS or not isinstance(value, Cells) or isinstance(value, Partial):
+            raise NotCertified("what is stored to D is not a sum over all slices")
+        if value.width != d.width or value.bytes != size:
+            raise NotCertified("what is stored to D is not a sum of its type")
+        if size > d.width and Multiple(polynomial(address, 64), size, True).truth(self.facts) is not True:
+            raise NotCertified(f"a store of {size} bytes to D may not be aligned")
+        for i in range(size // d.width):
+            self._store(address + i * d.width, value.part(i, i + 1), d)
+
+    def _store(self, address: Any, value: Cells, d: Matrix) -> None:
+        """Store one sum."""
+        matrix, place = self._located(address, d.width, True, self.every)
+        target, kind = self.kinds[place.one_kind], self.kinds[value.one_kind]
+        if matrix.name != d.name or target is None or kind is None or kind.source != SLAB:
+            raise NotCertified("what is stored to D is not a sum over all slices")
+        row, col = target.row + int(place.rows.flat[0]), target.col + int(place.cols.flat[0])
+        position = kind.col + int(value.cols.flat[0])
+        vector, element = self.share.vector_of(position)
+        tile = self.contract.tile
+        assert tile is not None
+        self.share.check_place(position, row - tile.row, col - tile.col)
+        for gap in (vector - self.at, self.share.last - 1 - vector):
+            if not self.facts.holds(gap):
+                raise NotCertified("a group stores sums of a vector that is not of its share")
+        key = vector.key, element
+        if key in self.doings.stored:
+            raise NotCertified("a sum is stored twice")
+        self.doings.stored[key] = Stored(row, col, vector, False)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Do two ways lead to the same value of a register?"""
+    if a is b:
+        return True
+    return is_number(a) and is_number(b) and bits_of(a) == bits_of(b) and poly_of(a).equals(poly_of(b))
+
+
+def least(a: Any, b: Any) -> Any:
+    """The smaller one of two numbers, which must be known."""
+    if not isinstance(a, Word) and not isinstance(b, Word):
+        return np.minimum(a, b)
+    for first, second in ((a, b), (b, a)):
+        test = settled(first <= second)
+        if isinstance(test, np.ndarray):
+            return abstract.select(test, first, second)
+    raise NotCertified(f"the smaller one of {a} and {b} is not known")
+
+
+def at_least(facts: OpenFacts, *gaps: Polynomial) -> Condition:
+    """The condition that some polynomials are at least 0."""
+    return Condition(facts, tuple(AtLeast(gap) for gap in gaps))

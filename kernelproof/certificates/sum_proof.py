@@ -1,0 +1,292 @@
+"""Sums of partial sums: when all items have left theirs in a workspace, all groups of all CTAs add equal shares.
+
+An item of a pipeline is then a slice of a tile's k. A group stores its partial sums to the item's own slab, meets at
+its barrier, and one thread counts the item in the tile's counter, with release. When a group has no item left, it takes
+its **share** of the vectors of all tiles: of V vectors, group g of G has those from V * g / G to before V * (g + 1) /
+G, rounded down. So each vector is one group's.
+
+A group goes through its share tile by tile:
+
+- Its first thread waits, with acquire, until all parts of the tile are counted, and counts the group's vectors in the
+  upper half of the counter. All threads meet. Each thread then loads its vectors of all slabs of the tile, adds them in
+  the order of slices, and stores those sums that lie within D, each once.
+- Of the groups of a tile, the one that finds all other vectors counted is the last to look at the counter, since each
+  counts its own behind its wait: it alone returns the counter to zero.
+
+A thread that waits there has no item left, and neither items nor producers wait for a sum; all CTAs run at once, so
+every part is counted at some time, and no wait lasts for ever.
+
+All of this is proven for any thread of a group at once, for any tile, and for any vector of it: the state in which a
+vector is reached holds nothing but its number that another one changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates import rests
+from kernelproof.certificates.cells import UNKNOWN, Kinds
+from kernelproof.certificates.conditions import Fraction, OpenFacts
+from kernelproof.certificates.contract import Contract
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.invariants import bits_of, is_number, poly_of
+from kernelproof.certificates.loops import Case
+from kernelproof.certificates.pipelines import WARP, Parts, Pipeline, Protocol
+from kernelproof.certificates.polynomials import ZERO, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_loops import after_items, exits_of, loops_of, registers_of
+from kernelproof.certificates.role_state import CONSUMER
+from kernelproof.certificates.share import AT, LEFT, VECTOR, Share
+from kernelproof.certificates.sum_machine import COUNTER_HALF, Phase, Registers, SumMachine, at_least
+from kernelproof.certificates.words import Word
+from kernelproof.emulator.frontend.flow.loops import reachable
+
+FIRST, END = "share_first", "share_end"  # of a group, among the vectors of all tiles
+MOST_VECTORS = 1 << 60
+named = Polynomial.named
+
+
+class SumProof:
+    """Proves what groups do behind their items, under the contract of an item."""
+
+    def __init__(
+        self, program: Program, contract: Contract, pipeline: Pipeline, protocol: Protocol, kinds: Kinds
+    ) -> None:
+        assert pipeline.parts is not None
+        assert protocol.slab is not None
+        self.program, self.contract, self.pipeline, self.kinds = program, contract, pipeline, kinds
+        self.parts: Parts = pipeline.parts
+        self.protocol, self.slab = protocol, protocol.slab
+        self.variable = program.emitter.variable
+        self.items = loops_of(program, CONSUMER)[0]
+        self.after = after_items(program, self.items)
+        spins = list(program.graph.spin_heads)
+        around = [head for head, body in program.loops.items() if spins and spins[0] in body and head != spins[0]]
+        if len(spins) != 1 or len(around) != 1:
+            raise NotCertified("partial sums that are not added in one loop over tiles, with one wait for a counter")
+        (self.spin,), (self.tiles,) = spins, around
+        within = [x for x in program.loops if x in program.loops[self.tiles] and x not in (self.tiles, self.spin)]
+        if len(within) != 1 or self.tiles in program.loops[self.items]:
+            raise NotCertified("the vectors of a tile that are not added in one loop behind all items")
+        (self.vectors,) = within
+        if max(self.parts.count, self.parts.vectors) >= COUNTER_HALF:
+            raise NotCertified("a counter has no room for all parts and vectors of a tile")
+        self.steps = 0
+
+    def cases(self) -> Iterator[Case]:
+        """The sums of every group, proven. Raises NotCertified."""
+        self._check_slab()
+        for group in range(len(self.pipeline.groups)):
+            self.steps = 0
+            first, last = self.pipeline.groups[group]
+            warpgroups = range((last - first) // (4 * WARP))
+            taken = [self._thread(group, True, 0), *(self._thread(group, False, each) for each in warpgroups)]
+            self._check_barrier(taken)
+            yield Case(covers=f"group {group} adds partial sums of any tile", instructions=self.steps)
+
+    def _check_slab(self) -> None:
+        """Check that a slab has every sum of a tile once."""
+        tile = self.contract.tile
+        assert tile is not None
+        rows, cols = self.slab.rows, self.slab.cols
+        inside = (rows >= 0) & (rows < tile.rows) & (cols >= 0) & (cols < tile.cols)
+        counts = np.bincount((rows * tile.cols + cols)[inside], minlength=tile.rows * tile.cols)
+        if not inside.all() or (counts != 1).any():
+            raise NotCertified("an item does not leave each sum of its tile once")
+
+    def _check_barrier(self, taken: list[list[dict[int, int]]]) -> None:
+        """Check that a group's threads are together at its barrier: it is not on one side of a branch where they go
+        different ways."""
+        blocks = self.program.blocks
+        meets = {x.index for x in blocks if any(ins.base in ("bar", "barrier") for ins in x.all())}
+        for of_threads in zip(*taken, strict=True):
+            for block in set[int]().union(*of_threads):
+                join = self.program.joins[block]
+                apart = len({each[block] for each in of_threads if block in each}) > 1
+                if apart and (join is None or meets & set(reachable(blocks, blocks[block].targets, join))):
+                    raise NotCertified("a barrier that not all threads of a group reach together")
+
+    # --- a thread's share
+
+    def _thread(self, group: int, first: bool, warpgroup: int) -> list[dict[int, int]]:
+        """The first thread of a group, or any other one of a warpgroup, for every share: where its branches went."""
+        share = self._share(group, first, warpgroup)
+        registers = self._to_share(share)
+        taken = []
+        for goes_on in (True, False):
+            at = rests.number(AT, share.vectors)
+            last = Polynomial.of(share.vectors) if goes_on else at + named(LEFT) + 1
+            mine = replace(share, tile=self.parts.tile, at=at, last=last)
+            taken.append(self._tile(mine, registers, goes_on))
+        return taken
+
+    def _share(self, group: int, first: bool, warpgroup: int) -> Share:
+        start, end = self.pipeline.groups[group]
+        if group not in self.protocol.meetings:
+            raise NotCertified("a group of consumers without a barrier of its own")
+        return Share(
+            self.parts, group, len(self.pipeline.groups), start, end - start, first, warpgroup,
+            self.protocol.meetings[group], self.slab,
+        )  # fmt: skip
+
+    @staticmethod
+    def _facts(facts: Facts, share: Share, *assumed: Polynomial) -> OpenFacts:
+        """Facts of a problem, and of a thread."""
+        out = OpenFacts.of(facts, *assumed, *share.limits)
+        out.bounds |= share.bounds
+        return out
+
+    def _to_share(self, share: Share) -> Registers:
+        """The registers with which a thread reaches the first tile of its share. What its items have changed is not
+        known."""
+        parts, groups = self.parts, share.groups
+        facts = self._facts(self.pipeline.entry.facts, share)
+        facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
+        own, whole = parts.cta * groups + share.group, parts.tiles * parts.vectors
+        facts.fractions = [
+            Fraction(whole * own, parts.ctas * groups, named(FIRST)),
+            Fraction(whole * (own + 1), parts.ctas * groups, named(END)),
+        ]
+        machine = SumMachine(self.program, self.pipeline.entry, facts, self.kinds, share)
+        if not facts.holds(parts.ctas - 1 - parts.cta):
+            raise NotCertified("the number of a CTA may not be below that of CTAs")
+
+        def ended(*_: Any) -> None:
+            raise NotCertified("a thread of a group ends before its items")
+
+        registers = machine.follow(0, {}, self.items, (), ended)
+        written = registers_of(self.program, self.program.loops[self.items])[1]
+        registers |= dict.fromkeys(map(self.variable, written), UNKNOWN)
+        machine.phase = Phase.SHARE
+        found: list[Registers] = []
+
+        def reached(block: int | None, registers: Registers) -> None:
+            gap = named(END) - 1 - named(FIRST)
+            if not facts.holds(-gap - 1 if block is None else gap):
+                raise NotCertified("a group does not add its share exactly if it is not empty")
+            if block is not None:
+                found.append(registers)
+
+        machine.follow(self.after, registers, None, (self.tiles,), reached)
+        self.steps += machine.steps
+        if len(found) != 1:
+            raise NotCertified(f"the loop over tiles is reached in {len(found)} ways")
+        return found[0]
+
+    def _at_tile(self, machine: SumMachine, registers: Registers) -> tuple[Registers, list[str]]:
+        """The registers with which any tile of the share is reached, and those that count vectors of all tiles."""
+        at, written = machine.share.tile * machine.share.vectors + machine.share.at, self._written(self.tiles)
+        values = self.pipeline.names | {END: at + named(LEFT) + 1}
+        out, counting = dict[str, Any](), list[str]()
+        for name in map(self.variable, self.program.live(self.tiles)):
+            value = registers.get(name, UNKNOWN)
+            if name in written:
+                if is_number(value) and poly_of(value).equals(named(FIRST)):
+                    counting.append(name)
+                    out[name] = Word(at, bits_of(value), machine.facts)
+                else:
+                    out[name] = UNKNOWN
+            elif isinstance(value, Word) and FIRST not in value.poly.names():
+                poly = value.poly
+                for old, new in values.items():
+                    poly = poly.substituted(old, new)
+                out[name] = Word(poly, value.bits, machine.facts, value.signed)
+            else:
+                out[name] = value if isinstance(value, np.ndarray) else UNKNOWN
+        if not counting:
+            raise NotCertified("no register counts the vectors of a share")
+        return out, counting
+
+    def _written(self, head: int) -> set[str]:
+        return set(map(self.variable, registers_of(self.program, self.program.loops[head])[1]))
+
+    def _tile(self, share: Share, registers: Registers, goes_on: bool) -> dict[int, int]:
+        """Any tile of a share, which goes on behind it or not."""
+        behind = share.at + named(LEFT) + 1 - share.vectors
+        facts = self._facts(
+            self.contract.facts, share, behind if goes_on else -behind - 1,
+            share.vectors - share.before - (share.last - share.at),
+        )  # fmt: skip
+        machine = SumMachine(self.program, self.contract, facts, self.kinds, share)
+        machine.phase = Phase.TILE
+        start, counting = self._at_tile(machine, registers)
+        at = share.tile * share.vectors + share.last  # behind the group's vectors of the tile
+        end = share.tile * share.vectors + share.at + named(LEFT) + 1
+
+        def reached(block: int | None, registers: Registers) -> None:
+            doings = machine.doings
+            if not (doings.met and doings.added) or (share.first and not (doings.waited and doings.counted)):
+                raise NotCertified("a group does not wait for, count, meet for and add the vectors of a tile")
+            if doings.cleared is False:
+                machine.check_not_last()
+            for name in counting:
+                value = registers.get(name)
+                if not is_number(value) or not poly_of(value).equals(at):
+                    raise NotCertified("the vector behind those of a tile is not the next one of the share")
+            gap = end - 1 - at
+            if not facts.holds(-gap - 1 if block is None else gap):
+                raise NotCertified("a share does not end behind its last vector")
+
+        machine.special = {
+            self.spin: machine.wait_for_parts,
+            self.vectors: lambda _, registers: self._vectors(machine, registers),
+        }
+        machine.follow(self.tiles, start, None, (self.tiles,), reached)
+        self.steps += machine.steps
+        return machine.taken
+
+    # --- the vectors of a tile
+
+    def _vectors(self, machine: SumMachine, registers: Registers) -> tuple[int, Registers]:
+        """The loop over the group's vectors of a tile, for any of them; where it goes on, and with which registers."""
+        share, facts, written = machine.share, machine.facts, self._written(self.vectors)
+        if machine.phase != Phase.TILE or machine.doings.added or not facts.holds(share.last - 1 - share.at):
+            raise NotCertified("the vectors of a tile are added twice, or although there are none")
+        exits = exits_of(self.program, self.vectors)
+        if len(exits) != 1:
+            raise NotCertified("the loop over vectors is left for different places")
+        start, counting = dict(registers), list[str]()
+        for name in map(self.variable, self.program.live(self.vectors)):
+            value = registers.get(name)
+            if name in written and is_number(value) and poly_of(value).equals(share.at):
+                counting.append(name)
+                start[name] = Word(share.vector, bits_of(value), facts)
+        start |= dict.fromkeys(written - set(counting), UNKNOWN)
+        before, machine.at, machine.phase = machine.doings.copied(), share.vector, Phase.VECTORS
+        machine.doings.stored = {}
+        with facts.side(at_least(facts, share.vector - share.at, share.last - 1 - share.vector)):
+            machine.follow(
+                self.vectors, start, None, (self.vectors, *exits),
+                lambda block, after: self._next_vector(machine, counting, block, after),
+            )  # fmt: skip
+        machine.doings, machine.phase = replace(before, added=True), Phase.TILE
+        return exits[0], registers | dict.fromkeys(written, UNKNOWN)
+
+    def _next_vector(self, machine: SumMachine, counting: list[str], block: int | None, registers: Registers) -> None:
+        """Check what a turn has stored, and which vector is next."""
+        if block is None:
+            raise NotCertified("a thread ends while its group adds vectors")
+        share, again = machine.share, block == self.vectors
+        steps = set[int]()
+        for name in counting:
+            value = registers.get(name)
+            more = poly_of(value) - share.vector if is_number(value) else ZERO
+            steps.add(int(more.constant) if more.is_constant else 0)
+        if len(steps) != 1 or min(steps) < 1:
+            raise NotCertified("no register counts the vectors of a tile")
+        (step,) = steps
+        # Vectors behind the last one are those of another group, or there are none.
+        vectors = [share.vector + i for i in range(step)]
+        due = [x for x in vectors if machine.facts.truth(x - share.last) is not True]
+        expected = {(vector.key, element) for vector in due for element in range(VECTOR)}
+        if expected - machine.doings.stored.keys():
+            raise NotCertified(f"not all of {len(expected)} sums of {step} vectors are stored")
+        if machine.doings.stored.keys() - {(vector.key, element) for vector in vectors for element in range(VECTOR)}:
+            raise NotCertified(f"a turn stores sums of more than {step} vectors")
+        gap = share.last - 1 - share.vector - step
+        if not machine.facts.holds(gap if again else -gap - 1):
+            raise NotCertified("the loop over vectors does not end behind the last one")

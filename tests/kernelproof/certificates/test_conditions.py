@@ -1,0 +1,110 @@
+"""Predicates that depend on the problem hold where those of numbers hold, and quotients have the names they need."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernelproof.certificates import rests
+from kernelproof.certificates.conditions import AtLeast, Chosen, Condition, Multiple, OpenFacts, chosen, settled
+from kernelproof.certificates.facts import Facts, NotCertified
+from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.certificates.words import Word
+
+MOST = 40
+COMPARISONS: list[Callable[[Any, Any], Any]] = [
+    operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne, lambda a, b: (a & b) != 0,
+]  # fmt: skip
+
+
+def facts(low: int = 0, high: int = MOST) -> OpenFacts:
+    return OpenFacts.of(Facts({("x",): (low, high)}))
+
+
+def word(known: OpenFacts) -> Word:
+    return Word(Polynomial.named("x"), 32, known)
+
+
+def truth(condition: Any, value: int) -> bool:
+    """A predicate where x has a value."""
+    if not isinstance(condition, Condition):
+        return bool(np.asarray(condition).item())
+
+    def atom(each: AtLeast | Multiple) -> bool:
+        number = facts().evaluated(each.gap if isinstance(each, AtLeast) else each.number, {"x": value})
+        return number >= 0 if isinstance(each, AtLeast) else (number % each.divisor == 0) is each.holds
+
+    return (any if condition.any else all)(map(atom, condition.atoms))
+
+
+@given(st.sampled_from(COMPARISONS[:6]), st.sampled_from(COMPARISONS[:6]), st.integers(0, 3), st.integers(0, 9))
+def test_conditions_are_true_where_numbers_are(first: Any, second: Any, a: int, b: int) -> None:
+    x = word(facts())
+    for value in range(0, MOST, 3):
+        mine, its = first(x, np.uint32(a)), second(x, np.uint32(b))
+        assert truth(mine, value) is bool(first(value, a))
+        for operation in (operator.and_, operator.or_):
+            try:
+                met = operation(mine, its)
+            except NotCertified:
+                continue
+            assert truth(met, value) is bool(operation(first(value, a), second(value, b)))
+        if isinstance(mine, Condition):
+            assert truth(~mine, value) is not bool(first(value, a))
+
+
+@pytest.mark.parametrize("mask", [1, 3, 7])
+def test_low_bits_are_those_of_numbers(mask: int) -> None:
+    for value in range(MOST):
+        assert truth((word(facts()) & np.uint32(mask)) != 0, value) is (value & mask != 0)
+
+
+def test_a_side_knows_its_condition_and_no_other_does() -> None:
+    known = facts()
+    x = word(known)
+    test = x >= np.uint32(20)
+    with known.side(test):
+        assert settled(x > np.uint32(19)).all()
+        with known.side(x < np.uint32(21)):
+            assert settled(x == np.uint32(20)).all(), "of both facts together"
+        assert isinstance(x == np.uint32(20), Condition)
+    with known.side(~test):
+        assert not settled(x > np.uint32(19)).any()
+    assert isinstance(x > np.uint32(19), Condition)
+
+
+def test_two_facts_together_bound_a_sum() -> None:
+    known = OpenFacts.of(Facts({("x",): (0, 99), ("y",): (0, 99)}))
+    x, y = Polynomial.named("x"), Polynomial.named("y")
+    assert known.truth(10 - x - y) is None
+    known.learn(4 - x, 6 - y)
+    assert known.truth(10 - x - y) is True
+    assert known.truth(9 - x - y) is None
+
+
+def test_a_chosen_value_is_the_one_of_its_side() -> None:
+    known = facts()
+    test = word(known) < np.uint32(5)
+    value = chosen(test, np.array([1]), np.array([0]), np.where)
+    assert isinstance(value, Chosen)
+    assert (value != 0).key == test.key
+    with known.side(test):
+        assert settled(value) == [1]
+    with known.side(~test):
+        assert settled(value) == [0]
+
+
+@pytest.mark.parametrize("size", [4, 6, 12, 20, 96, 160])
+def test_a_number_below_a_size_has_one_spelling(size: int) -> None:
+    names = rests.parts("x", size)
+    values = np.stack(np.meshgrid(*(np.arange(most + 1) for _, most in names.values())), -1).reshape(-1, len(names))
+    points = [dict(zip(names, map(int, value), strict=True)) for value in values]
+    known = Facts(rests.bounds("x", size))
+    within = [x for x in points if all(known.evaluated(limit, x) >= 0 for limit in rests.limits("x", size))]
+    assert sorted(known.evaluated(rests.number("x", size), x) for x in within) == list(range(size))
