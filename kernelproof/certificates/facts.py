@@ -116,7 +116,19 @@ class Facts:
                 if all(len(monomial) < 2 for monomial in each.terms):
                     low = self.interval(value - each * Polynomial.named(name))[0]
                     answer = np.where((answer == -1) & (np.asarray(low) >= 0), 1, answer)
+        if (answer == -1).any() and value.same_in_all_lanes and self._follows(value):
+            return np.ones_like(np.atleast_1d(answer))
         return np.atleast_1d(answer)
+
+    def _follows(self, value: Polynomial) -> bool:
+        """Is a polynomial at least a multiple of what is assumed, in which one of its coefficients is left out?"""
+        for each in self.assumed:
+            for monomial, one in each.terms.items():
+                mine = value.terms.get(monomial, 0)
+                times = int(mine) // int(one) if monomial and isinstance(one, int) and mine < one < 0 else 0
+                if times and np.asarray(self.interval(value - each.scaled(times))[0]) >= 0:
+                    return True
+        return False
 
     def _least(self, value: Polynomial) -> Lanes:
         """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` where that is not

@@ -108,3 +108,13 @@ def test_a_number_below_a_size_has_one_spelling(size: int) -> None:
     known = Facts(rests.bounds("x", size))
     within = [x for x in points if all(known.evaluated(limit, x) >= 0 for limit in rests.limits("x", size))]
     assert sorted(known.evaluated(rests.number("x", size), x) for x in within) == list(range(size))
+
+
+def test_a_multiple_of_what_is_assumed_bounds_a_sum() -> None:
+    half, rest = Polynomial.named("half"), Polynomial.named("rest")
+    bounds = {("half",): (0, 1), ("rest",): (0, 2)}
+    limit = 4 - half.scaled(3) - rest
+    for least, answer in ((40, 1), (39, -1)):
+        value = least - half.scaled(30) - rest.scaled(10)
+        assert Facts(bounds, [limit]).known(value).tolist() == [answer]
+        assert Facts(bounds).known(value).tolist() == [-1]
