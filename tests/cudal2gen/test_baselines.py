@@ -264,7 +264,7 @@ def test_an_attribute_that_an_algorithm_lacks_is_left_out(
     assert "cluster" not in contender.detail
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_compiled_torch_is_a_contender(device: FakeDevice, tmp_path: Path) -> None:
     (contender,) = first(device, ["torch.compile"], "f32", tmp_path)
     operands = device.operands(problem(), 1, seed=3)[0]

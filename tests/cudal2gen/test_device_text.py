@@ -249,6 +249,7 @@ __device__ long bomb = f(1l << 40);
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_compiler_ends_within_its_limits(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ AMPERE = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("gpu", "mnk", "named"),
     [

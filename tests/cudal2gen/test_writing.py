@@ -189,7 +189,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_nothing_of_the_host_is_touched(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     texts = [text.replace("CANARY", str(canary)) for text in ATTACKS.values()]

@@ -206,7 +206,7 @@ LOOP:
 """
 
 
-CLIENTS = 8 if THOROUGH else 4
+CLIENTS = 8 if THOROUGH else 2
 
 
 @pytest.mark.slow

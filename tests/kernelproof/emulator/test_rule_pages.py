@@ -91,7 +91,7 @@ def test_every_rule_has_a_page_in_the_site(checkout: Path) -> None:
         assert f"rules/{rule}.md" in navigation
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", WITH_EXAMPLES)
 def test_the_wrong_example_is_reported_at_its_line(rule: str) -> None:
@@ -107,7 +107,7 @@ def test_the_wrong_example_is_reported_at_its_line(rule: str) -> None:
         assert report.other.cta is not None
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", WITH_EXAMPLES)
 def test_the_right_example_is_clean(rule: str) -> None:

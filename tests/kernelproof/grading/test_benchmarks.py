@@ -143,7 +143,7 @@ def test_honest_solutions_are_right(folder: Path, name: str) -> None:
     assert any("addmm" in remark for remark in verdict.remarks)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", solutions.CHEATS)
 def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
@@ -153,6 +153,7 @@ def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
     assert rule in verdict.rules, str(verdict)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("reading", ["clock64() < 1000000", "__FILE__[sizeof(__FILE__) - 6] != 'd'"])
 def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) -> None:
@@ -163,6 +164,7 @@ def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) 
     assert "wrong-value" in verdict.rules, str(verdict)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", solutions.UNJUDGED)
 def test_what_cannot_run_here_is_not_wrong(folder: Path, name: str) -> None:

@@ -9,7 +9,7 @@ from tests import processes
 from tests.kernelproof.grading import cheats, honest, programs
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", honest.PROGRAMS)
 def test_honest_kernels_are_right(name: str) -> None:
@@ -19,7 +19,7 @@ def test_honest_kernels_are_right(name: str) -> None:
     assert verdict.calls >= 10 * len(honest.PROGRAMS[name].shapes)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", cheats.PROGRAMS)
 def test_cheats_break_their_rule(name: str) -> None:
