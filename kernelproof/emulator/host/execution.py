@@ -35,6 +35,8 @@ from kernelproof.emulator.state.suspects import Trial
 # Writable memory that is copied at most, in bytes, so that a launch can be executed again. With more memory every
 # finding counts as it is, and lanes must not leave lockstep where the translation relies on it.
 SNAPSHOT_LIMIT = 1 << 28
+# What lanes are told that wait for what never comes.
+ENDLESS = ("deadlock", "runaway", "barrier-divergence")
 # Loads that overlook a store, each in an execution of its own, at most.
 MAX_OVERLOOKED = 8
 # Another byte for undefined memory: repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
@@ -223,6 +225,8 @@ class _Run:
           it reads is right in both executions, and races of who does not are found in the second one.
         - In adverse order a load overlooks what it need not see, though its thread has seen what came after it. That
           is a finding if it has another outcome.
+        - In adverse order, loops that poll also look late, when values that would let them go on may have passed. Who
+          then waits forever is found.
         """
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
@@ -242,6 +246,13 @@ class _Run:
                 self.in_order(compiled, before, Variation(overlooks=site))
                 if not after.matches():
                     self._report_stale(state, site, overlooked)
+            after.restore()
+        if before is not None and state.polled_older and self.launch.options.adverse:
+            after = Snapshot.of(self.launch.memory)
+            assert after is not None
+            before.restore()
+            late, compiled = self.in_order(compiled, before, Variation(newest=True))
+            state.reports.adopt(late.reports, ENDLESS)
             after.restore()
         return state
 

@@ -178,7 +178,9 @@ class Execution:
             text = "waits for memory that the host writes, which goes on only when the kernel has ended"
         elif absent:
             text = f"waits for some of the {absent} CTAs that are left out of {launch.geometry.ctas}"
-        elif launch.geometry.concurrent and any(batch.scheduler.polls_global for batch in batches):
+        elif (
+            launch.geometry.concurrent and not launch.newest and any(batch.scheduler.polls_global for batch in batches)
+        ):
             text = "waits for memory that work on another stream may write, which is done here before or after it"
         if text:
             launch.reports.add("launch-error", f"{launch.kernel.name} {text}")

@@ -380,7 +380,10 @@ class Scheduler:
             self.batch.report("runaway", text, near, row, threads, count=count)
         else:
             loop = f"the loop at {self.kernel.place(line)}"
-            text = f"all CTAs are blocked; these threads poll in {loop} for a value nobody writes"
+            missing = (
+                "a value that is no longer there if they look late" if self.launch.newest else "a value nobody writes"
+            )
+            text = f"all CTAs are blocked; these threads poll in {loop} for {missing}"
             self.batch.report("deadlock", text, near, row, threads, count=count)
 
 

@@ -1,8 +1,9 @@
 """Which value a strong load returns: any write of the place that coherence allows its warp, not only the last one.
 
 A load in a loop that polls returns the oldest value that its warp may still read, and in each iteration of the loop the
-next one. So the loop is left at the oldest value that lets it go on. Other loads return the last value, or, in an
-execution with ``Variation.oldest``, the oldest one. Read-modify-writes always read the last one.
+next one. So the loop is left at the oldest value that lets it go on; in an execution with ``Variation.newest`` it looks
+late, and is given the last value only. Other loads return the last value, or, with ``Variation.oldest``, the oldest
+one. Read-modify-writes always read the last one.
 """
 
 from __future__ import annotations
@@ -155,8 +156,10 @@ class StrongLoads:
         """The number of the write that a load reads, of those from the ``oldest`` on. ``head``: of the loop that polls
         by it, which is in this ``iteration``."""
         last = history.last.number
-        if oldest == last or (head is None and not self.launch.oldest) or self._has_seen_enough(history, lane):
+        is_newest = self.launch.newest if head is not None else not self.launch.oldest
+        if oldest == last or is_newest or self._has_seen_enough(history, lane):
             return last
+        self.launch.polled_older |= head is not None
         given = history.given.get((reader, head))
         # A loop that polls is not given the same value again, so that it comes to its end.
         if given is not None and (head is None or given.iteration != iteration):

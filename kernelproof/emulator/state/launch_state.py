@@ -146,7 +146,7 @@ class Variation:
     execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
     both sides of a race; that costs time and memory. ``oldest``: strong loads that no loop repeats return the oldest
     values that they may, in place of the newest. ``overlooks``: a strong load by this instruction does so if its warp
-    has seen the newer ones.
+    has seen the newer ones. ``newest``: loops that poll get the newest values, and none of those that came before.
     """
 
     poison: int = POISON
@@ -155,6 +155,7 @@ class Variation:
     recording: bool = False
     oldest: bool = False
     overlooks: int | None = None
+    newest: bool = False
 
 
 USUAL = Variation()
@@ -184,7 +185,9 @@ class LaunchState:
         self.poison, self.unspecified = variation.poison, variation.unspecified
         self.suspects, self.trial = Suspects(), variation.trial
         self.recording = variation.recording and options.hazards
-        self.oldest = variation.oldest
+        self.oldest, self.newest = variation.oldest, variation.newest
+        # Has a loop that polls been given a value that was not the newest?
+        self.polled_older = False
         # Instructions that could have returned an older value than they did.
         self.newest_only: set[int] = set()
         # Of these, those whose warp had seen the newer value, in some way that orders nothing. See ``Variation``.
