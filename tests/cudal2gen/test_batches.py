@@ -180,6 +180,7 @@ PLACED = {(name, fault): Faulty(BATCHED[name], *texts) for name, faults in PLACE
 BUILT_AHEAD = [*(BATCHED[name] for name in EXECUTED), *PLACED.values()]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), PLACED)
 def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:

@@ -166,7 +166,7 @@ def edited(artifact: Artifact, edit: Callable[[str], str], directory: Path) -> A
     return faulty
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, library: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ PLANTED = few_by(
     [(name, fault) for name in SHARING for fault, (before, _) in FAULTS.items() if before in render(PATHS[name])],
     1,
 )
-EXECUTED = drawn(PLANTED, 2)
+EXECUTED = drawn(PLANTED, 3)
 BUILT_AHEAD = [
     *(PATHS[name] for name in SHARING),
     *(Faulty(PATHS[name], *FAULTS[fault]) for name, fault in EXECUTED),

@@ -124,7 +124,7 @@ def test_a_ptxas_without_an_architecture_is_refused_before_it_compiles(
     assert not (tmp_path / "build").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_kernels_of_cuda_12_are_right_and_packed(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their machine code, also wgmma's, which this ptxas does not serialise."""
     monkeypatch.setenv(toolchain.PTXAS, str(real))

@@ -328,7 +328,7 @@ def rehearsed(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None
     assert re.search(r"ok +packs +h100 .*; h200 ", (folder / "rest-1" / gpu_day.LOG).read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_the_first_call_in_rehearsal(tmp_path: Path) -> None:
     """On an emulated H100 with an H200's records no step fails, and what is measured is the H100's.

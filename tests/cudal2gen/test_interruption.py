@@ -159,7 +159,7 @@ def test_a_search_that_waits_for_a_language_model_is_interrupted_and_resumed(pla
     assert results.trials(trials)[:2] == kept, "they are not repeated"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
     pytest.importorskip("torch")
     arguments = ("--all", "--baselines", "none", "--set", "gpu=h200", "--gpu", "a100")

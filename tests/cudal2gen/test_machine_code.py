@@ -26,7 +26,7 @@ NEWER = drawn_by(
 BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "name"), list(enumerate(OF_AMPERE)), ids=OF_AMPERE)
 def test_every_branch_is_right_in_machine_code(number: int, name: str, library: Path) -> None:

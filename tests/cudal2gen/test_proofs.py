@@ -87,7 +87,7 @@ def why_refused(record: Record, ptx: str) -> str:
     return ""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COVERED)
 def test_a_covered_kernel_is_certified_and_its_certificate_holds(name: str) -> None:
@@ -129,7 +129,7 @@ def test_an_overflow_comes_with_a_problem() -> None:
     assert error.value.extents["D"][0] > 1 << 7
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATED)
 def test_a_changed_text_is_refused_or_harmless(name: str) -> None:

@@ -366,6 +366,7 @@ def test_packed_kernels_are_kernels_where_they_arrive(tmp_path: Path) -> None:
     assert not (second / ".lock").exists(), "nothing was compiled"
 
 
+@pytest.mark.thorough
 def test_a_parcel_leaves_its_folder_for_nobody(tmp_path: Path) -> None:
     ray_executor.unpack({"../../elsewhere": {"../../kernel.cubin": b"x"}}, tmp_path / "a" / "b")
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()) == [
