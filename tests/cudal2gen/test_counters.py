@@ -26,12 +26,12 @@ FAULTS = {
     "a ticket without a fence behind it": ("}\n  fence_device();", "}"),
     "one arrival too few": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) + 1 < count)"),
     "no wait": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) < 0)"),
+    "a counter that the first adder returns": ("(before >> 16) + vectors == kVectors", "before >> 16 == 0"),
     "tickets that do not return to zero": (
         "atomicInc(gemm.arrivals + tile, kSplitK - 1)",
         "atomicAdd(gemm.arrivals + tile, 1u)",
     ),
     "a counter that is not returned": ("if (last_group)", "if (last_group && tile % 2)"),
-    "a counter that the first adder returns": ("(before >> 16) + vectors == kVectors", "before >> 16 == 0"),
     "an arrival that counts twice": (
         "red.release.gpu.global.add.u32 [%0], 1;",
         "red.release.gpu.global.add.u32 [%0], 2;",
