@@ -42,7 +42,7 @@ COVERED = [
     "small direct split_k", "nt", "tt unrolled",
 ]  # fmt: skip
 NOT_COVERED = [
-    "predicate", "multistage d split persistent", "batched zsplit split", "wgmma 2x2", "tensor nn, narrow boxes",
+    "predicate", "multistage d split persistent", "batched zsplit split", "tensor nn, narrow boxes",
 ]  # fmt: skip
 # Twelve of them, of every family, prefetch, raster and epilogue, whose texts are changed.
 MUTATED = [
