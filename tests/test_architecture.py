@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -74,13 +75,12 @@ def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) ->
         tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
 
 
-def test_cudal2gen_reads_machine_code_by_the_documented_names(checkout: Path) -> None:
-    """What ``kernelproof.sass`` itself has, like any user, and none of its modules."""
-    from kernelproof import sass
-
-    documented = {"kernelproof.sass", *(f"kernelproof.sass.{name}" for name in sass.__all__)}
+@pytest.mark.parametrize("room", ["kernelproof.sass", "kernelproof.certificates"])
+def test_cudal2gen_uses_a_room_by_its_documented_names(room: str, checkout: Path) -> None:
+    """What the package itself has, like any user, and none of its modules."""
+    documented = {room, *(f"{room}.{name}" for name in importlib.import_module(room).__all__)}
     for path in sorted((checkout / "cudal2gen").rglob("*.py")):
-        names = {name for name in imported(ast.parse(path.read_text())) if name.startswith("kernelproof.sass")}
+        names = {name for name in imported(ast.parse(path.read_text())) if name.startswith(room)}
         assert names <= documented, f"{path}: {names - documented}"
 
 

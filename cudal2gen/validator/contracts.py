@@ -18,15 +18,24 @@ from cudal2gen.kernel.record import Ring as RingRecord
 from cudal2gen.kernel.warpgroups import Warpgroups
 from cudal2gen.validator import ring_contracts
 from cudal2gen.validator.slice_facts import with_slices
-from kernelproof.certificates.certificate import Claim
-from kernelproof.certificates.contract import Bounds, Contract, Matrix, Tile
-from kernelproof.certificates.facts import Facts, NotCertified
-from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
-from kernelproof.certificates.items import Items
-from kernelproof.certificates.loops import TILES, Ring
-from kernelproof.certificates.polynomials import ZERO, Polynomial
-from kernelproof.certificates.program import Program
-from kernelproof.certificates.slices import Slices
+from kernelproof.certificates import (
+    ARRIVALS,
+    PARTIALS,
+    TILES,
+    ZERO,
+    Bounds,
+    Claim,
+    Contract,
+    Facts,
+    Items,
+    Matrix,
+    NotCertified,
+    Polynomial,
+    Program,
+    Ring,
+    Slices,
+    Tile,
+)
 
 ALIGNMENT = 16  # of the operands' addresses, bytes
 MOST_TILES = 1 << 30  # of a launch

@@ -14,16 +14,25 @@ from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.tma_ring import MAX_BAND
 from cudal2gen.kernel.warpgroups import Warpgroups
 from cudal2gen.validator.slice_facts import with_slices
-from kernelproof.certificates import rests
-from kernelproof.certificates.certificate import Claim
-from kernelproof.certificates.contract import Bounds, BoxMap, Contract, Matrix, Tile
-from kernelproof.certificates.facts import Facts, NotCertified
-from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
-from kernelproof.certificates.loops import TILES
-from kernelproof.certificates.pipelines import Parts, Pipeline
-from kernelproof.certificates.polynomials import Polynomial
-from kernelproof.certificates.program import Program
-from kernelproof.certificates.slices import Slices
+from kernelproof.certificates import (
+    ARRIVALS,
+    PARTIALS,
+    TILES,
+    Bounds,
+    BoxMap,
+    Claim,
+    Contract,
+    Facts,
+    Matrix,
+    NotCertified,
+    Parts,
+    Pipeline,
+    Polynomial,
+    Program,
+    Slices,
+    Tile,
+    rests,
+)
 from kernelproof.ground.integers import ceil_div
 
 ALIGNMENT = 16  # of the operands' addresses, bytes

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from cudal2gen.kernel.problem import MAX_EXTENT
-from kernelproof.certificates.contract import Bounds
-from kernelproof.certificates.facts import Facts, Quotient
-from kernelproof.certificates.loops import TILES
-from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.certificates import TILES, Bounds, Facts, Polynomial, Quotient
 from kernelproof.ground.integers import ceil_div
 
 named = Polynomial.named

@@ -14,12 +14,45 @@ lane, and data are known by their origin in place of their value.
 - ``machine``: runs a kernel's text, which the emulator's instructions write (``program``), on ``words`` and ``cells``
   in place of arrays (``abstract``), with ``shared_memory`` and ``products`` as its units.
 - ``facts``: what is known of the named integers; ``polynomials``; ``solver`` asks z3 where bounds do not suffice.
-- ``contract``: what a proof is told of a kernel.
+- ``contract``: what a proof is told of a kernel. Who states contracts for kernels of their own uses the names below.
 """
 
-from kernelproof.certificates.certificate import ASSUMPTIONS as ASSUMPTIONS
-from kernelproof.certificates.certificate import Certificate as Certificate
-from kernelproof.certificates.certificate import Claim as Claim
-from kernelproof.certificates.certificate import prove as prove
-from kernelproof.certificates.certificate import recheck as recheck
-from kernelproof.certificates.facts import NotCertified as NotCertified
+from kernelproof.certificates import rests
+from kernelproof.certificates.certificate import ASSUMPTIONS, Certificate, Claim, prove, recheck
+from kernelproof.certificates.contract import Bounds, BoxMap, Contract, Matrix, Tile
+from kernelproof.certificates.facts import Facts, NotCertified, Quotient
+from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
+from kernelproof.certificates.items import Items
+from kernelproof.certificates.loops import TILES, Ring
+from kernelproof.certificates.pipelines import Parts, Pipeline
+from kernelproof.certificates.polynomials import ZERO, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.slices import Slices
+
+__all__ = [
+    "ARRIVALS",
+    "ASSUMPTIONS",
+    "PARTIALS",
+    "TILES",
+    "ZERO",
+    "Bounds",
+    "BoxMap",
+    "Certificate",
+    "Claim",
+    "Contract",
+    "Facts",
+    "Items",
+    "Matrix",
+    "NotCertified",
+    "Parts",
+    "Pipeline",
+    "Polynomial",
+    "Program",
+    "Quotient",
+    "Ring",
+    "Slices",
+    "Tile",
+    "prove",
+    "recheck",
+    "rests",
+]
