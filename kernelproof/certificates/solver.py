@@ -8,7 +8,9 @@ from typing import Any
 from kernelproof.certificates.polynomials import Monomial
 from kernelproof.ground.errors import WrongInput, installation
 
-LIMIT_MS = 2000  # the time that the solver may take for one question
+# The work that the solver may do for one question, in its own units: a second, or a few. Unlike a limit of time, it
+# gives the same answer on a busy machine.
+MOST_WORK = 50_000_000
 Terms = Mapping[Monomial, int]
 
 
@@ -40,7 +42,7 @@ def counterexample(
         return total
 
     solver = z3.Solver()
-    solver.set("timeout", LIMIT_MS)
+    solver.set("rlimit", MOST_WORK)
     for monomial, (low, high) in bounds.items():
         if monomial and names.issuperset(monomial):
             solver.add(value({monomial: 1}) >= low, value({monomial: 1}) <= high)
