@@ -361,7 +361,7 @@ def test_boxes_of_a_right_kernel_are_checked_as_a_whole(
 ) -> None:
     """A closer look, element by element and lane by lane, takes several times as long."""
     closer: list[str] = []
-    for unit, method in ((ClusterMemory, "async_read"), (ClusterMemory, "_check_async_write"), (Bulk, "_store_box")):
+    for unit, method in ((ClusterMemory, "async_read"), (ClusterMemory, "_report_early_write"), (Bulk, "_store_box")):
         look = getattr(unit, method)
 
         def counted(*arguments: Any, look: Any = look, method: str = method) -> None:
