@@ -379,6 +379,7 @@ def test_doctor_tells_what_there_is(tmp_path: Path) -> None:
         assert line in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [command.name for command in cli.app.registered_commands])
 def test_every_command_has_help_that_explains_its_options(command: str | None) -> None:
     assert command is not None

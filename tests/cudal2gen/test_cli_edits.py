@@ -17,6 +17,7 @@ from tests.cudal2gen.test_cli import error, own_catalog
 __all__ = ["own_catalog"]  # a fixture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -117,6 +117,7 @@ EXCHANGE = Exchange(
 ).model_dump_json()
 
 
+@pytest.mark.slow
 @given(line=mutated([EXCHANGE]) | ANYTHING)
 @examples(100)
 def test_transcripts(line: bytes, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_the_plan_fits_three_calls_and_twenty_five_minutes() -> None:
     assert gpu_day.fits([Step("a", call, 510, "bench", "") for call in (1, 2, 3)]) == ["all calls take 1530 s, of 1500"]
 
 
+@pytest.mark.slow
 def test_the_budget_names_every_step_and_what_is_carried(tmp_path: Path) -> None:
     (tmp_path / "kernels.tar.xz").write_bytes(bytes(3 << 20))
     table = gpu_day.budget(tmp_path)

@@ -105,6 +105,7 @@ def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) ->
         assert caption.startswith(f"{shapes} of {shapes} shapes, geomean {geomean.split(' ')[0]}"), name
 
 
+@pytest.mark.slow
 def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) -> None:
     open_page(tab, measured)
     assert tab.run("document.getElementById('tip').hidden")
@@ -167,6 +168,7 @@ def test_with_nothing_measured_the_page_still_works(tab: browser.Page, tmp_path:
     assert "No timing is in this report" in tab.run("document.body.innerText")
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
     hostile = measurement(
         (64, 64, 64),

@@ -136,6 +136,7 @@ def test_a_right_kernel_is_called_through_its_own_host_function(kernel: Library,
     assert "at unknown, sm_90a" in published.detail
 
 
+@pytest.mark.slow
 def test_a_stream_of_its_own_is_the_measurements(
     kernel: Library, device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
     assert len(closed) == 1, "C++ keeps nothing of a race"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("torch_us", "kernel_us", "wins"),
     [(10.0, 12.0, 1.5), (10.0, 310.0, 300 / 310), (290.0, 12.0, 1.5), (600.0, 610.0, 600 / 610), (600.0, 400.0, 1.5)],

@@ -296,6 +296,7 @@ def test_the_best_right_kernel_goes_into_the_catalog(judged: Path, own_catalog: 
     assert own_catalog.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -165,6 +165,7 @@ def test_each_kernel_ends_as_it_must(name: str, attempts: dict[str, Attempt]) ->
     assert parse(attempt.trial.record) == attempt.record
 
 
+@pytest.mark.slow
 def test_reports_say_where_in_the_author_s_own_lines(attempts: dict[str, Attempt]) -> None:
     lines = attempts["race"].draft.text.splitlines()
     (number,) = (place for place, line in enumerate(lines, 1) if "zeros[31 - threadIdx.x]" in line)
@@ -370,6 +371,7 @@ def test_the_next_question_shows_texts_times_evidence_and_reports(
     assert "counted in the emulator: mma_per_k_tile 2" in second
 
 
+@pytest.mark.slow
 def test_a_winner_becomes_a_record_and_a_proposal(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     written = story.session
     monkeypatch.setenv("XDG_DATA_HOME", str(story.folder / "data"))

@@ -141,6 +141,7 @@ def _end(call: Callable[[], object]) -> Callable[..., None]:
     return lambda *_: (call(), None)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [

@@ -80,6 +80,7 @@ def origins(finding: Report) -> set[int]:
     return {int(line) for line in re.findall(r"orders\.cu:(\d+)", str(finding))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", RIGHT)
 def test_right_programs_have_no_findings(library: Path, case: str) -> None:
     result = run(library, case)

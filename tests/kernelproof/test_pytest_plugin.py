@@ -112,6 +112,7 @@ def test_wrong_value(cuda_emulator):
     assert "**Error**" in Path(page).read_text()
 
 
+@pytest.mark.slow
 def test_options_of_the_mark(session: pytest.Pytester) -> None:
     result = run(
         session,
