@@ -113,19 +113,26 @@ class Machine(GlobalPlaces):
         """Go on from a state, which changes from now on."""
         self.memory.state, self.written, self.slices.left = state.shared, state.written, state.left
 
-    def _next(self, block: int, registers: dict[str, Any]) -> int | None:
-        """Execute a block; the one that follows, or None at the end."""
+    def _end_of(self, block: int, registers: dict[str, Any]) -> str:
+        """Execute a block and return how it ends: ``exit``, ``cond`` for a branch by a predicate, or another word where
+        one block follows. Raises NotCertified after too many instructions and at an indexed branch."""
         node, piece = self.program.blocks[block], self.program.pieces[block]
         if node.end == "exit":
-            return None
+            return node.end
         self._execute(block, registers)
         self.steps += len(piece.lines)
         if self.steps > MOST_STEPS:
             raise NotCertified(f"no end within {MOST_STEPS} instructions")
         if node.end == "switch":
             raise NotCertified("an indexed branch is not covered")
-        if node.end != "cond":
-            return node.targets[0]
+        return node.end
+
+    def _next(self, block: int, registers: dict[str, Any]) -> int | None:
+        """Execute a block; the one that follows, or None at the end."""
+        node, piece = self.program.blocks[block], self.program.pieces[block]
+        end = self._end_of(block, registers)
+        if end != "cond":
+            return None if end == "exit" else node.targets[0]
         taken = self._taken(piece.condition, registers) != piece.negated
         running = self.active(self.scope["m"])  # type: ignore[arg-type]
         assert running is not None

@@ -20,7 +20,7 @@ from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
-from kernelproof.certificates.machine import MOST_STEPS, Machine
+from kernelproof.certificates.machine import Machine
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.share import Share
@@ -110,7 +110,7 @@ class SumMachine(Machine):
         }  # fmt: skip
 
     def nothing(self, *_: Any) -> None:
-        """What a thread does before its items."""
+        """Accept at the start, and only there, an instruction that prepares the kernel and has no part in the sums."""
         if self.phase != Phase.START:
             raise NotCertified("a thread that adds partial sums does something else")
 
@@ -148,16 +148,9 @@ class SumMachine(Machine):
     def _step(self, block: int, registers: Registers) -> int | Condition | None:
         """Execute a block. The block that follows, or the condition under which that is the first of its targets."""
         node, piece = self.program.blocks[block], self.program.pieces[block]
-        if node.end == "exit":
-            return None
-        self._execute(block, registers)
-        self.steps += len(piece.lines)
-        if self.steps > MOST_STEPS:
-            raise NotCertified(f"no end within {MOST_STEPS} instructions")
-        if node.end == "switch":
-            raise NotCertified("an indexed branch is not covered")
-        if node.end != "cond":
-            return node.targets[0]
+        end = self._end_of(block, registers)
+        if end != "cond":
+            return None if end == "exit" else node.targets[0]
         test = settled(registers.get(piece.condition or ""))
         if isinstance(test, Condition):
             return ~test if piece.negated else test
