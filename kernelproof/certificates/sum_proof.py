@@ -99,7 +99,7 @@ class SumProof:
             raise NotCertified("an item does not leave each sum of its tile once")
 
     def _check_barrier(self, taken: list[list[dict[int, int]]]) -> None:
-        """Check that a group's threads are together at its barrier: it is not on one side of a branch where they go
+        """Check that all threads of a group reach its barrier: no barrier lies on one side of a branch at which they go
         different ways."""
         blocks = self.program.blocks
         meets = {x.index for x in blocks if any(ins.base in ("bar", "barrier") for ins in x.all())}

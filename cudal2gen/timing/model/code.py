@@ -90,8 +90,8 @@ class Workload:
 
     @cached_property
     def iterations(self) -> int:
-        """Iterations of the main loop for one tile, from the multiplications that are left for it beside those outside
-        of it."""
+        """How often the main loop runs for one tile: it does the multiplications that the code before and after it
+        leaves over."""
         way, record = self.ways.consumer, self.record
         total = record.bm * record.bn * record.k_step * self.tile_steps / self.warps
         iteration = _products(way.iteration)

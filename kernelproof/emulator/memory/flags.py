@@ -168,7 +168,7 @@ class Mark(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a loop that polls was given last: the write of a number, in an iteration of the loop."""
+    """The value that a polling loop was given last: that of write ``number``, in the loop's ``iteration``."""
 
     iteration: int
     number: int

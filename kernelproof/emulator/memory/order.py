@@ -317,7 +317,7 @@ class GlobalOrder:
 
     @staticmethod
     def _until(rows: list[Array], numbers: Array, columns: Array) -> Array:
-        """Per element: the tick in its column of the row of its number, 0 if that is -1."""
+        """Look up, for each element, ``rows[number][column]``; an element of number -1 has no row and gets 0."""
         out = np.zeros(len(numbers), np.int64)
         if rows:
             known = np.flatnonzero(numbers >= 0)

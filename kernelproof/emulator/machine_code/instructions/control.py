@@ -44,7 +44,7 @@ def call(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("BRX")
 def branch_by_table(low: Lowering, ins: Instruction) -> None:
-    """A jump to the sum of a register, an offset and the address after it."""
+    """Jump to an address: that of the next instruction, plus an offset, plus what a register holds."""
     register, offset = ins.operands[0].split()[:2]
     base = ins.address + BYTES + int(offset, 0)
     _jump(low, low.word(register), {place - base & 0xFFFFFFFF: place for place in ins.targets})
