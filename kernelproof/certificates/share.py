@@ -25,7 +25,8 @@ named = Polynomial.named
 
 @dataclass
 class Share:
-    """``group`` of ``groups`` in a CTA, from its thread ``start`` on ``threads``. ``first``: is this its first thread,
+    """What one group adds of a tile. It is number ``group`` of the ``groups`` of a CTA, and has the ``threads`` threads
+    from ``start`` on. ``first``: is this its first thread,
     or any other one of a ``warpgroup``? ``tile``: the tile's number, of which the group adds the vectors from ``at`` to
     before ``last``. ``meeting``: the group's barrier; ``slab``: what an item leaves."""
 

@@ -175,7 +175,7 @@ class WarpgroupMachine(ClusterMachine):
         if (places != places[:, :1]).any() or (steps != steps[:1]).any():
             raise NotCertified("the elements that a wgmma reads are not 16 k of rows of an operand")
         rows_of = np.ascontiguousarray(places[:, 0])
-        # The same array for the same places, by which registers of D are recognised.
+        # Equal places share one array: registers of D are recognised by which array they have.
         rows_of = protocol.places.setdefault(rows_of.tobytes(), rows_of)
         return StageOperand(
             int(owners.flat[0]) - FIRST_STAGE, int(kinds.flat[0]), rows_of, tuple(steps[0].tolist())
