@@ -1,4 +1,4 @@
-"""What a role's threads do with shared and global memory: boxes by TMA, matrices, and stores of D from own memory."""
+"""Memory accesses of a role's threads: TMA loads of boxes, ldmatrix, stmatrix, and TMA stores of D."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ BOX_ALIGNMENT = 128
 
 
 class BoxMachine(RoleMachine):
-    """A role whose producer loads boxes, and whose consumers read matrices and store boxes of D."""
+    """The machine of a role: a producer loads boxes of A and B, and consumers read matrices and store boxes of D."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """Those of a role, and of memory."""
+        """The units of every role, and those that access memory."""
         boxes: dict[str, Callable[..., Any]] = {
             "load_tensor": self.load_box, "store_tensor": self.store_box, "commit": self.commit_stores,
             "wait": self.wait_for_stores,
@@ -42,7 +42,7 @@ class BoxMachine(RoleMachine):
         }
 
     def _box(self, address: Any, lanes: Lanes) -> tuple[BoxMap, Matrix]:
-        """The tensor map that these lanes use."""
+        """The tensor map at an address, which must be the same in these lanes, and the operand that it describes."""
         if not self.track.granted:
             raise NotCertified("global memory is accessed before the kernel before is known to have ended")
         at = self._one(address, lanes)
@@ -53,19 +53,19 @@ class BoxMachine(RoleMachine):
         return box, next(x for x in self.contract.matrices if x.name == box.matrix)
 
     def _box_places(self, box: BoxMap, matrix: Matrix, address: int) -> Lanes:
-        """The elements of shared memory of a box, shape (rows, cols)."""
+        """Where the elements of a box that begins at an address lie in shared memory: indices of shape (rows, cols)."""
         if matrix.width != ELEMENT:
             raise NotCertified(f"boxes of {matrix.type} are not covered")
         offset, size = address - WINDOW_START, box.rows * box.cols * matrix.width
         if address % BOX_ALIGNMENT or offset < 0 or offset + size > self.memory.bytes:
             raise NotCertified(f"a box at byte {offset} of {self.memory.bytes} of shared memory")
-        vectors = swizzled(offset, size, box.span)
+        vectors = swizzled(offset, size, box.span)  # byte offsets: swizzling keeps vectors of 16 bytes together
         if vectors.max() + 16 > self.memory.bytes:
             raise NotCertified("a box reaches beyond shared memory")
         return (vectors[:, None] // ELEMENT + np.arange(16 // ELEMENT)).reshape(box.rows, box.cols)
 
     def _corner(self, coordinates: list[Any], lane: int) -> tuple[Polynomial, Polynomial]:
-        """The row and column at which a lane's box begins, as numbers of 32 bits."""
+        """The row and column at which a lane's box begins, as signed numbers of 32 bits."""
         if len(coordinates) != 2:
             raise NotCertified("tensor maps of two dimensions are covered")
         polys = [Polynomial(polynomial(each, 32).in_lane(lane)) for each in coordinates]
@@ -74,7 +74,7 @@ class BoxMachine(RoleMachine):
 
     @staticmethod
     def _elements(box: BoxMap, matrix: Matrix, row: Polynomial, col: Polynomial) -> tuple[Kind, Lanes, Lanes]:
-        """The elements of a box: their kind, and offsets of rows and columns."""
+        """The kind of a box's elements, and the offsets of their rows and columns, each of the box's shape."""
         shape = (box.rows, box.cols)
         rows = np.broadcast_to(int(row.constant) + np.arange(box.rows)[:, None], shape)
         cols = np.broadcast_to(int(col.constant) + np.arange(box.cols), shape)
@@ -83,7 +83,8 @@ class BoxMachine(RoleMachine):
         return Kind(matrix.name, row.varying, col.varying), rows, cols
 
     def load_box(self, address: Any, coordinates: list[Any], to: Delivery, m: Mask, _site: int) -> None:
-        """A box of an operand goes to the stage that is being filled, here or at several CTAs of the cluster."""
+        """cp.async.bulk.tensor: the producer loads a box to the stage that it fills, in one or several CTAs of the
+        cluster."""
         track, protocol, pipeline = self.track, self.protocol, self.pipeline
         if self.role != PRODUCER or self.lanes != 1 or m is not None or to.paired:
             raise NotCertified("a copy to shared memory that is not the producer's")
@@ -95,7 +96,7 @@ class BoxMachine(RoleMachine):
             raise NotCertified(f"{matrix.name} is read")
         places = self._box_places(box, matrix, self._one(to.to))
         row, col = self._corner(coordinates, 0)
-        first = self.contract.first
+        first = self.contract.first  # k is counted from the start of the CTA's slice
         row, col = (row - first, col) if matrix.across else (row, col - first)
         kind, rows, cols = self._elements(box, matrix, row, col)
         for rank in self._receivers(to.ranks):
@@ -112,7 +113,7 @@ class BoxMachine(RoleMachine):
             self._filled(track.filling, track.expected)
 
     def _receivers(self, ranks: Any) -> list[int]:
-        """The CTAs that get a box."""
+        """The ranks of the CTAs that get a box: those in the mask ``ranks``, or the own CTA's if that is None."""
         if ranks is None:
             return [self.pipeline.rank]
         mask = self._one(ranks)
@@ -121,7 +122,7 @@ class BoxMachine(RoleMachine):
         return [rank for rank in range(self.pipeline.ranks) if mask >> rank & 1]
 
     def _filled(self, stage: int, expected: int) -> None:
-        """All bytes that the own producer brings to a stage are on their way."""
+        """End a k-tile: the producer has issued all copies to this stage, which expects so many bytes."""
         track = self.track
         at = {
             rank: np.concatenate([x for to, x in track.boxes if to == rank]) for rank in {to for to, _ in track.boxes}
@@ -150,7 +151,8 @@ class BoxMachine(RoleMachine):
         return [Cells(kinds[i], rows[i], cols[i], ELEMENT) for i in range(matrices)]
 
     def _contents(self, step: Polynomial) -> Callable[[int], int]:
-        """The numbers of the kinds that a stage holds of the k-tile ``step``, by those of the k-tile TURN."""
+        """A function that converts the number of a kind: from the elements that a stage holds of the k-tile TURN, as
+        the protocol notes them, to those that it holds of the k-tile ``step``."""
 
         def number(old: int) -> int:
             kind = self.kinds[old]
@@ -165,7 +167,7 @@ class BoxMachine(RoleMachine):
         return poly.substituted(TURN, step)
 
     def store_matrices(self, address: Any, values: tuple[Any, ...], m: Mask, _site: int, transpose: bool) -> None:
-        """stmatrix, to memory of the own warp."""
+        """stmatrix, to shared memory that belongs to the storing warp."""
         self._together(m)
         if self.role != CONSUMER:
             raise NotCertified("a store to shared memory by threads that do not multiply")
@@ -186,7 +188,8 @@ class BoxMachine(RoleMachine):
         self.track.stores.fence()
 
     def store_box(self, address: Any, coordinates: list[Any], source: Any, reduction: str, m: Mask, _site: int) -> None:
-        """Lanes store boxes of whole sums to D, each from memory of its own warp."""
+        """cp.async.bulk.tensor to global memory: each lane stores a box of complete sums to D, from shared memory that
+        belongs to its warp."""
         lanes = self.active(m)
         if lanes is None:
             return
@@ -211,13 +214,13 @@ class BoxMachine(RoleMachine):
             self.written.append((rows, cols))
 
     def commit_stores(self, m: Mask) -> None:
-        """cp.async.bulk.commit_group."""
+        """cp.async.bulk.commit_group: each lane's stores since its last commit become a group."""
         lanes = self.active(m)
         for lane in () if lanes is None else lanes.tolist():
             self.track.stores.commit(lane)
 
     def wait_for_stores(self, most: int, _reads: bool, m: Mask) -> None:
-        """cp.async.bulk.wait_group: stores have read shared memory."""
+        """cp.async.bulk.wait_group: all groups of a lane but the last ``most`` have read shared memory."""
         lanes = self.active(m)
         for lane in () if lanes is None else lanes.tolist():
             self.track.stores.wait(lane, most)

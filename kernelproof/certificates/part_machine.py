@@ -1,4 +1,4 @@
-"""What a group of consumers does where k is shared out: it leaves the partial sums of its items in a workspace."""
+"""Split-k in a pipeline: a group of consumers stores the partial sums of its items to a workspace, and counts them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
 
 
 class PartMachine(BoxMachine):
-    """A role whose items may be slices of k."""
+    """The machine of a role whose items may be slices of a tile's k."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.slices = ItemWorkspace(self.contract.slices)
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """Those of a role, and of partial sums."""
+        """The units of every role, and those for partial sums."""
         return super().units() | {
             "G": {"grid_wait": self.grid_wait, "store": self.store_part}, "Q": {"apply": self.count_part},
         }  # fmt: skip
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
-        """bar.sync; of a group alone where it leaves partial sums."""
+        """bar.sync: of one group alone if it stores partial sums, else of the whole CTA."""
         if self.role == CONSUMER and self.pipeline.parts is not None:
             self._meet(number, count, m)
         else:
             super().sync(number, count, m)
 
     def end_item(self) -> None:
+        """Also note what the item has left in the workspace."""
         left = self.slices.left
         super().end_item()
         if self.role == CONSUMER and self.skipped is None and self.slices.slices is not None:
             self.protocol.leave(left)
 
     def _meet(self, number: Any, count: Any, m: Mask) -> None:
-        """A barrier of a group of consumers alone."""
+        """A barrier that only the threads of one group of consumers use."""
         self._together(m)
         if self._one(count) != self.lanes:
             raise NotCertified("a barrier of more or fewer threads than those of a group")

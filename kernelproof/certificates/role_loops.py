@@ -1,4 +1,4 @@
-"""The loops of a role in a kernel's text: over items of work and over k-tiles, and what is behind the latter."""
+"""Finds a role's two loops in a kernel: over items, and over an item's k-tiles, with the blocks that end the latter."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def registers_of(program: Program, blocks: set[int]) -> tuple[set[str], set[str]
 
 
 def exits_of(program: Program, head: int) -> list[int]:
-    """The blocks to which a loop is left."""
+    """The blocks outside of a loop to which the loop branches."""
     body = program.loops[head]
     return sorted({to for block in body for to in program.blocks[block].targets if to not in body})
 
 
 def after_items(program: Program, items: int) -> int:
-    """The block behind a loop over items."""
+    """The block that follows the loop over items. Raises NotCertified if there are several."""
     blocks = exits_of(program, items)
     if len(blocks) != 1:
         raise NotCertified("the loop over items is left for different places")
@@ -48,8 +48,12 @@ def is_asynchronous(program: Program, block: int) -> bool:
 
 
 def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], int]:
-    """What is behind a loop over k-tiles: the blocks up to the last one on all ways to the head ``items`` that touches
-    an mbarrier or a wgmma, and the block behind those."""
+    """The blocks after a loop over k-tiles that may still touch an mbarrier or a wgmma, and the block that follows
+    them.
+
+    ``exits``: the blocks to which the loop is left. ``items``: the head of the loop over items, where an item ends.
+    Only blocks through which all ways lead can end the part that is looked for.
+    """
     if len(exits) != 1:
         raise NotCertified("the main loop is left for different places")
     at = end = exits[0]
@@ -66,7 +70,7 @@ def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], i
 
 
 def loops_of(program: Program, role: str) -> tuple[int, int]:
-    """The heads of a role's loops over items and over k-tiles."""
+    """The heads of a role's loops over items and over k-tiles. Raises NotCertified if there are others or none."""
     does = loads_box if role == PRODUCER else multiplies
     work = {block.index for block in program.blocks if any(does(ins) for ins in block.all())}
     heads = [head for head, body in program.loops.items() if work and work <= body]

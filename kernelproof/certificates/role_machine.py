@@ -1,6 +1,6 @@
-"""A role of a CTA: some of its threads, which no others wait for but by mbarriers, on words and elements.
+"""Executes one role of a pipeline: some threads of a CTA, which only mbarriers order with its other threads.
 
-It is a ``Machine`` of these threads alone. What it may do is what ``pipelines`` says of its role.
+A ``RoleMachine`` is a ``Machine`` of these threads alone. It checks that they do what ``pipelines`` says of their role.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
 
-MOST_BYTES = (1 << 20) - 1  # that an mbarrier counts (PTX ISA)
-# What a thread may execute between two tries of a wait: it changes nothing but registers.
+MOST_BYTES = (1 << 20) - 1  # the most bytes that an mbarrier can expect in a phase (PTX ISA)
+# Instructions that a thread may execute between two tries of a wait: they change nothing but registers.
 _PURE = frozenset(("emu_waited", "selp", "setp", "mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor"))
 _WAIT = "emu_try_wait"
-_MOST_BLOCKS = 8  # between two tries
+_MOST_BLOCKS = 8  # the most blocks between two tries of a wait
 
 
 class RoleMachine(Machine):
-    """``threads``: the numbers of the role's threads in their CTA. ``group``: of a consumer, its number. ``tiles``: the
-    k-tiles of an item. What the producer loads is kept in the protocol if ``keeps``, as that of k-tile TURN.
-    ``skipped``: of an item that another group takes, its transactions modulo two rounds."""
+    """A machine for the threads of one role.
+
+    ``threads``: their numbers in the CTA. ``group``: the number of a group of consumers. ``tiles``: how many k-tiles an
+    item has. ``keeps``: whether the protocol notes what the producer loads, as the contents of k-tile TURN.
+    ``skipped``: if another group takes the item, the number of its transactions modulo two rounds of the ring.
+    """
 
     def __init__(
         self, program: Program, contract: Contract, kinds: Kinds, protocol: Protocol, threads: Lanes, role: str,
@@ -53,7 +56,7 @@ class RoleMachine(Machine):
         self.track = Track(Stores.none(self.memory.elements))
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """Those of a role; it accesses global memory by boxes alone."""
+        """The units of every role. None accesses global memory, since that is done by boxes alone."""
         return {
             "G": {"grid_wait": self.grid_wait},
             "Q": {},
@@ -88,7 +91,8 @@ class RoleMachine(Machine):
         return following
 
     def _check_tries(self, block: int, following: int, registers: dict[str, Any]) -> None:
-        """A wait may fail at first: check that threads then come back to it as they were, having done nothing else."""
+        """Check that a wait which fails is tried again: threads come back to it with the same registers, and have done
+        nothing else."""
         mine = dict(registers)
         if any(ins.op != _WAIT and ins.base not in _PURE for ins in self.program.blocks[block].all()):
             raise NotCertified("between two tries of a wait, threads do more than to compute")
@@ -102,7 +106,7 @@ class RoleMachine(Machine):
                 raise NotCertified(f"a wait is tried again with another {register}")
 
     def _try_again(self, at: int | None, registers: dict[str, Any], block: int) -> None:
-        """Go from behind a wait that has failed to the wait's block."""
+        """Execute from ``at``, the block after a wait that has failed, until the wait's own block is reached."""
         for _ in range(_MOST_BLOCKS):
             if at is None or any(ins.base not in _PURE for ins in self.program.blocks[at].all()):
                 break
@@ -112,6 +116,8 @@ class RoleMachine(Machine):
         raise NotCertified("a wait that fails is not tried again")
 
     def _sides(self, block: int, taken: Lanes, registers: dict[str, Any]) -> int:
+        """Run both sides of a branch to the block at which they meet. Raises Split if there is none, or if a side has a
+        loop: then the sides are different roles."""
         node, join = self.program.blocks[block], self.program.joins[block]
         apart = reachable(self.program.blocks, node.targets, join)
         loops = [body for body in self.program.loops.values() if block not in body]
@@ -164,7 +170,7 @@ class RoleMachine(Machine):
         return numbers[name].astype("u4") if name in numbers else self._special(name)
 
     def _whole_warps(self, m: Mask) -> Lanes:
-        """The lanes that execute an instruction of whole warps, which must be all of theirs."""
+        """The lanes that execute an instruction. Raises NotCertified unless they are all lanes of their warps."""
         lanes = self.active(m)
         threads = self.threads[lanes] if lanes is not None else np.zeros(0, np.int64)
         counts = np.bincount(threads // WARP)
@@ -173,11 +179,12 @@ class RoleMachine(Machine):
         return lanes
 
     def _members(self, members: Any) -> None:
+        """Check that an instruction's mask names all lanes of a warp."""
         if (self._number(members) != 0xFFFFFFFF).any():
             raise NotCertified("an instruction of a part of a warp is not covered")
 
     def _one(self, value: Any, lanes: Lanes | None = None) -> int:
-        """A known number, the same in these lanes."""
+        """A number that must be known, and the same in these lanes (by default in all)."""
         number = np.broadcast_to(self._number(value), (self.lanes,))
         number = number if lanes is None else number[lanes]
         if (number != number[0]).any():
@@ -185,7 +192,7 @@ class RoleMachine(Machine):
         return int(number[0])
 
     def converge(self, members: Any, m: Mask, *_: int) -> None:
-        """Lanes come together for an instruction of whole warps."""
+        """Check that whole warps reach an instruction together."""
         self._whole_warps(m)
         if members is not None:
             self._members(members)
@@ -195,7 +202,7 @@ class RoleMachine(Machine):
         return super().shuffle(mode, value, lane, clamp, members, m, site)
 
     def elect(self, members: Any, m: Mask, _site: int) -> Any:
-        """elect.sync: lane 0 of each warp."""
+        """elect.sync, which elects lane 0 of each warp."""
         lanes = self._whole_warps(m)
         self._members(members)
         elected = np.zeros(self.lanes, bool)
@@ -203,7 +210,7 @@ class RoleMachine(Machine):
         return np.zeros(self.lanes, "u4"), elected
 
     def sync_warp(self, members: Any, m: Mask, *_: int) -> None:
-        """bar.warp.sync of all warps of a role."""
+        """bar.warp.sync, by all lanes of the role's warps."""
         self._together(m)
         self._whole_warps(m)
         self._members(members)
@@ -211,6 +218,7 @@ class RoleMachine(Machine):
         self.track.stores.meet()
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
+        """bar.sync of the whole CTA, before its threads have roles."""
         if self.role != SETUP:
             raise NotCertified("a barrier of the CTA where its threads have roles")
         super().sync(number, count, m)
@@ -218,7 +226,7 @@ class RoleMachine(Machine):
             raise NotCertified("mbarriers are used without a fence behind their initialisation")
 
     def grid_wait(self, m: Mask) -> None:
-        """griddepcontrol.wait: the kernel before has ended."""
+        """griddepcontrol.wait: the kernel that was launched before this one has ended."""
         self._together(m)
         self.track.granted = True
 
@@ -236,7 +244,7 @@ class RoleMachine(Machine):
                 raise NotCertified("setmaxnreg twice in a warpgroup")
 
     def registers_at_entry(self) -> int:
-        """Registers of a thread before setmaxnreg."""
+        """How many registers a thread has before setmaxnreg."""
         texts = (ins.text for piece in self.program.pieces for ins in piece.lines)
         device = device_for(self.program.target)
         threads = self.pipeline.entry.lanes
@@ -254,21 +262,24 @@ class RoleMachine(Machine):
         self.track.fenced = self.track.announced = False
 
     def fence_init(self, m: Mask) -> None:
-        """A fence behind the initialisation of mbarriers; it counts if all threads execute it."""
+        """A fence after the initialisation of mbarriers, by all threads."""
         self._together(m)
         self.track.fenced = True
 
     def waited(self) -> Lanes:
-        """Whether a wait has succeeded."""
+        """Whether the last wait has succeeded, for each lane. It fails only while ``_check_tries`` runs."""
         return np.full(self.lanes, self.success)
 
     def try_wait(self, address: Any, phase: Any, is_parity: bool, order: int, m: Mask, *_: int) -> None:
-        """A wait for a phase of an mbarrier, by all threads of the role."""
+        """mbarrier.try_wait, by all threads of the role. Checks that its mbarrier and parity are those of the next
+        transaction, or of the group's turn."""
         self._together(m)
         if not is_parity or not order & ORDERS:
             raise NotCertified("a wait for a state, or one that does not acquire, is not covered")
         at, parity = self._one(address), self._one(phase)
         track, stages, groups = self.track, self.pipeline.stages, len(self.pipeline.groups)
+        # ``turn`` is the parity of the ring's round. A consumer waits for the phase of ``full`` with the round's
+        # number, a producer for the phase of ``empty`` before that.
         stage, turn = track.position % stages, track.position // stages
         self.polled = True
         if self.role == PRODUCER and self.pipeline.ranks > 1 and track.step.equals(self.tiles):
@@ -290,6 +301,7 @@ class RoleMachine(Machine):
             track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
         elif groups > 1 and not track.ordered and not track.step.terms:
             self.protocol.mbarrier(self.protocol.turns, self.group, at, "the group's turn")
+            # Group 0 has the first turn without an arrival, so its phases are one less than those of group 1.
             track.ordered, expected = True, (track.item // groups + self.group + 1) & 1
         else:
             raise NotCertified("a wait for another mbarrier than that of the next stage")
@@ -298,7 +310,8 @@ class RoleMachine(Machine):
             raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
 
     def _drain(self, at: int) -> int:
-        """The parity of a wait behind the last item, for what other CTAs of the cluster hand back."""
+        """The parity of the producer's wait, after its last item, for a stage that all CTAs of the cluster hand
+        back."""
         track, stages = self.track, self.pipeline.stages
         position = (track.position + track.drained) % self.pipeline.round
         self.protocol.mbarrier(self.protocol.empty, position % stages, at, "the stage")
@@ -308,13 +321,14 @@ class RoleMachine(Machine):
     def arrive(
         self, address: Any, count: int, expected: Any, m: Mask, _site: int, order: int, drops: bool
     ) -> None:  # fmt: skip
-        """mbarrier.arrive: the producer's, which expects bytes, or one of a warp."""
+        """mbarrier.arrive, by the producer with the bytes to expect, or by one lane of a consumer's warp."""
         lanes = self.active(m)
         if lanes is None:
             return
         if drops or np.any(np.asarray(count) != 1) or not order & ORDERS:
             raise NotCertified("an arrival that is not one, or that does not release, is not covered")
         place = np.broadcast_to(self._number(address), (self.lanes,))[lanes].astype(np.int64)
+        # An address in another CTA has that CTA's rank, plus 1, above the place in shared memory.
         ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
         at = int(place[0]) & WITHIN
         if ((place & WITHIN) != at).any():
@@ -330,6 +344,7 @@ class RoleMachine(Machine):
             raise NotCertified("an arrival that the role does not have")
 
     def _expect(self, at: int, count: int) -> None:
+        """The producer says at the mbarrier of the stage that it fills how many bytes will land."""
         track = self.track
         if track.filling is None or track.expected is not None:
             raise NotCertified("bytes are expected for a stage that was not waited for, or twice")
@@ -339,7 +354,8 @@ class RoleMachine(Machine):
         track.expected, track.landed = count, 0
 
     def _arrive(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
-        """Warps arrive at the mbarrier at an address, of the CTAs with these ranks."""
+        """Warps arrive at the mbarriers that lie at ``at`` in their CTAs. ``arrivals``: each warp, and the rank of the
+        CTA at which it arrives."""
         track, groups, returns = self.track, len(self.pipeline.groups), self.pipeline.returns
         assert track.held is not None
         if track.unmet:

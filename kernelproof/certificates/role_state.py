@@ -1,4 +1,4 @@
-"""How far the threads of a role are, and which roles there are."""
+"""The state of a role's threads in a proof: how far they are in the ring and in their item. Also the roles' names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SETUP, NONE, PRODUCER, CONSUMER = "before its CTA's barrier", "without a role", 
 
 
 class Split(Exception):
-    """Threads of a role go different ways for good. ``sides``: for each the block, and which of the threads."""
+    """Threads of a role take different ways that do not meet again. ``sides``: for each way its first block, and which
+    of the threads take it."""
 
     def __init__(self, registers: dict[str, Any], sides: list[tuple[int, Lanes]]) -> None:
         super().__init__("threads of a role go different ways")
@@ -22,18 +23,29 @@ class Split(Exception):
 
 @dataclass
 class Track:
-    """How far a role is. ``position``: of its next transaction, modulo two rounds of the ring. ``item``: of its item,
-    modulo two turns of all groups; ``step``: the k-tiles of the item that it has passed.
+    """How far a role is.
 
-    Of a producer, ``filling``: the stage that it has waited for; ``expected``, ``landed``: bytes; ``boxes``: the rank
-    and the places of each box of a k-tile; ``drained``: stages that it has waited for behind its last item. Of a
-    consumer, ``held``: stages that it may read, and their k-tiles in the item; ``arrived``: warps that have handed back
-    the first of them, and the ranks to which; ``unmet``: since lanes have last met they have waited or read;
-    ``ordered``: it has its turn; ``handed``: warps that have handed it on. ``reading``: the stages that each group of
-    wgmma reads which was not waited for, the oldest first; ``opened``: those that products in no group yet read.
+    - ``position``: the number of its next transaction, modulo two rounds of the ring.
+    - ``item``: the number of its item, modulo two turns of all groups. ``step``: the k-tiles of it that have passed.
+    - ``granted``: the kernel that was launched before has ended.
+    - ``fenced``: no mbarrier was initialised since the last fence for that. ``announced``: none was initialised since
+      the CTA has arrived at its cluster's barrier.
 
-    ``granted``: the kernel before it has ended. ``fenced``: no mbarrier was initialised since the last fence for that,
-    and ``announced``: since the CTA has arrived at its cluster's barrier.
+    A producer also has these:
+
+    - ``filling``: the stage that it has waited for. ``boxes``: the rank and the places of each box that it has loaded.
+    - ``expected``, ``landed``: the bytes that the stage expects, and those of the boxes.
+    - ``drained``: how many stages it has waited for after its last item.
+
+    A consumer also has these:
+
+    - ``held``: the stages that it may read, each with its k-tile's number in the item.
+    - ``arrived``: the warps that have handed back the first of these stages, each with the rank of the CTA that gets
+      it.
+    - ``unmet``: lanes have waited or read since they last met.
+    - ``ordered``: it has its turn. ``handed``: the warps that have handed the turn on.
+    - ``reading``: the stages that each group of wgmma reads which was not waited for, the oldest group first.
+      ``opened``: the stages that products read which are in no group yet.
     """
 
     stores: Stores
@@ -72,8 +84,8 @@ class Track:
         return replace(self, step=self.step.substituted(name, value), held=held)
 
     def at(self, position: int, step: Polynomial, stages: int, behind: int) -> Track:
-        """A consumer's track at the head of its loop over k-tiles: the stages of so many k-tiles before are held, and
-        each is read by a group of wgmma of its own."""
+        """The track at the head of the loop over k-tiles. The stages of the last ``behind`` k-tiles are still held, and
+        each is read by its own group of wgmma."""
         held = {(position - i) % stages: step - i for i in range(behind, 0, -1)}
         reading = tuple(frozenset((stage,)) for stage in held)
         return replace(
@@ -82,7 +94,7 @@ class Track:
         )  # fmt: skip
 
     def alike(self, other: Track) -> bool:
-        """Is it as far in its item as another one, in the same place? The other may have met less."""
+        """Whether this role is as far as the other one. ``unmet`` may be true of the other alone, which claims less."""
         mine, its = self.held or {}, other.held or {}
         return (
             (self.position, self.filling, self.arrived, self.reading, self.opened, self.ordered, self.handed)
@@ -96,7 +108,7 @@ class Track:
 
 
 class RoleState(State):
-    """A state with a track."""
+    """The state of a ``RoleMachine``: that of a machine, and how far its role is."""
 
     track: Track
 

@@ -1,17 +1,20 @@
-"""Proves a pipeline: each role of a CTA by itself, for every number of items and of k-tiles.
+"""Proves one role of a pipeline, for every number of items and of k-tiles.
 
-A role has two loops, one in the other: over items, and over an item's k-tiles. Both heads are reached in states of one
-form. At the head of the loop over k-tiles, ``t`` of them have passed: registers are those of an invariant at turn t,
-but for **controls**, numbers that depend on the position in the ring alone. There are as many positions as
-transactions in two rounds of the ring, and for each of them two claims are proven: from any t a turn leads to t + 1 and
-the next position; and the last turn leads to the loop's exit. At the head of the loop over items, registers are those
-of the entry, but for the item's number, and for controls again. From the controls of the entry on, all that a body can
-lead to are looked for, whatever T, the number of k-tiles of an item, is modulo two rounds.
+A role has a loop over items, and in it a loop over the item's k-tiles. Each head is reached in states of one form:
 
-Where wgmma multiplies, the products of a k-tile are in flight while the next one is waited for. So the first turn of
-the loop over k-tiles, before which nothing is in flight, is **peeled**: executed from every position, with one k-tile
-and with more. Behind the loop, what is in flight is waited for and handed back at every position, too: that is a part
-of the last turn, up to the block from which on no instruction touches an mbarrier or a wgmma.
+- At the head of the loop over k-tiles, t of them have passed. Registers hold what an invariant says of iteration t,
+  except for **controls**: numbers, such as a stage or a parity, that depend on the position in the ring alone. There
+  are as many positions as transactions in two rounds of the ring. For each position two claims are proven, for any t:
+  an iteration leads to t + 1 and the next position, and the last iteration leads to the loop's exit.
+- At the head of the loop over items, registers hold what they held at the entry, except for the item's number and for
+  controls of this loop. All controls are enumerated to which items can lead from those of the entry, whatever the
+  number of an item's k-tiles is modulo two rounds.
+
+Where wgmma multiplies, the products of a k-tile are in flight while the next one is waited for. Before the first
+iteration nothing is in flight. That iteration is therefore **peeled**: it is executed by itself from every position,
+both as the only one and as the first of several. After the loop, products in flight are waited for and their stages
+handed back. This belongs to the last iteration, up to the block from which on no instruction touches an mbarrier or a
+wgmma.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ from kernelproof.certificates.slices import SlabContents
 from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 from kernelproof.certificates.words import Word
 
-MOST_CONTROLS = 4096  # states of the loop over items, of which no ring needs as many
+MOST_CONTROLS = 4096  # limit on the states at the head of the loop over items; rings need far fewer
+# The invariant of registers that no iteration changes.
 NOTHING = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), written=(), read=())
 named = Polynomial.named
 
@@ -82,14 +86,14 @@ def _number(value: Any) -> Lanes:
     return np.asarray(value)
 
 
-# The state after an item, None at the CTA's end; and what has covered the inner loop's controls since that has ended.
+# The state after an item, None at the CTA's end; and the placeholders that the inner loop's controls had since its
+# exit.
 End = tuple[RoleState | None, dict[str, Unknown]]
 
 
 @dataclass
 class Controls:
-    """A state at the head of the loop over items: registers that are numbers, and where the role is. ``state`` has its
-    track."""
+    """The controls at the head of the loop over items: numbers in ``registers``, and the role's track in ``state``."""
 
     registers: dict[str, Any]
     state: RoleState
@@ -102,8 +106,11 @@ class Controls:
 
 
 class Role:
-    """The proof of one role, from the state in which it reaches the loop over items on. ``invariant``: as that of
-    ``MainLoop``."""
+    """Proves one role, from the state in which it reaches the loop over items.
+
+    ``group``: the number of a group of consumers, None for the producer. ``invariant``: of the loop over k-tiles. If it
+    is None, it is guessed (where ``guesses`` allows that), and is here once the role is proven.
+    """
 
     def __init__(
         self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, group: int | None,
@@ -120,7 +127,7 @@ class Role:
         # Where a group goes on after its items, if it then adds partial sums.
         self.after = after_items(program, self.items) if group is not None and self.pipeline.parts else None
         self.peeled = int(group is not None and any(is_asynchronous(program, block) for block in body))
-        self.behind = 0  # k-tiles whose products are in flight at the head, but for turn 0
+        self.behind = 0  # k-tiles whose products are in flight at the head, except in iteration 0
         if self.peeled:
             tail, end = tail_of(program, self.items, self.exits)
             body, self.exits = body | tail, [end]
@@ -130,13 +137,14 @@ class Role:
         self.machines: dict[object, RoleMachine] = {}
         self.bases: dict[RoleMachine, RoleState] = {}
         self.controls: dict[int, dict[str, Any]] = {}  # of the loop over k-tiles, by position
-        self.left: dict[int, dict[str, Any]] = {}  # the same behind that loop
-        self.first: RoleState | None = None  # the state in which that loop is reached, and left
-        self.last: RoleState | None = None
+        self.left: dict[int, dict[str, Any]] = {}  # the same controls after that loop
+        self.first: RoleState | None = None  # the state in which that loop is reached
+        self.last: RoleState | None = None  # the state in which it is left
         self.ends: dict[object, list[End]] = {}
 
     def machine(self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False) -> RoleMachine:
-        """A machine for the problems with so many k-tiles; one that has been there before knows more answers."""
+        """A machine for the problems whose items have ``tiles`` k-tiles. Machines are kept, with the answers of their
+        facts."""
         key = tiles.key, tuple(each.key for each in assumed), keeps
         if key not in self.machines:
             self.machines[key] = self._machine(tiles, bounds, assumed, keeps)
@@ -153,6 +161,8 @@ class Role:
         )
 
     def _ran(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:
+        """The state in which one of the blocks ``stops`` is reached; None where the role ends. A group that adds
+        partial sums ends its role where it begins to."""
         machine.steps = 0
         try:
             after = machine.run(state, *stops, *(() if self.after is None else (self.after,)))
@@ -166,6 +176,7 @@ class Role:
         return after
 
     def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
+        """A state, with its track, for the problems in which a name has a value."""
         out = substituted(state, name, value, machine.facts, self.kinds)
         assert isinstance(out, RoleState)
         out.track = out.track.substituted(name, value)
@@ -174,7 +185,7 @@ class Role:
     # --- the loop over items
 
     def prove(self, entry: RoleState) -> None:
-        """All items of the role, from its state at the loop's head."""
+        """Prove all items of the role. ``entry``: the state in which it first reaches the loop over items."""
         machine = self.machine(named(TILES), {})
         for old, new in self.pipeline.names.items():
             entry = self._put(entry, old, new, machine)
@@ -205,7 +216,7 @@ class Role:
             todo += self._body(at)
 
     def _at_item(self, at: Controls, machine: RoleMachine) -> RoleState:
-        """The state at the loop's head for any item, in a machine's problems."""
+        """The state at the head of the loop over items, for any item and the problems of a machine."""
         if machine not in self.bases:
             base = self.entry.copied()
             base.left = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
@@ -218,7 +229,7 @@ class Role:
         return state
 
     def _body(self, at: Controls) -> Iterator[Controls]:
-        """All states of the head to which an item may lead."""
+        """Prove an item that begins with these controls, and yield all controls to which it may lead."""
         groups = len(self.pipeline.groups)
         if self.group is not None and at.state.track.item % groups != self.group:
             yield from self._skip(at)
@@ -239,8 +250,8 @@ class Role:
             yield Controls(controls, end)
 
     def _controls(self, end: RoleState, covers: dict[str, Unknown], left: dict[str, Any]) -> dict[str, Any]:
-        """The controls at the loop's head. ``covers``: of the inner loop's controls; where one has not been looked at
-        since, the value is that in ``left``."""
+        """The controls after an item that ends in the state ``end``. ``covers``: placeholders for the inner loop's
+        controls. A register that still holds a placeholder has that control's value, which is in ``left``."""
         out = {}
         for name in self.control_names:
             value = end.registers.get(name)
@@ -249,7 +260,7 @@ class Role:
         return out
 
     def _next_item(self, last: bool, state: RoleState | None) -> None:
-        """Check that the registers hold the next item, and that there is one."""
+        """Check the state after an item, None at the CTA's end: its registers hold the next item, if there is one."""
         if state is None:
             if not last:
                 raise NotCertified("a CTA ends before its last item of work")
@@ -263,11 +274,12 @@ class Role:
                 raise NotCertified("the item after an item is not that of the CTA")
 
     def _variants(self) -> tuple[tuple[bool, Polynomial], ...]:
-        """Whether an item is the CTA's last, and what is known then."""
+        """The two cases, that an item is not the CTA's last and that it is, each with a polynomial that is at least 0
+        then."""
         return (False, self.pipeline.left), (True, -self.pipeline.left - 1)
 
     def _skip(self, at: Controls) -> Iterator[Controls]:
-        """An item that another group takes."""
+        """Prove that a group skips an item of another group, for any number of k-tiles modulo two rounds."""
         for rest in range(self.pipeline.round):
             tiles = named(TURN) * self.pipeline.round + rest
             bounds: Bounds = {(TURN,): (0 if rest else 1, self.pipeline.most // self.pipeline.round)}
@@ -283,8 +295,8 @@ class Role:
     # --- the loop over k-tiles
 
     def _check_head(self, state: RoleState) -> None:
-        """The state in which the inner loop is reached, or behind the peeled turn, is that of the first turn that is
-        not peeled. The first time, prove the loop."""
+        """Check that an item reaches the first iteration that is not peeled in the state from which the inner loop is
+        proven. The first item defines that state, and the loop is proven then."""
         machine = self.machine(named(TILES), {})
         if self.peeled:
             machine = self.machine(named(TILES), {}, named(TILES) - 2)
@@ -297,7 +309,7 @@ class Role:
         self._check_track(state, self._track(self.first.track, position, Polynomial.of(self.peeled)))
 
     def _first_turn(self, head: RoleState, machine: RoleMachine) -> RoleState:
-        """The state behind the peeled turn, of several."""
+        """The state after the peeled iteration, where others follow it."""
         if not head.track.idle:
             raise NotCertified("an item begins while a stage is read")
         state = self._ran(machine, self._put(head, TILES, machine.tiles, machine), self.head, *self.exits)
@@ -307,7 +319,7 @@ class Role:
         return state
 
     def _only_turn(self, head: RoleState) -> None:
-        """The peeled turn where it is the only one: it leads to where the last turn of several leads."""
+        """Check that the peeled iteration, where it is the only one, leads to where the last of several leads."""
         assert self.last is not None
         machine = self.machine(Polynomial.of(1), {})
         start = self._put(head, TILES, Polynomial.of(1), machine)
@@ -318,7 +330,7 @@ class Role:
         self._check_left(self._put(self.last, TURN, Polynomial.of(0), machine), state, machine)
 
     def _check_left(self, last: RoleState, state: RoleState, machine: RoleMachine) -> None:
-        """Check that a state behind the loop is the one that is known from there, at its position."""
+        """Check that a state after the inner loop is ``last``, from which the proof goes on, at its own position."""
         position = state.track.position
         if state.block != last.block:
             raise NotCertified("the main loop is left for different places")
@@ -330,12 +342,13 @@ class Role:
 
     @staticmethod
     def _check_track(state: RoleState, expected: Track) -> None:
+        """Check that a role is as far as it must be at the head of the inner loop, or after that loop."""
         if not state.track.alike(expected) or state.track.stores.open:
             raise NotCertified("a turn of the main loop begins or ends in the middle of a k-tile, or out of turn")
 
     @staticmethod
     def _check_kept(start: RoleState, state: RoleState) -> None:
-        """Check that neither D nor the warps' memory is touched."""
+        """Check that neither D nor the shared memory that belongs to warps has changed between two states."""
         if state.track.stores.key != start.track.stores.key or not state.left_as(start):
             raise NotCertified("D, or memory of a warp, is written in the main loop")
 
@@ -344,8 +357,7 @@ class Role:
         return [name for name in self.program.live(block) if name in self.in_loop]
 
     def _turns(self, first: RoleState, position: int) -> Turns:
-        """The states of the inner loop's head at a position. Of registers that the loop does not use nothing is
-        known."""
+        """The states of the inner loop's head at a position. Registers that the loop does not use are unknown."""
         assert self.invariant is not None
         first = first.copied()
         first.registers |= self.controls[position]
@@ -356,6 +368,7 @@ class Role:
         return Turns(self.invariant, first, self._looked_at(self.head), self.variable)
 
     def _prove_loop(self) -> None:
+        """Prove the inner loop: iterations that are not the last from every position, then the last from each."""
         assert self.first is not None
         round_, start = self.pipeline.round, self.first.track.position
         if self.invariant is None:
@@ -381,7 +394,8 @@ class Role:
             self._last_turn(position)
 
     def _guessed(self) -> Invariant:
-        """The invariant that two rounds of the ring suggest."""
+        """The invariant that two rounds of the ring suggest: the steps of all their iterations, divided by their
+        number."""
         assert self.first is not None
         round_ = self.pipeline.round
         tiles = named(REST) + (round_ + 1 + self.peeled)
@@ -404,7 +418,7 @@ class Role:
         )
 
     def _state(self, position: int, tiles: Polynomial, machine: RoleMachine) -> RoleState:
-        """The state at turn TURN and a position."""
+        """The state at the inner loop's head in iteration TURN, at a position."""
         assert self.first is not None
         turns = self._turns(self._put(self.first, TILES, tiles, machine), position)
         state = turns.at(named(TURN) - self.peeled, machine.facts, self.kinds)
@@ -413,11 +427,11 @@ class Role:
         return state
 
     def _track(self, track: Track, position: int, turn: Polynomial) -> Track:
-        """The track at the loop's head."""
+        """The track at the inner loop's head in an iteration."""
         return track.at(position, turn, self.pipeline.stages, self.behind)
 
     def _turn(self, position: int) -> None:
-        """A turn that is not the last one."""
+        """Prove any iteration that is not the last one, at a position."""
         assert self.first is not None
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
         machine = self.machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
@@ -433,7 +447,7 @@ class Role:
         turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
     def _last_turn(self, position: int) -> None:
-        """The last turn, to the loop's exit."""
+        """Prove the last iteration, to the loop's exit, at a position."""
         tiles = named(TURN) + 1
         machine = self.machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
         start = self._state(position, tiles, machine)
@@ -444,7 +458,7 @@ class Role:
         following = (position + 1) % self.pipeline.round
         self.left[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
         if self.last is None:
-            # Behind a peeled loop a group may have handed on its turn.
+            # The blocks after a peeled loop belong to its last iteration, and the group may hand on its turn in them.
             handed = state.track.handed if self.peeled else start.track.handed
             self._check_track(state, replace(start.track, handed=handed).at(following, tiles, self.pipeline.stages, 0))
             self.last = state
@@ -452,12 +466,13 @@ class Role:
         self._check_left(self.last, state, machine)
 
     def _ends(self, head: RoleState) -> Iterator[tuple[End, int]]:
-        """From the inner loop's exit to the end of an item that has reached the loop in this state: the states reached,
-        None for the CTA's end, at every position."""
+        """Run from the inner loop's exit to the end of the item, for every position. ``head``: the state in which the
+        item has reached the loop. Yields the ends that are reached, each with its position."""
         assert self.last is not None
         others = [self.variable(x) for x in self.program.live(self.last.block) if x not in self.in_loop]
         known = tuple((x, _number_key(head.registers[x])) for x in others if _is_known(head.registers.get(x)))
-        # The producer of a cluster waits for stages once more at its end.
+        # Placeholders stand for controls, so positions share their ends. The producer of a cluster is an exception: it
+        # waits for stages once more at its end.
         drains = self.group is None and self.pipeline.ranks > 1
         for position in range(self.pipeline.round):
             at = position if drains else None
@@ -468,7 +483,7 @@ class Role:
                 yield end, position
 
     def _ended(self, head: RoleState, others: list[str], position: int | None) -> Iterator[End]:
-        """The ends from a position in the ring, or from any if it is None."""
+        """The ends of an item that leaves the inner loop at a position in the ring, or at any if that is None."""
         assert self.last is not None
         for last, known in self._variants():
             machine = self.machine(named(TILES), {}, known)

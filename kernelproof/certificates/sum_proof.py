@@ -1,23 +1,23 @@
-"""Sums of partial sums: when all items have left theirs in a workspace, all groups of all CTAs add equal shares.
+"""Proves how a split-k pipeline adds partial sums: each group of every CTA adds an equal share of them.
 
-An item of a pipeline is then a slice of a tile's k. A group stores its partial sums to the item's own slab, meets at
-its barrier, and one thread counts the item in the tile's counter, with release. When a group has no item left, it takes
-its **share** of the vectors of all tiles: of V vectors, group g of G has those from V * g / G to before V * (g + 1) /
-G, rounded down. So each vector is one group's.
+Each item of such a pipeline is a slice of a tile's k. A group stores the item's partial sums to the item's own slab of
+a workspace, meets at its barrier, and one thread counts the item in the tile's counter, with release. When a group has
+no item left, it takes its **share** of the vectors of all tiles: of V vectors, group g of G has those from V * g / G to
+before V * (g + 1) / G, both rounded down. So each vector belongs to one group.
 
 A group goes through its share tile by tile:
 
 - Its first thread waits, with acquire, until all parts of the tile are counted, and counts the group's vectors in the
   upper half of the counter. All threads meet. Each thread then loads its vectors of all slabs of the tile, adds them in
   the order of slices, and stores those sums that lie within D, each once.
-- Of the groups of a tile, the one that finds all other vectors counted is the last to look at the counter, since each
-  counts its own behind its wait: it alone returns the counter to zero.
+- Each group counts its vectors after its wait. So the group that finds all other vectors of the tile counted is the
+  last one that reads the counter: it alone returns the counter to zero.
 
-A thread that waits there has no item left, and neither items nor producers wait for a sum; all CTAs run at once, so
-every part is counted at some time, and no wait lasts for ever.
+No wait lasts for ever: a thread that waits for parts has no item left, neither items nor producers wait for a sum, and
+all CTAs run at the same time, so every part is counted at some time.
 
-All of this is proven for any thread of a group at once, for any tile, and for any vector of it: the state in which a
-vector is reached holds nothing but its number that another one changes.
+The proof executes one thread that stands for any thread of a group, one tile for any tile, and one vector for any
+vector of it. For vectors that suffices: from one to the next, only the registers with the vector's number change.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from kernelproof.certificates.sum_machine import COUNTER_HALF, Phase, Registers,
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.frontend.flow.loops import reachable
 
-FIRST, END = "share_first", "share_end"  # of a group, among the vectors of all tiles
+# Names: the first vector of a group's share, and the one after its last, counted over the vectors of all tiles.
+FIRST, END = "share_first", "share_end"
 MOST_VECTORS = 1 << 60
 named = Polynomial.named
 
 
 class SumProof:
-    """Proves what groups do behind their items, under the contract of an item."""
+    """Proves what groups do after their items, under the contract of an item."""
 
     def __init__(
         self, program: Program, contract: Contract, pipeline: Pipeline, protocol: Protocol, kinds: Kinds
@@ -100,7 +101,7 @@ class SumProof:
 
     def _check_barrier(self, taken: list[list[dict[int, int]]]) -> None:
         """Check that all threads of a group reach its barrier: no barrier lies on one side of a branch at which they go
-        different ways."""
+        different ways. ``taken``: what ``_thread`` returns, for each kind of thread."""
         blocks = self.program.blocks
         meets = {x.index for x in blocks if any(ins.base in ("bar", "barrier") for ins in x.all())}
         for of_threads in zip(*taken, strict=True):
@@ -113,7 +114,8 @@ class SumProof:
     # --- a thread's share
 
     def _thread(self, group: int, first: bool, warpgroup: int) -> list[dict[int, int]]:
-        """The first thread of a group, or any other one of a warpgroup, for every share: where its branches went."""
+        """Prove the first thread of a group, or any other thread of a warpgroup. Returns where the branches of a tile
+        went (block -> target): for a tile of which the share has the last vector, and for one that it ends before."""
         share = self._share(group, first, warpgroup)
         registers = self._to_share(share)
         taken = []
@@ -125,6 +127,7 @@ class SumProof:
         return taken
 
     def _share(self, group: int, first: bool, warpgroup: int) -> Share:
+        """The share of a group, without a tile, for its first thread or any other one of a warpgroup."""
         start, end = self.pipeline.groups[group]
         if group not in self.protocol.meetings:
             raise NotCertified("a group of consumers without a barrier of its own")
@@ -135,14 +138,14 @@ class SumProof:
 
     @staticmethod
     def _facts(facts: Facts, share: Share, *assumed: Polynomial) -> OpenFacts:
-        """Facts of a problem, and of a thread."""
+        """The facts of a problem, those of a thread and its share, and what is assumed."""
         out = OpenFacts.of(facts, *assumed, *share.limits)
         out.bounds |= share.bounds
         return out
 
     def _to_share(self, share: Share) -> Registers:
-        """The registers with which a thread reaches the first tile of its share. What its items have changed is not
-        known."""
+        """The registers with which a thread reaches the first tile of its share. Those that its items write are
+        unknown."""
         parts, groups = self.parts, share.groups
         facts = self._facts(self.pipeline.entry.facts, share)
         facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
@@ -178,7 +181,8 @@ class SumProof:
         return found[0]
 
     def _at_tile(self, machine: SumMachine, registers: Registers) -> tuple[Registers, list[str]]:
-        """The registers with which any tile of the share is reached, and those that count vectors of all tiles."""
+        """The registers with which any tile of the share is reached, and the names of those that hold the number of the
+        next vector, counted over all tiles."""
         at, written = machine.share.tile * machine.share.vectors + machine.share.at, self._written(self.tiles)
         values = self.pipeline.names | {END: at + named(LEFT) + 1}
         out, counting = dict[str, Any](), list[str]()
@@ -202,10 +206,13 @@ class SumProof:
         return out, counting
 
     def _written(self, head: int) -> set[str]:
+        """The variables of the registers that a loop writes."""
         return set(map(self.variable, registers_of(self.program, self.program.loops[head])[1]))
 
     def _tile(self, share: Share, registers: Registers, goes_on: bool) -> dict[int, int]:
-        """Any tile of a share, which goes on behind it or not."""
+        """Prove any tile of a share. ``goes_on``: whether the share has the tile's last vector (and may go on after
+        it), or ends before. Returns where branches went."""
+        # At least 0 if the share has the tile's last vector: LEFT vectors follow the one that it has first.
         behind = share.at + named(LEFT) + 1 - share.vectors
         facts = self._facts(
             self.contract.facts, share, behind if goes_on else -behind - 1,
@@ -214,7 +221,7 @@ class SumProof:
         machine = SumMachine(self.program, self.contract, facts, self.kinds, share)
         machine.phase = Phase.TILE
         start, counting = self._at_tile(machine, registers)
-        at = share.tile * share.vectors + share.last  # behind the group's vectors of the tile
+        at = share.tile * share.vectors + share.last  # the vector after the group's last one of the tile
         end = share.tile * share.vectors + share.at + named(LEFT) + 1
 
         def reached(block: int | None, registers: Registers) -> None:
@@ -242,7 +249,8 @@ class SumProof:
     # --- the vectors of a tile
 
     def _vectors(self, machine: SumMachine, registers: Registers) -> tuple[int, Registers]:
-        """The loop over the group's vectors of a tile, for any of them; where it goes on, and with which registers."""
+        """Prove the loop over the group's vectors of a tile, for any of them. Returns the block after the loop, and the
+        registers there."""
         share, facts, written = machine.share, machine.facts, self._written(self.vectors)
         if machine.phase != Phase.TILE or machine.doings.added or not facts.holds(share.last - 1 - share.at):
             raise NotCertified("the vectors of a tile are added twice, or although there are none")
@@ -267,7 +275,7 @@ class SumProof:
         return exits[0], registers | dict.fromkeys(written, UNKNOWN)
 
     def _next_vector(self, machine: SumMachine, counting: list[str], block: int | None, registers: Registers) -> None:
-        """Check what a turn has stored, and which vector is next."""
+        """Check what an iteration has stored, and which vector is next. ``block``: where it leads."""
         if block is None:
             raise NotCertified("a thread ends while its group adds vectors")
         share, again = machine.share, block == self.vectors
@@ -279,7 +287,7 @@ class SumProof:
         if len(steps) != 1 or min(steps) < 1:
             raise NotCertified("no register counts the vectors of a tile")
         (step,) = steps
-        # Vectors behind the last one are those of another group, or there are none.
+        # Vectors after the last one of the share belong to another group, or do not exist.
         vectors = [share.vector + i for i in range(step)]
         due = [x for x in vectors if machine.facts.truth(x - share.last) is not True]
         expected = {(vector.key, element) for vector in due for element in range(VECTOR)}

@@ -1,8 +1,8 @@
-"""wgmma by a consumer's warpgroups, on elements by their origin: the operands of a stage, and groups of products.
+"""wgmma of a consumer's warpgroups, on elements known by their origin: which stage it reads, and for how long.
 
-A wgmma reads two operands of a stage that its warpgroup holds, by descriptors, until the group that it is committed to
-has been waited for: so its stage may be handed back only after that. That no other instruction touches its registers
-meanwhile does not depend on what they hold, and is shown by ``accumulators``.
+A wgmma reads two operands by descriptors, from a stage that its warpgroup holds. It may read until the group to which
+it is committed has been waited for, so the stage may be handed back only after that. ``accumulators`` shows that no
+other instruction touches its registers meanwhile, which does not depend on what they hold.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kernelproof.emulator.hopper.tile import WgmmaForm
 from kernelproof.emulator.hopper.warpgroup import strides
 from kernelproof.emulator.state.arrays import Mask
 
-WARPGROUP, ROWS = 128, 64  # lanes, and the rows of A that they multiply
-_VECTOR = 16  # bytes
-_FIELDS = 0xC00E_3FFF_3FFF_3FFF  # the bits of a descriptor that mean something
+WARPGROUP, ROWS = 128, 64  # lanes of a warpgroup, and the rows of a wgmma's first operand
+_VECTOR = 16  # bytes of the elements whose offsets a ``Pattern`` has
+_FIELDS = 0xC00E_3FFF_3FFF_3FFF  # the bits of a descriptor that belong to a field
 
 
 class Operand(NamedTuple):
-    """A warpgroup's rows of A or columns of B, and 16 of k. ``number``: of their kind. ``places``: the offset of each
-    row or column; ``steps``: those of k."""
+    """Rows of A or columns of B that a warpgroup multiplies, over 16 k. ``number``: that of their kind. ``places``: the
+    offset of each row or column. ``steps``: the offset of each k."""
 
     number: int
     places: Lanes
@@ -41,7 +41,7 @@ class Operand(NamedTuple):
 
 
 class WarpgroupMachine(ClusterMachine):
-    """A role whose warpgroups may multiply by wgmma."""
+    """The machine of a role whose warpgroups may execute wgmma."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         # ``accumulators`` checks accesses to registers.
@@ -53,7 +53,7 @@ class WarpgroupMachine(ClusterMachine):
         return super().units() | {"X": methods}
 
     def start(self) -> RoleState:
-        """Accumulators hold nothing that is known."""
+        """The state in which threads begin, in which accumulators are unknown."""
         state = super().start()
         names = {name for registers in tuples_of(self.program) for name in registers}
         state.registers |= {self.program.emitter.variable(name): UNKNOWN for name in sorted(names)}
@@ -64,7 +64,7 @@ class WarpgroupMachine(ClusterMachine):
         self._whole_warpgroups(m)
 
     def commit_products(self, m: Mask, _site: int) -> None:
-        """wgmma.commit_group: all products since the last one are a group."""
+        """wgmma.commit_group: all products since the last commit become a group."""
         self._whole_warpgroups(m)
         track = self.track
         track.reading, track.opened = (*track.reading, track.opened), frozenset()
@@ -107,6 +107,7 @@ class WarpgroupMachine(ClusterMachine):
             raise NotCertified("an instruction of wgmma that is not executed by whole warpgroups of a consumer")
 
     def _check_form(self, form: WgmmaForm) -> None:
+        """Check that a wgmma multiplies the contract's types from shared memory, and does not negate or saturate."""
         contract = self.contract
         operands, output = contract.type_of("A"), contract.type_of("D")
         types = (form.kind_a, form.kind_b) == (operands, operands) and operands in ("f16", "bf16")
@@ -146,7 +147,7 @@ class WarpgroupMachine(ClusterMachine):
         return number.astype(np.int64)
 
     def _operand(self, descriptor: int, rows: int, along: bool) -> Operand:
-        """What a descriptor names, which must be of a stage that the role holds."""
+        """The operand that a descriptor names, which must lie in a stage that the role holds."""
         track, protocol = self.track, self.protocol
         key = descriptor, rows, along
         if key not in protocol.operands:
@@ -159,7 +160,7 @@ class WarpgroupMachine(ClusterMachine):
         return Operand(self._contents(held[stage])(kind), places, steps)
 
     def _named(self, descriptor: int, rows: int, along: bool) -> StageOperand:
-        """What a descriptor names, by what the producer brings to the ring."""
+        """The operand that a descriptor names, found by what the producer loads to these places of the ring."""
         protocol = self.protocol
         if descriptor & ~_FIELDS:
             raise NotCertified(f"a descriptor of a wgmma has bits {descriptor & ~_FIELDS:#x} beside its fields")
@@ -167,7 +168,7 @@ class WarpgroupMachine(ClusterMachine):
         if named.low < 0 or named.high > self.memory.bytes:
             raise NotCertified(f"a wgmma reads bytes {named.low} to {named.high} of {self.memory.bytes}")
         at = named.offsets[:, None] // ELEMENT + np.arange(_VECTOR // ELEMENT)
-        # The order of ``numbers`` of the emulator's patterns: rows of 16 k, or 16 k of rows.
+        # A pattern lists the 16 k of each row; if rows are contiguous (``along``), the rows of each k.
         at = at.reshape(16, rows).T if along else at.reshape(rows, 16)
         owners, kinds, places, steps = (x[at] for x in (protocol.owner, protocol.kinds, protocol.rows, protocol.cols))
         if (owners != owners.flat[0]).any() or (kinds != kinds.flat[0]).any() or owners.flat[0] < FIRST_STAGE:
@@ -184,7 +185,7 @@ class WarpgroupMachine(ClusterMachine):
     # --- sums
 
     def _before(self, d: tuple[Any, ...], rows: Kind, cols: Kind, places: list[tuple[Lanes, Lanes]]) -> SummedRange:
-        """What has been added up in D, which must be the elements that A and B belong to."""
+        """The k whose products are in the registers of D. These must hold the elements to which A and B belong."""
         numbers = {each.one_kind if isinstance(each, Cells) else 0 for each in d}
         kind = self.kinds[numbers.pop()] if len(numbers) == 1 else None
         if kind is None or kind.summed is None or len(d) != len(places):
