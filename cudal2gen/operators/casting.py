@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from cudal2gen.operators.check_modes import TORCH, undispatched
+from cudal2gen.operators.check_modes import TORCH, lazy, undispatched
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +38,9 @@ def casts(tensor: torch.Tensor) -> bool:
 
 
 def undispatched_without(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """``undispatched`` of any number of tensors, and without autocast."""
+    """``undispatched`` of any number of tensors, none of them ``lazy``, and without autocast."""
     given = [tensor for tensor in tensors if tensor is not None]
-    return all(undispatched(tensor, tensor) for tensor in given) and not casts(given[0])
+    return all(undispatched(tensor, tensor) for tensor in given) and not lazy(*given) and not casts(given[0])
 
 
 def following(run: Callable[..., Any]) -> Callable[..., Any]:

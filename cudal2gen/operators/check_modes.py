@@ -39,19 +39,16 @@ def compiling() -> bool:
 def undispatched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> bool:
     """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
 
-    The dispatcher and the derivative's wrapper in Python take longer than everything else here. Autocast is not looked
-    for, which takes long too: C++ has no plan for calls under it, so only calls without a plan need to look.
+    The dispatcher and the derivative's wrapper in Python take longer than everything else here. Autocast and ``lazy``
+    operands are not looked for, which takes long too: C++ has no plan for them, so only calls without a plan need to
+    look.
     """
     # Written out without helpers, because every planned call runs all of it.
     if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
         return False
     if _is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return False
-    if a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor():
-        return False  # only the dispatcher gives a lazy negative or a zero tensor its elements
-    if c is not None and (
-        type(c) not in _PLAIN or (c.requires_grad and _is_grad_enabled()) or c.is_neg() or c._is_zerotensor()
-    ):
+    if c is not None and (type(c) not in _PLAIN or (c.requires_grad and _is_grad_enabled())):
         return False
     for watches in _WATCHERS:  # noqa: SIM110  # any() takes half a microsecond
         if watches():
@@ -59,12 +56,17 @@ def undispatched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None
     return True
 
 
+def lazy(*tensors: torch.Tensor | None) -> bool:
+    """Whether a tensor is negated lazily or is a zero tensor: only torch's dispatcher gives it its elements."""
+    return any(tensor is not None and (tensor.is_neg() or tensor._is_zerotensor()) for tensor in tensors)
+
+
 def local(arguments: Sequence[Any]) -> bool:
     """Whether an operator's tensors lie on the CPU or on a GPU and nothing in torch has to see the call. For calls
     within the dispatcher, where gradients are dealt with already."""
     for argument in arguments:
         if type(argument) in _PLAIN:
-            if not (argument.is_cuda or argument.is_cpu) or argument.is_neg() or argument._is_zerotensor():
+            if not (argument.is_cuda or argument.is_cpu) or lazy(argument):
                 return False
         elif type(argument) not in _VALUES:
             return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_torch import own_grouped
-from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
+from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, lazy, undispatched
 from cudal2gen.operators.check_operands import check_grouped, grouped_shape
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Arguments, in_rows, key_of, request_grouped
@@ -37,7 +37,8 @@ def grouped_mm(
     ``batch_invariant``: as in ``matmul``, for all sizes of groups. Raises TypeError or ValueError for operands that do
     not fit, and as ``matmul``.
     """
-    if undispatched(mat_a, mat_b, offs) and (bias is None or undispatched(mat_a, bias)):
+    plain = undispatched(mat_a, mat_b, offs) and (bias is None or undispatched(mat_a, bias))
+    if plain and not lazy(mat_a, mat_b, offs, bias):
         return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype, batch_invariant)
     check_tensors(mat_a=mat_a, mat_b=mat_b, offs=offs, bias=bias)
     return cast("torch.Tensor", call(named("grouped_mm", batch_invariant), mat_a, mat_b, offs, bias, out_dtype))

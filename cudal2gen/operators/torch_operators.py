@@ -14,7 +14,7 @@ from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.call_torch import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
 from cudal2gen.operators.casting import casts
-from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, undispatched
+from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, lazy, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_no_gradient, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
 from cudal2gen.operators.plan_requests import Arguments, apart, in_rows, key_of, request_linear, request_matmul, span
@@ -83,7 +83,7 @@ def _matmul(
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
-    if casts(a):  # the caller skipped the dispatcher, which sees to it
+    if casts(a) or lazy(a, b):  # the caller skipped the dispatcher, which sees to it
         return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
     a = in_rows(a, current().memory) if alike else a
     plan = plan_matmul(a, b, acc, out_dtype, alike)
@@ -136,6 +136,9 @@ def _write(
     alike = invariance(batch_invariant)
     kind = _kind(acc, out_dtype, alike)
     if not NATIVE.planned_into(a, b, out, kind):
+        if lazy(a, b, out):  # the caller skipped the dispatcher, which calls this again with their elements
+            call(f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out", a, b, acc, out_dtype, out=out)
+            return
         _plan_and_write(a, b, acc, out_dtype, out, kind, alike)
     if versioned:
         TORCH._C._increment_version((out,))
@@ -200,7 +203,7 @@ def run_linear(
     d = NATIVE.planned(x, weight, kind) if bias is None else NATIVE.planned_biased(x, weight, bias, kind)
     if d is not None:
         return d
-    if casts(x):  # as in ``_matmul``
+    if casts(x) or lazy(x, weight, bias):  # as in ``_matmul``
         return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
     x = in_rows(x, current().memory) if alike else x
     plan = plan_linear(x, weight, bias, alike)

@@ -420,7 +420,7 @@ def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, referen
 
 
 def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    """A view that negates, a tensor without memory, and plain ones of the same shapes, before and behind them."""
+    """A view that negates, a tensor without memory, and plain ones of the same shapes, before and after them."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     negated = torch._neg_view(drawn(48, 128, seed=2))[:, :64]
     none = torch._efficientzerotensor((48, 64), dtype=torch.float16)
@@ -428,6 +428,17 @@ def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, referenc
         cudal2gen.matmul(x, b)  # Python's, which computes nothing here
     for x in (negated, none, a, negated):
         assert torch.equal(cudal2gen.matmul(x, b), product(x, b))
+    out = torch.empty(48, 40).half()
+    for x in (a, negated, none, a):
+        cudal2gen.matmul(x, b, out=out)  # Python's
+        for _ in range(2):
+            assert torch.equal(cudal2gen.matmul(x, b, out=out), product(x, b))
+    reference.layout, weight = "tn", b.t().contiguous()
+    for bias in (drawn(40), torch._neg_view(drawn(40))):
+        for x in (a, negated, none):
+            cudal2gen.linear(x, weight, bias)  # Python's
+            for _ in range(2):
+                assert torch.equal(cudal2gen.linear(x, weight, bias), product(x, b) + bias)
 
 
 def test_no_tangent_is_dropped(dispatcher: dispatch.Dispatcher) -> None:
