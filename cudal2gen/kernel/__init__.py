@@ -1,6 +1,7 @@
-"""Problems and records. A ``Problem`` is the question; the answer is a frozen record of some kernel family.
+"""Defines problems and records: a ``Problem`` is a product to compute, and a record is a kernel that computes it.
 
-A record is one line of ``configs/kernels.jsonl``. Each legality rule is written once, in the ``violations`` of its
+A record belongs to a kernel family and is frozen; it is one line of ``configs/kernels.jsonl``. Each legality rule is
+written once, in the ``violations`` of its
 family; the catalog, the CLI, the tuner and the tests apply it by validating a record. Sizes named ``bm``, ``bn`` and
 ``bk`` are in elements, ``*_bytes`` in bytes; sizes always come in the order m, n, k. Only this file lists the families.
 """

@@ -1,4 +1,4 @@
-"""The family cuda_source: kernels whose CUDA text is not rendered but was written, for example by a language model."""
+"""Defines the family cuda_source, whose CUDA text is not rendered but was written, for example by a language model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.integers import ceil_div
 
-# Facts of a launch that follow from the record's own fields.
-OWN_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
-# Fields that the text was written for; padding comes on top, by the kernel or by the caller.
+# Facts of a launch that follow from the record's fields, so that ``call`` must not state them.
+DERIVED_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
+# Fields whose values the text was written for. ``padding`` is none of them: a caller may pad for an unchanged text.
 LAUNCHED = ("bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked")
 SEALED = ("text", "entry", "operation", *LAUNCHED)
 ENTRY = "gemm"  # the kernel's name in a text that was made from another record
@@ -144,8 +144,8 @@ class CudaSource(Ring):
         return _arch(self.problem)
 
     @property
-    def _own_facts(self) -> tuple[str, dict[str, str]]:
-        """The launch convention and its facts, as text."""
+    def _stated_facts(self) -> tuple[str, dict[str, str]]:
+        """The launch convention and the facts that ``call`` states, as text."""
         convention, *facts = self.call.split() or [""]
         if convention not in CONVENTIONS:
             raise ValueError(f"must begin with one of {', '.join(CONVENTIONS)}")
@@ -155,16 +155,17 @@ class CudaSource(Ring):
     @property
     def launch(self) -> Launch:
         """The facts that the launcher needs. Raises ValueError if the record is not validated."""
-        convention, own = self._own_facts
-        if own_facts := sorted(own.keys() & OWN_FACTS):
-            raise ValueError(f"{', '.join(own_facts)}: the record has fields for these")
+        convention, stated = self._stated_facts
+        if derived := sorted(stated.keys() & DERIVED_FACTS):
+            raise ValueError(f"{', '.join(derived)}: the record has fields for these")
         tiles = {"predicated": int(self.padding == "predicate"), "baked_n": 0, "baked_k": self.baked}
         facts = self.launch_facts | (tiles if convention == Tiles.convention else {})
-        return CONVENTIONS[convention].model_validate_strings({name: str(value) for name, value in facts.items()} | own)
+        texts = {name: str(value) for name, value in facts.items()}
+        return CONVENTIONS[convention].model_validate_strings(texts | stated)
 
     @property
     def launch_options(self) -> dict[str, int]:
-        """The options that the record states; the launcher has defaults for the others."""
+        """The launch options that the record states; the launcher has defaults for the others."""
         pairs = [option.partition("=") for option in self.options.split()]
         options = {name: int(value) for name, _, value in pairs}
         if unknown := options.keys() - {option.name for option in self.launch.options}:
@@ -215,11 +216,11 @@ class CudaSource(Ring):
 
     @property
     def predicated(self) -> bool:
-        """Whether the tile may reach beyond the problem: TMA and clusters cut it at the edges."""
+        """Whether the tile may reach beyond the problem. Kernels with TMA or clusters always check bounds."""
         return self.padding == "predicate" or not self.call.startswith(Tiles.convention)
 
     def wider(self, sizes: Sizes) -> Sizes:
-        """Whole tiles, or rows of whole vectors where tiles may reach beyond the problem."""
+        """The sizes rounded up: to whole tiles, or only to rows of whole vectors if TMA or a cluster checks bounds."""
         if self.call.startswith(Tiles.convention):
             return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.bk))
         rows = self.problem.row_extents
@@ -227,7 +228,7 @@ class CudaSource(Ring):
 
     @property
     def accumulator_registers(self) -> int:
-        """As if all threads multiply, except one warpgroup that produces if TMA loads."""
+        """An estimate: all threads multiply, except that with TMA one warpgroup only loads."""
         multiplying = self.threads - 128 if isinstance(self.launch, Tma) and self.threads > 128 else self.threads
         return ceil_div(self.bm * self.bn, multiplying) // (2 if self.acc == "f16" else 1)
 
@@ -246,8 +247,8 @@ class CudaSource(Ring):
 
     @property
     def work(self) -> CtaWork:
-        """What is usual for its convention: with TMA wgmma or tcgen05 multiplies, otherwise mma.sync on 16 x 8
-        tiles."""
+        """The usual work for the launch convention: kernels with TMA multiply by wgmma or tcgen05, others by
+        mma.sync."""
         launch, options = self.launch, self.launch_options
         if not isinstance(launch, Tma):
             stride = options.get("swizzle_stride", 0)
@@ -267,15 +268,15 @@ class CudaSource(Ring):
 
 
 def as_text(record: Record, rendered: str) -> tuple[str, Fields]:
-    """A record's kernel as a text of its own, called ``ENTRY`` in it, and the fields of its launch, for ``of_text``.
+    """A record's kernel as a text whose kernel is named ``ENTRY``, and the fields of its launch, for ``of_text``.
 
-    ``rendered``: its source. A record of this family keeps its text and its fields.
+    ``rendered``: the record's source. A record of this family keeps its text and its fields.
     """
     if isinstance(record, CudaSource):
         names = ("entry", *LAUNCHED, "padding", "options")
         return record.source, {name: getattr(record, name) for name in names}
     launch = record.launch
-    facts = {name: value for name, value in launch.model_dump().items() if name not in OWN_FACTS}
+    facts = {name: value for name, value in launch.model_dump().items() if name not in DERIVED_FACTS}
     options = {option.name for option in launch.options} & record.launch_options.keys()
     return device_text.normal(rendered.replace(record.name, ENTRY)), {
         "entry": ENTRY,

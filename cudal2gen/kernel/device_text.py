@@ -1,4 +1,4 @@
-"""Untrusted CUDA text: its normal form, its digest, and constructs that are refused.
+"""Checks untrusted CUDA text: brings it to a normal form, names it by its digest, and refuses unsafe constructs.
 
 A record may name a text, which is then compiled like a rendered one. Compiling does not run the text, but the
 preprocessor reads files, and a text can make the compiler use much time and memory. So a text may include only headers
@@ -34,7 +34,7 @@ _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
 _CONSTRUCTS = {
     r"\b_Pragma\b": "_Pragma: write #pragma",
-    # Reached by macros of headers that pass their argument on.
+    # Macros of headers, such as _CCCL_HAS_INCLUDE, pass their argument to it, so their names are refused as well.
     r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: the headers of CUDA are there",
     r"\b__(?:FILE|BASE_FILE|FILE_NAME|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL)__\b": "macros of file and time",
     r"##": "## joins tokens: spell names out",

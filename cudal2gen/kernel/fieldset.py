@@ -1,4 +1,4 @@
-"""The fields that a family decides, and the values that their types allow."""
+"""Lists the fields that a kernel family decides, and the values that their types allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fitting: the nearest legal record in which the fields that a user sets keep their values.
+"""Finds the nearest legal record in which the fields that a user sets keep their values.
 
 ``fit`` searches among the records of one family, cheapest changes first. It finds out which fields to move by trying:
 a field matters if another value of it changes which rules are broken. The values of a field come from its type and from
@@ -170,18 +170,18 @@ class _Search:
         if not self.broken({}):  # absent decisions were all that was wrong
             return {}
         moves = self._best_first([{}], SEARCH_PROBES)
-        legal = [] if moves is None else [self._needed(moves)]
+        legal = [] if moves is None else [self._reduced(moves)]
         if not legal or self.legal_cost(legal[0]) > FAR:
             near, far = self._by_candidates[:CANDIDATE_PROBES], self._by_candidates[CANDIDATE_PROBES:]
             moves = self._first_legal(near) or self._best_first(self._seeds, SEED_PROBES)
             moves = moves or (None if legal else self._first_legal(far))
-            legal += [] if moves is None else [self._needed(moves)]
+            legal += [] if moves is None else [self._reduced(moves)]
         return min(legal, key=self.legal_cost, default=None)
 
     def _best_first(self, seeds: list[Fields], probes: int) -> Fields | None:
-        """The cheapest set of moves that breaks no rule, among those that the probes reach.
+        """The cheapest set of moves that breaks no rule, among those that the probes reach from the ``seeds``.
 
-        The search starts from each of some sets of moves.
+        The frontier is ordered by cost so far, plus an estimate for every rule that is still broken.
         """
         order, best, least, last = count(), None, math.inf, self.probes + probes
         frontier = [(self.cost(seed), next(order), seed, seed, self.broken(seed)) for seed in seeds]
@@ -249,7 +249,7 @@ class _Search:
 
     @cached_property
     def _by_candidates(self) -> list[Fields]:
-        """Sets of moves to candidates, cheapest first. Named and free fields keep the values of the start."""
+        """The sets of moves that lead to candidates, cheapest first. Named and free fields keep the start's values."""
         family = self.fieldset.family
         fixed = {name: value for name, value in self.start.items() if self.is_named(name) or name in family.FREE_FIELDS}
         named = [name for name in fixed if self.is_named(name)]
@@ -270,24 +270,28 @@ class _Search:
         """The sets of moves to candidates that break the fewest rules, cheapest first."""
         return sorted(self._by_candidates[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:SEEDS]
 
-    def _needed(self, moves: Fields) -> Fields:
-        """A legal set of moves, reduced: moves that are not needed, alone or in pairs, are dropped, and the others are
-        as small as possible."""
+    def _reduced(self, moves: Fields) -> Fields:
+        """A legal set of moves without those that are not needed, alone or in pairs; the others are as small as
+        possible."""
         for fewer in chain(combinations(moves, 1), combinations(moves, 2)):
             less = {name: value for name, value in moves.items() if name not in fewer}
-            if self._better(less, moves):
-                return self._needed(less)
+            if self._improves(less, moves):
+                return self._reduced(less)
         for name, value in moves.items():
             for nearer in takewhile(lambda other: other != value, self.values[name]):  # noqa: B023
-                if self._better(other := moves | {name: nearer}, moves):
-                    return self._needed(other)
+                if self._improves(other := moves | {name: nearer}, moves):
+                    return self._reduced(other)
         return moves
 
-    def _better(self, moves: Fields, legal: Fields) -> bool:
+    def _improves(self, moves: Fields, legal: Fields) -> bool:
+        """Whether ``moves`` are legal and cost less than the legal ones."""
         return self.legal_cost(moves) < self.legal_cost(legal) and not self.broken(moves)
 
     def reason(self, moves: Fields, name: str) -> str:
-        """A rule that is broken without one of the moves, preferably not one that only ties a following field to it."""
+        """Why a field had to move: a rule that is broken without its move.
+
+        A rule that starts with the field itself is preferred; a rule of a field that only follows it comes last.
+        """
         followers = [follower for follower in moves if follower in self.fieldset.family.FOLLOWING - {name}]
         rules: list[str] = []
         for without in ((name,), *((name, follower) for follower in followers)):
@@ -309,6 +313,7 @@ def _outcome(rules: Collection[str]) -> frozenset[str]:
 
 
 def _changes_cost(shared: Fields, flat: Fields) -> float:
+    """The distance of two sets of decisions, summed over the fields that both have."""
     return sum(_distance(value, flat[name]) for name, value in shared.items() if name in flat)
 
 

@@ -1,4 +1,4 @@
-"""Fusions: operations on the sums of a product before they are rounded and stored, as data of the problem.
+"""Defines fusions: operations on the sums of a product before they are rounded and stored, as data of the problem.
 
 D = activation(Z), where Z = alpha A B + bias + beta C is computed in fp32 and D is rounded once, to its type.
 ``Fusion`` says which of these parts a kernel has; they are compiled in. alpha, beta and the addresses of bias and C are

@@ -1,8 +1,8 @@
-"""Finds host code in a CUDA text, which a kernel's text must not have: nothing of it is compiled or run here, and a
-reader, or a model that learns from the text, could take it for harmless.
+"""Finds host code in a CUDA text. The text of a kernel must have none.
 
-The reader knows scopes and no types: outside of bodies each function, and each declaration that calls or declares one,
-must be device code or ``constexpr``.
+Host code is never compiled or run here, but somebody who reads the text, or a model that learns from it, could take it
+for harmless. The search follows scopes but not types: outside of bodies, every function, and every declaration with
+parentheses, must be device code or ``constexpr``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ _DEVICE = frozenset(
 )
 _QUALIFIER = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+[^\n]*\b(?:__device__|__global__)", re.M)
 _CONSTANT = frozenset(("constexpr", "consteval", "static_assert"))
-# What a declaration with parentheses may have: it is device code, constant, or no code.
+# Words that a declaration with parentheses may have besides the qualifiers of device code: it is constant, or no code.
 _HARMLESS = _CONSTANT | {"__shared__", "__constant__", "using", "typedef", "default", "delete"}
 _CLASSES = frozenset(("struct", "class", "union"))
 
 
 def findings(bare: str) -> Iterator[tuple[int, str]]:
-    """The places of host code with what each is. ``bare``: the text with blanks in place of comments and strings."""
+    """Yields the offset of each piece of host code, and what is wrong with it.
+
+    ``bare``: the text with blanks in place of comments and strings.
+    """
     for match in _HOST.finditer(bare):
         yield match.start(), f"{match[0]} is a function of the host"
     yield from _Scopes(_DEVICE | set(_QUALIFIER.findall(bare))).read(
@@ -37,28 +40,31 @@ def findings(bare: str) -> Iterator[tuple[int, str]]:
 
 
 class _Scopes:
-    """Reads tokens with the stack of open braces. In the scopes ``outer`` and ``class`` declarations are collected;
-    ``code`` is a device body or an initialiser, ``constant`` a constexpr body. ``device``: the qualifiers of device
-    code, macros of the text included."""
+    """Reads tokens with a stack of scopes, one per open brace.
+
+    Declarations are collected in the scopes ``outer`` and ``class``. ``code`` is a device body or an initialiser,
+    ``constant`` a constexpr body. ``device``: the qualifiers of device code, including macros that the text defines.
+    """
 
     def __init__(self, device: frozenset[str]) -> None:
         self._device = device
         self._stack = ["outer"]
         self._head: list[str] = []  # tokens of the declaration so far
         self._start = 0
-        self._depth = 0  # of its parentheses
+        self._depth = 0  # open parentheses of this declaration
 
     def read(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yields offset and fault of each piece of host code."""
         for match in _TOKEN.finditer(text):
             token, place = match[0], match.start()
             if self._stack[-1] in ("code", "constant"):
                 if self._stack[-1] == "constant" and token == "asm":
                     yield place, "asm in a function of the host: write __device__"
-                self._inside(token)
+                self._skip_body(token)
             elif token == "{":
-                yield from self._opened(place)
+                yield from self._open_brace(place)
             elif token in (";", "}") and not self._depth:
-                yield from self._ended(token)
+                yield from self._end_declaration(token)
             elif token == ":" and self._head in (["public"], ["private"], ["protected"]):
                 self._head = []
             else:
@@ -67,18 +73,21 @@ class _Scopes:
                 self._depth += (token == "(") - (token == ")")
                 self._head.append(token)
 
-    def _inside(self, token: str) -> None:
+    def _skip_body(self, token: str) -> None:
+        """Follows the braces of a body or initialiser, whose other tokens do not matter."""
         if token == "{":
             self._stack.append(self._stack[-1])
         elif token == "}":
             self._stack.pop()
             if self._head:
-                self._head.append(token)  # it ended an initialiser
+                self._head.append(token)  # the brace ended an initialiser: its declaration goes on
 
-    def _opened(self, place: int) -> Iterator[tuple[int, str]]:
-        """A brace after a declaration's head opens a scope, a body, or an initialiser, after which the head goes on."""
+    def _open_brace(self, place: int) -> Iterator[tuple[int, str]]:
+        """Handles a brace after a declaration's head: it opens a scope, a body, or an initialiser, after which the head
+        goes on."""
         head = _without_template(self._head)
         is_code = "(" in head and not self._depth and "=" not in head
+        # A constructor's list of initialised members, such as "Tile(int x) : x_{x}": this brace initialises a member.
         constructs = (")", ":") in itertools.pairwise(head) and head[-1] not in (")", "}")
         if self._depth or constructs or (not is_code and not _scope(head)):
             self._stack.append("code")
@@ -93,8 +102,10 @@ class _Scopes:
             if not _CONSTANT & set(head):
                 yield place, "a function of the host: write __device__"
 
-    def _ended(self, token: str) -> Iterator[tuple[int, str]]:
+    def _end_declaration(self, token: str) -> Iterator[tuple[int, str]]:
+        """Handles the semicolon or closing brace after a declaration, which must not be one of host code."""
         head, self._head = self._head, []
+        # A member of a class with a default value, such as "int x = f(1);", is initialised by device code.
         member = self._stack[-1] == "class" and "=" in head[: head.index("(")] if "(" in head else False
         if "(" in head and not member and not (self._device | _HARMLESS) & set(head):
             yield self._start, "a declaration of the host: write __device__, or constexpr"

@@ -1,4 +1,4 @@
-"""Launches: the facts of a built kernel, a caller's matrices, and which of them a kernel takes without a copy.
+"""Describes launches: the facts of a built kernel, and which of a caller's matrices the kernel takes without a copy.
 
 This is the contract between Python, the templates and the C++ launcher. A record describes its kernel by a ``Launch``.
 Beside the cubin lies the file ``kernel.launch`` with one line ``name=value`` per fact; ``Launch.write`` writes it, and
@@ -39,9 +39,9 @@ class Sizes(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The number of products of a launch, and the distances from one product's matrices to the next one's, in elements.
+    """The number of products of a launch, and for each operand the elements from one product's matrix to the next.
 
-    Distance 0 means that all products share A, B, bias or C.
+    Distance 0 means that all products share the operand: A, B, bias or C.
     """
 
     products: int = 1

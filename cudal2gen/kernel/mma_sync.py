@@ -1,4 +1,4 @@
-"""What the mma.sync families share: tiles, warps, baked k, padding."""
+"""Base classes of the mma.sync families: how warps divide a CTA tile, k that is compiled in ("baked"), and padding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from kernelproof.ground.integers import ceil_div
 
 Padding = Literal["none", "predicate", "pad"]
 
-MMA_M, MMA_N = 16, 8  # of mma.sync
+MMA_M, MMA_N = 16, 8  # rows and columns of D that one mma.sync computes
 MAX_GRID_YZ = 65535
 SPLITS = (1, 2, 4)  # slices of k that the tuner tries
-# Of the catalog's records, none of which spills: the most accumulator registers of a thread, and the fewest others.
+# In the catalog, whose records do not spill: the most accumulator registers of a thread, and the fewest registers that
+# a thread has besides them.
 MAX_ACCUMULATORS, MIN_OTHER_REGISTERS = 160, 24
 MAX_UNROLLED = 64  # steps; code and compile time grow with them
 
@@ -56,7 +57,7 @@ class MmaTiles(Record):
 
 
 class MmaSyncKernel(MmaTiles):
-    """What the sm_80 families share: the number of warps is a decision, k may be baked, and tiles may be predicated."""
+    """A family for sm_80 and later: the number of warps is a decision, k may be baked, and tiles may be predicated."""
 
     mma_repeat: Annotated[
         tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]],
@@ -105,7 +106,7 @@ class MmaSyncKernel(MmaTiles):
                         "padding must be predicate or pad for such a tile"
                     )
         if self.padding == "predicate":
-            # Of rows across k the last vector may lie partly outside of the matrix.
+            # Rows along m or n may end within a vector: those copies are predicated. Rows along k may not.
             yield from self.vector_violations(*(name for name in self.problem.row_extents if name == "k"))
         elif self.grouped:
             yield f"padding={self.padding}: must be predicate for batch=grouped, whose groups end at any row"
@@ -134,7 +135,7 @@ class MmaSyncKernel(MmaTiles):
 
     @property
     def smem_static_bytes(self) -> int:
-        """Shared memory that split k adds: the flag of the last arrival, padded to the alignment of what follows."""
+        """Bytes that split k adds: the flag of the last CTA to arrive, padded to 16 bytes for the data after it."""
         return 16 if self.split_k > 1 else 0
 
     @property
@@ -155,7 +156,7 @@ class MmaSyncKernel(MmaTiles):
         return self.padding == "predicate"
 
     def wider(self, sizes: Sizes) -> Sizes:
-        """Whole tiles."""
+        """The sizes rounded up to whole tiles."""
         return Sizes(aligned(sizes.m, self.bm), aligned(sizes.n, self.bn), aligned(sizes.k, self.k_step))
 
     def code(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``Problem``: a product of matrices, its accumulator, and the GPU that computes it."""
+"""Defines ``Problem``: a product of matrices, its accumulator, and the GPU that computes it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Problem(Schema):
 
     @property
     def row_extents(self) -> tuple[str, ...]:
-        """The extents along which rows of A and B run: k, and m for an A or n for a B that is stored across it."""
+        """The extents along which rows of A and B run: k, or m for A and n for B if they are stored across k."""
         a, b = self.along_k
         return tuple(dict.fromkeys(("k" if a else "m", "k" if b else "n")))
 
@@ -150,7 +150,7 @@ class Problem(Schema):
 
     @property
     def mma_sync_flops(self) -> float:
-        """The same with mma.sync."""
+        """Dense FLOP per clock and SM of the GPU's tensor cores on these types, with mma.sync."""
         return GPUS[self.gpu].mma_sync_flops(self.acc == "f32", self.element.bytes)
 
     @property
@@ -180,7 +180,7 @@ class Problem(Schema):
 
     @property
     def grouped(self) -> bool:
-        """Whether these products are groups of rows of one A, whose offsets lie on the device."""
+        """Whether the products are groups of rows of one A. The ends of the groups lie in device memory."""
         return self.batch == "grouped"
 
     @property
@@ -213,11 +213,11 @@ class Problem(Schema):
         return self.flops if self.grouped else products * self.flops
 
     def elements_of(self, products: int) -> int:
-        """Elements of A and B that such a launch reads: every product has its own B, groups share one A."""
+        """Elements of A and B that a launch of this many products reads: each has its own B, and groups share one A."""
         return self.k * ((self.m if self.grouped else products * self.m) + products * self.n)
 
     def traffic_of(self, products: int) -> int:
-        """The least device-memory traffic of such a launch, in bytes: each operand once."""
+        """The least device-memory traffic of a launch of this many products, in bytes: each operand once."""
         stored = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
         return self.element.bytes * self.elements_of(products) + stored
 

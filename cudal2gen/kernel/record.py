@@ -1,4 +1,4 @@
-"""``Record``: the fields, rules and derived facts that records of all families share."""
+"""Defines ``Record``: the fields, rules and derived facts that records of all families share."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class Record(Schema):
     # Decisions with which a tile serves sizes that it does not divide, fastest first.
     SIZE_VARIANTS: ClassVar[tuple[Fields, ...]] = ({},)
 
-    if TYPE_CHECKING:  # a field of every family, each with bounds and a place in the line of its own
+    if TYPE_CHECKING:  # Every family declares this field itself, with its own bounds and its own place in the line.
         split_k: int
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
-        """Decisions to start from if another family's do not carry over, as JSON values; sensible, but not tuned."""
+        """Untuned but sensible decisions, as JSON values, where those of another family's record do not apply."""
         return {}
 
     def at(self, problem: Problem, **decisions: Any) -> Self:
-        """These decisions for another problem, validated against it; ``decisions`` replace the record's own.
+        """The record's decisions for another problem, validated against it; ``decisions`` replace the record's own.
 
         Raises IllegalRecord with every rule that is broken there.
         """
@@ -151,7 +151,7 @@ class Record(Schema):
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """The problem's."""
+        """The key of the problem, by which catalogs are sorted."""
         return self.problem.key
 
     @model_validator(mode="after")
@@ -161,8 +161,10 @@ class Record(Schema):
         return self
 
     def broken_rules(self) -> list[str]:
-        """Every broken rule as ``field=value: rule``; none for a validated record. The types of the fields must be
-        right."""
+        """Every broken rule as ``field=value: rule``; none for a validated record.
+
+        The fields must have the right types, but need not have been validated.
+        """
         # Shared rules first: a family's own rules divide by fields that these keep positive.
         return list(self.shared_violations()) or list(self.violations())
 
@@ -175,23 +177,23 @@ class Record(Schema):
             yield f"ab={self.ab}: {self.family} multiplies elements of {able} bytes, these have {width}"
 
     def violations(self) -> Iterator[str]:
-        """A family's own broken rules, in the same form."""
+        """Broken rules of this family, as ``field=value: rule``. ``shared_violations`` found none before."""
         raise NotImplementedError
 
     def count_violations(self) -> Iterator[str]:
-        """Rules on the amount of work: slices of k and CTA tiles."""
+        """Rules for the number of slices of k and the number of CTA tiles."""
         if self.split_k > (steps := ceil_div(self.k, self.k_step)):
             yield f"split_k={self.split_k}: exceeds the {steps} k-steps of {self.k_step}"
         if self.ctas > 2**30:
             yield f"bm={self.bm}: {self.ctas} CTA tiles exceed the {2**30} that are counted"
 
     def group_violations(self) -> Iterator[str]:
-        """Rules for groups, whose tiles are counted on the device: one CTA must compute the whole k of a tile."""
+        """Rules for a grouped batch, whose tiles are counted on the device: one CTA must compute all k of a tile."""
         if self.grouped and self.split_k > 1:
             yield f"split_k={self.split_k}: must be 1 for batch=grouped, whose tiles the host does not know"
 
     def vector_violations(self, *extents: str) -> Iterator[str]:
-        """Rows along these extents must be whole 16-byte vectors, as cp.async and tensor maps require."""
+        """The rule that rows along these extents are whole 16-byte vectors, as cp.async and tensor maps require."""
         for name in extents:
             if (extent := getattr(self, name)) % (vector := self.element.vector):
                 yield f"{name}={extent}: must be a multiple of {vector}, rows along {name} start on 16 bytes"
@@ -213,18 +215,18 @@ class Record(Schema):
 
     @property
     def ring_steps(self) -> int:
-        """k-steps that shared memory holds at a time, 1 without a ring. Tests use values of k around it."""
+        """k-steps that shared memory holds at a time, 1 without a ring. Tests use k just below, at and above these."""
         return 1
 
     @property
     def steps_in_flight(self) -> int:
-        """k-steps that are loaded while another is multiplied. A stage becomes free when its step is done."""
+        """k-steps that are loaded while another is multiplied. A stage becomes free when its step is multiplied."""
         return max(1, self.ring_steps - 1)
 
     def k_order(self, k: int) -> list[list[list[int]]]:
-        """The order in which MMAs add up k: a list of groups of up to 8 for each slice of k.
+        """The order in which MMAs add up products: for each slice of k, its indices in groups of up to 8.
 
-        A group is half an MMA, the smallest step after which an accumulator may be rounded.
+        A group is half of an MMA's k for 2-byte elements, the smallest step after which an accumulator may be rounded.
         """
         total = ceil_div(k, self.k_step)
         ends = [min(k, total * part // self.split_k * self.k_step) for part in range(self.split_k + 1)]
@@ -344,12 +346,12 @@ class Record(Schema):
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Bytes of dynamic shared memory of a CTA."""
         return 0
 
     @property
     def smem_static_bytes(self) -> int:
-        """Shared memory that the compiler adds to it."""
+        """Bytes of shared memory that the compiler allocates statically, besides the dynamic ``smem_bytes``."""
         return 0
 
     @property
@@ -359,7 +361,7 @@ class Record(Schema):
 
     @property
     def ctas_by_smem(self) -> int:
-        """CTAs for which an SM has shared memory."""
+        """How many CTAs the shared memory of an SM suffices for."""
         return self.target.capability.ctas_by_smem(self.smem_bytes + self.smem_static_bytes)
 
     def residency(self, registers: int) -> Residency:
@@ -479,8 +481,7 @@ class Record(Schema):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
-        """Whether the tuner proposes this family on a GPU: it must be legal there, and no other family always
-        faster."""
+        """Whether the tuner proposes this family on a GPU: it is legal there, and no other family is always faster."""
         return True
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The family sm100_tcgen05: TMA loads into a ring, one thread multiplies into tensor memory, four warps store."""
+"""Defines the family sm100_tcgen05: TMA fills a ring, one thread multiplies into tensor memory, four warps store."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cudal2gen.kernel.tma_ring import (
     StreamK,
     TmaRing,
     deepest_ring,
-    widest,
+    widest_row,
 )
 from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS, REGISTERS_THREAD, Chip
 from kernelproof.ground.element import CHUNK_BYTES
 from kernelproof.ground.integers import ceil_div
 
-# tcgen05.mma (PTX ISA 9.7.16.2.1): rows of D per CTA, most columns.
+# tcgen05.mma (PTX ISA 9.7.16.2.1): its rows of D per CTA, and the most columns of D.
 MMA_M, MMA_N = 128, 256
-# Columns of tensor memory: of a CTA, of the smallest allocation (PTX ISA 9.7.16.1).
+# Columns of tensor memory that an SM has, and of the smallest allocation (PTX ISA 9.7.16.1).
 TENSOR_COLUMNS, MIN_COLUMNS = 512, 32
 STORE_WARPS = 4  # warp i of a warpgroup can read lanes 32 i to 32 i + 31 of tensor memory
 LOOP_CLOCKS = 40  # clocks of the issuing thread per k-tile: an assumption
@@ -49,7 +49,8 @@ CLUSTERS: tuple[tuple[list[int], bool], ...] = (
 )
 WIDE_CLUSTER = CLUSTERS[1]  # the cluster of tiles that are wider than an instruction
 SPLITS = (1, 2, 4, 8)
-# A response and its mbarrier, two slots of an item of work and two mbarriers, and the mbarrier that throttles claims.
+# Shared memory for scheduler clc: a response and its mbarrier, two slots of an item of work and two mbarriers, and the
+# mbarrier that throttles claims.
 CLAIM_BYTES = 80
 
 
@@ -137,6 +138,7 @@ class Sm100Tcgen05(TmaRing):
             )
 
     def _claim_violations(self) -> Iterator[str]:
+        """The rule that clusters claim tiles only if no CTA waits for the sums of another."""
         if self.claims_tiles and self.keeps_parts:
             field = "stream_k=true" if self.stream_k else f"split_k={self.split_k}"
             yield f"scheduler=clc: must be static for {field}, whose CTAs add each other's sums and must run at once"
@@ -205,7 +207,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def chunk_cols(self) -> int:
-        return widest(self.part_a if self.swap_ab else self.panel_b, self.element)
+        return widest_row(self.part_a if self.swap_ab else self.panel_b, self.element)
 
     @property
     def store_warps(self) -> int:
@@ -227,7 +229,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def barrier_bytes(self) -> int:
-        """Two mbarriers per stage and two per tile of accumulators, the address of these, and what claims tiles."""
+        """Two mbarriers per stage and per tile of accumulators, the address of these tiles, and the bytes of clc."""
         return 16 * self.stages + 48 + (CLAIM_BYTES if self.claims_tiles else 0)
 
     @property
@@ -236,7 +238,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def item_readers(self) -> int:
-        """Warps of a cluster that take items of work: those that load, that multiply (one of a pair), that store."""
+        """Warps of a cluster that take items of work: those that load, multiply (one warp for a pair), and store."""
         multiplying = self.cluster_ctas // 2 if self.pair else self.cluster_ctas
         return self.cluster_ctas * (1 + STORE_WARPS) + multiplying
 
@@ -246,12 +248,12 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def warnings(self) -> list[str]:
-        """Warns of work that misses SMs."""
+        """Adds warnings about clusters that reach beyond the problem or leave SMs idle."""
         return [*super().warnings, *self.cluster_warnings()]
 
     @property
     def remarks(self) -> list[str]:
-        """Adds a note on claims that can find no work."""
+        """Adds a note if all tiles run at the same time, so that there is nothing to claim."""
         remarks = super().remarks
         at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
         if self.claims_tiles and not self.batched and self.ctas <= at_once:
@@ -276,7 +278,7 @@ class Sm100Tcgen05(TmaRing):
         tiles than run at once and k is not split, also clusters that claim tiles."""
         tiles = [(False, MMA_M, bn) for bn in WIDTHS if bn < 2 * problem.n or bn == WIDTHS[0]]
         if problem.m <= MMA_M // 2:
-            # Few rows: D^T = B^T A^T, whose rows are many.
+            # D has few rows, so D^T = B^T A^T, which has many, fills the 128 rows of the instruction better.
             tiles += [(True, ceil_div(problem.m, 16) * 16, MMA_M)]
         for (swap_ab, bm, bn), (cluster, pair), split_k, bk in product(tiles, CLUSTERS, SPLITS, cls.depths(problem)):
             across = cluster[::-1] if swap_ab else cluster
@@ -284,7 +286,8 @@ class Sm100Tcgen05(TmaRing):
             if (split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k) or (wide and (cluster, pair) != WIDE_CLUSTER):
                 continue
             epilogue = "direct" if split_k > 1 or problem.n % problem.element.vector else "tma"
-            extent = bm + bn - (bm if swap_ab else bn) // 2 if pair else bm + bn
+            # Rows of A and columns of B in a stage of one CTA. A pair halves the operand on the column side.
+            extent = bm + bn - ((bm if swap_ab else bn) // 2 if pair else 0)
             deepest = deepest_ring(problem, extent, bk, STORE_WARPS if epilogue == "tma" else 0)
             depths = [(stages, "static") for stages in range(deepest, max(1, deepest - 3), -1)]
             waves = ceil_div(problem.m, bm) * ceil_div(problem.n, bn) / GPUS[problem.gpu].sms

@@ -1,4 +1,4 @@
-"""The family sm120_mma: a producer loads by TMA into a ring, consumer warpgroups multiply by mma.sync; for sm_120f."""
+"""Defines the family sm120_mma: a producer fills a ring by TMA, consumer warpgroups multiply by mma.sync."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudal2gen.kernel.tma_ring import (
     StoreD,
     StreamK,
     deepest_ring,
-    widest,
+    widest_row,
 )
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import CtaWork
@@ -31,7 +31,7 @@ from kernelproof.ground.chips import Chip
 from kernelproof.ground.integers import ceil_div
 
 GROUP_M = 64  # rows of four warps, 16 each
-# The least registers that ptxas 13.0 needs: for a consumer besides its accumulators, and for a producer.
+# The fewest registers that ptxas 13.0 needs: for a consumer besides its accumulators, and for a producer.
 LIVE_REGISTERS = 32
 PRODUCER_REGISTERS = 24
 # What the tuner tries: bm, bn, schedule, consumers and registers; slices of k.
@@ -49,7 +49,7 @@ class Sm120Mma(Warpgroups):
     sm_120f.
 
     Compute capability 12.0 has neither wgmma nor tensor memory, and its TMA has no multicast. Each warp of a warpgroup
-    multiplies 16 of every 64 rows by all columns of the tile; fragments of the columns serve all its rows.
+    multiplies 16 of every 64 rows by all columns of the tile. It loads a fragment of the columns once for all its rows.
     """
 
     family: Annotated[Literal["sm120_mma"], FAMILY]
@@ -107,7 +107,7 @@ class Sm120Mma(Warpgroups):
         yield from self.count_violations()
         yield from self.group_violations()
         yield from self._register_violations()
-        yield from self.room_violations()
+        yield from self.occupancy_violations()
 
     def _tile_violations(self) -> Iterator[str]:
         yield from self.share_violations()
@@ -131,7 +131,7 @@ class Sm120Mma(Warpgroups):
         if not self.swap_ab:
             return live + (8 * width if fusion.residual and fusion.aux else 0)
         # If operands are swapped, every 8 columns belong to another row of D, whose address and bias take registers.
-        # Elements of C are loaded one by one, and ptxas keeps all of a share in flight, in a register each.
+        # Elements of C are loaded one by one, and ptxas issues all loads of a thread first: each takes a register.
         live += self.cols // 8 if fusion.bias == "m" else 0
         if fusion.aux and not fusion.residual:
             live += self.cols // 8 * width
@@ -151,7 +151,7 @@ class Sm120Mma(Warpgroups):
 
     @property
     def chunk_cols(self) -> int:
-        return widest(self.cols, self.element)
+        return widest_row(self.cols, self.element)
 
     @property
     def atom_cols(self) -> int:
@@ -168,7 +168,7 @@ class Sm120Mma(Warpgroups):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, splits of k; as many stages as fit, then one fewer."""
+        """Tiles and splits of k, each with as many stages as fit and with one fewer."""
         tiles = [(False, tile) for tile in TILES] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         for (swap_ab, tile), split_k, bk in product(tiles, SPLITS, cls.depths(problem)):
             bm, bn, schedule, consumers, registers = tile

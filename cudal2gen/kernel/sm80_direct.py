@@ -1,4 +1,4 @@
-"""The family sm80_direct: fragments are loaded directly from global memory, for problems too small to fill a ring."""
+"""Defines the family sm80_direct, which loads fragments from global memory: for problems too small to fill a ring."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Sm80Direct(MmaSyncKernel):
         return 2 * self.element.mma_k
 
     def k_order(self, k: int) -> list[list[list[int]]]:
-        """As in the base class, but with the k of a step in another order.
+        """The slices of the base class, with each step's k in the order in which lanes load it.
 
-        Lane l of four holds k 8 l to 8 l + 7 of a step, the 16 bytes of its load. An MMA takes two pairs of neighbours
-        from each lane: the first MMA k 8 l + 0, 1 and 8 l + 2, 3, the second 8 l + 4, 5 and 8 l + 6, 7.
+        Four lanes load a step, each 16 bytes: for 2-byte elements, lane l loads k = 8 l to 8 l + 7. A group takes one
+        pair of neighbours from every lane. So the first MMA's two groups are 8 l + {0, 1} and 8 l + {2, 3}, the
+        second's are 8 l + {4, 5} and 8 l + {6, 7}.
         """
         halves = [[lane * self.element.vector + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
         return [
@@ -59,7 +60,7 @@ class Sm80Direct(MmaSyncKernel):
 
     @property
     def launch(self) -> Tiles:
-        """What the generic launcher must know of the compiled kernel."""
+        """The launch of a grid of tiles in row order."""
         return self.tiles_launch("plain")
 
     # For the tuner and the cost model.

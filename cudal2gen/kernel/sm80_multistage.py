@@ -1,4 +1,4 @@
-"""The family sm80_multistage: a ring of cp.async stages in shared memory, ldmatrix and mma.sync."""
+"""Defines the family sm80_multistage: cp.async fills a ring in shared memory, ldmatrix and mma.sync multiply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernelproof.ground.chips import GPUS, REGISTERS_SM, REGISTERS_THREAD, Chip
 from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 
-# What the tuner tries: bm and bn, warps along them, stages, orders of loads, columns of a zsplit raster's slice.
+# What the tuner tries: bm and bn; warps along m, n and k; stages; orders of loads; columns of a zsplit raster's slice.
 TILES = (
     *((16, bn) for bn in (16, 32, 64)),
     *((32, bn) for bn in (32, 64, 128)),
@@ -37,9 +37,9 @@ PREFETCHES: tuple[Fields, ...] = (
     {"kind": "multi", "distance": 2},
 )
 STRIDES = (512, 1024, 2048, 4096)
-# D is stored directly from registers.
-UNSTAGED: Fields = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
-BESIDE_ESTIMATE = 16  # registers beyond the estimate that kernels of the catalog take for predicated copies
+# The decisions with which D is stored directly from registers.
+DIRECT_STORES: Fields = {"epilogue": "global", "c_batch": None, "r2s_bytes": None, "smem_swizzle_c": None}
+COPY_REGISTERS = 16  # registers beyond the estimate that kernels of the catalog take for predicated copies
 
 
 class Prefetch(Schema):
@@ -73,7 +73,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         Field(description="threads along a row of a tile as it is copied; the others take further rows"),
     ]
     g2s_slot: Annotated[
-        int, Field(ge=0, le=15, description="k-block of the main loop in which the next stage is asked for, from 0")
+        int, Field(ge=0, le=15, description="k-block of the main loop in which the next stage is requested, from 0")
     ]
     raster: Annotated[
         Raster,
@@ -142,8 +142,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     def _epilogue_violations(self) -> Iterator[str]:
         staged = self.epilogue != "global"
         if staged and self.problem.d == "f32":
-            straight = " ".join(f"--set {field}={spell(value)}" for field, value in UNSTAGED.items())
-            yield (f"epilogue={self.epilogue}: must be global for d=f32, whose pairs fill sectors ({straight})")
+            settings = " ".join(f"--set {field}={spell(value)}" for field, value in DIRECT_STORES.items())
+            yield (f"epilogue={self.epilogue}: must be global for d=f32, whose pairs fill sectors ({settings})")
             return
         if (self.r2s_bytes is not None) != staged:
             yield f"r2s_bytes={self.r2s_bytes}: is given unless epilogue is global"
@@ -195,12 +195,13 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def last_slot(self) -> int:
+        """The last k-block of a k-tile in which the next copy can be issued: the one that waits for the next tile."""
         return self.k_blocks - (self.prefetch_distance if self.across_tiles else 1)
 
     @property
     def copies_in_slot(self) -> bool:
-        """Whether the next copy is issued in its own k-block; otherwise it comes just before the wait, or there is one
-        stage."""
+        """Whether the next copy is issued in its own k-block. Otherwise it is issued just before the wait for the next
+        tile, or there is only one stage."""
         return self.stages > 1 and not (self.across_tiles and self.g2s_slot == self.last_slot)
 
     @property
@@ -226,8 +227,10 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def staging_tiles(self) -> int:
-        """MMA tiles of a warp in one round through shared memory. Epilogue direct has as few and as even rounds as
-        fit."""
+        """MMA tiles of a warp in one round through shared memory.
+
+        Epilogue direct takes as few rounds as the ring's memory allows, and makes them as equal as possible.
+        """
         # A tile that is too small to be legal has no MMA tile, but its rules are evaluated too: avoid division by zero.
         rounds = max(1, ceil_div(self.mma_tiles, max(1, self.ring_bytes // (16 * self.threads))))
         return {"staged": self.c_batch or 0, "direct": ceil_div(self.mma_tiles, rounds), "global": 0}[self.epilogue]
@@ -242,7 +245,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def static_steps_c(self) -> bool:
-        """Whether the places of a thread's pairs in staged rows differ by constants."""
+        """Whether the addresses of a thread's pairs in staged rows of D differ by constants."""
         return self.r2s_bytes == 4 and power_of_two(self.warps[1])
 
     @property
@@ -261,21 +264,21 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def register_limit(self) -> int:
-        """What ``__launch_bounds__`` leaves to a thread, in units of 8."""
+        """Registers that ``__launch_bounds__`` leaves to a thread, in units of 8."""
         return min(REGISTERS_THREAD, REGISTERS_SM // (self.min_blocks * self.threads) // 8 * 8)
 
     @property
     def predicates_copies(self) -> bool:
         """Whether a copy beyond the last k-tile is switched off by a predicate, instead of a branch around all copies.
 
-        Without a branch the main loop is one basic block, in which ptxas lays copies between MMAs; it takes some more
-        registers, and spills where few are left.
+        Without a branch the main loop is one basic block, in which ptxas schedules copies between MMAs. That takes
+        more registers, and ptxas spills if few are left.
         """
-        return self.estimated_registers + BESIDE_ESTIMATE <= self.register_limit
+        return self.estimated_registers + COPY_REGISTERS <= self.register_limit
 
     @property
     def loads_fused_early(self) -> bool:
-        return super().loads_fused_early and self.estimated_registers + BESIDE_ESTIMATE < self.register_limit - 8
+        return super().loads_fused_early and self.estimated_registers + COPY_REGISTERS < self.register_limit - 8
 
     @property
     def loads_at_end(self) -> bool:
@@ -284,7 +287,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         There ptxas places them between MMAs, which it does not do at the start of a loop iteration. It takes more
         registers.
         """
-        return self.estimated_registers <= self.register_limit + BESIDE_ESTIMATE
+        return self.estimated_registers <= self.register_limit + COPY_REGISTERS
 
     @property
     def remarks(self) -> list[str]:
@@ -311,12 +314,12 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def launch(self) -> Tiles:
-        """What the generic launcher must know of the compiled kernel; data fields come at ``open``."""
+        """The launch of a grid of tiles. The launcher gets the data fields when it opens the kernel."""
         return self.tiles_launch(self.raster)
 
     def output_fields(self, problem: Problem) -> Fields:
         """D of fp32 is stored directly from registers, because four lanes fill a sector with pairs of a row."""
-        return UNSTAGED if problem.d == "f32" else {}
+        return DIRECT_STORES if problem.d == "f32" else {}
 
     def other_strides(self, n: int) -> list[int]:
         """Slices of one tile and of 3/2 tiles, because the record's own stride usually covers a test's small
@@ -343,36 +346,39 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, warps, ring, order of loads, splits of k; how operands are copied and D is staged follows from them.
+        """Tiles, warps, stages, orders of loads and splits of k. The copies and the staging of D follow from them.
 
-        On GPUs with wgmma, where mma.sync reaches two thirds of the rate, only for narrow problems: there, tiles of
-        other heights than 64 and 128 rows may fill the GPU better.
+        GPUs with wgmma get candidates for narrow problems only, because mma.sync reaches two thirds of wgmma's rate.
+        There, tiles of other heights than 64 and 128 rows may fill the GPU better.
         """
-        beside_wgmma = GPUS[problem.gpu].capability.has_wgmma
-        if beside_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % problem.element.vector):
+        has_wgmma = GPUS[problem.gpu].capability.has_wgmma
+        if has_wgmma and (min(problem.m, problem.n) > 128 or problem.k > 1024 or problem.k % problem.element.vector):
             return
         for (bm, bn), warps, bk in product(TILES, WARPS, (32, 64)):
             threads = 32 * warps[0] * warps[1]
+            # A warp multiplies whole MMAs, two along n, and a thread sums 16 to 256 elements of D.
             if bm % (MMA_M * warps[0]) or bn % (2 * MMA_N * warps[1]) or not 16 <= bm * bn // threads <= 256:
                 continue
+            # Half of such a tile would lie beyond the problem, and a smaller tile exists.
             if (bm >= 2 * problem.m and bm > 16) or (bn >= 2 * problem.n and bn > 16):
                 continue
             tiles, steps = ceil_div(problem.m, bm) * ceil_div(problem.n, bn), ceil_div(problem.k, bk)
-            for stages, split_k in product(STAGES[::-1] if beside_wgmma else STAGES, SPLITS):
+            for stages, split_k in product(STAGES[::-1] if has_wgmma else STAGES, SPLITS):
+                # A slice has at least two steps, and there are at most two slices per SM.
                 if split_k > 1 and (steps < 2 * split_k or tiles * split_k > 2 * GPUS[problem.gpu].sms):
                     continue
-                if stages > max(2, steps) or (beside_wgmma and split_k > 1):
+                if stages > max(2, steps) or (has_wgmma and split_k > 1):
                     continue
                 ring, mma_tiles = stages * (bm + bn) * bk * problem.element.bytes, bm * bn // (8 * threads)
                 batches = [batch for batch in (4, 2, 1) if batch <= mma_tiles and batch * threads * 16 <= ring]
-                for prefetch in PREFETCHES[:1] if beside_wgmma else PREFETCHES:
+                for prefetch in PREFETCHES[:1] if has_wgmma else PREFETCHES:
                     yield {
                         "bm": bm, "bn": bn, "bk": bk, "stages": stages, "mma_repeat": warps, "min_blocks": 1,
                         "smem_swizzle": [3, 3, 3] if bk == 64 else [2, 3, 3], "smem_swizzle_c": [3, 3, 3],
                         "g2s_cols": 4, "g2s_slot": 0, "raster": "plain", "swizzle_stride": None, "prefetch": prefetch,
                         "unroll_k": False, "bake": [], "epilogue": "staged", "c_batch": batches[0] if batches else 1,
                         "r2s_bytes": 4, "padding": cls.least_padding(problem, bm, bn, bk), "split_k": split_k,
-                        **(UNSTAGED if problem.d == "f32" else {}),
+                        **(DIRECT_STORES if problem.d == "f32" else {}),
                     }  # fmt: skip
 
     @classmethod

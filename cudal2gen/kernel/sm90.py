@@ -1,4 +1,4 @@
-"""What the families for compute capability 9.0 and later share."""
+"""The base class of the kernel families for compute capability 9.0 and later."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Overlap = Annotated[bool, Field(description="programmatic dependent launch: star
 
 
 class Sm90Kernel(Record):
-    """What the families from compute capability 9.0 on share: GPUs, architecture, alignment of rows.
+    """A family for compute capability 9.0 or later.
 
-    Copies of 16 bytes and tensor maps need rows that start at multiples of 16 bytes. Tiles may reach beyond the
-    problem.
+    Its copies of 16 bytes and its tensor maps need rows that start at multiples of 16 bytes. Its tiles may reach
+    beyond the problem.
     """
 
     padding: Annotated[
@@ -50,15 +50,18 @@ class Sm90Kernel(Record):
             yield from self.vector_violations(*self.vector_rows)
 
     def wider(self, sizes: Sizes) -> Sizes:
-        """Rows of whole vectors."""
+        """The sizes rounded up so that rows are whole vectors."""
         return sizes._replace(**{name: aligned(getattr(sizes, name), self.element.vector) for name in self.vector_rows})
 
     def cluster_sum_bytes(self, threads: int, pairs: bool) -> int:
-        """Bytes of the fp32 partial sums that the first CTA of a cluster gets: each CTA adds some of a thread's vectors
-        of four over all slices, one or with ``pairs`` two at a time. ``threads`` share a tile."""
-        together = 2 if pairs else 1
-        dealt = ceil_div(self.bm * self.bn // (4 * threads), self.split_k * together) * self.split_k * together
-        return dealt * threads * 16
+        """Bytes of shared memory in which a CTA receives fp32 partial sums from the CTAs of its cluster.
+
+        ``threads`` hold a tile's accumulators in vectors of four. These vectors are dealt to the CTAs, one by one or
+        with ``pairs`` two by two, and each CTA adds its vectors over all slices. The first CTA gets the most.
+        """
+        dealt_at_a_time = self.split_k * (2 if pairs else 1)
+        vectors = ceil_div(self.bm * self.bn // (4 * threads), dealt_at_a_time) * dealt_at_a_time
+        return vectors * threads * 16
 
     @property
     def arch(self) -> str:

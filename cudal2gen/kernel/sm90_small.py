@@ -1,4 +1,4 @@
-"""The family sm90_small: a CTA loads all of its k at once, for problems that are limited by latency; for sm_90a."""
+"""Defines the family sm90_small, whose CTAs load all of their k at once: for problems that are limited by latency."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_ACCUMULATORS = 128  # registers of a thread, which leave room for fragments
 class Sm90Small(SmemTiles, Sm90Kernel):
     """A CTA requests all of its k at once by cp.async, without a ring; up to four warps multiply it as it arrives.
 
-    For problems that are limited by latency, on sm_90a. A CTA holds ``k_chunks`` chunks of 64 k; the ``split_k`` CTAs
-    of a cluster share the k of a tile.
+    The family is for problems that are limited by latency, on sm_90a. A CTA holds ``k_chunks`` chunks of 64 k; the
+    ``split_k`` CTAs of a cluster share the k of a tile.
     """
 
     family: Annotated[Literal["sm90_small"], FAMILY]
@@ -72,23 +72,23 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def k_step(self) -> int:
-        """A chunk: 128 bytes of a row."""
+        """The k of a chunk, which is 128 bytes of a row."""
         return self.element.chunk
 
     @property
     def steps_in_flight(self) -> int:
-        """All chunks."""
+        """All chunks: they are requested at once."""
         return self.k_chunks
 
     @property
     def warps(self) -> tuple[int, int]:
-        """Up to four, as square as the tile allows."""
+        """Up to four warps, in a grid as square as the tile allows."""
         along_m = min(2, self.bm // 16)
         return along_m, max(1, min(4 // along_m, self.bn // 16))
 
     @property
     def swizzle_along_k(self) -> Swizzle:
-        """The 128-byte swizzle, of rows of one chunk."""
+        """The 128-byte swizzle, because a row of a chunk has 128 bytes."""
         return (3, 3, 3)
 
     @property
@@ -102,7 +102,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @property
     def smem_bytes(self) -> int:
-        """Bytes of all operands, and of what the cluster's CTAs send to this one."""
+        """Bytes of all operands, and of the partial sums that the cluster's CTAs send to this one."""
         operands = self.k_chunks * self.step_bytes
         return operands + (self.cluster_sum_bytes(self.threads, self.fusion.gate) if self.split_k > 1 else 0)
 
@@ -141,7 +141,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
             return
         chunks = ceil_div(problem.k, problem.element.chunk)
         for split_k in (1, *CLUSTER_SPLITS):
-            k_chunks = 1 << (ceil_div(chunks, split_k) - 1).bit_length()
+            k_chunks = 1 << (ceil_div(chunks, split_k) - 1).bit_length()  # the least power of two that suffices
             if k_chunks > 8 or split_k > chunks:
                 continue
             for bm, bn in ((16, 32), (32, 32), (32, 64), (64, 64)):

@@ -1,4 +1,4 @@
-"""The family sm90_wgmma: a producer loads by TMA into a ring, consumer warpgroups multiply by wgmma; for sm_90a."""
+"""Defines the family sm90_wgmma: a producer fills a ring by TMA, consumer warpgroups multiply by wgmma."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cudal2gen.kernel.tma_ring import (
     StreamK,
     SummedIn,
     deepest_ring,
-    widest,
+    widest_row,
 )
 from cudal2gen.kernel.warpgroups import Consumers, MinBlocks, Registers, Schedule, Tile, Warpgroups
 from cudal2gen.kernel.work import CtaWork
@@ -33,17 +33,18 @@ from kernelproof.ground.element import CHUNK_BYTES
 from kernelproof.ground.integers import ceil_div
 
 WGMMA_M = 64  # rows of one wgmma, 16 per warp
-WGMMA_N = 256  # most columns of one
-# Registers that ptxas needs besides the accumulators: at entry (else C7602), and in the main loop (else C7511, spills).
+WGMMA_N = 256  # most columns of one wgmma
+# Registers that ptxas needs besides the accumulators: at entry (else it warns with C7602), and in the main loop (else
+# C7511, or it spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
-# The same for an epilogue that stores directly, with bounds; the second if operands are swapped.
+# The same for an epilogue that stores directly and checks bounds: with operands in order, and with swapped ones.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
-# Stall counts of the main loop's machine code in one k-tile: around its wgmmas, and for each (ptxas 13.0).
+# Stall clocks of the main loop's machine code in one k-tile: once around its wgmmas, and for each wgmma (ptxas 13.0).
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12
 PRODUCER_REGISTERS = (24, 32)  # in general, and for a cluster with boxes of 16 columns
 
 # What the tuner tries: bm, bn, schedule, consumers and registers of tiles that ptxas compiles without spills,
-# by accumulator; clusters; splits of k with their reduction and stream_k; bands of tiles.
+# by accumulator; clusters; splits of k with their reduction and stream_k.
 TILES: dict[str, list[Tile]] = {
     "f32": [
         *[(128, bn, "cooperative", 2, [40, 232]) for bn in (64, 96, 128, 160, 192, 224, 256)],
@@ -73,7 +74,7 @@ SPLITS: tuple[tuple[int, str | None, bool], ...] = (
     *((slices, "cluster", False) for slices in CLUSTER_SPLITS),
     *((slices, "workspace", False) for slices in (4, 8, 16)),
 )
-MIN_SHARED_STEPS = 8  # least k-steps of a tile that are worth sharing out
+MIN_SHARED_STEPS = 8  # fewest k-steps of a tile that are worth sharing out
 
 
 class Sm90Wgmma(Warpgroups):
@@ -119,6 +120,7 @@ class Sm90Wgmma(Warpgroups):
         """A tile of 128 rows, wide if the problem is large. If D has few rows, they become columns of the wgmma."""
         swap_ab = problem.m <= WGMMA_M
         bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
+        # Wide tiles if they occupy at least half of the 132 SMs of an H100 or H200.
         bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
         stages = min(8, 220_000 // ((bm + bn) * CHUNK_BYTES))
         return {
@@ -149,7 +151,7 @@ class Sm90Wgmma(Warpgroups):
         yield from self.group_violations()
         yield from self._box_violations()
         yield from self._register_violations()
-        yield from self.room_violations()
+        yield from self.occupancy_violations()
 
     def _tile_violations(self) -> Iterator[str]:
         yield from self.share_violations()
@@ -206,13 +208,13 @@ class Sm90Wgmma(Warpgroups):
 
     @property
     def producer_registers(self) -> int:
-        """The least registers with which the producer does not spill."""
+        """The fewest registers with which the producer does not spill."""
         narrow = self.cluster != (1, 1) and min(self.chunk_a, self.chunk_b) == 16
         return PRODUCER_REGISTERS[narrow]
 
     @property
     def chunk_cols(self) -> int:
-        return widest(self.atom_n, self.element)
+        return widest_row(self.atom_n, self.element)
 
     @property
     def atom_cols(self) -> int:
@@ -240,15 +242,15 @@ class Sm90Wgmma(Warpgroups):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles, clusters, splits of k; as many stages as fit, then one and two fewer."""
+        """Tiles, clusters and splits of k, each with as many stages as fit, with one and with two fewer."""
         tiles = [(False, tile) for tile in TILES[problem.acc]] + [(True, tile) for tile in cls.swapped_tiles(problem)]
         choices = product(tiles, CLUSTERS, SPLITS, cls.depths(problem))
         for (swap_ab, tile), cluster, (split_k, reduce, stream_k), bk in choices:
             bm, bn, schedule, consumers, registers = tile
             if cls.wastes_tile(problem, bm, bn):
                 continue
-            alone = cluster == [1, 1] and schedule == "cooperative"
-            if split_k > 1 and (not alone or ceil_div(problem.k, bk) < 2 * split_k):
+            splittable = cluster == [1, 1] and schedule == "cooperative"
+            if split_k > 1 and (not splittable or ceil_div(problem.k, bk) < 2 * split_k):
                 continue
             if stream_k and (schedule != "cooperative" or not cls._shares_last_wave(problem, bm, bn, bk, cluster)):
                 continue
@@ -265,7 +267,7 @@ class Sm90Wgmma(Warpgroups):
 
     @classmethod
     def _shares_last_wave(cls, problem: Problem, bm: int, bn: int, bk: int, cluster: list[int]) -> bool:
-        """Whether the last wave does not fill the GPU, and its fp32 sums have enough steps of k to share."""
+        """Whether stream_k may help: the last wave does not fill the GPU, and there are enough k-steps to share."""
         tiles = ceil_div(ceil_div(problem.m, bm), cluster[0]) * ceil_div(ceil_div(problem.n, bn), cluster[1])
         last_wave = tiles % (GPUS[problem.gpu].sms // (cluster[0] * cluster[1]))
         return problem.acc == "f32" and last_wave > 0 and ceil_div(problem.k, bk) >= MIN_SHARED_STEPS

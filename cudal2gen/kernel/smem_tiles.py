@@ -1,4 +1,4 @@
-"""k-tiles of A and B in shared memory, which cp.async writes and ldmatrix reads: swizzles, copies, constant steps."""
+"""Describes k-tiles of A and B in shared memory, which cp.async writes and ldmatrix reads: swizzles and addresses."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class SmemTiles(MmaTiles):
 
     @property
     def copy_cols_along_k(self) -> int:
-        """Threads along a row of such an operand in a copy."""
+        """Threads that copy one row of an operand whose rows run along k."""
         raise NotImplementedError
 
     @property
     def constant_stages(self) -> bool:
-        """Whether each load from shared memory names its stage as a constant: the loop over k is unrolled whole."""
+        """Whether each load from shared memory names its stage as a constant, because the loop over k is unrolled."""
         raise NotImplementedError
 
     @property
@@ -46,12 +46,12 @@ class SmemTiles(MmaTiles):
 
     @property
     def copy_cols_a(self) -> int:
-        """Threads along a row of A in a copy."""
+        """Threads that copy one row of A."""
         return self.copy_cols_along_k if self.along_k.a else _copy_cols_across(self._vectors_across[0])
 
     @property
     def copy_cols_b(self) -> int:
-        """The same for B."""
+        """Threads that copy one row of B."""
         return self.copy_cols_along_k if self.along_k.b else _copy_cols_across(self._vectors_across[1])
 
     @property
@@ -66,17 +66,20 @@ class SmemTiles(MmaTiles):
 
     @property
     def static_steps_a(self) -> bool:
-        """Whether ldmatrix addresses of A advance by constants: rows by sums, columns by xor."""
+        """Whether ldmatrix addresses of A advance by constants: from row to row by sums, along a row by xor."""
         return self._static_steps(self.along_k.a, MMA_M * self.warps[0], self._vectors_across[0])
 
     @property
     def static_steps_b(self) -> bool:
-        """The same for B."""
+        """Whether ldmatrix addresses of B advance by constants, like those of A."""
         return self._static_steps(self.along_k.b, 2 * MMA_N * self.warps[1], self._vectors_across[1])
 
     def _static_steps(self, along: bool, rows: int, across: int) -> bool:
-        """``rows``: those of a step if rows run along k. Otherwise rows have ``across`` vectors, and a step advances
-        along k."""
+        """Whether a step from one MMA to the next keeps the bits of an address that the swizzle reads.
+
+        If rows run along k, a step advances by ``rows`` rows. Otherwise rows have ``across`` vectors each, and a step
+        advances by the k of an MMA.
+        """
         if not along:
             return self.element.mma_k * across % self.swizzle_period == 0
         vectors = self.k_step // self.element.vector
@@ -102,12 +105,13 @@ class SmemTiles(MmaTiles):
 
 
 def _swizzle_across(vectors: int) -> Swizzle:
-    """The swizzle of rows across k: the one whose source bits are the low bits of the row."""
+    """The swizzle of rows across k, of so many 16-byte vectors each. Its source bits are the low bits of the row."""
+    # vectors & -vectors is the largest power of two that divides a row.
     return (3, 3, max(3, (vectors & -vectors).bit_length() - 1))
 
 
 def _copy_cols_across(vectors: int) -> int:
-    """Threads along a row across k in a copy: as many as one line of 128 bytes serves."""
+    """Threads that copy one row across k: at most the 8 vectors of a 128-byte line, and a power of two that divides."""
     return min(vectors & -vectors, 8)
 
 

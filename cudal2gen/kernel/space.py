@@ -1,4 +1,4 @@
-"""The search space of a problem: legal structures, and free fields that are chosen independently of them.
+"""Lists the search space of a problem: legal structures, and free fields that are chosen independently of them.
 
 Families propose decisions (``Record.candidates``). ``candidates`` keeps those that pass the record's own rules; each is
 a structure. Fields that no rule ties to others (``Record.free_fields``) are chosen in addition to the structure, so
@@ -62,7 +62,7 @@ class Candidates:
 
     @cached_property
     def index(self) -> list[dict[str, int]]:
-        """For each structural field (``columns``), the numbers of its values, which are given as JSON."""
+        """For each structural field (in the order of ``columns``), a number for each of its values, as JSON text."""
         values: list[dict[str, int]] = [{} for _ in self.columns]
         for fields in self.fields:
             for numbers, name in zip(values, self.columns, strict=True):
@@ -112,7 +112,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Recorded(Candidates):
-    """The recorded candidates of a problem; free fields keep their recorded values."""
+    """The candidates of a problem that earlier trials recorded; free fields keep their recorded values."""
 
     @cached_property
     def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
@@ -146,8 +146,8 @@ def adopt(record: Record, structures: Candidates, source: str) -> Record:
     """Another problem's decisions applied to this problem: unchanged if that is legal, otherwise the nearest legal
     record.
 
-    Decisions for another GPU are replaced by the most similar candidate if they have no legal neighbour, because a
-    record of the wrong generation has no good one.
+    A record for another GPU that is illegal here is replaced by the most similar candidate: a record of another GPU
+    generation has no legal neighbour that is any good.
     """
     problem = structures.problem
     if isinstance(structures, Recorded):

@@ -1,4 +1,4 @@
-"""Records as text: parsing and revising them. A line is flat: the problem's fields, then the record's."""
+"""Parses records from text and revises them. A record's line is flat: the problem's fields, then the record's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
     The exception is IllegalValue if a field is unknown or never takes such a value, whatever the other fields are.
     """
     try:
-        values = fields if isinstance(fields, dict) else parse_json(fields, _unrepeated)
+        values = fields if isinstance(fields, dict) else parse_json(fields, _distinct_names)
     except IllegalRecord:
         raise
     except WrongInput as error:
@@ -62,7 +62,8 @@ def _family(values: dict[str, Any]) -> type[Record]:
     return FAMILIES[name]
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object from its names and values. Raises IllegalRecord if a name repeats, which Python's json accepts."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]

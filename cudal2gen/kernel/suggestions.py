@@ -1,4 +1,4 @@
-"""What a user may have meant by a field that a family does not have."""
+"""Suggests what a user may have meant by a field that a family does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the families with a ring of TMA stages share: boxes, stores of D, sums over k, raster."""
+"""The base class of the families with a ring of TMA stages: boxes, stores of D, sums over k, and the order of tiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BAND = 64  # tiles across a band
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp
 GROUPS = (1, 4, 8, 16)  # bands of tiles that the tuner tries
-# For the tuner: most stages that it tries, and bytes that it leaves for mbarriers and what is kept beside them.
+# For the tuner: most stages that it tries, and bytes of shared memory that it leaves for mbarriers and other words.
 MOST_STAGES, RESERVED_BYTES = 8, 512
 # Data fields of a record that was not tuned.
 UNTUNED: Fields = {"raster_group": 8, "hint_a": "normal", "hint_b": "normal", "pdl": False}
@@ -38,7 +38,7 @@ HintA = Annotated[Hint, Field(description="L2 eviction priority of A: normal, fi
 HintB = Annotated[Hint, Field(description="L2 eviction priority of B")]
 StreamK = Annotated[
     bool,
-    Field(description="share out the k-tiles of the last wave's tiles among all CTAs; their sums meet in the L2"),
+    Field(description="share out the k-tiles of the last wave's tiles among all CTAs, which add sums in the L2"),
 ]
 SummedIn = Literal["none", "cluster", "workspace", "stream"]
 
@@ -50,7 +50,7 @@ class TmaRing(Ring, Sm90Kernel):
     ``bn`` remain the rows and columns of D.
     """
 
-    if TYPE_CHECKING:  # fields that each of these families declares, with bounds and a place in the line of its own
+    if TYPE_CHECKING:  # Each family declares these fields itself, with its own bounds and their places in the line.
         swap_ab: bool
         bk: int
         stages: int
@@ -153,7 +153,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def sharers_b(self) -> int:
-        """The same for B."""
+        """CTAs that share a stage's tile of B; each loads a part of it for all."""
         return self.cluster[0]
 
     @property
@@ -162,12 +162,13 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def chunk_a(self) -> int:
-        """Columns of a box of A: of rows along k one swizzle's; across it as many as one swizzle covers."""
+        """Columns of a box of A: the 128 bytes that a swizzle covers, or ``chunk_cols`` if A is on the column side of
+        the instruction and its rows run across k."""
         return self._chunk(self.along_k.a, self.swap_ab)
 
     @property
     def chunk_b(self) -> int:
-        """The same for B."""
+        """Columns of a box of B, by the same rule."""
         return self._chunk(self.along_k.b, not self.swap_ab)
 
     def _chunk(self, along: bool, on_columns: bool) -> int:
@@ -181,12 +182,12 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def boxes_a(self) -> int:
-        """Boxes of rows in which a CTA loads its part of A if they run along k."""
+        """Boxes in which a CTA loads its part of A if rows run along k; a box has at most ``MAX_BOX`` rows."""
         return ceil_div(self.part_a // self.sharers_a, MAX_BOX)
 
     @property
     def boxes_b(self) -> int:
-        """The same for B."""
+        """Boxes in which a CTA loads its part of B for one panel if rows run along k."""
         return ceil_div(self.panel_b // self.sharers_b, MAX_BOX)
 
     @property
@@ -206,7 +207,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def stored_n(self) -> int:
-        """How many of these columns are stored: half of them if gated; if operands are swapped, they are rows of D."""
+        """Columns of D that a warp stores for ``atom_cols`` columns: half as many if gated. With swapped operands they
+        are rows of D."""
         return self.atom_cols if self.swap_ab else self.fusion.d_cols(self.atom_cols)
 
     @property
@@ -214,16 +216,16 @@ class TmaRing(Ring, Sm90Kernel):
         """Accumulator columns that a warp stores at a time: as many as fit into a box and into shared memory."""
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_cols % rows == 0)
-        widest_group, chunk = widest(self.stored_n, self.output), self.output.chunk
-        room = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
-        return (
-            chunk if self.stored_n > chunk and self._buffer_bytes(chunk) <= room and self.alone_on_sm else widest_group
-        )
+        chunk = self.output.chunk
+        free_bytes = self.target.capability.smem_block_bytes - self.ring_bytes - self.barrier_bytes
+        if self.stored_n > chunk and self._buffer_bytes(chunk) <= free_bytes and self.alone_on_sm:
+            return chunk
+        return widest_row(self.stored_n, self.output)
 
     @property
     def store_rest(self) -> int:
         """The columns that ``store_group`` leaves over and that are stored separately; 0 if there are none."""
-        return widest(remainder, self.output) if (remainder := self.stored_n % self.store_group) else 0
+        return widest_row(remainder, self.output) if (remainder := self.stored_n % self.store_group) else 0
 
     @property
     def ring_bytes(self) -> int:
@@ -239,7 +241,7 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def barrier_bytes(self) -> int:
-        """Bytes of the mbarriers and of the words beside them."""
+        """Bytes of the mbarriers and of the family's other small data in shared memory."""
         raise NotImplementedError
 
     @property
@@ -249,8 +251,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def summed_in(self) -> SummedIn:
-        """Where partial sums over k are added: those of slices in shared or device memory, those of the last wave in
-        device memory."""
+        """Where partial sums over k are added: ``none``, in the shared memory of a cluster, in a workspace in device
+        memory, or there for the last wave only (``stream``)."""
         return "stream" if self.stream_k else "workspace" if self.split_k > 1 else "none"
 
     @property
@@ -260,8 +262,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def stores_tiles(self) -> Literal["tma", "direct", "parts"]:
-        """How a CTA stores a tile whose whole k it computes: by its epilogue; ``parts`` if no CTA computes a whole
-        tile."""
+        """How a CTA stores a tile whose whole k it computes: by TMA or directly. It is ``parts`` if k is split in a
+        workspace, so that no CTA computes all k of a tile."""
         return "parts" if self.summed_in == "workspace" else self.epilogue
 
     @property
@@ -289,7 +291,7 @@ class TmaRing(Ring, Sm90Kernel):
         return remarks
 
     def cluster_warnings(self) -> Iterator[str]:
-        """Warnings of clusters that reach beyond the problem or leave SMs idle."""
+        """Warnings about clusters that reach beyond the problem or leave SMs idle."""
         if self.tiles_m % self.cluster[0] or self.tiles_n % self.cluster[1]:
             yield f"cluster={list(self.cluster)} reaches beyond the {self.tiles_m} x {self.tiles_n} tiles"
         if self.target.sms % self.cluster_ctas:
@@ -306,7 +308,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def claims_tiles(self) -> bool:
-        """Whether the grid has one cluster per tile, and running clusters claim tiles of those that have not started.
+        """Whether the grid has one cluster per tile, and running clusters claim the tiles of clusters that have not
+        started (cluster launch control).
 
         Otherwise the grid is persistent and has as many clusters as the GPU holds.
         """
@@ -334,9 +337,10 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def _box_d(self) -> tuple[int, int]:
-        """Columns and rows of a warp's stores: 16 rows of D and a group of its columns, or the other way round.
+        """Columns and rows of the box of one store by TMA, zeros without TMA.
 
-        Zeros where the epilogue is not TMA's.
+        A warp stores 16 rows of D and a group of its columns. If operands are swapped, it stores 16 columns and a group
+        of rows.
         """
         if self.stores_tiles != "tma":
             return 0, 0
@@ -389,7 +393,10 @@ def deepest_ring(problem: Problem, extent: int, bk: int, store_warps: int) -> in
     return min(MOST_STAGES, room // (extent * bk * problem.element.bytes))
 
 
-def widest(extent: int, element: Element) -> int:
-    """The widest swizzled row, in elements, that divides ``extent``, whose bytes are a multiple of 32."""
+def widest_row(extent: int, element: Element) -> int:
+    """The widest swizzled row (128, 64 or 32 bytes), in elements, that divides ``extent``.
+
+    The bytes of ``extent`` are a multiple of 32.
+    """
     chunk = element.chunk
     return next(row for row in (chunk, chunk // 2, chunk // 4) if extent % row == 0)

@@ -1,4 +1,4 @@
-"""What the families with a producer and consumer warpgroups share: threads, setmaxnreg, turns at tiles."""
+"""The base class of the families with a producer and consumer warpgroups: threads, setmaxnreg, and who takes a tile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelproof.ground.integers import ceil_div
 # What the tuner tries: bm, bn, schedule, consumers, registers.
 Tile = tuple[int, int, str, int, list[int] | None]
 Setmaxnreg = Annotated[int, Field(ge=24, le=240, multiple_of=8)]
-Consumers = Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, beside one that loads")]
+Consumers = Annotated[Literal[1, 2, 3], Field(description="warpgroups that multiply, besides one that loads")]
 Schedule = Annotated[
     Literal["cooperative", "pingpong"],
     Field(description="cooperative: consumers share a tile; pingpong: two take tiles in turn, one stores meanwhile"),
@@ -41,7 +41,7 @@ class Warpgroups(TmaRing):
     holds_tile: ClassVar[bool] = True
 
     def share_violations(self) -> Iterator[str]:
-        """Rules for consumers that take tiles in turns, and for consumers that share the rows of a tile."""
+        """Rules for two consumers that alternate tiles, and for consumers that share the rows of a tile."""
         if self.schedule == "pingpong" and self.consumers != 2:
             yield f"consumers={self.consumers}: must be 2 for schedule pingpong, which gives each its own tile"
         if self.rows % (unit := self.atom_rows * self.sharers):
@@ -64,7 +64,7 @@ class Warpgroups(TmaRing):
             yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
         yield from super().stream_violations()
 
-    def room_violations(self) -> Iterator[str]:
+    def occupancy_violations(self) -> Iterator[str]:
         """The rule that shared memory suffices for the CTAs that ``min_blocks`` promises."""
         if broken := list(self.smem_violations(f"stages={self.stages}")):
             yield from broken
@@ -77,7 +77,7 @@ class Warpgroups(TmaRing):
     def pool_violations(self, producer: int, consumer: int) -> Iterator[str]:
         """Rules for setmaxnreg, which moves registers from the producer to the consumers."""
         field = f"registers={[producer, consumer]}"
-        entry, consumers = self.entry_registers // 8 * 8, self.consumers  # moved in units of 8
+        entry, consumers = self.entry_registers // 8 * 8, self.consumers  # setmaxnreg moves registers in units of 8
         needed, pool = producer + consumers * consumer, (consumers + 1) * entry
         if needed > pool:
             yield (
@@ -97,7 +97,7 @@ class Warpgroups(TmaRing):
 
     @property
     def producer_registers(self) -> int:
-        """The least registers with which the producer does not spill."""
+        """The fewest registers with which the producer does not spill."""
         raise NotImplementedError
 
     @property
@@ -139,12 +139,12 @@ class Warpgroups(TmaRing):
 
     @property
     def estimated_registers(self) -> int:
-        """What ptxas will report: the entry value with setmaxnreg, else a rough guide."""
+        """Registers that ptxas will report: exactly those at entry with setmaxnreg, otherwise a rough estimate."""
         return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of idle warpgroups or SMs."""
+        """Adds warnings about idle warpgroups and SMs."""
         warnings = super().warnings
         tiles = self.tiles_m * self.tiles_n * self.split_k
         if self.schedule == "pingpong" and tiles <= self.target.sms:
