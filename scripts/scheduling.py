@@ -21,9 +21,9 @@ from pathlib import Path
 from kernelproof.ground import toolchain
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import Function, access, disassemble
-from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, InFlight, Meets
+from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, DependencyKind, InFlight
 from kernelproof.sass.pipes import WARPGROUP
-from kernelproof.sass.scheduling import ANY, EVEN_PIPES, TABLE, SchedulingFacts, kind, use
+from kernelproof.sass.scheduling import ANY, REGULAR_PIPES, TABLE, SchedulingFacts, kind, use
 
 FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA
 LEAST_SUPPORT = 3  # a kind of producer counts if so many pairs have its least distance
@@ -73,14 +73,14 @@ class Study:
     def meetings(self, function: Function, facts: SchedulingFacts) -> None:
         """Note the distances of results, and what is touched without a wait."""
         flight = InFlight(function, facts, lambda _: FOLLOWED)
-        for meeting in flight.meetings():
-            earlier, later = flight.code[meeting.earlier], flight.code[meeting.later]
-            if meeting.how is Meets.FIXED:
-                how = use(earlier, later, meeting.registers, function.sm)
-                self.distances[kind(earlier, function.sm), how][meeting.cycles] += 1
-            elif meeting.how is not Meets.OPERAND:
+        for dependency in flight.dependencies():
+            earlier, later = flight.code[dependency.earlier], flight.code[dependency.later]
+            if dependency.kind is DependencyKind.FIXED:
+                how = use(earlier, later, dependency.registers, function.sm)
+                self.distances[kind(earlier, function.sm), how][dependency.cycles] += 1
+            elif dependency.kind is not DependencyKind.OPERAND:
                 self.unguarded.add((earlier.name, "result"))
-            elif meeting.registers & VECTOR:
+            elif dependency.registers & VECTOR:
                 self.unguarded.add((earlier.name, "operand"))
             else:
                 self.unguarded.add((earlier.name, "uniform"))
@@ -130,7 +130,7 @@ def latencies(distances: Distances) -> dict[str, dict[str, int]]:
         bounds = {
             how: min(cycles)
             for how, cycles in sorted(roles.items())
-            if producer in EVEN_PIPES and cycles[min(cycles)] >= SUPPORT and cycles.total() >= ENOUGH
+            if producer in REGULAR_PIPES and cycles[min(cycles)] >= SUPPORT and cycles.total() >= ENOUGH
         }
         table[producer] = bounds | {ANY: least - 1}
     return table

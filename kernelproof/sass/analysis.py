@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -17,10 +16,10 @@ STORES = frozenset(("STS", "STSM", "STG"))
 
 
 def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
-    """The analysis of one of a cubin's functions: of those whose name contains ``kernel``, the longest with MMAs.
+    """Analyses one function of a cubin: the longest one with MMAs among those whose name contains ``kernel``.
 
-    If ``kernel`` is given, a function without MMAs is taken too. Raises ToolchainError if nvdisasm is not installed,
-    and DisassemblyError if the cubin has no such function.
+    If ``kernel`` is given and no such function has MMAs, the longest of them is analysed. Raises ToolchainError if
+    nvdisasm is not installed, and DisassemblyError if the cubin has no such function.
     """
     functions = [function for function in disassemble(cubin) if kernel is None or kernel in function.name]
     with_mmas = [function for function in functions if count(function.instructions, MMA)]
@@ -53,22 +52,26 @@ class Analysis:
     def main_path(self) -> tuple[Instruction, ...]:
         """One iteration of the main loop, including its copies.
 
-        If k is unrolled, so that there is no main loop: a tile's instructions from the first MMA to the last. Empty
-        without MMAs.
+        If k is unrolled there is no main loop; the path is then a tile's instructions from the first MMA to the last.
+        It is empty if the function has no MMA.
         """
         if self.loops.main is not None:
             return self.loops.main.iteration
-        path = self.loops.tiles.iteration if self.loops.tiles else self._longest([0], self.graph.reachable(0))
-        at = [index for index, instruction in enumerate(path) if instruction.name in MMA]
-        return path[at[0] : at[-1] + 1] if at else ()
+        if self.loops.tiles is not None:
+            path = self.loops.tiles.iteration
+        else:
+            blocks = self.graph.longest([0], self.graph.reachable(0), lambda block: len(block.instructions))
+            path = self.loops.code(blocks)
+        mmas = [index for index, instruction in enumerate(path) if instruction.name in MMA]
+        return path[mmas[0] : mmas[-1] + 1] if mmas else ()
 
     @cached_property
     def epilogue(self) -> int:
         """Instructions that a warp executes after the main loop, up to the exit or to the next iteration of a loop
         around it.
 
-        If k is unrolled, ptxas mixes the last MMAs with the epilogue. The epilogue then starts at the first store, and
-        MMAs and their loads behind it are not counted.
+        If k is unrolled, ptxas mixes the last MMAs with the epilogue. The epilogue then starts at the first store;
+        MMAs after it, and the LDSM instructions that load their operands, are not counted.
         """
         starts, within = self._after_main()
         loops = [
@@ -91,10 +94,10 @@ class Analysis:
         return sum(times for code, times in executed[start:] if code.name not in MMA | {"LDSM"})
 
     def _after_main(self) -> tuple[frozenset[int], frozenset[int]]:
-        """The blocks that the main loop leaves to, and all blocks that belong to the epilogue.
+        """Returns the blocks to which the main loop exits, and all blocks of the epilogue.
 
-        These lead to the exit, or to the next iteration of a loop around the main loop. Without a main loop they are
-        all blocks of a tile.
+        The epilogue ends at the exit, or at the next iteration of a loop around the main loop. If there is no main
+        loop, the epilogue is taken from all blocks of a tile.
         """
         graph = self.graph
         if self.loops.main is None:
@@ -111,11 +114,8 @@ class Analysis:
         return starts, (reached - graph.dominators[header] - main) & (outer or reached)
 
     def _trips(self, loop: Loop) -> int:
-        """How often a loop runs if that follows from constants before it, else 1."""
+        """The number of iterations of a loop if it follows from constants before the loop, else 1."""
         return next(item.iterations for item in self.loops.all if item.loop == loop) or 1
-
-    def _longest(self, starts: Iterable[int], within: frozenset[int]) -> tuple[Instruction, ...]:
-        return self.loops.code(self.graph.longest(starts, within, lambda block: len(block.instructions)))
 
 
 def spill_bytes(function: Function) -> int:

@@ -1,9 +1,9 @@
 """Bank conflicts of a sub-core's register file: even and odd registers are two banks with one read port each.
 
-A port reads one register of a warp (1024 bits) per cycle. Each place among the operands has a small cache: an operand
-marked ``.reuse`` stays there until another instruction takes the place, and reading it again needs no port. Huerta et
-al. (MICRO 2025, arXiv 2503.20481) measured this on an RTX A6000: an FFMA with three registers of one bank takes the
-port for three cycles.
+A port reads one register of a warp (1024 bits) per cycle. Each operand position (first, second, third source) has a
+small cache. An operand marked ``.reuse`` remains in it until another instruction reads an operand in that position;
+reading the cached register again needs no port. Huerta et al. (MICRO 2025, arXiv 2503.20481) measured this on an RTX
+A6000: an FFMA with three registers of one bank occupies the port for three cycles.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ FIXED = frozenset((Pipe.TENSOR, Pipe.ALU, Pipe.FMA, Pipe.FP16))  # pipes that st
 
 
 class PortUse(NamedTuple):
-    """Cycles for which the read port of each bank is taken."""
+    """Cycles for which the read port of each bank is occupied."""
 
     even: int
     odd: int
 
 
 def port_uses(instructions: Sequence[Instruction]) -> list[PortUse]:
-    """How long each instruction of a straight sequence takes the read ports, if one warp runs alone."""
-    cached: dict[int, int] = {}  # mask of the registers that the cache of each operand place holds
+    """Cycles for which each instruction of a straight-line sequence occupies the read ports, if one warp runs alone."""
+    cached: dict[int, int] = {}  # operand position -> mask of the registers in its cache
     uses = []
     for instruction in instructions:
         needed = 0
-        for place, (mask, reused) in enumerate(read_operands(instruction)):
-            needed |= mask & ~cached.get(place, 0)
-            cached[place] = mask if reused else 0
+        for position, (mask, reused) in enumerate(read_operands(instruction)):
+            needed |= mask & ~cached.get(position, 0)
+            cached[position] = mask if reused else 0
         uses.append(PortUse((needed & EVEN).bit_count(), (needed & EVEN << 1 & VECTOR).bit_count()))
     return uses
 
 
 def conflict_cycles(instructions: Sequence[Instruction], sm: str) -> list[float]:
-    """Cycles that each instruction costs because of bank conflicts: by how long its busier read port is taken beyond
-    its pipe. 0 for pipes that do not wait for their operands."""
+    """Extra cycles of each instruction because of bank conflicts: those for which its busier read port is occupied
+    beyond the cycles of its pipe. They are 0 for pipes that do not wait for their operands."""
     return [
         max(0.0, max(ports) - use.busy_cycles) if use.pipe in FIXED else 0.0
         for ports, use in zip(

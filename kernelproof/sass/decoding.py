@@ -50,9 +50,10 @@ class DisassemblyError(WrongInput):
 class Control:
     """How ptxas scheduled an instruction.
 
-    ``stall``: cycles until the warp's next issue. ``write_barrier`` and ``read_barrier``: the scoreboard (0 to 5) that
-    it frees when its result is there, and when its operands are read; None if it has none. ``waits``: scoreboards that
-    must be free before it issues. ``reuse``: mask of operands that stay in the operand cache.
+    ``stall``: cycles until the warp's next issue. ``write_barrier``: the scoreboard (0 to 5) that the instruction
+    frees when its result is available; ``read_barrier``: the one that it frees when its operands have been read; each
+    is None if it takes no such scoreboard. ``waits``: scoreboards that must be free before it issues. ``reuse``: mask
+    of operands that are kept in the operand cache.
     """
 
     stall: int
@@ -64,7 +65,7 @@ class Control:
 
     @classmethod
     def decode(cls, upper: int) -> Control:
-        """The control word, from the upper 64 bits of an instruction."""
+        """Decodes the control word, given the upper 64 bits of an instruction."""
         word = upper >> 41  # bit 105 of the instruction
         write, read, mask = word >> 5 & 7, word >> 8 & 7, word >> 11 & 63
         return cls(
@@ -77,7 +78,7 @@ class Control:
         )
 
     def encode(self, upper: int) -> int:
-        """The upper 64 bits of an instruction, given as they are, with this control word."""
+        """Returns the upper 64 bits of an instruction with their control word replaced by this one."""
         write = NO_BARRIER if self.write_barrier is None else self.write_barrier
         read = NO_BARRIER if self.read_barrier is None else self.read_barrier
         mask = sum(1 << barrier for barrier in self.waits)
@@ -101,9 +102,9 @@ class Instruction:
 
     ``address``: its offset in the function, in bytes. ``guard``: the predicate under which it executes, as in ``!P0``.
     ``opcode``: with modifiers, as in ``HMMA.16816.F16``. ``target``: the address that a branch jumps to; ``targets``:
-    all of a jump by a table. ``source``: its line, then the line into which that function was inlined, and so on
-    outwards; empty without -lineinfo. ``ptx_line``: the line of the PTX that it was
-    made of, 0 if the cubin does not say. ``code``: its 128 bits as a number; 0 if it was not read from a file.
+    all addresses to which a jump by a table may lead. ``source``: its source line, then the line at which that
+    function was inlined, and so on outwards; empty without -lineinfo. ``ptx_line``: the line of PTX from which ptxas
+    made it, 0 if the cubin does not say. ``code``: its 128 bits as a number, 0 if it was not read from a file.
     """
 
     address: int
@@ -256,7 +257,7 @@ def _instruction(row: _Listed, labels: dict[str, int], sm: str, jumps: Mapping[i
 def _with_window(opcode: str, operands: str, lower: int, upper: int) -> str:
     """The operands with ``desc[UR4]`` before a 64-bit address, as nvdisasm prints them for sm_90 and later.
 
-    The number of the uniform register is in other bits of loads than of stores.
+    The number of the uniform register is at different bits in loads and in stores.
     """
     uniform = (lower >> 32 if opcode.startswith("LDG.") or opcode.startswith("LD.") else upper) & 63
     return WIDE_ADDRESS.sub(lambda match: f"desc[UR{uniform}]{match.group()}", operands)

@@ -1,7 +1,7 @@
 """Reads the resources of kernels from a cubin's ELF file: registers, stack, static shared memory and threads.
 
-They are attributes in the sections ``.nv.info`` (of all functions) and ``.nv.info.<function>``. The names of their
-numbers are those that nvdisasm prints.
+ptxas stores them as numbered attributes in the sections ``.nv.info`` (of all functions) and ``.nv.info.<function>``.
+The comments below name each number as nvdisasm prints it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARAMETER, PARAMETER_BANK = 0x17, 0x0A  # EIATTR_KPARAM_INFO, EIATTR_PARAM_CBANK
 JUMPS = 0x34  # EIATTR_INDIRECT_BRANCH_TARGETS
 NEW_ABI = 8  # the version of the ABI in the header of cubins of CUDA 13
 CLUSTER = 0x3D  # EIATTR_CTA_PER_CLUSTER
-SIZED = 4  # EIFMT_SVAL: the length of the value follows; values of other attributes have two bytes
+SIZED = 4  # EIFMT_SVAL: the attribute states the length of its value; attributes of other formats have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
 SECTION = "<IIQQQQIIQQ"  # the header of a section
 # If a cubin has this section, the system reserves SYSTEM_BYTES of each CTA's shared memory, and the size of the
@@ -36,11 +36,11 @@ VERSION = re.compile(rb"\0ptxas\0[^\0]*\bV(\d+(?:\.\d+)+)\0")
 class Resources:
     """The resources of one function.
 
-    ``registers`` and ``stack_bytes``: per thread; ``whole_stack_bytes``: with the functions that it calls.
-    ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA, as the source demands (``reqntid``) or else
-    allows (``maxntid``); None if it states neither. ``parameters``: byte offset and size of each parameter of a kernel,
-    and ``parameter_base``: where they begin in constant bank 0. ``jumps``: the address of each jump by a table, and the
-    addresses to which it may lead. ``cluster``: the CTAs of a cluster along each axis, if the source
+    ``registers`` and ``stack_bytes``: per thread; ``whole_stack_bytes``: the stack including that of the functions that
+    it calls. ``shared_bytes``: static shared memory per CTA. ``threads``: per CTA, as the source demands (``reqntid``)
+    or else allows (``maxntid``); None if it states neither. ``parameters``: byte offset and size of each parameter of a
+    kernel; ``parameter_base``: where parameters begin in constant bank 0. ``jumps``: the address of each jump by a
+    table, and the addresses to which it may lead. ``cluster``: the CTAs of a cluster along each axis, if the source
     demands clusters.
     """
 
@@ -115,10 +115,11 @@ def assembler(file: bytes) -> str:
 
 
 def capability(file: bytes) -> int:
-    """The compute capability of a cubin, such as 80; 0 for what is no cubin. CUDA 13 has it one byte further up."""
+    """The compute capability of a cubin, such as 80; 0 if the file is no cubin."""
     if not is_elf(file) or len(file) < 0x40:
         return 0
     (flags,) = struct.unpack_from("<I", file, 0x30)
+    # The lowest byte of the flags has the capability in cubins of CUDA 12, and the second byte in those of CUDA 13.
     return int(flags >> 8 & 0xFF if file[8] >= NEW_ABI else flags & 0xFF)
 
 
@@ -137,6 +138,7 @@ def sections(file: bytes) -> list[Section]:
 
 
 def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
+    """The names of the symbols, by number."""
     names: dict[int, str] = {}
     for section in headers:
         if section.kind == SYMBOLS:
@@ -148,11 +150,12 @@ def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
 
 
 def string(file: bytes, start: int) -> str:
-    """The text that begins at a byte of a file and ends before a zero."""
+    """The zero-terminated text that begins at byte ``start`` of a file."""
     return file[start : file.index(b"\0", start)].decode()
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number and the value of each attribute of format ``SIZED`` in a section."""
     at = 0
     while at + 4 <= len(data):
         kind, attribute, size = struct.unpack_from("<BBH", data, at)
@@ -163,6 +166,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _threads(data: bytes) -> int | None:
+    """Threads per CTA: those that the source demands, or else allows."""
     sizes = {key: value for key, value in _attributes(data) if key in (THREADS, MAX_THREADS) and len(value) >= 12}
     value = sizes.get(THREADS) or sizes.get(MAX_THREADS)
     if value is None:
@@ -172,14 +176,15 @@ def _threads(data: bytes) -> int | None:
 
 
 def _parameters(data: bytes) -> tuple[tuple[int, int], ...]:
-    """Offset and size of each parameter. An attribute has the parameter's number and offset, and its size in the upper
-    14 bits of its last word."""
+    """The byte offset and size of each parameter. Each has an attribute with its number, its offset, and its size in
+    the upper 14 bits of the last word."""
     found = [struct.unpack_from("<4xHHI", value) for key, value in _attributes(data) if key == PARAMETER]
     return tuple((offset, word >> 18) for _, offset, word in sorted(found))
 
 
 def _jumps(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Of each jump by a table its address, a zero, the number of targets, and those."""
+    """The address and the targets of each jump by a table. The attribute has for each of them its address, a zero, the
+    number of targets, and the targets, as 32-bit words."""
     for key, value in _attributes(data):
         words = struct.unpack(f"<{len(value) // 4}I", value) if key == JUMPS else ()
         at = 0

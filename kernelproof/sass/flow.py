@@ -48,8 +48,8 @@ class Graph:
 
     @cached_property
     def dominators(self) -> list[frozenset[int]]:
-        """For each block, the blocks on every path from the entry to it, itself included. Empty for unreachable
-        blocks."""
+        """The dominators of each block: the blocks on every path from the entry to it, itself included. Unreachable
+        blocks have none."""
         everything = frozenset(range(len(self.blocks)))
         dominators = [frozenset((0,)), *(everything for _ in self.blocks[1:])]
         reached = self.reachable(0)
@@ -64,7 +64,7 @@ class Graph:
         return [blocks if index in reached else frozenset() for index, blocks in enumerate(dominators)]
 
     def reachable(self, start: int) -> frozenset[int]:
-        """The blocks that a path from a block leads to, itself included."""
+        """The blocks that some path from ``start`` reaches, ``start`` included."""
         reached, pending = {start}, [start]
         while pending:
             for successor in self.blocks[pending.pop()].successors:
@@ -75,7 +75,7 @@ class Graph:
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """The natural loops, by header. Loops that share a header count as one."""
+        """The natural loops, in the order of their headers. Loops that share a header count as one."""
         latches: dict[int, set[int]] = {}
         for block in self.blocks:
             for successor in block.successors:
@@ -93,12 +93,12 @@ class Graph:
         return frozenset(body)
 
     def longest(self, starts: Iterable[int], within: frozenset[int], weight: Callable[[Block], int]) -> list[int]:
-        """The path with the largest sum of weights that starts at one of ``starts`` and stays within ``within``.
+        """The path with the largest sum of weights from one of ``starts`` through blocks of ``within``.
 
-        Jumps back to a block that dominates the jump are not taken, so that natural loops are passed once and the
+        The path takes no jump to a block that dominates the jump. It therefore passes each natural loop once, and the
         recursion ends.
         """
-        heaviest: dict[int, tuple[int, list[int]]] = {}  # weight and path from a block
+        heaviest: dict[int, tuple[int, list[int]]] = {}  # block -> weight and path from it
 
         def path_from(index: int) -> tuple[int, list[int]]:
             if index not in heaviest:
@@ -115,6 +115,7 @@ class Graph:
 
 
 def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
+    """The basic blocks of a function, in the order of addresses."""
     # ptxas also jumps by CALL.REL.NOINC. It is a call only if the function has a RET.
     jumps = JUMPS if any(instruction.name == "RET" for instruction in instructions) else JUMPS | {"CALL"}
     ends = {at for at, instruction in enumerate(instructions) if instruction.name in jumps | ENDS}
@@ -126,8 +127,8 @@ def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
     blocks = []
     for index, (start, stop) in enumerate(zip(starts, [*starts[1:], len(instructions)], strict=True)):
         last = instructions[stop - 1]
-        goes_on = last.name not in jumps | ENDS or conditional(last)
-        following = [last.address + BYTES] if goes_on else []
+        falls_through = last.name not in jumps | ENDS or conditional(last)
+        following = [last.address + BYTES] if falls_through else []
         jump = _targets(last) if last.name in jumps else []
         successors = dict.fromkeys(at_address[address] for address in following + jump if address in at_address)
         blocks.append(Block(index, instructions[start:stop], tuple(successors)))
@@ -139,8 +140,8 @@ def _targets(jump: Instruction) -> list[int]:
 
 
 def conditional(jump: Instruction) -> bool:
-    """Whether execution may continue after a jump or exit: it has a guard or a predicate among its operands, or asks
-    whether the lanes of a warp stand together (``.DIV``, ``.CONV``)."""
+    """Whether execution may continue after a jump or exit. It may if the instruction has a guard or a predicate among
+    its operands, or depends on whether the lanes of the warp have diverged (``.DIV``, ``.CONV``)."""
     return (
         jump.guard is not None
         or any(operand.lstrip("!U").startswith("P") for operand in jump.operands)

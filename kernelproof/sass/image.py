@@ -1,7 +1,7 @@
-"""Reads what a cubin's code refers to besides its parameters: constant banks, variables of the module, and functions.
+"""Reads a cubin's data: its constant banks, the variables of its module, and where its functions begin.
 
-Bank 2 has a function's literals, bank 3 the module's ``__constant__`` variables, and bank 4 the addresses of variables,
-which the loader writes. The numbers of relocations are those that nvdisasm prints by name.
+Constant bank 2 has a function's literals, bank 3 the module's ``__constant__`` variables, and bank 4 the addresses of
+variables, which the loader writes. The comments below name relocations as nvdisasm prints them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.sass.elf import SYMBOLS, Section, sections, string
 
 RELOCATABLE = 1  # ET_REL in the file's header: an object that was never linked
+NO_BYTES = 8  # SHT_NOBITS: a section without bytes in the file
 RELOCATIONS, WITH_ADDENDS = 9, 4  # SHT_REL, SHT_RELA
 OBJECT, FUNCTION = 1, 2  # STT_OBJECT, STT_FUNC: the type of a symbol
 ENTRY = 0x10  # STO_CUDA_ENTRY: this function is a kernel
@@ -26,7 +27,8 @@ CONSTANTS, GLOBALS, ZEROED = ".nv.constant3", ".nv.global.init", ".nv.global"
 
 
 class Symbol(NamedTuple):
-    """A variable or function: its section, its place and size there in bytes, and whether it is a kernel."""
+    """A variable or function: its section, its offset and size in that section in bytes, its type (``kind``, ``OBJECT``
+    or ``FUNCTION``), and whether it is a kernel."""
 
     name: str
     section: str
@@ -47,9 +49,9 @@ class Address(NamedTuple):
 class Image:
     """The data of a cubin.
 
-    ``literals``: bank 2 of each function. ``constants``: bank 3. ``addresses``: where bank 4 and initialised variables
-    hold addresses, by section and byte offset. ``contents``: the bytes of sections of variables. ``relocatable``: it
-    was never linked.
+    ``literals``: bank 2 of each function. ``constants``: bank 3. ``addresses``: the addresses that the loader writes
+    into bank 4 and into initialised variables, by section and byte offset. ``contents``: the bytes of bank 4 and of the
+    initialised variables, by section. ``relocatable``: whether the cubin was never linked.
     """
 
     symbols: Sequence[Symbol] = ()
@@ -85,21 +87,21 @@ def image(cubin: Path) -> Image:
 def _image(file: bytes) -> Image:
     headers = sections(file)
     symbols = list(_symbols(file, headers))
-    by_name = {section.name: section.data(file) for section in headers if section.kind != 8}
+    by_name = {section.name: section.data(file) for section in headers if section.kind != NO_BYTES}
     banks = {name: data for name, data in by_name.items() if name.startswith(".nv.constant")}
     (kind,) = struct.unpack_from("<H", file, 16)
     return Image(
         [symbol for symbol in symbols if symbol.kind in (OBJECT, FUNCTION)],
         {name.removeprefix(_LITERALS): data for name, data in banks.items() if name.startswith(_LITERALS)},
         banks.get(CONSTANTS, b""),
-        {headers[table.info].name: dict(_addresses(file, table, symbols)) for table in headers if _moves(table)},
+        {headers[table.info].name: dict(_addresses(file, table, symbols)) for table in headers if _relocates(table)},
         {name: by_name[name] for name in (GLOBALS, BANK_4) if name in by_name},
         kind == RELOCATABLE,
     )  # fmt: skip
 
 
-def _moves(section: Section) -> bool:
-    """Is a section a table of the addresses that the loader writes into data?"""
+def _relocates(section: Section) -> bool:
+    """Whether a section lists addresses that the loader writes into data (and not into code)."""
     tables = [f"{kind}{data}" for kind in (".rel", ".rela") for data in (BANK_4, GLOBALS, CONSTANTS)]
     return section.kind in (RELOCATIONS, WITH_ADDENDS) and section.name in tables
 
@@ -117,6 +119,7 @@ def _symbols(file: bytes, headers: Sequence[Section]) -> Iterator[Symbol]:
 
 
 def _addresses(file: bytes, table: Section, symbols: Sequence[Symbol]) -> Iterator[tuple[int, Address]]:
+    """The addresses that a table of relocations writes, each with its byte offset in the section that it changes."""
     size = 24 if table.kind == WITH_ADDENDS else 16
     for at in range(table.offset, table.offset + table.size, size):
         offset, info = struct.unpack_from("<QQ", file, at)

@@ -1,9 +1,10 @@
-"""Follows what is under way on every path of a warp: results that are not there yet, and operands that are still read.
+"""Finds the instructions that are in flight on the paths of a warp, and the later ones that use their registers.
 
-A forward data-flow analysis. On entry to each block it knows for each earlier instruction that may matter the
-registers concerned, the least number of cycles since its issue, and the scoreboards of which one has to be waited for.
-Where paths meet, the union counts. ``meetings`` yields each pair of instructions whose registers meet while the earlier
-one is under way; ``hazards`` judges them.
+An instruction is in flight until its result is available and its operands have been read. This is a forward data-flow
+analysis. On entry to each block it knows, for each instruction in flight, the registers concerned, the least number of
+cycles since its issue, and a set of scoreboards; waiting for any of them suffices. Where paths join, the union holds.
+``dependencies`` yields each pair of instructions of which the later one uses registers of the earlier one while that is
+in flight. ``hazards`` decides whether it waits long enough.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, order
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
 VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)
-MAX_STEPS = 100_000  # blocks walked until nothing changes; ptxas's largest kernels take a tenth
+MAX_STEPS = 100_000  # most blocks that are walked until nothing changes; ptxas's largest kernels take a tenth
 
 
-class Meets(StrEnum):
-    """How two instructions meet: the later one reads a result of fixed latency, reads or overwrites a result that a
-    scoreboard guards, or overwrites an operand that is still read."""
+class DependencyKind(StrEnum):
+    """What a later instruction does with registers of one in flight.
+
+    ``FIXED``: it reads a result of fixed latency. ``READ`` and ``OVERWRITE``: it reads or overwrites a result that a
+    scoreboard guards. ``OPERAND``: it overwrites an operand that may not have been read yet.
+    """
 
     FIXED = "fixed"
     READ = "read"
@@ -34,11 +38,14 @@ class Meets(StrEnum):
     OPERAND = "operand"
 
 
-class RegisterMeeting(NamedTuple):
-    """Two instructions by index, the mask of registers in which they meet, the least cycles between their issues
-    (counted up to the horizon), and the scoreboards of the earlier one as a mask."""
+class Dependency(NamedTuple):
+    """A later instruction that uses registers of an earlier one in flight; both are indices into the function's code.
 
-    how: Meets
+    ``registers``: the mask of registers that they have in common. ``cycles``: the least number of cycles between their
+    issues, counted up to the horizon. ``scoreboards``: the mask of those that guard the earlier one's registers.
+    """
+
+    kind: DependencyKind
     earlier: int
     later: int
     registers: int
@@ -53,9 +60,10 @@ Item = TypeVar("Item", Fixed, Guarded)
 
 @dataclass
 class FlightState:
-    """What is under way at a place: each item with the least number of cycles since it was issued.
+    """What is in flight at a point of the program: each item with the least number of cycles since its issue.
 
-    ``results``: of fixed latency. ``loads``: results that scoreboards guard. ``reads``: operands that are read late.
+    ``results``: results of fixed latency. ``loads``: results that scoreboards guard. ``reads``: operands that are read
+    some time after issue.
     """
 
     results: dict[Fixed, int] = field(default_factory=dict)
@@ -66,7 +74,7 @@ class FlightState:
         return FlightState(dict(self.results), dict(self.loads), dict(self.reads))
 
     def join(self, other: FlightState) -> bool:
-        """Add what another path has under way; whether anything changed."""
+        """Adds what is in flight on another path, and returns whether anything changed."""
         joined = (_join(self.results, other.results), _join(self.loads, other.loads), _join(self.reads, other.reads))
         return any(joined)
 
@@ -81,8 +89,14 @@ def _join(own: dict[Item, int], other: dict[Item, int]) -> bool:
 
 @dataclass(frozen=True)
 class _Step:
-    """What the analysis needs of an instruction, as masks. ``takes``: the scoreboards that its results, and that its
-    results or operands take. ``waits``: those that it waits for. ``queues``: see ``scheduling.order``."""
+    """What the analysis needs to know of an instruction. Sets of registers and of scoreboards are masks.
+
+    ``complement``: the opposite of its guard, or "" without a guard. ``stall``: cycles until the next issue.
+    ``results``: the registers that it writes, if their latency is fixed; ``loads``: if a scoreboard guards them.
+    ``late``: operands that it reads some time after issue. ``result_board``: the scoreboard of its result; ``boards``:
+    those of its result and its operands. ``waits``: scoreboards that it waits for. ``queues``: see
+    ``scheduling.order``. ``horizon``: for how many cycles its results are followed.
+    """
 
     reads: int
     writes: int
@@ -100,8 +114,11 @@ class _Step:
 
 
 class InFlight:
-    """The analysis of one function. ``horizon``: for how many cycles a result of fixed latency is followed, given its
-    producer."""
+    """The analysis of one function.
+
+    ``horizon``: returns for how many cycles the result of an instruction of fixed latency is followed; by default its
+    longest latency. ``complete``: False if the analysis ended at ``MAX_STEPS`` and may have missed dependencies.
+    """
 
     def __init__(
         self, function: Function, facts: SchedulingFacts, horizon: Callable[[Instruction], int] | None = None
@@ -113,15 +130,15 @@ class InFlight:
         self._steps = [self._step(instruction, facts, function.sm) for instruction in self.code]
         self._entries = self._solved()
 
-    def meetings(self) -> Iterator[RegisterMeeting]:
-        """Every meeting on some path, in order of blocks; those of several calls of a subroutine once for each."""
+    def dependencies(self) -> Iterator[Dependency]:
+        """Every dependency on some path, in the order of blocks; those in a subroutine once for each call of it."""
         for point, entry in self._entries.items():
-            found: list[RegisterMeeting] = []
+            found: list[Dependency] = []
             self._walk(point.start, entry.copy(), found)
             yield from found
 
     def _solved(self) -> dict[Point, FlightState]:
-        """The state on entry to each block. Blocks that only unknown jumps reach begin with nothing under way."""
+        """The state on entry to each block. Blocks that only unknown jumps reach begin with nothing in flight."""
         entries = {Point(0): FlightState()}
         self._spread([Point(0)], entries)
         reached = {point.start for point in entries}
@@ -132,6 +149,7 @@ class InFlight:
         return entries
 
     def _spread(self, pending: list[Point], entries: dict[Point, FlightState]) -> None:
+        """Walks pending blocks and adds their states to those of their followers, until nothing changes."""
         steps = 0
         while pending:
             point = pending.pop()
@@ -149,45 +167,47 @@ class InFlight:
                 if follower not in pending:
                     pending.append(follower)
 
-    def _walk(self, start: int, state: FlightState, found: list[RegisterMeeting] | None) -> FlightState:
-        """The state after a block. ``found``: where meetings go."""
+    def _walk(self, start: int, state: FlightState, found: list[Dependency] | None) -> FlightState:
+        """Returns the state after a block, and appends the block's dependencies to ``found``. Changes ``state``."""
         for at in range(start, self.paths.ends[start]):
             step = self._steps[at]
             if step.waits:
                 _wait(state, step.waits)
             if found is not None:
-                self._meet(at, step, state, found)
+                self._find(at, step, state, found)
             self._issue(at, step, state)
         return state
 
-    def _meet(self, at: int, step: _Step, state: FlightState, found: list[RegisterMeeting]) -> None:
+    def _find(self, at: int, step: _Step, state: FlightState, found: list[Dependency]) -> None:
+        """Appends the dependencies of instruction ``at`` on those in flight to ``found``."""
         reads, writes = step.reads, step.writes
 
-        def met(how: Meets, earlier: int, registers: int, cycles: int, boards: int = 0) -> None:
-            # Where the two have opposite guards no lane executes both.
+        def add(kind: DependencyKind, earlier: int, registers: int, cycles: int, boards: int = 0) -> None:
+            # If the two have opposite guards, no lane executes both.
             if registers and not (step.complement and self.code[earlier].guard == step.complement):
-                found.append(RegisterMeeting(how, earlier, at, registers, cycles, boards))
+                found.append(Dependency(kind, earlier, at, registers, cycles, boards))
 
         for (earlier, mask), cycles in state.results.items():
             if mask & reads:
-                met(Meets.FIXED, earlier, mask & reads, cycles)
+                add(DependencyKind.FIXED, earlier, mask & reads, cycles)
         for (earlier, mask, boards), cycles in state.loads.items():
             if mask & (reads | writes):
-                met(Meets.READ, earlier, mask & reads, cycles, boards)
+                add(DependencyKind.READ, earlier, mask & reads, cycles, boards)
                 if not self._same_queue(earlier, step, 0):
-                    met(Meets.OVERWRITE, earlier, mask & writes & ~reads, cycles, boards)
+                    add(DependencyKind.OVERWRITE, earlier, mask & writes & ~reads, cycles, boards)
         for (earlier, mask, boards), cycles in state.reads.items():
-            # What passes the same queue writes its result after the operands before it were read.
+            # An instruction writes its result after the operands of those before it in the same queue have been read.
             if mask & writes and not self._same_queue(earlier, step, 1):
-                met(Meets.OPERAND, earlier, mask & writes, cycles, boards)
+                add(DependencyKind.OPERAND, earlier, mask & writes, cycles, boards)
 
     def _same_queue(self, earlier: int, step: _Step, queue: int) -> bool:
-        """Whether the result of ``step`` comes after the results (0) or the reads (1) of an earlier instruction."""
+        """Whether a queue orders the result of ``step`` after that of an earlier instruction (``queue`` 0), or after
+        the reads of its operands (1)."""
         own = step.queues[queue]
         return bool(step.loads) and own is not None and self._steps[earlier].queues[queue] == own
 
     def _issue(self, at: int, step: _Step, state: FlightState) -> None:
-        """Let the cycles of an instruction pass, and add what it starts."""
+        """Adds the instruction's results and operands to the state, and lets its cycles pass."""
         overwritten = 0 if step.guarded else step.writes
         if state.results:
             state.results = self._aged_results(at, step, state.results, overwritten)
@@ -205,28 +225,33 @@ class InFlight:
             state.reads[at, step.late, step.boards] = step.stall
 
     def _aged_results(self, at: int, step: _Step, results: dict[Fixed, int], overwritten: int) -> dict[Fixed, int]:
+        """The results in flight after an instruction: older by its stall count, without what it overwrites."""
         aged: dict[Fixed, int] = {}
         for (earlier, mask), cycles in results.items():
-            left, later = mask & ~overwritten, cycles + step.stall
-            if left and earlier != at and later < self._steps[earlier].horizon:
-                key = earlier, left
-                aged[key] = min(later, aged.get(key, later))
+            remaining, age = mask & ~overwritten, cycles + step.stall
+            if remaining and earlier != at and age < self._steps[earlier].horizon:
+                key = earlier, remaining
+                aged[key] = min(age, aged.get(key, age))
         return aged
 
     def _aged(
         self, at: int, step: _Step, items: dict[Guarded, int], overwritten: int, board: tuple[int, int]
     ) -> dict[Guarded, int]:
-        """``board``: the scoreboards that the instruction takes, and the queue in whose order it frees them: they stand
-        for what is before it in the queue, too."""
+        """The items in flight after an instruction: older by its stall count, without what it overwrites.
+
+        ``board``: the mask of scoreboards that the instruction takes, and the queue in whose order it frees them (0 or
+        1). A wait for such a scoreboard is also a wait for everything ahead of the instruction in that queue, so the
+        mask is added to the items of that queue.
+        """
         aged: dict[Guarded, int] = {}
         taken, queue = board
         for (earlier, mask, boards), cycles in items.items():
-            left, later = mask & ~overwritten, min(cycles + step.stall, SETTLE)
-            if left and earlier != at:
+            remaining, age = mask & ~overwritten, min(cycles + step.stall, SETTLE)
+            if remaining and earlier != at:
                 own = step.queues[queue]
                 same = own is not None and self._steps[earlier].queues[queue] == own
-                key = earlier, left, boards | (taken if same else 0)
-                aged[key] = min(later, aged.get(key, later))
+                key = earlier, remaining, boards | (taken if same else 0)
+                aged[key] = min(age, aged.get(key, age))
         return aged
 
     def _step(self, instruction: Instruction, facts: SchedulingFacts, sm: str) -> _Step:
@@ -236,7 +261,7 @@ class InFlight:
         active = instruction.guard not in NEVER
         result = 1 << control.write_barrier if active and control.write_barrier is not None else 0
         operand = 1 << control.read_barrier if active and control.read_barrier is not None else 0
-        # ptxas gives some opcodes a scoreboard, and does not always wait for it: of these nothing is known.
+        # ptxas gives some other opcodes a scoreboard too, but does not always wait for it. Those are not followed.
         waited = instruction.name in facts.scoreboards
         late = (VECTOR if instruction.name in facts.late else 0) | (
             UNIFORM if instruction.name in facts.late_uniform else 0
@@ -260,7 +285,7 @@ class InFlight:
 
 
 def _wait(state: FlightState, boards: int) -> None:
-    """Drop what one of these scoreboards guards, unless it was only just taken."""
+    """Removes what one of these scoreboards guards, except what was issued less than ``SETTLE`` cycles ago."""
     for name in ("loads", "reads"):
         items: dict[Guarded, int] = getattr(state, name)
         if any(key[2] & boards for key in items):
@@ -269,8 +294,8 @@ def _wait(state: FlightState, boards: int) -> None:
 
 
 def _waits(instruction: Instruction) -> int:
-    """The scoreboards that an instruction waits for, as a mask. ``DEPBAR.LE SB0, 0x1, {3,2}`` waits for 2 and 3; how
-    many loads it leaves under way at 0 is not followed."""
+    """The mask of scoreboards that an instruction waits for. ``DEPBAR.LE SB0, 0x1, {3,2}`` waits for 3 and 2, and until
+    one load is left at 0, which counts as a wait for 0."""
     boards = set(instruction.control.waits)
     if instruction.name == "DEPBAR":
         for operand in instruction.operands:

@@ -1,8 +1,8 @@
 """Latencies: cycles from an instruction to the use of its result.
 
-There are two kinds. For instructions of fixed latency ptxas writes the wait into stall counts, so ptxas is the source:
-``fixed`` reads a table that scripts/latencies.py generates. Other instructions free a scoreboard when they are done.
-Their latencies (``scoreboard``) were measured on idle devices; queues and bank conflicts come on top.
+There are two kinds. For instructions of fixed latency ptxas writes the wait into stall counts, so its output is the
+source: ``fixed`` reads a table that scripts/latencies.py generates from it. Other instructions free a scoreboard when
+they are done. Their latencies (``scoreboard``) were measured on idle devices, without queues and bank conflicts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROLES = ("address", "data", "branch", "guard", "mbarrier")
 
 
 class Release(NamedTuple):
-    """Cycles from issue until the ``result`` is there, and until the operands are ``read`` and may change."""
+    """Cycles from issue until the ``result`` is available, and until the operands have been ``read`` and may change."""
 
     result: int
     read: int

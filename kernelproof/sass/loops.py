@@ -1,4 +1,4 @@
-"""Finds what the loops of a matrix product are for, and the main loop among them.
+"""Finds the role of each loop of a matrix product, and the main loop among them.
 
 A loop with MMAs steps through k, or through tiles of the output if k is unrolled. In the second case each iteration
 stores its results, so that every path from its MMAs to its next iteration passes a store. Warps that only copy (by TMA,
@@ -21,12 +21,15 @@ from kernelproof.sass.trips import trips
 COPIES = frozenset(("UTMALDG", "UBLKCP", "LDGSTS"))
 STORES = frozenset(("STG", "ST", "UTMASTG", "UTMAREDG", "RED", "REDG", "ATOMG", "ATOM"))
 WAITS = frozenset(("SYNCS", "USETMAXREG", "NANOSLEEP", "LD", "LDG", "LDS", "BAR"))
-SPIN = 12  # a loop that only waits has at most so many instructions
+SPIN = 12  # most instructions of a loop that only waits
 
 
 class Role(StrEnum):
-    """What an iteration of a loop does: ``TILES`` computes a tile of the output, ``MMA`` multiplies a step of k,
-    ``COPY`` fills shared memory, ``STORE`` stores results, ``WAIT`` only looks again whether something has come."""
+    """What an iteration of a loop does.
+
+    ``TILES`` computes a tile of the output, ``MMA`` multiplies a step of k, ``COPY`` fills shared memory, ``STORE``
+    stores results, and ``WAIT`` only polls whether an event has happened.
+    """
 
     TILES = "tiles"
     MMA = "mma"
@@ -40,8 +43,8 @@ class Role(StrEnum):
 class CodeLoop:
     """A loop with its role and its code.
 
-    ``iteration``: the instructions of one turn on its longest path, without waits that are repeated. ``iterations``:
-    how often the loop runs; None if that depends on the problem.
+    ``iteration``: the instructions of one iteration on its longest path, with every wait taken once. ``iterations``:
+    the number of iterations; None if it depends on the problem.
     """
 
     loop: Loop
@@ -56,7 +59,7 @@ class CodeLoop:
 
 
 class Loops:
-    """The loops of a function by what they are for. Outer loops come before the loops inside them."""
+    """The loops of a function with their roles."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -68,6 +71,7 @@ class Loops:
 
     @cached_property
     def all(self) -> tuple[CodeLoop, ...]:
+        """Every loop. Outer loops come before the loops inside them."""
         loops = sorted(self.graph.loops, key=lambda loop: (-len(loop.blocks), loop.header))
         return tuple(CodeLoop(loop, self._role(loop), self.iteration(loop), self._iterations(loop)) for loop in loops)
 
@@ -94,14 +98,15 @@ class Loops:
         return max(own, key=lambda item: count(item.iteration, COPIES), default=None)
 
     def iteration(self, loop: Loop) -> tuple[Instruction, ...]:
-        """The instructions of one turn on its longest path.
+        """The instructions of one iteration on its longest path.
 
-        Paths that wait again are taken only if there is no other; so are paths that store, in a loop over k.
+        Paths that repeat a wait are taken only if there is no other. The same holds for paths that store, in a loop
+        over k.
         """
 
         def weight(block: Block) -> int:
             avoided = block.index in self.waits or (block.index in storing and steps)
-            # More than any path weighs, so that an avoided block is passed only if every path passes one.
+            # Outweighs any path, so that an avoided block is passed only if every path passes one.
             return -1_000_000 if avoided else len(block.instructions)
 
         storing = frozenset(block for block in loop.blocks if count(self.graph.blocks[block].instructions, STORES))

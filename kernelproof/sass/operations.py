@@ -1,4 +1,4 @@
-"""Facts about an instruction and the machine that the simulation uses: resources, latencies, and reasons for stalls."""
+"""What the simulation needs to know of an instruction and a machine: resources, latencies and reasons for stalls."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Stall(StrEnum):
 
 @dataclass(frozen=True)
 class Machine:
-    """The hardware and the ring that a sub-core's warps run on.
+    """The hardware that a sub-core's warps run on, and the ring of stages in shared memory that they use.
 
     ``sub_cores``: sub-cores of the SM that run the same warps and share its memory unit. ``l2_bytes``: bytes per clock
     that the SM gets from the L2. ``l2_cycles``: latency of a load from the L2 if the queue is empty. ``fill_bytes``:
-    bytes that TMA brings for one stage of the ring. ``stages``: stages of the ring. ``copy_groups``: how many of a
-    warp's groups of cp.async copy anything; the last iterations of a main loop commit empty groups. By default all do.
+    bytes that TMA loads into one stage of the ring. ``stages``: stages of the ring. ``copy_groups``: how many of a
+    warp's cp.async groups copy anything (the last iterations of a main loop commit empty groups); by default all.
     """
 
     sm: str
@@ -75,14 +75,14 @@ LONG = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
 
 
 class Operation:
-    """An instruction with all that the simulation looks up about it. All warps and iterations share one.
+    """An instruction with everything that the simulation looks up for it. All warps and iterations share the object.
 
-    ``stall``: cycles until the warp's next issue. ``busy``, ``data``, ``address``: cycles for which it takes its pipe,
-    the banks of shared memory, and the address unit. ``result``, ``read``: cycles until the result is there, and until
-    the operands are read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall while its pipe is
-    full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``. ``warpgroups``:
-    if it waits for groups of wgmma, how many may still be under way. ``groups``: whether it ends a group of wgmma.
-    ``members``: warps that its barrier of the CTA waits for; 0 for all.
+    ``stall``: cycles until the warp's next issue. ``busy``, ``data``, ``address``: cycles for which it occupies its
+    pipe, the banks of shared memory, and the address unit. ``result``, ``read``: cycles until the result is available,
+    and until the operands have been read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall
+    while its pipe is full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``.
+    ``warpgroups``: for a wait for groups of wgmma, how many may still be in flight; else None. ``groups``: for a wgmma,
+    whether it ends a group; else None. ``members``: the warps that a barrier of the CTA waits for; 0 means all.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Operation:
         self.throttle = Stall.MATH_PIPE_THROTTLE
         if self.address:
             self.throttle = Stall.LG_THROTTLE if self.bytes else Stall.MIO_THROTTLE
-        if instruction.guard == "!PT":  # never executed: ptxas puts it there for spacing
+        if instruction.guard == "!PT":  # never executed: ptxas inserts it for spacing
             self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
             self.write_barrier = self.read_barrier = None
         self.depbar = _depbar(instruction)
@@ -149,8 +149,8 @@ def _kind(instruction: Instruction, address_cycles: int) -> Kind:
 
 
 def _depbar(instruction: Instruction) -> tuple[int, int] | None:
-    """The scoreboard that a DEPBAR waits for, and how many instructions may still hold it; None for other instructions.
-    For example, ``DEPBAR.LE SB0, 0x1`` gives (0, 1)."""
+    """The scoreboard that a DEPBAR waits for, and how many instructions may still hold it after the wait. None for
+    other instructions. For example, ``DEPBAR.LE SB0, 0x1`` gives (0, 1)."""
     if instruction.name != "DEPBAR" or not instruction.operands:
         return None
     barrier, *most = instruction.operands

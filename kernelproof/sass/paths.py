@@ -1,7 +1,8 @@
-"""The paths of a warp through a function, subroutines included: which instructions may follow which.
+"""Finds the paths of a warp through a function and its subroutines: which instructions may follow which.
 
 ``Graph`` (flow) merges the callers of a subroutine. Here a subroutine has a copy of its blocks for each call, so that
-what is under way at one call is not met after another. Indirect jumps lead to the targets of their table, or nowhere.
+instructions in flight at one call do not seem to be in flight after another. Indirect jumps lead to the targets of
+their table, or nowhere.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from kernelproof.sass.flow import ENDS, conditional
 
 BRANCHES = frozenset(("BRA", "JMP"))
 INDIRECT = frozenset(("BRX", "BRXU", "JMX", "JMXU"))
-TURNS = BRANCHES | INDIRECT | ENDS | {"CALL"}  # instructions after which the next one need not be executed
-MAX_DEPTH = 4  # calls within calls that are followed; ptxas nests its own subroutines twice at most
+BLOCK_ENDS = BRANCHES | INDIRECT | ENDS | {"CALL"}  # instructions after which the next one need not be executed
+MAX_DEPTH = 4  # how deeply nested calls are followed; ptxas nests its own subroutines twice at most
 
 
 class Point(NamedTuple):
-    """The start of a block: the index of its first instruction, and where the calls around it return to, the innermost
-    last."""
+    """The start of a block: the index of its first instruction, and the indices to which the calls around it return,
+    the innermost last."""
 
     start: int
     returns: tuple[int, ...] = ()
 
 
 class Paths:
-    """The blocks of a function (``ends``: index of the first instruction -> index after the last one), and which of
-    them may follow each other."""
+    """The blocks of a function, and which of them may follow each other.
+
+    ``ends``: for the index of a block's first instruction, the index after its last one.
+    """
 
     def __init__(self, function: Function) -> None:
         self.code = function.instructions
@@ -36,7 +39,7 @@ class Paths:
         self._has_returns = any(instruction.name == "RET" for instruction in self.code)
         starts = {0}
         for at, instruction in enumerate(self.code):
-            if instruction.name in TURNS:
+            if instruction.name in BLOCK_ENDS:
                 starts.add(at + 1)
                 targets = (instruction.target, *instruction.targets)
                 starts.update(self._index[target] for target in targets if target in self._index)
@@ -44,12 +47,12 @@ class Paths:
         self.ends = dict(zip(ordered, [*ordered[1:], len(self.code)], strict=True))
 
     def after(self, point: Point) -> Iterator[tuple[Point, bool]]:
-        """The points that may follow a block, each with whether the state of registers is known there: it is not after
-        a call of another function."""
+        """The points that may follow a block. Each comes with whether the state of the registers is known there, which
+        it is not after a call of another function."""
         end = self.ends[point.start]
         last = self.code[end - 1]
         after = [Point(end, point.returns)] if end < len(self.code) else []
-        if last.name not in TURNS or conditional(last):
+        if last.name not in BLOCK_ENDS or conditional(last):
             yield from ((point, True) for point in after)
         target = self._index.get(last.target) if last.target is not None else None
         if last.name in BRANCHES and target is not None:

@@ -1,4 +1,4 @@
-"""Which unit (pipe) of an SM executes an instruction, and for how many cycles the instruction takes it.
+"""Says which unit (pipe) of an SM executes an instruction, and for how many cycles the instruction occupies it.
 
 An SM has four sub-cores. Each has pipes of its own and one dispatch port, which issues one warp's instruction per
 cycle. Loads, stores, shuffles, special registers and barriers go through the sub-core's address unit to a memory unit
@@ -6,9 +6,9 @@ that the four share.
 
 Sources: NVIDIA's Nsight Compute Profiling Guide (section "Pipelines") says which pipe executes which instructions. Its
 CUDA C++ Programming Guide (table "Throughput of Native Arithmetic Instructions") has results per clock and SM, which
-are divided by four sub-cores and 32 lanes here. Where neither names an instruction, ptxas tells: it spaces two
-neighbours on one pipe by the pipe's interval. VIADD is two cycles from IMAD and one from IADD3, so it shares IMAD's
-pipe.
+are divided by four sub-cores and 32 lanes here. If neither names an instruction, the output of ptxas shows its pipe:
+ptxas spaces two neighbours on one pipe by the pipe's interval. For example, it issues VIADD two cycles after IMAD and
+one after IADD3, so VIADD shares IMAD's pipe.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Pipe(StrEnum):
 
 @dataclass(frozen=True)
 class PipeUse:
-    """Cycles for which one warp's instruction takes units of its sub-core and SM.
+    """Cycles for which one warp's instruction occupies units of its sub-core and SM.
 
     ``issue_cycles``: the dispatch port. ``busy_cycles``: the pipe, which belongs to the sub-core, or to the SM if
     ``shared_by_sm``. ``address_cycles``: the sub-core's address unit. ``data_cycles``: the SM's banks of shared memory,
@@ -69,7 +69,7 @@ class PipeUse:
 
 
 def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> PipeUse:
-    """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and for how long it is taken.
+    """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and for how long the instruction occupies it.
 
     ``chip``: the GPU model, which matters if it has less tensor throughput than others of its sm (GeForce with f32
     sums, H20). By default the fullest model.
@@ -91,12 +91,12 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     return PipeUse(pipe, busy_cycles=_cycles(instruction, pipe, sm), shared_by_sm=pipe in OF_THE_SM)
 
 
-# Cycles of paired halves, 2 otherwise: 8.0, 9.0 and 10.0 compute 256 results per clock and SM, others 128; two per
-# lane.
+# Cycles of arithmetic on pairs of halves, by sm; 2 for others. 8.0, 9.0 and 10.0 compute 256 results per clock and SM,
+# others 128; a lane has two results.
 HALF_CYCLES = {"sm_80": 1, "sm_90": 1, "sm_100": 1}
-# Cycles of FP32 arithmetic, 1 otherwise: 8.0 computes 64 results per clock and SM, others 128. IMAD stays at 64.
+# Cycles of FP32 arithmetic, 1 for others: 8.0 computes 64 results per clock and SM, others 128. IMAD has 64 on all.
 SINGLE_CYCLES = {"sm_80": 2}
-# Cycles of FP64 arithmetic, 64 otherwise: 32 results per clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
+# Cycles of FP64 arithmetic, 64 for others: 32 results per clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
 DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_100": 2}
 # Instructions that sm_120 executes on its second set of FP32 lanes: ptxas issues them one cycle after ALU or IMAD.
 LITE = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
@@ -126,7 +126,8 @@ BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # bits of an operand's element, by the 
 
 
 def mma_shape(instruction: Instruction) -> tuple[int, int, int] | None:
-    """m, n and k of an MMA of a warp, or of a warpgroup (``64x128x16``). None if they are in a descriptor (tcgen05)."""
+    """m, n and k of an MMA of a warp (``16816``) or of a warpgroup (``64x128x16``). None if they are in a descriptor
+    (tcgen05)."""
     for modifier in instruction.modifiers:
         if match := re.fullmatch(r"(\d+)x(\d+)x(\d+)", modifier):
             m, n, k = map(int, match.groups())

@@ -1,4 +1,4 @@
-"""Registers that instructions read and write, and registers that are live.
+"""Finds the registers that instructions read and write, and those that are live.
 
 A set of registers is a bit mask, so that the data flow of a function takes milliseconds. Bits stand for R0 .. R254,
 then uniform registers, predicates and uniform predicates (``STARTS``); zero registers and true predicates have no bit.
@@ -53,7 +53,7 @@ class RegisterAccess(NamedTuple):
 
 
 class _Widths(NamedTuple):
-    """Operand widths in registers: of results, and of each source. The last width holds for all further sources."""
+    """Widths in registers: of each result, and of each source operand; further sources have the last width."""
 
     result: int
     sources: tuple[int, ...] = (1,)
@@ -98,8 +98,8 @@ def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Regist
     reads, writes = _mask(guard or "", 1), 0
     for at, operand in enumerate(operands):
         if operand in PREDICATES:
-            chosen = _chosen(PREDICATES[operand], operands)
-            reads, writes = (reads, writes | chosen) if name == "R2P" else (reads | chosen, writes)
+            selected = _selected(PREDICATES[operand], operands)
+            reads, writes = (reads, writes | selected) if name == "R2P" else (reads | selected, writes)
         elif at < results:
             writes |= _mask(operand, 1 if _is_predicate(operand) else widths.result)
         elif "[" in operand:
@@ -110,7 +110,7 @@ def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Regist
 
 
 def _results(name: str, operands: tuple[str, ...]) -> int:
-    """How many operands are results; these come first: a register and predicates, or predicates and a register."""
+    """How many operands are results. These come first: a register and predicates, or predicates and a register."""
     if name in NO_RESULT or not operands or "[" in operands[0]:
         return 0
     count = 1
@@ -126,13 +126,16 @@ def _is_predicate(operand: str) -> bool:
 
 
 def _mask(operand: str, width: int) -> int:
+    """The mask of the registers that an operand names. ``width``: how many registers a name stands for; those with
+    ``.64`` stand for two."""
     mask = 0
     for kind, number, wide in REGISTER.findall(operand):
         mask |= (1 << (2 if wide else width)) - 1 << STARTS[kind] + int(number)
     return mask
 
 
-def _chosen(kind: str, operands: tuple[str, ...]) -> int:
+def _selected(kind: str, operands: tuple[str, ...]) -> int:
+    """The predicates of a file (``P`` or ``UP``) that the immediate operand selects; without one, all seven."""
     last = operands[-1]
     return (int(last, 16) if last.startswith("0x") else 0x7F) << STARTS[kind]
 
@@ -166,10 +169,10 @@ def _address(name: str, modifiers: list[str], operand: str, at: int) -> int:
 
 
 def _tma_width(name: str, modifiers: list[str], at: int) -> int:
-    """Uniform registers of an operand of TMA. The first operand has the shared address, the mbarrier (of loads) and one
-    coordinate per dimension; others are pairs."""
+    """How many uniform registers an operand of a TMA instruction has. The first operand has the shared address, the
+    mbarrier (of loads) and one coordinate per dimension; others are pairs."""
     dimensions = next((int(part[0]) for part in modifiers if re.fullmatch(r"\dD", part)), 0)
-    first = 0 if name != "UTMACCTL" else -1
+    first = 0 if name != "UTMACCTL" else -1  # UTMACCTL has no such operand
     return dimensions + (2 if name == "UTMALDG" else 1) if at == first else 2
 
 
@@ -212,7 +215,7 @@ def _conversion_widths(name: str, modifiers: list[str]) -> _Widths:
 
 
 def _tensor_memory_words(modifiers: list[str]) -> int:
-    """Registers per lane of tcgen05.ld and .st: ``x32`` repeats a shape that has one, two or four."""
+    """Registers per lane of tcgen05.ld and .st: those of its shape (1, 2 or 4), repeated as by ``x32``."""
     times = next((int(part[1:]) for part in modifiers if re.fullmatch(r"x\d+", part)), 1)
     shape = next((part for part in modifiers if part.startswith(("16dp", "32dp"))), "")
     return times * next((words for text, words in (("256bit", 4), ("128bit", 2)) if text in shape), 1)
@@ -255,7 +258,7 @@ def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bo
     ]
 
 
-# Pipes and loads whose instructions do nothing but write their results, and exceptions.
+# Pipes and loads whose instructions have no effect but their results, and the exceptions (EFFECTS).
 PURE = frozenset((Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.FP64, Pipe.XU, Pipe.UNIFORM, Pipe.CONSTANT, Pipe.TENSOR))
 PURE_LOADS = _names("LDG LDS LDSM LDL S2R S2UR SHFL")
 EFFECTS = _names("ELECT VOTE VOTEU")
@@ -293,7 +296,7 @@ class RegisterLiveness:
         for block in graph.blocks:
             live = _live_out(block, entries)
             at = len(self.before)
-            points = _backwards(block.instructions, self.accesses[at : at + len(block.instructions)], live)
+            points = _live_masks(block.instructions, self.accesses[at : at + len(block.instructions)], live)
             self.before += points[:-1]
             self.after += points[1:]
 
@@ -306,10 +309,10 @@ class RegisterLiveness:
         ]
 
 
-def _backwards(instructions: Sequence[Instruction], accesses: Sequence[RegisterAccess], live: int) -> list[int]:
-    """The registers that are live before each instruction of a block, and at its end.
+def _live_masks(instructions: Sequence[Instruction], accesses: Sequence[RegisterAccess], live: int) -> list[int]:
+    """The mask of live registers before each instruction of a block, and last at the block's end (``live``).
 
-    A guarded instruction may not execute, so that its result stays live before it.
+    A guarded instruction may not execute, so its result remains live before it.
     """
     points = [live]
     for instruction, (reads, writes) in zip(reversed(instructions), reversed(accesses), strict=True):
@@ -323,12 +326,12 @@ def _entries(graph: Graph, accesses: Sequence[RegisterAccess]) -> list[int]:
     uses, kills, at = [], [], 0
     for block in graph.blocks:
         own = accesses[at : at + len(block.instructions)]
-        uses.append(_backwards(block.instructions, own, 0)[0])
+        uses.append(_live_masks(block.instructions, own, 0)[0])
         pairs = zip(block.instructions, own, strict=True)
         kills.append(reduce(or_, (writes for instruction, (_, writes) in pairs if instruction.guard is None), 0))
         at += len(block.instructions)
     entries = [0] * len(graph.blocks)
-    # Data flow runs backwards, so the last pending block comes first. Masks only grow, so this ends at the fixed point.
+    # Data flow runs backwards, so the last pending block is taken first. Masks only grow, so the loop ends.
     pending = set(range(len(graph.blocks)))
     while pending:
         index = max(pending)

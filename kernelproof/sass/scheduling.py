@@ -1,11 +1,11 @@
-"""What the schedule of machine code has to wait for, by architecture: results, and operands that are read late.
+"""States what a schedule of machine code has to wait for, by architecture: results, and operands that are read late.
 
-Instructions either have a fixed latency, which the schedule keeps by stall counts, or they free a scoreboard. NVIDIA
-documents neither which have which nor how long they take. ``scheduling.json`` has what ptxas itself keeps, over a
-corpus of its output (scripts/scheduling.py, own statistics): the opcodes that take scoreboards for results and for
-operands, and for the others the least number of cycles that ptxas ever left between the issue of a producer and of a
-reader. The results of a pipe share their bounds. For a kind of reader that few pairs show, and for opcodes that differ
-from their pipe, the bound is one less than the least of all readers.
+An instruction has a fixed latency, which the schedule keeps by stall counts, or it frees a scoreboard. NVIDIA documents
+neither which instructions are of which kind nor their latencies. ``scheduling.json`` was derived by
+scripts/scheduling.py from a corpus of ptxas's own output. It lists the opcodes that take scoreboards for results and
+for operands. For the other opcodes it has the least number of cycles that ptxas ever left between the issue of a
+producer and of a reader. The opcodes of a pipe share these bounds. If the corpus has few pairs for a role of the
+reader, or if the producer's opcode differs from its pipe, the bound is one less than the least over all readers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from kernelproof.sass.registers import access
 
 TABLE = Path(__file__).with_name("scheduling.json")  # written by scripts/scheduling.py
 ANY = "any"  # the role of readers that the table does not name
-# Cycles after which a scoreboard that an instruction takes is seen as taken. ptxas never waits for one earlier.
+# Cycles from the issue of an instruction until waits see the scoreboard that it takes. ptxas never waits earlier.
 SETTLE = 2
-# Pipes that finish their instructions in the order of issue, so that a scoreboard of the last stands for all before it.
+# Pipes that finish their instructions in the order of issue. So a wait for the last one is a wait for all before it.
 IN_ORDER = (Pipe.XU, Pipe.CONSTANT, Pipe.SHARED)
-# Pipes whose results have one latency for each kind of reader, and opcodes that differ from their pipe.
-EVEN_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
-_APART = frozenset(("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM"))
+# Pipes whose opcodes have the same latency for a role of the reader, and opcodes that differ from their pipe.
+REGULAR_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
+_EXCEPTIONS = frozenset(
+    ("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM")
+)
 _VECTOR = (1 << 256) - 1
 _ODD = sum(1 << at for at in range(1, 256, 2))
 
@@ -37,9 +39,10 @@ _ODD = sum(1 << at for at in range(1, 256, 2))
 class SchedulingFacts:
     """The facts of one architecture.
 
-    ``scoreboards``: opcodes whose result needs a scoreboard. ``late``: opcodes that read vector registers after issue,
-    until a scoreboard says so. ``late_uniform``: the same for uniform registers. ``latencies``: cycles from the issue
-    of a producer of fixed latency to that of a reader, by producer (``kind``) and role of the reader (``use``).
+    ``scoreboards``: opcodes whose result needs a scoreboard. ``late``: opcodes that read vector registers after issue
+    and free a scoreboard when they have; ``late_uniform``: the same for uniform registers. ``latencies``: cycles from
+    the issue of a producer of fixed latency to that of a reader, by producer (``kind``) and role of the reader
+    (``use``).
     """
 
     sm: str
@@ -49,12 +52,12 @@ class SchedulingFacts:
     latencies: dict[str, dict[str, int]]
 
     def latency(self, producer: Instruction, reader: Instruction, used: int) -> int:
-        """Cycles that a reader must stay after a producer; 0 if nothing is known of the producer."""
+        """Cycles from the issue of a producer after which a reader may issue; 0 if the producer is not in the table."""
         rows = self.latencies.get(kind(producer, self.sm), {})
         return rows.get(use(producer, reader, used, self.sm), rows.get(ANY, 0))
 
     def longest(self, producer: Instruction) -> int:
-        """The most cycles that any reader must stay after a producer."""
+        """Cycles from the issue of a producer after which every reader may issue."""
         return max(self.latencies.get(kind(producer, self.sm), {}).values(), default=0)
 
 
@@ -71,14 +74,17 @@ def facts(sm: str) -> SchedulingFacts | None:
 def kind(producer: Instruction, sm: str) -> str:
     """The row of the table that has the latencies of a producer: its pipe, or its opcode."""
     key, pipe = producer_key(producer), pipe_use(producer, sm).pipe
-    return str(pipe) if pipe in EVEN_PIPES and key not in _APART else key
+    return str(pipe) if pipe in REGULAR_PIPES and key not in _EXCEPTIONS else key
 
 
 @lru_cache(maxsize=1 << 16)
 def use(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
-    """How a reader uses the registers of mask ``used``: the role of ``latencies.role`` (``jump`` for the address that
-    RET takes from registers), and which half of a pair of registers if it is one. The low half of a wide product is
-    there earlier, and the high half of a wide addend is read later."""
+    """How a reader uses the registers of mask ``used``: the column of the table.
+
+    It is the role of ``latencies.role``, or ``jump`` for the address that RET takes from registers. ``low`` or ``high``
+    is appended for half of a pair of registers: the low half of a wide product is available earlier, and the high half
+    of a wide addend is read later.
+    """
     how = role(reader, used, sm)
     if how == "branch" and used & _VECTOR:
         how = "jump"
@@ -90,8 +96,11 @@ def use(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
 
 
 def order(instruction: Instruction, sm: str) -> tuple[str | None, str]:
-    """The queues that an instruction passes in order of issue, by name: one of results, None if these may overtake each
-    other, and one of operands."""
+    """The names of two queues that an instruction passes in the order of issue.
+
+    The first orders when results are written; it is None if results of this kind may overtake each other. The second
+    orders when operands are read.
+    """
     unit = pipe_use(instruction, sm)
     results = str(unit.pipe) if unit.pipe in IN_ORDER else None
     return results, "memory" if unit.address_cycles else results or instruction.name

@@ -1,8 +1,8 @@
 """Simulates the warps of one sub-core cycle by cycle: which warp issues, and why the others wait.
 
-One instruction issues per cycle. The scheduler stays with the warp that issued last while it can, and then takes the
-youngest (Huerta et al., "Analyzing Modern NVIDIA GPU cores", MICRO 2025, arXiv 2503.20481). A warp can issue when the
-stall count of its previous instruction has passed, the scoreboards of its wait mask are free, and the pipe accepts the
+One instruction issues per cycle. The scheduler issues from the same warp as long as it can, and then from the youngest
+(Huerta et al., "Analyzing Modern NVIDIA GPU cores", MICRO 2025, arXiv 2503.20481). A warp can issue when the stall
+count of its previous instruction has passed, the scoreboards of its wait mask are free, and the pipe accepts the
 instruction. Fixed latencies need no model: ptxas wrote them into the stall counts.
 
 Memory instructions go through a bounded queue to the SM's shared memory. Copies and loads from global memory also go
@@ -29,7 +29,7 @@ from kernelproof.sass.timeline import Issue, RawIssue, Timeline
 
 __all__ = ["Issue", "Machine", "Stall", "Stream", "Timeline", "simulate", "steady_cycles"]
 
-QUEUE = 5  # memory instructions that a sub-core queues behind the one in the address unit: arXiv 2503.20481
+QUEUE = 5  # memory instructions that can wait for a sub-core's address unit: arXiv 2503.20481
 # Cycles from the last arrival at a barrier of the CTA to the next issue: Zhang et al., arXiv 2004.05371, on a V100.
 BARRIER_CYCLES = 22
 # Cycles from the completion of an mbarrier to the issue of a warp that waits: Meta's Triton fork, LatencyModel, on a
@@ -41,10 +41,10 @@ WAKE_CYCLES = 30
 class Stream:
     """The instructions of one warp: ``parts``, each with the number of its repetitions.
 
-    ``cta``: the number of its CTA; warps of a CTA share barriers and a ring. ``fills``: numbers of the fills of the
-    ring that the warp's waits for mbarriers are for, in order. ``produces``: whether the warp fills the ring; it then
-    waits until the place of a fill is free, while others wait until the fill has landed. ``start``: the cycle in which
-    the warp can issue first.
+    ``cta``: the number of its CTA; warps of a CTA share barriers and a ring. ``fills``: the numbers of the ring's fills
+    for which the warp waits at mbarriers, in order. ``produces``: whether the warp fills the ring. A producer waits
+    until the stage of a fill is free; other warps wait until the fill has landed. ``start``: the first cycle in which
+    the warp can issue.
     """
 
     parts: tuple[tuple[Sequence[Instruction], int], ...]
@@ -62,10 +62,12 @@ class _Warp:
     """A warp's place in its stream, and what it waits for.
 
     ``operation``: the next one, which can issue from cycle ``ready`` on; ``ready`` is infinite while other warps must
-    act first. ``before``: the cycle of the previous issue; ``fixed``: when its stall count has passed. ``scoreboards``:
-    for each of six, the cycles in which its holders free it, with the stall that waiting for them is. ``group_ends``:
-    when each committed group of wgmma ends. ``waited``, ``returned``: how many of ``fills`` the warp has waited for,
-    and has handed back.
+    act first. ``before``: the cycle of the previous issue; ``fixed``: the cycle in which its stall count has passed.
+    ``scoreboards``: for each of the six, the cycles in which its holders free it, each with the reason of the stall of
+    a warp that waits for it. ``group_ends``: the cycle in which each committed group of wgmma ends. ``groups`` and
+    ``copies_landed``: the committed groups of cp.async, and the cycle in which the last copy lands. ``waited`` and
+    ``returned``: how many of ``fills`` the warp has waited for, and how many it has released. ``rings``: for each part,
+    ``_in_ring``.
     """
 
     __slots__ = (
@@ -89,8 +91,8 @@ class _Warp:
         self.waited = 0
         self.ends = list[float]()
         self.rings = [_in_ring(code) for code, _ in parts]
-        # In a loop with wgmma an iteration hands back the fill of the iteration before, since its own is still being
-        # read. The last fill is handed back after the loop.
+        # In a loop with wgmma an iteration releases the fill of the iteration before, since its own is still being
+        # read. The last fill is released after the loop.
         self.lag = int(any(op.warpgroups for code, _ in parts for op in code if op.warpgroups is not None))
         self.returned = 0
 
@@ -111,8 +113,8 @@ class _Warp:
         self.operation = self.operations[0]
 
     def update(self) -> None:
-        """Sets ``ready`` and ``reason``: when, and for what, the next operation waits. Infinite if that is not known
-        yet."""
+        """Sets ``ready``, the first cycle in which the next operation can issue (infinite if it is not known yet), and
+        ``reason``, what it waits for until then."""
         operation, ready, reason = self.operation, self.fixed, Stall.WAIT
         if operation is None:
             return
@@ -132,17 +134,18 @@ class _Warp:
         self.ready, self.reason = ready, reason
 
     def settle(self, cycle: float) -> None:
-        """Frees in this cycle what had no known end."""
+        """Frees in this cycle the scoreboards that had no known end."""
         for board in self.scoreboards:
             board[:] = [(cycle, cause) if release == inf else (release, cause) for release, cause in board]
         self.update()
 
 
 class _Ring:
-    """The ring of a CTA: in which cycle each fill by TMA landed, and in which its place was free again.
+    """The ring of a CTA. A fill is what TMA loads into one stage; fills have consecutive numbers.
 
-    ``loads``: TMA loads of one fill. ``loaded``: how many loads of a fill were issued. ``readers``: warps that have not
-    handed a fill back yet.
+    ``loads``: TMA loads of one fill. ``loaded``: how many loads of each fill were issued. ``landed``: the cycle in
+    which each fill landed. ``readers``: how many warps have not released a fill yet. ``released``: the cycle in which
+    the last of them did.
     """
 
     def __init__(self, warps: Sequence[_Warp], loads: int) -> None:
@@ -158,12 +161,12 @@ class _Ring:
 
 
 class _SubCore:
-    """The state that warps share, and the loop over issues.
+    """The state that the warps of a sub-core share, and the loop over issues.
 
-    ``pipes``: when each pipe is free again; ``addresses``, ``shared``, ``l2``, ``mma``: the same of the address unit,
-    of shared memory, of the queue to the L2, and of the queue of asynchronous MMAs. ``arrived``: warps at each barrier
-    of each CTA; ``waiting``: warps of each CTA that wait for a fill. ``members``: warps of each CTA that have not
-    exited.
+    ``pipes``: the cycle from which each pipe is free. ``addresses``, ``shared``, ``l2``, ``mma``: the same for the
+    address unit, shared memory, the queue to the L2, and the queue of asynchronous MMAs. ``arrived``: the warps at each
+    barrier of each CTA. ``waiting``: the warps of each CTA that wait for a fill. ``members``: how many warps of each
+    CTA have not exited.
     """
 
     def __init__(self, machine: Machine, warps: Sequence[_Warp], timeline: Timeline, detail: bool) -> None:
@@ -180,13 +183,14 @@ class _SubCore:
         }
 
     def run(self) -> None:
+        """Issues instructions until all warps have exited."""
         active = [warp for warp in self.warps if warp.operation is not None]
         last, cycle = None, 0.0
         while active:
             chosen, earliest, accepted = None, inf, 0.0
             for warp in active:
-                # Skips warps that cannot be the earliest, without asking for their pipes: most of the time is spent
-                # here.
+                # Skips warps that cannot be the earliest before looking at their pipes: this loop takes most of the
+                # simulation's time.
                 if warp.ready == inf or (warp.ready > earliest and warp.ready > cycle):
                     continue
                 start = self._accepted(warp)
@@ -218,6 +222,7 @@ class _SubCore:
         return max(ready, self.pipes[operation.pipe])
 
     def _issue(self, warp: _Warp, operation: Operation, cycle: float, accepted: float) -> None:
+        """Issues a warp's operation in ``cycle``: takes its resources and scoreboards, and advances the warp."""
         if self.detail:
             self.timeline.raw_issues.append(
                 RawIssue(
@@ -259,7 +264,7 @@ class _SubCore:
     def _memory(self, warp: _Warp, operation: Operation, cycle: float) -> tuple[float, float]:
         """Sends an instruction through the address unit, shared memory and perhaps the L2.
 
-        Returns the cycles in which its result is there, and in which its operands are read.
+        Returns the cycles in which its result is available and in which its operands have been read.
         """
         machine = self.machine
         empty = operation.kind is Kind.COPY and machine.copy_groups is not None and warp.groups >= machine.copy_groups
@@ -304,8 +309,7 @@ class _SubCore:
             self._wake(warp.cta)
 
     def _wait(self, warp: _Warp, operation: Operation, cycle: float) -> None:
-        """Starts a wait for an mbarrier: of a producer for the place of its next fill, of a consumer for the next
-        fill."""
+        """Starts a wait for an mbarrier. A producer waits for the stage of its next fill, a consumer for the fill."""
         fill = warp.fills[warp.waited] if warp.waited < len(warp.fills) else -1
         warp.waited += 1
         satisfied = self._done(warp, fill)
@@ -330,7 +334,7 @@ class _SubCore:
         return ring.landed[fill] if ring.loaded.get(fill, 0) >= ring.loads else None
 
     def _release(self, warp: _Warp, cycle: float, in_ring: bool) -> None:
-        """Hands back the places of the fills that a consumer has read."""
+        """Releases the stages of the fills that a consumer has read."""
         ring, last = self.rings[warp.cta], warp.waited - (warp.lag if in_ring else 0)
         for fill in warp.fills[warp.returned : last]:
             ring.readers[fill] -= 1
@@ -349,7 +353,7 @@ class _SubCore:
             warp.settle(satisfied + WAKE_CYCLES)
 
     def _arrive(self, warp: _Warp, operation: Operation, cycle: float) -> None:
-        """A warp arrives at a barrier of its CTA, which opens with the last arrival."""
+        """Lets a warp arrive at a barrier of its CTA, which opens with the last arrival."""
         name = operation.instruction.operands[0] if operation.instruction.operands else "0x0"
         arrived = self.arrived.setdefault((warp.cta, name), [])
         arrived.append((warp, cycle))
@@ -404,7 +408,7 @@ def _loads_per_fill(warps: Sequence[_Warp], cta: int) -> int:
 def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = False) -> Timeline:
     """Runs the streams of a sub-core's warps to their ends.
 
-    ``detail``: whether the timeline gets every issue with its stalls.
+    ``detail``: whether the timeline records every issue with its stalls.
     """
     timeline, operations = Timeline(), dict[int, list[Operation]]()
     warps = []
@@ -425,9 +429,9 @@ def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = Fals
 
 
 def steady_cycles(instructions: Sequence[Instruction], sm: str = "sm_80", iterations: int = 12) -> float:
-    """T1: cycles of one iteration of a loop, executed by one warp alone whose copies land at once.
+    """T1: the cycles of one iteration of a loop if one warp runs alone and loads from the L2 have no latency.
 
-    This is a lower bound by which two kernels can be compared. It is the mean over the later half of ``iterations``
+    This is a lower bound by which two kernels can be compared. It is the mean over the second half of ``iterations``
     iterations.
     """
     (ends,) = simulate([Stream(((instructions, iterations),))], Machine(sm, l2_cycles=0)).ends

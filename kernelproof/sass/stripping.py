@@ -1,8 +1,8 @@
 """Removes from a cubin the source lines and the PTX text of -lineinfo, half of its bytes, which no launch reads.
 
-Their sections become empty. They and all symbols keep their numbers, so that nothing that refers to a section or a
-symbol changes. All other bytes move towards the start by multiples of the largest alignment, so that sections stay
-aligned and segments stay together.
+Their sections become empty but remain in the file: sections and symbols keep their numbers, so references to them need
+no change. All other bytes move towards the start by multiples of the largest alignment, so that sections remain aligned
+and segments remain contiguous.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # size of the header of a segment, and 
 
 
 class _Piece(NamedTuple):
-    """Bytes of the file that move together. ``number``: that of their section; see ``_pieces``."""
+    """Bytes of the file that move together. ``number``: the number of their section, or as ``_pieces`` says."""
 
     number: int
     offset: int
@@ -32,9 +32,9 @@ class _Piece(NamedTuple):
 
 
 def without_lines(cubin: bytes) -> bytes:
-    """The cubin with the sections of ``EMPTIED`` empty.
+    """Returns the cubin with empty sections where their names are in ``EMPTIED``.
 
-    Bytes that are no cubin, or that are not laid out as ptxas of CUDA 13 does it, are returned unchanged.
+    A file that is no cubin, or is not laid out as ptxas of CUDA 13 does it, is returned unchanged.
     """
     if not is_elf(cubin):
         return cubin
@@ -77,7 +77,7 @@ def _pieces(cubin: bytes, headers: Sequence[Section]) -> list[_Piece]:
 
 
 def _cover(cubin: bytes, pieces: Sequence[_Piece]) -> bool:
-    """Whether the pieces are all of the cubin: only zeros lie between them, and no two overlap in part."""
+    """Whether the pieces are the entire cubin: only zeros lie between them, and no two overlap partially."""
     end = 0
     for offset, size in sorted({(piece.offset, piece.size) for piece in pieces if piece.size}):
         if offset < end or any(cubin[end:offset]):
@@ -87,8 +87,8 @@ def _cover(cubin: bytes, pieces: Sequence[_Piece]) -> bool:
 
 
 def _places(pieces: Sequence[_Piece], emptied: Collection[int]) -> dict[int, int]:
-    """The new offset of each piece, by number, if the emptied ones have no bytes. Sections that share their bytes still
-    share them."""
+    """The new offset of each piece, by number, if the emptied ones have no bytes. Sections that share bytes still
+    do."""
     places: dict[int, int] = {}
     shared: dict[tuple[int, int], int] = {}
     end, step = 0, max(piece.align for piece in pieces)
@@ -96,7 +96,7 @@ def _places(pieces: Sequence[_Piece], emptied: Collection[int]) -> dict[int, int
         size = 0 if piece.number in emptied else piece.size
         place = shared.get((piece.offset, size)) if size else None
         if place is None:
-            # The offset keeps its remainder by `step`, so that every alignment still holds.
+            # The offset keeps its remainder modulo `step`, so that every alignment still holds.
             place = end + (piece.offset - end) % step
             end = place + size
             shared[piece.offset, size] = place

@@ -1,4 +1,4 @@
-"""A kernel's machine code in a few numbers: its main loop per k-tile, its epilogue, registers and spills."""
+"""Summarises a kernel's machine code in a few numbers: its main loop per k-tile, its epilogue, registers and spills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Summary:
 
 
 def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Summary:
-    """The numbers of a cubin's kernel: of the functions whose name contains ``function``, the longest with MMAs.
+    """Summarises a cubin's kernel: the longest one with MMAs among the functions whose name contains ``function``.
 
     ``tile_mmas``: MMAs of one warp in one k-tile. Raises DisassemblyError if no function has an MMA.
     """

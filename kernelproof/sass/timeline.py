@@ -1,4 +1,4 @@
-"""Results of a simulation: which warp issued when, and for what it waited, by Nsight Compute's names."""
+"""Results of a simulation: when each warp issued, and what it waited for, by Nsight Compute's names of stalls."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Timeline:
     """Results of a simulation.
 
     ``cycles``: cycles until the last warp has issued its last instruction. ``ends``: for each warp, the cycles in which
-    it issued the last instruction of each repetition of its parts. ``busy``: cycles for which each pipe was taken.
-    ``raw_issues``: all issues, in the order of time, if the simulation was asked for details.
+    it issued the last instruction of each repetition of its parts. ``busy``: cycles for which each pipe was occupied.
+    ``raw_issues``: all issues, in the order of time; empty unless ``simulate`` was called with ``detail``.
     """
 
     cycles: float = 0.0
@@ -72,7 +72,7 @@ class Timeline:
 
     @cached_property
     def issues(self) -> list[Issue]:
-        """All issues, in the order of time; empty without details."""
+        """All issues, in the order of time; empty if ``raw_issues`` is."""
         return [raw.issue for raw in self.raw_issues]
 
     @property

@@ -14,11 +14,11 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
 
-Values = dict[str, int]  # of registers and predicates that are known, as unsigned 32-bit numbers
+Values = dict[str, int]  # the known values of registers and predicates by name, as unsigned 32-bit numbers
 
 
 def trips(before: Sequence[Instruction], body: Sequence[Instruction]) -> int | None:
-    """How often a loop runs; None if that does not follow from constants.
+    """The number of iterations of a loop; None if it does not follow from constants.
 
     ``before``: the instructions up to the loop. ``body``: an iteration, which ends with the jump to its start.
     """
@@ -36,6 +36,7 @@ def trips(before: Sequence[Instruction], body: Sequence[Instruction]) -> int | N
 
 
 def _jumps(jump: Instruction, values: Values) -> bool | None:
+    """Whether a conditional jump is taken; None if that is not known."""
     if not conditional(jump):
         return None
     predicates = [jump.guard] if jump.guard else jump.operands[:1]
@@ -44,6 +45,7 @@ def _jumps(jump: Instruction, values: Values) -> bool | None:
 
 
 def _run(instructions: Iterable[Instruction], values: Values) -> None:
+    """Executes instructions on the known values; results that are not known are removed."""
     for instruction in instructions:
         result = _result(instruction, values)
         for target in _targets(instruction):
@@ -56,7 +58,7 @@ def _run(instructions: Iterable[Instruction], values: Values) -> None:
 def _targets(instruction: Instruction) -> list[str]:
     """The registers and predicates that an instruction may change.
 
-    Of the registers of a wide load only the first counts, because counters are never loaded.
+    For a wide load this is only the first register, because counters are never loaded.
     """
     first = instruction.operands[0].split(".")[0] if instruction.operands else ""
     if not first.startswith(("R", "UR", "P", "UP")) or "[" in first:

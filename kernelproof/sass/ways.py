@@ -1,7 +1,7 @@
-"""The instructions that a warp of each role executes: before its main loop, in one iteration of it, and after it.
+"""Lists the instructions that a warp of each role executes: before its main loop, in an iteration of it, and after it.
 
 If a branch depends on the problem, the path with more instructions is taken, which is the one that copies and stores.
-Loops that only try an mbarrier again are left out. Loops with constant bounds are walked as often as they run.
+Loops that only poll an mbarrier are left out. Loops with constant bounds are repeated as often as they run.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kernelproof.sass.loops import Loops
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.trips import trips
 
-MAX_ITERATIONS = 64  # most iterations that are walked of a loop beside the main loop
+MAX_ITERATIONS = 64  # most repetitions of a loop other than the main loop
 
 
 @dataclass(frozen=True)
 class Way:
     """Instructions of one warp: ``before`` its main loop, in one ``iteration`` of it, and ``after`` it.
 
-    ``again``: if a loop around the main loop takes the next tile, the instructions from the end of ``after`` to the
-    main loop. Without a main loop all instructions are ``before``.
+    ``again``: the instructions from the end of ``after`` to the main loop's next start, if a loop around it takes the
+    next tile; else empty. Without a main loop all instructions are ``before``.
     """
 
     before: tuple[Instruction, ...]
@@ -41,18 +41,21 @@ class Way:
 
 
 class Ways:
-    """The ways of a function's warps. ``consumer``: of warps with MMAs. ``producer``: of warps that only copy; None if
-    there are none."""
+    """The ways of a function's warps.
+
+    ``consumer``: the way of warps with MMAs. ``producer``: that of warps that only copy, or None if there are none.
+    """
 
     def __init__(self, function: Function) -> None:
         self.graph = Graph(function)
         self._counted: dict[int, int] = {}  # iterations of loops, by header
         loops = Loops(self.graph)
         self._spins = loops.waits
-        self.consumer = self._way(loops.main.loop) if loops.main else self._straight()
+        self.consumer = self._way(loops.main.loop) if loops.main else self._way_without_loop()
         self.producer = self._way(loops.producer.loop) if loops.main and loops.producer else None
 
     def _way(self, loop: Loop) -> Way:
+        """The way of the warps whose main loop this is."""
         graph, inside = self.graph, loop.blocks
         outer = [other for other in graph.loops if inside < other.blocks]
         around = min(outer, key=lambda other: len(other.blocks), default=None)
@@ -71,7 +74,8 @@ class Ways:
             again=self._walk(tail, inside),
         )
 
-    def _straight(self) -> Way:
+    def _way_without_loop(self) -> Way:
+        """The way of the warps of a function without a main loop."""
         within = self.graph.reachable(0)
         return Way(self._walk(self.graph.longest([0], within, self._weight(frozenset())), frozenset()), (), ())
 
@@ -88,6 +92,9 @@ class Ways:
         return reaching
 
     def _weight(self, main: frozenset[int]) -> Callable[[Block], int]:
+        """The weight of a block for ``Graph.longest``: the instructions that it executes. Blocks of loops that only
+        wait have a negative weight, so that a path avoids them. ``main``: the blocks of the main loop."""
+
         def weight(block: Block) -> int:
             if block.index in self._spins:
                 return -len(block.instructions) - 8
@@ -104,6 +111,7 @@ class Ways:
         return any(instruction.name in MMA for instruction in self._code(loop.blocks))
 
     def _iterations(self, block: int, main: frozenset[int]) -> int:
+        """How often a block's outermost loop runs, at most ``MAX_ITERATIONS``; 1 if that is not known."""
         loop = self._loop_of(block, main)
         if loop is None or block in self._spins:
             return 1
