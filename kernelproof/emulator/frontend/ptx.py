@@ -228,7 +228,7 @@ class Module:
         """What stands for the addresses of functions, by name: no address of data."""
         return {name: CODE_START + 16 * i for i, name in enumerate(self.functions)}
 
-    def meets_the_host(self, kernel: str) -> bool:
+    def may_signal_host(self, kernel: str) -> bool:
         """Does a kernel, or a function that it may call, have accesses by which it may talk to the host?"""
         body = self.kernels[kernel].body
         calls = any(isinstance(item, Instr) and item.base == "call" for item in body)

@@ -1,8 +1,8 @@
-"""Where host code stands: the source lines behind addresses of machine code.
+"""Finds the source lines of host code from return addresses, so that findings can name them.
 
-A runtime call, or a forbidden access, has the addresses of its callers. The lines behind them are looked up only for a
-finding, by addr2line, which is part of the binutils that every C compiler needs. Programs that the check compiles have
-tables of lines; of others the functions are known.
+Each runtime call, and each forbidden access of host code, keeps the return addresses of its callers. They are
+translated to lines only when a finding needs them, by addr2line of the binutils, which every C compiler needs as well.
+Programs that the check compiles have line tables. For other programs only the functions are found.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _INTERPRETER = re.compile(r"/(?:libffi|_ctypes|libpython)[^/]*$")
 _ADDRESS_OF = re.compile(
     r"\w*(?i:alloc)\w*(?:<[^()]*>)?\s*\(\s*(?:\([^()]*\)|\w+_cast<[^()]*>\()?\s*&\s*([\w.\[\]>-]+)"
 )
-# What nvcc adds to a program, in files of a temporary folder. A launch calls the kernel's host function, which stands
-# at the kernel's line; that calls a stub with the kernel's mangled name in its own.
+# Code that nvcc generates, in files of a temporary folder. A launch calls the kernel's host function, whose line is
+# that of the kernel. The host function calls a stub whose name contains the kernel's mangled name.
 _GENERATED = re.compile(r"\.cudafe1\.(?:stub\.c|cpp|gpu)$|^<built-in>$")
 _STUB = re.compile(r"__(?:wrapper__)?device_stub_")
 
@@ -48,13 +48,13 @@ class _Symbol(ctypes.Structure):
     ]
 
 
-# Address -> the lines that it stands for, the innermost first, each inlined at the next one.
-_known: dict[int, tuple[Frame, ...]] = {}
+# Address -> its source lines, the innermost first; each is inlined at the next one.
+_frames_of: dict[int, tuple[Frame, ...]] = {}
 
 
 @dataclass(frozen=True)
 class HostSite:
-    """A place in host code, by the return addresses of its callers, the innermost first; false if it is not known."""
+    """A place in host code, given by return addresses, the innermost first. It is false if no line of it is found."""
 
     addresses: tuple[int, ...] = ()
 
@@ -63,26 +63,26 @@ class HostSite:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """The lines: the innermost first, its callers after it."""
-        _look_up(address for address in self.addresses if address not in _known)
-        frames = list(_without_stubs(frame for address in self.addresses for frame in _known[address]))
-        # How a header calls the runtime tells nobody anything.
+        """The source lines, the innermost first, its callers after it."""
+        _look_up(address for address in self.addresses if address not in _frames_of)
+        frames = list(_without_stubs(frame for address in self.addresses for frame in _frames_of[address]))
+        # Lines in which a library's header calls the runtime do not help the reader of a finding.
         own = next((i for i, frame in enumerate(frames) if not frame.is_library), 0)
         return tuple(frames[own:])
 
     @property
     def site(self) -> Site:
-        """The place as that of a finding."""
+        """The place in the form that findings use."""
         return Site(frames=self.frames)
 
     @property
     def variable(self) -> str:
-        """The variable whose address the call at this place takes first; see ``allocated_variable``."""
+        """The variable that the call at this place allocates; "" as ``allocated_variable`` says."""
         home = self.site.home
         return "" if home is None else allocated_variable(linecache.getline(home.file, home.line))
 
     def participant(self, agent: str = "") -> Participant:
-        """The place as a side of a finding. ``agent``: what acts there."""
+        """The place as one side of a finding. ``agent``: what acts there, such as a copy."""
         return Participant(self.site, agent=agent)
 
     def __str__(self) -> str:
@@ -94,13 +94,14 @@ UNKNOWN = HostSite()
 
 
 def allocated_variable(line: str) -> str:
-    """The variable that a line of source allocates; "" if it shows none, or allocates several."""
+    """The variable that a line of source allocates, such as ``s.x`` of ``cudaMalloc(&s.x, n)``; "" unless there is
+    exactly one."""
     names = {re.sub(r"\s", "", name) for name in _ADDRESS_OF.findall(line)}
     return names.pop() if len(names) == 1 else ""
 
 
 def _without_stubs(frames: Iterable[Frame]) -> Iterator[Frame]:
-    """The frames of a program's own text: without generated code, and without the host function of a kernel."""
+    """The frames that lie in the program's own text: generated code and the host functions of kernels are left out."""
     stub = ""
     for frame in frames:
         name = frame.function.split("<")[0].rpartition("::")[2]
@@ -113,11 +114,12 @@ def _without_stubs(frames: Iterable[Frame]) -> Iterator[Frame]:
 
 
 def _look_up(addresses: Iterable[int]) -> None:
-    """Find the lines of addresses that are not known yet."""
+    """Enter the frames of addresses into ``_frames_of``: none for addresses outside of the program."""
     by_file: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for address in addresses:
-        _known[address] = ()
+        _frames_of[address] = ()
         symbol = _Symbol()
+        # A return address follows its call: one byte earlier is inside the call, and so on its line.
         if _dladdr(ctypes.c_void_p(address - 1), ctypes.byref(symbol)) and symbol.file and symbol.base:
             file = symbol.file.decode(errors="surrogateescape")
             if _is_foreign(file):
@@ -125,7 +127,7 @@ def _look_up(addresses: Iterable[int]) -> None:
             by_file[file].append((address, address - 1 - symbol.base))
     for file, places in by_file.items():
         for (address, _), frames in zip(places, _lines(file, [offset for _, offset in places]), strict=False):
-            _known[address] = frames
+            _frames_of[address] = frames
 
 
 _dladdr = ctypes.CDLL(None).dladdr
@@ -133,13 +135,13 @@ _dladdr = ctypes.CDLL(None).dladdr
 
 @cache
 def _is_foreign(file: str) -> bool:
-    """Is this a file whose code is not the program's?"""
+    """Does a file of machine code belong to the system, to the stand-in runtime or to Python?"""
     own = Path(sys.executable).resolve()
     return any(pattern.search(file) for pattern in (_SYSTEM, _INTERPRETER)) or Path(file).resolve() == own
 
 
 def _lines(file: str, offsets: list[int]) -> list[tuple[Frame, ...]]:
-    """The lines behind offsets in a file of machine code, one tuple each; none if addr2line does not answer."""
+    """The frames of each offset in a file of machine code; an empty list if addr2line is missing or fails."""
     program = shutil.which("addr2line")
     if program is None:
         return []
@@ -153,7 +155,8 @@ def _lines(file: str, offsets: list[int]) -> list[tuple[Frame, ...]]:
 
 
 def _frames(answer: str) -> Iterable[Frame]:
-    """The frames of one answer of addr2line: a function and its line, and those that it is inlined in."""
+    """The frames of one answer of addr2line, which has pairs of lines: a function, then ``file:line``. The innermost
+    function comes first; those that it is inlined into follow."""
     lines = answer.splitlines()
     for function, place in zip(lines[::2], lines[1::2], strict=False):
         m = re.match(r"(.*):(\d+)", place)

@@ -19,8 +19,9 @@ OTHER_FUNCTION_ATTRIBUTES = (9, 10, 11, 12, 13, 15)
 
 
 class LaunchRefused(EmulatorError):
-    """The runtime would refuse this call. ``code`` is its cudaError_t; ``kernel`` is the kernel if a launch was
-    refused, else empty. ``rule``: what the program breaks, if the call alone does not say it."""
+    """The CUDA runtime would refuse this call. ``code`` is the cudaError_t that it returns. ``kernel`` names the kernel
+    of a refused launch, else it is empty. ``rule``: the rule of the finding; if empty, ``refusal_report`` chooses it by
+    the call."""
 
     def __init__(self, code: int, message: str, rule: str = "") -> None:
         super().__init__(message)

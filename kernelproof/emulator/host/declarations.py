@@ -1,6 +1,6 @@
-"""What a CUDA source declares: the parameters of a kernel, and its shared variables.
+"""Reads the parameters and shared variables of a kernel from CUDA source text, to name them in reports.
 
-It finds names for reports and is no parser of C++: what it does not recognise it leaves out.
+This is no parser of C++. Declarations that its patterns do not recognise are left out.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class Declared(NamedTuple):
 
 
 def source_text(path: str) -> str:
-    """A source file without its comments and alignments; "" if there is no such file, or if it is not a plain file of a
-    source's size: the author of the PTX chose the name."""
+    """The text of a source file without comments and alignment specifiers.
+
+    It is "" if the file does not exist, is no regular file or exceeds ``MAX_SOURCE``: the path comes from the PTX,
+    which is not trusted.
+    """
     try:
         status = Path(path).stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SOURCE:
@@ -66,7 +69,7 @@ def _version(path: str, modified_ns: int) -> str:
 
 
 def parameters(text: str, kernel: str, count: int) -> list[Declared]:
-    """The parameters of a kernel, none if no definition with ``count`` of them is recognised."""
+    """The parameters of a kernel; an empty list if no definition with ``count`` parameters is recognised."""
     for m in re.finditer(rf"__global__[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text):
         items = [_parameter(item) for item in _split(text, m.end())]
         if len(items) == count:
@@ -75,7 +78,11 @@ def parameters(text: str, kernel: str, count: int) -> list[Declared]:
 
 
 def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
-    """A shared variable of ``nbytes`` (0: the launch sets its size); None if no declaration is recognised."""
+    """The declaration of a shared variable; None if none is recognised.
+
+    ``nbytes``: its size (0: the launch sets it). If exactly one extent is not a number in the text, it follows from the
+    size.
+    """
     m = re.search(rf"__shared__\s+([^;(){{}}]*?)\b{re.escape(name)}\b\s*((?:\[[^\]]*\]\s*)*)", text)
     if m is None:
         return None
@@ -94,7 +101,7 @@ def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
 
 
 def _split(text: str, at: int) -> list[str]:
-    """The items between the commas of a parenthesis that was opened before ``at``."""
+    """The items of a comma-separated list in parentheses; the opening one is just before ``at``."""
     depth, start = 0, at
     items: list[str] = []
     for i in range(at, len(text)):
@@ -122,7 +129,7 @@ def _element(declaration: str) -> str:
 
 
 def _number(text: str, expression: str) -> int | None:
-    """The value of an extent: made of numbers, and of constants that the text defines by numbers."""
+    """The value of an extent's expression of integers and constants that the text defines; None for others."""
     try:
         return _value(text, ast.parse(expression.strip(), mode="eval").body, 8)
     except (SyntaxError, ValueError, ZeroDivisionError):
@@ -130,6 +137,7 @@ def _number(text: str, expression: str) -> int | None:
 
 
 def _value(text: str, node: ast.expr, depth: int) -> int:
+    """The value of a node. ``depth``: how many definitions of constants it may lead through. Raises ValueError."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:

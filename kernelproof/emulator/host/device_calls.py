@@ -68,7 +68,7 @@ def persisting_l2(d: Device) -> int:
 
 
 class DeviceCalls:
-    """Calls about the device. There is one, number 0."""
+    """Calls about the device. The session has one device, whose number is 0."""
 
     def __init__(self, state: RuntimeState) -> None:
         self.state = state

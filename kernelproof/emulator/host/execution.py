@@ -1,8 +1,8 @@
-"""One launch, from its arguments to its findings.
+"""Executes one launch, and decides which of its findings matter.
 
 Variables of the module are placed in memory and the CTAs are executed. Then the launch is executed again with other
 values in place of undefined ones, and with other results of racing reads: findings whose values reach no output are
-benign. Sessions and ``Program.launch`` both end here.
+benign. Sessions and ``Program.launch`` both execute launches by ``KernelLaunch.execute``.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from kernelproof.emulator.state.reports import EmulatorError, Report
 from kernelproof.emulator.state.rules import UNORDERED
 from kernelproof.emulator.state.suspects import Trial
 
-# Writable memory that is copied at most, in bytes, so that a launch can be executed again. With more memory every
-# finding counts as it is, and lanes must not leave lockstep where the translation relies on it.
+# Bytes of writable memory up to which it is copied, so that a launch can be executed again. With more memory every
+# finding counts, and lanes must not leave lockstep where the translation relies on it.
 SNAPSHOT_LIMIT = 1 << 28
-# What lanes are told that wait for what never comes.
+# The rules that are broken by lanes which wait for an event that never happens.
 ENDLESS = ("deadlock", "runaway", "barrier-divergence")
-# Loads that overlook a store, each in an execution of its own, at most.
+# At most so many loads are made to overlook a store, each in an execution of its own.
 MAX_OVERLOOKED = 8
-# Another byte for undefined memory: repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
+# Another byte for undefined memory. Repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
 OTHER_POISON = 0x3C
-# The bytes that racing reads are given, one per further execution: repeated, a NaN, a large number and its opposite in
-# fp16, bf16 and fp32; then zero, as of a flag that is not set.
-TRIED = (0xFF, 0x7B, 0xFB, 0x00)
+# The bytes that racing reads return, one per further execution. Repeated, the first three are a NaN, a large number and
+# its opposite in fp16, bf16 and fp32; the last is zero, like a flag that is not set.
+RACING_BYTES = (0xFF, 0x7B, 0xFB, 0x00)
 
 
 def load_globals(module: Module, memory: Memory) -> dict[str, int]:
-    """Place the module's global and constant variables, and return their addresses. A memory holds a text once."""
+    """Place the module's global and constant variables in memory, and return their addresses by name. Variables that an
+    earlier launch of the same text has placed keep their address and content."""
     variables = [v for v in module.variables.values() if v.space in ("global", "const")]
     for function in (*module.kernels.values(), *module.functions.values()):
         variables += [v for v in function.variables if v.space in ("global", "const")]
@@ -72,8 +73,8 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
         addresses[variable.name] = buffer.address
     for variable in variables:
         if variable.within is not None:
-            whole, offset = variable.within
-            addresses[variable.name] = addresses[whole] + offset
+            container, offset = variable.within
+            addresses[variable.name] = addresses[container] + offset
     for variable, buffer in fresh:
         for offset, symbol, addend in variable.pointers:
             address = addresses.get(symbol, module.function_addresses.get(symbol, 0)) + addend
@@ -87,8 +88,8 @@ class KernelLaunch:
 
     ``parameters``: the kernel's parameter block. ``ctas``: linear numbers (x + gx * (y + gy * z)) of the CTAs to run,
     all if None. ``dynamic_limit``: bytes of dynamic shared memory allowed. ``large_clusters``: clusters may have more
-    than 8 CTAs. ``memory_state``: which launch accesses touched memory, once it has been executed. ``before``: a copy
-    of memory before the launch, if the caller has one. ``matters``: the buffers whose accesses somebody asks for.
+    than 8 CTAs. ``memory_state``: the tags of the launch's accesses, once it has been executed. ``before``: a copy of
+    memory before the launch, if the caller has one. ``matters``: whether the caller wants the accesses to a buffer.
     ``remembered``: the accesses of a launch that is not executed because its effect is known.
     """
 
@@ -108,7 +109,8 @@ class KernelLaunch:
     remembered: list[AccessedGranules] = field(default_factory=list)
 
     def touched(self) -> list[AccessedGranules]:
-        """What the launch did to the buffers that matter; empty without the option ``hazards``."""
+        """The granules that the launch has accessed, of the buffers that matter; empty without the option
+        ``hazards``."""
         return self.memory_state.touched(self.matters) if self.memory_state is not None else self.remembered
 
     def execute(self) -> LaunchResult:
@@ -120,8 +122,8 @@ class KernelLaunch:
         if geometry.cluster == (1, 1, 1):
             geometry = replace(geometry, cluster=fixed_cluster(function) or (1, 1, 1))
         check_launch(function, geometry, compiled.shared_static, self.dynamic_limit, self.device, self.large_clusters)
-        run = _Run(self, geometry, load_globals(self.module, self.memory), self._chosen(geometry))
-        state = run.with_undefined_values(compiled)
+        checked = _CheckedLaunch(self, geometry, load_globals(self.module, self.memory), self._cta_numbers(geometry))
+        state = checked.execute_and_judge(compiled)
         naming = Naming(self.memory, function, self.parameters, compiled)
         for report in state.reports.by_key.values():
             naming.name(report)
@@ -132,26 +134,30 @@ class KernelLaunch:
             geometry.shared_bytes,
             state.reports.list(),
             state.counters,
-            run.ctas,
+            checked.ctas,
             "".join(state.printed),
             state.failed_asserts,
         )
 
-    def _chosen(self, geometry: Geometry) -> Array:
-        """The CTAs to run: the whole clusters of those that were asked for."""
+    def _cta_numbers(self, geometry: Geometry) -> Array:
+        """The numbers of the CTAs to run: the clusters of the requested CTAs run completely. Raises EmulatorError for
+        CTAs outside of the grid."""
         count = geometry.ctas
         if self.ctas is None:
-            chosen = np.arange(count)
+            numbers = np.arange(count)
         else:
-            chosen = np.unique(np.fromiter((int(c) for c in self.ctas), np.int64))
-        if len(chosen) and (chosen[0] < 0 or chosen[-1] >= count):
-            raise EmulatorError(f"CTA numbers {chosen[0]}..{chosen[-1]} for a grid of {count}")
-        return chosen if geometry.cluster_size == 1 else in_clusters(chosen, geometry.grid, geometry.cluster)
+            numbers = np.unique(np.fromiter((int(c) for c in self.ctas), np.int64))
+        if len(numbers) and (numbers[0] < 0 or numbers[-1] >= count):
+            raise EmulatorError(f"CTA numbers {numbers[0]}..{numbers[-1]} for a grid of {count}")
+        return numbers if geometry.cluster_size == 1 else in_clusters(numbers, geometry.grid, geometry.cluster)
 
 
 @dataclass
-class _Run:
-    """A launch that has been checked. It may be executed more than once."""
+class _CheckedLaunch:
+    """A launch that the CUDA runtime would accept. It may be executed several times.
+
+    ``symbols``: addresses of the module's variables. ``ctas``: numbers of the CTAs to run.
+    """
 
     launch: KernelLaunch
     geometry: Geometry
@@ -160,8 +166,9 @@ class _Run:
     # The number of CTAs in each batch of the last execution. Further executions form the same batches.
     batches: list[int] = field(default_factory=list)
 
-    def once(self, code: Compiled, options: Options, variation: Variation = USUAL) -> LaunchState:
-        """Execute once. Raises Overtaken or Waits where lanes did what the translation does not allow for."""
+    def execute_once(self, code: Compiled, options: Options, variation: Variation = USUAL) -> LaunchState:
+        """Execute the launch once. Raises Overtaken if lanes leave lockstep where the translation relies on it, Waits
+        if lanes wait for others where the translation saw no wait."""
         launch, geometry = self.launch, self.geometry
         state = LaunchState(code, geometry, options, launch.device, variation, self.batches)
         for name, site in code.uncertain:
@@ -182,8 +189,7 @@ class _Run:
             batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else AmpereBatch
             run(state, device, code.function, self.ctas, batch)
         except Runaway:
-            # What was found so far counts; the loop that never ends is among it.
-            pass
+            pass  # The findings so far count; one of them is the loop that never ends.
         except (EmulatorError, Overtaken, Waits):
             raise
         except Exception as error:
@@ -192,16 +198,19 @@ class _Run:
             launch.memory_state = device
         return state
 
-    def in_order(
+    def execute_fully(
         self, compiled: Compiled, before: Snapshot | None, variation: Variation
     ) -> tuple[LaunchState, Compiled]:
-        """Execute; if lanes leave lockstep where the translation relied on it, or wait for others where it saw no wait,
-        execute again from the start with a translation that allows for it."""
+        """Execute the launch to its end, and return its state and the translation that allowed this.
+
+        After Overtaken or Waits the launch starts again from ``before``, with a translation that allows for what the
+        lanes did. Raises EmulatorError if ``before`` is None.
+        """
         launch = self.launch
         conservative = compiled.conservative
         while True:
             try:
-                return self.once(compiled, launch.options, variation), compiled
+                return self.execute_once(compiled, launch.options, variation), compiled
             except Overtaken:
                 conservative = True
             except Waits as waits:
@@ -214,36 +223,38 @@ class _Run:
             self.batches.clear()
             compiled = translate(launch.module, launch.kernel, launch.options.counters, conservative)
 
-    def with_undefined_values(self, compiled: Compiled) -> LaunchState:
-        """Execute, and then as often again as findings need it. The contents of memory afterwards are those of the
-        first complete execution.
+    def execute_and_judge(self, compiled: Compiled) -> LaunchState:
+        """Execute the launch, and execute it again where findings need it. Memory ends up as the first complete
+        execution left it.
 
-        - A race is named on both sides by an execution that records instructions, which a correct kernel never pays.
-        - Undefined values matter if an execution with other undefined values has another outcome.
-        - If there are only races, racing reads matter if executions in which they return other values do.
-        - If strong loads could have returned older values, all this is done again with the oldest ones: who heeds what
-          it reads is right in both executions, and races of who does not are found in the second one.
-        - In adverse order a load overlooks what it need not see, though its thread has seen what came after it. That
-          is a finding if it has another outcome.
-        - In adverse order, loops that poll also look late, when values that would let them go on may have passed. Who
-          then waits forever is found.
+        - Races: an execution that records instructions names both sides. A correct kernel does not need it.
+        - Undefined values count if an execution with other undefined values has another outcome.
+        - Racing reads: if races are the only errors, they count if executions in which the reads return other values
+          have another outcome.
+        - Older values: if strong loads could have returned older values, all of the above is done again with the oldest
+          ones. A thread that tests the value before it goes on is right in both executions. Races of a thread that does
+          not are found in the second one.
+        - Stale reads: a strong load overlooks a store, although its thread has seen something that came after the
+          store. That is a finding if the outcome changes.
+        - Polling loops: in adverse order, each loop gets only the newest value, because it may look after a value that
+          would end it has been overwritten. Threads that then wait forever are found.
         """
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
             before = Snapshot.of(self.launch.memory)
         # A launch that cannot be executed again records instructions from the start.
-        state, compiled = self.in_order(compiled, before, Variation(recording=before is None))
-        state = self._judged(state, compiled, before, USUAL)
+        state, compiled = self.execute_fully(compiled, before, Variation(recording=before is None))
+        state = self._judge(state, compiled, before, USUAL)
         if before is not None and state.newest_only:
             after = Snapshot.of(self.launch.memory)
             assert after is not None
             before.restore()
             oldest = Variation(oldest=True)
-            again, compiled = self.in_order(compiled, before, oldest)
-            state.reports.adopt(self._judged(again, compiled, before, oldest).reports, UNORDERED)
+            again, compiled = self.execute_fully(compiled, before, oldest)
+            state.reports.adopt(self._judge(again, compiled, before, oldest).reports, UNORDERED)
             for site, overlooked in list(state.overlooked.items())[:MAX_OVERLOOKED]:
                 before.restore()
-                self.in_order(compiled, before, Variation(overlooks=site))
+                self.execute_fully(compiled, before, Variation(overlooks=site))
                 if not after.matches():
                     self._report_stale(state, site, overlooked)
             after.restore()
@@ -251,8 +262,8 @@ class _Run:
             after = Snapshot.of(self.launch.memory)
             assert after is not None
             before.restore()
-            late, compiled = self.in_order(compiled, before, Variation(newest=True))
-            state.reports.adopt(late.reports, ENDLESS)
+            again, compiled = self.execute_fully(compiled, before, Variation(newest=True))
+            state.reports.adopt(again.reports, ENDLESS)
             after.restore()
         return state
 
@@ -263,11 +274,11 @@ class _Run:
         text += " release orders the two"
         state.reports.add("stale-read", text, site, cta, (thread,), other=other)
 
-    def _judged(self, state: LaunchState, compiled: Compiled, before: Snapshot | None, usual: Variation) -> LaunchState:
-        """Find out which findings of an execution matter, and name both sides of its races. ``usual``: how it was
-        executed. Memory is as the execution left it."""
+    def _judge(self, state: LaunchState, compiled: Compiled, before: Snapshot | None, usual: Variation) -> LaunchState:
+        """Find out which findings of an execution matter, and name both sides of its races; returns the state with the
+        judged findings. ``usual``: how ``state`` was executed. Memory ends up as that execution left it."""
         if state.reports.one_sided and before is not None:
-            state = self._named(state, compiled, before, replace(usual, recording=True))
+            state = self._execute_recording(state, compiled, before, replace(usual, recording=True))
         reports = state.reports
         if before is None:
             reports.forget(reports.unspecified)
@@ -276,46 +287,51 @@ class _Run:
         after = Snapshot.of(self.launch.memory)
         assert after is not None
         other_poison = replace(usual, poison=OTHER_POISON)
-        if reports.doubtful and self._same(before, after, compiled, other_poison):
+        if reports.doubtful and self._has_same_outcome(before, after, compiled, other_poison):
             reports.acquit(reports.doubtful)
-        if reports.unspecified and self._same(before, after, compiled, replace(usual, unspecified=OTHER_POISON)):
+        other_unspecified = replace(usual, unspecified=OTHER_POISON)
+        if reports.unspecified and self._has_same_outcome(before, after, compiled, other_unspecified):
             reports.forget(reports.unspecified)
         if reports.races and reports.errors() <= reports.races:
-            trials = (replace(other_poison, trial=Trial(state.suspects, pattern)) for pattern in TRIED)
-            if all(self._same(before, after, compiled, trial) for trial in trials):
+            trials = (replace(other_poison, trial=Trial(state.suspects, byte)) for byte in RACING_BYTES)
+            if all(self._has_same_outcome(before, after, compiled, trial) for trial in trials):
                 reports.acquit(reports.races)
         after.restore()
         return state
 
-    def _named(self, state: LaunchState, compiled: Compiled, before: Snapshot, recording: Variation) -> LaunchState:
-        """Execute a launch that has races once more, so that both sides have names. They do not depend on the option
-        ``lanes``: the batches are those of a launch without it, unless a rule is broken only with it."""
+    def _execute_recording(
+        self, state: LaunchState, compiled: Compiled, before: Snapshot, recording: Variation
+    ) -> LaunchState:
+        """Execute a launch that has races once more, so that findings name both sides.
+
+        The names should not depend on the option ``lanes``, so the launch is first executed without it. If that does
+        not break all rules that ``state`` reports, it is executed with the option.
+        """
         planned, options = list(self.batches), self.launch.options
         if options.lanes is not None:
             before.restore()
             self.batches.clear()
             try:
-                named = self.once(compiled, replace(options, lanes=None), recording)
+                named = self.execute_once(compiled, replace(options, lanes=None), recording)
                 if state.reports.kinds.keys() <= named.reports.kinds.keys():
                     return named
             except (Overtaken, Waits):
                 pass
             self.batches[:] = planned
         before.restore()
-        return self.once(compiled, options, recording)
+        return self.execute_once(compiled, options, recording)
 
-    def _same(self, before: Snapshot, after: Snapshot, compiled: Compiled, variation: Variation) -> bool:
-        """Execute with a variation; its poison also goes into undefined device memory. Is the outcome the same?"""
+    def _has_same_outcome(self, before: Snapshot, after: Snapshot, compiled: Compiled, variation: Variation) -> bool:
+        """Does an execution with a variation leave the same memory? Its poison also fills undefined device memory."""
         before.restore()
         if variation.poison != USUAL.poison:
             before.poison(variation.poison)
         # Which values strong loads return depends on what is checked.
         hazards = variation.trial is not None or bool(compiled.observes)
         try:
-            self.once(compiled, replace(self.launch.options, hazards=hazards), variation)
+            self.execute_once(compiled, replace(self.launch.options, hazards=hazards), variation)
         except (Overtaken, Waits):
-            # With other values the lanes take other ways.
-            return False
+            return False  # With other values the lanes have taken other branches.
         return after.matches()
 
 
@@ -339,7 +355,7 @@ class Snapshot:
                 buffer.written[:] = written
 
     def poison(self, value: int) -> None:
-        """Fill bytes that nobody had written with a value."""
+        """Fill the bytes that were unwritten when the copy was made with a value."""
         for buffer, _, written in self.saved:
             if written is not None:
                 buffer.bytes()[written == 0] = value
@@ -372,7 +388,7 @@ def _copy(content: Array) -> Array:
 
 
 def _unchanged(buffer: Buffer, content: Array, written: Array | None) -> bool:
-    """Does a buffer have this content where it is written?"""
+    """Are the same bytes of a buffer written as in a copy of it, with the same values?"""
     if written is None or buffer.written is None:
         return np.array_equal(buffer.bytes(), content)
     if not np.array_equal(buffer.written, written):

@@ -1,8 +1,9 @@
-"""Memory that graphs allocate. Its address is fixed when the node is made. It exists from the moment at which a launch
-reaches that node, until work on a stream, another launch or the host frees it.
+"""Manages the memory that nodes of CUDA graphs allocate and free.
 
-The rules are in "Graph Memory Nodes" of the CUDA C++ Programming Guide, and in the descriptions of
-cudaGraphAddMemAllocNode, cudaGraphAddMemFreeNode and cudaGraphLaunch in cuda_runtime_api.h of CUDA 13.0.
+The address of such memory is fixed when the allocation node is made. The memory exists from the moment at which a
+launch of the graph reaches that node, until work on a stream, another launch or the host frees it. The rules are in
+"Graph Memory Nodes" of the CUDA C++ Programming Guide, and in the descriptions of cudaGraphAddMemAllocNode,
+cudaGraphAddMemFreeNode and cudaGraphLaunch in cuda_runtime_api.h of CUDA 13.0.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ class MemoryNodes:
 
 
 class GraphMemory:
-    """The memory of all graphs of a session. ``account``: is told of work on a stream (its name, and the buffer that it
-    touches as a whole). ``forget``: is told of a buffer that is about to be freed."""
+    """The memory of all graphs of a session.
+
+    ``account(stream, name, buffer)`` is called for work on a stream that touches all of a buffer, ``forget(buffer)``
+    before a buffer is freed.
+    """
 
     def __init__(
         self, memory: Memory, account: Callable[[int, str, Buffer], None], forget: Callable[[Buffer], None]
     ) -> None:
         self.memory, self.account, self.forget = memory, account, forget
-        self.owners: dict[Buffer, MemoryNodes] = {}
-        self.freed_elsewhere: set[Buffer] = set()
+        self.owners: dict[Buffer, MemoryNodes] = {}  # buffer -> nodes of the graph that allocates it
+        self.freed_elsewhere: set[Buffer] = set()  # buffers that a node of another graph frees
         self.used_high = self.reserved = self.reserved_high = 0  # bytes
         self.calls: dict[str, Call] = {
             "graph_memory": self.attribute,
@@ -50,7 +54,8 @@ class GraphMemory:
     # --- when nodes are made ---
 
     def reserve(self, nodes: MemoryNodes, nbytes: int) -> Buffer:
-        """An address for a node that allocates. Raises EmulatorError if the arena is full."""
+        """A buffer for a new node that allocates; it has an address, but does not exist yet. Raises EmulatorError if
+        the arena is full."""
         buffer = self.memory.allocate(max(1, nbytes))
         self.memory.free(buffer)
         self.owners[buffer] = nodes
@@ -58,7 +63,8 @@ class GraphMemory:
         return buffer
 
     def freed_by(self, nodes: MemoryNodes, address: int) -> Buffer:
-        """The buffer that a new node frees. Raises LaunchRefused."""
+        """The buffer at ``address``, which a new node frees. Raises LaunchRefused if no graph allocates it, if a node
+        of the same graph frees it already, or if the graph that allocates it and another one would both free it."""
         buffer = next((buffer for buffer in self.owners if buffer.address == address), None)
         if buffer is None:
             raise LaunchRefused(INVALID_VALUE, f"a graph frees {address:#x}, which no node of a graph allocates")
@@ -79,7 +85,7 @@ class GraphMemory:
     # --- when graphs run ---
 
     def allocate(self, buffer: Buffer, stream: int) -> int:
-        """A launch reaches a node that allocates: the memory exists, with undefined contents."""
+        """Let memory exist, with undefined contents, because a launch has reached the node that allocates it."""
         self.memory.restore(buffer)
         self.account(stream, "an allocation", buffer)
         self.reserved = max(self.reserved, self._used())
@@ -88,7 +94,8 @@ class GraphMemory:
         return SUCCESS
 
     def free(self, buffer: Buffer, stream: int) -> int:
-        """A launch reaches a node that frees. Raises LaunchRefused."""
+        """Free memory, because a launch has reached the node that frees it. Raises LaunchRefused if it does not
+        exist."""
         if not self.exists(buffer):
             raise LaunchRefused(INVALID_VALUE, f"a graph frees {buffer.address:#x}, which is not allocated by then")
         self.account(stream, "a free", buffer)
@@ -97,7 +104,7 @@ class GraphMemory:
         return SUCCESS
 
     def begin_launch(self, nodes: MemoryNodes, stream: int, auto_free: bool) -> None:
-        """Make sure that the memory of earlier launches is free, by freeing it here with ``auto_free``. Raises
+        """Check that the memory of earlier launches of a graph is free; with ``auto_free``, free it. Raises
         LaunchRefused."""
         for buffer in nodes.allocated:
             if not self.exists(buffer):
@@ -143,6 +150,6 @@ class GraphMemory:
         return SUCCESS
 
     def trim(self, _: Words) -> int:
-        """cudaDeviceGraphMemTrim: memory that is not in use goes back to the system."""
+        """cudaDeviceGraphMemTrim: memory that is not in use is returned to the system."""
         self.reserved = self._used()
         return SUCCESS

@@ -1,8 +1,8 @@
 """CUDA graphs: work that is recorded once and executed at each launch, in an order that the graph's edges allow.
 
-A captured graph has the work of its streams in the order in which it was given, and every stream but the first is a
-branch of its own. In a graph that is built node by node, every node is one. Two branches or nodes without a path
-between them that touch the same bytes are a finding, like two streams.
+A captured graph has the work of its streams in the order in which it was issued, and every stream but the first is a
+separate branch. A graph may also be built node by node. It is a finding if two branches or nodes touch the same bytes
+without a path of edges between them, as for two streams.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 
 @dataclass
 class CapturedGraph:
-    """A graph, or an executable one.
+    """A graph (cudaGraph_t) or an executable graph (cudaGraphExec_t).
 
-    ``work``: captured work in the order in which it was given, each with its branch (0: that of the stream on which
-    capture began). ``nodes``: handle -> the work of a node. ``before``:
-    node -> nodes that it waits for. ``memory``: what its nodes allocate and free; a graph and its executable graph
-    share it. An executable graph has ``source``, the graph that it was made from, and ``auto_free``: whether a launch
-    first frees what the launch before has allocated. ``instance``: the only executable graph of a graph whose nodes
-    allocate or free memory. ``capture``: the number of the capture that records it, 0 if none does.
+    ``work``: pairs of branch number and captured work, in the order in which the work was issued; branch 0 is the
+    stream on which capture began. ``nodes``: handle of a node -> its work. ``before``: node -> the nodes that it waits
+    for. ``memory``: the memory that its nodes allocate and free; a graph and its executable graph share it.
+    ``instance``: the executable graph that was made last, which must be the only one if nodes allocate or free memory.
+    ``capture``: the number of the capture that records the graph, 0 if none does.
+
+    Executable graphs have ``source``, the graph that they were made from, and ``auto_free``: whether a launch first
+    frees the memory that the previous launch has allocated.
     """
 
     work: list[tuple[int, Work]] = field(default_factory=list)
@@ -45,13 +47,13 @@ class CapturedGraph:
     capture: int = 0
 
     def copy(self) -> CapturedGraph:
-        """Another graph with the same work; a change of one does not change the other."""
+        """A new graph with the same work. Later changes of either graph do not affect the other."""
         nodes = {node: list(work) for node, work in self.nodes.items()}
         before = {node: set(others) for node, others in self.before.items()}
         return CapturedGraph(list(self.work), nodes, before, self.memory)
 
     def ordered(self) -> list[int]:
-        """The nodes, each after those that it waits for. Raises LaunchRefused for a cycle."""
+        """The nodes in an order in which each follows all that it waits for. Raises LaunchRefused for a cycle."""
         try:
             return list(TopologicalSorter({node: sorted(self.before[node]) for node in self.nodes}).static_order())
         except CycleError:
@@ -71,8 +73,8 @@ class _Branch:
 
 
 class Graphs:
-    """The graphs of a session, and which of them records. ``new_handle`` makes a handle and writes it through a
-    pointer; ``play`` runs a graph on a stream; ``memory``: what graphs allocate."""
+    """The graphs of a session, and the graphs that record at present. ``new_handle`` makes a handle and writes it
+    through a pointer; ``play`` runs a graph on a stream; ``memory`` manages the memory that graphs allocate."""
 
     def __init__(
         self, new_handle: Callable[[int], int], play: Callable[[CapturedGraph, int], int], memory: GraphMemory
@@ -80,10 +82,9 @@ class Graphs:
         self.new_handle, self.play, self.memory = new_handle, play, memory
         self.by_handle: dict[int, CapturedGraph] = {}
         self.capturing: dict[int, _Branch | list[Work]] = {}  # stream -> where its work is recorded
-        self.captured: dict[
-            int, CapturedGraph
-        ] = {}  # stream -> the graph that records it; NODE -> the graph that gets a node
-        self.captures = 0  # so far
+        # Stream -> the graph that records it; NODE -> the graph to which a node is being added.
+        self.captured: dict[int, CapturedGraph] = {}
+        self.captures = 0  # the number of captures that have begun
         self.calls: dict[str, Call] = {
             "capture_status": self.capture_status,
             "capture_info": self.capture_info,
@@ -125,8 +126,8 @@ class Graphs:
         return SUCCESS
 
     def capture_info(self, a: Words) -> int:
-        """cudaStreamGetCaptureInfo: stream, out status, out number of the capture, or null. No two captures have one
-        number."""
+        """cudaStreamGetCaptureInfo: stream, out status, out number of the capture, or null. Every capture has a
+        different number."""
         if a[2] and a[0] in self.capturing:
             put(a[2], "Q", self.captured[a[0]].capture)
         return self.capture_status(a)
@@ -140,7 +141,7 @@ class Graphs:
         return SUCCESS
 
     def join_capture(self, stream: int, graph: CapturedGraph, branch: int) -> None:
-        """From now on a stream's work is recorded in a graph, as a branch of that number."""
+        """Record a stream's work in a graph from now on, as the branch of this number."""
         self.captured[stream] = graph
         self.capturing[stream] = _Branch(graph, branch)
 
@@ -208,8 +209,8 @@ class Graphs:
     # --- nodes ---
 
     def begin_node(self, a: Words) -> int:
-        """Work that is given to NODE from now on belongs to a new node. Words: out, graph, nodes that it waits for,
-        their number."""
+        """Add a node to a graph; work that is given to the stream NODE from now on is its work. Words: out, graph,
+        nodes that the new one waits for, their number."""
         graph, before = self._graph(a[1]), set(_listed(a[2], a[3]))
         if not before <= graph.nodes.keys():
             return INVALID_VALUE
@@ -220,7 +221,8 @@ class Graphs:
         return SUCCESS
 
     def change_node(self, a: Words) -> int:
-        """Work that is given to NODE from now on replaces that of a node. Words: executable graph or 0, node."""
+        """Replace the work of a node by the work that is given to the stream NODE from now on. Words: executable graph
+        (0: the graph that has the node), node."""
         graphs = (
             [self._graph(a[0])] if a[0] else [graph for graph in self.by_handle.values() if a[1] in graph.nodes][:1]
         )
@@ -230,8 +232,8 @@ class Graphs:
         return SUCCESS
 
     def end_node(self, a: Words) -> int:
-        """The work of a node is complete. The word is the code of the call that gave the work: a failed call makes no
-        node."""
+        """End the work of the node that ``begin_node`` or ``change_node`` began. Word: the code of the call that gave
+        the work; a new node whose call failed is removed."""
         graph, work = self.captured.pop(NODE, None), self.capturing.pop(NODE, None)
         if a[0] and graph is not None:
             node = next(node for node in graph.nodes if graph.nodes[node] is work)
@@ -259,12 +261,13 @@ class Graphs:
         graph = self._graph(a[0])
         nodes = [node for node in graph.nodes if not (a[3] and graph.before[node])]
         if a[1]:
-            (room,) = struct.unpack("<Q", string_at(a[2], 8))
-            nodes = nodes[:room]
+            (capacity,) = struct.unpack("<Q", string_at(a[2], 8))
+            nodes = nodes[:capacity]
             put(a[1], f"{len(nodes)}Q", *nodes)
         put(a[2], "Q", len(nodes))
         return SUCCESS
 
 
 def _listed(pointer: int, count: int) -> tuple[int, ...]:
+    """The 64-bit handles of an array in host memory."""
     return struct.unpack(f"<{count}Q", string_at(pointer, 8 * count)) if count else ()

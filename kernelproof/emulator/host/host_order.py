@@ -1,8 +1,8 @@
-"""The order between host code and work on streams: what host code may touch at present.
+"""Finds accesses of host code that race with work on streams, by page protection.
 
-Work is done when it is given, so its results are there early. Until the host knows that the work is over, the pages
-that it has written are forbidden to host code, and those that it has read may only be read. A forbidden access faults,
-and is judged byte by byte. Host code that touches device memory faults, too.
+The emulator does work as soon as it is issued, so its results are in memory earlier than on a GPU. Until the host knows
+that the work is over, host code must not touch the pages that it has written, and may only read the pages that it has
+read. A forbidden access faults and is then judged byte by byte. Accesses of host code to device memory fault as well.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
-ALLOWED, FORBIDDEN = 0, 1  # answers to an access that has faulted
-# Accesses to no allocation at all that are let pass, so that the program goes on. After them it ends, as on hardware.
+ALLOWED, FORBIDDEN = 0, 1  # answers to guard.c for an access that has faulted
+# So many accesses outside of every allocation are reported and let pass. The next one ends the program, as on hardware.
 MAX_STRAY = 64
 
 
 @dataclass
 class _Watch:
-    """What host code may do with each page of a buffer: ``pages``, shape (pages,). ``accesses`` are those that it
-    follows from; ``stale``: a page was opened for an access that was in order."""
+    """The protection of a buffer's pages.
+
+    ``pages``: what host code may do with each page (a ``PageAccess``), shape (pages,). ``accesses``: the pending work
+    that this protection follows from. ``stale``: a page has been opened meanwhile, so the protection has to be computed
+    again.
+    """
 
     pages: Array
     accesses: list[BufferAccess] = field(default_factory=list)
@@ -41,36 +45,40 @@ class _Watch:
 
 
 class HostOrder:
-    """Judges host code. ``host``: the clock of what the host knows to be over. ``history``: start of a buffer -> work
-    that has touched it. Without a second mapping of the memory (``Memory.view``) nothing is watched."""
+    """Protects memory from host code, and judges the accesses of host code that fault.
+
+    ``host``: the clock of the work that the host knows to be over. ``history``: start of a buffer -> work that has
+    touched it. Without a second mapping of the memory (``Memory.view``) no memory is protected.
+    """
 
     def __init__(self, state: RuntimeState, host: Clock, history: dict[int, list[BufferAccess]]) -> None:
         self.state, self.memory, self.host, self.history = state, state.memory, host, history
         self.watches: dict[Buffer, _Watch] = {}
         self.opened: list[tuple[int, int]] = []  # parts of the arena that host code may touch until the next call
         self.strays = 0
-        self.has_partial = False  # guard.c knows pages that are in part forbidden
+        self.has_partial = False  # guard.c has a list of pages of which only some bytes are forbidden
         self.own = OwnMemory(host, self._report_own)
         self.calls: dict[str, Call] = {"host_access": self.access, "host_range": self.access_range}
 
     def watches_over(self, buffer: Buffer) -> bool:
-        """Does it matter here what work does to a buffer?"""
+        """Are accesses of host code to a buffer compared with work on streams?"""
         return buffer.of_host and self.memory.view is not None
 
     def watch(self, buffer: Buffer) -> None:
-        """Work has touched a buffer."""
+        """Begin to protect a buffer, which work has touched."""
         if buffer not in self.watches and self.watches_over(buffer):
             count = -(-max(buffer.nbytes, 1) // PAGE)
             self.watches[buffer] = _Watch(np.full(count, Allowed.FULL, np.uint8))
 
     def forget(self, buffer: Buffer) -> None:
-        """A buffer is about to be freed."""
+        """End the protection of a buffer that is about to be freed."""
         self.watches.pop(buffer, None)
 
     # --- protection ---
 
     def settle(self) -> None:
-        """Let the pages follow the host's clock; called at the end of every runtime call."""
+        """Protect pages according to what the host knows to be over. The session calls this at the end of every runtime
+        call."""
         view = self.memory.view
         if view is None:
             return
@@ -85,12 +93,13 @@ class HostOrder:
         for buffer, watch in list(self.watches.items()):
             pending = self._pending(buffer)
             if watch.stale or pending != watch.accesses:
-                self._follow(view, buffer, watch, pending)
+                self._protect_for(view, buffer, watch, pending)
             if not pending:
                 del self.watches[buffer]
 
     def _give_up(self, view: HostView) -> None:
-        """The program handles faults itself: it must not see ours."""
+        """Remove all protection and report it, because the program handles SIGSEGV itself and must not see our
+        faults."""
         self.state.reports.append(
             Report("launch-error", "the program handles SIGSEGV itself, so accesses of host code are not ordered")
         )
@@ -99,13 +108,15 @@ class HostOrder:
         self.watches.clear()
 
     def _pending(self, buffer: Buffer) -> list[BufferAccess]:
-        """Work on a buffer that the host does not know to be over."""
+        """The accesses to a buffer by work that the host does not know to be over, if no finding excuses them."""
         return [a for a in self.history.get(buffer.start, ()) if not a.excused and not a.is_over(self.host)]
 
-    def _follow(self, view: HostView, buffer: Buffer, watch: _Watch, pending: list[BufferAccess]) -> None:
-        more = not watch.stale and pending[: len(watch.accesses)] == watch.accesses
-        pages = watch.pages.copy() if more else np.full_like(watch.pages, Allowed.FULL)
-        for access in pending[len(watch.accesses) if more else 0 :]:
+    def _protect_for(self, view: HostView, buffer: Buffer, watch: _Watch, pending: list[BufferAccess]) -> None:
+        """Protect the pages of a buffer as the pending accesses require."""
+        # If accesses have only been added, they are applied to the present protection; else it is computed anew.
+        only_added = not watch.stale and pending[: len(watch.accesses)] == watch.accesses
+        pages = watch.pages.copy() if only_added else np.full_like(watch.pages, Allowed.FULL)
+        for access in pending[len(watch.accesses) if only_added else 0 :]:
             for mask, allowed in ((access.read, Allowed.READ), (access.written, Allowed.NONE)):
                 if mask is not None:
                     pages[access.pages(mask, PAGE, len(pages))] &= np.uint8(allowed)
@@ -113,7 +124,7 @@ class HostOrder:
         watch.accesses, watch.stale = pending, False
 
     def _protect(self, view: HostView, buffer: Buffer, watch: _Watch, pages: Array) -> None:
-        """Change the pages that differ, in runs of one kind."""
+        """Set the protection of pages that differ from the present one; one call for each run of equal pages."""
         edges = np.flatnonzero(np.diff(pages)) + 1
         for first, end in zip([0, *edges.tolist()], [*edges.tolist(), len(pages)], strict=True):
             if (watch.pages[first:end] != pages[first]).any():
@@ -123,13 +134,13 @@ class HostOrder:
 
     @contextmanager
     def acting(self, clock: Clock) -> Iterator[None]:
-        """Surround a host function that is itself work on a stream, with the stream's clock: it may touch what comes
-        before it there, and no more."""
+        """Surround a host function that is itself work on a stream. Within, the host's clock is that of the stream: the
+        function may touch the results of work that comes before it there, and no others."""
         host, watches, view = self.host, dict(self.watches), self.memory.view
         self.host = self.own.host = clock
         for buffer, watch in watches.items():
             if view is not None:
-                self._follow(view, buffer, watch, self._pending(buffer))
+                self._protect_for(view, buffer, watch, self._pending(buffer))
         yield
         self.host = self.own.host = host
         self.watches.update(watches)
@@ -140,7 +151,8 @@ class HostOrder:
     # --- accesses ---
 
     def access(self, a: Words) -> int:
-        """Host code has touched what it may not: address, whether it writes. Answers whether the access is made."""
+        """Judge an access of host code that has faulted. Words: address, whether it writes. Returns ALLOWED or
+        FORBIDDEN."""
         view, at, writes = self.memory.view, a[0] - self.memory.base, bool(a[1])
         assert view is not None
         if not 0 <= at < self.memory.capacity:
@@ -161,7 +173,7 @@ class HostOrder:
         return ALLOWED
 
     def access_range(self, a: Words) -> int:
-        """Host code hands bytes to the system: address, bytes, whether they are written."""
+        """Judge an access that host code makes by a system call. Words: address, bytes, whether they are written."""
         at, count, writes = a[0], a[1], a[2]
         self.own.touch(at, count, bool(writes))
         first, end = max(at, self.memory.base), min(at + count, self.memory.base + self.memory.capacity)
@@ -176,7 +188,7 @@ class HostOrder:
         return ALLOWED
 
     def _open_range(self, buffer: Buffer, watch: _Watch, first: int, end: int, writes: bool) -> None:
-        """Judge an access to bytes of a buffer, and let it pass."""
+        """Judge an access to the bytes from offset ``first`` to before ``end`` of a buffer, and open their pages."""
         assert self.memory.view is not None
         for access in self._pending(buffer):
             for mask in (access.written, access.read if writes else None):
@@ -190,13 +202,14 @@ class HostOrder:
         self.memory.view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), Allowed.FULL)
 
     def _watched(self, buffer: Buffer, watch: _Watch, offset: int, writes: bool) -> bool:
-        """Judge an access to a page that is protected. Does the page stay so, with this access made alone?"""
+        """Judge an access to a protected page. Returns whether the page remains protected while guard.c makes this one
+        access; else the caller has to open the page."""
         page = offset // PAGE
         if watch.pages[page] == Allowed.READ:
-            writes = True
+            writes = True  # only writes fault on such a page
         watch.stale = True
         if not self._judge(buffer, offset, writes):
-            mask = np.zeros(PAGE, np.uint8)
+            mask = np.zeros(PAGE, np.uint8)  # per byte of the page: bit 0 forbids writes, bit 1 forbids reads
             for access in self._pending(buffer):
                 mask[access.bytes_of(access.read, page * PAGE, PAGE)] |= 1
                 mask[access.bytes_of(access.written, page * PAGE, PAGE)] |= 3
@@ -208,7 +221,7 @@ class HostOrder:
         return False
 
     def _judge(self, buffer: Buffer, offset: int, writes: bool) -> bool:
-        """Report the access to a byte of a buffer if work that is not over uses the byte. Does some?"""
+        """Report the access to a byte of a buffer if pending work conflicts with it; returns whether some does."""
         found = False
         for access in self._pending(buffer):
             written = access.touches(access.written, offset)
@@ -232,12 +245,12 @@ class HostOrder:
         return found
 
     def _accesses_of(self, access: BufferAccess) -> Iterator[BufferAccess]:
-        """The accesses of a piece of work and of all that the host would know to be over with it."""
+        """All accesses of the work that ``access`` belongs to, and of earlier work on its stream."""
         for accesses in self.history.values():
             yield from (a for a in accesses if a.stream == access.stream and a.tick <= access.tick)
 
     def _stray(self, view: HostView, at: int, writes: bool) -> int:
-        """An access to no allocation."""
+        """Report an access outside of every allocation; returns ALLOWED or FORBIDDEN."""
         gone = self.memory.find_gone(at)
         if gone is not None:
             self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", at, gone)
@@ -251,6 +264,7 @@ class HostOrder:
         return ALLOWED
 
     def _report_own(self, copied: Copied, address: int, writes: bool) -> None:
+        """Report an access of host code to memory of its own that a copy still uses."""
         use = "write" if copied.access.written is not None else "read"
         text = f"host code {_verb(writes)} what a copy may still {use}, in memory of its own"
         sides = self.state.site.participant(), copied.access.site.participant(copied.access.name)
@@ -258,16 +272,17 @@ class HostOrder:
         self.state.reports.append(Report("host-race", text, "", *sides, place))
 
     def _open(self, view: HostView, start: int, end: int) -> None:
+        """Allow all accesses to a part of the arena (offsets) until the next runtime call."""
         view.protect(start, end, Allowed.FULL)
         self.opened.append((start, end))
 
     def _report(self, rule: str, text: str, at: int, buffer: Buffer | None, access: BufferAccess | None = None) -> None:
-        """A finding at the present line of host code about a byte of the arena in or near a buffer. ``access``: the
-        work on the other side."""
+        """Report a finding at the present line of host code. ``at``: offset of the byte in the arena. ``buffer``: the
+        buffer that contains the byte, or the nearest one. ``access``: the work on the other side."""
         place = None
         if buffer is not None:
-            beside = "" if buffer.start <= at < buffer.end else self.memory.nearest(at)
-            note = ", ".join(part for part in (beside[1] if beside else "", buffer.history) if part)
+            nearest = "" if buffer.start <= at < buffer.end else self.memory.nearest(at)
+            note = ", ".join(part for part in (nearest[1] if nearest else "", buffer.history) if part)
             place = Place(Space.GLOBAL, self.memory.base + at, self.memory.name(buffer), at - buffer.start, note=note)
         other = access.site.participant(plain_name(access.name)) if access is not None else None
         kernel = access.name if access is not None and not access.name.startswith("a ") else ""

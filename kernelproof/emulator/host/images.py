@@ -1,7 +1,7 @@
-"""Fat binaries: PTX and machine code that nvcc embeds in a program, which the program registers or loads from memory.
+"""Reads fat binaries: the PTX and machine code that nvcc embeds in a program, and that it registers or loads.
 
-The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, and entries follow the header. Registered
-images are trusted as far as the program is: their sizes are not checked against anything.
+The layout is that of CUDA 13's ``fatbinary``: a wrapper points to a header, and entries follow the header. The program
+that contains an image is trusted, so sizes in the image are not checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LIBRARIES = {_LZ4: "liblz4.so.1", _ZSTD: "libzstd.so.1"}
 
 @dataclass(frozen=True)
 class ImageEntry:
-    """An entry of a fat binary: PTX or machine code for ``sm``. ``content``: its bytes, none if this system cannot
-    decompress them."""
+    """An entry of a fat binary: PTX or machine code for compute capability ``sm`` (80 for 8.0). ``content``: its bytes,
+    empty if this system cannot decompress them."""
 
     ptx: bool
     sm: int
@@ -66,15 +66,15 @@ def entries(address: int) -> list[ImageEntry]:
         compressed = flags & (_LZ4 | _ZSTD)
         raw = ctypes.string_at(at + head, payload)
         if compressed:
-            stored, whole = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
-            raw = _decompressed(raw[:stored], whole, compressed)
+            compressed_size, plain_size = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
+            raw = _decompressed(raw[:compressed_size], plain_size, compressed)
         parts.append(ImageEntry(kind == _PTX, sm, raw))
         at += head + payload
     return parts
 
 
 def _decompressed(raw: bytes, size: int, form: int) -> bytes:
-    """The content of compressed bytes; empty if the system lacks the library of their format."""
+    """The decompressed content, ``size`` bytes; empty if the system lacks the library of its format or if it fails."""
     out = ctypes.create_string_buffer(size)
     try:
         library = ctypes.CDLL(_LIBRARIES[form])
@@ -99,7 +99,8 @@ def _parsed(text: str) -> Program:
 
 
 def cubin_at(address: int) -> bytes:
-    """The bytes of a cubin in memory. Its tables of sections and segments come last."""
+    """The bytes of a cubin in memory. An ELF header does not state the size: the tables of sections and of segments
+    come last, so the cubin ends with the later one."""
     segments, sections = struct.unpack("<QQ", ctypes.string_at(address + 0x20, 16))
     segment_size, segment_count, section_size, section_count = struct.unpack("<4H", ctypes.string_at(address + 0x36, 8))
     end = max(segments + segment_size * segment_count, sections + section_size * section_count)
@@ -108,8 +109,8 @@ def cubin_at(address: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def machine_program(content: bytes) -> Program:
-    """The program of a cubin, whose machine code is executed. Raises LaunchRefused for what is no cubin or is not
-    modelled."""
+    """The program of a cubin, whose machine code is executed. Raises LaunchRefused for content that is no cubin or has
+    instructions that are not modelled."""
     try:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(content)
@@ -121,7 +122,7 @@ def machine_program(content: bytes) -> Program:
 
 @lru_cache(maxsize=16)
 def _linked(programs: tuple[Program, ...]) -> Program:
-    """The program that files with relocatable device code form together. Raises LaunchRefused."""
+    """The program that results from linking relocatable device code. Raises LaunchRefused if it cannot be linked."""
     try:
         return Program(linked([program.module for program in programs]))
     except LinkError as error:
@@ -129,8 +130,11 @@ def _linked(programs: tuple[Program, ...]) -> Program:
 
 
 def program_of(address: int, device: Device, machine_code: bool = False) -> Program:
-    """What a device would take of a fat binary: the PTX of the newest target that it can run, and machine code where
-    there is no PTX or ``machine_code`` asks for it. Raises LaunchRefused."""
+    """The program that a device loads from a fat binary. Raises LaunchRefused if no entry fits the device.
+
+    It is the PTX with the newest target that the device can run. Machine code is chosen if there is no PTX, or if
+    ``machine_code`` is true and some of it fits.
+    """
     parts = entries(address)
     if machine_code or not any(part.ptx for part in parts):
         major, minor = device.capability
@@ -167,8 +171,7 @@ def sm_name(device: Device) -> str:
 
 
 def registered(image: int, device: Device, machine_code: bool = False) -> Program:
-    """The program of a registered image, by its number, together with the images that are linked with it. Raises
-    LaunchRefused."""
+    """The program of the registered image of this number, linked with the images of its group. Raises LaunchRefused."""
     wrapper, group = _image(image)
     if wrapper is None:
         raise LaunchRefused(INVALID_IMAGE, f"image {image} was never registered")
@@ -181,8 +184,8 @@ def registered(image: int, device: Device, machine_code: bool = False) -> Progra
 
 
 def _image(number: int) -> tuple[int | None, int]:
-    """The wrapper of a registered image (None if there is none of that number), and the group in which it is linked (0:
-    alone)."""
+    """The address of a registered image's wrapper (None if no image has this number), and the group of images that it
+    is linked with (0: none)."""
     group = ctypes.c_void_p()
     return standin().emulator_image(number, ctypes.byref(ctypes.c_int(0)), ctypes.byref(group)), group.value or 0
 

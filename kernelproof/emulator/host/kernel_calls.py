@@ -42,24 +42,25 @@ from kernelproof.emulator.state.participants import Dim3
 
 @dataclass(frozen=True)
 class KernelHandle:
-    """A kernel that the runtime has a handle of."""
+    """A kernel for which the runtime has given a handle: the entry ``name`` of a program."""
 
     program: Program
     name: str
 
     @property
     def function(self) -> Function:
-        """Its PTX."""
+        """The kernel's PTX."""
         return self.program.module.kernels[self.name]
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key that distinguishes it from kernels of other PTX texts."""
+        """The text of the PTX and the kernel's name, which distinguish it from kernels of the same name elsewhere."""
         return self.program.module.text, self.name
 
 
 class KernelCalls:
-    """Calls about kernels, which have a handle or a host symbol, and the attributes that were set on them."""
+    """Runtime calls about kernels, and the attributes that they set. Programs name a kernel by a handle or by the
+    address of its host symbol."""
 
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
         self.state, self.streams = state, streams
@@ -100,7 +101,7 @@ class KernelCalls:
         launch = KernelLaunch(
             kernel.program.module,
             kernel.name,
-            Geometry(grid, block, a[7], *attributes, concurrent=self.streams.several),
+            Geometry(grid, block, a[7], *attributes, concurrent=self.streams.has_own_streams),
             parameters,
             state.memory,
             state.device,
@@ -118,10 +119,10 @@ class KernelCalls:
         except LaunchRefused as refused:
             refused.kernel = launch.kernel
             raise
-        # What a launch that was given up has touched says nothing: it has not ended.
-        given_up = any(report.kind == "launch-error" for report in result.reports)
-        touched = [] if given_up else launch.touched()
-        if touched and not launch.module.meets_the_host(launch.kernel):
+        # A launch that was given up has not made all of its accesses, so none of them are compared.
+        is_incomplete = any(report.kind == "launch-error" for report in result.reports)
+        touched = [] if is_incomplete else launch.touched()
+        if touched and not launch.module.may_signal_host(launch.kernel):
             touched = [part._replace(strong=None) for part in touched]
         self.streams.touch(stream, launch.kernel, touched)
         launch.memory_state = None
@@ -131,7 +132,7 @@ class KernelCalls:
         return SUCCESS
 
     def _kernel(self, pointer: int) -> KernelHandle:
-        """The kernel behind a handle or a host symbol."""
+        """The kernel that a handle or a host symbol denotes. Raises LaunchRefused."""
         handle = self.kernels.get(pointer)
         if handle is not None:
             return handle
@@ -155,9 +156,11 @@ class KernelCalls:
     # --- attributes ---
 
     def _static(self, kernel: KernelHandle) -> int:
+        """Bytes of static shared memory of a kernel."""
         return kernel.program.compiled(kernel.name, self.state.options.counters).shared_static
 
     def _limit(self, kernel: KernelHandle) -> int:
+        """Bytes of dynamic shared memory that a launch of a kernel may have."""
         return self.dynamic_limits.get(kernel.key, STATIC_SHARED_LIMIT - self._static(kernel))
 
     def set_attribute(self, a: Words) -> int:
@@ -212,7 +215,7 @@ class KernelCalls:
     # --- occupancy ---
 
     def occupancy(self, a: Words) -> int:
-        """CTAs per SM: out, kernel, threads, dynamic shared bytes."""
+        """cudaOccupancyMaxActiveBlocksPerMultiprocessor: out, kernel, threads, dynamic shared bytes."""
         kernel = self._kernel(a[1])
         if not 0 < a[2] <= 1024:
             return INVALID_VALUE
@@ -220,7 +223,7 @@ class KernelCalls:
         return SUCCESS
 
     def occupancy_of_clusters(self, a: Words) -> int:
-        """Clusters on the device: out, kernel, grid, threads, dynamic shared bytes, launch attributes."""
+        """cudaOccupancyMaxActiveClusters: out, kernel, grid, threads, dynamic shared bytes, launch attributes."""
         state, kernel = self.state, self._kernel(a[1])
         cluster = launch_attributes(a[7], a[8]).cluster
         large = kernel.key in self.large_clusters
@@ -242,8 +245,8 @@ class KernelCalls:
         return self.last_handle
 
     def load_file(self, a: Words) -> int:
-        """cudaLibraryLoadFromFile and cuModuleLoad: out, path. DIR/kernel.cubin is answered with DIR/kernel.ptx, unless
-        machine code is to be executed."""
+        """cudaLibraryLoadFromFile and cuModuleLoad: out, path. For DIR/kernel.cubin, DIR/kernel.ptx is loaded if it
+        exists, unless machine code is to be executed."""
         path = Path(ctypes.string_at(a[1]).decode())
         sibling = path.with_suffix(".ptx")
         if sibling.exists() and not (self.state.policy.machine_code and path.suffix == ".cubin"):
@@ -258,12 +261,12 @@ class KernelCalls:
         return SUCCESS
 
     def load_data(self, a: Words) -> int:
-        """cudaLibraryLoadData: out, PTX text, a cubin, or a fat binary of them."""
+        """cudaLibraryLoadData: out, and the address of PTX text, a cubin or a fat binary."""
         self.libraries[self._new_handle(a[0])] = self._in_memory(a[1])
         return SUCCESS
 
     def _in_memory(self, address: int) -> Program:
-        """The program of PTX text, a cubin or a fat binary."""
+        """The program of PTX text, a cubin or a fat binary at an address. Raises LaunchRefused."""
         if is_fat_binary(address):
             return program_of(address, self.state.device, self.state.policy.machine_code)
         head = ctypes.string_at(address, 4)
@@ -324,10 +327,12 @@ class KernelCalls:
 
 
 def _dims(a: Words, first: int) -> Dim3:
+    """The extents (x, y, z) of three unsigned 32-bit words."""
     return a[first] & 0xFFFFFFFF, a[first + 1] & 0xFFFFFFFF, a[first + 2] & 0xFFFFFFFF
 
 
 def _numbers(pointer: int, count: int, form: str) -> tuple[int, ...]:
+    """The elements of an array in host memory. ``form``: their format of ``struct``."""
     layout = f"<{count}{form}"
     return struct.unpack(layout, ctypes.string_at(pointer, struct.calcsize(layout))) if count else ()
 
@@ -342,7 +347,7 @@ def _parameters(function: Function, pointer: int) -> bytes:
 
 
 class LaunchAttributes(NamedTuple):
-    """The content of an array of cudaLaunchAttribute; the fields are those of ``Geometry``, in its order."""
+    """The content of an array of cudaLaunchAttribute. The fields come in the same order as in ``Geometry``."""
 
     cluster: Dim3
     overlapping: bool
@@ -350,7 +355,7 @@ class LaunchAttributes(NamedTuple):
 
 
 def launch_attributes(pointer: int, count: int) -> LaunchAttributes:
-    """Read an array of cudaLaunchAttribute. Each has 72 bytes: its id, and its value from byte 8 on."""
+    """Read an array of cudaLaunchAttribute. An element has 72 bytes: its id (4 bytes), and its value from byte 8 on."""
     values = {}
     for i in range(count):
         identity, value = struct.unpack("<I4x12s", ctypes.string_at(pointer + 72 * i, 20))

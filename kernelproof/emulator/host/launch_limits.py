@@ -1,4 +1,4 @@
-"""The limits of launches: what the CUDA runtime refuses, and which PTX a device runs."""
+"""Checks launches against the limits of the CUDA runtime and of the device, and says which code a device can run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_launch(
 
 
 def _check_resident(geometry: Geometry, shared_bytes: int, device: Device) -> None:
-    """Refuse a cooperative grid if the device cannot hold all of its CTAs, in whole clusters, at a time."""
+    """Refuse a cooperative grid if the device cannot hold all of its clusters at the same time."""
     size = geometry.cluster_size
     most = device.resident(geometry.threads, shared_bytes) * device.sm_count // size * size
     if geometry.ctas > most:
@@ -61,6 +61,7 @@ def _check_resident(geometry: Geometry, shared_bytes: int, device: Device) -> No
 
 
 def _check_shared(dynamic: int, static: int, limit: int, device: Device) -> None:
+    """Refuse too much shared memory, in bytes. ``limit``: bytes of dynamic shared memory allowed."""
     if not 0 <= dynamic <= limit:
         raise LaunchRefused(
             INVALID_VALUE,
@@ -82,8 +83,8 @@ def check_target(target: str, device: Device, machine_code: bool = False) -> Non
 
 
 def runs(target: str, device: Device, machine_code: bool = False) -> bool:
-    """Can a device run PTX of a target such as sm_80? Machine code, and PTX of a target with suffix a or f, runs on
-    some devices of its family only; other PTX runs on every later device, too."""
+    """Can a device run code for a target such as sm_80? PTX without a suffix runs on its target and on all later
+    devices. Machine code, and PTX of a target with suffix a or f, runs only on devices of the same family."""
     number = re.fullmatch(r"sm_(\d+)([af]?)", target)
     if number is None:
         return True
@@ -101,7 +102,7 @@ def device_for(target: str, machine_code: bool = False) -> Device:
 
 
 def check_cluster(function: Function, grid: Dim3, device: Device, cluster: Dim3, large: bool) -> None:
-    """Refuse cluster dimensions as the CUDA runtime does. ``large``: sizes above 8 CTAs are allowed."""
+    """Refuse cluster dimensions as the CUDA runtime does, by LaunchRefused. ``large``: more than 8 CTAs are allowed."""
     size = math.prod(cluster)
     fixed = fixed_cluster(function)
     if fixed is not None and fixed != cluster:

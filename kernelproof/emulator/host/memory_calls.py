@@ -1,4 +1,4 @@
-"""Runtime calls about memory: allocations, copies, fills, variables of modules."""
+"""Runtime calls about memory: they allocate, free, copy and fill it, and find variables of modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kernelproof.emulator.memory.device_state import AccessedGranules
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.reports import EmulatorError
 
-# cudaMemcpyKind -> whether destination and source are device memory; None: their addresses say it.
+# cudaMemcpyKind -> (is the destination device memory, is the source); None: the address decides.
 _ON_DEVICE: dict[int, tuple[bool | None, bool | None]] = {
     0: (False, False),
     1: (True, False),
@@ -41,13 +41,13 @@ _KIND_NAMES = {PINNED: "pinned memory", DEVICE: "device memory", MANAGED: "manag
 
 
 class MemoryCalls:
-    """Calls about memory. Device ranges are checked against the arena's buffers; what the host writes counts as
-    written."""
+    """Runtime calls about memory. Ranges of device memory must lie in one buffer of the arena. Bytes that a copy or
+    fill writes count as written."""
 
     def __init__(self, state: RuntimeState, streams: Streams) -> None:
         self.state, self.memory, self.streams, self.graphs = state, state.memory, streams, streams.graphs
         self.kinds: dict[int, int] = {}  # address of an allocation -> its cudaMemoryType
-        self.is_reset = False
+        self.is_reset = False  # has cudaDeviceReset been called?
         self.calls: dict[str, Call] = {
             "malloc": self.malloc,
             "malloc_host": self.malloc_host,
@@ -68,8 +68,8 @@ class MemoryCalls:
         }
 
     def _region(self, address: int, count: int) -> Buffer | None:
-        """The buffer that contains a device range; None for host memory. Raises LaunchRefused for a device range
-        outside of every buffer."""
+        """The buffer that contains ``count`` bytes at ``address``; None for host memory. Raises LaunchRefused if a
+        range of device memory does not lie in one buffer."""
         offset = address - self.memory.base
         if not 0 <= offset < self.memory.capacity:
             return None
@@ -82,14 +82,14 @@ class MemoryCalls:
         return buffer
 
     def _check(self, address: int, count: int, stream: int) -> bool:
-        """Is it a device range? Work that is recorded for a graph may also use memory that graphs allocate when they
+        """Is a range device memory? Work that is recorded in a graph may also use memory that graphs allocate when they
         run. Raises LaunchRefused as ``_region`` does."""
         if stream in self.graphs.capturing and self.graphs.memory.covers(address, count):
             return True
         return self._region(address, count) is not None
 
     def _touch(self, address: int, count: int) -> Buffer | None:
-        """The buffer of a range that is about to be written; None for host memory."""
+        """Mark a range as written; returns its buffer, None for host memory or if it has no bytes."""
         buffer = self._region(address, count) if count else None
         if buffer is not None and buffer.written is not None:
             start = address - buffer.address
@@ -111,8 +111,8 @@ class MemoryCalls:
         return self._allocate(a[0], a[1], "scratch", DEVICE)
 
     def malloc_host(self, a: Words) -> int:
-        """cudaMallocHost and cudaMallocManaged: out, bytes, whether it is managed. Host and device use one address. The
-        host writes without a call, so all of the memory counts as written."""
+        """cudaMallocHost and cudaMallocManaged: out, bytes, whether it is managed. Host and device use the same
+        address. The host can write such memory without a call, so all of it counts as written."""
         return self._allocate(a[0], a[1], "inout", MANAGED if a[2] else PINNED)
 
     def malloc_async(self, a: Words) -> int:
@@ -138,7 +138,7 @@ class MemoryCalls:
         return self.graphs.give(stream, lambda on: self.graphs.memory.allocate(buffer, on))
 
     def free_async(self, a: Words) -> int:
-        """cudaFreeAsync: address, stream. It has to wait for work on other streams."""
+        """cudaFreeAsync: address, stream. It must be ordered after work on other streams that uses the memory."""
         if not a[0]:
             return SUCCESS
         graph = self.graphs.captured.get(a[1])
@@ -156,7 +156,7 @@ class MemoryCalls:
         return buffer if buffer is not None and buffer.address == address else None
 
     def free(self, a: Words) -> int:
-        """cudaFree and cudaFreeHost: address, whether it is the latter. The host waits for the device."""
+        """cudaFree and cudaFreeHost: address, whether it is cudaFreeHost. The host waits for the device."""
         if not a[0]:
             return SUCCESS
         buffer = (
@@ -167,7 +167,8 @@ class MemoryCalls:
         return SUCCESS
 
     def _freed(self, address: int, name: str, kinds: tuple[int, ...]) -> Buffer:
-        """The buffer that a call frees, which can free memory of these kinds. Raises LaunchRefused."""
+        """The buffer that the call ``name`` frees. Raises LaunchRefused if none begins at ``address``, or if its
+        cudaMemoryType is not among ``kinds``."""
         buffer, variables = self._begins(address), self.memory.globals.values()
         if buffer is not None and buffer not in variables and self._kind(address) in kinds:
             return buffer
@@ -189,12 +190,12 @@ class MemoryCalls:
         self.memory.free(buffer)
 
     def reset_device(self, a: Words) -> int:
-        """cudaDeviceReset: the host waits for the device, and nothing that is allocated counts as forgotten."""
+        """cudaDeviceReset: the host waits for the device. Memory that is still allocated is no leak from now on."""
         self.is_reset = True
         return self.streams.synchronize_device(a)
 
-    def kept(self) -> list[Buffer]:
-        """Allocations that the program has not freed."""
+    def leaked(self) -> list[Buffer]:
+        """Allocations that the program has not freed; an empty list after cudaDeviceReset."""
         return [] if self.is_reset else [buffer for buffer in self.memory.buffers if buffer.address in self.kinds]
 
     def memcpy(self, a: Words) -> int:
@@ -208,8 +209,10 @@ class MemoryCalls:
         return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
 
     def _check_side(self, address: int, count: int, stream: int, on_device: bool | None, side: str) -> None:
-        """Refuse a side of a copy that leaves its buffer, or that lies where the copy's direction does not say.
-        ``on_device``: what the direction says; None: the address decides."""
+        """Refuse a side of a copy that exceeds its buffer, or that contradicts the copy's direction.
+
+        ``on_device``: whether the direction places this side on the device; None: the address decides.
+        """
         inside = self._check(address, count, stream)
         if inside and on_device is False and self._kind(address) == DEVICE:
             text = (
@@ -223,14 +226,14 @@ class MemoryCalls:
             )  # fmt: skip
 
     def _kind(self, address: int) -> int:
-        """The cudaMemoryType of an address: 0 for memory that CUDA has not allocated."""
+        """The cudaMemoryType of an address; 0 for memory that CUDA has not allocated."""
         buffer = self.memory.find(address - self.memory.base) if self._inside(address) else None
         if buffer is None:
             return 0
         return self.kinds.get(buffer.address, MANAGED if buffer.of_host else DEVICE)
 
     def _waits(self, to: int, source: int, asynchronous: bool) -> bool:
-        """Does a copy return only when it is done? See "API synchronization behavior" of the CUDA runtime."""
+        """Does the call return only after the copy is done? See "API synchronization behavior" of the CUDA runtime."""
         kinds = {self._kind(to), self._kind(source)}
         if asynchronous:
             return kinds <= {0, PINNED}  # from host to host
@@ -256,14 +259,15 @@ class MemoryCalls:
         return SUCCESS
 
     def _watch_own(self, stream: int, tick: int, to: int, source: int, count: int) -> None:
-        """Watch the side of an asynchronous copy that is the program's own memory."""
+        """Protect the side of an asynchronous copy that CUDA has not allocated, until the host knows that it is
+        over."""
         if not self._kind(to):
             self.streams.watch_own(stream, tick, to, count, writes=True)
         elif not self._kind(source) and self.streams.order.own.is_registered(source):
             self.streams.watch_own(stream, tick, source, count, writes=False)
 
     def register_host(self, a: Words) -> int:
-        """cudaHostRegister and cudaHostUnregister: address, bytes (0: the latter)."""
+        """cudaHostRegister: address, bytes. cudaHostUnregister: address, 0."""
         registered = self.streams.order.own.registered
         if a[1]:
             registered[a[0]] = a[1]
@@ -272,7 +276,8 @@ class MemoryCalls:
         return SUCCESS
 
     def _note_change(self, buffer: Buffer, start: int, data: ctypes.Array[ctypes.c_uint8]) -> None:
-        """Count a write that changes the content: launches are only known to repeat while the count stays."""
+        """Count a write that changes the content. As long as the count is the same, a launch with the same arguments is
+        known to have the same effect."""
         new = np.ctypeslib.as_array(data)
         if not np.array_equal(buffer.bytes()[start : start + len(new)], new):
             self.memory.writes += 1
@@ -289,8 +294,8 @@ class MemoryCalls:
         count: int,
         wait: bool,
     ) -> int:
-        """Tell the streams of a copy or a fill. ``wait``: the host waits for its end. Returns its number on the
-        stream."""
+        """Compare a copy or a fill with work on other streams. ``read`` and ``written``: buffer and address. ``wait``:
+        the host waits for its end. Returns the number of the work on its stream."""
         touched = []
         for (buffer, address), writes in ((read, False), (written, True)):
             if buffer is not None and self.streams.matters(buffer):
@@ -336,7 +341,8 @@ class MemoryCalls:
         return address
 
     def init_module(self, _: Words) -> int:
-        """Set the pointers through which the host reads __managed__ variables; called before it reads one."""
+        """Set the pointers through which the host reads __managed__ variables. Host code that nvcc generates makes this
+        call before the first such read."""
         pointer, owner, image, number = ctypes.c_void_p(), ctypes.c_int(0), ctypes.c_int(0), 0
         while raw := standin().emulator_managed(number, *map(ctypes.byref, (pointer, owner, image))):
             assert pointer.value is not None
@@ -364,7 +370,7 @@ class MemoryCalls:
         return self.streams.give(a[4], lambda on: self._copy(to, source, count, on, asynchronous))
 
     def host_pointer(self, a: Words) -> int:
-        """cudaHostGetDevicePointer: out, pinned memory."""
+        """cudaHostGetDevicePointer: out, address of pinned memory."""
         if not self._inside(a[1]):
             raise LaunchRefused(NOT_SUPPORTED, "device access to memory of cudaHostRegister: use cudaHostAlloc")
         put(a[0], "Q", a[1])
@@ -388,8 +394,8 @@ class MemoryCalls:
 def _filled(content: Array, pattern: Array) -> bool:
     """Do the bytes repeat a pattern of 1, 2 or 4 bytes? They are compared as words, because programs clear caches by
     large fills."""
-    whole = len(content) // 8 * 8
-    words = content[:whole].view(np.uint64)
+    word_bytes = len(content) // 8 * 8
+    words = content[:word_bytes].view(np.uint64)
     word = np.tile(pattern, 8 // len(pattern)).view(np.uint64)[0]
-    rest = content[whole:]
+    rest = content[word_bytes:]
     return bool((words == word).all()) and np.array_equal(rest, np.tile(pattern, len(rest) // len(pattern)))

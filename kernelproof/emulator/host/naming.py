@@ -1,4 +1,4 @@
-"""Names of the places of findings: allocations, parameters and shared variables, and the index in elements."""
+"""Names the places of findings: the allocation, parameter or shared variable, and the index of the element."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"\bbuffer (\d+)(?= \()")
 
 
 class Naming:
-    """The names in a launch of ``function``. ``block``: its parameter block."""
+    """Names places in one launch of ``function``. ``block``: the launch's parameter block."""
 
     def __init__(self, memory: Memory, function: Function, block: bytes, facts: KernelFacts) -> None:
         self.memory, self.function, self.block, self.facts = memory, function, block, facts
@@ -53,14 +53,15 @@ class Naming:
         return _indexed(named, declared, declared.extents if declared is not None else ())
 
     def _shared_variable(self, offset: int) -> SharedVariable | None:
-        """The variable that contains an offset; after the static memory it is the variable without a size."""
-        after = None
+        """The variable that contains an offset in shared memory. Beyond the static memory it is the ``extern`` array,
+        which has 0 bytes here because the launch sets its size."""
+        dynamic = None
         for variable in self.facts.shared_variables:
             if variable.offset <= offset < variable.offset + variable.nbytes:
                 return variable
             if variable.nbytes == 0 and offset >= variable.offset:
-                after = variable
-        return after
+                dynamic = variable
+        return dynamic
 
     # --- global memory ---
 
@@ -79,6 +80,7 @@ class Naming:
         return _indexed(named, declared, ())
 
     def _numbered(self, number: int, text: str) -> str:
+        """The name of the allocation that ``Memory.label`` calls ``buffer <number>``."""
         buffer = self.memory.buffers[number]
         return self._buffer_name(buffer, self._parameter(buffer, text))
 
@@ -105,7 +107,8 @@ class Naming:
 
 
 def _indexed(place: Place, declared: Declared | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
-    """The place with its index in elements: (row, column, ...) if all extents but the first are known."""
+    """The place with its index in elements: (row, column, ...) if all extents but the first are known, else one linear
+    index. ``unit``: bytes of an element, 0: as declared."""
     unit = unit or (declared.element_bytes if declared is not None else 0)
     if declared is None or not unit:
         return place

@@ -1,11 +1,13 @@
-"""Asynchronous copies from and to memory of the program's own, which CUDA has not allocated.
+"""Finds accesses of host code that race with asynchronous copies of memory that CUDA has not allocated.
 
-A copy to such memory may go on when the call has returned ("API synchronization behavior" of the CUDA runtime: it might
-be synchronous), so the host must wait before it reads. Memory that is only read is copied to a buffer of the driver's
-first, and may be changed at once, unless it is registered.
+Such memory is here called the program's own. A copy to it may continue after the call has returned ("API
+synchronization behavior" of the CUDA runtime: it might be synchronous), so the host must wait before it reads. A copy
+from it is different: the driver first copies it to a buffer, so the host may change it after the call, unless it is
+registered.
 
-Until the host knows that a copy is over, the pages are protected that the memory has for itself. Programs that are
-compiled by the check allocate whole pages (checking/host_calls.c); of others' small arrays nothing is seen.
+Until the host knows that a copy is over, the pages that contain nothing but the copied memory are protected. Programs
+that the check compiles allocate full pages (checking/host_calls.c). In other programs, small arrays share their pages
+with other data, and their races are not found.
 """
 
 from __future__ import annotations
@@ -24,35 +26,38 @@ from kernelproof.emulator.memory.host_view import PageAccess as Allowed
 
 @dataclass(frozen=True)
 class Copied:
-    """Bytes of the program's own from ``address`` on, and the copy that uses them. ``pages``: where the protected pages
-    begin."""
+    """A range of the program's own memory, ``count`` bytes from ``address`` on, and the copy that uses it. ``pages``:
+    the address at which the protected pages begin."""
 
     address: int
     count: int
     access: BufferAccess
     pages: int
 
-    def meets(self, address: int, count: int) -> bool:
-        """Does it have bytes in common with a range?"""
+    def overlaps(self, address: int, count: int) -> bool:
+        """Does the range have bytes in common with ``count`` bytes at ``address``?"""
         return self.address < address + count and address < self.address + self.count
 
 
 class OwnMemory:
-    """Copies from and to memory of the program's own. ``host``: the clock of what the host knows to be over.
-    ``report``: is told of an access of host code: what is copied there, the address, whether it writes."""
+    """The pending copies from and to the program's own memory.
+
+    ``host``: the clock of the work that the host knows to be over. ``report(copied, address, writes)`` is called for an
+    access of host code that races with a copy.
+    """
 
     def __init__(self, host: Clock, report: Callable[[Copied, int, bool], None]) -> None:
         self.host, self.report = host, report
         self.copies: list[Copied] = []
-        self.registered: dict[int, int] = {}  # address -> bytes
+        self.registered: dict[int, int] = {}  # address of memory of cudaHostRegister -> its bytes
 
     def is_registered(self, address: int) -> bool:
         """Does an address lie in memory of cudaHostRegister?"""
         return any(start <= address < start + count for start, count in self.registered.items())
 
     def watch(self, address: int, count: int, access: BufferAccess) -> None:
-        """A copy that host code does not wait for uses these bytes."""
-        self._drop([copied for copied in self.copies if copied.meets(address, count)])
+        """Protect bytes that a copy uses for which host code does not wait."""
+        self._drop([copied for copied in self.copies if copied.overlaps(address, count)])
         allowed = Allowed.NONE if access.written is not None else Allowed.READ
         start, end = ctypes.c_size_t(), ctypes.c_size_t()
         library = standin()
@@ -62,26 +67,26 @@ class OwnMemory:
             self.copies.append(Copied(address, count, access, start.value))
 
     def settle(self) -> None:
-        """Open the memory of copies that the host knows to be over."""
+        """End the protection for copies that the host knows to be over."""
         self._drop([copied for copied in self.copies if copied.access.is_over(self.host)])
 
     def touch(self, address: int, count: int, writes: bool) -> bool:
-        """Host code touches bytes. Are they used by no copy, so that the access can be made alone and the pages stay
-        protected? Else they are open from now on."""
+        """Judge an access of host code that has faulted. Returns True if it conflicts with no copy and the pages remain
+        protected while guard.c makes this one access; else their protection has ended."""
         page = address // PAGE * PAGE
-        near = [copied for copied in self.copies if copied.meets(page, address + count - page + PAGE)]
+        near = [copied for copied in self.copies if copied.overlaps(page, address + count - page + PAGE)]
         # A host function on a stream may know of copies that the rest of the host does not know to be over.
         pending = [copied for copied in near if not copied.access.is_over(self.host)]
-        used = [c for c in pending if c.meets(address, count) and (writes or c.access.written is not None)]
-        for copied in used:
+        conflicts = [c for c in pending if c.overlaps(address, count) and (writes or c.access.written is not None)]
+        for copied in conflicts:
             self.report(copied, max(address, copied.address), writes)
-        if not used and count == 1 and self._alone(page, pending):
+        if not conflicts and count == 1 and self._protect_bytes(page, pending):
             return True
         self._drop(near)
         return False
 
-    def _alone(self, page: int, copies: list[Copied]) -> bool:
-        """Let guard.c know which bytes of a page are in use."""
+    def _protect_bytes(self, page: int, copies: list[Copied]) -> bool:
+        """Let guard.c allow accesses to those bytes of a page that no copy uses; returns whether it can."""
         mask = np.zeros(PAGE, np.uint8)
         for copied in copies:
             first, end = max(copied.address - page, 0), min(copied.address + copied.count - page, PAGE)

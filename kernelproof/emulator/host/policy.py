@@ -1,8 +1,8 @@
-"""What a session checks, runs and reports: the one place where its owners differ.
+"""Defines what a session checks, runs and reports: ``SessionPolicy`` and ``SessionHooks``.
 
 ``kernelproof check``, the grader, the pytest plugin, Triton's launches and cudal2gen's validator all use the same
-``Session``. Each of them describes its wishes in a ``SessionPolicy`` and, if it has to act while the session is open,
-in ``SessionHooks``.
+``Session``. They differ only in the ``SessionPolicy`` that they pass and, if they have to act while the session is
+open, in its ``SessionHooks``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ CtaFilter = Callable[[Dim3], Iterable[int]]
 
 
 class SessionHooks:
-    """What the owner of a session does while the session is open. These defaults execute every launch and do nothing
-    else; override the methods that matter to you."""
+    """Methods that a session calls while it is open. These defaults execute every launch and do nothing else; the owner
+    of a session overrides those that it needs."""
 
     def execute(self, launch: KernelLaunch) -> LaunchResult:
-        """Execute a launch. An owner may also time it, print its output, or know its effect from an earlier launch."""
+        """Execute a launch. An owner may also time it, print its output, or repeat the known effect of an earlier
+        launch."""
         return launch.execute()
 
     def report(self, reports: list[Report], launches: list[LaunchResult]) -> None:
         """Receive all findings and results so far, at the end of every runtime call and of every direct launch. An
-        owner that passes them on at once empties both lists."""
+        owner that needs each of them once empties both lists."""
 
     def refused(self, call: str, refused: LaunchRefused, first: bool) -> None:
         """The runtime has refused a call. ``first``: no earlier call of the session was refused for this reason."""
@@ -45,12 +46,12 @@ class SessionPolicy:
     """What a session checks, runs and reports.
 
     ``device``: the emulated GPU. Without one, host code sees an A100, and a kernel that is launched without host code
-    runs on the first GPU that its PTX is for. ``options``: which checks and counters are on, the limit of loops, the
-    order of events (``adverse``) and who is told of progress. ``cta_filter``: the CTAs of each grid to run; None: all.
-    ``check_outputs``: when the session ends without an exception and all CTAs ran, elements of output buffers that
-    were never written are findings. ``refusals_are_findings``: launches and copies that the runtime refuses are
-    findings too, instead of failed calls only. ``machine_code``: where a program carries both forms, machine code is
-    executed in place of PTX. ``hooks``: what the owner does meanwhile.
+    runs on a GPU that can run its PTX (``launch_limits.device_for``). ``options``: which checks and counters are on,
+    the limit of loops, the order of events (``adverse``) and a function that receives progress. ``cta_filter``: the
+    CTAs of each grid to run; None: all. ``check_outputs``: when the session ends without an exception and all CTAs ran,
+    elements of output buffers that were never written are findings. ``refusals_are_findings``: launches and copies that
+    the runtime refuses are findings too, instead of failed calls only. ``machine_code``: if a program has both PTX and
+    machine code, the machine code is executed. ``hooks``: the methods that the session calls while it is open.
     """
 
     device: Device | None = None

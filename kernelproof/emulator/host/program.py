@@ -1,4 +1,4 @@
-"""Programs: a PTX file, launches of its kernels, and calls of its host launcher."""
+"""Programs: they launch the kernels of a PTX file or cubin, and call the functions of its host launcher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_dim(value: Dim) -> Dim3:
 
 
 class Program:
-    """A PTX file, ready to launch, with its host launcher if there is one."""
+    """The kernels of a PTX file or cubin, and the library of its host launcher if there is one."""
 
     def __init__(self, text: str | Module, name: str = "") -> None:
         self.module = parse(text) if isinstance(text, str) else text
@@ -60,7 +60,8 @@ class Program:
         return tuple(self.module.kernels)
 
     def entry(self, name: str) -> str:
-        """The kernel of this name, or the only one with this plain name. Raises LaunchRefused."""
+        """The name in the PTX of the kernel with this name, or of the only kernel with this plain name. Raises
+        LaunchRefused."""
         if name in self.module.kernels:
             return name
         same = [kernel for kernel in self.kernels if plain_name(kernel) == name]
@@ -71,7 +72,8 @@ class Program:
         raise LaunchRefused(SYMBOL_NOT_FOUND, f"no kernel {name!r}; the file has {', '.join(self.kernels) or 'none'}")
 
     def compiled(self, kernel: str, counters: bool = False, conservative: bool = False) -> Compiled:
-        """The translated kernel. Raises EmulatorError for unknown kernels and instructions, PtxError for bad text."""
+        """The translated kernel. Raises EmulatorError for unknown kernels and instructions, PtxError for invalid
+        text."""
         return translate(self.module, kernel, counters, conservative)
 
     def read_only(self, kernel: str, counters: bool = False) -> frozenset[int]:
@@ -100,16 +102,17 @@ class Program:
     ) -> LaunchResult:
         """Run one kernel with explicit grid, block, arguments and dynamic shared memory (bytes).
 
-        ``kernel``: its name in the PTX, or its plain name if only one kernel has it (``vectorAdd``). ``memory``: where
-        buffers live; None: that of the buffers among ``args``, or a fresh one. ``cluster``: CTAs per cluster.
-        ``overlapping``: launched with programmatic stream serialization. ``cooperative``: all CTAs are resident at a
-        time, so they may wait for each other.
+        ``kernel``: its name in the PTX, or its plain name if only one kernel has it (``vectorAdd``). ``memory``: the
+        device memory; None: the memory of the buffers among ``args``, or a fresh one. ``cluster``: CTAs per cluster.
+        ``overlapping``: launched with programmatic stream serialization. ``cooperative``: all CTAs are resident at the
+        same time, so they may wait for each other.
 
         ``args``: one per parameter: a Buffer or int (pointers, integers), a float, a NumPy scalar, bytes (structs), or
-        a CPU tensor of PyTorch. A tensor is a pointer to its elements, and has what the kernel wrote afterwards.
+        a CPU tensor of PyTorch. The kernel gets a pointer to the tensor's elements; after the launch, the tensor has
+        the values that the kernel wrote.
         ``ctas``: linear numbers (x + gx * (y + gy * z)) of the CTAs to run; all if None. ``check_outputs``: elements of
         output buffers that were never written are findings, if all CTAs ran. Raises LaunchRefused if the CUDA runtime
-        would refuse the launch, EmulatorError for what the emulator does not support.
+        would refuse the launch, EmulatorError for instructions and features that the emulator does not support.
         """
         tensors = Tensors(_memory_of(args, memory))
         launch = self.prepare(
@@ -154,10 +157,10 @@ class Program:
     def call(self, function: str, *args: object) -> int:
         """Call a function of the launcher, and return its int.
 
-        Buffers become pointers, ints ``int`` (or 64-bit if they do not fit), NumPy scalars their own type, floats
-        ``double``; ctypes objects are passed as they are. CPU tensors of PyTorch become pointers, too: they are
-        uploaded before the call, and have what kernels wrote after it. Raises EmulatorError without a launcher, or
-        outside of a session.
+        Buffers are passed as pointers, ints as ``int`` (64-bit if they do not fit), floats as ``double``, NumPy scalars
+        as their own type, and ctypes objects unchanged. CPU tensors of PyTorch are passed as pointers, too: they are
+        uploaded before the call, and after it they have the values that kernels wrote. Raises EmulatorError without a
+        launcher, or outside of a session.
         """
         if self.library is None:
             raise EmulatorError("this program was loaded without a launcher")
@@ -176,8 +179,8 @@ session_tensors: list[Tensors] = []
 
 
 def _memory_of(args: Sequence[KernelArgument], memory: Memory | None) -> Memory:
-    """The one memory of a launch: ``memory``, or that of the buffers among the arguments, or a fresh one. Raises
-    EmulatorError if there are several."""
+    """The memory of a launch: ``memory``, or that of the buffers among the arguments, or a fresh one. Raises
+    EmulatorError if these are several."""
     found = [] if memory is None else [memory]
     for arg in args:
         if isinstance(arg, Buffer) and not any(arg.memory is other for other in found):
@@ -211,6 +214,7 @@ _C_TYPES: dict[str, type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[fl
 
 
 def _c_argument(value: object) -> object:
+    """An argument of ``Program.call`` in the form in which ctypes passes it."""
     if isinstance(value, Buffer):
         return ctypes.c_void_p(value.address)
     if value is None:
@@ -230,8 +234,8 @@ def pack_arguments(
     tensors: Tensors | None = None,
     read_only: frozenset[int] = frozenset(),
 ) -> bytes:
-    """The kernel's parameter block, made of arguments. Tensors among them are placed by ``tensors``, as inputs if
-    ``read_only`` has their number. Raises EmulatorError if number, size or type do not fit."""
+    """The kernel's parameter block with these arguments. Tensors among them are uploaded by ``tensors``, as inputs if
+    ``read_only`` has their index. Raises EmulatorError if number, size or type of arguments do not fit."""
     name = plain_name(function.name)
     if len(args) != len(function.params):
         kinds = ", ".join(
@@ -272,11 +276,11 @@ def _raw_argument(arg: KernelArgument, param: Variable, name: str) -> bytes:
 _FLOATS = ("f16", "f32", "f64")
 
 
-# Launchers that have been opened. The stand-in runtime knows their kernels by a number: version of the file -> number,
-# number -> library, and number -> the program in which those kernels are looked up at present.
-_owner_of_version: dict[tuple[str, int, int, int], int] = {}
-_libraries: dict[int, ctypes.CDLL] = {}
-owners: dict[int, Program] = {}
+# Every launcher that has been opened has a number, its owner number, under which the stand-in runtime keeps its
+# kernels.
+_owner_of_version: dict[tuple[str, int, int, int], int] = {}  # version of the file -> owner number
+_libraries: dict[int, ctypes.CDLL] = {}  # owner number -> library
+owners: dict[int, Program] = {}  # owner number -> the program in which its kernels are looked up at present
 
 
 def load(source: str | Path, launcher: str | Path | None = None) -> Program:
@@ -294,14 +298,14 @@ def load(source: str | Path, launcher: str | Path | None = None) -> Program:
     else:
         program = Program(source)
     if launcher is not None:
-        program.owner = _open(str(Path(launcher).resolve()))
+        program.owner = _owner_of(str(Path(launcher).resolve()))
         program.library = _libraries[program.owner]
         owners[program.owner] = program
     return program
 
 
-def _open(path: str) -> int:
-    """The number of a launcher; each version of the file is opened once per process."""
+def _owner_of(path: str) -> int:
+    """The owner number of a launcher; each version of the file is opened once per process."""
     try:
         stat = Path(path).stat()
         version = path, stat.st_ino, stat.st_mtime_ns, stat.st_size
@@ -309,18 +313,18 @@ def _open(path: str) -> int:
         if owner is None:
             # 0 is the number of kernels that no launcher of ours registered.
             owner = len(_owner_of_version) + 1
-            older = any(file == path for file, *_ in _owner_of_version)
-            _libraries[owner] = _opened(path, owner, renamed=older)
+            has_older = any(file == path for file, *_ in _owner_of_version)
+            _libraries[owner] = _open(path, owner, copied=has_older)
             _owner_of_version[version] = owner
     except OSError as error:
         raise EmulatorError(f"launcher {path}: {error}") from error
     return owner
 
 
-def _opened(path: str, owner: int, *, renamed: bool) -> ctypes.CDLL:
-    """Open a launcher, whose static constructors register its kernels under an owner's number. ``renamed``: under
-    another name, because the system's loader answers a known name with the file that it opened before."""
-    with tempfile.TemporaryDirectory(prefix="kernelproof-launcher-") if renamed else nullcontext() as folder:
+def _open(path: str, owner: int, *, copied: bool) -> ctypes.CDLL:
+    """Open a launcher, whose static constructors register its kernels under the owner number. ``copied``: a copy of the
+    file is opened, because for a known path the system's loader returns the file that it opened before."""
+    with tempfile.TemporaryDirectory(prefix="kernelproof-launcher-") if copied else nullcontext() as folder:
         name = shutil.copy(path, folder) if folder else path
         standin().emulator_owner(owner)
         try:

@@ -1,4 +1,4 @@
-"""The emulated device that runtime calls act on, and how they write their results."""
+"""The state of the emulated device that runtime calls read and change, and a function that writes their results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Call = Callable[[Words], int]
 
 @dataclass
 class RuntimeState:
-    """The emulated device and what has happened on it.
+    """The emulated device, and the results and findings so far.
 
-    ``programs``: where kernels are looked up beside the launcher's own program. ``launches``: results in order;
-    ``reports``: all findings; ``errors``: exceptions behind failed calls; ``refusals``: why the runtime refused calls;
-    ``unsupported``: functions called that the emulator lacks, each with a count; ``device_failure``: the cudaError_t
-    that calls which wait for the device return once a kernel has failed, else 0. ``site``: where host code stands, as
-    far as that is known.
+    ``programs``: programs in which kernels are looked up, in addition to the launcher's own. ``launches``: results in
+    order. ``reports``: all findings. ``errors``: exceptions that made calls fail. ``refusals``: why the runtime refused
+    calls. ``unsupported``: functions called that the emulator lacks -> number of calls. ``device_failure``: the
+    cudaError_t that calls which wait for the device return after a kernel has failed, else 0. ``site``: the line of
+    host code that makes the present call, if it is known.
     """
 
     memory: Memory
@@ -49,12 +49,12 @@ class RuntimeState:
         self.device, self.options = self.policy.device or Device(), self.policy.options
 
     def record(self, result: LaunchResult) -> None:
-        """Keep what a launch did and found."""
+        """Keep the result and the findings of a launch."""
         self.launches.append(result)
         self.reports += result.reports
 
 
 def put(address: int, form: str, *values: int) -> None:
-    """Write a call's result through a pointer. ``form``: the format of ``struct``, without byte order."""
+    """Write values to host memory, as results of a call. ``form``: their format of ``struct``, without byte order."""
     raw = struct.pack("<" + form, *values)
     ctypes.memmove(address, raw, len(raw))

@@ -1,4 +1,4 @@
-"""Sessions: the emulated device while kernels are launched, by a host launcher or directly."""
+"""Sessions: an emulated device on which a host launcher, or Python code directly, launches kernels."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.reports import Report
 from kernelproof.ground.pages import counted
 
-# Calls that tell the program of a kernel's failure.
+# Calls whose result tells the program that a kernel has failed.
 WAITING_CALLS = frozenset(("synchronize", "stream_synchronize", "event_synchronize", "memcpy", "launch"))
 LAUNCHING_CALLS = frozenset(("launch", "graph_launch"))
-# What guard.c asks of host code's own accesses.
+# Calls by which guard.c asks about an access of host code that has faulted.
 JUDGED_CALLS = frozenset(("host_access", "host_range"))
 COPYING_CALLS = frozenset(("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_symbol"))
 
@@ -38,16 +38,16 @@ COPYING_CALLS = frozenset(("memcpy", "memset", "memcpy_to_symbol", "memcpy_from_
 class Session(RuntimeState):
     """The emulated device under one policy.
 
-    In a ``with`` statement it answers the runtime calls of host launchers: it refuses what the real runtime refuses and
-    executes launches at once. ``run`` launches a kernel without host code and needs no ``with`` statement. Findings of
-    both are ``reports``.
+    In a ``with`` statement it answers the runtime calls of host launchers: it refuses what the real runtime refuses,
+    and executes a launch before the call returns. ``run`` launches a kernel without host code and needs no ``with``
+    statement. ``reports`` has the findings of both.
     """
 
     def __init__(
         self, policy: SessionPolicy | None = None, memory: Memory | None = None, programs: Iterable[Program] = ()
     ) -> None:
         super().__init__(memory or Memory(), policy or SessionPolicy(), list(programs))
-        # An exception that ends the process must not pass through C: it waits here until the session ends.
+        # KeyboardInterrupt or SystemExit, which must not pass through C; it is raised when the session ends.
         self.interruption: BaseException | None = None
         self.streams = Streams(self)
         self.kernel_calls = KernelCalls(self, self.streams)
@@ -73,7 +73,7 @@ class Session(RuntimeState):
         return self
 
     def _guard(self) -> None:
-        """Let faults of host code come to this session if its memory is guarded."""
+        """Let guard.c ask this session about faults of host code in its memory, if host code has a mapping of it."""
         view = self.memory.view
         standin().emulator_guard(*((view.base, view.base + view.nbytes) if view is not None else (0, 0)))
 
@@ -108,7 +108,7 @@ class Session(RuntimeState):
         return code
 
     def _answer(self, name: str, call: Call, words: Words) -> int:
-        """The code of a call; what it raises becomes a finding."""
+        """The cudaError_t of a call. An exception that the call raises becomes a finding."""
         try:
             return call(words) or (self.device_failure if name in WAITING_CALLS else 0)
         except LaunchRefused as refused:
@@ -122,7 +122,7 @@ class Session(RuntimeState):
         return LAUNCH_FAILURE
 
     def _refuse(self, call: str, refused: LaunchRefused) -> None:
-        """Keep why the runtime refuses a call."""
+        """Record why a call is refused; as a finding, too, if the policy says so."""
         self.policy.hooks.refused(call, refused, str(refused) not in self.refusals)
         self.refusals.append(str(refused))
         report = refusal_report(call, refused) if self.policy.refusals_are_findings else None
@@ -131,7 +131,7 @@ class Session(RuntimeState):
             self.reports.append(report)
 
     def answer_unsupported(self, words: Words) -> int:
-        """A call of a function that the emulator lacks; its name is the only word."""
+        """Answer a call of a function that the emulator lacks. Word: the function's name."""
         name = ctypes.string_at(words[0]).decode()
         self.unsupported[name] += 1
         if self.unsupported[name] == 1:
@@ -139,7 +139,7 @@ class Session(RuntimeState):
         return NOT_SUPPORTED
 
     def launch(self, words: Words) -> int:
-        """A launch, its stream in ``words[9]``; for subclasses that order streams."""
+        """Answer a launch; ``words[9]`` is its stream. Subclasses override this to order streams."""
         return self.kernel_calls.launch(words)
 
     # --- launches without host code ---
@@ -160,9 +160,9 @@ class Session(RuntimeState):
     ) -> LaunchResult:
         """Run one kernel as the policy says; arguments are those of ``Program.launch``.
 
-        ``memory``: memory of this launch alone, whose outputs are checked when it ends if the policy checks outputs;
-        the session's memory if None. Raises LaunchRefused where the CUDA runtime would refuse, EmulatorError for what
-        the emulator does not support.
+        ``memory``: memory for this launch only, whose outputs are checked when it ends if the policy checks outputs;
+        the session's memory if None. Raises LaunchRefused if the CUDA runtime would refuse the launch, EmulatorError
+        for instructions and features that the emulator does not support.
         """
         policy = self.policy
         tensors = Tensors(memory or self.memory)
@@ -179,7 +179,7 @@ class Session(RuntimeState):
         policy.hooks.report(self.reports, self.launches)
         return result
 
-    # --- what there is ---
+    # --- kernels, outputs and leaks ---
 
     def kernels(self) -> dict[str, Program]:
         """All kernels by name: those of ``programs``, and those that libraries registered since the session began."""
@@ -197,20 +197,21 @@ class Session(RuntimeState):
 
     def leaks(self) -> str:
         """The allocations that host code has not freed, in words; "" if there are none."""
-        kept = self.memory_calls.kept()
-        if not kept:
+        leaked = self.memory_calls.leaked()
+        if not leaked:
             return ""
-        nbytes, first = sum(buffer.nbytes for buffer in kept), kept[0]
+        nbytes, first = sum(buffer.nbytes for buffer in leaked), leaked[0]
         where = f", allocated at {first.made}" if first.made else ""
         return (
-            f"never freed: {counted(len(kept), 'allocation')} of CUDA, {nbytes} bytes in all; the first is "
+            f"never freed: {counted(len(leaked), 'allocation')} of CUDA, {nbytes} bytes in all; the first is "
             f"{self.memory.name(first)} ({first.nbytes} bytes{where})"
         )
 
 
 def refusal_report(call: str, refused: LaunchRefused) -> Report | None:
-    """A refused call as a finding: a launch that never ran, or a copy that was not made. None for other calls, which
-    programs may make to see what is possible. A file without PTX for the device says nothing about the program."""
+    """The finding for a refused launch or copy, which has not been done. None for other calls, because programs make
+    them to see what the device can do. Missing code for the device is a ``launch-error``, since it is no fault of the
+    kernel."""
     if refused.code == NO_IMAGE:
         return Report("launch-error", str(refused), refused.kernel)
     if refused.rule:

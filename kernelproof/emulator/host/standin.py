@@ -1,4 +1,4 @@
-"""The stand-in CUDA runtime: a C library that hands each runtime call to the session that is open.
+"""Builds and loads the stand-in CUDA runtime: a C library that passes each runtime call to the open session.
 
 Its functions have the names of the real runtime and driver, so an unmodified host launcher runs against it. The library
 is compiled once per version of its text, and kept in the cache folder.
@@ -31,9 +31,9 @@ class Words(Protocol):
 
 MAX_FRAMES = 14  # kFrames of guard.c
 
-# Answers a call, by name, with a cudaError_t. It must not raise, because an exception cannot pass through C.
+# (name of the call, its words) -> cudaError_t. It must not raise, because an exception cannot pass through C.
 Runtime = Callable[[str, Words], int]
-# The open sessions; the last one answers.
+# The open sessions. Calls go to the last one.
 active: list[Runtime] = []
 
 
@@ -41,15 +41,15 @@ active: list[Runtime] = []
 def runtime_path() -> Path:
     """The stand-in runtime as a shared library, built at the first call.
 
-    A process keeps the file of its first call, wherever the cache folder lies later: a second file would be a second
-    library, whose calls no session answers. Raises EmulatorError when there is no C compiler or it fails.
+    A process always gets the file of its first call, even if the cache folder changes: a second file would be a second
+    library, whose calls no session answers. Raises EmulatorError if there is no C compiler or it fails.
     """
-    # Its functions call each other, and not those of a runtime that torch has loaded for the whole process.
+    # By this option its functions call each other, even if torch has loaded a real runtime for the whole process.
     return _compiled("runtime", _text(), "-Wl,-Bsymbolic-functions")
 
 
 def _compiled(name: str, text: str, *options: str) -> Path:
-    """C text, compiled to a shared library in the cache folder."""
+    """The path of a shared library in the cache folder, compiled from C text unless it exists. Raises EmulatorError."""
     flags = ["-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-w", *options]
     digest = hashlib.sha256(text.encode() + " ".join(flags).encode()).hexdigest()[:20]
     folder = places.user_cache() / "emulator"
@@ -80,8 +80,8 @@ def _compiled(name: str, text: str, *options: str) -> Path:
 
 
 def stand_for(*libraries: str) -> None:
-    """Let programs that name these libraries (such as libcuda.so.1) load without them; their functions are those of the
-    stand-in runtime. Only for processes that load none of the real libraries."""
+    """Let programs that need these libraries (such as libcuda.so.1) load without them: the stand-in runtime has their
+    functions. Only for processes that load none of the real libraries."""
     standin()
     for library in libraries:
         ctypes.CDLL(str(stand_in_path(library)), mode=ctypes.RTLD_GLOBAL)
@@ -94,13 +94,13 @@ def stand_in_path(library: str) -> Path:
 
 @cache
 def _text() -> str:
-    """The C text: runtime, driver, and for every other name in symbols.txt a function that answers "not supported"."""
+    """The C text: runtime, driver, and for every other name in symbols.txt a function that returns "not supported"."""
     folder = Path(__file__).parent
     text = "".join(
         (folder / name).read_text() for name in ("runtime.c", "guard.c", "driver.c", "graphs.c", "driver_graphs.c")
     )
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
-    # Functions that macros of the C files define, which the pattern above cannot see: POOLS, NODES, COPY and FACE, and
+    # The pattern above does not match functions that macros of the C files define: POOLS, NODES, COPY and FACE, and
     # BOTH and WITH_STREAM with their variants for per-thread streams.
     defined |= {api + name for name in re.findall(r"int api##(\w+)", text) for api in ("cuda", "cu")}
     kinds = re.findall(r"^NODES\((\w+)", text, re.M)

@@ -1,10 +1,12 @@
-"""Streams and events: work is done when it is given, and clocks say what CUDA would have ordered.
+"""Streams and events: work is executed when it is issued, and vector clocks tell which work CUDA would have ordered.
 
-Every stream has a clock, and so has the host. Work on a stream knows what the host knew when it gave the work. The
-default stream waits for all streams that block on it, and they wait for it. Events and synchronisation join clocks. Two
-pieces of work on the same bytes, of which one writes and which no clock orders, are a finding. ``graphs`` records the
-work of streams under capture and of graph nodes; each captured stream and each node has a clock, too. ``order`` keeps
-host code from what work in flight uses.
+Every stream has a clock, and so has the host. Work on a stream is ordered after everything that the host knew to be
+over when it issued the work. The default stream waits for all streams that block on it, and they wait for it. Events
+and synchronisation join clocks. It is a finding if two pieces of work touch the same bytes, at least one writes, and no
+clock orders them.
+
+``graphs`` records the work of streams under capture and of graph nodes; each captured stream and each node has a clock,
+too. ``order`` finds accesses of host code to bytes that pending work uses.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ HOST, DEFAULT = -1, 0
 PER_THREAD = 2  # cudaStreamPerThread: the default stream of the thread that calls
 NON_BLOCKING = 1
 FIRST_HANDLE = 0x10000
-LONGEST_HISTORY = 32  # pieces of work that are remembered per buffer
+LONGEST_HISTORY = 32  # pieces of work that are kept per buffer
 
 
 @dataclass
 class _Event:
-    """What an event passes on: a clock, its time in seconds, and the graph under capture that it was recorded in, with
-    a number for that moment."""
+    """The state of an event when it was last recorded: the stream's clock and the time in seconds. If the stream was
+    under capture, ``graph`` is its graph, and ``mark`` is the number of that moment in ``Streams.marks``."""
 
     clock: Clock = field(default_factory=dict)
     seconds: float = 0.0
@@ -56,13 +58,14 @@ class Streams:
         self.clocks: dict[int, Clock] = {HOST: {}, DEFAULT: {}}
         self.created: set[int] = set()
         self.blocking: set[int] = set()
-        self.branches: set[int] = set()  # clocks of captured streams
-        self.of_threads: dict[int, int] = {}  # threads of host code -> their own default streams
+        self.branches: set[int] = set()  # branches of graphs, which have clocks like streams
+        self.of_threads: dict[int, int] = {}  # thread of host code -> its default stream, if each thread has one
         self.events: dict[int, _Event] = {}
         self.last_handle = FIRST_HANDLE
         self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
-        self.marks: dict[int, Clock] = {}  # moments of captured streams -> their clocks when the graph last ran
-        self.history: dict[int, list[BufferAccess]] = {}  # start of a buffer -> the last work that has touched it
+        # Number of the moment at which an event was captured -> the branch's clock then, when the graph last ran.
+        self.marks: dict[int, Clock] = {}
+        self.history: dict[int, list[BufferAccess]] = {}  # start of a buffer -> the latest accesses to it
         self.order = HostOrder(state, self.clocks[HOST], self.history)
         self.calls: dict[str, Call] = {
             "stream_create": self.create,
@@ -82,39 +85,40 @@ class Streams:
         }
 
     @property
-    def several(self) -> bool:
-        """Has the program made streams of its own?"""
+    def has_own_streams(self) -> bool:
+        """Has the program any stream but the default one?"""
         return len(self.clocks) > 2
 
     def forget(self, buffer: Buffer) -> None:
-        """Forget a buffer that is freed here: the host waits for all work on it."""
+        """Forget the accesses to a buffer that the present line of host code frees."""
         buffer.freed = self.state.site
         self.history.pop(buffer.start, None)
         self.order.forget(buffer)
 
     def give(self, stream: int, work: Work) -> int:
-        """Do work on a stream now, or record it while the stream is under capture. It belongs to the present line of
-        host code, whenever it is done."""
+        """Do work on a stream now, or record it while the stream is under capture. Its findings name the present line
+        of host code, even if a graph does it later."""
         site = self.state.site
 
-        def placed(on: int) -> int:
+        def work_at_site(on: int) -> int:
             present, self.state.site = self.state.site, site
             try:
                 return work(on)
             finally:
                 self.state.site = present
 
-        return self.graphs.give(stream, placed)
+        return self.graphs.give(stream, work_at_site)
 
     # --- work ---
 
     def matters(self, buffer: Buffer) -> bool:
-        """Is what work does to a buffer compared with other work, or with host code?"""
-        return self.several or self.order.watches_over(buffer)
+        """Are accesses to a buffer compared with other work, or with host code?"""
+        return self.has_own_streams or self.order.watches_over(buffer)
 
     def touch(self, stream: int, name: str, touched: Iterable[AccessedGranules], wait: bool = False) -> int:
-        """Account for work on a stream. There is a finding for each buffer that unordered work has touched. ``wait``:
-        the host waits for the end of the work. Returns the number of the work on its stream."""
+        """Compare the accesses of new work on a stream with earlier work, and keep them. Each buffer that unordered
+        work has touched is a finding. ``wait``: the host waits for the end of the work. Returns the number of the work
+        on its stream."""
         stream = self._number(stream)
         clock = self._issue(stream)
         for buffer, size, read, written, at, strong in touched:
@@ -128,7 +132,8 @@ class Streams:
         return clock[stream]
 
     def watch_own(self, stream: int, tick: int, address: int, count: int, *, writes: bool) -> None:
-        """A copy, which the host does not wait for, uses memory of the program's own."""
+        """Watch memory of the program's own, which is used by a copy that the host does not wait for. ``tick``: the
+        number of the copy on its stream."""
         if self.state.memory.view is not None:
             everything = np.broadcast_to(np.True_, count)
             read, written = (None, everything) if writes else (everything, None)
@@ -136,12 +141,13 @@ class Streams:
             self.order.own.watch(address, count, access)
 
     def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
-        """An allocation begins or ends on a stream; for the order of streams it is an access to all of its bytes."""
+        """Account for an allocation or a free on a stream, which orders like a write to all bytes of the buffer."""
         everything = np.broadcast_to(np.True_, buffer.nbytes)
         self.touch(stream, name, [AccessedGranules(buffer, 1, None, everything)])
 
     def _number(self, stream: int) -> int:
-        """The number of a stream with a clock: the default stream for handles that are no stream of this session."""
+        """The stream that a handle denotes, as a key of ``clocks``: the calling thread's own default stream, a stream,
+        or the default stream for handles that are no stream of this session."""
         if stream == PER_THREAD or (stream == DEFAULT and standin().emulator_per_thread()):
             thread = threading.get_ident()
             if thread not in self.of_threads:
@@ -152,7 +158,7 @@ class Streams:
         return stream if stream in self.clocks else DEFAULT
 
     def _issue(self, stream: int) -> Clock:
-        """The clock of a stream on which new work begins."""
+        """Begin new work on a stream; returns the stream's clock, in which the work is counted."""
         clock = self.clocks[stream]
         # The host gives work in order, so the stream knows all that the host knows.
         join(clock, self.clocks[HOST])
@@ -165,6 +171,7 @@ class Streams:
         return clock
 
     def _compare(self, buffer: Buffer, access: BufferAccess, clock: Clock) -> None:
+        """Report an access that conflicts with an earlier one which ``clock`` does not order before it; keep it."""
         earlier = self.history.setdefault(buffer.start, [])
         for other in earlier:
             if not other.is_over(clock) and (place := conflict(access, other)) is not None:
@@ -207,26 +214,27 @@ class Streams:
         return self.last_handle
 
     def add(self, stream: int, blocking: bool) -> None:
-        """A stream of this handle."""
+        """Give a stream of this handle a clock. ``blocking``: it and the default stream wait for each other."""
         self.clocks[stream] = {}
         self.created.add(stream)
         if blocking:
             self.blocking.add(stream)
 
     def destroy(self, a: Words) -> int:
-        """cudaStreamDestroy: what the stream has done stays, in the clock of the default stream only if it blocks."""
+        """cudaStreamDestroy: stream. Later work on the default stream remains ordered after the stream's work if the
+        stream blocks."""
         if a[0] in self.blocking:
             join(self.clocks[DEFAULT], self.clocks[a[0]])
         self.blocking.discard(a[0])
         return SUCCESS
 
     def identify(self, a: Words) -> int:
-        """cudaStreamGetId: stream, out. No two streams of a session have one number."""
+        """cudaStreamGetId: stream, out. Every stream of a session has a different number."""
         put(a[1], "Q", self._number(a[0]))
         return SUCCESS
 
     def synchronize(self, a: Words) -> int:
-        """cudaStreamSynchronize: the host knows what the stream has done."""
+        """cudaStreamSynchronize: stream. The host then knows that the stream's work is over."""
         stream = self._number(a[0])
         if stream == DEFAULT:
             self._issue(DEFAULT)
@@ -234,7 +242,7 @@ class Streams:
         return SUCCESS
 
     def synchronize_device(self, _: Words) -> int:
-        """cudaDeviceSynchronize: the host knows everything."""
+        """cudaDeviceSynchronize: the host then knows that all work is over."""
         for stream, clock in self.clocks.items():
             if stream != HOST:
                 join(self.clocks[HOST], clock)
@@ -242,8 +250,8 @@ class Streams:
         return SUCCESS
 
     def host_function(self, a: Words) -> int:
-        """cudaLaunchHostFunc: stream, function, its argument; and cudaStreamAddCallback, whose function takes stream,
-        status and argument. It runs now, as part of the stream."""
+        """cudaLaunchHostFunc and cudaStreamAddCallback: stream, function, its argument, whether it is the latter, whose
+        function takes stream, status and argument. The function runs now, as work on the stream."""
         stream, data, callback = a[0], a[2], bool(a[3])
         plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1])
         with_status = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(a[1])
@@ -292,7 +300,8 @@ class Streams:
         return SUCCESS
 
     def wait_event(self, a: Words) -> int:
-        """cudaStreamWaitEvent: stream, event. A stream that waits for one under capture is captured too."""
+        """cudaStreamWaitEvent: stream, event. A stream that waits for an event of a captured stream is captured,
+        too."""
         event = self.events.get(a[1])
         if event is None:
             return INVALID_HANDLE
@@ -307,7 +316,8 @@ class Streams:
         return SUCCESS
 
     def synchronize_event(self, a: Words) -> int:
-        """cudaEventSynchronize and cudaEventQuery: the host knows what was done before the event."""
+        """cudaEventSynchronize and cudaEventQuery: event. The host then knows that the work before the event is
+        over."""
         event = self.events.get(a[0])
         if event is None:
             return INVALID_HANDLE
@@ -315,7 +325,7 @@ class Streams:
         return SUCCESS
 
     def elapsed(self, a: Words) -> int:
-        """cudaEventElapsedTime: out milliseconds, start, end. It is the time that the emulator took, and never 0."""
+        """cudaEventElapsedTime: out milliseconds, start, end. The result is the emulator's own time, at least 0.001."""
         start, end = self.events.get(a[1]), self.events.get(a[2])
         if start is None or end is None:
             return INVALID_HANDLE

@@ -1,7 +1,7 @@
-"""Tensors of PyTorch as arguments: a storage is copied to the device once per memory, and back when a launch ends.
+"""Passes PyTorch tensors to kernels: copies their storages to device memory, and back when a launch ends.
 
-Views of one storage are views of one buffer, and addresses keep their distance from its start, so alignments are those
-of the tensor. On the host nothing is copied: bytes move between the tensor's own memory and the device's.
+Tensors that share a storage share a buffer, and keep their distances from its start, so the alignment of a tensor is
+preserved. There is no further copy on the host: bytes are copied between the tensor's own memory and the device's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kernelproof.emulator.state.arrays import POISON, Array
 
 
 class Tensors:
-    """The tensors of one launch or session, by their storage. ``roles``: address of a storage -> role; other storages
-    are ``inout``."""
+    """The tensors of one launch or session. ``roles``: address of a storage -> role of its buffer; see ``address`` for
+    other storages."""
 
     def __init__(self, memory: Memory, roles: Mapping[int, str] | None = None) -> None:
         self.memory, self.roles = memory, roles or {}
@@ -40,16 +40,16 @@ class Tensors:
         return buffer.address + tensor.data_ptr() - start
 
     def store(self) -> None:
-        """Copy back what kernels may have written."""
+        """Copy the buffers that kernels may have written back to their tensors."""
         for buffer, content, _ in self._placed.values():
             if buffer.role != "input":
                 content[:] = buffer.bytes()
 
 
 def _describe(buffer: Buffer, tensor: TorchTensor, element: str) -> None:
-    """Give a buffer the element type and shape of a tensor; one dimension if the tensor is only a part of it."""
+    """Give a buffer the element type and shape of a tensor, or one dimension if the tensor is only a part of it."""
     dtype, extents = np.dtype(NUMPY[element]), tuple(map(int, tensor.shape))
     if buffer.nbytes % dtype.itemsize == 0:
-        whole = tensor.is_contiguous() and int(np.prod(extents)) * dtype.itemsize == buffer.nbytes
+        is_whole = tensor.is_contiguous() and int(np.prod(extents)) * dtype.itemsize == buffer.nbytes
         buffer.dtype, buffer.element = dtype, element
-        buffer.shape = extents if whole else (buffer.nbytes // dtype.itemsize,)
+        buffer.shape = extents if is_whole else (buffer.nbytes // dtype.itemsize,)

@@ -1,4 +1,4 @@
-"""Work on streams, and the bytes that it touches; clocks say what is known to be over."""
+"""Accesses of work on streams to buffers, and vector clocks that tell which work is known to be over."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 from kernelproof.emulator.host.callsites import UNKNOWN, HostSite
 from kernelproof.emulator.state.arrays import Array
 
-Clock = dict[int, int]  # stream -> number of its pieces of work that are known to be over
+Clock = dict[int, int]  # stream -> how many of its pieces of work are known to be over
 
 
 @dataclass(eq=False)
 class BufferAccess:
-    """Work that touched a buffer: its stream, the number of that work on the stream, and the bytes: masks of granules
-    of ``size`` bytes from byte ``first`` on (None: none).
+    """The bytes of one buffer that a piece of work has touched.
 
-    ``site``: where host code gave the work. ``strong``: a mask of the bytes by which the work may talk to the host
-    while it runs. ``excused``: a finding has told of the host's access to the same bytes.
+    ``tick``: the number of the work on its stream, from 1 on. ``read``, ``written``: boolean masks of granules of
+    ``size`` bytes, which begin at byte ``first`` of the buffer; None: no granule. ``site``: the line of host code that
+    issued the work. ``strong``: a mask of the granules by which the work may signal the host while it runs.
+    ``excused``: a finding has already reported the host's access to these bytes.
     """
 
     stream: int
@@ -38,11 +39,12 @@ class BufferAccess:
         return self.first + self.size * max(len(mask) for mask in (self.read, self.written, ()) if mask is not None)
 
     def is_over(self, clock: Clock) -> bool:
-        """Does a clock know that the work is over?"""
+        """Is the work over according to a clock?"""
         return self.tick <= clock.get(self.stream, 0)
 
     def window(self, mask: Array, size: int, first: int, end: int) -> Array:
-        """The part of a mask from byte ``first`` to before ``end``, in finer granules of ``size`` bytes."""
+        """The part of a mask from byte ``first`` to before ``end``, in granules of ``size`` bytes, which must divide
+        those of the mask."""
         skipped = (first - self.first) // self.size
         coarse = mask[skipped : -((self.first - end) // self.size)]
         fine = coarse if size == self.size else np.repeat(coarse, self.size // size)
@@ -79,7 +81,7 @@ class BufferAccess:
 
 
 def join(clock: Clock, other: Clock) -> None:
-    """Let a clock know what another one knows."""
+    """Raise each entry of a clock to that of another clock."""
     for stream, tick in other.items():
         if clock.get(stream, 0) < tick:
             clock[stream] = tick
