@@ -1,1 +1,1 @@
-"""From a record to a binary: the catalog of records, the rendered texts, and the build."""
+"""Turns records into binaries: the catalog of records, the rendered texts, and the build."""

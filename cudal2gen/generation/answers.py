@@ -1,4 +1,4 @@
-"""Which record of the catalog answers a problem: its own, one that measurements choose, or the nearest."""
+"""Chooses the record of the catalog that answers a problem: its own, one that measurements choose, or the nearest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalog ``kernels.jsonl``: its records are loaded, found, put and saved here.
+"""Loads, searches and writes the catalog of records, ``kernels.jsonl``.
 
 Each line is one record; lines are sorted by problem. Fields with their neutral value are left out.
 """
@@ -31,7 +31,7 @@ from kernelproof.ground.errors import Failure, WrongInput, parse_json
 
 GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # the start of a line in normal form
 SIZES_FIRST = re.compile(GPU_FIRST.pattern + r',"acc":"(\w+)","layout":"(\w+)","m":([0-9]+),"n":([0-9]+),"k":([0-9]+),')
-ANY_TILE = (MAX_EXTENT, MAX_EXTENT)  # one tile of it covers every problem
+ANY_TILE = (MAX_EXTENT, MAX_EXTENT)  # a tile that covers every problem, so that its distance is a lower bound
 FIRST_LINES = 64  # a search for the nearest record parses this many lines first
 
 
@@ -74,10 +74,10 @@ def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Re
         for number, line in _lines(path, content)
         if gpus is None or not (start := GPU_FIRST.match(line)) or start[1] not in GPUS or start[1] in gpus
     )
-    return tuple(record for record in _unique(path, lines).values() if gpus is None or record.gpu in gpus)
+    return tuple(record for record in _by_problem(path, lines).values() if gpus is None or record.gpu in gpus)
 
 
-def _unique(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, Record]:
+def _by_problem(path: Path, records: Iterable[tuple[int, Record]]) -> dict[Problem, Record]:
     """Records of numbered lines by problem, in order. Raises CatalogError if two records have the same problem."""
     unique: dict[Problem, Record] = {}
     first_lines: dict[Problem, int] = {}
@@ -101,7 +101,7 @@ def some(admits: Callable[[Problem], bool], path: Path | None = None) -> list[Re
     by_start = _by_start(path, _content(path))
     groups = [lines for lines in by_start.values() if not (start := lines[0].start) or admits(start)]
     numbered = [(line.number, _parse(path, line.number, line.text)) for line in sorted(chain(*groups))]
-    return [record for record in _unique(path, numbered).values() if admits(record.problem)]
+    return [record for record in _by_problem(path, numbered).values() if admits(record.problem)]
 
 
 class Entry(NamedTuple):
@@ -154,6 +154,7 @@ def _by_start(path: Path, content: bytes) -> dict[tuple[object, ...], list[_Line
 
 
 def _start(problem: Problem) -> tuple[object, ...]:
+    """The fields at the start of a problem's line, in the order in which lines are sorted."""
     return problem.gpu, problem.acc, problem.layout, problem.m, problem.n, problem.k
 
 
@@ -179,7 +180,7 @@ def find(problem: Problem, path: Path | None = None) -> Match:
     for lines, farther in _outwards(problem, by_start):
         near += ((line.number, _parse(path, line.number, line.text)) for line in lines)
         served = _served(problem, [record for _, record in sorted(near, key=itemgetter(0))])
-        if served and serving.cost(problem, served[0], served[2]) < farther:  # no record that is not parsed is as near
+        if served and serving.cost(problem, served[0], served[2]) < farther:  # every unparsed record is farther
             return _match(problem, served)
     raise _none_legal(problem)
 
@@ -224,7 +225,7 @@ def own(problem: Problem, path: Path | None = None) -> Record | None:
     by_start = _by_start(path, content)
     lines = sorted(chain(by_start.get((), ()), by_start.get(_start(problem), ())), key=itemgetter(0))
     records = [(line.number, _parse(path, line.number, line.text)) for line in lines]
-    return _unique(path, records).get(problem)
+    return _by_problem(path, records).get(problem)
 
 
 def nearest(problem: Problem, records: Iterable[Record]) -> Match:
@@ -289,20 +290,21 @@ def library(
 
 def _tiers(gpu: str, acc: str, source: str | None, path: Path | None) -> Iterator[list[Record]]:
     """Records of an accumulator: of the GPU's capability, then of each other GPU, the nearest first."""
-    kin = {other for other in (gpu, *GPUS) if related(gpu, other)}
-    yield [record for record in load(path, kin) if record.acc == acc and source in (None, record.gpu)]
+    same_capability = {other for other in (gpu, *GPUS) if related(gpu, other)}
+    yield [record for record in load(path, same_capability) if record.acc == acc and source in (None, record.gpu)]
     candidates = [record for record in load(path) if record.acc == acc and source in (None, record.gpu)]
-    for other in _strangers(gpu, candidates):
+    for other in _unrelated_gpus(gpu, candidates):
         yield [record for record in candidates if record.gpu == other]
 
 
-def _strangers(gpu: str, records: Iterable[Record]) -> list[str]:
+def _unrelated_gpus(gpu: str, records: Iterable[Record]) -> list[str]:
     """GPUs of other capabilities that have records, the nearest first."""
     gpus = {record.gpu for record in records if not related(gpu, record.gpu)}
     return sorted(gpus, key=lambda other: (distance(gpu, other), other))
 
 
 def _moved_distance(record: Record, target: Mapping[str, object]) -> tuple[float, int]:
+    """How far a record is from its own sizes with the ``target``'s GPU, layout and types; see ``_other_types``."""
     problem = record.problem.model_copy(update=dict(target))
     return serving.distance(problem, record.problem, (record.bm, record.bn)), _other_types(record, problem)
 
@@ -351,14 +353,14 @@ def put(record: Record, path: Path | None = None) -> Path:
     target = (path or places.editable_catalog()).resolve()
     with _exclusive_edit(target):
         source = target if target.is_file() else places.catalog()
-        lines = _with(record, source)
-        for name, text in record.texts.items():  # first: no line without its text
+        lines = _lines_with(record, source)
+        for name, text in record.texts.items():  # written before the catalog, so that every line has its text
             keep_text(text, target.parent / "sources", name)
         files.write(target, "".join(f"{line}\n" for line in lines))
     return target
 
 
-def _with(record: Record, path: Path) -> list[str]:
+def _lines_with(record: Record, path: Path) -> list[str]:
     """The sorted lines of a catalog with a record added. Raises CatalogError if a line that must be parsed is
     illegal."""
     by_start = _by_start(path, _content(path))
@@ -366,7 +368,7 @@ def _with(record: Record, path: Path) -> list[str]:
     starts = {_start(each.problem) for each in (record, *records.values())}
     for line in chain(*(by_start.get(start, ()) for start in starts)):
         records[line.number] = _parse(path, line.number, line.text)
-    parsed = _unique(path, sorted(records.items())) | {record.problem: record}
+    parsed = _by_problem(path, sorted(records.items())) | {record.problem: record}
     # A key begins with the start of its line, so lines whose start no parsed record shares are sorted by that alone.
     keyed: list[tuple[tuple[object, ...], str]] = [(each.key, dump(each)) for each in parsed.values()]
     unparsed = [(start, lines) for start, lines in by_start.items() if start not in {(), *starts}]
@@ -399,7 +401,7 @@ def _exclusive_edit(path: Path) -> Iterator[None]:
 
 def dump_problem(problem: Problem) -> str:
     """The beginning of a catalog line whose record is for this problem."""
-    # Up to the next key: a problem with more fields starts with the same text.
+    # The next key is included, because the line of a problem with more fields starts with the same text.
     return json.dumps(problem.model_dump(mode="json"), separators=(",", ":"))[:-1] + ',"family":'
 
 
@@ -413,6 +415,7 @@ def _content(path: Path) -> bytes:
 
 
 def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
+    """The lines of a catalog that are not blank, with their numbers from 1."""
     # Only a line feed ends a line: other line separators of Unicode may occur inside a JSON text.
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:

@@ -1,4 +1,4 @@
-"""Records to compiled kernels: one ninja graph, a content-addressed build directory.
+"""Compiles records to kernels, with one ninja graph, into a build directory whose folders are named by digest.
 
 ``build/<digest>/`` holds kernel.cu, kernel.ptx, kernel.cubin, ptxas.json and kernel.launch. The digest covers text,
 launch, architecture, flags and the versions of nvcc and CUTLASS, and no path. The directory appears by one rename when
@@ -7,7 +7,7 @@ kernel, and each part is assembled alone: a batched build and a single one give 
 
 Processes that build the same kernel compile it once: a process locks the digest (``build_folder.Locks``) while it
 builds. It takes the free locks in one pass without waiting, builds those kernels, releases all its locks, and only then
-waits for the kernels that other processes build: nobody waits while holding a lock, so there is no deadlock.
+waits for the kernels that other processes build. No process waits while it holds a lock, so there is no deadlock.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIB
 TORCH_SOURCES = ("sized.h", "torch_launcher.cpp")
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
-# Kernels per translation unit. 691 of sm_80 take 116 s of two cores by 16 and 93 s by 64, with 0.7 GB a compiler.
+# Kernels per translation unit. On two cores, 691 kernels for sm_80 compile in 116 s with 16 kernels in a unit and in
+# 93 s with 64, for which a compiler takes 0.7 GB.
 BATCH = 64
 LONGEST_MESSAGE = 1000
-TEXT_BOX = sandbox.Sandbox()  # limits of a compiler of untrusted text
+TEXT_BOX = sandbox.Sandbox()  # the sandbox in which untrusted texts are compiled
 
 
 class BuildError(Failure):
@@ -234,11 +235,11 @@ def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -
     library = root / f"launcher-{_digest(identity)}" / "libcudal2gen.so"
     if not tools.compiles and not library.is_file():
         raise _not_prebuilt(root, tools, ["the launcher"])
-    return _shared(library, "the launcher", LAUNCHER_SOURCES, [*flags, f"-I{tools.cuda_include}"])
+    return _shared_library(library, "the launcher", LAUNCHER_SOURCES, [*flags, f"-I{tools.cuda_include}"])
 
 
 def launcher_flags(tools: Toolchain) -> list[str]:
-    """Flags of the launcher, from which alone it knows what its kernels' CUDA needs of a machine."""
+    """The compiler flags of the launcher. They tell it which driver and CUDA runtime its kernels need."""
     cuda = torch_range.major(tools.cuda)
     runtimes = ",".join(f'"{name}"' for name in torch_range.runtimes(cuda))
     needed = {"CUDA": cuda, "DRIVER": torch_range.CUDAS[cuda].driver, "RUNTIMES": runtimes}
@@ -253,7 +254,7 @@ def torch_launcher(*, build_dir: Path | None = None) -> Path:
     library = torch_launcher_file(build_dir)
     if not library.is_file() and shutil.which("g++") is None:
         raise ToolchainError("the launcher of torch needs g++, which PATH lacks; e.g. apt install g++")
-    return _shared(library, "the launcher of torch", TORCH_SOURCES, TORCH_FLAGS)
+    return _shared_library(library, "the launcher of torch", TORCH_SOURCES, TORCH_FLAGS)
 
 
 def torch_launcher_file(build_dir: Path | None = None) -> Path:
@@ -270,7 +271,7 @@ def _digest(identity: object) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
-def _shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str]) -> Path:
+def _shared_library(library: Path, name: str, sources: Sequence[str], flags: Sequence[str]) -> Path:
     """A shared library of our own C++ sources, compiled if it is absent. Raises BuildError."""
     if library.is_file():
         return library
@@ -301,7 +302,7 @@ def _compile_shared(library: Path, name: str, sources: Sequence[str], flags: Seq
     with _temporary_files() as variables:
         code, text = process_tree.output(command, environment() | variables)
     if code:
-        raise BuildError(f"{name} did not compile: {_kept(text.splitlines(), failed / 'launcher.log')}")
+        raise BuildError(f"{name} did not compile: {_write_messages(text.splitlines(), failed / 'launcher.log')}")
 
 
 def _unwritable(root: Path, error: OSError) -> BuildError:
@@ -311,6 +312,7 @@ def _unwritable(root: Path, error: OSError) -> BuildError:
 
 
 def _open(directory: Path) -> Artifact | None:
+    """The built kernel in a directory; None if the directory is absent or lacks a file."""
     try:
         ptxas = Ptxas(**json.loads((directory / "ptxas.json").read_text()))
         complete = all((directory / name).stat().st_size for name in FILES)
@@ -328,19 +330,24 @@ def _build_missing(
         contended: list[BuildJob] = []
         for item in items:
             (locked if locks.try_take(item.digest) else contended).append(item)
-        # Another process may have published the kernel between the look and the lock.
+        # Another process may have published a kernel after the caller found it missing, and before it was locked here.
         locked = [item for item in locked if _open(root / item.digest) is None]
-        failures = _run(locked, root, tools, jobs, progress) if locked else {}
+        failures = _build_locked(locked, root, tools, jobs, progress) if locked else {}
         locks.release_all()
         for item in contended:
             with locks.take(item.digest):
                 if _open(root / item.digest) is None:
-                    failures |= _run([item], root, tools, jobs, progress)
+                    failures |= _build_locked([item], root, tools, jobs, progress)
     return failures
 
 
-def _run(items: list[BuildJob], root: Path, tools: Toolchain, jobs: int, progress: Progress | None) -> dict[str, str]:
-    """Builds and publishes kernels. A batch that fails is retried kernel by kernel. Returns failures by digest."""
+def _build_locked(
+    items: list[BuildJob], root: Path, tools: Toolchain, jobs: int, progress: Progress | None
+) -> dict[str, str]:
+    """Builds and publishes kernels whose digests this process has locked. Returns failures by digest.
+
+    Kernels of a batch that fails are compiled again one by one.
+    """
     with scratch_folder(root) as scratch:
         size = max(1, min(BATCH, -(-len(items) // jobs)))
         batches = _batches(items, size)
@@ -361,6 +368,7 @@ def _run(items: list[BuildJob], root: Path, tools: Toolchain, jobs: int, progres
 
 
 def _batches(items: list[BuildJob], size: int) -> list[list[BuildJob]]:
+    """Translation units of up to ``size`` kernels of one architecture; an untrusted text has a unit of its own."""
     ordered = sorted(items, key=lambda item: (item.arch, item.name))
     batches: list[list[BuildJob]] = []
     for item in ordered:
@@ -375,10 +383,14 @@ def _batches(items: list[BuildJob], size: int) -> list[list[BuildJob]]:
 def _ninja(
     batches: list[list[BuildJob]], scratch: Path, root: Path, tools: Toolchain, jobs: int, report: Callable[[int], None]
 ) -> None:
+    """Runs ninja on batches in a scratch folder, and publishes each kernel as soon as it is assembled.
+
+    ``report`` receives the number of kernels that are assembled. Compilers' messages go to ``ninja.log``.
+    """
     for items in batches:
         _write_batch(items, scratch)
-    walls = _walls(scratch, tools) if any(item.alone for items in batches for item in items) else ()
-    (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable), walls))
+    confinement = _sandbox_command(scratch, tools) if any(item.alone for items in batches for item in items) else ()
+    (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable), confinement))
     command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
     by_name = {_folder(item): item for items in batches for item in items}
     log, count = [], 0
@@ -386,7 +398,7 @@ def _ninja(
     with _temporary_files() as variables, process_tree.started(command, environment() | variables) as process:
         for line in process.stdout or ():
             if line.startswith("assembled "):
-                _finish(by_name[line.split()[1]], scratch, root)
+                _publish_kernel(by_name[line.split()[1]], scratch, root)
                 count += 1
                 report(count)
             else:
@@ -406,8 +418,8 @@ def _temporary_files() -> Iterator[dict[str, str]]:
         yield {"TMPDIR": folder}
 
 
-def _walls(scratch: Path, tools: Toolchain) -> list[str]:
-    """Words before a command of ninja's that put it into a sandbox, with nothing but the toolchain to read."""
+def _sandbox_command(scratch: Path, tools: Toolchain) -> list[str]:
+    """The command that runs another one in a sandbox, where it reads the toolchain only and writes to ``scratch``."""
     views = (*toolchain_folders(tools), sys.prefix, sys.base_prefix, SPLITTER)
     box = TEXT_BOX._replace(readable=tuple(map(str, views)), writable=(str(scratch),))
     return sandbox.command(box, [])
@@ -422,6 +434,7 @@ def _batch_name(items: list[BuildJob]) -> str:
 
 
 def _write_batch(items: list[BuildJob], scratch: Path) -> None:
+    """Writes the text of each kernel, and the translation unit that includes these texts."""
     folder = scratch / items[0].arch
     folder.mkdir(exist_ok=True)
     for item in items:
@@ -430,10 +443,10 @@ def _write_batch(items: list[BuildJob], scratch: Path) -> None:
     (scratch / f"{_batch_name(items)}.cu").write_text(includes)
 
 
-def ninja_text(batches: list[list[BuildJob]], tools: Toolchain, python: Path, walls: Sequence[str] = ()) -> str:
+def ninja_text(batches: list[list[BuildJob]], tools: Toolchain, python: Path, confinement: Sequence[str] = ()) -> str:
     """The build graph: batch.cu -> batch.ptx -> one kernel.ptx per kernel -> kernel.cubin and ptxas's report.
 
-    ``walls``: words before the compilers of texts from elsewhere, which put those into a sandbox.
+    ``confinement``: the words before a command that run it in a sandbox, for compilers of untrusted texts.
     """
     paths = {name: _quote(path) for name, path in asdict(tools).items() if isinstance(path, Path)}
     words = unread_by_shells([*NVCC_FLAGS, f"-I{tools.cutlass_include}", "-I."])
@@ -445,8 +458,8 @@ def ninja_text(batches: list[list[BuildJob]], tools: Toolchain, python: Path, wa
     lines = ["ninja_required_version = 1.8"]
     for rule, command in rules.items():
         lines += [f"rule {rule}", f"  command = {command}"]
-        if walls:
-            lines += [f"rule limited_{rule}", f"  command = {' '.join(map(_quote, walls))} {command}"]
+        if confinement:
+            lines += [f"rule limited_{rule}", f"  command = {' '.join(map(_quote, confinement))} {command}"]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
         limited = "limited_" if items[0].alone else ""
@@ -475,7 +488,8 @@ def _ninja_binary() -> Path:
     raise ToolchainError("no ninja found; install it: pip install ninja")
 
 
-def _finish(item: BuildJob, scratch: Path, root: Path) -> None:
+def _publish_kernel(item: BuildJob, scratch: Path, root: Path) -> None:
+    """Completes the folder of an assembled kernel, and moves it into the build directory."""
     built = scratch / _folder(item)
     log = built / "kernel.cubin.log"
     (built / "ptxas.json").write_text(json.dumps(asdict(parse_ptxas(log.read_text(), item.arch)), indent=1) + "\n")
@@ -504,7 +518,7 @@ def parse_ptxas(log: str, arch: str) -> Ptxas:
     )
 
 
-def _kept(messages: list[str], path: Path) -> str:
+def _write_messages(messages: list[str], path: Path) -> str:
     """Writes a compiler's messages to a file. Returns the first error and the file, as the rest of a sentence."""
     path.parent.mkdir(exist_ok=True)
     messages = [brief(line, LONGEST_MESSAGE) for line in messages]
@@ -525,18 +539,18 @@ def _failure(item: BuildJob, scratch: Path, root: Path) -> str:
     assembler = scratch / _folder(item) / "kernel.cubin.log"
     if assembler.is_file():
         excerpt += assembler.read_text().splitlines()
-    if number := _killed(item, log):
+    if number := _fatal_signal(item, log):
         name = signal.Signals(number).name
         return f"{item.name}: {name} ended its compiler; if memory ran out, build again with fewer --jobs"
-    return f"{item.name} did not compile: {_kept(excerpt or log.splitlines(), source.with_suffix('.log'))}"
+    return f"{item.name} did not compile: {_write_messages(excerpt or log.splitlines(), source.with_suffix('.log'))}"
 
 
-def _killed(item: BuildJob, log: str) -> int:
+def _fatal_signal(item: BuildJob, log: str) -> int:
     """The signal that ended a compiler of this kernel, or 0. Ninja reports the exit code, nvcc names the signal."""
     commands = [command for command in log.split("FAILED: ") if item.name in command.partition("\n")[0]]
     for code, number in re.findall(r"\A\[code=(\d+)\]|died due to signal (\d+)", commands[-1] if commands else ""):
-        signal_number = int(number or int(code) - 128)
-        if signal_number in signal.valid_signals():  # ptxas itself exits with 255
+        signal_number = int(number or int(code) - 128)  # a shell exits with 128 + the signal
+        if signal_number in signal.valid_signals():  # 127 is none: ptxas exits with 255 after an error
             return signal_number
     return 0
 

@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-# A brace at the start of a line ends the entry or inline assembly, which is followed by this comment.
+# An entry ends with a brace at the start of a line. So may inline assembly, but there the end comment follows.
 _ENTRY = re.compile(r"^\.visible \.entry (\w+)\($.*?^}$(?!\n\t// end inline asm)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r'^\t\.file\t(\d+) "([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"^\t\.loc\t(\d+) (\d+) (\d+).*\n", re.MULTILINE)
@@ -39,6 +39,11 @@ def split(ptx: str) -> dict[str, str]:
 
 
 def _part(header: str, name: str, body: str, symbols: list[tuple[str, str]], files: dict[str, str]) -> str:
+    """The module of one entry, in normal form: no file, line or label differs if other kernels were compiled with it.
+
+    ``symbols``: (name, definition) of the batch's globals. ``files``: name without suffix by number in ``.loc``.
+    """
+
     def locate(match: re.Match[str]) -> str:
         number, line, column = match.groups()
         return f"\t.loc\t1 {line} {column}\n" if files.get(number) == name else ""

@@ -1,1 +1,1 @@
-"""Launches of built kernels: the host launcher, operands, and a CUDA device."""
+"""Launches built kernels: the host launcher, operands, and a CUDA device."""

@@ -1,4 +1,4 @@
-"""GPUs and the kernels on them: a device, its facts and its state, and kernels bound to torch tensors.
+"""Runs built kernels on GPUs: a device, its facts and its state, and kernels bound to torch tensors.
 
 ``MeasuringDevice`` is the interface that validation and benchmarks need; ``Gpu`` implements it. Times
 are in microseconds.
@@ -56,10 +56,10 @@ class Winner:
 Race = Callable[[Sequence[Binder]], Winner]
 
 RESERVE = 2 << 30  # bytes of device memory that are left free for libraries
-STAND_IN = "CUDAL2GEN_GPU"
+STAND_IN = "CUDAL2GEN_GPU"  # the variable that names a class to use in place of ``Gpu``; see ``connect``
 HANG_S = 60  # seconds after which a kernel counts as hung; kernels take a fraction of one
 NO_DEVICE = "torch sees no CUDA device; without one, the emulator runs kernels: validate, run"
-TRACEBACK_FD = 2  # the file descriptor that receives the traceback of a hang: not sys.stderr, which may be a stand-in
+TRACEBACK_FD = 2  # the file descriptor for the traceback of a hang: sys.stderr may be replaced, as pytest does
 # CU_DEVICE_ATTRIBUTE_ of cuda.h: compute capability, SMs, shared memory that a CTA may opt into.
 CARD_ATTRIBUTES = (75, 76, 16, 97)
 HOLD_CYCLES = 40_000_000  # about 20 ms at any clock of a GPU
@@ -229,7 +229,7 @@ class KernelContender:
         self._kernel = OpenKernel(library, directory, record.launch_options, runtime_library or runtime())
 
     def prepare(self, problem: Problem, race: Race) -> None:  # noqa: ARG002
-        """Notes the padding. There is nothing to choose: the record was tuned before."""
+        """Writes the padding into ``detail``. There is nothing to choose: the record was tuned before."""
         operands = LaunchOperands.packed(problem.layout, serving.sizes_of(problem), problem.fusion)
         use = serving.own_use(self.record, serving.sizes_of(problem), operands)
         how = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
@@ -251,7 +251,7 @@ class KernelContender:
         if not ready.copies:
             return run, None
 
-        def whole() -> None:
+        def run_with_copies() -> None:
             for target, source in ready.before:
                 target.copy_(source)
             run()
@@ -262,9 +262,10 @@ class KernelContender:
             for target, source in ready.copies:
                 target.copy_(source)
 
-        return whole, copies
+        return run_with_copies, copies
 
     def _bound(self, operands: Operands, sizes: Sizes) -> Call:
+        """A call that launches on operands that need no copies."""
         record, d = self.record, operands.d
         a, b = operands.stored_a(record.layout), operands.stored_b(record.layout)
         products = 1 if record.grouped else operands.products
@@ -318,23 +319,26 @@ def _fused(operands: Operands) -> Fused:
     )
 
 
-def _apart(tensor: torch.Tensor | None, dimensions: int) -> int:
-    """Elements from one product's part of a tensor to the next one's; 0 if products share the tensor."""
+def _spacing(tensor: torch.Tensor | None, dimensions: int) -> int:
+    """Elements from one product's part of a tensor to the next one's; 0 if products share the tensor.
+
+    A tensor with one part for each product has this many ``dimensions``.
+    """
     return tensor.stride(0) if tensor is not None and tensor.ndim == dimensions else 0
 
 
 def _batches(operands: Operands) -> Batches:
-    """The products of a strided batch, and how far apart they lie."""
+    """The number of products of a strided batch, and the spacing of each operand."""
     if operands.products == 1:  # for a single product torch may report any stride
         return Batches()
-    a, b, d, c, aux = (_apart(tensor, 3) for tensor in (operands.a, operands.b, operands.d, operands.c, operands.aux))
-    return Batches(operands.products, a, b, d, _apart(operands.bias, 2), c, aux)
+    a, b, d, c, aux = (_spacing(tensor, 3) for tensor in (operands.a, operands.b, operands.d, operands.c, operands.aux))
+    return Batches(operands.products, a, b, d, _spacing(operands.bias, 2), c, aux)
 
 
 def _groups(operands: Operands) -> Groups:
-    """The groups of rows, and how far apart their B and bias along n lie."""
+    """The groups of rows, and the spacing of their B and of their bias along n."""
     assert operands.ends is not None
-    return Groups(operands.ends.data_ptr(), operands.products, _apart(operands.b, 3), _apart(operands.bias, 2))
+    return Groups(operands.ends.data_ptr(), operands.products, _spacing(operands.b, 3), _spacing(operands.bias, 2))
 
 
 def card_facts(properties: Any) -> CardFacts:
@@ -559,7 +563,7 @@ class Gpu(Card):
 
 def evict(device: torch.device) -> None:
     """Enqueues a read of ``EXCEEDED`` times the L2's size on the current stream, which evicts everything else from the
-    L2. What is read does not matter; its memory goes back to torch."""
+    L2. The memory that is read is not initialised; torch gets it back."""
     import torch
 
     count = EXCEEDED * torch.cuda.get_device_properties(device).L2_cache_size // F16.bytes

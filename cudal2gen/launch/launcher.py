@@ -1,4 +1,4 @@
-"""The generic launcher in Python: it opens a built kernel and launches it on device pointers. See launcher.cpp."""
+"""Calls the generic launcher from Python: opens a built kernel and launches it on device pointers (launcher.cpp)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelproof.ground.errors import Failure
 
 TORCH_LIBRARY = "libcudal2gen_torch.so"  # torch_launcher.cpp, see operators.call_native
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-ALONE = Batches()
+SINGLE = Batches()  # a single product
 _OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)
 _LAUNCH = (*_OPERANDS, _POINTER, _POINTER, _POINTER)
 
@@ -97,7 +97,7 @@ class OpenKernel:
 
     def counters(self) -> tuple[int, int]:
         """Address and bytes of the counters that launches of this kernel leave at zero; no bytes if it has none."""
-        counters, address = self._api.cudal2gen_counters, _POINTER()  # libraries of older packs lack it
+        counters, address = self._api.cudal2gen_counters, _POINTER()  # looked up here: libraries of old packs lack it
         counters.argtypes, counters.restype = (_POINTER, ctypes.POINTER(_POINTER)), ctypes.c_int64
         size = int(counters(self._handle, ctypes.byref(address)))
         return address.value or 0, size
@@ -116,7 +116,7 @@ class OpenKernel:
         workspace: int = 0,
         stream: int = 0,
         fused: Fused | None = None,
-        batches: Batches = ALONE,
+        batches: Batches = SINGLE,
         groups: Groups | None = None,
     ) -> None:
         """Enqueues D = A B on the stream, for each product of a batch or for ``groups`` of rows of A.
@@ -131,7 +131,7 @@ class OpenKernel:
             self._check_several("groups", groups.products, groups.b, groups.bias)
             several = ctypes.byref(_Groups(*groups))
             self.check(self._api.cudal2gen_launch_grouped(*operands, several, extra, stream))
-        elif batches == ALONE:
+        elif batches == SINGLE:
             self.check(self._api.cudal2gen_launch_fused(*operands, extra, workspace, stream))
         else:
             self._check_several("products", *batches)
@@ -145,7 +145,7 @@ class OpenKernel:
         """``launch`` with fixed operands, as a function that takes a stream and returns a code for ``check``."""
         self._check_extents(lda, ldb, ldd, m, n, k)
         values = (self._handle.value or 0, a, lda, b, ldb, d, ldd, m, n, k)
-        # Converted once: ctypes would do it at every call.
+        # Converted here once, because ctypes would convert them at every call.
         converted = [kind(value) for kind, value in zip(_LAUNCH, values, strict=False)]
         operands = None if fused is None else ctypes.byref(fused)
         return partial(self._api.cudal2gen_launch_fused, *converted, operands, _POINTER(workspace))
@@ -161,7 +161,7 @@ class OpenKernel:
             raise LaunchError(1, f"a batch of {count} {noun} or one of its strides is out of range")
 
     def sized(
-        self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
+        self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = SINGLE
     ) -> Callable[[int, int, int, int, int], int]:
         """``launch`` with fixed sizes, as a function of a, b, d, workspace (addresses) and stream that returns a code
         for ``check``.
@@ -180,7 +180,7 @@ class OpenKernel:
         return launch
 
     def sized_call(
-        self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = ALONE
+        self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches = SINGLE
     ) -> tuple[int, bytes]:
         """``sized`` for callers in C++: the address of the C function, and the bytes to which its first argument
         points.
@@ -195,7 +195,7 @@ class OpenKernel:
         return _address(self._api.cudal2gen_launch_fused)
 
     def _sizes(self, lda: int, ldb: int, ldd: int, m: int, n: int, k: int, batches: Batches) -> Sized:
-        """Raises LaunchError for numbers that do not fit a C int."""
+        """The sizes as the C function takes them. Raises LaunchError for numbers that do not fit a C int."""
         self._check_extents(lda, ldb, ldd, m, n, k)
         self._check_several("products", *batches)
         return Sized(self._handle.value, lda, ldb, ldd, m, n, k, _Batches(*batches))
@@ -223,7 +223,7 @@ class OpenKernel:
 
 
 def _address(function: object) -> int:
-    """That of a C function."""
+    """The address of a C function."""
     address = ctypes.cast(function, _POINTER).value  # type: ignore[arg-type]  # a function that ctypes found
     assert address is not None
     return address

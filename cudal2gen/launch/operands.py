@@ -1,4 +1,4 @@
-"""The torch tensors of a product: they are drawn at random, checked against a record, and padded if needed.
+"""Handles the torch tensors of a product: draws them at random, checks them against a record, and pads them.
 
 Leading dimensions and shapes count elements. Tensors of a batch have three dimensions; the first counts its products.
 """
@@ -36,14 +36,18 @@ def typed(empty: Empty, dtype: torch.dtype) -> Empty:
 
 @dataclass(frozen=True)
 class Operands:
-    """One set of matrices: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n). All are row-major,
-    except an ``a`` that a layout stores as (k,m), which is the transposed view of that.
+    """One set of matrices: ``a`` (m,k), ``b`` (n,k), the same B as ``b_nn`` (k,n), and ``d`` (m,n).
+
+    All are row-major, except that ``a`` is a transposed view if the layout stores A as (k,m). D of a gated record is
+    (m,n/2).
 
     In a strided batch the shapes are (products,m,k) and so on; a B that all products share is expanded along the
     products. In a grouped batch only B has a third dimension, (groups,n,k), and ``ends`` has the row after each group's
-    last one, int32, ascending, on the device. A fused record also reads ``bias``, (n) or (m) in the type of A and B, or
-    one per product or, along n, per group; ``c``, which has the shape and type of D; ``alpha`` and ``beta``. It also
-    stores ``aux``, (m,n) or (products,m,n) in D's type. D of a gated record is (m,n/2).
+    last one, int32, ascending, on the device.
+
+    A fused record also reads ``bias``, ``c``, ``alpha`` and ``beta``, and may store ``aux``. ``bias`` is (n) or (m) in
+    the type of A and B; a batch may have one for each product, and groups one for each group along n. ``c`` has the
+    shape and type of D. ``aux`` is (m,n) or (products,m,n) in D's type.
     """
 
     a: torch.Tensor
@@ -156,7 +160,7 @@ def _check_fused(problem: Problem, operands: Operands) -> None:
 
 
 def lies(matrix: torch.Tensor) -> Matrix:
-    """The leading dimension and alignment of a matrix, or of every matrix of a batch."""
+    """The leading dimension of a matrix, and whether it starts at a multiple of 16 bytes. In a batch, all must."""
     starts = [matrix.data_ptr()] + ([matrix.stride(0) * matrix.element_size()] if matrix.ndim == 3 else [])
     return Matrix(matrix.stride(-2), all(start % 16 == 0 for start in starts))
 
@@ -204,16 +208,17 @@ def _extents(record: Record, use: Use) -> _Extents:
 def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) -> Launched:
     """The operands as the record's kernel takes them; they must have been checked before.
 
-    Matrices that it does not take where they lie are replaced by padded ones, filled with zeros, in memory from
-    ``empty`` (from torch if it is None).
+    Matrices that the kernel does not take where they lie are replaced by padded ones, filled with zeros, in memory from
+    ``empty`` (from torch if ``empty`` is None).
     """
     extents, launch, vector = _extents(record, use), record.launch, record.element.vector
     stored, n = operands.stored_b(record.layout), use.launched.n
     ready = Launched(replace(operands, b=stored, b_nn=stored))
 
-    def wide(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
+    def padded_copy(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
+        """A padded matrix that is filled from ``like`` before the launch (``read``), or copied to ``like`` after it."""
         if like.ndim == 3 and like.stride(0) == 0:  # shared by all products
-            return wide(like[0], shape, read=read).expand(like.shape[0], -1, -1)
+            return padded_copy(like[0], shape, read=read).expand(like.shape[0], -1, -1)
         padded = _zeros(like, (*like.shape[:-2], *shape), vector, empty)
         inside = padded[..., : like.shape[-2], : like.shape[-1]]
         (ready.before if read else ready.after).append((inside, like) if read else (like, inside))
@@ -222,20 +227,20 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
     changed: dict[str, Any] = {}
     copies_a, copies_b, copies_d = use.copied
     if copies_a:
-        padded = wide(operands.stored_a(record.layout), extents.a, read=True)
+        padded = padded_copy(operands.stored_a(record.layout), extents.a, read=True)
         changed["a"] = padded if record.along_k.a else padded.mT
     if copies_b:
-        changed["b"] = changed["b_nn"] = wide(stored, extents.b, read=True)
+        changed["b"] = changed["b_nn"] = padded_copy(stored, extents.b, read=True)
     if copies_d:
-        changed["d"] = wide(operands.d, extents.d, read=False)
+        changed["d"] = padded_copy(operands.d, extents.d, read=False)
     c, aux, bias = operands.c, operands.aux, operands.bias
     if c is not None and (tuple(c.shape[-2:]) != extents.d or not launch.takes_c(n, lies(c))):
-        changed["c"] = wide(c, extents.d, read=True)
+        changed["c"] = padded_copy(c, extents.d, read=True)
     if aux is not None and (tuple(aux.shape[-2:]) != extents.aux or not launch.takes_aux(n, lies(aux))):
-        changed["aux"] = wide(aux, extents.aux, read=False)
+        changed["aux"] = padded_copy(aux, extents.aux, read=False)
     if bias is not None and (bias.shape[-1] != extents.bias or not _starts_on_vectors(bias)):
         several = bias.ndim == 2
-        padded = wide(bias if several else bias[None], (len(bias) if several else 1, extents.bias), read=True)
+        padded = padded_copy(bias if several else bias[None], (len(bias) if several else 1, extents.bias), read=True)
         changed["bias"] = padded if several else padded[0]
     ready.operands = replace(ready.operands, **changed)
     return ready
@@ -243,8 +248,8 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
 
 def _starts_on_vectors(bias: torch.Tensor) -> bool:
     """Whether a bias, or each of several, starts at a multiple of 16 bytes."""
-    apart = bias.stride(0) * bias.element_size() if bias.ndim == 2 else 0
-    return bool(bias.data_ptr() % 16 == 0 and apart % 16 == 0)
+    spacing = bias.stride(0) * bias.element_size() if bias.ndim == 2 else 0
+    return bool(bias.data_ptr() % 16 == 0 and spacing % 16 == 0)
 
 
 def _zeros(like: torch.Tensor, shape: tuple[int, ...], vector: int, empty: Empty | None) -> torch.Tensor:
@@ -284,11 +289,11 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
         more["c"] = tensors(output, problem.m, problem.d_cols)
     for matrix in (a, b, *more.values()):
         # torch cannot draw types of 8 bits, so they are drawn in fp32 and rounded.
-        wide = torch.empty_like(matrix, dtype=F32.torch_dtype) if matrix.element_size() < F16.bytes else matrix
-        for product in wide:
+        drawn = torch.empty_like(matrix, dtype=F32.torch_dtype) if matrix.element_size() < F16.bytes else matrix
+        for product in drawn:
             product.normal_(generator=generator)
-        if wide is not matrix:
-            matrix.copy_(wide)
+        if drawn is not matrix:
+            matrix.copy_(drawn)
     b_nn.copy_(b.transpose(-2, -1))
     if fusion.aux:
         more["aux"] = tensors(output, problem.m, problem.n)

@@ -1,6 +1,7 @@
-"""Packs: built kernels and their table of choices for one GPU model, for machines without nvcc and CUTLASS.
+"""Writes and reads packs, which bring built kernels to machines without nvcc and CUTLASS.
 
-A pack is a folder, or a wheel that installs one as the package ``cudal2gen_<gpu>``:
+A pack has the kernels of one GPU model and the table that chooses among them. It is a folder, or a wheel that installs
+one as the package ``cudal2gen_<gpu>``:
 
 - ``pack.json`` states the GPU model, the ABI that the pack needs (``abi``), and the SHA-256 of every other file and of
   its own text;

@@ -1,4 +1,4 @@
-"""The ABI of packs: what a pack and the version of this package that reads it must share.
+"""States the ABI of packs: what a pack and the version of this package that reads it must share.
 
 The two versions may differ. A pack states the ABI that it needs and the fields that its records and rows use, and every
 version that has these can use the pack. A field with its neutral value is not written (``kernel.schema``), so a new
@@ -14,9 +14,9 @@ from cudal2gen.kernel import FAMILIES, Problem, spelled
 from cudal2gen.results.choice import Row, Table
 from kernelproof.ground.version import __version__
 
-# Version of the folder: file names, digests, ``pack.json`` itself.
+# The version of the folder's form: file names, digests, ``pack.json`` itself.
 FORMAT = 1
-# ``table``: ``table.json``. ``library``: what ``launcher`` calls in libcudal2gen.so.
+# ``table``: the form of ``table.json``. ``library``: the functions of libcudal2gen.so that ``launcher`` calls.
 ABI = {"table": 1, "library": 1}
 OLDEST = {"table": 1, "library": 1}  # oldest ABI that this version reads
 FIRST = {"table": 1, "library": 1}  # ABI of packs without ``abi``, which 0.1.0 wrote
@@ -42,14 +42,14 @@ def obstacle(facts: Mapping[str, object]) -> str | None:
         return f"fields={spelled(used)}: are no lists of names; make the pack anew"
     for name, newest in ABI.items():
         if needs[name] > newest:
-            return _newer(f"{name} ABI {needs[name]}", f"{maker}, this {__version__} reads up to {newest}")
+            return _needs_newer(f"{name} ABI {needs[name]}", f"{maker}, this {__version__} reads up to {newest}")
         if needs[name] < OLDEST[name]:
             return (
                 f"needs {name} ABI {needs[name]} of {maker}, this {__version__} reads from {OLDEST[name]} on: make it "
                 "anew with this version, or install that one"
             )
     unknown = next(_unknown_fields(used.items()), None)
-    return unknown and _newer(unknown, f"{maker}, unknown to this {__version__}")
+    return unknown and _needs_newer(unknown, f"{maker}, unknown to this {__version__}")
 
 
 def _unknown_fields(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
@@ -65,5 +65,5 @@ def _unknown_fields(used: Iterable[tuple[str, list[object]]]) -> Iterator[str]:
         yield from (f"the field {spelled(name)} of {family}" for name in names if name not in existing)
 
 
-def _newer(part: str, owner: str) -> str:
+def _needs_newer(part: str, owner: str) -> str:
     return f"needs {part} of {owner}: install a newer cudal2gen, or make the pack anew with this version"

@@ -1,4 +1,4 @@
-"""The files of a pack: their paths within it, and their bytes."""
+"""Makes the files of a pack: their paths within it, and their bytes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def contents(
     """All files of a pack by their path in it. Raises PackError for a table without kernels.
 
     ``artifacts``: built kernels by digest; ``cuda``: the version of the ptxas that assembled them; ``with_ptx``:
-    whether the kernels' PTX comes along; ``machine_code``: what is known of each binary's machine code, in words, by
-    digest.
+    whether the pack has the kernels' PTX too; ``machine_code``: by digest, the verdict on a binary's machine code, in
+    words.
     """
     if not table.kernels:
         raise PackError(
@@ -47,7 +47,7 @@ def contents(
             "--candidates' packs kernels of which nothing was measured"
         )
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
-    number = torch_range.major(cuda)
+    major = torch_range.major(cuda)
     files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
     known = machine_code or {}
     files |= _torch_launcher()
@@ -66,8 +66,8 @@ def contents(
         "sm": GPUS[table.gpu].capability.sm,
         "cuda": cuda,
         # CUDA's minor versions are compatible: what 12.8 assembles runs under every 12, and later.
-        "cuda_range": f">={number}.0,<{torch_range.CUDA + 1}",
-        "driver_minimum": str(torch_range.CUDAS[number].driver),
+        "cuda_range": f">={major}.0,<{torch_range.CUDA + 1}",
+        "driver_minimum": str(torch_range.CUDAS[major].driver),
         "machine": platform.machine(),
         "version": __version__,
         "kernels": len(table.kernels),
@@ -104,12 +104,13 @@ def _licences() -> dict[str, str]:
     root = places.checkout()
     own = (root / "LICENSE").read_text() if root else _licence_of("cudal2gen", "LICENSE")
     cutlass = os.environ.get("CUTLASS_PATH")
-    beside = Path(cutlass or "") / "LICENSE.txt"
-    text = beside.read_text() if cutlass and beside.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
+    file = Path(cutlass or "") / "LICENSE.txt"
+    text = file.read_text() if cutlass and file.is_file() else _licence_of("nvidia-cutlass", "LICENSE.txt")
     return dict(zip(LICENCES, (own, text), strict=True))
 
 
 def _licence_of(package: str, name: str) -> str:
+    """The text of an installed package's licence, from its file ``name``. Raises PackError if there is none."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         distribution = metadata.distribution(package)
         for place in ("licenses/", ""):

@@ -1,4 +1,4 @@
-"""What writing and reading packs share: file names, the JSON text that digests cover, and the error."""
+"""Defines names of files, the JSON text that digests cover, and the error, for writing and for reading packs."""
 
 from __future__ import annotations
 

@@ -67,9 +67,12 @@ class Pack:
 
 
 def serving(packs: Mapping[str, Pack], card: CardFacts) -> Pack | None:
-    """The pack that serves a card, or None: that of its own model, else the nearest one with a kernel that runs there,
-    without its measurements, which say nothing of this card. ``packs``: by GPU model. Raises WrongInput for a table of
-    another version."""
+    """The pack that serves a card, or None. ``packs``: by GPU model.
+
+    The pack of the card's own model comes first, then the nearest one with a kernel that runs on the card. Such a pack
+    has no measurements, because those of another model say nothing about this card. Raises WrongInput for a table of
+    another version.
+    """
     for model in card.stand_ins(packs):
         if model == card.model:
             return packs[model]

@@ -1,8 +1,8 @@
-"""A pack as a repository of Hugging Face's ``kernels``: a Python-only variant for CUDA, layers, and a benchmark.
+"""Turns a pack into a repository for Hugging Face's ``kernels``: a variant for CUDA, layers, and a benchmark.
 
-The layout is that of ``kernels`` 0.17.2: ``build/torch-cuda`` is a package by itself, which imports torch and the
-standard library only and has operators in a namespace of its own; ``metadata.json`` has its name, architectures and
-digests; ``benchmarks/benchmark.py`` is what ``kernels benchmark`` runs. The variant contains the complete pack.
+The layout is that of ``kernels`` 0.17.2. ``build/torch-cuda`` is a package of Python code, which imports only torch and
+the standard library and registers operators in a namespace of its own; it contains the complete pack.
+``metadata.json`` has its name, architectures and digests. ``kernels benchmark`` runs ``benchmarks/benchmark.py``.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def repository(pack: Mapping[str, bytes], table: Table) -> dict[str, bytes]:
 
 
 def workloads(table: Table) -> list[BenchmarkProduct]:
-    """Up to ``WORKLOADS`` plain products, spread over the sizes: those that kernels won, or if none was measured, the
-    kernels' own."""
+    """Up to ``WORKLOADS`` plain products, spread over the sizes: problems that kernels won, or if none was won, the
+    problems of the kernels' own records."""
     won = {row.kernel for row in table.rows if row.wins}
     problems = [
         Problem.model_validate({name: kernel.fields[name] for name in Problem.model_fields if name in kernel.fields})

@@ -40,8 +40,8 @@ def write_wheel(files: dict[str, bytes], target: Path) -> Path:
     """Writes a pack as a wheel and returns its path. If pip does not take ``target``'s name, the wheel gets one that it
     takes, in the same folder."""
     facts = json.loads(files["pack.json"])
-    # pip replaces a wheel of candidates by one of measurements, and one of CUDA 12 by one of 13, and the reverse, as
-    # their versions differ.
+    # Wheels of candidates and of measurements, and wheels for CUDA 12 and 13, have different versions, so that pip
+    # replaces one by the other.
     package, version = f"cudal2gen_{facts['gpu']}", facts["version"]
     local = [] if facts["problems_measured"] else ["candidates"]
     local += [f"cu{cuda}"] if (cuda := torch_range.major(facts["cuda"])) < torch_range.CUDA else []

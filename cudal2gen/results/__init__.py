@@ -1,4 +1,4 @@
-"""What was measured and proved about kernels, kept in append-only files of JSON lines.
+"""Stores what was measured and proved about kernels, in append-only files of JSON lines.
 
 ``rows`` defines the kinds of rows (verdicts, measurements, trials, ...), ``storage`` reads and appends them, ``ratios``
 computes speedups with their intervals, and ``choice`` decides by measurements which kernel to use.

@@ -342,10 +342,10 @@ class Table:
 
     def _near(self, problem: Problem, sizes: Sizes, products: int) -> list[Row]:
         """The measured neighbours, nearest first. The number of products counts as a fourth size."""
-        alike = [row for row in self.rows if row.kind == problem.kind]
+        of_kind = [row for row in self.rows if row.kind == problem.kind]
         extents = (*sizes, products)
         measured = [
-            (steps, row) for row in alike if max(steps := _octaves(extents, (*row.sizes, row.products))) <= OCTAVE
+            (steps, row) for row in of_kind if max(steps := _octaves(extents, (*row.sizes, row.products))) <= OCTAVE
         ]
         return [row for _, row in sorted(measured, key=lambda pair: (sum(pair[0]), pair[1].sizes))[:NEIGHBOURS]]
 
@@ -383,8 +383,8 @@ class Table:
             use = self.kernels[number].use(sizes, operands)
             return None if use is None else (number, use)
 
-        alike = [number for number, kernel in enumerate(self.kernels) if kernel.computes(problem)]
-        ranked = sorted((self.kernels[number].distance(problem), number) for number in alike)
+        numbers = [number for number, kernel in enumerate(self.kernels) if kernel.computes(problem)]
+        ranked = sorted((self.kernels[number].distance(problem), number) for number in numbers)
         if (nearest := serving.nearest(ranked, serve)) is None:
             reason = "no kernel serves these operands"
             return Choice(None, None, f"{sizes.text}: {reason}", reason)
@@ -407,12 +407,12 @@ class Table:
         whose kernel was dropped have ``kernel`` None.
         """
         won = {row.kernel for row in self.rows if row.wins and row.kernel is not None}
-        alike = {(kernel.sizes, str(kernel.record.decisions())) for kernel in map(self.kernels.__getitem__, won)}
+        designs = {(kernel.sizes, str(kernel.record.decisions())) for kernel in map(self.kernels.__getitem__, won)}
         winners = [
             number
             for number, kernel in enumerate(self.kernels)
             if number in won
-            or (kernel.record.problem.suffix and (kernel.sizes, str(kernel.record.decisions())) in alike)
+            or (kernel.record.problem.suffix and (kernel.sizes, str(kernel.record.decisions())) in designs)
         ]
         numbers = {old: new for new, old in enumerate(winners)}
         rows = [row._replace(kernel=None if row.kernel is None else numbers.get(row.kernel)) for row in self.rows]
@@ -435,11 +435,9 @@ class Table:
             spelled = _Table.model_validate(values)
         except ValidationError as error:
             raise WrongInput(f"{place}: {explain(error)}") from None
-        strangers = [
-            row.kernel for row in spelled.rows if row.kernel is not None and row.kernel >= len(spelled.kernels)
-        ]
-        if strangers:
-            raise WrongInput(f"{place}: a row names kernel {strangers[0]} of {len(spelled.kernels)}")
+        absent = [row.kernel for row in spelled.rows if row.kernel is not None and row.kernel >= len(spelled.kernels)]
+        if absent:
+            raise WrongInput(f"{place}: a row names kernel {absent[0]} of {len(spelled.kernels)}")
         kernels = []
         for number, kernel in enumerate(spelled.kernels):
             where = f"{place}: kernel {number}"
@@ -509,18 +507,18 @@ def tabulate(
             key = (measurement.problem, measurement.products, timing.record)
             latest.setdefault(key, {})[measurement.l2] = measurement
     rows: dict[tuple[Problem, int], Row] = {}
-    strangers = 0
+    unlisted = 0
     for (problem, products, name), states in latest.items():
         number = numbers.get((problem, name))
         binaries = {measurement.digest for measurement in states.values()}
         if number is None or (digest and binaries != {kernels[number].digest}):
-            strangers += 1
+            unlisted += 1
         elif (row := row_of(problem, products, number, states)) and (
             (problem, products) not in rows or row.speedup[1] > rows[problem, products].speedup[1]
         ):
             rows[problem, products] = row
     bandwidth = min((card.bandwidth_bytes_us for card in cards.values()), default=BANDWIDTH)
-    notes = [f"{strangers} measured kernels are not among these, or were compiled otherwise"] if strangers else []
+    notes = [f"{unlisted} measured kernels are not among these, or were compiled otherwise"] if unlisted else []
     ordered = sorted(rows.values(), key=lambda row: (row[:5], row.kind, row.products))
     return Table(gpu, kernels, ordered, bandwidth, notes)
 
@@ -558,6 +556,7 @@ def _speedup(row: Row) -> str:
 
 
 def _octaves(extents: Sequence[int], others: Sequence[int]) -> tuple[float, ...]:
+    """The distance of each extent from its counterpart: 1 for a factor of two."""
     return tuple(abs(math.log2(a / b)) for a, b in zip(extents, others, strict=True))
 
 

@@ -1,6 +1,6 @@
-"""The stored outcomes of ``cudal2gen prove``: which binaries are certified for every problem, which are not, and why.
+"""Reads the stored outcomes of ``cudal2gen prove``: which binaries are certified for every problem, and why not others.
 
-``show``, ``validate``, ``pack`` and ``report`` read them here.
+``show``, ``validate``, ``pack`` and ``report`` use them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ProofOutcome = Literal["certified", "not certified", "refuted"]
 class Proof(Line):
     """The outcome of the proof of one binary, which ``digest`` names.
 
-    ``certified``: it holds. ``not certified``: ``why`` says what could not be proven, and where in the PTX; the kernel
-    was then executed, where possible on the problem that the failure suggests, and ``executed`` says which.
+    ``certified``: the proof holds. ``not certified``: ``why`` says what could not be proven, and where in the PTX. The
+    kernel was then executed on problems, if possible on the one that the failure suggests; ``executed`` names them.
     ``refuted``: one of these executions failed. ``seconds``: processor time of the proof alone. ``instructions``: how
-    many a CTA executed in all cases of the proof.
+    many instructions a CTA executed in all cases of the proof.
     """
 
     record: str
@@ -45,7 +45,7 @@ def proofs(path: Path | None = None) -> dict[str, Proof]:
 
 
 def in_words(proof: Proof | None) -> str:
-    """The outcome of a proof as messages say it. ``proof``: None if none was tried."""
+    """The outcome of a proof in the words of messages. ``proof``: None if none was tried."""
     if proof is None:
         return "not tried; cudal2gen prove tries it"
     return "for every problem" if proof.outcome == "certified" else f"{proof.outcome}: {proof.why}"

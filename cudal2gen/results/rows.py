@@ -1,4 +1,4 @@
-"""The kinds of rows in the project's stores, and the speedup of one contender over another.
+"""Defines the kinds of rows in the project's stores, and the speedup of one contender over another.
 
 A ``Verdict`` says whether a binary computes right results. A ``Measurement`` holds the times of all contenders (our
 kernel and the baselines) on one problem under one protocol; an ``Environment`` row before it describes the card. A
@@ -164,7 +164,7 @@ class MachineCode(Line):
 
     @classmethod
     def of(cls, cubin: bytes) -> MachineCode:
-        """What a cubin says of itself, with or without its source lines."""
+        """The machine code of a cubin. The cubin may have its source lines or not."""
         from kernelproof.sass import assembler, without_lines  # imported late: reading results does not need it
 
         return cls(cubin=hashlib.sha256(without_lines(cubin)).hexdigest(), ptxas=assembler(cubin))
@@ -203,7 +203,9 @@ class Verdict(Line):
         return _with_problems((case, remark) for case in self.cases for remark in case.remarks)
 
 
-class _Judged(BaseModel):
+class _CaseFindings(BaseModel):
+    """The part of a case that decides whether it passed."""
+
     findings: tuple[str, ...]
 
 
@@ -215,7 +217,7 @@ class Ruling(BaseModel):
 
     digest: str
     on: str
-    cases: tuple[_Judged, ...]
+    cases: tuple[_CaseFindings, ...]
 
     @property
     def passed(self) -> bool:
@@ -223,7 +225,7 @@ class Ruling(BaseModel):
 
 
 def executed_in(on: str) -> str:
-    """In which form, or on which GPU, a verdict's kernel was executed, in words. ``on``: as of a verdict."""
+    """How a verdict's kernel was executed, in words: in PTX, in machine code, or on a GPU. ``on``: see ``Verdict``."""
     for place, words in ((IN_MACHINE_CODE, "in machine code"), (IN_PTX, "in PTX")):
         if on == place or on.startswith(f"{place},"):
             return words + on.removeprefix(place)
@@ -343,7 +345,8 @@ class Timing(Line):
         return median(self.samples_us)
 
 
-def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
+def _check_sample_counts(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
+    """Returns the timings. Raises ValueError if their numbers of samples differ."""
     counts = {len(timing.samples_us): timing.contender for timing in timings}
     if len(counts) > 1:
         (few, one_contender), *_, (many, other) = sorted(counts.items())
@@ -352,11 +355,11 @@ def _in_turns(timings: tuple[Timing, ...]) -> tuple[Timing, ...]:
 
 
 # All contenders of a measurement have equally many samples: they took turns, and the i-th samples make a pair.
-Timings = Annotated[tuple[Timing, ...], AfterValidator(_in_turns)]
+Timings = Annotated[tuple[Timing, ...], AfterValidator(_check_sample_counts)]
 
 
 def exceeds(problem: Problem, l2_bytes: int, products: int = 1) -> bool:
-    """Whether operands exceed the L2 so far that a hot and a cold one are the same."""
+    """Whether the operands are so much larger than the L2 that a hot and a cold L2 give the same times."""
     return products * problem.traffic_bytes >= EXCEEDED * l2_bytes
 
 
@@ -463,8 +466,8 @@ class Trial(ProblemRow):
     @property
     def on_its_gpu(self) -> bool:
         """Whether a GPU of the model that the record is made for measured it."""
-        stranger = self.on.endswith(_SMS)
-        return self.environment == "gpu" and not stranger and model_of(self.on) == self.gpu
+        unknown_model = self.on.endswith(_SMS)
+        return self.environment == "gpu" and not unknown_model and model_of(self.on) == self.gpu
 
     def timing(self, contender: str = KERNEL) -> Timing | None:
         """A contender's samples; None if it was not timed."""

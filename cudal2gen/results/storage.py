@@ -45,8 +45,8 @@ def append(lines: Iterable[Line], path: Path | None = None) -> None:
     target = path or store()
     rows = "".join(line.model_dump_json() + "\n" for line in lines).encode()
     with files.locked(target) as file:
-        # Under the lock nobody else is writing, so an incomplete last line is what a killed process left behind.
-        # Appending to it would damage the first new row as well.
+        # No other process writes while the file is locked, so a killed process left an incomplete last line behind.
+        # Appending to that line would damage the first new row as well.
         file.truncate(_whole_lines(file.fileno()))
         files.append(file, rows)
 
@@ -208,15 +208,15 @@ def measurements(
     """
     target = path or store("measurements")
     rows = Measurements(dict(environments or {}), [])
-    strangers = []
+    faults = []
     for number, line in lines(target, start, end):
         if isinstance(line, Environment):
             rows.environments[line.id] = line
         elif line.environment in rows.environments:
             rows.measurements.append(line)
         else:
-            strangers.append(
+            faults.append(
                 f"{target}:{number}: {line.mnk} names an environment that no line before it describes, skipped"
             )
-    _warn(target, strangers)
+    _warn(target, faults)
     return rows
