@@ -1,4 +1,4 @@
-"""Profiles of kernels, predicted from their machine code: what a profiler would show, without a GPU.
+"""Predicts profiles of kernels from their machine code: what a profiler would show, without a GPU.
 
 ``of_cubin`` makes the profile of a cubin's kernel and ``load`` reads a saved one. ``sections`` gives it as text and
 tables, ``html`` as a page, and ``compare`` puts two profiles side by side.

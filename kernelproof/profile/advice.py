@@ -1,7 +1,8 @@
-"""Advice: the model with one input changed. Changes that shorten the time by 1 % or more become advice.
+"""Finds changes of a kernel that would make it faster, by running the model with one input changed.
 
-Two kinds follow from machine code. Fewer registers or less shared memory make room for one more CTA on an SM. And one
-kind of instructions is taken out of the main loop: the time that this saves is the most that work on them can win.
+A change that shortens the time by 1 % or more becomes advice. Two kinds follow from machine code. The first uses fewer
+registers or less shared memory, which makes room for one more CTA on an SM. The second removes one kind of instructions
+from the main loop; the time that this saves is the most that optimising them can win.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def more_residents(occupancy: Occupancy, least_registers: int) -> str | None:
 
 
 def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, iterations: int) -> Iterator[Advice]:
-    """The main loop with each kind of ``REMOVALS`` taken out of the code.
+    """Yields advice from simulating the main loop without the instructions of each kind of ``REMOVALS``.
 
-    ``streams``: the warps of one scheduler when each makes the given number of iterations. ``iterations``: iterations
-    to simulate.
+    ``streams``: returns the warps of one scheduler, each of which makes the given number of iterations.
+    ``iterations``: the number of iterations to simulate.
     """
     before = _iteration_cycles(streams, machine, iterations, NO_INSTRUCTIONS)
     for change, removed in REMOVALS.items():
@@ -76,10 +77,10 @@ def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, itera
 def _iteration_cycles(
     streams: Callable[[int], Sequence[Stream]], machine: Machine, iterations: int, removed: InstructionKind
 ) -> float:
-    """Cycles of one iteration of all warps without some instructions: the difference of a long and a short run, so that
-    prologue and epilogue cancel."""
+    """Cycles of one iteration of all warps without the instructions of ``removed``. It is the difference of a long and
+    a short run divided by their iterations, so that prologue and epilogue cancel."""
     # All streams share the same few parts of the code, so each part is filtered once. Its id is a safe key, since the
-    # kernel's `Ways` keep the parts alive; and `simulate` decodes shared parts once, which it too knows by their ids.
+    # kernel's `Ways` keep the parts alive. `simulate` uses the ids of parts in the same way to decode each part once.
     kept: dict[int, tuple[Instruction, ...]] = {}
 
     def without_removed(stream: Stream) -> Stream:
@@ -88,9 +89,8 @@ def _iteration_cycles(
                 kept[id(part)] = tuple(code for code in part if not removed.includes(code, machine.sm))
         return replace(stream, parts=tuple((kept[id(part)], times) for part, times in stream.parts))
 
-    fewer = max(1, iterations // 2)
-    cycles = [
-        simulate([without_removed(stream) for stream in streams(count)], machine).cycles
-        for count in (fewer, iterations)
-    ]
-    return (cycles[1] - cycles[0]) / max(1, iterations - fewer)
+    half = max(1, iterations // 2)
+    short_run, long_run = (
+        simulate([without_removed(stream) for stream in streams(count)], machine).cycles for count in (half, iterations)
+    )
+    return (long_run - short_run) / max(1, iterations - half)

@@ -1,4 +1,4 @@
-"""Two profiles side by side: every figure of both, and the ratio of the second to the first."""
+"""Compares two profiles: shows every figure of both, and the ratio of the second to the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Cell = Callable[[float], str]
 
 
 def compare(a: Profile, b: Profile) -> tuple[Section, ...]:
-    """Tables of the figures that both profiles have. A ratio below 1 means that B has less of something."""
+    """Tables of the figures that both profiles have. A ratio below 1 means that B's figure is smaller."""
     names = Table("What is compared", ("", "A", "B"), tuple(_names(a, b)))
     tables = [_table("The main loop", _loop(a), _loop(b), "{:.4g}".format)]
     tables += _shares(a, b)
@@ -100,7 +100,7 @@ def _occupancy(profile: Profile) -> dict[str, float]:
 
 
 def _table(caption: str, a: Mapping[str, float], b: Mapping[str, float], cell: Cell) -> Table:
-    """Rows of both mappings, with B over A. A row that one of them lacks counts as 0 there."""
+    """A table with the figures of A and B by name, and B over A. A figure that one of them lacks is 0 there."""
     rows = []
     for name in dict.fromkeys((*a, *b)):
         before, after = a.get(name, 0.0), b.get(name, 0.0)

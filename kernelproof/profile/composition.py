@@ -1,4 +1,4 @@
-"""Composes a profile of its parts. Profiles of cubins and of records are made of the same parts."""
+"""Puts a profile together from its parts, which are the same for profiles of cubins and of records."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def composed(
     problem: str | None = None,
     source: Path | None = None,
 ) -> figures.Profile:
-    """A function's profile.
+    """Returns the profile of a function.
 
-    ``changes``: those that shorten the time enough become its advice. ``source``: the CUDA text that the function was
-    compiled from, by default the files that the cubin names.
+    ``changes``: candidates for advice; those that shorten the time enough are kept. ``source``: the CUDA text that the
+    function was compiled from, by default the files that the cubin names.
     """
     return figures.Profile(
         kind="profile",

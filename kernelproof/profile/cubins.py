@@ -1,7 +1,7 @@
-"""Makes the profile of any kernel with MMAs from its cubin: its main loop, and with a launch its occupancy and time.
+"""Makes the profile of a kernel with MMAs from its cubin: its main loop, and, given a launch, its occupancy and time.
 
-Data arrives as fast as the L2 brings it to one SM. Data of TMA is taken to be there when a warp waits for it, because a
-cubin does not say how many stages its ring has.
+The model assumes that data arrives as fast as the L2 delivers it to one SM. It also assumes that data of TMA has
+arrived when a warp waits for it, because a cubin does not say how many stages its ring has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernelproof.ground.integers import ceil_div
 from kernelproof.ground.schema import Schema
 from kernelproof.profile import advice, figures
 from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import Listing, LoopWindow, steady
+from kernelproof.profile.loop import Listing, LoopWindow, steady_window
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.rates import LAUNCH_US, l2_share
 from kernelproof.sass.pipes import MMA
@@ -33,7 +33,7 @@ WARPGROUP_THREADS = 128
 
 
 class LaunchFacts(Schema):
-    """A launch, as a file of ``--launch`` spells it."""
+    """The launch of a kernel: the fields of a JSON file that ``--launch`` names."""
 
     ctas: Annotated[int, Field(ge=1, le=2**31, description="CTAs of the grid")]
     threads: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="Threads of a CTA")]
@@ -44,18 +44,18 @@ class LaunchFacts(Schema):
 
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
-        """The launch in a JSON file. Raises WrongInput."""
+        """Reads a launch from a JSON file. Raises WrongInput."""
         return figures.validated(cls, path, figures.read_object(path, f"a launch has {', '.join(cls.model_fields)}"))
 
 
 def of_cubin(
     cubin: Path, gpu: str | None = None, kernel: str | None = None, launch: LaunchFacts | None = None
 ) -> figures.Profile:
-    """The profile of one of a cubin's functions: of those whose name contains ``kernel``, the longest with MMAs.
+    """Returns the profile of one function: the longest one with MMAs among those whose name contains ``kernel``.
 
-    ``gpu``: the GPU whose rates count, by default the first of ``GPUS`` that runs the cubin. ``launch``: adds occupancy
-    and time. Raises WrongInput if the cubin has no such function, or if the GPU does not run it or has no room for its
-    CTAs; DisassemblyError; ToolchainError.
+    ``gpu``: the GPU whose rates the model uses, by default the first of ``GPUS`` that runs the cubin. ``launch``: adds
+    occupancy and time. Raises WrongInput if the cubin has no such function, or if the GPU does not run it or has no
+    room for its CTAs. Also raises DisassemblyError and ToolchainError.
     """
     functions = [
         function
@@ -75,18 +75,18 @@ def of_cubin(
         raise WrongInput(
             f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {others}"
         )
-    content = _CubinKernel(function, gpu, launch).profile
-    if (occupancy := content.occupancy) and not occupancy.ctas:
+    profile = _CubinKernel(function, gpu, launch).profile
+    if (occupancy := profile.occupancy) and not occupancy.ctas:
         limits = " and ".join(occupancy.limits)
         raise WrongInput(
             f"--launch: no CTA of {cubin} fits an SM of {gpu} by {limits}; mend the launch or name a --gpu"
         )
-    return content
+    return profile
 
 
 @dataclass(frozen=True)
 class _CubinKernel:
-    """A kernel, the GPU whose rates count, and its launch if that is known."""
+    """A kernel, the GPU whose rates the model uses, and its launch if that is known."""
 
     function: sass.Function
     gpu: str
@@ -115,7 +115,8 @@ class _CubinKernel:
 
     @property
     def resident(self) -> int:
-        """CTAs that are simulated together: as many as an SM holds and the launch has for it; one without a launch."""
+        """CTAs that are simulated together: as many as an SM holds, but no more than its share of the launch; one if
+        no launch is known."""
         if self.launch is None or self.occupancy is None:
             return 1
         return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
@@ -125,8 +126,8 @@ class _CubinKernel:
         way = self.ways.consumer
         warps = self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0)
         parts = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
-        own = ceil_div(max(1, warps), SUB_CORES)
-        return [Stream(parts, cta=cta) for cta in range(self.resident) for _ in range(own)]
+        warps_of_cta = ceil_div(max(1, warps), SUB_CORES)
+        return [Stream(parts, cta=cta) for cta in range(self.resident) for _ in range(warps_of_cta)]
 
     @cached_property
     def machine(self) -> Machine:
@@ -145,25 +146,27 @@ class _CubinKernel:
 
     @cached_property
     def window(self) -> LoopWindow:
-        return steady(self.timeline.issues, self.ways.consumer.iteration)
+        return steady_window(self.timeline.issues, self.ways.consumer.iteration)
 
     @cached_property
     def time(self) -> figures.Time | None:
-        """The time of all CTAs: the resident ones run together, one generation after the other.
+        """The time of the launch. Resident CTAs run together, as one generation, and generations follow each other.
 
-        Device memory does not count, because a cubin does not say which bytes are new.
+        Transfers from device memory are not counted, because a cubin does not say which bytes are loaded for the first
+        time.
         """
         if self.launch is None or self.occupancy is None or not self.occupancy.ctas:
             return None
         mhz, sms = self.chip.rates.mhz, self.chip.sms
         generations = ceil_div(self.launch.ctas, sms) / self.resident
         iteration = self.window.cycles / self.window.iterations
-        around = max(0.0, self.timeline.cycles - ITERATIONS * iteration) if self.ways.consumer.iteration else 0.0
+        # The cycles of a generation outside its main loop: those of the simulation without its iterations.
+        outside = max(0.0, self.timeline.cycles - ITERATIONS * iteration) if self.ways.consumer.iteration else 0.0
         main = self.launch.iterations * iteration if self.ways.consumer.iteration else self.timeline.cycles
         parts = {
             "launch": LAUNCH_US,
             "main loop": generations * main / mhz,
-            "prologue and epilogue": generations * around / mhz,
+            "prologue and epilogue": generations * outside / mhz,
         }
         tensor = self.loop.tensor_cycles * self.launch.iterations * generations / mhz
         bounds = {"tensor cores": tensor, "machine code": parts["main loop"]}

@@ -1,4 +1,4 @@
-"""The schema of a profile, which is also that of ``profile --json``. Figures are modelled, never measured."""
+"""Defines the schema of a profile and of ``profile --json``. All figures are modelled, none is measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Line(Schema):
     address: Annotated[Count, Field(description="Offset in its function, bytes")]
     sass: Annotated[str, Field(description="Guard, opcode and operands")]
     pipe: Annotated[str, Field(description="The unit that executes it")]
-    busy: Annotated[Cycles, Field(description="Cycles for which it takes the unit")]
+    busy: Annotated[Cycles, Field(description="Cycles for which it occupies the unit")]
     stalls: Annotated[
         dict[str, Cycles],
         Field(description="Cycles that a warp waits before it, by Nsight Compute's reasons; the mean over its issues"),
@@ -36,7 +36,7 @@ class Line(Schema):
     conflicts: Annotated[
         Cycles, Field(description="Cycles that it waits for register banks because its operands share one")
     ]
-    unread: Annotated[bool, Field(description="Whether it only writes registers that nobody reads")]
+    unread: Annotated[bool, Field(description="Whether it only writes registers that no instruction reads")]
     file: Annotated[str | None, Field(description="File of its CUDA line; null without -lineinfo")]
     line: Annotated[int | None, Field(description="Number of its CUDA line in the file, from 1")]
     cuda: Annotated[str | None, Field(description="Text of its CUDA line; null if the file is not there")]
@@ -54,9 +54,10 @@ class Issue(Schema):
 
 
 def spans(cycle: float, stalls: Mapping[str, float]) -> Iterator[tuple[str, float, float]]:
-    """The spans in which a warp waits before it issues in ``cycle``, and the issue itself: reason, first cycle and end.
+    """Yields the spans in which a warp waits before it issues in ``cycle``, and that of the issue.
 
-    ``stalls``: cycles by reason, in the order of time.
+    Each span is a reason (``ISSUED`` for the issue), a first cycle and an end. ``stalls``: cycles by reason, in the
+    order of time.
     """
     at = cycle - sum(stalls.values())
     for reason, cycles in stalls.items():
@@ -70,11 +71,11 @@ class MainLoop(Schema):
 
     unit: Annotated[
         Literal["k-tile", "iteration"],
-        Field(description="What the figures are per: a k-tile, or an iteration of the loop"),
+        Field(description="The unit that figures are per: a k-tile, or an iteration of the loop"),
     ]
     rolled: Annotated[bool, Field(description="Whether the main loop is a loop; false if k is unrolled")]
     warps: Annotated[Count, Field(description="Warps that share the scheduler")]
-    cycles: Annotated[Cycles, Field(description="Cycles from one unit to the next, if all these warps compute one")]
+    cycles: Annotated[Cycles, Field(description="Cycles in which all these warps compute one unit each")]
     tensor_cycles: Annotated[
         Cycles, Field(description="Cycles of a unit in which the tensor core is busy, which bound it from below")
     ]
@@ -89,7 +90,7 @@ class MainLoop(Schema):
     live_registers: Annotated[Count, Field(description="Registers per thread that are in use at most")]
     bank_conflicts: Annotated[Cycles, Field(description="Cycles per unit that instructions wait for register banks")]
     unread: Annotated[
-        float, Field(ge=0, description="Instructions per unit that only write registers that nobody reads")
+        float, Field(ge=0, description="Instructions per unit that only write registers that no instruction reads")
     ]
     stalls: Annotated[dict[str, Share], Field(description="Share of all warps' cycles, by Nsight Compute's reasons")]
     idle: Annotated[
@@ -135,7 +136,7 @@ class Time(Schema):
 
 
 class Advice(Schema):
-    """The model with one input changed."""
+    """A change of one input of the model, with a figure before and after it."""
 
     change: Annotated[str, Field(description="The change of the input")]
     figure: Annotated[Literal["time", "main loop"], Field(description="What changes: microseconds, or cycles")]
@@ -183,7 +184,7 @@ class Ring(Schema):
 
 
 class Hazard(Schema):
-    """An instruction that meets registers of an earlier one too early, which the hardware does not notice."""
+    """An instruction that uses registers of an earlier one too early, which the hardware does not detect."""
 
     earlier: Annotated[str, Field(description="Address and text of the instruction whose registers are not ready")]
     later: Annotated[str, Field(description="Address and text of the instruction that does not wait for it")]
@@ -221,7 +222,7 @@ class Profile(Schema):
     hazards: Annotated[
         tuple[Hazard, ...], Field(description="Instructions that do not wait for registers, on any path of the kernel")
     ] = ()
-    limits: Annotated[tuple[str, ...], Field(description="What is not modelled of this kernel, in words")] = ()
+    limits: Annotated[tuple[str, ...], Field(description="Sentences that say what of this kernel is not modelled")] = ()
     busy: Annotated[
         dict[str, tuple[tuple[Cycles, Cycles], ...]],
         Field(description="Spans in which pipes are busy during the iterations of issues: first cycle and end"),
@@ -234,7 +235,7 @@ class Profile(Schema):
 
 
 def load(path: Path) -> Profile:
-    """A profile that ``--json`` saved. Raises WrongInput."""
+    """Reads a profile that ``profile --json`` saved. Raises WrongInput."""
     content = read_object(path, "'profile --json' saves one")
     if content.get("kind") != "profile":
         raise WrongInput(f"{path}: is no profile; 'profile --json' saves one")
@@ -244,7 +245,7 @@ def load(path: Path) -> Profile:
 
 
 def read_object(path: Path, hint: str) -> dict[str, object]:
-    """The JSON object in a file. ``hint``: what makes such a file, for the message. Raises WrongInput."""
+    """Reads the JSON object in a file. ``hint``: what the file should have, for the message. Raises WrongInput."""
     with reading(path):
         text = path.read_bytes()
     try:
@@ -257,7 +258,7 @@ def read_object(path: Path, hint: str) -> dict[str, object]:
 
 
 def validated(schema: type[Kind], path: Path, content: dict[str, object]) -> Kind:
-    """The model that the content of a file spells. Raises WrongInput, which names the file and the field."""
+    """Checks the content of a file by a schema. Raises WrongInput, which names the file and the field."""
     try:
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:

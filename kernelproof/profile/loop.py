@@ -1,4 +1,4 @@
-"""The main loop of a simulated scheduler in its steady state: cycles of an iteration by line, by pipe and by stall."""
+"""Finds the steady state of the main loop in a simulation, and the cycles of an iteration by line, pipe and stall."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from kernelproof.sass.pipes import MMA, PipeUse
 from kernelproof.sass.registers import RegisterLiveness, unread
 from kernelproof.sass.simulation import Issue, Stall
 
-SHOWN_CYCLES, MAX_ITERATIONS = 600, 4  # cycles and iterations in the picture: as many iterations as fit, at least one
+SHOWN_CYCLES, MAX_ITERATIONS = 600, 4  # most cycles and iterations in the picture, which has at least one iteration
 SHOWN_PIPES = (Pipe.TENSOR, Pipe.SHARED, Pipe.GLOBAL, Pipe.TMA)  # pipes that have a lane in the picture
-BUSY = 0.85  # least busy share of a pipe that counts as the bound
+BUSY = 0.85  # a pipe that is busy for this share of the time or more bounds the loop
 ISSUE_PORT = "issue port"
 SourceText = Callable[[str], Sequence[str]]  # the lines of a source file; none if it does not exist
 
 
 class LoopWindow(NamedTuple):
-    """The part of a simulation that stands for the main loop: the issues from cycle ``start`` to ``end``.
+    """The part of a simulation that represents the main loop: the issues from cycle ``start`` to ``end``.
 
-    ``iterations``: iterations of the main loop that each warp with MMAs makes meanwhile, in the mean. ``warps``: how
-    many warps share the scheduler. ``earlier``: the issues before ``start``; pipes may still be busy with them.
+    ``iterations``: the mean number of iterations of the main loop that a warp with MMAs makes in the window. ``warps``:
+    how many warps share the scheduler. ``earlier``: the issues before ``start``; pipes may still be busy with them.
     """
 
     issues: Sequence[Issue]
@@ -43,14 +43,15 @@ class LoopWindow(NamedTuple):
         return self.end - self.start
 
 
-def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> LoopWindow:
+def steady_window(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> LoopWindow:
     """The window of a simulation in which its warps are in the steady state of the main loop.
 
-    It starts when the last warp is in the middle of its run and ends when the first warp begins its last iteration. If
-    warps alternate, so that one begins its main loop after another has left it, the window lasts from the middle of the
-    first warp's run to the middle of the last one's: as long as one tile takes. If a warp makes one iteration only, the
-    window is that iteration from its first instruction to its last; without a loop it lasts from the first MMA to the
-    last.
+    The window starts when every warp has made half of its iterations, and ends when the first warp begins its last one.
+
+    There are three exceptions. Warps may alternate, so that one begins its main loop after another has left it; the
+    window then lasts from the middle of the first warp's iterations to the middle of the last warp's, which is the time
+    of one tile. If a warp makes only one iteration, the window is that iteration. Without a loop it lasts from the
+    first MMA to the last.
     """
     warps = len({issue.warp for issue in issues})
     starts: dict[int, list[float]] = defaultdict(list)
@@ -63,12 +64,12 @@ def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> LoopWin
         start, end = min(middles, default=0.0), max(middles, default=0.0)
     if end <= start:
         inside = {code.address for code in iteration}
-        own = [
+        cycles_inside = [
             issue.cycle
             for issue in issues
             if (issue.instruction.address in inside if inside else issue.instruction.name in MMA)
         ]
-        start, end = min(own, default=0.0), max(own, default=0.0) + 1
+        start, end = min(cycles_inside, default=0.0), max(cycles_inside, default=0.0) + 1
     within = [issue for issue in issues if start <= issue.cycle < end]
     mmas = sum(code.name in MMA for code in iteration) * len(starts)
     iterations = sum(issue.instruction.name in MMA for issue in within) / mmas if mmas else 1.0
@@ -76,8 +77,10 @@ def steady(issues: Sequence[Issue], iteration: Sequence[Instruction]) -> LoopWin
 
 
 def source_text(own: Path | None) -> SourceText:
-    """A function that reads the lines of a source file. ``own``: the CUDA text to read in place of every .cu file,
-    because a cubin names the path where its text was compiled."""
+    """Returns a function that reads the lines of a source file.
+
+    ``own``: the CUDA text to read in place of every .cu file, since the path in a cubin is where it was compiled.
+    """
 
     @cache
     def lines(file: str) -> Sequence[str]:
@@ -91,7 +94,7 @@ def source_text(own: Path | None) -> SourceText:
 
 
 class Listing:
-    """The instructions of a function that a window issues, in the order of addresses, and figures of them."""
+    """The instructions of a function that a window issues, in the order of addresses, with their figures."""
 
     def __init__(self, window: LoopWindow, function: Function, chip: Chip) -> None:
         self.window = window
@@ -107,7 +110,7 @@ class Listing:
         self.index = {instruction.address: at for at, instruction in enumerate(self.instructions)}
 
     def lines(self, source: SourceText) -> tuple[figures.Line, ...]:
-        """The lines, each with the stalls before it in the mean over its issues. ``source`` reads source files."""
+        """The lines, each with its stalls, as a mean over its issues. ``source`` reads source files."""
         stalls: dict[int, Counter[str]] = defaultdict(Counter)
         times: Counter[int] = Counter()
         for issue in self.window.issues:
@@ -159,20 +162,23 @@ class Listing:
         )
 
     def busy(self) -> dict[str, tuple[tuple[float, float], ...]]:
-        """Spans of the shown iterations in which the pipes of ``SHOWN_PIPES`` are busy: first cycle and end, which
-        count from the start of the window."""
+        """The spans of the shown iterations in which each pipe of ``SHOWN_PIPES`` is busy: first cycles and ends.
+
+        Cycles count from the start of the window.
+        """
         start, shown = self.window.start, self._shown_cycles
         spans: dict[str, tuple[tuple[float, float], ...]] = {}
         for pipe in SHOWN_PIPES:
-            moved = ((max(0.0, begin - start), min(end - start, shown)) for begin, end in self._busy_spans(pipe))
-            if own := tuple((begin, end) for begin, end in moved if begin < end):
-                spans[pipe.value] = own
+            clipped = ((max(0.0, begin - start), min(end - start, shown)) for begin, end in self._busy_spans(pipe))
+            if spans_of_pipe := tuple((begin, end) for begin, end in clipped if begin < end):
+                spans[pipe.value] = spans_of_pipe
         return spans
 
     def _busy_spans(self, pipe: Pipe) -> Iterator[tuple[float, float]]:
-        """Spans in which a pipe is busy: it works off its instructions one after the other, in the order of issue.
+        """The spans in which a pipe is busy. A pipe executes its instructions one after the other, in the order of
+        issue.
 
-        Those before the window count too: a pipe may be busy with asynchronous MMAs long after they were issued.
+        Issues before the window count too: a pipe may be busy with asynchronous MMAs long after they were issued.
         """
         begin = free = 0.0
         for issue in (*self.window.earlier, *self.window.issues):
@@ -185,12 +191,13 @@ class Listing:
         yield begin, free
 
     def _busy_cycles(self, use: PipeUse) -> float:
-        """Cycles for which an instruction takes its pipe. The other sub-cores of an SM run the same warps, so a pipe
-        that all of them share is busy with each one's instruction."""
+        """Cycles for which an instruction occupies its pipe. All sub-cores of an SM run the same warps, so a pipe that
+        they share is busy with the instruction of each."""
         return use.busy_cycles * (SUB_CORES if use.shared_by_sm else 1)
 
     def _idle(self) -> dict[str, float]:
-        """Cycles that warps with MMAs spend while the tensor core idles, by reason; ``selected``: they issue others."""
+        """Cycles that warps with MMAs spend while the tensor core idles, by the reason for which they wait; under
+        ``selected``, the cycles in which they issue other instructions."""
         window, busy = self.window, set[int]()
         for begin, end in self._busy_spans(Pipe.TENSOR):
             busy.update(range(int(max(begin, window.start)), ceil(min(end, window.end))))
@@ -207,7 +214,8 @@ class Listing:
         return {name: cycles for name, cycles in total.items() if cycles}
 
     def loop(self, unit: Literal["k-tile", "iteration"], tiles: float, rolled: bool) -> figures.MainLoop:
-        """The figures of a unit. ``tiles``: units in an iteration. ``rolled``: whether the main loop is a loop."""
+        """The figures of the main loop per ``unit``. ``tiles``: how many units an iteration has. ``rolled``: whether
+        the main loop is a loop (false if k is unrolled)."""
         window = self.window
         units = window.iterations * tiles
         busy: defaultdict[str, float] = defaultdict(float)
@@ -219,22 +227,22 @@ class Listing:
             for stall, cycles in issue.stalls.items():
                 stalls[stall] += cycles
         # Asynchronous MMAs of the window may keep the tensor core busy beyond it.
-        lasting = max(window.cycles, busy[Pipe.TENSOR])
-        pipes = {pipe: cycles / lasting for pipe, cycles in busy.items()}
-        pipes[ISSUE_PORT] = len(window.issues) / lasting
+        duration = max(window.cycles, busy[Pipe.TENSOR])
+        pipes = {pipe: cycles / duration for pipe, cycles in busy.items()}
+        pipes[ISSUE_PORT] = len(window.issues) / duration
         waits = {str(stall): cycles / max(1.0, sum(stalls.values())) for stall, cycles in stalls.items()}
         idle = self._idle()
         addresses = [issue.instruction.address for issue in window.issues]
-        own = Counter(issue.instruction.name for issue in window.issues)
+        opcodes = Counter(issue.instruction.name for issue in window.issues)
         return figures.MainLoop(
             unit=unit,
             rolled=rolled,
             warps=window.warps,
-            cycles=lasting / units,
+            cycles=duration / units,
             tensor_cycles=busy[Pipe.TENSOR] / units,
             bound=bound(pipes, idle),
             issue_slots=len(window.issues) / units,
-            opcodes={name: count / units for name, count in own.most_common()},
+            opcodes={name: count / units for name, count in opcodes.most_common()},
             pipes=pipes,
             live_registers=max((self.live[address] for address in addresses), default=0),
             bank_conflicts=sum(self.conflicts[address] for address in addresses) / units,
@@ -250,8 +258,8 @@ def waited(issue: Issue) -> dict[str, float]:
 
 
 def bound(pipes: Mapping[str, float], idle: Mapping[str, float]) -> str:
-    """What bounds the main loop: a pipe that is busy for a share of ``BUSY`` or more, else the latency that warps wait
-    for the most while the tensor core idles."""
+    """The bound of the main loop: a pipe that is busy for a share of ``BUSY`` or more, or else ``latency`` with the
+    reason for which warps wait longest while the tensor core idles."""
     pipe = max(pipes, key=lambda name: pipes[name])
     if pipes[pipe] >= BUSY:
         return f"{pipe} pipe" if pipe != ISSUE_PORT else pipe

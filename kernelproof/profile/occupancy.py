@@ -1,4 +1,4 @@
-"""Occupancy: the CTAs that an SM holds, the limit that decides, and what a CTA may use so that one more fits."""
+"""Computes occupancy: how many CTAs an SM holds, by which limit, and what a CTA may use so that one more fits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REGISTER_STEP = 8  # ptxas and the hardware allocate the registers of a thread i
 
 
 def occupancy(capability: Capability, threads: int, registers: int, smem_bytes: int) -> Occupancy:
-    """The occupancy of CTAs of ``threads`` threads in whole warps.
+    """The occupancy of an SM by CTAs of ``threads`` threads, a multiple of 32.
 
     ``registers``: per thread. ``smem_bytes``: per CTA, static and dynamic together.
     """
@@ -31,16 +31,16 @@ def occupancy(capability: Capability, threads: int, registers: int, smem_bytes: 
 
 
 def _most_registers(capability: Capability, threads: int, registers: int, ctas: int) -> int | None:
-    """The most registers per thread with which ``ctas`` CTAs fit into the register files; None if none fit."""
+    """The most registers per thread with which ``ctas`` CTAs fit into the register files; None if no number does."""
     steps = range(min(registers, REGISTERS_THREAD) // REGISTER_STEP * REGISTER_STEP, 0, -REGISTER_STEP)
     fits = (count for count in steps if capability.residency(threads, count, 0).by_registers >= ctas)
     return registers if capability.residency(threads, registers, 0).by_registers >= ctas else next(fits, None)
 
 
 def _most_smem(capability: Capability, smem_bytes: int, ctas: int) -> int | None:
-    """The most bytes of shared memory per CTA with which ``ctas`` CTAs fit into an SM's; None if none fit."""
+    """The most bytes of shared memory per CTA with which ``ctas`` CTAs fit into an SM's; None if no number does."""
     if capability.ctas_by_smem(smem_bytes) >= ctas:
         return smem_bytes
-    # Each CTA takes a multiple of 128 bytes and 1024 bytes that the system reserves (see Capability.ctas_by_smem).
+    # Each CTA takes a multiple of 128 bytes, plus 1024 bytes that the system reserves (see Capability.ctas_by_smem).
     most = (capability.smem_sm_bytes // ctas - 1024) // 128 * 128
     return most if most >= 0 else None

@@ -1,4 +1,4 @@
-"""Draws the main loop: over time, a lane for each warp of a scheduler and one for each pipe that is busy."""
+"""Draws the main loop over time, with a lane for each warp of a scheduler and one for each pipe that is busy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Picture(NamedTuple):
 
 
 def picture(profile: Profile) -> Picture:
-    """The picture of a profile's issues, from the first to the last. Waits before the first issue are cut off."""
+    """Draws a profile's issues, from the first to the last. Waits before the first issue are cut off."""
     issues = profile.issues
     start = min((issue.cycle for issue in issues), default=0.0)
     end = max((issue.cycle + 1 for issue in issues), default=1.0)
@@ -48,7 +48,7 @@ def picture(profile: Profile) -> Picture:
     warps = sorted({issue.warp for issue in issues})
     names = [*(f"warp {warp}" for warp in warps), *profile.busy]
     tops = {name: TOP + at * (LANE + GAP) for at, name in enumerate(names)}
-    spans: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    spans: dict[str, list[tuple[float, float, float]]] = defaultdict(list)  # kind -> top of the lane, first cycle, end
     for issue in issues:
         for kind, left, right in figures.spans(issue.cycle, issue.stalls):
             if right > start:
@@ -69,4 +69,5 @@ def picture(profile: Profile) -> Picture:
 
 
 def _bar(top: float, left: float, width: float) -> str:
+    """A rectangle of an SVG path, in pixels. ``left`` counts from the start of the lanes."""
     return f"M{LEFT + left:.1f} {top:g}h{width:.1f}v{LANE}h-{width:.1f}z"

@@ -1,15 +1,15 @@
-"""What surrounds a main loop: the time of a launch, and the rate at which data comes from the L2."""
+"""Rates that a cubin does not show: the time of a launch, and how fast an SM gets data from the L2."""
 
 from __future__ import annotations
 
 from kernelproof.ground.chips import L2_PORT, Rates
 
-LAUNCH_US = 1.6  # of a launch; only the order of magnitude is known, from traces that users published
+LAUNCH_US = 1.6  # time of a launch; only its order of magnitude is known, from traces that users published
 
 
 def l2_share(rates: Rates, sms: int, ctas: int) -> float:
-    """Bytes per clock that an SM gets from the L2 while ``ctas`` CTAs lie on ``sms`` SMs.
+    """Bytes per clock that an SM gets from the L2 while ``ctas`` CTAs run on ``sms`` SMs.
 
-    SMs with a CTA share the L2's rate; the port of an SM bounds what it gets.
+    The SMs that have a CTA share the L2's rate. An SM gets no more than its port to the L2 allows.
     """
     return min(L2_PORT, rates.l2_bytes * sms / min(sms, ctas))

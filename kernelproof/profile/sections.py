@@ -1,4 +1,4 @@
-"""A profile as sections of sentences and tables. The text of a terminal and the page print the same sections."""
+"""Writes a profile as sections of sentences and tables, which both the terminal and the HTML page print."""
 
 from __future__ import annotations
 
@@ -58,11 +58,13 @@ def _overview(profile: Profile) -> Table:
 
 
 def _hazards(hazards: Iterable[Hazard]) -> Section:
-    """What makes all other figures worthless: the kernel computes with old values."""
+    """The register hazards. A kernel that has any computes with old values, so its other figures mean nothing."""
     rows = tuple((hazard.later, hazard.earlier, hazard.why) for hazard in hazards)
     words = "These instructions do not wait for registers that an earlier one still uses. The GPU does not notice it."
     table = Table(
-        "What docs/kernelproof/rules/register-hazard.md explains", ("instruction", "does not wait for", "why"), rows
+        "Hazards, as explained in docs/kernelproof/rules/register-hazard.md",
+        ("instruction", "does not wait for", "why"),
+        rows,
     )
     return Section("hazards", "Register hazards", (words,), tables=(table,))
 
@@ -106,11 +108,11 @@ def _loop(loop: MainLoop) -> Section:
     words = f"{loop_words(loop).capitalize()}. Meanwhile the scheduler issues {loop.issue_slots:.0f} instructions."
     wasted = (
         (f"Conflicts of register banks cost {loop.bank_conflicts:g} issue cycles." if loop.bank_conflicts else ""),
-        (f"{loop.unread:g} of them only write registers that nobody reads." if loop.unread else ""),
+        (f"{loop.unread:g} of them only write registers that no instruction reads." if loop.unread else ""),
         (
             ""
             if loop.rolled
-            else "The main loop is unrolled whole, so the figures include its first and last iterations."
+            else "The main loop is fully unrolled, so the figures include its first and last iterations."
         ),
     )
     tables = (

@@ -16,7 +16,7 @@ from kernelproof.ground.chips import CAPABILITIES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.pages import Table
 from kernelproof.profile.figures import spans
-from kernelproof.profile.loop import steady
+from kernelproof.profile.loop import steady_window
 from kernelproof.profile.occupancy import occupancy
 from kernelproof.profile.picture import LANE, LEFT, picture
 from kernelproof.sass import Instruction, editing
@@ -191,7 +191,7 @@ def test_the_window_is_where_the_main_loop_is_steady(
         (issue for number, cycles in enumerate(warps) for issue in issues(*cycles, warp=number)),
         key=lambda issue: issue.cycle,
     )
-    window = steady(run, (MMA,))
+    window = steady_window(run, (MMA,))
     assert (window.start, window.end, window.iterations, window.warps) == (start, end, iterations, 2)
     assert [*window.earlier, *window.issues] == [issue for issue in run if issue.cycle < end]
 

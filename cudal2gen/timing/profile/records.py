@@ -18,7 +18,7 @@ from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
 from kernelproof.profile import advice, figures
 from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import Listing, LoopWindow, steady
+from kernelproof.profile.loop import Listing, LoopWindow, steady_window
 from kernelproof.profile.rates import LAUNCH_US
 from kernelproof.profile.sections import loop_words
 from kernelproof.sass import Stream, Timeline, Ways, simulate
@@ -82,7 +82,7 @@ class _SimulatedKernel:
 
     @cached_property
     def window(self) -> LoopWindow:
-        return steady(self.timeline.issues, self.workload.ways.consumer.iteration)
+        return steady_window(self.timeline.issues, self.workload.ways.consumer.iteration)
 
     @cached_property
     def listing(self) -> Listing:
