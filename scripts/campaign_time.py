@@ -30,7 +30,7 @@ from cudal2gen.kernel import Problem, Record, space
 from cudal2gen.results import Effort, Trial
 from cudal2gen.tuner import climbing, concurrent_searches, curve, executor, ray_executor, search
 from cudal2gen.tuner.background_builds import CORES_EACH, MOST_EACH
-from cudal2gen.tuner.concurrent_searches import RankedSearch, Waiting
+from cudal2gen.tuner.concurrent_searches import RankedSearch, StepFuture
 from cudal2gen.tuner.environment import Environment, ModelEnvironment
 from cudal2gen.tuner.executor import EvaluationJob, InProcess
 from cudal2gen.tuner.proposal import Proposal, Proposer, Question, legal_proposal
@@ -86,16 +86,16 @@ class Cluster:
         self.workers, self.now = workers, 0.0
         self.measured: list[tuple[float, float, Effort]] = []
         self._times, self._environment = times, environment
-        self._ended: list[Waiting] = []
+        self._ended: list[StepFuture] = []
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._compilers = [0.0] * (workers * times.compilers)  # the times at which they are free
         self._proposer_free_at, self._free, self._jobs = 0.0, workers, 0
         self._queue: list[tuple[int, int, EvaluationJob, Callable[[], None]]] = []
 
-    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> StepFuture:
         """See ``concurrent_searches.StepRunner``."""
-        future: Waiting = Future()
+        future: StepFuture = Future()
         if isinstance(step, ProposerStep):
             step.run()
             self._proposer_free_at = max(self.now, self._proposer_free_at) + self._times.proposer
@@ -120,7 +120,7 @@ class Cluster:
             self._at(end, lambda part=part: self._compiled(part, rank, part_ended))  # type: ignore[misc]
         return future
 
-    def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
+    def first(self, waiting: Collection[StepFuture]) -> Collection[StepFuture]:
         """See ``concurrent_searches.StepRunner``. Advances the clock to the next event that ends a step."""
         while not self._ended:
             self.now, _, happen = heapq.heappop(self._events)
@@ -129,7 +129,7 @@ class Cluster:
         assert all(future in waiting for future in ended)
         return ended
 
-    def _end(self, future: Waiting, trials: list[Trial]) -> None:
+    def _end(self, future: StepFuture, trials: list[Trial]) -> None:
         future.set_result(trials)
         self._ended.append(future)
 
@@ -181,12 +181,12 @@ class Machine(Cluster):
         self._records: deque[Record] = deque()
         self._queued: set[object] = set()
         self._built: set[object] = set()
-        self._line: deque[tuple[EvaluationJob, Waiting]] = deque()
-        self._over: set[Waiting] = set()
+        self._line: deque[tuple[EvaluationJob, StepFuture]] = deque()
+        self._over: set[StepFuture] = set()
 
-    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:  # noqa: ARG002
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> StepFuture:  # noqa: ARG002
         """See ``concurrent_searches.StepRunner``."""
-        future: Waiting = Future()
+        future: StepFuture = Future()
         if isinstance(step, Evaluation):
             self._line.append((step.job, future))
             self._prepare(step.job.records if self._ahead else ())
@@ -196,7 +196,7 @@ class Machine(Cluster):
         self._at(self._proposer_free_at, lambda: self._proposed(records, future))
         return future
 
-    def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
+    def first(self, waiting: Collection[StepFuture]) -> Collection[StepFuture]:
         """See ``concurrent_searches.StepRunner``."""
         oldest = next(iter(waiting))
         while oldest not in self._over:
@@ -208,11 +208,11 @@ class Machine(Cluster):
         self._over -= set(ended)
         return ended
 
-    def _end(self, future: Waiting, trials: list[Trial]) -> None:
+    def _end(self, future: StepFuture, trials: list[Trial]) -> None:
         future.set_result(trials)
         self._over.add(future)
 
-    def _proposed(self, records: Sequence[Record], future: Waiting) -> None:
+    def _proposed(self, records: Sequence[Record], future: StepFuture) -> None:
         self._end(future, [])
         self._prepare(records)
 
@@ -252,7 +252,7 @@ class Machine(Cluster):
         self.measured.append((begin, end, job.effort))
         self._at(end, lambda: self._timed(future))
 
-    def _timed(self, future: Waiting) -> None:
+    def _timed(self, future: StepFuture) -> None:
         self._free += 1
         self._end(future, [])
         self._measure()

@@ -168,7 +168,7 @@ def tune(
         problems, records, factory, executor, options, trials, participants, lessons, find_candidates=find
     )
     if replay:
-        print(campaign.replayed(state, replay.least_us))
+        print(campaign.replay_summary(state, replay.least_us))
     _print_outcome(state, seconds, options.evaluations, executor, trials, dry_run=dry_run)
     participants.print_cost()
     if not state.evaluations:
@@ -253,7 +253,7 @@ def print_gains(searches: Sequence[Search]) -> None:
     if len(largest) > MOST_LINES:
         print(f"and {len(largest) - MOST_LINES} smaller gains")
     if largest:
-        reason = campaign.may_write(largest[0], verdict_clean=False)
+        reason = campaign.write_obstacle(largest[0], verdict_clean=False)
         print(f"not written: {reason}; --dry-run prints the fields in which records differ")
 
 
@@ -270,7 +270,7 @@ def write_improved(search: Search, dry_run: bool) -> None:
         verdict.passed for (digest, on), verdict in verdicts.items() if digest == winner.digest and on != "emulator"
     )
     print(f"{search.problem.mnk}: {progress.gain(search)}, proposed by {winner.proposer}")
-    refusal = campaign.may_write(search, clean)
+    refusal = campaign.write_obstacle(search, clean)
     if dry_run or refusal:
         for line in campaign.diff(search):
             print(f"  {line}")

@@ -1,6 +1,7 @@
 """The tuner: proposers suggest records, an environment evaluates them, and a cost model learns from the trials.
 
-From the bottom up: ``environment`` and ``on_gpu`` (evaluation), ``reward``, ``proposal`` and ``proposers``,
-``cost_model`` and ``training``, ``executor``, ``search`` (one problem), ``language_model`` (exchanges), ``campaign``
-(many problems, and the catalog), ``benchmark`` (comparison of proposers), ``writing`` (a model writes kernels).
+The modules, each of which builds on those before it: ``environment`` and ``on_gpu`` evaluate records, ``reward`` scores
+trials, ``proposal`` and ``proposers`` suggest records, ``cost_model`` and ``training`` predict times, ``executor`` runs
+evaluations, ``search`` tunes one problem, ``language_model`` talks to a model's server, ``campaign`` tunes many
+problems and updates the catalog, ``benchmark`` compares proposers, and in ``writing`` a model writes kernels.
 """

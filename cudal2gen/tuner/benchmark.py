@@ -1,9 +1,11 @@
 """Compares proposers on the same held-out problems of the model environment, at equal numbers of evaluations.
 
-The tables compare ways of searching and say nothing of kernels. Two things keep the results from being circular: the
-environment is the frozen model times hidden terms, which no proposer may ask (the timing model, a relative, may be
-asked); and held-out problems are absent from the campaign before, whose trials are all that is learned from, and whose
-best records are the pool of nearest problems.
+The tables compare ways of searching and say nothing about kernels. Two rules keep the results from being circular:
+
+- The environment's times are those of the frozen model, multiplied by hidden terms. Proposers may use neither the
+  frozen model nor the hidden terms. They may use the timing model, which resembles the frozen one.
+- A campaign over other problems runs first. Proposers learn from its trials alone, and the records that they take from
+  the nearest problems are its best records.
 
 The regret after n evaluations is 1 - best / selected. "selected" is the true time of the record with the best noisy
 time so far; "best" is the least true time of the problem, over all its candidates and all searches.
@@ -35,16 +37,18 @@ from kernelproof.ground.errors import MissingLibrary
 from kernelproof.ground.pages import grid
 
 CHECKPOINTS = (4, 8, 16, 32)
-CLOSE = 0.98  # a search is close at this share of the best known speed
+CLOSE = 0.98  # a search is close if its selected record reaches this fraction of the best known speed
+MAX_IDLE = 5  # answers in a row without a new record after which a search ends
 
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
     """The sizes of a comparison.
 
-    - ``held_out`` and ``tuned``: numbers of problems to search in, and of problems that the campaign before tunes.
-    - ``environments``: so many hidden terms, each with its own campaign; ``seeds``: searches of a problem in each.
-    - ``evaluations``: of each of the campaign's problems; ``batch``: most proposals of an answer.
+    - ``held_out``: number of problems in which the proposers search; ``tuned``: number of problems of the campaign.
+    - ``environments``: number of model environments, each with its own hidden terms and its own campaign.
+    - ``seeds``: searches of each proposer for each problem and environment.
+    - ``evaluations``: evaluations of each of the campaign's problems; ``batch``: most proposals of an answer.
     """
 
     gpu: str = "h200"
@@ -64,10 +68,10 @@ def sized(plan: BenchmarkPlan, held_out: int) -> BenchmarkPlan:
 
 
 class Score(NamedTuple):
-    """One proposer's mean regret at each of ``CHECKPOINTS`` with 95 % intervals, and evaluations until ``CLOSE``.
+    """One proposer's mean ``regret`` at each of ``CHECKPOINTS``, with 95 % intervals (``bounds``).
 
-    ``close``: the median over problems and seeds, infinite if fewer than half of the searches get there; ``reached``:
-    the share (0 to 1) of searches that do.
+    ``close``: the median number of evaluations until a search is close (``CLOSE``); infinite if fewer than half of the
+    searches get close. ``reached``: the fraction of searches that do.
     """
 
     name: str
@@ -109,7 +113,7 @@ def best_known(environment: ModelEnvironment, candidates: space.Candidates, refi
 
 
 class TimedEnvironment(Environment, Protocol):
-    """An environment that has a true time beside a trial's."""
+    """An environment that also gives the true times of records in µs, without the noise of its trials."""
 
     def true_us(self, records: Sequence[Record]) -> NDArray[np.float64]: ...
 
@@ -121,7 +125,7 @@ def search(
     trials: list[Trial] = []
     keys: set[object] = set()
     idle = 0
-    while len(trials) < evaluations and idle < 5:
+    while len(trials) < evaluations and idle < MAX_IDLE:
         proposals = proposer.propose(Question(candidates, tuple(trials), None, frozenset(keys)), batch)
         records: dict[object, Record] = {}
         for proposal in proposals:
@@ -173,7 +177,8 @@ def interval(regrets: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[tup
     rng = np.random.default_rng(0)
     environments = rng.integers(0, len(regrets), (2000, len(regrets)))
     problems = rng.integers(0, regrets.shape[1], (2000, regrets.shape[1]))
-    means = [regrets[some][:, others].mean((0, 1)) for some, others in zip(environments, problems, strict=True)]
+    draws = zip(environments, problems, strict=True)
+    means = [regrets[environment_rows][:, problem_rows].mean((0, 1)) for environment_rows, problem_rows in draws]
     low, high = ratios.percentile_interval(means).tolist()
     return tuple(regrets.mean((0, 1)).tolist()), tuple(zip(low, high, strict=True))
 
@@ -182,8 +187,11 @@ Runs = Sequence[Sequence[Sequence[float]]]  # selected times by problem and by s
 
 
 def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]]) -> Score:
-    """The score of ``runs[environment][problem][seed]``. Its intervals are over environments and problems, of the means
-    over seeds."""
+    """The score of a proposer from its ``runs[environment][problem][seed]``.
+
+    ``best[environment][problem]`` is the least true time in µs. Regrets are first averaged over seeds; the intervals
+    then resample environments and problems.
+    """
     pairs = [list(zip(searches, least, strict=True)) for searches, least in zip(runs, best, strict=True)]
     regrets = [
         [
@@ -198,7 +206,7 @@ def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]]) 
 
 
 def campaign(environment: ModelEnvironment, problems: Sequence[Problem], plan: BenchmarkPlan, seed: int) -> Learning:
-    """What ``tune`` has learned when it has searched these problems, one after the other and from nothing."""
+    """What ``tune`` has learned after it searched these problems one after the other, without earlier trials."""
     learning = Learning(seed=seed)
     for problem in problems:
         proposer = CostModelProposer(learning.model, learning.pool)
@@ -215,7 +223,7 @@ def timing_model(records: Sequence[Record]) -> list[float]:
 
 
 def contestants(learning: Learning) -> Makers:
-    """For each name a function that makes the proposer of a seed. Proposers without their library are left out."""
+    """For each name a function that makes a proposer from a seed. Proposers whose library is missing are left out."""
     pool = learning.pool
 
     def climbing(make: Callable[[int], Proposer]) -> Callable[[int], Proposer]:
@@ -260,7 +268,10 @@ class Relay:
 def compare(
     published: Sequence[Record], plan: BenchmarkPlan, progress: Callable[[str], None] = lambda _: None
 ) -> ProposerComparison:
-    """Tunes, searches and scores. ``published``: records from whose sizes the problems are drawn."""
+    """Runs a campaign in each environment, lets every proposer search the held-out problems, and scores them.
+
+    ``published``: records from whose sizes the problems are drawn.
+    """
     held_out, problems = split(published, plan)
     spaces = [space.candidates(problem) for problem in held_out]
     runs: dict[str, list[list[list[list[float]]]]] = {}
@@ -300,16 +311,16 @@ def _searches(
 
 
 def markdown(comparison: ProposerComparison) -> str:
-    """The table with its conditions and claims."""
+    """The comparison as a Markdown page: its conditions, the table, and the claims."""
     plan = comparison.plan
     lines = [
         f"# Ways of searching, {plan.gpu} {plan.acc}, compared in a model",
         "",
         f"**Modelled, not measured**: {comparison.on}. {plan.held_out} problems that were never tuned, "
-        f"{plan.environments} seeds of hidden terms, {plan.seeds} of each search. What they begin with: a campaign of "
-        f"{plan.tuned} other problems, {plan.evaluations} evaluations each, {comparison.learned} timed records; its "
-        "best records are the pool of nearest. Regret: 1 - best known time / chosen record's time, mean over problems, "
-        "with a 95 % bootstrap interval over hidden terms and problems.",
+        f"{plan.environments} seeds of hidden terms, {plan.seeds} of each search. Before that, a campaign tunes "
+        f"{plan.tuned} other problems with {plan.evaluations} evaluations each. Proposers learn from its "
+        f"{comparison.learned} timed records, and nearest takes its best records. Regret: 1 - best known time / chosen "
+        "record's time, mean over problems, with a 95 % bootstrap interval over hidden terms and problems.",
         "",
     ]
     regrets = [f"regret at {count}" for count in CHECKPOINTS]

@@ -24,17 +24,21 @@ from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.proposal import Proposer
 from cudal2gen.tuner.search import Search
 
-MOST_KEPT = 32  # problems whose candidates are kept from turn to turn; they take some megabytes each
-FIRST = 4  # if problems take turns, evaluations of each problem before any gets more
-SHORT_SHARE = 0.7  # if problems take turns, the share of the budget for short timings; the rest is for longer ones
+# For ``run_in_turns``, which searches the problems in several rounds:
+MOST_KEPT = 32  # problems whose candidates are kept from round to round; they take some megabytes each
+FIRST = 4  # evaluations of each problem in the first round
+SHORT_SHARE = 0.7  # fraction of the budget for short timings; the rest is for longer ones
 
 
 @dataclass
 class CampaignState:
-    """The state of a campaign. ``problems``: their number; ``begin``: the seconds of time.monotonic().
+    """The state of a campaign.
 
-    ``searches`` have ended; they are in the order of their ends, and in that of the problems when the campaign is over.
-    ``faults``: problems that could not be searched, each with the reason.
+    - ``problems``: the number of problems; ``begin``: the time of its beginning, in seconds of time.monotonic().
+    - ``searches``: those that have ended, in the order in which they ended. When the campaign is over, they are in the
+      order of the problems.
+    - ``under_way``: searches that have begun and not ended.
+    - ``faults``: problems that could not be searched, each with the reason.
     """
 
     problems: int
@@ -60,7 +64,7 @@ class CampaignState:
         return [search for search in self.searches if search.improved]
 
     def early_ends(self, evaluations: int) -> Counter[str]:
-        """Why searches of this run ended before so many evaluations: the number of searches for each reason."""
+        """Searches of this run that ended with fewer than ``evaluations``: their number for each reason."""
         short = [search for search in self.searches if len(search.evaluations) < evaluations]
         return Counter(search.stop_reason for search in short if search.stop_reason != searches.FINISHED)
 
@@ -85,13 +89,14 @@ class Incumbents:
 
 @dataclass(frozen=True)
 class CampaignPlan:
-    """What a campaign searches. Its trials go to the file ``store`` under ``run_name``.
+    """The problems of a campaign, and how each of them is searched.
 
-    ``incumbent``, ``proposer`` and ``find_candidates`` give what a problem's search begins with. A proposer that draws
-    by problem and seed proposes the same whatever other searches are under way. ``limits`` end each search,
-    ``budget_seconds`` the campaign. ``learn`` receives each search that ended, in the order of the problems and with
-    the lag of ``concurrent_searches``, so that proposers of later searches may learn from it; where problems take
-    turns it receives a search after each turn.
+    - ``incumbent``, ``proposer`` and ``find_candidates`` give what a problem's search begins with. A proposer should
+      draw random numbers by problem and seed, so that other searches that are under way do not change its proposals.
+    - ``store``: the file of the trials, which bear the name ``run_name``.
+    - ``limits`` end each search; ``budget_seconds`` ends the campaign.
+    - ``learn`` receives each search that ended, so that proposers of later searches can learn from it. It is called in
+      the order of the problems and with the lag of ``concurrent_searches``; by ``run_in_turns``, after each round.
     """
 
     problems: Sequence[Problem]
@@ -105,7 +110,8 @@ class CampaignPlan:
     learn: Callable[[Search], None] = lambda _: None
 
     def stored(self, card: str) -> dict[Problem, list[Trial]]:
-        """The trials of this run so far; of measured ones only those on ``card``, which is "" if not known yet."""
+        """The stored trials of this run, by problem. Measurements on another GPU than ``card`` are left out; if
+        ``card`` is "", because the GPU is not yet known, all are taken."""
         stored: dict[Problem, list[Trial]] = {}
         for trial in results.trials(self.store) if self.store.is_file() else []:
             if trial.run == self.run_name and (trial.environment != "gpu" or card in ("", trial.on)):
@@ -126,7 +132,7 @@ class _Campaign:
         return budget is not None and time.monotonic() - self.state.begin >= budget
 
     def begin(self, rank: int) -> RankedSearch | None:
-        """The next problem's search; None after the last, or when time is out."""
+        """The search of the next problem; None after the last problem, or when the budget is spent."""
         plan = self._plan
         for problem in self._problems:
             if self._out_of_time():
@@ -176,8 +182,8 @@ def run(
     """Searches every problem within the budget, several at a time, and resumes from the stored trials of this run.
 
     ``after`` receives each search that ended, in the order of the problems and with the lag of ``concurrent_searches``.
-    A problem without a legal record is a fault of the state. ``in_flight``: searches at a time; by default the
-    executor's number.
+    A problem without a legal record becomes one of the state's ``faults``. ``in_flight``: the number of concurrent
+    searches; by default the executor decides.
     """
     campaign = _Campaign(plan, executor, progress)
     in_flight = max(1, min(in_flight or executor.in_flight(), len(plan.problems)))
@@ -203,23 +209,25 @@ def run_in_turns(
     progress: Callable[[CampaignState], None] = lambda _: None,
     after: Callable[[Search], None] = lambda _: None,
 ) -> CampaignState:
-    """``run`` for a budget that may be too short: each problem gets ``FIRST`` evaluations before any gets more, then
-    twice as many, and so on. Then problems with a gain are timed for longer, the largest gain first.
+    """``run`` for a budget that may be too short for all evaluations: it searches the problems in rounds.
 
-    ``after`` receives the searches at the end. Raises ValueError for a plan without a budget.
+    Each problem gets ``FIRST`` evaluations in the first round, and each further round doubles their number. Then the
+    winners of problems with a gain are timed for longer, the largest gain first. ``after`` receives the searches at the
+    end. Raises ValueError for a plan without a budget.
     """
     if plan.budget_seconds is None:
-        raise ValueError("problems take turns within a budget: set CampaignPlan.budget_seconds")
+        raise ValueError("run_in_turns needs a budget: set CampaignPlan.budget_seconds")
     plan = replace(plan, find_candidates=lru_cache(MOST_KEPT)(plan.find_candidates))
     total = CampaignState(len(plan.problems), time.monotonic())
     latest: dict[Problem, Search] = {}
 
-    def turn(
-        problems: Sequence[Problem], share: float, limits: searches.SearchLimits, in_flight: int | None = None
+    def search_round(
+        problems: Sequence[Problem], budget_part: float, limits: searches.SearchLimits, in_flight: int | None = None
     ) -> None:
-        left = share * (plan.budget_seconds or 0.0) - (time.monotonic() - total.begin)
-        if left > 0:
-            part = replace(plan, problems=problems, limits=limits, budget_seconds=left)
+        """Searches the problems until ``budget_part`` (0 to 1) of the whole budget is spent."""
+        seconds_left = budget_part * (plan.budget_seconds or 0.0) - (time.monotonic() - total.begin)
+        if seconds_left > 0:
+            part = replace(plan, problems=problems, limits=limits, budget_seconds=seconds_left)
             ended = run(part, executor, progress, in_flight=in_flight)
             latest.update({search.problem: search for search in ended.searches})
             total.faults += [fault for fault in ended.faults if fault not in total.faults]
@@ -228,10 +236,11 @@ def run_in_turns(
     while evaluations < most:
         evaluations = min(most, 2 * evaluations or FIRST)
         short = replace(plan.limits, evaluations=evaluations, batch=min(FIRST, plan.limits.batch), longer=False)
-        turn(plan.problems, SHORT_SHARE, short)
+        search_round(plan.problems, SHORT_SHARE, short)
     gains = {problem: gain for problem, search in latest.items() if (gain := _short_gain(search)) > 1}
-    # One at a time: nothing is left to compile, and the budget does not end a search that has begun.
-    turn(sorted(gains, key=lambda problem: -gains[problem]), 1.0, replace(plan.limits, evaluations=1), in_flight=1)
+    # Searches run one at a time here: nothing is left to compile, and the budget does not end a search that has begun.
+    by_gain = sorted(gains, key=lambda problem: -gains[problem])
+    search_round(by_gain, 1.0, replace(plan.limits, evaluations=1), in_flight=1)
     total.searches = [latest[problem] for problem in plan.problems if problem in latest]
     for search in total.searches:
         if len(search.evaluations) < most and search.stop_reason != searches.FINISHED:
@@ -241,7 +250,7 @@ def run_in_turns(
 
 
 def _short_gain(search: Search) -> float:
-    """The incumbent's time over that of the fastest short trial: infinite without an incumbent, 0 without a trial."""
+    """The incumbent's time over that of the fastest short trial; infinite without an incumbent, 0 without a trial."""
     best = min((trial for trial in search.short_trials if trial.measured), key=lambda trial: trial.cost, default=None)
     if best is None:
         return 0.0
@@ -249,9 +258,11 @@ def _short_gain(search: Search) -> float:
     return ratio.value if ratio else math.inf
 
 
-def replayed(state: CampaignState, least_us: Callable[[Problem], float]) -> str:
-    """How much slower than the best recorded records the chosen ones are, in one line. ``least_us``: the best recorded
-    time of a problem, in µs."""
+def replay_summary(state: CampaignState, least_us: Callable[[Problem], float]) -> str:
+    """One line that says how much slower the chosen records are than the best recorded ones.
+
+    ``least_us`` gives the best recorded time of a problem, in µs.
+    """
     regrets = [search.winner.median_us / least_us(search.problem) - 1 for search in state.searches if search.winner]
     if not regrets:
         return "replay: no problem was searched"
@@ -286,13 +297,14 @@ def diff(search: Search) -> list[str]:
 
 
 def _differing(old: Record | None, new: Record) -> dict[str, tuple[Any, Any]]:
+    """For each field in which the records differ the old and the new value; without an old record, all fields."""
     if old is None:
         return {name: (None, value) for name, value in space.decisions(new).items()}
     return space.differing(old, new)
 
 
-def may_write(search: Search, verdict_clean: bool) -> str:
-    """The reason that keeps a search's winner out of the catalog; empty if there is none."""
+def write_obstacle(search: Search, verdict_clean: bool) -> str:
+    """Why a search's winner may not be written to the catalog; empty if it may."""
     winner = search.winner
     if winner is None or not search.improved:
         return "nothing improved beyond noise"

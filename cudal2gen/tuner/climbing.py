@@ -1,4 +1,4 @@
-"""Proposers that improve on good records step by step: by trials alone, or by the cost model's expected improvement."""
+"""Proposers that improve on good records step by step, either by hill climbing or by the cost model's predictions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cudal2gen.tuner.facts import Facts, Tokens, facts, tokens
 from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question, legal_proposal, trial_key
 from cudal2gen.tuner.proposers import Nearest
 
-AT_ONCE = 2  # proposals of an early answer: their trials decide the next ones
-PARENTS = 3  # best trials whose neighbours are looked at
+EARLY_ANSWER = 2  # proposals of an early answer; few, because their trials decide which ones come next
+PARENTS = 12  # most of the best trials whose neighbours are proposed
 
 
 def answer_size(question: Question, count: int) -> int:
-    """How many records to propose, ``count`` at most: few at first, when each trial changes the next choice, and a
-    quarter of the trials later."""
-    return min(count, max(AT_ONCE, len(question.trials) // 4))
+    """How many records to propose, at most ``count``: few at first, because each early trial changes the next choice,
+    and later a quarter of the number of trials."""
+    return min(count, max(EARLY_ANSWER, len(question.trials) // 4))
 
 
 class Choices(NamedTuple):
@@ -36,7 +36,7 @@ class Choices(NamedTuple):
 
 
 class HillClimbing(FixedStrategy):
-    """Takes the ``first`` proposals from another proposer, ``starts``, and then proposes neighbours of the best trials.
+    """Proposes what the proposer ``starts`` says for ``first`` trials, and then neighbours of the best trials.
 
     Neighbours differ in one structural field or in one free field. Those of the best trial come first.
     """
@@ -53,11 +53,11 @@ class HillClimbing(FixedStrategy):
             if proposals := self._starts.propose(question, share):
                 return proposals
         keys, proposals = set(question.proposed_keys), []
-        for trial in question.ranked[: 4 * PARENTS]:
-            around = neighbours(question.candidates, trial.record)
-            self._rng.shuffle(around)
-            for place in around:
-                record = compose(question.candidates, place, self.name)
+        for trial in question.ranked[:PARENTS]:
+            variants = neighbours(question.candidates, trial.record)
+            self._rng.shuffle(variants)
+            for choices in variants:
+                record = compose(question.candidates, choices, self.name)
                 if record.kernel_key not in keys:
                     keys.add(record.kernel_key)
                     proposals.append(legal_proposal(self.name, record))
@@ -67,7 +67,7 @@ class HillClimbing(FixedStrategy):
 
 
 class ModelOrder(FixedStrategy):
-    """Proposes structures in the order of a score, the least first, with the first value of each free field."""
+    """Proposes structures in the order of a score, the lowest first, with the first value of each free field."""
 
     def __init__(self, name: str, score: Callable[[Sequence[Record]], Sequence[float]]) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class ModelOrder(FixedStrategy):
         self._order: tuple[Problem, list[int]] | None = None
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """The next structures that were not proposed."""
+        """The next structures that were not proposed before."""
         candidates = question.candidates
         if self._order is None or self._order[0] != question.problem:
             self._order = question.problem, np.argsort(self._score(candidates.records), kind="stable").tolist()
@@ -90,84 +90,89 @@ class ModelOrder(FixedStrategy):
 
 
 class CandidateScores(NamedTuple):
-    """Candidates, the model's inputs for them, and the predictions of its members, of shape (members, candidates)."""
+    """Candidates (``choices``), the cost model's inputs for them, and its predictions.
 
-    places: list[Choices]
+    ``members``: the logarithm of time that each member of the ensemble predicts, of shape (members, candidates).
+    """
+
+    choices: list[Choices]
     inputs: Inputs
     members: NDArray[np.float32]
 
 
 class Costs:
-    """The cost model's predictions for one problem's candidates: for all structures, and for free fields on demand.
+    """Predicts the times of one problem's candidates by the cost model, and caches the predictions.
 
-    The candidates of the last answer are kept, because the next answer looks at most of them again.
+    The predictions of the last answer are kept, because the next answer needs most of them again.
     """
 
     def __init__(self, model: CostModel, candidates: Candidates) -> None:
         self.model, self.candidates = model, candidates
         described = facts(candidates.records)
         self._numbers, self._modelled_us = described.numbers, described.modelled_us
-        self._structure = [self._fixed(row, names) for row, names in enumerate(described.tokens)]
+        self._structure_tokens = [self._without_free(row, names) for row, names in enumerate(described.tokens)]
         self._tokens = {
             family: [[tokens(fields) for fields in alternatives] for alternatives in heads.values()]
             for family, heads in candidates.heads.items()
         }
         alternatives = (name for heads in self._tokens.values() for values in heads for row in values for name in row)
-        self.own_tokens = Tokens(dict.fromkeys(itertools.chain(*self._structure, alternatives)))
-        self._everywhere: tuple[dict[str, tuple[int, ...]], CandidateScores] | None = None
-        self._rows: dict[int, CandidateScores] = {}
+        self.own_tokens = Tokens(dict.fromkeys(itertools.chain(*self._structure_tokens, alternatives)))
+        self._structures: tuple[dict[str, tuple[int, ...]], CandidateScores] | None = None
+        self._variants: dict[int, CandidateScores] = {}
 
-    def everywhere(self, start: Mapping[str, object]) -> CandidateScores:
-        """All structures, each with the free fields of ``start``."""
+    def structures(self, start: Mapping[str, object]) -> CandidateScores:
+        """Scores of all structures, each with the free fields of ``start``."""
         heads = self.candidates.heads.items()
         free = {family: choices_of(alternatives, start) for family, alternatives in heads}
-        if self._everywhere is None or self._everywhere[0] != free:
+        if self._structures is None or self._structures[0] != free:
             records = enumerate(self.candidates.records)
-            self._everywhere = free, self._scored([Choices(row, free[record.family]) for row, record in records])
-        return self._everywhere[1]
+            self._structures = free, self._scores([Choices(row, free[record.family]) for row, record in records])
+        return self._structures[1]
 
-    def around(self, rows: Iterable[int]) -> CandidateScores:
-        """These structures with all values of their free fields."""
-        self._rows = {row: self._rows.get(row) or self._scored(self._free(row)) for row in rows}
-        parts = list(self._rows.values())
-        places = [place for part in parts for place in part.places]
+    def variants(self, rows: Iterable[int]) -> CandidateScores:
+        """Scores of the structures in these rows, each with all combinations of values of its free fields."""
+        self._variants = {row: self._variants.get(row) or self._scores(self._combinations(row)) for row in rows}
+        parts = list(self._variants.values())
+        choices = [item for part in parts for item in part.choices]
         inputs = Inputs(*(np.concatenate(columns) for columns in zip(*(part.inputs for part in parts), strict=True)))
-        return CandidateScores(places, inputs, np.concatenate([part.members for part in parts], 1))
+        return CandidateScores(choices, inputs, np.concatenate([part.members for part in parts], 1))
 
-    def _free(self, row: int) -> list[Choices]:
+    def _combinations(self, row: int) -> list[Choices]:
         widths = _widths(self.candidates, row)
         return [Choices(row, free) for free in itertools.product(*map(range, widths))]
 
-    def _scored(self, places: list[Choices]) -> CandidateScores:
-        inputs = self.inputs(places)
-        return CandidateScores(places, inputs, self.model.prior(inputs))
+    def _scores(self, choices: list[Choices]) -> CandidateScores:
+        inputs = self.inputs(choices)
+        return CandidateScores(choices, inputs, self.model.prior(inputs))
 
-    def _fixed(self, row: int, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _without_free(self, row: int, names: tuple[str, ...]) -> tuple[str, ...]:
         """A structure's tokens, without those of its free fields."""
         heads = self.candidates.heads[self.candidates.records[row].family]
         free = {name for alternatives in heads.values() for name in alternatives[0]}
         return tuple(name for name in names if name.split("=", 1)[0] not in free)
 
-    def inputs(self, places: Sequence[Choices]) -> Inputs:
-        """The model's inputs of these candidates."""
-        rows = np.array([place.row for place in places], np.int64)
+    def inputs(self, choices: Sequence[Choices]) -> Inputs:
+        """The model's inputs for these candidates."""
+        rows = np.array([item.row for item in choices], np.int64)
         names = [
-            (*self._structure[place.row], *itertools.chain.from_iterable(self._alternatives(place))) for place in places
+            (*self._structure_tokens[item.row], *itertools.chain.from_iterable(self._free_tokens(item)))
+            for item in choices
         ]
         return self.model.inputs(Facts(self._numbers[rows], names, self._modelled_us[rows]), self.own_tokens)
 
-    def _alternatives(self, place: Choices) -> list[tuple[str, ...]]:
-        heads = self._tokens[self.candidates.records[place.row].family]
-        return [alternatives[index] for alternatives, index in zip(heads, place.free, strict=True)]
+    def _free_tokens(self, choices: Choices) -> list[tuple[str, ...]]:
+        """The tokens of the chosen value of each free field."""
+        heads = self._tokens[self.candidates.records[choices.row].family]
+        return [alternatives[index] for alternatives, index in zip(heads, choices.free, strict=True)]
 
 
 class CostModelProposer(FixedStrategy):
     """Proposes the candidates of which the cost model expects the largest improvement on the best trial.
 
-    Scoring all candidates would take too long. So a climb starts from the best trial or the incumbent, scores all
-    structures with the start's free fields, and then only the best ``kept`` structures with all values of their free
-    fields. ``pool``: records of other problems; the first answer contains the decisions of the nearest one.
-    ``learning``: whether trials of the problem at hand count.
+    Scoring all candidates would take too long. The proposer therefore starts from the best trial or the incumbent,
+    scores all structures with the free fields of that start, and then only the best ``kept`` structures with all values
+    of their free fields. ``pool``: records of other problems; the first answer contains the decisions of the nearest
+    one. ``learning``: whether the model learns from trials of the problem at hand.
     """
 
     def __init__(
@@ -178,44 +183,47 @@ class CostModelProposer(FixedStrategy):
         self._model, self._learning, self._kept = model, learning, kept
         self._nearest = Nearest(pool, 1)
         self._costs: tuple[Problem, Costs] | None = None
-        self._inputs: dict[object, Inputs] = {}  # of trials
+        self._inputs: dict[object, Inputs] = {}  # the model's inputs of each trial of the current problem, by trial_key
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """No proposals if all candidates that it looks at were proposed before."""
+        """No proposals if all candidates on the shortlist were proposed before."""
         if self._costs is None or self._costs[0] != question.problem:
             self._costs = question.problem, Costs(self._model, question.candidates)
             self._inputs = {}
         costs = self._costs[1]
         observed, log_us = self._trials(costs, question)
-        places, inputs, members = self._climbed(costs, question, self._model.posterior(observed, log_us))
+        choices, inputs, members = self._shortlist(costs, question, self._model.posterior(observed, log_us))
         keys, proposals = set(question.proposed_keys), list[Proposal]()
-        free = np.ones(len(places), bool)
-        while len(proposals) < answer_size(question, count) and free.any():
+        is_open = np.ones(len(choices), bool)
+        while len(proposals) < answer_size(question, count) and is_open.any():
             posterior = self._model.posterior(observed, log_us)
             gain = improvement(posterior, inputs, members, log_us)
-            place = int(np.where(free, gain, -np.inf).argmax())
-            free[place] = False
-            record = compose(question.candidates, places[place], self.name)
+            best = int(np.where(is_open, gain, -np.inf).argmax())
+            is_open[best] = False
+            record = compose(question.candidates, choices[best], self.name)
             if record.kernel_key in keys:
                 continue
             keys.add(record.kernel_key)
             proposals.append(legal_proposal(self.name, record))
             if not question.trials and len(proposals) == 1:
-                proposals += self._near(question, keys)
+                proposals += self._nearest_record(question, keys)
             # The next record of the answer is chosen as if this one had taken its expected time.
-            chosen = Inputs(*(part[place : place + 1] for part in inputs))
-            mean, _ = posterior.predict(chosen, members[:, place : place + 1])
+            chosen = Inputs(*(part[best : best + 1] for part in inputs))
+            mean, _ = posterior.predict(chosen, members[:, best : best + 1])
             observed = Inputs(*(np.concatenate(parts) for parts in zip(observed, chosen, strict=True)))
             log_us = np.append(log_us, mean)
         return proposals
 
-    def _near(self, question: Question, keys: set[object]) -> list[Proposal]:
-        """The nearest record's decisions. They are second in the first answer, as a start in case the model errs."""
-        near = [
+    def _nearest_record(self, question: Question, keys: set[object]) -> list[Proposal]:
+        """The decisions of the nearest record unless ``keys`` has them; adds them to ``keys``.
+
+        They come second in the first answer, as another start in case the model is wrong.
+        """
+        proposals = [
             item for item in self._nearest.propose(question, 1) if item.record and item.record.kernel_key not in keys
         ]
-        keys |= {item.record.kernel_key for item in near if item.record}
-        return [item._replace(proposer=self.name) for item in near]
+        keys |= {item.record.kernel_key for item in proposals if item.record}
+        return [item._replace(proposer=self.name) for item in proposals]
 
     def _trials(self, costs: Costs, question: Question) -> tuple[Inputs, NDArray[np.float64]]:
         """The model's inputs of the trials so far, and the logarithms of their costs; empty without ``learning``."""
@@ -229,17 +237,18 @@ class CostModelProposer(FixedStrategy):
         observed = Inputs(*(np.concatenate(parts) for parts in zip(*rows, strict=True)))
         return observed, np.log(np.array([trial.cost for trial in ranked], np.float64))
 
-    def _climbed(self, costs: Costs, question: Question, posterior: Posterior) -> CandidateScores:
+    def _shortlist(self, costs: Costs, question: Question, posterior: Posterior) -> CandidateScores:
         """The best structures of each start, with all values of their free fields."""
         rows: dict[int, None] = {}
         for start in self._starts(question):
-            scored = costs.everywhere(start)
-            mean, deviation = posterior.predict(scored.inputs, scored.members)
+            structures = costs.structures(start)
+            mean, deviation = posterior.predict(structures.inputs, structures.members)
+            # The lower confidence bound keeps structures of which the model is unsure.
             rows |= dict.fromkeys(np.argsort(mean - deviation)[: self._kept].tolist())
-        return costs.around(rows)
+        return costs.variants(rows)
 
     def _starts(self, question: Question) -> list[Fields]:
-        """The decisions whose free fields a climb starts with: those of the best trial, else of the incumbent."""
+        """The decisions whose free fields structures are first scored with: the best trial's, else the incumbent's."""
         records = [trial.record for trial in question.ranked[:1]]
         if not records and question.incumbent is not None:
             records.append(question.incumbent.decisions())
@@ -249,7 +258,7 @@ class CostModelProposer(FixedStrategy):
 def improvement(
     posterior: Posterior, inputs: Inputs, members: NDArray[np.float32], log_us: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The expected improvement on the least of ``log_us``; the negative mean if there is no time yet."""
+    """The expected improvement of each candidate on the least of ``log_us``; without a trial, its negative mean."""
     mean, deviation = posterior.predict(inputs, members)
     if not len(log_us):
         return -mean
@@ -275,13 +284,13 @@ def first_choices(candidates: Candidates, row: int) -> Choices:
     return Choices(row, tuple(0 for _ in _widths(candidates, row)))
 
 
-def settled(candidates: Candidates, row: int, fields: Mapping[str, object]) -> Choices:
-    """A structure with the values that a record's fields name; the first value of a field that they do not name."""
+def with_fields(candidates: Candidates, row: int, fields: Mapping[str, object]) -> Choices:
+    """A structure whose free fields have the values in ``fields``; a field that is absent there has its first value."""
     return Choices(row, choices_of(candidates.heads[candidates.records[row].family], fields))
 
 
 def choices_of(heads: Mapping[str, Sequence[Fields]], fields: Mapping[str, object]) -> tuple[int, ...]:
-    """For each free field the index of the value that a record's fields name, 0 if they name none."""
+    """For each free field the index of its value in ``fields``, 0 if ``fields`` has none of its values."""
     return tuple(
         next((index for index, values in enumerate(alternatives) if values.items() <= fields.items()), 0)
         for alternatives in heads.values()
@@ -290,21 +299,21 @@ def choices_of(heads: Mapping[str, Sequence[Fields]], fields: Mapping[str, objec
 
 def neighbours(candidates: Candidates, fields: Fields) -> list[Choices]:
     """Candidates that differ from a record in one free field, or in the least number of structural fields."""
-    distances = candidates.distances(fields)
-    around: list[Choices] = []
+    distances = candidates.distances(fields)  # for each structure the number of structural fields that differ
+    found: list[Choices] = []
     for row in np.flatnonzero(distances == 0)[:1].tolist():
-        place = settled(candidates, row, fields)
+        own = with_fields(candidates, row, fields)
         for head, width in enumerate(_widths(candidates, row)):
             for index in range(width):
-                if index != place.free[head]:
-                    around.append(Choices(row, (*place.free[:head], index, *place.free[head + 1 :])))
-    away = distances[distances > 0]
-    nearest = int(away.min()) if len(away) else 0
-    around += [settled(candidates, row, fields) for row in np.flatnonzero(distances == nearest).tolist() if nearest]
-    return around
+                if index != own.free[head]:
+                    found.append(Choices(row, (*own.free[:head], index, *own.free[head + 1 :])))
+    positive = distances[distances > 0]
+    nearest = int(positive.min()) if len(positive) else 0
+    found += [with_fields(candidates, row, fields) for row in np.flatnonzero(distances == nearest).tolist() if nearest]
+    return found
 
 
-def compose(candidates: Candidates, place: Choices, source: str) -> Record:
-    """The record of a place among candidates."""
-    heads = candidates.heads[candidates.records[place.row].family]
-    return candidates.compose(place.row, dict(zip(heads, place.free, strict=True)), source)
+def compose(candidates: Candidates, choices: Choices, source: str) -> Record:
+    """The record of a candidate. ``source``: the proposer that its origin names."""
+    heads = candidates.heads[candidates.records[choices.row].family]
+    return candidates.compose(choices.row, dict(zip(heads, choices.free, strict=True)), source)

@@ -1,8 +1,8 @@
-"""Concurrent searches: while records of one search are measured, other searches propose, compile, or wait for a GPU.
+"""Runs several searches concurrently: while one is measured, others propose, compile, or wait for a GPU.
 
-Searches begin in order, and an earlier search's evaluation goes first. So they end roughly in order, and no straggler
-keeps the last ones waiting. Lessons of search i are learnt exactly before search i + ``lag`` begins, even if they are
-known earlier: what a search begins with then does not depend on the speed of workers.
+Searches begin in order, and evaluations of earlier searches have precedence. So searches end roughly in order, and no
+straggler delays the end. Search i is learnt from just before search i + ``lag`` begins, even if it ends earlier.
+Therefore what a search begins with does not depend on the speed of workers.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.proposers import awaits
 from cudal2gen.tuner.search import Evaluation, ProposerStep, Search, Steps
 
-THREADS = 16  # most threads for proposers: those that compute share one core, the others wait for servers
+THREADS = 16  # most threads for proposers; those that compute share one core, the others wait for servers
 
 
 class RankedSearch(NamedTuple):
-    """A search that has begun. ``rank``: its place in the order, from 0."""
+    """A search that has begun. ``rank``: its number in the order of beginnings, from 0."""
 
     rank: int
     search: Search
     steps: Steps
 
 
-Waiting = Future[list[Trial]]  # trials of an evaluation; a proposer's step has none
+StepFuture = Future[list[Trial]]  # a step's trials when it has ended; empty for a proposer's step
 
 
 class StepRunner(Protocol):
     """Carries out the steps of searches."""
 
-    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
-        """Begins a step, or puts it into a queue in which lesser ranks go first."""
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> StepFuture:
+        """Begins a step, or puts it into a queue in which lower ranks go first."""
         ...
 
-    def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """Waits until at least one step has ended, and returns steps that have. ``waiting`` is in the order of their
-        beginning."""
+    def first(self, pending: Collection[StepFuture]) -> Collection[StepFuture]:
+        """Waits until at least one of the steps has ended, and returns steps that have. ``pending`` is in the order in
+        which the steps began."""
         ...
 
 
 class ThreadedHost:
-    """A ``StepRunner`` with an executor, and threads for proposers. With one search at a time proposers run on the
-    caller's thread."""
+    """A ``StepRunner`` that gives evaluations to an executor and proposers to threads. If only one search runs at a
+    time, proposers run on the caller's thread."""
 
     def __init__(self, executor: Executor, in_flight: int) -> None:
         self._executor = executor
         self._threads = ThreadPoolExecutor(min(in_flight, THREADS), "proposer") if in_flight > 1 else None
-        self._awaited: set[Waiting] = set()
+        self._awaited: set[StepFuture] = set()
 
-    def start(self, step: ProposerStep | Evaluation, rank: int) -> Waiting:
+    def start(self, step: ProposerStep | Evaluation, rank: int) -> StepFuture:
         """See ``StepRunner``."""
         if isinstance(step, Evaluation):
             return self._executor.submit(step.job, rank)
         if self._threads is None:
-            ended: Waiting = Future()
+            ended: StepFuture = Future()
             ended.set_result(self._propose(step))
             return ended
         future = self._threads.submit(self._propose, step)
@@ -66,32 +66,33 @@ class ThreadedHost:
             self._awaited.add(future)
         return future
 
-    def first(self, waiting: Collection[Waiting]) -> Collection[Waiting]:
-        """See ``StepRunner``. If the executor's jobs end in order, steps are taken in the order of their beginning too.
+    def first(self, pending: Collection[StepFuture]) -> Collection[StepFuture]:
+        """See ``StepRunner``. If the executor's jobs end in order, steps are also returned in the order of their start.
 
-        Stored trials then follow the problems' order, and not the speed of compilers. Only proposers that wait for a
-        server are taken as they end.
+        Then the order of stored trials does not depend on the speed of compilers. Only steps of proposers that wait for
+        a server are returned in the order in which they end.
         """
         if self._executor.in_order:
-            self._awaited &= set(waiting)
-            own = itertools.islice((future for future in waiting if future not in self._awaited), 1)
-            waiting = [*own, *self._awaited]
-        return wait(waiting, return_when=FIRST_COMPLETED).done
+            self._awaited &= set(pending)
+            own = itertools.islice((future for future in pending if future not in self._awaited), 1)
+            pending = [*own, *self._awaited]
+        return wait(pending, return_when=FIRST_COMPLETED).done
 
     def _propose(self, step: ProposerStep) -> list[Trial]:
-        """Runs the step, and begins to compile its proposals at once although its turn may come later."""
+        """Runs the step and starts to compile its proposals, although their evaluation may begin much later."""
         step.run()
         self._executor.prepare([proposal.record for proposal in step.affordable if proposal.record])
         return []
 
     def close(self) -> None:
-        """Drops steps of proposers that have not begun."""
+        """Drops the steps of proposers that have not begun."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def lag(in_flight: int) -> int:
-    """By how many searches lessons lag behind. There is slack, so that a long search does not delay the next ones."""
+    """The number of ranks by which learning lags (see the module). It exceeds ``in_flight`` if that is above 1, so that
+    a long search does not delay the next ones."""
     return 1 if in_flight == 1 else 2 * in_flight
 
 
@@ -104,10 +105,11 @@ def run_searches(
 ) -> None:
     """Runs searches, ``in_flight`` at a time. ``begin`` is called with ranks 0, 1, .. until it returns None.
 
-    ``end`` receives each search when it ends; ``learn`` receives each in order, as late as ``lag`` allows. Both run on
-    this thread, like everything of a search except its steps, so a single thread stores trials.
+    ``end`` receives each search when it ends. ``learn`` receives the searches in the order of their ranks, as late as
+    ``lag`` allows. Only the steps of searches run on other threads; ``end``, ``learn`` and the storing of trials run on
+    the caller's.
     """
-    waiting: dict[Waiting, tuple[RankedSearch, ProposerStep | Evaluation]] = {}
+    pending: dict[StepFuture, tuple[RankedSearch, ProposerStep | Evaluation]] = {}
     ended: dict[int, RankedSearch] = {}
     begun = learnt = 0
     exhausted = False
@@ -118,10 +120,10 @@ def run_searches(
             ended[ranked.rank] = ranked
             end(ranked)
         else:
-            waiting[host.start(step, ranked.rank)] = ranked, step
+            pending[host.start(step, ranked.rank)] = ranked, step
 
     while True:
-        while not exhausted and len(waiting) < in_flight and (begun - lag(in_flight) < learnt or learnt in ended):
+        while not exhausted and len(pending) < in_flight and (begun - lag(in_flight) < learnt or learnt in ended):
             if begun - lag(in_flight) >= learnt:
                 learn(ended.pop(learnt))
                 learnt += 1
@@ -130,10 +132,10 @@ def run_searches(
             if ranked is not None:
                 begun += 1
                 advance(ranked)
-        if not waiting:
+        if not pending:
             break
-        for future in sorted(host.first(waiting), key=lambda future: waiting[future][0].rank):
-            ranked, step = waiting.pop(future)
+        for future in sorted(host.first(pending), key=lambda future: pending[future][0].rank):
+            ranked, step = pending.pop(future)
             answer = future.result()
             if isinstance(step, Evaluation):
                 step.trials.extend(answer)

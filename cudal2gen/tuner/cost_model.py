@@ -1,9 +1,12 @@
-"""The cost model: a record's time, with its uncertainty, from the timing model and from trials.
+"""The cost model predicts a record's time and its uncertainty from the timing model and from trials.
 
-The logarithm of a time is the sum of three parts: the timing model's estimate; a correction that an ensemble of
-networks has learned from trials of other problems, if there are any; and a correction from the trials of the problem at
-hand. The last part is a Gaussian process over decisions, whose prior variance is the ensemble's spread plus the
-``spread`` that is left unexplained in problems that a network has not seen.
+The logarithm of a time is the sum of three parts:
+
+- the timing model's estimate;
+- a correction that an ensemble of networks has learned from trials of other problems, if there are any;
+- a correction from the trials of the problem at hand. This is a Gaussian process over the record's decisions. Its prior
+  variance is that of the ensemble's members plus ``spread`` squared, the error that remains in problems that a network
+  was not trained on.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from cudal2gen.tuner.regression import Ensemble, TrainingRows, centred
 
 NEAR_BEST = 0.15  # distance from a problem's best, in log time, at which a record's weight has fallen by e
 SCALE = 1.0  # standard deviation of a problem's own constant factor, in log time
-SPREAD, LENGTH = 0.12, 1.8  # of the process of a model without training
-LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales of the process that are tried, in octaves and differing fields
+SPREAD, LENGTH = 0.12, 1.8  # standard deviation (log time) and length scale of the process before any training
+LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales that ``_fit_process`` tries, in the units of facts.coordinates
 NOISE = 0.006  # standard deviation of a measurement, in log time
-FEWEST = 4  # problems from which networks learn; with fewer the timing model is not corrected
-COMPARED, NEAREST = 24, 64  # problems, and records of each, by which the process is chosen
+FEWEST = 4  # least number of problems for training; with fewer the timing model is not corrected
+COMPARED, NEAREST = 24, 64  # most problems, and most records of each, to which the process is fitted
 
 
 class TimedRecords(NamedTuple):
@@ -38,18 +41,23 @@ class TimedRecords(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Records as the networks (``columns``) and the process (``places``) see them, with their estimates."""
+    """Encoded records; each array has a row for each record.
+
+    - ``columns``: inputs of the networks, of shape (records, columns).
+    - ``coordinates``: inputs of the Gaussian process, of shape (records, coordinates).
+    - ``log_us``: logarithms of the timing model's estimates in µs, of shape (records,).
+    """
 
     columns: Floats
-    places: Floats
+    coordinates: Floats
     log_us: Floats
 
 
 class CostModel:
     """The timing model with the correction of an ``ensemble``, whose inputs have columns for ``tokens``.
 
-    ``spread`` and ``length`` are the process's standard deviation and length scale. Without an ensemble it is the model
-    that begins a campaign.
+    ``spread`` and ``length`` are the process's standard deviation and length scale. A campaign begins with a model
+    without an ensemble.
     """
 
     def __init__(
@@ -59,22 +67,22 @@ class CostModel:
         self.tokens, self.ensemble, self.spread, self.length = tokens or Tokens(()), ensemble, spread, length
 
     def inputs(self, described: Facts, own: Tokens) -> Inputs:
-        """Facts as columns and coordinates. ``own``: the tokens among which the problem at hand has a choice."""
+        """The records' facts, encoded. ``own``: the tokens among which the problem at hand has a choice."""
         columns = np.concatenate([described.numbers, self.tokens.one_hot(described.tokens)], 1)
         return Inputs(columns, coordinates(described.numbers, own.one_hot(described.tokens)), described.log_us)
 
     def prior(self, inputs: Inputs) -> Floats:
-        """Each member's logarithm of time, of shape (members, records)."""
+        """The logarithm of time that each member predicts before trials of the problem; shape (members, records)."""
         if self.ensemble is None:
             return inputs.log_us[None]
         return self.ensemble.predict(inputs.columns) + inputs.log_us
 
     def times(self, records: Sequence[Record]) -> list[float]:
-        """Modelled times of one problem's records, up to a common factor, from training alone."""
+        """Modelled times of one problem's records, up to a common factor, without trials of that problem."""
         return self.times_of(facts(records))
 
     def times_of(self, described: Facts) -> list[float]:
-        """``times`` of records by their facts."""
+        """``times`` of records that are given by their facts."""
         times: list[float] = np.exp(self.prior(self.inputs(described, self.tokens)).mean(0)).tolist()
         return times
 
@@ -84,7 +92,10 @@ class CostModel:
 
 
 class Posterior:
-    """Means and standard deviations of log times, given trials. Without trials the problem's constant is unknown."""
+    """Predicts means and standard deviations of log times, given trials of the problem.
+
+    Without trials the problem's constant factor is unknown, so means are comparable only with one another.
+    """
 
     def __init__(self, model: CostModel, observed: Inputs, log_us: NDArray[np.float64], noise: float) -> None:
         self._model, self._observed = model, observed
@@ -96,50 +107,52 @@ class Posterior:
         residual: NDArray[np.float64] = log_us - members.mean(0).astype(np.float64)
         # Costs may be ratios, whose constant is far from the model's: the process must not pull it back.
         self._constant = float(residual.mean()) if len(residual) else 0.0
-        self._answer = _solve(self._factor, residual - self._constant)
+        self._weights = _solve(self._factor, residual - self._constant)
 
     def predict(self, inputs: Inputs, members: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """``members``: the model's ``prior`` of the inputs."""
+        """The means and the standard deviations, each of shape (records,). ``members``: the inputs' ``prior``."""
         mean = members.mean(0).astype(np.float64) + self._constant
         centred = (members - members.mean(0)) / math.sqrt(len(members))
         variance = SCALE**2 + self._model.spread**2 + (centred**2).sum(0)
-        if len(self._answer):
+        if len(self._weights):
             cross = self._covariance(inputs, centred, self._observed, self._centred)
-            mean = mean + cross @ self._answer
+            mean = mean + cross @ self._weights
             solved = np.linalg.solve(self._factor, cross.T)
             variance = variance - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
     def _covariance(self, first: Inputs, a: Floats, second: Inputs, b: Floats) -> NDArray[np.float64]:
-        kernel = _kernel(first.places, second.places, self._model.length)
+        kernel = _kernel(first.coordinates, second.coordinates, self._model.length)
         covariance: NDArray[np.float64] = SCALE**2 + self._model.spread**2 * kernel + (a.T @ b)
         return covariance
 
 
 def _kernel(first: Floats, second: Floats, length: float) -> NDArray[np.float64]:
+    """The squared-exponential kernel between rows of coordinates; shape (rows of first, rows of second)."""
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1)[None] - 2 * first @ second.T
     kernel: NDArray[np.float64] = np.exp(-np.maximum(squares, 0).astype(np.float64) / (2 * length**2))
     return kernel
 
 
 def _solve(factor: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    answer: NDArray[np.float64] = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
-    return answer
+    """The solution x of ``factor @ factor.T @ x = values``, where ``factor`` is a Cholesky factor."""
+    solution: NDArray[np.float64] = np.linalg.solve(factor.T, np.linalg.solve(factor, values))
+    return solution
 
 
 Described = tuple[Facts, TimedRecords]
 
 
-def train(timed: Iterable[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """A model of these problems; the untrained one if fewer than ``FEWEST`` of them have two records."""
-    return train_described([(facts(problem.records), problem) for problem in timed], seed, members, epochs)
+def train(problems: Iterable[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
+    """A model trained on these problems; an untrained one if fewer than ``FEWEST`` of them have two records or more."""
+    return train_described([(facts(problem.records), problem) for problem in problems], seed, members, epochs)
 
 
 def train_described(problems: Sequence[Described], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """``train`` for problems by their facts.
+    """``train`` for problems whose facts are known.
 
-    What networks say of problems that they have not seen decides how much of their correction is believed (none, where
-    it does not help), and how far the process deviates from it.
+    Each problem is predicted by the member that was not trained on it. The least-squares fit of these predictions to
+    the truth gives the factor (0 to 1) by which all corrections are scaled. What they then miss decides the process.
     """
     described = [(described_facts, problem) for described_facts, problem in problems if len(problem.records) > 1]
     if len(described) < FEWEST:
@@ -150,13 +163,15 @@ def train_described(problems: Sequence[Described], seed: int = 0, members: int =
     ensemble = regression.fit(samples, members=members, epochs=epochs, seed=seed)
     lengths = np.array([len(problem.records) for _, problem in described])
     target = centred(samples.target[None], samples.weight[None], lengths)[0]
-    unseen = centred(ensemble.left_out(samples)[None], samples.weight[None], lengths)[0]
-    believed = float(np.clip((samples.weight * unseen) @ target / ((samples.weight * unseen) @ unseen + 1e-9), 0, 1))
-    ensemble.arrays["w3"] *= np.float32(believed)
-    return CostModel(tokens, ensemble, *_process(samples, target - believed * unseen))
+    predicted = centred(ensemble.left_out(samples)[None], samples.weight[None], lengths)[0]
+    weighted = samples.weight * predicted
+    scale = float(np.clip(weighted @ target / (weighted @ predicted + 1e-9), 0, 1))
+    ensemble.arrays["w3"] *= np.float32(scale)  # the output is linear in w3
+    return CostModel(tokens, ensemble, *_fit_process(samples, target - scale * predicted))
 
 
 def _samples(tokens: Tokens, described: Sequence[Described]) -> TrainingRows:
+    """Training rows of all records. The target is the logarithm of the measured over the estimated time."""
     blocks: list[tuple[Floats, Floats, Floats]] = []
     for record_facts, problem in described:
         log_us = np.log(np.array(problem.us, np.float32))
@@ -169,18 +184,21 @@ def _samples(tokens: Tokens, described: Sequence[Described]) -> TrainingRows:
             )
         )
     inputs, target, weights = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    places = np.concatenate([np.full(len(block[1]), place) for place, block in enumerate(blocks)])
-    return TrainingRows(inputs, target, weights, places)
+    numbers = np.concatenate([np.full(len(block[1]), number) for number, block in enumerate(blocks)])
+    return TrainingRows(inputs, target, weights, numbers)
 
 
-def _process(samples: TrainingRows, rest: Floats) -> tuple[float, float]:
-    """The standard deviation and length of the process for which ``rest``, what is unexplained, is likeliest."""
+def _fit_process(samples: TrainingRows, residual: Floats) -> tuple[float, float]:
+    """The standard deviation and length scale of the process with the highest likelihood of the residuals.
+
+    ``residual``: for each row the log time that the networks leave unexplained.
+    """
     residuals = []
     numbers = np.unique(samples.problem)
     for number in numbers[:: math.ceil(len(numbers) / COMPARED)]:
         rows = np.flatnonzero(samples.problem == number)
         near = rows[np.argsort(-samples.weight[rows], kind="stable")[:NEAREST]]
-        own = rest[near].astype(np.float64)
+        own = residual[near].astype(np.float64)
         places = coordinates(samples.inputs[near, :NUMBERS], samples.inputs[near, NUMBERS:])
         residuals.append((places, own - own.mean()))
     spread = float(np.sqrt(np.mean(np.concatenate([own for _, own in residuals]) ** 2)))
@@ -192,15 +210,16 @@ def _process(samples: TrainingRows, rest: Floats) -> tuple[float, float]:
     return best[1:]
 
 
-def _likelihood(places: Floats, rest: NDArray[np.float64], spread: float, length: float) -> float:
+def _likelihood(places: Floats, residual: NDArray[np.float64], spread: float, length: float) -> float:
+    """The logarithm of the likelihood of one problem's residuals, up to a constant."""
     covariance = spread**2 * _kernel(places, places, length) + SCALE**2
-    covariance[np.diag_indices(len(rest))] += NOISE**2
+    covariance[np.diag_indices(len(residual))] += NOISE**2
     factor = np.linalg.cholesky(covariance)
-    solved = np.linalg.solve(factor, rest)
+    solved = np.linalg.solve(factor, residual)
     return float(-0.5 * solved @ solved - np.log(np.diag(factor)).sum())
 
 
-def timed(trials: Iterable[Trial]) -> dict[Problem, TimedRecords]:
+def timed_records(trials: Iterable[Trial]) -> dict[Problem, TimedRecords]:
     """Measured trials by problem. The last trial of a record counts; records that are illegal today are left out."""
     problems: dict[Problem, dict[object, tuple[Record, float]]] = {}
     for trial in trials:

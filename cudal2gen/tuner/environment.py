@@ -1,10 +1,10 @@
-"""Environments evaluate records. A record's failure is a trial with a reason, and no exception.
+"""Environments evaluate records. A record that fails gives a trial with a reason, and no exception.
 
-- ``Replay`` answers from recorded trials, and raises Unrecorded for any other record.
-- ``ModelEnvironment`` answers from the frozen model of ``cudal2gen.timing.model``, multiplied by hidden terms that no
-  proposer can read, with noise. It stands for no GPU: it serves to compare and test ways of searching, and its trials
-  have a store of their own.
-- ``tuner.on_gpu`` builds and checks records, and times them in turns with the incumbent and a baseline.
+- ``Replay`` returns recorded trials, and raises Unrecorded for a record that has none.
+- ``ModelEnvironment`` multiplies the times of the frozen model of ``cudal2gen.timing.model`` by hidden terms that no
+  proposer can read, and adds noise. It represents no GPU: it serves to compare and test ways of searching, and its
+  trials are stored separately.
+- ``tuner.on_gpu`` builds and checks records on a GPU, and times them alternately with the incumbent and a baseline.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kernelproof.ground.errors import WrongInput
 Array = NDArray[np.float64]
 Incumbent = Callable[[Problem], Record | None]
 
-# Samples of each contender; the cost of an effort is in proportion.
+# Samples of each contender. The cost of an effort is proportional to them.
 SAMPLES: dict[Effort, int] = {"short": 5, "medium": 20, "long": 60, "final": 60}
 
 
 class EvaluationPlace(Protocol):
-    """Where an evaluation runs, as its trials say. ``name``: gpu, replay or model; ``on``: the GPU or its stand-in."""
+    """Where evaluations run, as trials state it. ``name``: gpu, replay or model. ``on``: the GPU or its substitute."""
 
     @property
     def name(self) -> Source: ...
@@ -89,11 +89,13 @@ def refusal_trial(environment: EvaluationPlace, problem: Problem, fields: Mappin
 
 
 class Replay:
-    """Answers from recorded trials: with a record's last trial of the requested effort or a greater one, else with its
-    last trial. ``candidates`` are the recorded records, so a search among them never asks for others."""
+    """Returns recorded trials: a record's last trial of the requested effort or a greater one, else its last trial.
+
+    ``candidates`` are the records with trials, so a search among them never proposes any other record.
+    """
 
     name: Source = "replay"
-    order: tuple[Effort, ...] = ("short", "medium", "long", "final")
+    order: tuple[Effort, ...] = ("short", "medium", "long", "final")  # ascending
 
     def __init__(self, recorded: Iterable[Trial]) -> None:
         self._trials: dict[tuple[object, ...], Trial] = {}
@@ -111,7 +113,7 @@ class Replay:
 
     @staticmethod
     def _key(problem: Problem, name: str, fields: Mapping[str, Any], effort: Effort) -> tuple[object, ...]:
-        # All decisions in place of Record.kernel_key, which would validate the recorded fields.
+        # Compares all decisions. Record.kernel_key would need a Record, and so the recorded fields' validation.
         decisions = tuple(
             (field, repr(value)) for field, value in sorted(fields.items()) if field not in space.NO_DECISION
         )
@@ -162,13 +164,13 @@ class Replay:
 class ModelEnvironment:
     """``model.frozen_us`` multiplied by hidden terms, with noise.
 
-    Everything follows from ``seed``. Even the noise of a record's samples does not depend on when, where and beside
-    which other records it is evaluated.
+    All times follow from ``seed``. Even the noise of a record's samples does not depend on when and with which other
+    records it is evaluated.
 
     The hidden terms multiply a time by exp(f + g), where f and g are smooth random functions of the record's decisions.
-    f is common to all problems and varies slowly with their sizes (standard deviation ``shared``); g belongs to one
-    problem (``individual``). ``noise`` is the standard deviation of a sample's logarithm. The incumbent is the only
-    reference; there is no vendor's baseline.
+    f is common to all problems and varies slowly with their sizes; g differs for each problem. Their standard
+    deviations are ``shared`` and ``individual``. ``noise`` is the standard deviation of a sample's logarithm. The
+    incumbent is the only reference; there is no vendor's baseline.
     """
 
     name: Source = "model"
@@ -206,7 +208,7 @@ class ModelEnvironment:
         return Timing(contender=contender, calls=1, event_us=tuple(samples.round(4).tolist()), error=0.0)
 
     def true_us(self, records: Sequence[Record]) -> Array:
-        """Times without noise in µs, which a search minimises and proposers cannot see."""
+        """Times without noise in µs. The search tries to find the least of them; proposers cannot see them."""
         if not records:
             return np.zeros(0)
         estimates = np.array([model.frozen_us(record) for record in records])
@@ -221,8 +223,8 @@ class ModelEnvironment:
         problems = [record.problem for record in records]
         for problem in dict.fromkeys(problems):
             mask = np.array([record_problem == problem for record_problem in problems])
-            spelled = f"{problem.gpu}{problem.types}{problem.layout}"
-            own_rng = np.random.default_rng([self.seed, 2, *map(ord, spelled), problem.m, problem.n, problem.k])
+            text = f"{problem.gpu}{problem.types}{problem.layout}"
+            own_rng = np.random.default_rng([self.seed, 2, *map(ord, text), problem.m, problem.n, problem.k])
             total[mask] += self.individual * _waves(own_rng, traits[mask], np.zeros((int(mask.sum()), 3)))
         return total
 
@@ -231,7 +233,7 @@ WAVES = 16  # cosines whose sum is a hidden function
 
 
 def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
-    """A smooth random function with unit variance, at each row: a sum of cosines along random directions."""
+    """The values at each row of a smooth random function with unit variance: a sum of cosines in random directions."""
     along = rng.normal(0, 0.9, (traits.shape[1], WAVES))
     across = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
     phases = rng.uniform(0, 2 * math.pi, WAVES)
@@ -254,13 +256,15 @@ CATEGORIES = ("family", "swap_ab", "schedule", "prefetch", "raster_axis", "hint_
 
 @cache
 def _number(name: str, value: str) -> float:
+    """A normally distributed number that depends on the field's name and value alone."""
     return random.Random(f"{name}={value}").gauss(0, 0.5)
 
 
 def agreement(trials: Iterable[Trial]) -> float:
     """Spearman's rank correlation of the analytic model with measured times, over records of the same problem.
 
-    It is the mean over problems with three measured records or more, weighted by their number; NaN without any.
+    It is the mean over problems with at least three measured records, weighted by the number of their records; NaN
+    without such a problem.
     """
     by_problem: dict[Problem, dict[str, tuple[float, float]]] = {}
     for trial in trials:

@@ -1,7 +1,7 @@
-"""Executors evaluate the records of searches: in this process, in a process of their own, or on a cluster.
+"""Executors evaluate the records of searches: in this process, in a separate process, or on a cluster.
 
-All of them have the protocol ``Executor``; the cluster's is ``ray_executor``. A job names a problem, records and an
-effort, and no place, so an executor that loses a worker may run a job again.
+All of them implement the protocol ``Executor``; the one for a cluster is in ``ray_executor``. A job names a problem,
+records and an effort, but no worker, so an executor that loses a worker can repeat the job on another one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-IN_FLIGHT = 12  # problems at a time if kernels compile meanwhile: one is measured, the others propose or compile
+IN_FLIGHT = 12  # concurrent searches with background compilation: one is measured, the others propose or compile
 START_SECONDS = 300.0  # seconds for a process to import its modules and find its device
 
 
 class EvaluationJob(NamedTuple):
-    """Records of one problem that an environment evaluates together, in turns with one another."""
+    """Records of one problem that an environment evaluates together, by alternating between them."""
 
     problem: Problem
     records: tuple[Record, ...]
@@ -34,9 +34,9 @@ class EvaluationJob(NamedTuple):
 
 
 class NoAnswer(NamedTuple):
-    """Why a process gave no answer, and the outcome that its trial has then.
+    """Why a process gave no answer, and the outcome that the record's trial gets.
 
-    ``retry``: the worker or the node may be at fault in place of the job.
+    ``retry``: whether to repeat the job, because the fault may be that of the worker or the node.
     """
 
     reason: str
@@ -53,11 +53,11 @@ class Executor(EvaluationPlace, Protocol):
     in_order: bool
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Begins the work for these records that needs no GPU, such as compiling, and returns at once."""
+        """Begins the work for these records that needs no GPU, such as compiling, and returns immediately."""
         ...
 
     def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:
-        """Begins a job, or puts it into a queue in which lesser ranks go first. A single thread calls this."""
+        """Begins a job, or puts it into a queue in which lower ranks go first. Always called on the same thread."""
         ...
 
     def in_flight(self) -> int:
@@ -79,7 +79,7 @@ class InProcess:
         self.name, self.on = environment.name, environment.on
 
     def prepare(self, records: Sequence[Record]) -> None:
-        """Does nothing: an evaluation does all of the work."""
+        """Does nothing, because an evaluation also compiles its records."""
 
     def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - nothing is ever queued
         """Evaluates the job before it returns."""
@@ -88,7 +88,7 @@ class InProcess:
         return ended
 
     def in_flight(self) -> int:
-        """1, because nothing happens beside an evaluation."""
+        """1, because nothing else happens during an evaluation."""
         return 1
 
     def close(self) -> None:
@@ -96,11 +96,11 @@ class InProcess:
 
 
 class Worker:
-    """Evaluates in a process of its own, which it ends and replaces after ``seconds`` without an answer.
+    """Evaluates in a separate process, which is killed and replaced after ``seconds`` without an answer.
 
-    A kernel that hangs, or breaks the device, therefore costs only itself: the records of a lost job are evaluated one
-    by one, and a record that is lost again is a failure. ``build`` compiles records in this process, on ``cores``
-    cores, as soon as they are proposed; without it each evaluation compiles its own.
+    A kernel that hangs or breaks the device therefore affects only its own trial: the records of a lost job are
+    evaluated again one by one, and a record without an answer then is a failure. ``build`` compiles records in this
+    process, on ``cores`` cores, as soon as they are proposed; without ``build`` each evaluation compiles its records.
     """
 
     in_order = True
@@ -115,7 +115,7 @@ class Worker:
         self._make, self._seconds = make, seconds
         self._ahead = BackgroundBuilds(build, cores) if build else None
         self._worker: workers.Worker | None = None
-        # A process ends with the thread that started it, so this thread lives as long as the executor.
+        # A worker process ends with the thread that started it, so this thread lives as long as the executor.
         self._queue = ThreadPoolExecutor(1, "measurement")
         self._closed = False
         self._connection()
@@ -130,9 +130,10 @@ class Worker:
         return self._queue.submit(self._evaluate_compiled, job)
 
     def in_flight(self) -> int:
-        """2 without background compilation: one problem is measured while a proposer thinks about the other.
+        """2 without background compilation: one problem is measured while a proposer works on the other.
 
-        With it the number is the same on every machine, because what a search has learned from depends on it.
+        With background compilation the number is the same on every machine, because it decides which earlier searches
+        a search can learn from.
         """
         return 2 if self._ahead is None else IN_FLIGHT
 
@@ -150,7 +151,7 @@ class Worker:
         return [trial_of(self, job.problem, job.records[0], job.effort, answer.outcome, reason=answer.reason)]
 
     def _ask(self, question: Any) -> Any:
-        """The trials; or a ``NoAnswer``, and then the process has ended."""
+        """The trials; or a ``NoAnswer``, after which the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:
@@ -182,7 +183,7 @@ class Worker:
         return self._worker
 
     def close(self) -> None:
-        """Ends the process, at once, and drops what is queued."""
+        """Kills the process and drops the queued jobs."""
         self._closed = True
         if self._ahead is not None:
             self._ahead.close()
@@ -196,6 +197,7 @@ class Worker:
 
 
 def _serve(pipe: Connection, make: Callable[[], Environment]) -> None:
+    """The loop of the worker process: it evaluates each job from the pipe. A question None asks for name and device."""
     environment: Environment | None = None
     while True:
         question = pipe.recv()

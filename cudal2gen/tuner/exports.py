@@ -1,16 +1,16 @@
-"""Training data for TRL: a language model's questions and answers with the rewards that they earned.
+"""Exports training data for TRL: a language model's questions and answers with the rewards that they earned.
 
 ``examples`` joins a transcript with the trials of its campaign. ``write`` makes three files of JSON lines, in the order
 of the curriculum's stages:
 
-- ``answers.jsonl``: every answer with a reward: ``prompt`` and ``completion`` as messages, ``reward``, ``returned``
-  (with what it led to in later turns), ``right``, ``stage`` and ``problem``.
-- ``sft.jsonl``: the answers all of whose proposals are right by their verdict, for ``SFTTrainer`` (conversational
-  prompt-completion). An answer with an attack, an illegal or a failed kernel is not among them, whatever it earned; nor
-  is an answer to a correction that quotes one.
-- ``grpo.jsonl``: every question once, ``prompt`` as messages, with the ``rewards`` of its answers, for ``GRPOTrainer``;
-  ``kernels`` has, as JSON, the kernels that a question of ``writing`` shows; ``writing.rewarding`` scores new answers
-  by them.
+- ``answers.jsonl`` has every answer with a reward: ``prompt`` and ``completion`` as messages, ``reward``, ``returned``
+  (the reward plus discounted rewards of later turns), ``right``, ``stage`` and ``problem``.
+- ``sft.jsonl`` has the answers whose proposals are all right by their verdicts, for ``SFTTrainer`` (conversational
+  prompt-completion). It has no answer that contains an attack or an illegal or failed kernel, whatever its reward, and
+  no answer to a correction that quotes such an answer.
+- ``grpo.jsonl`` has every question once, for ``GRPOTrainer``: ``prompt`` as messages, and the ``rewards`` of its
+  answers. For questions of ``writing``, ``kernels`` has as JSON the kernels that the question shows, which
+  ``writing.rewarding`` needs to score new answers.
 
 ``Scorer`` rewards new answers to the questions about records, for ``GRPOTrainer(reward_funcs=...)``.
 """
@@ -33,17 +33,22 @@ from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Exchange, R
 from kernelproof.ground import files
 from kernelproof.ground.errors import WrongInput
 
-COLUMNS = ("prompt", "completion", "reward", "returned", "right", "stage", "problem")  # of answers.jsonl
-BASES = "bases "  # a state of this name and a question's digest has the kernels of a question of writing
+COLUMNS = ("prompt", "completion", "reward", "returned", "right", "stage", "problem")  # the fields of answers.jsonl
+BASES = "bases "  # prefix of a ``State.of``; the question's digest follows, and the content is the kernels it shows
 EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
 
 
 @dataclass(frozen=True)
 class Example:
-    """An answer and its reward. ``digest``: the question's. ``prompt``: its messages; ``completion``: the answer, after
-    its reasoning in a <think> block. ``right``: all of it is right by verdict. ``returned``: ``reward.returns`` in its
-    conversation. As JSON: ``kernels``, those of a question of ``writing``, and ``product``, the problem's fields.
-    ``clean``: the prompt quotes no written answer that was refused or failed, which may be an attack."""
+    """An answer and its reward.
+
+    - ``digest``: the question's digest; ``prompt``: the question's messages.
+    - ``completion``: the answer, with its reasoning before it in a <think> block.
+    - ``right``: whether all proposals of the answer are right by their verdicts.
+    - ``returned``: the answer's value among the ``reward.returns`` of its conversation.
+    - ``kernels``: the kernels that a question of ``writing`` shows, as JSON; ``product``: the problem's fields as JSON.
+    - ``clean``: whether the prompt quotes no refused or failed written answer, which may be an attack.
+    """
 
     digest: str
     prompt: list[dict[str, str]]
@@ -59,7 +64,7 @@ class Example:
 
 
 class Rewards:
-    """The rewards of records by their trials. If a record has trials of several efforts, the longest counts."""
+    """Looks up the rewards of answers from trials. If a record has trials of several efforts, the longest counts."""
 
     def __init__(self, trials: Iterable[Trial], weights: reward.RewardWeights) -> None:
         self.weights = weights
@@ -68,8 +73,10 @@ class Rewards:
             self._trials.setdefault(_key(trial.problem, trial.record), []).append(trial)
 
     def of_answer(self, outcome: AnswerOutcome) -> float | None:
-        """The outcome's own reward, else the mean over its proposals. An illegal proposal is a failure; proposals
-        without a trial do not count. None if no proposal counts."""
+        """The outcome's own reward, else the mean reward of its proposals; None if no proposal has a reward.
+
+        An illegal proposal counts as a failure. A proposal without a trial does not count.
+        """
         if outcome.reward is not None:
             return outcome.reward
         if not outcome.proposals:
@@ -79,7 +86,7 @@ class Rewards:
         return sum(rewards) / len(rewards) if rewards else None
 
     def right(self, outcome: AnswerOutcome) -> bool:
-        """Whether an answer has proposals, all of them are right by their trials, and nothing else is in it."""
+        """Whether an answer has proposals, all of them are right by their trials, and no other part is faulty."""
         if outcome.right is not None:
             return outcome.right
         problem = Problem.model_validate(outcome.problem)
@@ -100,27 +107,27 @@ class Rewards:
 
 
 def _key(problem: Problem, fields: Mapping[str, Any]) -> str:
-    """Equal for equal decisions on one problem."""
+    """A text that is equal for records with the same decisions on the same problem."""
     decisions = {name: value for name, value in fields.items() if name not in space.NO_DECISION}
     return json.dumps([problem.key, decisions], sort_keys=True)
 
 
 def examples(file: Path, rewards: Rewards) -> Iterator[Example]:
-    """The rewarded answers of a transcript, in its order. Raises WrongInput."""
+    """The rewarded answers of a transcript, one conversation after the other. Raises WrongInput."""
     exchanges: dict[str, Exchange] = {}
-    shown: dict[str, str] = {}  # the kernels of a question of writing, by its digest
-    failed = set[str]()  # written answers that were not right
-    turns: dict[tuple[str, str], list[Example]] = {}  # by run and problem
+    shown_kernels: dict[str, str] = {}  # by the digest of the question that shows them
+    failed_texts = set[str]()  # written answers that were not right
+    conversations: dict[tuple[str, str], list[Example]] = {}  # by run and problem
     for line in transcript.read(file):
         if isinstance(line, Exchange):
             if line.messages and not line.error:
                 exchanges[line.key] = line
         elif isinstance(line, State):
             if line.of.startswith(BASES):
-                shown[line.of.removeprefix(BASES)] = _with_texts(line.content)
+                shown_kernels[line.of.removeprefix(BASES)] = _with_texts(line.content)
         elif (exchange := exchanges.get(line.exchange)) and (value := rewards.of_answer(line)) is not None:
             if line.right is False:
-                failed.add(exchange.text)
+                failed_texts.add(exchange.text)
             thoughts = f"<think>\n{exchange.reasoning}\n</think>\n\n" if exchange.reasoning else ""
             example = Example(
                 exchange.digest,
@@ -130,12 +137,12 @@ def examples(file: Path, rewards: Rewards) -> Iterator[Example]:
                 line.stage,
                 exchange.problem,
                 rewards.right(line),
-                kernels=shown.get(exchange.digest, ""),
+                kernels=shown_kernels.get(exchange.digest, ""),
                 product=json.dumps(line.problem),
-                clean=not any(message.content in failed for message in exchange.messages),
+                clean=not any(message.content in failed_texts for message in exchange.messages),
             )
-            turns.setdefault((line.run, exchange.problem), []).append(example)
-    for conversation in turns.values():
+            conversations.setdefault((line.run, exchange.problem), []).append(example)
+    for conversation in conversations.values():
         returned = reward.returns([example.reward for example in conversation])
         for example, value in zip(conversation, returned, strict=True):
             yield replace(example, returned=value)
@@ -150,7 +157,7 @@ def _with_texts(kernels: Fields) -> str:
 
 
 def write(folder: Path, rewarded: Iterable[Example]) -> dict[str, int]:
-    """Writes the three files, and returns their numbers of lines. Raises Failure."""
+    """Writes the three files into ``folder``, and returns the number of lines of each. Raises Failure."""
     ordered = sorted(rewarded, key=lambda example: STAGES.index(example.stage))
     rows = [{name: getattr(example, name) for name in COLUMNS} for example in ordered]
     questions: dict[str, dict[str, Any]] = {}
@@ -170,11 +177,11 @@ def write(folder: Path, rewarded: Iterable[Example]) -> dict[str, int]:
 
 
 class Scorer:
-    """A reward function of TRL, which evaluates the proposed records in any environment.
+    """A reward function for TRL that evaluates the proposed records in an environment.
 
-    A call takes conversational ``prompts`` and their ``completions``. A reward is the mean over an answer's proposals;
-    illegal and repeated ones earn what a failure does. The reward is None, so that GRPOTrainer ignores the answer, if
-    the prompt is not one of ``tuner.record_prompt``.
+    A call takes conversational ``prompts`` and their ``completions``. The reward of an answer is the mean over its
+    proposals; illegal and repeated ones count as failures. If ``tuner.record_prompt`` did not write the prompt, the
+    reward is None, and GRPOTrainer ignores the answer.
     """
 
     __name__ = "cudal2gen_reward"  # GRPOTrainer names its metrics by it

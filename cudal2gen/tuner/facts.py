@@ -1,4 +1,4 @@
-"""The inputs of the cost model: numbers derived from a record on its problem, and tokens of its other decisions.
+"""Computes the inputs of the cost model: numbers derived from a record and its problem, and tokens of other decisions.
 
 The timing model's estimate and its bounds are among the numbers, because the cost model learns what they miss.
 """
@@ -19,15 +19,15 @@ from cudal2gen.timing.recordings.tile import kernel_of
 
 Floats = NDArray[np.float32]
 
-EXTENTS = 7  # the first numbers: logarithms of a record's own extents
-NUMBERS = 44  # of a record
-# Decisions that are among the numbers, so they are no tokens.
+EXTENTS = 7  # the first numbers of a record are the logarithms of its own extents
+NUMBERS = 44  # all numbers of a record
+# Decisions that are among the numbers and therefore have no tokens.
 COUNTED = frozenset({"bm", "bn", "bk", "stages", "split_k", "warps"})
 
 
 class Facts(NamedTuple):
-    """Records of one problem. ``numbers`` has the shape (records, ``NUMBERS``); ``modelled_us``: the timing model's
-    estimates in µs."""
+    """Facts of one problem's records: ``numbers`` of shape (records, ``NUMBERS``), the ``tokens`` of each record, and
+    ``modelled_us``, the timing model's estimates in µs."""
 
     numbers: Floats
     tokens: list[tuple[str, ...]]
@@ -51,17 +51,22 @@ def facts(records: Sequence[Record]) -> Facts:
 
 
 def tokens(fields: Fields) -> tuple[str, ...]:
-    """The decisions as text, without the extents, which are numbers."""
+    """Each decision as the text ``name=value``, except those that are among the numbers."""
     return tuple(f"{name}={json.dumps(value)}" for name, value in fields.items() if name not in COUNTED)
 
 
 def coordinates(numbers: Floats, one_hot: Floats) -> Floats:
-    """Coordinates of the decisions: the squared distance of two records counts octaves and differing fields."""
+    """Coordinates of records, of shape (records, coordinates), from their ``numbers`` and their one-hot tokens.
+
+    The squared distance of two records is the sum of the squared log2 ratios of their extents and the number of
+    differing fields.
+    """
+    # Two records that differ in one field differ in two columns of ``one_hot``, so each column counts 0.5.
     return np.concatenate([numbers[:, :EXTENTS], one_hot * np.sqrt(0.5)], 1)
 
 
 class Tokens:
-    """The columns of tokens. A token that training did not have has no column."""
+    """Assigns a column to each token of ``names``. Other tokens have no column and are ignored."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = list(names)
@@ -70,14 +75,15 @@ class Tokens:
     def one_hot(self, rows: Sequence[tuple[str, ...]]) -> Floats:
         """1 in the columns of a record's tokens, else 0; shape (records, tokens)."""
         encoded = np.zeros((len(rows), len(self.names)), np.float32)
-        for place, row in enumerate(rows):
+        for number, row in enumerate(rows):
             for name in row:
                 if (column := self._columns.get(name)) is not None:
-                    encoded[place, column] = 1.0
+                    encoded[number, column] = 1.0
         return encoded
 
 
 def _numbers(record: Record, kernel: ModelledKernel, estimate: Estimate) -> list[float]:
+    """The numbers of one record. Lengths, times and counts are logarithms, the others are ratios and flags."""
     problem, work, chip, log2 = kernel.problem, kernel.work, kernel.target, math.log2
     steps, per_sm = kernel.tile_steps, kernel.ctas / kernel.target.sms
     waves = per_sm / kernel.resident

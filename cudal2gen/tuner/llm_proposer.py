@@ -1,11 +1,12 @@
 """A proposer that asks a language model on any chat-completions server.
 
-``record_prompt`` writes the question and ``record_answers`` reads the answer, which is sparse changes to records; an
-answer can set fields of a record and nothing else. An illegal change goes back with its rule (``conversation``).
+``record_prompt`` writes the question and ``record_answers`` reads the answer. An answer lists changes to fields of
+records and can do nothing else. An illegal change goes back to the model with the rule that it violates
+(``conversation``).
 
 With ``in_background`` an exchange runs in a thread while the GPU evaluates other proposals, and ``propose`` never
-waits. A failing server or a useless answer costs proposals only: the server rests (``chat``), a problem without usable
-answers is skipped for some rounds, and both are asked again.
+waits. Failures cost proposals but do not end the search. After a failure of the server ``chat`` backs off; a problem
+whose answers were useless is skipped for some rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
 from cudal2gen.tuner.record_answers import LONGEST_REASON, Fault
 from cudal2gen.tuner.record_prompt import Evidence
 
-WAITING = 16  # most proposed records without a trial in a prompt
+MAX_UNTRIED = 16  # most proposed records without a trial in a prompt
 MOST_SKIPPED = 16  # most rounds of a problem that are skipped after a useless answer
 
 
@@ -35,12 +36,12 @@ def _warn(text: str) -> None:
 
 @dataclass
 class _Dialogue:
-    """What was asked and answered about one problem.
+    """The state of the exchanges about one problem.
 
-    - ``paid``: proposals of answers to an earlier start of the run, which are made before anything is asked.
+    - ``paid``: proposals from answers to an earlier start of the run, which are proposed before a question is asked.
     - ``proposed``: the proposed records by their keys.
-    - ``useless``: answers in a row without a usable proposal; ``skips``: rounds to skip before the next question.
-    - ``exchange``: the one in the background.
+    - ``useless``: number of answers in a row without a usable proposal; ``skips``: rounds until the next question.
+    - ``exchange``: the exchange that runs in the background, if there is one.
     """
 
     paid: list[Proposal] = field(default_factory=list)
@@ -51,12 +52,12 @@ class _Dialogue:
 
 
 class _Background:
-    """Work in a thread of its own, which does not keep the process alive."""
+    """Runs ``work`` in a daemon thread."""
 
     def __init__(self, work: Callable[[], list[Proposal]]) -> None:
         self._proposals: list[Proposal] = []
         self._error: BaseException | None = None
-        # As an argument and no attribute, the work is dropped when the thread ends: a question's candidates are large.
+        # The work is an argument and not an attribute, so that it is freed when the thread ends: its question is large.
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True, name="llm")
         self._thread.start()
 
@@ -71,7 +72,7 @@ class _Background:
         return not self._thread.is_alive()
 
     def result(self) -> list[Proposal]:
-        """Waits for the end. Raises what the work raised."""
+        """Waits for the work and returns its proposals. Raises what the work raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -79,15 +80,15 @@ class _Background:
 
 
 class LlmProposer(FixedStrategy):
-    """``Proposer`` and ``SlowProposer``.
+    """Proposes what a language model answers. It is a ``Proposer`` and a ``SlowProposer``.
 
-    - ``pool``: records among which a prompt shows winners of similar problems.
-    - ``budget``: tokens of memory in a prompt. ``evidence``: see ``record_prompt.document``.
-    - ``patience``: after so many useless answers in a row on a problem 1, 2, 4, .. of its rounds are skipped.
-    - ``in_background``: exchanges run beside evaluations. ``alone``: there is no other proposer.
+    - ``pool``: records from which a prompt shows the winners of similar problems.
+    - ``budget``: most tokens of notes in a prompt. ``evidence``: see ``record_prompt.document``.
+    - ``patience``: number of useless answers in a row on a problem after which its rounds are skipped: 1, 2, 4, ..
+    - ``in_background``: exchanges run during evaluations. ``alone``: there is no other proposer.
     - ``warn`` receives each distinct failure once.
 
-    Proposals that are still illegal after the last correction are made too, because their trials teach other proposers.
+    It also proposes what is still illegal after the last correction, because other proposers learn from such trials.
     """
 
     name = record_answers.PROPOSER
@@ -117,7 +118,8 @@ class LlmProposer(FixedStrategy):
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """Up to ``count`` new records, and the illegal proposals of the last answer.
 
-        With ``in_background`` they are those of the exchange that has ended since, if one has; another one begins.
+        With ``in_background`` they are those of an exchange that has ended since the last call, and the next exchange
+        begins.
         """
         if count < 1:
             return []
@@ -166,14 +168,14 @@ class LlmProposer(FixedStrategy):
             return False
         dialogue = self._dialogues.get(problem)
         if dialogue is not None and dialogue.exchange is not None and not dialogue.exchange.result():
-            dialogue.exchange = None  # it began during the rest, so it sent no question
+            dialogue.exchange = None  # it began during the back-off, so it sent no question
         return True
 
     def _paid(self, problem: Problem) -> list[Proposal]:
-        """The proposals of the last answers of the run's earlier starts, some of which may have no trial yet.
+        """The proposals from the last answers to earlier starts of the run, some of which may have no trial yet.
 
-        Two questions are enough, with their corrections: the last one, and the one before it, whose records may still
-        have been under evaluation.
+        The answers to the last two questions and their corrections suffice. When the run ended, the records of the last
+        question may not have been evaluated, and those of the question before it may still have been under evaluation.
         """
         proposals: list[Proposal] = []
         for outcome in self._chat.history.outcomes(problem)[-2 * (1 + RETRIES) :]:
@@ -189,18 +191,19 @@ class LlmProposer(FixedStrategy):
     def _question(
         self, question: Question, dialogue: _Dialogue, count: int
     ) -> tuple[Messages, dict[str, Record], Question]:
-        """The messages, the records by the labels in them, and the question with the records that await a trial."""
+        """The messages; the records by their labels in the messages; and ``question``, with the records that have no
+        trial yet among its ``proposed_keys``."""
         bases = record_prompt.bases_of(question)
         # Proposed records have no trial if the search pruned them, or if their batch has not ended.
         tried_keys = {parse(trial.record).kernel_key for trial in question.trials if trial.outcome != "illegal"}
-        waiting = {key: record for key, record in dialogue.proposed.items() if key not in tried_keys}
-        question = replace(question, proposed_keys=question.proposed_keys | waiting.keys())
+        untried = {key: record for key, record in dialogue.proposed.items() if key not in tried_keys}
+        question = replace(question, proposed_keys=question.proposed_keys | untried.keys())
         problem = question.problem
         notes = [
             note.visible | {"because": note.relevance(problem)} for note in self._memory.recall(problem, self._budget)
         ]
         text = record_prompt.document(
-            question, bases, list(waiting.values())[-WAITING:], notes, self._pool, count, self._evidence
+            question, bases, list(untried.values())[-MAX_UNTRIED:], notes, self._pool, count, self._evidence
         )
         return (Message("system", record_prompt.SYSTEM), Message("user", text)), bases, question
 
@@ -243,7 +246,8 @@ class LlmProposer(FixedStrategy):
         count: int,
         proposals: dict[object, Proposal],
     ) -> tuple[ReadAnswer, list[Fault]]:
-        """Adds an answer's new, legal proposals to ``proposals``. Returns its outcome, and the faults of the rest."""
+        """Adds an answer's new, legal proposals to ``proposals``. Returns the result of reading, and the faults of the
+        answer's other proposals."""
         ideas, faults = record_answers.ideas_of(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
         own: list[Proposal] = []
@@ -274,7 +278,7 @@ class LlmProposer(FixedStrategy):
 
 
 def _unproposed(proposals: Sequence[Proposal], question: Question, count: int) -> list[Proposal]:
-    """At most ``count`` legal proposals that were not made before, and all illegal ones."""
+    """At most ``count`` legal proposals that were not proposed before, and all illegal ones."""
     legal = [
         proposal
         for proposal in proposals

@@ -1,9 +1,9 @@
-"""Notes for a language model: Markdown notes on architectures, and lessons of campaigns on what helped.
+"""Stores notes for a language model: notes on architectures, and lessons of campaigns on which changes helped.
 
-A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. ``gpus`` and
-``classes`` limit its scope, which is everything if they are absent; ``source`` names its origin; ``measured`` names a
-device, or says no. The package ships notes in ``tuner/notes``. Lessons are appended to a file beside their trials, so
-lessons of the model environment stay apart from measured ones.
+A note is a section of a Markdown file: a heading, lines ``key: value``, an empty line, and text. The keys ``gpus`` and
+``classes`` (size classes) limit its scope; without them it applies to every problem. ``source`` names its origin.
+``measured`` names a device, or says no. The package ships notes in ``tuner/notes``. Lessons are appended to a file next
+to their trials, so lessons of the model environment are separate from measured ones.
 
 The authors of notes are unknown, so a prompt passes notes as data and never as instructions.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SHIPPED = places.PACKAGE / "tuner" / "notes"
 CLASSES: tuple[str, ...] = get_args(SizeClass)
 MAX_NOTE = 2000  # most characters of a note in a prompt
-SETBACKS, MAX_SETBACKS = 3, 6  # fewest trials that condemn a change; most changes in a lesson
+SETBACKS, MAX_SETBACKS = 3, 6  # fewest trials that show a change to be slower; most changes in a lesson
 CHARACTERS_PER_TOKEN = 3.5  # a safe guess for English mixed with numbers and current tokenisers
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
@@ -44,8 +44,8 @@ def tokens(text: str) -> int:
 
 @dataclass(frozen=True)
 class Note:
-    """A note. A lesson also has a ``problem`` (its title), ``changes`` (the changed fields as JSON, old and new value
-    each) and a ``gain`` (their speedup with its interval).
+    """A note. A lesson also has a ``problem`` (the problem's title), ``changes`` (the changed fields as JSON, each with
+    its old and new value) and a ``gain`` (the speedup with its interval).
     """
 
     title: str
@@ -64,7 +64,7 @@ class Note:
         return related and (not self.classes or problem.size_class in self.classes)
 
     def relevance(self, problem: Problem) -> str:
-        """Why ``recall`` takes the note, in the terms by which notes are ranked."""
+        """Words that say how closely the note's scope matches the problem, which decides its ``rank``."""
         gpu = "of this GPU" if problem.gpu in self.gpus else "of this architecture" if self.gpus else "of any GPU"
         sizes = f"{problem.size_class} problems" if self.classes else "problems of any size"
         apart = f", its sizes {self._distance(problem):.1f} doublings away" if self.problem else ""
@@ -76,6 +76,7 @@ class Note:
         return (kinship, 0 if self.classes else 1, self._distance(problem))
 
     def _distance(self, problem: Problem) -> float:
+        """The sum of |log2| of the ratios of the extents; 100 for a note that is not about a certain problem."""
         sizes = re.fullmatch(r"\S+ \S+ \S+ (\d{1,9})_(\d{1,9})_(\d{1,9})", self.problem)
         if sizes is None:
             return 100.0
@@ -92,13 +93,13 @@ class Note:
 
     @property
     def visible(self) -> dict[str, str]:
-        """The note's text and evidence for a prompt: printable characters only, at most ``MAX_NOTE`` of each."""
+        """The note's fields for a prompt: printable characters only, at most ``MAX_NOTE`` in each field."""
         texts = {name: getattr(self, name) for name in ("title", "text", "measured", "source", "changes", "gain")}
         return {name: _UNPRINTABLE.sub("", value)[:MAX_NOTE] for name, value in texts.items() if value}
 
 
 def parse_notes(text: str) -> Iterator[Note]:
-    """The notes of a Markdown file. Text before the first heading, and sections of another form, are skipped."""
+    """The notes of a Markdown text. Text before the first heading, and sections of another form, are skipped."""
     for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
         lines = section.splitlines()
         heading = _HEADING.match(lines[0]) if lines else None
@@ -115,13 +116,13 @@ def parse_notes(text: str) -> Iterator[Note]:
 
 
 def lessons_path(trials: Path) -> Path:
-    """The file of lessons beside a file of trials: measured and modelled lessons have files of their own."""
+    """The path of the lessons for a file of trials. So measured and modelled lessons are in separate files."""
     return trials.with_name(f"{trials.stem}-lessons.md")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Notes, and the file of new lessons; without a file lessons are not kept.
+    """Notes, and the ``file`` of lessons. Without a file lessons are not stored.
 
     ``excluded``: the m_n_k of problems whose lessons ``recall`` hides. A comparison excludes the held-out problems,
     because their lessons contain the answers.
@@ -136,7 +137,7 @@ class Memory:
         return replace(self, excluded=frozenset(self.excluded) | {problem.mnk for problem in problems})
 
     def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
-        """Notes that cover a problem, the most specific first, of about ``budget`` tokens in total at most."""
+        """Notes that cover a problem, the most specific first, with at most about ``budget`` tokens in total."""
         notes: list[Note] = []
         applicable = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
         for note in sorted(applicable, key=lambda note: note.rank(problem)):
@@ -155,7 +156,7 @@ class Memory:
             yield from parse_notes(_text(self.file))
 
     def learn(self, search: Search) -> Note | None:
-        """Appends and returns the lesson of a search's improvement; None without one, or if the file has it already.
+        """Appends and returns the lesson of a search's improvement; None if there is none or the file has it already.
 
         Raises OSError if the file cannot be written.
         """
@@ -176,12 +177,13 @@ class Memory:
         return note if note and _append(note, self.file) else None
 
     def keep(self, note: Note) -> bool:
-        """Appends a note unless the file has it already or there is no file; whether it did. Raises OSError."""
+        """Appends a note, unless there is no file or the file has it already. Returns whether it appended. Raises
+        OSError."""
         return self.file is not None and _append(note, self.file)
 
 
 def load(file: Path | None = None) -> Memory:
-    """The shipped notes, and the lessons of a file, which need not exist yet."""
+    """The memory of the shipped notes and of the lessons in a file, which need not exist yet."""
     shipped = [note for path in sorted(SHIPPED.glob("*.md")) for note in parse_notes(path.read_text(encoding="utf-8"))]
     return Memory(tuple(shipped), file)
 
@@ -189,27 +191,27 @@ def load(file: Path | None = None) -> Memory:
 def lesson(problem: Problem, old: Record, new: Record, gain: Ratio, environment: str, on: str) -> Note:
     """The lesson of an improvement: the problem, the changed fields, the gain."""
     changed = space.differing(old, new)
-    spelled = ", ".join(
-        f"{name} {json.dumps(before)} -> {json.dumps(after)}" for name, (before, after) in changed.items()
-    )
+    text = ", ".join(f"{name} {json.dumps(before)} -> {json.dumps(after)}" for name, (before, after) in changed.items())
     factor = f"{gain.value:.3f} ({gain.low:.3f} to {gain.high:.3f})"
-    place = problem.title
     return Note(
-        title=f"{place}: {factor} times faster",
-        text=f"{problem.size_class} problem, {old.family} to {new.family}: {spelled}.",
+        title=f"{problem.title}: {factor} times faster",
+        text=f"{problem.size_class} problem, {old.family} to {new.family}: {text}.",
         gpus=(problem.gpu,),
         classes=(problem.size_class,),
         source="cudal2gen tune",
         measured=f"yes, on {on}" if environment == "gpu" else f"no: {environment} environment, {on}",
-        problem=place,
+        problem=problem.title,
         changes=json.dumps({name: list(pair) for name, pair in changed.items()}),
         gain=factor,
     )
 
 
 def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> Note | None:
-    """The lesson of changes that never helped: ``SETBACKS`` or more trials share the change, and all of them are slower
-    than the incumbent beyond noise. The worst ``MAX_SETBACKS`` of them; None if there are none, or in a replay."""
+    """The lesson of changes that never helped; None if there are none, or in a replay.
+
+    A change never helped if at least ``SETBACKS`` trials have it, and all of them are slower than the incumbent beyond
+    noise. The lesson has the ``MAX_SETBACKS`` changes whose best trials are slowest.
+    """
     ratios: dict[tuple[str, str, str], list[Ratio]] = {}
     places = set()
     for trial in trials:
@@ -227,14 +229,14 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
     )[:MAX_SETBACKS]
     if not worst:
         return None
-    spelled = "; ".join(
+    text = "; ".join(
         f"{name} {before} -> {after}: {count} trials, at best {best:.3f} times the incumbent's speed"
         for best, count, (name, before, after) in worst
     )
     changes = {name: [json.loads(before), json.loads(after)] for _, _, (name, before, after) in worst}
     return Note(
         title=f"{problem.title}: changes that were slower",
-        text=f"{problem.size_class} problem, {incumbent.family}: {spelled}.",
+        text=f"{problem.size_class} problem, {incumbent.family}: {text}.",
         gpus=(problem.gpu,),
         classes=(problem.size_class,),
         source="cudal2gen tune",
@@ -245,19 +247,20 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
 
 
 def _append(note: Note, path: Path) -> bool:
-    """Adds a lesson unless the file has the same changes for the same problem; a file lock serialises processes."""
+    """Adds a lesson unless the file has the same changes for the same problem. Returns whether it added. A file lock
+    serialises processes."""
     with files.locked(path) as file:
         file.seek(0)
         existing = file.read().decode(errors="replace")
         if any((stored.problem, stored.changes) == (note.problem, note.changes) for stored in parse_notes(existing)):
             return False
-        # A killed process may have left half a section without a line break, so one precedes each.
+        # A killed process may have left half a section without a line break, so a line break precedes each section.
         files.append(file, (("\n" if existing else "") + note.markdown).encode(errors="replace"))
         return True
 
 
 def _text(path: Path) -> str:
-    """A file's text, empty without a file; replaces invalid UTF-8, because a damaged memory must not stop a search."""
+    """A file's text; empty if there is no file. Invalid UTF-8 is replaced: a damaged file must not stop a search."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Proposers by name, as ``tune --proposers`` takes them."""
+"""Makes proposers from the names that ``tune --proposers`` takes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NAMES = ("cost-model", "llm", "nearest", "heuristics", "random")
 
 
 class ProposerFactory:
-    """Makes a proposer for each search: a mixture if there are several names, which must be of ``NAMES``.
+    """Makes a proposer for each search; if there are several ``names``, a mixture of their proposers.
 
-    A search begins with what ``learning`` has learned until then. ``llm`` makes the language model; it is called at
-    most once, and only if a name needs it. Random draws follow from ``seed`` and the problem. Raises ValueError for an
-    unknown name, MissingLibrary.
+    A proposer starts from the current state of ``learning``. ``llm`` makes the proposer of that name; it is called at
+    most once, and only if ``names`` has it. Random draws depend on ``seed`` and the problem alone. Raises ValueError
+    for a name that is not in ``NAMES`` and for "llm" without ``llm``, and MissingLibrary.
     """
 
     def __init__(
         self, names: Sequence[str], learning: Learning, seed: int = 0, llm: Callable[[], Proposer] | None = None
     ) -> None:
-        if strangers := [name for name in names if name not in NAMES]:
-            raise ValueError(f"no proposer {', '.join(strangers)}: must be of {', '.join(NAMES)}")
+        if unknown := [name for name in names if name not in NAMES]:
+            raise ValueError(f"no proposer {', '.join(unknown)}: must be of {', '.join(NAMES)}")
         self._names = tuple(dict.fromkeys(names))
         self._learning, self._seed = learning, seed
         if "llm" in names and llm is None:

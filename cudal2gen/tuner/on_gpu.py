@@ -1,8 +1,8 @@
-"""The ``gpu`` environment: builds records, checks them on the device, and times them against incumbent and baseline.
+"""The ``gpu`` environment builds records, checks them on a GPU, and times them against the incumbent and a baseline.
 
-Cheap steps come first: a spill fails when the record is compiled, a wrong result when it is checked, and only correct
-kernels are timed. One measurement times all records of a job in turns with the incumbent and the best baseline, on the
-same data.
+Cheap steps come first: a record that spills registers fails when it is compiled, a wrong kernel fails when it is
+checked, and only correct kernels are timed. One measurement alternates between all records of a job, the incumbent and
+the best baseline, on the same data.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from cudal2gen.launch.gpu import Contender, Gpu, KernelContender, MeasuringDevic
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
-# Seconds of timing for each contender, within the bounds of ``bench`` on rounds.
+# Seconds of timing for each contender. ``bench`` limits the number of rounds that they may take.
 SECONDS: dict[Effort, float] = {"short": 0.02, "medium": 0.08, "long": 0.3, "final": 0.3}
 
 
 class Workshop(Protocol):
-    """The compiler and the checks as the environment uses them. Tests substitute them."""
+    """The operations of compiler and validator that the environment uses. Tests substitute them."""
 
     def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
-        """For each record the kernel, or why it did not compile."""
+        """Compiles the records. Returns for each record the kernel, or the error of its compilation."""
         ...
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
@@ -42,7 +42,7 @@ class Workshop(Protocol):
 
 
 class GpuEnvironment:
-    """``Environment`` on one device. ``incumbent`` and ``baseline`` give what a problem's records are timed against."""
+    """``Environment`` on one device. A problem's records are timed against its ``incumbent`` and its ``baseline``."""
 
     name: Source = "gpu"
 
@@ -95,7 +95,7 @@ class GpuEnvironment:
         return [trials[index] for index in range(len(records))]
 
     def _build(self, records: Sequence[Record]) -> dict[str, Artifact | str]:
-        """For each record's name the kernel, or why it did not compile."""
+        """For each record's name the kernel, or the first line of the compiler's error."""
         by_name = {record.name: record for record in records}
         outcomes = self._workshop.attempt(list(by_name.values()))
         return {
@@ -111,7 +111,7 @@ class GpuEnvironment:
         return "" if verdict.passed else "; ".join(verdict.findings[:2]) or "its trial had no case"
 
     def _time(self, problem: Problem, correct: dict[int, tuple[Record, Artifact]], effort: Effort) -> dict[int, Trial]:
-        """Times all kernels in turns with the baseline and with the incumbent, if it builds."""
+        """Times all kernels alternately with the baseline, and with the incumbent if it builds."""
         if not correct:
             return {}
         groups: dict[object, list[int]] = {}
@@ -173,7 +173,7 @@ class DeviceWorkshop:
         return compiler.attempt(records, tools=self._tools)
 
     def judge(self, record: Record, artifact: Artifact) -> Verdict:
-        """The device's verdict, on the problems that the emulator checks and on the record's own."""
+        """The verdict of this device on the problems that the emulator checks, and on the record's own problem."""
         from cudal2gen.validator.device import BuiltKernel
         from cudal2gen.validator.judgement import judge
 
@@ -212,7 +212,7 @@ def connect(
     contenders: dict[tuple[str, str], Contender] = {}
 
     def baseline(problem: Problem) -> Contender:
-        # The tuning store keeps the library's choices. A baseline that cannot run is absent with a reason.
+        # The tuning store has cuBLASLt's choices. Results name a baseline that cannot run as absent, with a reason.
         name = best_baseline(problem, stored) or f"cublaslt-autotuning-{results.stored_b(problem)}"
         if (name, problem.acc) not in contenders:
             (contenders[name, problem.acc],) = baselines.contenders([name], problem.acc, card, tuning_store)

@@ -15,7 +15,7 @@ from cudal2gen.tuner.search import Search
 if TYPE_CHECKING:
     from rich.table import Table
 
-SECONDS = 10.0  # between two lines of a log
+SECONDS = 10.0  # least time between two lines of a log
 
 
 def line(state: CampaignState, seconds: float) -> str:
@@ -36,7 +36,7 @@ def gain(search: Search) -> str:
 
 
 def table(state: CampaignState, seconds: float) -> Table:
-    """The view on a terminal: the last searches that ended, those under way, and the sums."""
+    """The view on a terminal: the latest searches, ended or under way, below the sums over all of them."""
     from rich.table import Table
 
     view = Table(title=line(state, seconds), title_justify="left", box=None, pad_edge=False)
@@ -54,7 +54,7 @@ def table(state: CampaignState, seconds: float) -> Table:
 
 @contextmanager
 def live_view() -> Iterator[Callable[[CampaignState], None]]:
-    """Context with a function that shows a state: live on a terminal, else in a line every ten seconds."""
+    """A context that gives a function to show a state: live on a terminal, else as a line every ten seconds."""
     out = sys.stderr  # read when the campaign begins: a test or a program may have replaced it since the import
     if out.isatty():
         from rich.console import Console

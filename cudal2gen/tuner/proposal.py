@@ -1,7 +1,7 @@
-"""Questions to proposers, their proposals, and the protocol ``Proposer``.
+"""Defines the protocol ``Proposer``, the questions that a search asks, and the proposals that proposers return.
 
-A proposer may write fields itself in place of picking candidates, as a language model does. It then calls ``proposal``:
-an illegal proposal carries the violated rule, and becomes a trial like any other failure.
+A proposer can pick candidates, or write fields itself, as a language model does. In the second case it calls
+``proposal``: an illegal proposal contains the violated rules, and becomes a trial like any other failure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cudal2gen.results import Trial
 
 
 class Proposal(NamedTuple):
-    """A proposed record; or illegal fields with the rules that they violate, and no record. ``note``: the proposer's
-    remark."""
+    """A proposed record with its fields; or illegal fields, with the rules that they violate and without a record.
+    ``note``: the proposer's remark."""
 
     proposer: str
     fields: Fields
@@ -37,10 +37,10 @@ def proposal(proposer: str, fields: Fields) -> Proposal:
 
 @dataclass(frozen=True)
 class Question:
-    """The legal candidates of a problem, and its trials so far, failures included.
+    """The state of a search as a proposer sees it: the candidates, and the trials so far, failures included.
 
-    ``proposed_keys``: ``Record.kernel_key`` of the records that were proposed before, which are not evaluated again.
-    ``last``: the search ends after this batch, so a later answer is of no use.
+    ``proposed_keys``: ``Record.kernel_key`` of the records that were proposed before; the search does not evaluate them
+    again. ``last``: the search ends after this batch, so an answer that comes later is useless.
     """
 
     candidates: Candidates
@@ -71,11 +71,11 @@ class Proposer(Protocol):
     def name(self) -> str: ...
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Up to ``count`` proposals; fewer, or none, if it has no more. An illegal proposal raises nothing."""
+        """Up to ``count`` proposals; fewer or none if the proposer has no more. Illegal proposals raise no error."""
         ...
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """Receives new trials, those of other proposers included."""
+        """Receives new trials, including those that other proposers proposed."""
         ...
 
 
@@ -84,11 +84,12 @@ class SlowProposer(Protocol):
     """A proposer whose answers come later. A search waits for them only if it has no other work."""
 
     def wait(self, problem: Problem) -> bool:
-        """Waits for the answer on a problem that is under way; whether there was one. Raises what asking raised."""
+        """Waits for the answer on a problem if one is under way; returns whether one was. Raises the question's
+        error."""
         ...
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:
-        """Waits for a server that asked for time, until ``stop``; whether it may be asked again now."""
+        """Waits for a server that is limited or overloaded, until ``stop``; returns whether to ask it again now."""
         ...
 
 
@@ -99,12 +100,12 @@ def trial_key(trial: Trial) -> tuple[str, str]:
 
 
 class FixedStrategy:
-    """A proposer that ignores trials."""
+    """Base class of proposers that do not use ``observe``; a question has all trials anyway."""
 
     name = ""
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
-        """Ignores them."""
+        """Ignores the trials."""
 
 
 def legal_proposal(proposer: str, record: Record) -> Proposal:

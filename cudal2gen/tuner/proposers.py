@@ -1,6 +1,6 @@
-"""Proposers of records: at random, from the nearest problems, or by NVIDIA's heuristics.
+"""Proposers that take records at random, from the nearest problems, or from NVIDIA's heuristics.
 
-``Mixture`` lets several of them share a search.
+``Mixture`` combines several proposers for one search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Proposer, Question
 
 
 class Random(FixedStrategy):
-    """Any legal candidate, all equally likely."""
+    """Proposes legal candidates at random, all equally likely."""
 
     name = "random"
 
@@ -32,10 +32,11 @@ class Random(FixedStrategy):
 
 
 class Nearest(FixedStrategy):
-    """The records of the nearest problems, nearest first; if one is illegal here, the most similar legal candidate.
+    """Proposes the records of the nearest problems, nearest first. For a record that is illegal for this problem it
+    proposes the most similar legal candidate.
 
-    ``pool``: the records to take from; a comparison of proposers removes its held-out problems from it. ``ordered``:
-    they are taken in the pool's own order.
+    ``pool``: the records to choose from; a comparison of proposers removes its held-out problems from it. ``ordered``:
+    records are proposed in the order of the pool instead.
     """
 
     name = "nearest"
@@ -45,7 +46,7 @@ class Nearest(FixedStrategy):
         self._neighbours, self._ordered = neighbours, ordered
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """No proposals after ``neighbours`` records of the pool."""
+        """No proposals after the first ``neighbours`` records of the pool."""
         problem, proposals, keys = question.problem, [], set(question.proposed_keys)
         pool = [record for record in self._pool if record.acc == problem.acc and record.problem != problem]
         if not self._ordered:
@@ -68,23 +69,28 @@ def distance(first: Problem, second: Problem) -> float:
     return penalty + sum(abs(math.log2(a / b)) for a, b in sizes)
 
 
+CHOICES = 16  # choices of nvidia-matmul-heuristics for a problem
+
+
 class Heuristics(FixedStrategy):
-    """The candidates most like the first choices of nvidia-matmul-heuristics. Needs the package, not a GPU."""
+    """Proposes the candidates most similar to the first choices of the package nvidia-matmul-heuristics. Needs no GPU.
+
+    Raises MissingLibrary without the package.
+    """
 
     name = "heuristics"
 
     def __init__(self) -> None:
         self._heuristics = MatmulHeuristics()
-        self._finished: dict[Problem, int] = {}
+        self._finished: set[Problem] = set()
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """The first sixteen choices of the package, in its order; then no more."""
-        count_before = self._finished.get(question.problem, 0)
-        if count_before >= 16:
+        """Proposals from the package's first ``CHOICES`` choices. Only the first call for a problem returns any."""
+        if question.problem in self._finished:
             return []
-        self._finished[question.problem] = 16
+        self._finished.add(question.problem)
         keys, proposals = set(question.proposed_keys), []
-        for answer in self._heuristics.answers(question.problem, 16):
+        for answer in self._heuristics.answers(question.problem, CHOICES):
             candidate = _most_similar(question.candidates, answer.configuration, self.name)
             if candidate.kernel_key not in keys:
                 keys.add(candidate.kernel_key)
@@ -93,7 +99,7 @@ class Heuristics(FixedStrategy):
 
 
 def _most_similar(candidates: Candidates, config: Any, source: str) -> Record:
-    """The candidate whose tile, ring, split and cluster differ least from a configuration's."""
+    """The candidate whose tile, split-k, cluster and number of stages differ least from those of a configuration."""
 
     def difference(record: Record) -> float:
         cluster = getattr(record, "cluster", (1, 1))
@@ -108,23 +114,24 @@ def _most_similar(candidates: Candidates, config: Any, source: str) -> Record:
 
 
 class Mixture:
-    """Several proposers in turns: each answers for its share; the next ones fill what it leaves open."""
+    """Asks several proposers for equal parts of an answer. If one proposes fewer, the others fill the rest."""
 
     def __init__(self, proposers: Sequence[Proposer]) -> None:
         self.members = list(proposers)
         self.name = "+".join(proposer.name for proposer in proposers)
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
-        """Equal shares of legal proposals but for rounding; a proposer without any leaves its share to the rest."""
+        """Up to ``count`` legal proposals, and the illegal ones among them. A proposer that returned no legal proposal
+        is not asked again for this answer."""
         proposals: list[Proposal] = []
-        active, places = list(self.members), count
-        while active and places:
-            share = max(1, places // len(active))
+        active, missing = list(self.members), count
+        while active and missing:
+            part = max(1, missing // len(active))
             for proposer in list(active):
-                answers = proposer.propose(question, min(share, places)) if places else []
+                answers = proposer.propose(question, min(part, missing)) if missing else []
                 proposals += answers
                 legal = sum(proposal.record is not None for proposal in answers)
-                places -= legal
+                missing -= legal
                 question = replace(
                     question,
                     proposed_keys=question.proposed_keys
@@ -135,11 +142,11 @@ class Mixture:
         return proposals
 
     def wait(self, problem: Problem) -> bool:
-        """Waits for the first member with an answer under way: see ``SlowProposer``."""
+        """Waits for the first member that has an answer under way. See ``SlowProposer``."""
         return any(proposer.wait(problem) for proposer in self.members if isinstance(proposer, SlowProposer))
 
     def wait_for_server(self, problem: Problem, stop: Callable[[], bool]) -> bool:  # noqa: ARG002
-        """Returns False at once, because a search with other proposers does not wait for a server that rests."""
+        """Returns False without waiting, because a search with other proposers does not wait for a server."""
         return False
 
     def observe(self, question: Question, trials: Sequence[Trial]) -> None:
@@ -149,7 +156,7 @@ class Mixture:
 
 
 def awaits(proposer: Proposer) -> bool:
-    """Whether a proposer, or a member of a mixture, may wait for a server."""
+    """Whether a proposer, or a member of a mixture, can wait for a server."""
     if isinstance(proposer, Mixture):
         return any(map(awaits, proposer.members))
     return isinstance(proposer, SlowProposer)

@@ -1,8 +1,8 @@
-"""Compares proposers on recordings of real GPUs: how they rank and search problems that are held out by size.
+"""Compares on recordings of real GPUs how well proposers rank and search the records of held-out problems.
 
-Sizes (m, n, k) are divided into folds, the same ones for all GPUs and layouts. Each fold is held out once, and
-everything that learns is trained on the other folds alone. The regret is the time of the chosen record over that of the
-best recorded one, minus 1.
+Sizes (m, n, k) are divided into folds, which are the same for all GPUs and layouts. Each fold is held out once, and
+models are trained on the other folds alone. The regret is the time of the chosen record over that of the best recorded
+one, minus 1.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ Recordings = Mapping[Problem, Recording]
 # Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.
 Regrets = dict[tuple[str, str], dict[tuple[int, object], list[float]]]
 CHECKPOINTS = (1, 2, 4, 8)
-TARGETS = {"a100": 0.015, "h100": 0.02}
+TARGETS = {"a100": 0.015, "h100": 0.02}  # most top-1 regret of the cost model on each GPU
 
 
 @dataclass(frozen=True)
 class RankingPlan:
-    """The sizes of a comparison. ``folds``: parts of the sizes; ``seeds``: repetitions, each with other folds and
-    training; ``searched``: held-out problems in which proposers search, for each GPU and seed."""
+    """The sizes of a comparison.
+
+    - ``folds``: number of parts into which the sizes are divided.
+    - ``seeds``: number of repetitions, each with other folds and newly trained models.
+    - ``searched``: number of held-out problems of each GPU in which proposers search.
+    """
 
     folds: int = 4
     seeds: int = 2
@@ -50,8 +54,10 @@ class RankingPlan:
 
 
 class RankingScore(NamedTuple):
-    """A proposer's mean regret on a GPU's problems after each of ``counts`` trials, with 95 % intervals over problems
-    and seeds."""
+    """A proposer's mean ``regret`` on a GPU's problems after each number of trials in ``counts``.
+
+    ``problems``: the number of problems; ``bounds``: 95 % intervals over problems and seeds.
+    """
 
     gpu: str
     name: str
@@ -62,8 +68,8 @@ class RankingScore(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """One part of the sizes with its recordings and their facts (``held_out``, ``described``), and what was trained on
-    the other parts."""
+    """The recordings ``held_out`` with their facts (``described``); and ``model``, ``ratios`` and ``best``, which
+    come from the other recordings, ``trained``."""
 
     seed: int
     trained: Recordings
@@ -75,7 +81,7 @@ class Fold(NamedTuple):
 
 
 def folds(recordings: Recordings, plan: RankingPlan, progress: Callable[[str], None]) -> Iterator[Fold]:
-    """Yields every fold of every seed, trained. Raises WrongInput for fewer sizes than folds."""
+    """Yields every fold of every seed, with models trained without it. Raises WrongInput for fewer sizes than folds."""
     sizes = sorted({(problem.m, problem.n, problem.k) for problem in recordings})
     if len(sizes) < plan.folds:
         raise WrongInput(
@@ -96,8 +102,10 @@ def folds(recordings: Recordings, plan: RankingPlan, progress: Callable[[str], N
 
 
 def largest_quarter(recordings: Recordings, plan: RankingPlan) -> dict[tuple[str, str], list[float]]:
-    """Regrets of first choices in each GPU's quarter of problems with the most FLOP, by GPU and ranking. What learns
-    has learned from the smaller problems alone."""
+    """Regrets of first choices for the problems in each GPU's highest quarter by FLOP, by GPU and ranking.
+
+    Models are trained on the smaller problems alone.
+    """
     flops: dict[str, list[int]] = {}
     for problem in recordings:
         flops.setdefault(problem.gpu, []).append(problem.flops)
@@ -116,6 +124,7 @@ def largest_quarter(recordings: Recordings, plan: RankingPlan) -> dict[tuple[str
 
 
 def _summaries(trained: Recordings) -> tuple[dict[str, dict[Tile, float]], dict[str, list[Record]]]:
+    """``Fold.ratios`` and ``Fold.best`` from the training recordings."""
     ratios: dict[str, defaultdict[Tile, list[float]]] = {}
     best: dict[str, list[Record]] = {}
     for problem, recording in trained.items():
@@ -153,7 +162,7 @@ def proposers(fold: Fold, gpu: str, seed: int) -> dict[str, Proposer]:
 
 
 class CostOrder(ModelOrder):
-    """The cost model's order from training alone."""
+    """Proposes in the order of the cost model's predictions, without learning from trials of the problem."""
 
     def __init__(self, model: CostModel) -> None:
         super().__init__("cost model", model.times)
@@ -162,7 +171,7 @@ class CostOrder(ModelOrder):
 def compare(
     recordings: Recordings, plan: RankingPlan, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[RankingScore], list[RankingScore]]:
-    """Ranking of all problems, and searches in some of them."""
+    """The scores of rankings of all problems, and those of searches in the problems of ``sample``."""
     ranked: Regrets = {}
     searched: Regrets = {}
     replays = {p: Replay(recorded.as_trials(p, recordings[p])) for p in sample(recordings, plan)}
@@ -187,7 +196,7 @@ def sample(recordings: Recordings, plan: RankingPlan) -> set[Problem]:
 
 
 def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
-    """For each ranking's name the recorded times in µs, in the ranking's order."""
+    """For each ranking's name the recorded times of a problem's tiles in µs, in the ranking's order."""
     us = list(recording.tiles.values())
     ratios, described = fold.ratios[problem.gpu], fold.described[problem]
     scores = {
@@ -195,7 +204,7 @@ def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, lis
         "timing model": described.modelled_us.tolist(),
         "cost model": fold.model.times_of(described),
     }
-    return {name: [us[place] for place in np.argsort(score, kind="stable")] for name, score in scores.items()}
+    return {name: [us[index] for index in np.argsort(score, kind="stable")] for name, score in scores.items()}
 
 
 def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[float]]:
@@ -211,7 +220,7 @@ def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[fl
 def _rows(values: Regrets, counts: tuple[int, ...]) -> list[RankingScore]:
     rows = []
     for (gpu, name), regrets in sorted(values.items()):
-        # Every seed holds every problem out once.
+        # Every seed holds out every problem once, so each seed has a row of the same problems in the same order.
         seeds = len({seed for seed, _ in regrets})
         table = np.array([regret for _, regret in sorted(regrets.items())]).reshape(seeds, -1, len(counts))
         means, bounds = benchmark.interval(table)
@@ -225,7 +234,7 @@ def markdown(
     quarter: Mapping[tuple[str, str], Sequence[float]],
     plan: RankingPlan,
 ) -> str:
-    """The tables with their conditions. ``quarter``: of ``largest_quarter``."""
+    """The comparison as a Markdown page with tables, conditions and claims. ``quarter``: see ``largest_quarter``."""
     lines = [
         "# Recorded on real GPUs",
         "",
@@ -256,7 +265,7 @@ def _table(rows: Sequence[RankingScore], label: str) -> str:
 
 
 def claims(ranked: Sequence[RankingScore]) -> list[str]:
-    """Whether the cost model's top-1 regret meets its targets."""
+    """Sentences that state whether the cost model's top-1 regret meets the targets."""
     return [
         f"{row.gpu}: the cost model's top-1 regret is {row.regret[0]:.2%}, target {TARGETS[row.gpu]:.1%}: "
         f"{'met' if row.regret[0] <= TARGETS[row.gpu] else 'MISSED'}."

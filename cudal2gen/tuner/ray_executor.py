@@ -1,11 +1,11 @@
-"""Evaluations on a Ray cluster: any free CPU compiles kernels, and one actor for each GPU times them.
+"""Evaluates records on a Ray cluster: free CPUs compile kernels, and one actor for each GPU times them.
 
-An actor owns its GPU while it lives and evaluates one job at a time, so no two measurements share a GPU. Only the
-driver knows the jobs: it repeats a job whose worker or node was lost, and takes one answer for each. Workers store no
-trials.
+An actor owns its GPU as long as it lives and evaluates one job at a time, so no two measurements share a GPU. Only the
+driver keeps the list of jobs: it repeats a job whose worker or node was lost, and accepts one answer for each job.
+Workers do not store trials.
 
-Nodes need not share a disk. A compiled kernel travels as its files, and a single rename puts them into place: a build
-directory that exists is complete on every node.
+Nodes need not share a disk. The files of a compiled kernel are sent to the node, where a single rename publishes them.
+So a build directory that exists is complete on every node.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from kernelproof.ground.version import __version__
 
 Parcel = dict[str, dict[str, bytes]]  # build directory -> file name -> content
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
-AHEAD = 4  # problems in flight for each GPU: one is measured while others compile, propose, or wait for a GPU
+AHEAD = 4  # concurrent searches for each GPU: one is measured while others compile, propose, or wait for a GPU
 THREADS = 1024  # most threads of the driver; each job or part of a job has one, which sleeps until the job ends
-TEND_SECONDS = 0.1  # seconds between two looks at the cluster
-PING_SECONDS = 20.0  # most seconds for an idle worker to answer that it lives
+TEND_SECONDS = 0.1  # least seconds between two queries of the cluster's state
+PING_SECONDS = 20.0  # most seconds in which an idle worker must answer a ping
 
 
 class Unreachable(MissingTool):
@@ -48,7 +48,7 @@ class Unreachable(MissingTool):
 
 
 class WorkerResults(NamedTuple):
-    """A worker's trials, and its new verdicts, which the driver stores because nodes need not share a disk."""
+    """A worker's trials and its new verdicts, both of which the driver stores because nodes need not share a disk."""
 
     trials: list[Trial]
     verdicts: list[Verdict]
@@ -72,7 +72,7 @@ def compiled(records: Sequence[Record]) -> Parcel:
 
 
 def keep_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Stores the verdicts that the driver's store lacks. Workers on the same disk have stored theirs already."""
+    """Stores the verdicts that the driver's store lacks. A worker on the same disk has stored its verdicts already."""
     stored = results.latest() if verdicts else {}
     if missing := [verdict for verdict in verdicts if (verdict.digest, verdict.on) not in stored]:
         results.append(missing)
@@ -103,7 +103,7 @@ def _pack(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Recor
 
 
 class Measurer:
-    """The class of the actors, one beside each GPU."""
+    """The class of the actors. Each of them owns one GPU."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._environment = make()
@@ -114,7 +114,7 @@ class Measurer:
         return self._environment.name, self._environment.on, __version__
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Effort, parcel: Parcel) -> WorkerResults:
-        """See ``Environment``. The answer includes the verdicts that were not sent before."""
+        """See ``Environment``. The answer includes the verdicts that no earlier answer included."""
         unpack(parcel)
         trials = self._environment.evaluate(problem, records, effort)
         # Environments that check no kernels have no verdicts.
@@ -145,8 +145,8 @@ class Idle:
                 self._workers.append(worker)
 
     def get(self, rank: int, seconds: float) -> Any:
-        """A worker; None if none becomes idle for this job within ``seconds``, and as much again for every eight
-        waiting jobs."""
+        """A worker; None if none becomes idle for this job within ``seconds``, which are multiplied by 1 plus an eighth
+        of the number of waiting jobs."""
         with self._lock:
             if self._workers:  # no job waits while a worker is idle
                 return self._workers.popleft()
@@ -168,15 +168,16 @@ class Idle:
 class RayExecutor:
     """``Executor`` on a Ray cluster, whose nodes may come and go.
 
-    - ``make`` makes the environment beside each GPU.
+    - ``make`` makes each actor's environment, on the node of its GPU.
     - ``prepare``: work for CPU workers before a job, such as ``compiled``; None if there is none.
-    - ``resource``: Ray's name of the resource of which a measurement needs one.
-    - ``seconds``: limit of a job, after which its worker is ended. ``patience``: seconds to wait for any worker.
-    - ``losses``: attempts at a job whose worker is lost. After them each record runs alone, and a record that is lost
-      again is a failure.
+    - ``resource``: Ray's name of the resource of which each measurement takes one.
+    - ``seconds``: limit of a job, after which its worker is killed. ``patience``: seconds to wait for any worker.
+    - ``losses``: number of attempts at a job whose worker is lost. After them each record is evaluated alone, and a
+      record whose worker is lost again is a failure.
+    - ``variables``: environment variables of the workers.
     - ``keep`` receives the verdicts of a job before its trials are returned.
 
-    Raises ImportError without Ray, Unreachable if nothing can measure.
+    Raises ImportError without Ray, Unreachable if no worker can measure.
     """
 
     in_order = False
@@ -215,7 +216,7 @@ class RayExecutor:
         self._jobs = 0  # jobs that have begun and not ended
         self._workers: list[Any] = []
         self._starting: list[tuple[Any, Any]] = []
-        self._misfits: list[Any] = []
+        self._misfits: list[Any] = []  # actors with another device or version, which keep their GPUs and get no jobs
         self._fault, self._faults, self._closed = "", 0, False
         self.name: Source = "gpu"
         self.on = ""  # the first worker sets both
@@ -223,9 +224,9 @@ class RayExecutor:
 
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
         try:
-            if address and (place := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
+            if address and (parts := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
                 # Without this check Ray would try for minutes and then end the process.
-                socket.create_connection((place[1], int(place[2])), timeout=10).close()
+                socket.create_connection((parts[1], int(parts[2])), timeout=10).close()
             self._ray.init(
                 address=address,
                 runtime_env={"env_vars": variables} if variables else None,
@@ -236,7 +237,7 @@ class RayExecutor:
             raise Unreachable(f"no Ray cluster at {address or 'the default address'}: {error}") from None
 
     def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:
-        """Begins the job now. Several GPUs take parts of a short job if they have no other work."""
+        """Begins the job now. A short job is divided among GPUs that have no other work."""
         return self._begin(parts(job, len(self._workers) // (self._jobs + 1)), rank)
 
     def prepare(self, records: Sequence[Record]) -> None:
@@ -247,16 +248,16 @@ class RayExecutor:
         return AHEAD * max(1, int(self._ray.cluster_resources().get(self._resource, 0)))
 
     def _begin(self, jobs: Sequence[EvaluationJob], rank: int) -> Future[list[Trial]]:
-        """Begins the parts of one job: the future of all their trials."""
+        """Begins the parts of one job. Returns a future of the trials of all parts."""
         all_trials: Future[list[Trial]] = Future()
         with self._lock:
             self._jobs += 1
         futures = [self._pool.submit(self._evaluate, job, rank) for job in jobs]
         missing = set(range(len(futures)))
 
-        def join(place: int) -> None:
+        def join(index: int) -> None:
             with self._lock:
-                missing.discard(place)
+                missing.discard(index)
                 if missing or all_trials.done():
                     return
                 self._jobs -= 1
@@ -266,8 +267,8 @@ class RayExecutor:
             except BaseException as error:  # a part that was cancelled or had no worker fails the job
                 all_trials.set_exception(error)
 
-        for place, future in enumerate(futures):
-            future.add_done_callback(lambda _, place=place: join(place))  # type: ignore[misc]
+        for index, future in enumerate(futures):
+            future.add_done_callback(lambda _, index=index: join(index))  # type: ignore[misc]
         return all_trials
 
     def workers(self) -> int:
@@ -287,7 +288,7 @@ class RayExecutor:
             self._ray.shutdown()
 
     def _evaluate(self, job: EvaluationJob, rank: int) -> list[Trial]:
-        """A job's trials, in spite of lost workers. Raises Unreachable."""
+        """A job's trials. Repeats the job if its worker is lost (see ``losses``). Raises Unreachable."""
         failure = NoAnswer("", "time-out", retry=True)
         for _ in range(self._losses):
             answer = self._ask(job, rank)
@@ -302,7 +303,7 @@ class RayExecutor:
         return [trial_of(self, job.problem, job.records[0], job.effort, failure.outcome, reason=failure.reason)]
 
     def _ask(self, job: EvaluationJob, rank: int) -> list[Trial] | NoAnswer:
-        """One attempt, on a worker that has just answered a ping."""
+        """One attempt at a job: compiles its records, and evaluates them on a worker that has just answered a ping."""
         errors = self._ray.exceptions
         try:
             parcel = self._ray.get(self._packer.remote(self._prepare, job.records)) if self._prepare else {}
@@ -356,7 +357,7 @@ class RayExecutor:
     def _tend(self) -> None:
         """Registers workers that have started, and starts one for each GPU without a worker.
 
-        A misfit keeps its GPU, so it counts as one of the cluster's workers.
+        A misfit occupies its GPU, so no further worker is started for that GPU.
         """
         with self._lock:
             if time.monotonic() - self._tended < TEND_SECONDS:
@@ -365,7 +366,7 @@ class RayExecutor:
             for actor, identity in list(self._starting):
                 if self._ray.wait([identity], timeout=0)[0]:
                     self._starting.remove((actor, identity))
-                    self._welcome(actor, identity)
+                    self._register(actor, identity)
             if self._faults >= 3:
                 raise Unreachable(f"three workers in a row failed at their start: {self._fault}")
             count = int(self._ray.cluster_resources().get(self._resource, 0))
@@ -373,7 +374,8 @@ class RayExecutor:
                 actor = self._measurer.remote(self._make)
                 self._starting.append((actor, actor.identity.remote()))
 
-    def _welcome(self, actor: Any, identity: Any) -> None:
+    def _register(self, actor: Any, identity: Any) -> None:
+        """Adds a worker that has started to the idle ones, or to the misfits if its device or version differs."""
         try:
             name, on, version = self._ray.get(identity)
         except self._ray.exceptions.RayError as error:
@@ -383,7 +385,7 @@ class RayExecutor:
         if not self.on:
             self.name, self.on = name, on
         if (name, on, version) != (self.name, self.on, __version__):
-            # Times of two models of GPU do not compare. The misfit is kept: it blocks its GPU for _tend.
+            # Times on two models of GPU are not comparable. The misfit stays alive so that _tend leaves its GPU alone.
             self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
             self._misfits.append(actor)
             return

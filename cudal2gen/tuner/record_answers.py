@@ -1,7 +1,7 @@
-"""Answers of a language model that chooses records: their JSON schema, how they are read, and what is refused.
+"""Reads the answers of a language model that chooses records, and defines their JSON schema.
 
-An answer is data. A proposal names a base and the fields that it changes. If the rules require other changes,
-``kernel.fit`` makes them; a change that no legal record has is a ``Fault`` with the rule that forbids it.
+A proposal in an answer names a base record and the fields that it changes. If the rules then require further changes,
+``kernel.fit`` makes them. If no legal record has the changes, the proposal is a ``Fault`` with the violated rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudal2gen.tuner.language_model.transcript import Reply
 from cudal2gen.tuner.proposal import Proposal
 
 PROPOSER = "llm"
-MAX_FAULTS = 12  # most faults that are kept of one answer
+MAX_FAULTS = 12  # most faults of one answer that are reported
 LONGEST_REASON = 300  # most characters of a rule or a reason in a prompt
 LONGEST_IDEA, DEEPEST = 2000, 32  # most characters of a proposal, most nested brackets in it
 FORM = 'the JSON object asked for, {"reasoning": "...", "proposals": [...]}'
@@ -27,7 +27,7 @@ FIXED = frozenset({"family", *space.NO_DECISION})  # fields that cannot be chang
 
 
 class Idea(BaseModel):
-    """One proposal of the model's answer, before the rules apply."""
+    """One proposal in the model's answer, before it is checked against the rules."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -37,7 +37,7 @@ class Idea(BaseModel):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one idea, or with a whole answer. ``proposal``: the illegal one, if the idea names fields."""
+    """What is wrong with one idea, or with an answer. ``proposal``: the illegal proposal, if the idea names fields."""
 
     text: str
     proposal: Proposal | None = None
@@ -47,17 +47,17 @@ class Fault(NamedTuple):
 def schema(families: tuple[str, ...]) -> dict[str, Any]:
     """The JSON schema of an answer: reasoning, then proposals with the fields that may change.
 
-    Reasoning comes first so that a model, which writes in order, thinks before it proposes. A field that families bound
-    differently accepts the values of any of them; the rules check combinations afterwards.
+    Reasoning comes first because a model writes in order, and so reasons before it proposes. If families limit a field
+    differently, it accepts the values of any of them; the rules check combinations afterwards.
     """
     schemas: dict[str, list[Any]] = {}
     for family in families:
         model_schema = FAMILIES[family].model_json_schema()
         for name, field_schema in model_schema["properties"].items():
             if name not in FIXED and (
-                field_text := _without_titles(field_schema, model_schema.get("$defs", {}))
+                plain_schema := _without_titles(field_schema, model_schema.get("$defs", {}))
             ) not in schemas.setdefault(name, []):
-                schemas[name].append(field_text)
+                schemas[name].append(plain_schema)
     fields = {
         name: alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
         for name, alternatives in schemas.items()
@@ -81,7 +81,7 @@ def schema(families: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema without titles, descriptions and references, which servers do not all treat alike."""
+    """A schema without titles, descriptions, defaults and references, which some servers do not support."""
     if isinstance(node, list):
         return [_without_titles(item, definitions) for item in node]
     if not isinstance(node, dict):
@@ -100,7 +100,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
-    """The well-formed ideas among the first ``limit`` of an answer, and the faults of the others."""
+    """The well-formed ideas among an answer's first ``limit`` proposals, and the faults of the malformed ones."""
     items = answer_text.last_list(answer_text.text_of(reply), "proposals")
     if items is None:
         return [], [Fault(answer_text.why_unreadable(reply, FORM, "answer shorter, with fewer proposals"))]
@@ -117,17 +117,17 @@ def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
 
 
 def _plausible(item: Any) -> bool:
-    """Whether an item is small, flat and storable enough for a proposal, and for the trial of an illegal one."""
+    """Whether an item is short and shallow enough for a proposal, and can be stored in the trial of an illegal one."""
     try:
         text = json.dumps(item, ensure_ascii=False, allow_nan=False)
-        text.encode()  # half a surrogate pair is no text
+        text.encode()  # raises UnicodeEncodeError for half a surrogate pair
     except (ValueError, RecursionError):
         return False
     return len(text) <= LONGEST_IDEA and text.count("[") + text.count("{") <= DEEPEST
 
 
 def revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
-    """The proposal of an idea: the nearest legal record that has its changes; or the idea's fault."""
+    """The nearest legal record that has an idea's changes, as a proposal; or the idea's fault."""
     base = bases.get(idea.base)
     if base is None:
         return Fault(f"{text_of(idea)}: base must be one of {', '.join(bases)}")
@@ -151,11 +151,11 @@ def revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
 
 
 def text_of(idea: Idea) -> str:
-    """An idea in a line, for a message."""
+    """The idea as one line for a message."""
     return f"{idea.base[:40]} with {json.dumps(idea.changes)[:LONGEST_REASON]}"
 
 
 def correction(faults: Iterable[Fault], count: int) -> str:
-    """The user message that hands faults back and asks for ``count`` further proposals."""
+    """The user message that lists the faults and asks for ``count`` further proposals."""
     document = {"refused": [fault.text for fault in faults][:MAX_FAULTS], "proposals still wanted": count}
     return json.dumps(document) + "\nAnswer again in the same form, with corrected proposals only."

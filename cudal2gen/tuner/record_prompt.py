@@ -1,8 +1,8 @@
-"""The question to a language model that chooses records, as one JSON document.
+"""Writes the question to a language model that chooses records, as one JSON document.
 
-It has what an expert would look at: the problem and its roofline, the times of vendor and incumbent, what bounds the
-incumbent, fast and slow variants with times and shares of the roofline, winners of similar problems, failures with
-reasons, notes, the meaning of every field, and the schema of the answer. Modelled figures are marked as such.
+The document has what an expert would look at: the problem and its roofline, the times of vendor and incumbent, what
+bounds the incumbent, fast and slow variants with times and fractions of the roofline, winners of similar problems,
+failures with reasons, notes, the meaning of every field, and the schema of the answer. Modelled figures are marked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cudal2gen.tuner.record_answers import FIXED, LONGEST_REASON, schema
 
 Evidence = Callable[[Record], Sequence[str]]  # lines of evidence from a record's machine code
 
-BEST, WORST, FAILED, WINNERS = 4, 3, 8, 4  # most entries of each kind in a prompt
+BEST, WORST, FAILED, WINNERS = 4, 3, 8, 4  # most fast variants, slow variants, failures and winners in a prompt
 FARTHEST = 12.0  # most doublings of extents, in sum, from a problem whose winner is shown
 
 SYSTEM = """\
@@ -39,7 +39,8 @@ layout, m, n, k and family cannot be changed; another family is another base."""
 
 
 def bases_of(question: Question) -> dict[str, Record]:
-    """Records to change, by label: the incumbent, the best and worst so far, and one of each other family."""
+    """Records that a proposal may start from, by label: the incumbent, the best and worst so far, and one record of
+    each other family."""
     bases: dict[str, Record] = {}
     if question.incumbent is not None:
         bases["incumbent"] = question.incumbent
@@ -55,7 +56,7 @@ def bases_of(question: Question) -> dict[str, Record]:
 
 
 def _contrast(question: Question) -> tuple[list[Trial], list[Trial]]:
-    """The fastest and the slowest trials, disjoint."""
+    """The fastest and the slowest trials; no trial is in both lists."""
     ranked = question.ranked
     best = ranked[:BEST]
     return best, ranked[max(len(best), len(ranked) - WORST) :]
@@ -72,8 +73,10 @@ def document(
 ) -> str:
     """The user message: one JSON document, so that its data cannot pass for instructions around it.
 
-    ``waiting``: proposed records without a trial. ``pool``: records from which winners of similar problems are taken.
-    ``evidence`` gives what machine code shows, for the incumbent and for the fastest variant.
+    - ``bases``: see ``bases_of``; ``waiting``: proposed records without a trial.
+    - ``pool``: records from which the winners of similar problems are taken.
+    - ``count``: the number of proposals to ask for.
+    - ``evidence`` describes a record's machine code; it is called for the incumbent and for the fastest variant.
     """
     best, worst = _contrast(question)
     labels = [
@@ -149,8 +152,10 @@ def _speed(problem: Problem, us: float) -> Fields:
 
 
 def _roofline(problem: Problem) -> Fields:
-    """The least time at rates that the chip sustains. A kernel beats it where clocks are higher, as in small problems,
-    or where operands are in the L2 before it begins."""
+    """The least time at the rates that the chip sustains.
+
+    A kernel can be faster if clocks are higher, as in small problems, or if operands are in the L2 before it begins.
+    """
     floor, chip = model.floor(problem), GPUS[problem.gpu]
     bound_us = max(floor.compute_us, floor.memory_us)
     return {
@@ -165,7 +170,7 @@ def _roofline(problem: Problem) -> Fields:
 
 
 def _vendor(question: Question) -> Fields | None:
-    """The fastest baseline that was timed beside any variant; None without one, as in the model environment."""
+    """The fastest baseline timed together with a variant; None if there is none, as in the model environment."""
     timings = [
         timing for trial in question.trials if trial.baseline and (timing := trial.timing(trial.baseline)) is not None
     ]
@@ -176,13 +181,13 @@ def _vendor(question: Question) -> Fields | None:
 
 
 def _incumbent_time(question: Question) -> Fields | None:
-    """The incumbent's median over the trials that it was timed beside; None without one."""
+    """The incumbent's median time over the trials that it was timed with; None if there are none."""
     times = [timing.median_us for trial in question.trials if (timing := trial.timing(INCUMBENT)) is not None]
     return _speed(question.problem, median(times)) if times else None
 
 
 def _bounds(incumbent: Record | None) -> Fields | None:
-    """Modelled times of the incumbent's main loop, as if it needed only one part of the chip."""
+    """Modelled times of the incumbent's main loop, each as if only one part of the chip limited it."""
     if incumbent is None:
         return None
     estimate = model.estimate(incumbent)
@@ -204,8 +209,8 @@ def _machine(bases: Mapping[str, Record], evidence: Evidence | None) -> dict[str
 
 
 def _winners(question: Question, pool: Sequence[Record]) -> list[Fields]:
-    """The records of the nearest problems of this GPU and these types, nearest first. Their ``origin`` says how they
-    were chosen; ``modelled`` ones were not measured."""
+    """The records of the nearest problems of the same GPU and kind, nearest first. Their ``origin`` says how they were
+    chosen; records with the origin ``modelled`` were not measured."""
     problem = question.problem
     near = [
         (doublings, record)
@@ -288,7 +293,7 @@ def _failures(question: Question) -> list[Fields]:
 
 @cache
 def meanings(families: tuple[str, ...]) -> dict[str, str | dict[str, str]]:
-    """The descriptions of the fields that may change, by family if families describe a field differently."""
+    """The descriptions of the fields that may change; for a field that families describe differently, one each."""
     texts: dict[str, dict[str, str]] = {}
     for family in families:
         for name, field in FAMILIES[family].model_fields.items():

@@ -1,4 +1,4 @@
-"""Recordings of measurements as trials: AutoHeuristic's files, and files of trials that ``tune`` wrote."""
+"""Reads recorded measurements as trials, from AutoHeuristic's files and from files of trials that ``tune`` wrote."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ VENDOR = "cublas"
 
 
 def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: True) -> list[Trial]:
-    """The trials of the problems that ``admits``. Files ``*.jsonl`` have trials; others are AutoHeuristic's.
+    """The recorded trials of the problems for which ``admits`` is true.
 
-    Raises WrongInput if a path is missing, or if there is no trial.
+    Files ``*.jsonl`` have trials; other paths are AutoHeuristic's files or folders. Raises WrongInput if a path is
+    missing, or if there is no trial.
     """
     recorded: list[Trial] = []
     for path in paths:
@@ -42,7 +43,7 @@ def trials(paths: Sequence[Path], admits: Callable[[Problem], bool] = lambda _: 
 
 
 def as_trials(problem: Problem, recording: Recording) -> list[Trial]:
-    """A recording's tiles as trials of the longest effort, beside the vendor's time if there is one."""
+    """A recording's tiles as trials of effort ``long``, each with the vendor's time if it was recorded."""
     tile.register()
     vendor = () if recording.vendor_us is None else (_timing(VENDOR, recording.vendor_us),)
     fields = problem.model_dump()
@@ -64,7 +65,7 @@ def as_trials(problem: Problem, recording: Recording) -> list[Trial]:
 
 
 def timed(recordings: Iterable[tuple[Problem, Recording]]) -> dict[Problem, TimedRecords]:
-    """Recordings for the cost model's training."""
+    """The recordings as training data for the cost model."""
     tile.register()
     return {
         problem: TimedRecords(

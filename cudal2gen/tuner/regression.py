@@ -1,7 +1,7 @@
-"""An ensemble of small networks that orders the records of a problem. It needs NumPy alone and trains in seconds.
+"""Trains an ensemble of small networks that orders the records of a problem. It needs only NumPy, and takes seconds.
 
-The networks predict the logarithm of time up to a constant of the problem: the loss compares each record with the
-weighted mean of its problem, so a problem's own scale is neither learned from nor predicted.
+The networks predict the logarithm of time up to a constant for each problem. The loss compares each record with the
+weighted mean of its problem, so the networks neither learn nor predict the scale of a problem.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ ROWS = 96
 
 
 class TrainingRows(NamedTuple):
-    """Training data: ``inputs`` of shape (rows, columns); ``target``, ``weight`` and ``problem`` of shape (rows).
+    """Training data: ``inputs`` of shape (rows, columns); ``target``, ``weight`` and ``problem`` of shape (rows,).
 
-    Rows are in the ascending order of their problems' numbers.
+    ``problem`` has the number of each row's problem, in ascending order.
     """
 
     inputs: Floats
@@ -48,7 +48,7 @@ class Ensemble:
         return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in TRAINED})
 
     def left_out(self, samples: TrainingRows) -> Floats:
-        """For each row the output of the member that was trained without its problem; shape (rows)."""
+        """For each row the output of the member that was trained without the row's problem; shape (rows,)."""
         return self.predict(samples.inputs)[samples.problem % self.members, np.arange(len(samples.problem))]
 
     def predict(self, inputs: Floats) -> Floats:
@@ -56,10 +56,12 @@ class Ensemble:
         return self._forward(self._scaled(inputs)[None])[0]
 
     def _scaled(self, inputs: Floats) -> Floats:
+        """Inputs in standard deviations from the training data's mean, clipped."""
         scaled: Floats = (inputs - self.arrays["mean"]) / self.arrays["scale"]
         return np.clip(scaled, -6, 6)
 
     def _forward(self, inputs: Floats) -> tuple[Floats, tuple[Floats, ...]]:
+        """The output of shape (members, rows), and the units of both hidden layers, of shape (members, rows, units)."""
         a = self.arrays
         first: Floats = product(inputs, a["w1"])
         first += a["b1"]
@@ -71,15 +73,18 @@ class Ensemble:
         return output, (first, second)
 
     def gradients(self, inputs: Floats, error: Floats, hidden: tuple[Floats, ...]) -> dict[str, Floats]:
-        """The gradients of the loss by the arrays. ``error``: the gradient by the outputs, of shape (members, rows)."""
+        """The gradients of the loss with respect to the trained arrays, by backpropagation.
+
+        ``error``: the gradient with respect to the outputs, of shape (members, rows). ``hidden``: see ``_forward``.
+        """
         first, second = hidden
-        back = error[..., None]
-        at_second = back * self.arrays["w3"].transpose(0, 2, 1)
+        at_output = error[..., None]
+        at_second = at_output * self.arrays["w3"].transpose(0, 2, 1)
         at_second *= _slope(second)
         at_first = product(at_second, self.arrays["w2"].transpose(0, 2, 1))
         at_first *= _slope(first)
         return {
-            "w3": inner(second, back),
+            "w3": inner(second, at_output),
             "w2": inner(first, at_second),
             "b2": at_second.sum(1, keepdims=True),
             "w1": inner(inputs, at_first),
@@ -90,26 +95,26 @@ class Ensemble:
 def product(rows: Floats, matrices: Floats) -> Floats:
     """``rows @ matrices``; shapes (networks or 1, rows, columns) and (networks, columns, others)."""
     answer = np.empty((len(matrices), rows.shape[1], matrices.shape[2]), matrices.dtype)
-    for place, matrix in enumerate(matrices):
-        for own, part in zip(_parts(answer[place]), _parts(rows[place % len(rows)]), strict=True):
-            np.matmul(part, matrix, out=own)
+    for index, matrix in enumerate(matrices):
+        for result, part in zip(_parts(answer[index]), _parts(rows[index % len(rows)]), strict=True):
+            np.matmul(part, matrix, out=result)
     return answer
 
 
 def inner(rows: Floats, others: Floats) -> Floats:
     """``rows.T @ others``; shapes (networks or 1, rows, columns) and (networks, rows, others)."""
     answer = np.empty((len(others), rows.shape[2], others.shape[2]), others.dtype)
-    for place, other in enumerate(others):
-        pairs = zip(_parts(rows[place % len(rows)]), _parts(other), strict=True)
+    for index, other in enumerate(others):
+        pairs = zip(_parts(rows[index % len(rows)]), _parts(other), strict=True)
         (blocks, other_blocks), (rest, other_rest) = pairs
-        answer[place] = (blocks.transpose(0, 2, 1) @ other_blocks).sum(0) + rest.T @ other_rest
+        answer[index] = (blocks.transpose(0, 2, 1) @ other_blocks).sum(0) + rest.T @ other_rest
     return answer
 
 
 def _parts(rows: Floats) -> tuple[Floats, Floats]:
-    """The rows in parts of ``ROWS``, and the rest."""
-    whole = len(rows) - len(rows) % ROWS
-    return rows[:whole].reshape(-1, ROWS, rows.shape[1]), rows[whole:]
+    """The rows as blocks of ``ROWS`` rows, of shape (blocks, ROWS, columns), and the remaining rows."""
+    end = len(rows) - len(rows) % ROWS
+    return rows[:end].reshape(-1, ROWS, rows.shape[1]), rows[end:]
 
 
 def _slope(units: Floats) -> Floats:
@@ -123,11 +128,12 @@ def fit(
     samples: TrainingRows, members: int = 4, epochs: int = 40, batch: int = 24, rate: float = 4e-3, decay: float = 1e-3,
     seed: int = 0, hidden: int = HIDDEN,
 ) -> Ensemble:  # fmt: skip
-    """Trains the members by Adam, with a warm-up and a cosine schedule. ``batch``: problems of a step.
+    """Trains the members by Adam, with a warm-up and a cosine schedule. ``batch``: number of problems of a step.
 
-    Each member starts elsewhere, weighs problems by draws of its own, and never sees the problems whose number modulo
-    ``members`` is its place. So the members' spread says where data lack, and every problem has a member that says how
-    well the others predict it. Raises ValueError for a single problem. Problems are numbered from 0 without a gap.
+    Members have different initial weights and random weights of problems, and member i is not trained on the problems
+    whose number modulo ``members`` is i. So the spread of their predictions is large where data are scarce, and each
+    problem can be predicted by a member that was not trained on it (``left_out``). Problems must be numbered from 0
+    without a gap. Raises ValueError for a single problem.
     """
     rng = np.random.default_rng(seed)
     ensemble = Ensemble(_start(samples.inputs, members, hidden, rng))
@@ -135,16 +141,16 @@ def fit(
     numbers, starts = np.unique(samples.problem, return_index=True)
     if len(numbers) < 2:
         raise ValueError("networks learn from two problems at least")
-    shares = rng.exponential(1.0, (members, len(starts))).astype(np.float32) * 0.5 + 0.5
-    for place in range(members):
-        seen = numbers[numbers % members != place]
-        steps = _steps(samples.problem, starts, [rng.permutation(seen) for _ in range(epochs)], batch)
-        _train(ensemble.member(place), inputs, samples, shares[place], steps, rate, decay)
+    problem_weights = rng.exponential(1.0, (members, len(starts))).astype(np.float32) * 0.5 + 0.5
+    for index in range(members):
+        own = numbers[numbers % members != index]
+        steps = _steps(samples.problem, starts, [rng.permutation(own) for _ in range(epochs)], batch)
+        _train(ensemble.member(index), inputs, samples, problem_weights[index], steps, rate, decay)
     return ensemble
 
 
 class Minibatch(NamedTuple):
-    """The rows of a step's problems, the number of rows of each, and the numbers of the problems."""
+    """The data of one step: the indices of its rows, the number of rows of each problem, and the problems' numbers."""
 
     rows: Ints
     lengths: Ints
@@ -164,19 +170,19 @@ def _steps(problem: Ints, starts: Ints, orders: Sequence[Ints], batch: int) -> l
 
 
 def _train(
-    network: Ensemble, inputs: Floats, samples: TrainingRows, shares: Floats, steps: Sequence[Minibatch], rate: float,
-    decay: float,
+    network: Ensemble, inputs: Floats, samples: TrainingRows, problem_weights: Floats, steps: Sequence[Minibatch],
+    rate: float, decay: float,
 ) -> None:  # fmt: skip
-    """Trains one network in place. ``shares``: its weights of the problems."""
+    """Trains one network in place. ``problem_weights``: the weight of each problem in its loss."""
     moments = {name: [np.zeros_like(network.arrays[name]) for _ in range(2)] for name in TRAINED}
     for number, step in enumerate(steps, 1):
-        weight = (samples.weight[step.rows] * np.repeat(shares[step.problems], step.lengths))[None]
-        pace = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
+        weight = (samples.weight[step.rows] * np.repeat(problem_weights[step.problems], step.lengths))[None]
+        step_rate = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
         block = inputs[step.rows][None]
         output, hidden_units = network._forward(block)
         error = centred(output - samples.target[step.rows], weight, step.lengths) * weight / weight.sum()
         for name, gradient in network.gradients(block, error, hidden_units).items():
-            _adam(network.arrays[name], gradient, moments[name], number, pace, decay)
+            _adam(network.arrays[name], gradient, moments[name], number, step_rate, decay)
 
 
 def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) -> dict[str, Floats]:
@@ -193,13 +199,17 @@ def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) 
 
 
 def centred(difference: Floats, weight: Floats, lengths: Ints) -> Floats:
-    """The differences minus the weighted mean of their problem."""
+    """The differences minus the weighted mean of their problem; shape (networks, rows).
+
+    ``lengths``: the number of rows of each problem, whose rows are adjacent.
+    """
     starts = np.cumsum(lengths) - lengths
     means = np.add.reduceat(difference * weight, starts, axis=1) / np.add.reduceat(weight, starts, axis=1)
     return difference - np.repeat(means, lengths, axis=1)
 
 
 def _adam(array: Floats, gradient: Floats, moments: list[Floats], step: int, rate: float, decay: float) -> None:
+    """One step of Adam with weight decay, in place. ``step`` counts from 1."""
     first, second = moments
     first *= 0.9
     first += 0.1 * gradient

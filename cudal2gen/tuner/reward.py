@@ -1,13 +1,13 @@
-"""The reward of CUDA-L2: the mean over test cases of speed minus error, minus the length of the text.
+"""Computes the reward of CUDA-L2: the mean over test cases of speed minus error, minus the length of the text.
 
     reward = mean over cases of (t_ref / t_custom - alpha * max_diff) - beta * length
 
-``written`` is the reward of a written kernel, whose steps a model can climb: it compiles, is right, and then its speed
-over that of the fastest kernel that the question showed. A copy of that kernel earns 1 + ``RIGHT`` however it is
-disguised, because a difference of ``EQUAL`` is none.
-
 ``max_diff`` is in D's units, ``length`` in characters of the rendered source, and the times have a common unit. A
 failure has the reward ``RewardWeights.failed``, whatever its times.
+
+``written`` is the reward of a written kernel. It grows in steps: ``COMPILED`` for a kernel that compiles, ``RIGHT`` for
+one that is also right, and then the speed over that of the fastest kernel that the question showed. Speeds that differ
+by at most ``EQUAL`` count as equal, so a copy of that kernel earns 1 + ``RIGHT``, however it is disguised.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import Record, parse
 from cudal2gen.results import INCUMBENT, Trial
 
-COMPILED, RIGHT = 0.1, 0.3  # rewards of a written kernel that compiles and is wrong, and of one that is right
-EQUAL = 0.01  # difference of two speeds that is none
-SMOOTHED = 1.5  # standard deviations at which smoothed rewards are cut
-LATER = 0.4  # what a reward counts for the turn before
+COMPILED, RIGHT = 0.1, 0.3  # rewards of a written kernel that compiles but is wrong, and of one that is right
+EQUAL = 0.01  # relative difference up to which two speeds count as equal
+SMOOTHED = 1.5  # number of standard deviations to which ``smoothed`` clips rewards
+DISCOUNT = 0.4  # factor by which a reward counts less for each earlier answer of the conversation
 
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """Weights of the reward. ``lower_bound``: the speed is the lower end of its 95 % interval, so noise earns nothing.
+    """Weights of the reward, and how the speed is computed.
 
-    ``reference``: the contender whose time is t_ref. If None, it is the fastest baseline, or the incumbent without one.
+    - ``lower_bound``: the speed is the lower end of its 95 % interval, so that noise earns nothing.
+    - ``reference``: the contender whose time is t_ref; None for the fastest baseline, or else the incumbent.
+    - ``failed``: the reward of a failure.
     """
 
     alpha: float = 0.01
@@ -80,7 +82,7 @@ def speed(trial: Trial, weights: RewardWeights) -> float:
 
 
 def over_incumbent(trial: Trial, weights: RewardWeights) -> float:
-    """How many times as fast as the incumbent a measured kernel is."""
+    """The speed of a measured kernel over the incumbent's."""
     return speed(trial, replace(weights, reference=INCUMBENT))
 
 
@@ -99,23 +101,27 @@ def written(trial: Trial, weights: RewardWeights, best: float) -> float:
 
 
 def smoothed(rewards: Sequence[float]) -> list[float]:
-    """The rewards of one question's answers in standard deviations from their mean, cut at ``SMOOTHED`` (CUDA-L1): one
-    lucky kernel, or one hack that got through, then moves a model no further than the others."""
+    """The rewards of one question's answers in standard deviations from their mean, clipped at ``SMOOTHED`` (CUDA-L1).
+
+    A single lucky kernel, or a cheat that was not detected, then has no more influence on a model than the others.
+    """
     mean, deviation = fmean(rewards), pstdev(rewards)
     return [min(max((value - mean) / (deviation + 1e-9), -SMOOTHED), SMOOTHED) for value in rewards]
 
 
 def returns(rewards: Sequence[float]) -> list[float]:
-    """For each turn of a conversation its own reward and what it led to: those of later turns, each turn by ``LATER``
-    less (Kevin, arXiv 2507.11948)."""
+    """For each answer of a conversation its reward plus the discounted rewards of later answers.
+
+    Each further answer counts by another factor ``DISCOUNT`` (Kevin, arXiv 2507.11948).
+    """
     values: list[float] = []
     for own in reversed(rewards):
-        values.append(own + LATER * (values[-1] if values else 0.0))
+        values.append(own + DISCOUNT * (values[-1] if values else 0.0))
     return values[::-1]
 
 
 def source_length(trial: Trial) -> int:
-    """Characters of the rendered source."""
+    """The number of characters of the rendered source."""
     return _length(parse(trial.record))
 
 

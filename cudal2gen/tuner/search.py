@@ -1,8 +1,9 @@
-"""The search for a faster record of one problem: propose, prune, time briefly, then time the best ones for longer.
+"""Searches for a faster record of one problem: propose, prune, time briefly, then time the best ones for longer.
 
 The stages are ordered by their cost: only legal records are compiled, only compiled kernels are checked, only correct
-ones are timed, and only fast ones are timed for longer. The last stage times the winner alone, because the samples that
-chose a winner flatter it. Every trial is stored before the search uses it, so a killed search resumes from its trials.
+ones are timed, and only fast ones are timed for longer. The last stage times the winner again and alone, because the
+winner of a comparison looks faster than it is. Every trial is stored before the search uses it, so a killed search
+resumes from its trials.
 """
 
 from __future__ import annotations
@@ -24,22 +25,20 @@ from cudal2gen.tuner.proposal import Proposal, Proposer, Question, SlowProposer,
 Store = Callable[[Sequence[Trial]], None]
 # How many of the best records each later stage times. The final one is skipped unless the long one shows a gain.
 STAGES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3), ("final", 1))
-BEFORE: dict[Effort, Effort] = {
-    "medium": "short",
-    "long": "medium",
-    "final": "long",
-}  # whose best records each effort times
-FINISHED = "finished before"  # reason of a search that an earlier run has finished
-IDLE = 3  # a search ends after so many batches without a new legal record
+# Each later effort times the best records of the effort before it.
+BEFORE: dict[Effort, Effort] = {"medium": "short", "long": "medium", "final": "long"}
+FINISHED = "finished before"  # the stop reason of a search that an earlier run has finished
+IDLE = 3  # number of batches in a row without a new legal record after which a search ends
 
 
 @dataclass(frozen=True)
 class SearchLimits:
     """When a search ends, and which records it skips.
 
-    - ``evaluations``: at most so many short trials of legal records, in batches of ``batch``.
-    - ``patience``: so many trials without an improvement end the search; None for no such limit.
-    - ``prune``: records whose modelled time exceeds this multiple of the least one are skipped; None skips none.
+    - ``evaluations``: most short trials of legal records; ``batch``: most of them in one batch.
+    - ``patience``: number of trials in a row without an improvement after which the search ends; None for no limit.
+    - ``prune``: records whose modelled time exceeds this multiple of the least modelled time are skipped; None for no
+      limit.
     - ``longer``: whether the best records are timed again for longer.
     """
 
@@ -70,7 +69,7 @@ class Search:
 
     @property
     def evaluations(self) -> list[Trial]:
-        """Short trials of legal records: an illegal proposal costs nothing."""
+        """Short trials of legal records. Illegal proposals are not counted, because they take no time."""
         return [trial for trial in self.short_trials if trial.outcome != "illegal"]
 
     @property
@@ -103,16 +102,16 @@ class Search:
 
     @property
     def improved(self) -> bool:
-        """Whether the winner is another record than the incumbent, and faster beyond doubt: the whole interval of its
-        gain in the final timing is above 1."""
+        """Whether the winner is another record than the incumbent, and faster beyond noise: the interval of its gain in
+        the final timing is entirely above 1."""
         return self.promising and self.winner is not None and self.winner.effort == "final"
 
     @property
     def promising(self) -> bool:
-        """Whether the winner looks improved, by the final or by the long timing.
+        """Whether the winner is another record than the incumbent, and faster by the final or else the long timing.
 
-        The long timing alone is no evidence: it chose the winner, and the fastest of several noisy times is faster than
-        it will be again.
+        The long timing alone is no evidence of an improvement. It chose the winner, and the least of several noisy
+        times is on average too short.
         """
         winner, gain = self.winner, self.gain
         if winner is None or gain is None or gain.low <= 1:
@@ -128,8 +127,9 @@ class Search:
 class ProposerStep(NamedTuple):
     """A step in which the proposer observes the trials ``new`` and then proposes up to ``most`` records.
 
-    No other step of the search uses the proposer meanwhile, so any thread may run it. ``proposals`` gets the answer.
-    ``stop`` says when to stop waiting for it. ``bound_us``: records with a longer modelled time are pruned.
+    No other step of the search uses the proposer at the same time, so any thread may run the step. ``run`` appends the
+    answer to ``proposals``. ``stop`` says when to stop waiting for an answer. Records with a longer modelled time than
+    ``bound_us`` are pruned.
     """
 
     proposer: Proposer
@@ -150,18 +150,18 @@ class ProposerStep(NamedTuple):
         ]
 
     def run(self) -> None:
-        """Observes the new trials, then proposes. Without a legal proposal it waits for answers that are under way, or
-        for a server that asked for time."""
+        """Observes the new trials, then proposes. Without a legal proposal it waits for an answer that is under way, or
+        for a server that is limited or overloaded, and proposes again."""
         if self.new:
             self.proposer.observe(self.question, self.new)
         if self.most:
             self._propose()
-            waits = 1  # waits left for an answer under way; each wait for the server allows another one
+            may_wait = True  # for an answer under way; once, and once more after each wait for the server
             while isinstance(self.proposer, SlowProposer) and not any(proposal.record for proposal in self.proposals):
                 if self.proposer.wait_for_server(self.question.problem, self.stop):
-                    waits = 1
-                elif waits and self.proposer.wait(self.question.problem):
-                    waits = 0
+                    may_wait = True
+                elif may_wait and self.proposer.wait(self.question.problem):
+                    may_wait = False
                 else:
                     break
                 self._propose()
@@ -190,7 +190,7 @@ def run(
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[Search], None] = lambda _: None,
 ) -> Search:
-    """Runs a search to its end, starting from the trials that it has."""
+    """Runs a search to its end, starting from the trials in it. ``store`` receives each new trial."""
     for step in steps(search, proposer, executor, store, limits, run_name, out_of_time, progress):
         if isinstance(step, ProposerStep):
             step.run()
@@ -209,9 +209,10 @@ def steps(
     out_of_time: Callable[[], bool] = lambda: False,
     progress: Callable[[Search], None] = lambda _: None,
 ) -> Steps:
-    """Yields a search's steps. The caller completes each step before it asks for the next, so searches can take turns.
+    """Yields the steps of a search. The caller completes each step before it takes the next.
 
-    What a search does depends on the proposals and trials alone, and not on when they come.
+    So the steps of several searches can be interleaved. A search depends on its proposals and trials alone, and not on
+    the times at which they arrive. ``place`` is where the executor evaluates; trials of illegal proposals name it.
     """
     prune, records = limits.prune, search.candidates.records
     bound = None if prune is None else prune * min(model.estimate(record).us for record in records)
@@ -220,9 +221,9 @@ def steps(
         search.stop_reason = _reason_to_stop(search, limits, idle, out_of_time)
         if search.stop_reason:
             break
-        places = limits.evaluations - len(search.evaluations)
-        question = replace(search.question, last=places <= limits.batch)
-        yield (step := ProposerStep(proposer, question, new, min(limits.batch, places), [], out_of_time, bound))
+        left = limits.evaluations - len(search.evaluations)
+        question = replace(search.question, last=left <= limits.batch)
+        yield (step := ProposerStep(proposer, question, new, min(limits.batch, left), [], out_of_time, bound))
         legal, illegal = _triage(question, step.proposals)
         affordable = step.affordable
         search.pruned += len(legal) - len(affordable)
@@ -262,7 +263,7 @@ def _reason_to_stop(search: Search, limits: SearchLimits, idle: int, out_of_time
 
 
 def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Proposal], list[Proposal]]:
-    """The new legal proposals and the new illegal ones. Each record and each illegal set of fields counts once."""
+    """The new legal proposals and the new illegal ones. A record or an illegal set of fields is new only once."""
     keys, legal, illegal = set(question.proposed_keys), [], []
     stored = {repr(sorted(trial.record.items())) for trial in question.trials if trial.outcome == "illegal"}
     for proposal in proposals:
@@ -299,7 +300,10 @@ def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name:
 
 
 def _best(search: Search, effort: Effort, most: int) -> list[Proposal]:
-    """The best records of the effort before this one, to be timed again; none if trials of this effort exist."""
+    """The best records of the effort before this one, as proposals to time again.
+
+    Empty if trials of this effort exist, and for the final effort if the search is not ``promising``.
+    """
     if any(trial.effort == effort for trial in search.trials) or (effort == "final" and not search.promising):
         return []
     before = BEFORE[effort]

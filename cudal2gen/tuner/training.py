@@ -1,4 +1,4 @@
-"""What a campaign learns across problems: a cost model that is trained again as trials come, and the best records."""
+"""Keeps what a campaign learns across problems: the best records, and a cost model that is retrained as trials come."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cudal2gen.tuner import cost_model
 from cudal2gen.tuner.cost_model import CostModel, Described, TimedRecords
 from cudal2gen.tuner.facts import facts
 
-GROWTH = 1.25  # the model is trained again when there are so many times the records that it has seen
+GROWTH = 1.25  # the model is retrained when the number of timed records has grown by this factor
 
 
 class Learning:
-    """What a campaign has learned so far. It begins with a ``pool`` of records, one of each problem.
+    """What a campaign has learned so far. ``pool``: the records that it begins with, one of each problem.
 
-    Not safe for threads: campaigns learn and begin searches on one thread.
+    It is not thread-safe: campaigns learn and begin searches on one thread.
     """
 
     def __init__(self, pool: Iterable[Record] = (), seed: int = 0) -> None:
@@ -28,17 +28,17 @@ class Learning:
 
     @property
     def pool(self) -> list[Record]:
-        """The best record of each problem: the fastest one that was timed, else the one that it began with."""
+        """The best record of each problem: the fastest that was timed, or without a trial the initial pool's."""
         return list(self._best.values())
 
     @property
     def records(self) -> int:
-        """Different records with a time."""
+        """The number of distinct records with a time."""
         return sum(map(len, self._timed.values()))
 
     def learn(self, trials: Iterable[Trial]) -> None:
-        """Adds trials of any problems. What is told twice counts once."""
-        for problem, new in cost_model.timed(trials).items():
+        """Adds trials of any problems. A trial that was added before changes nothing."""
+        for problem, new in cost_model.timed_records(trials).items():
             own = self._timed.setdefault(problem, {})
             own |= {record.kernel_key: (record, us) for record, us in zip(new.records, new.us, strict=True)}
             self._described.pop(problem, None)
@@ -46,7 +46,7 @@ class Learning:
 
     @property
     def model(self) -> CostModel:
-        """The cost model. It is the timing model at first, and is trained again when much has been learned since."""
+        """The cost model. It is untrained at first, and retrained here if the records have grown by ``GROWTH``."""
         if self.records >= GROWTH * self._trained_on:
             self._trained_on = self.records
             for problem in self._timed.keys() - self._described.keys():

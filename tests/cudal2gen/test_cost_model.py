@@ -138,7 +138,7 @@ def test_a_campaign_over_recordings_counts_what_it_misses(tmp_path: Path) -> Non
         search.SearchLimits(64, prune=None), find_candidates=replay.candidates,
     )  # fmt: skip
     standing = campaign.run(plan, executor.InProcess(replay))
-    assert campaign.replayed(standing, replay.least_us).endswith(
+    assert campaign.replay_summary(standing, replay.least_us).endswith(
         "0.00% slower than the best recorded ones on average, 3 of 3 problems' best was found"
     )
 

@@ -308,17 +308,17 @@ def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
 
 @pytest.mark.slow
 def test_only_what_a_gpu_measured_and_a_verdict_cleared_is_written() -> None:
-    assert campaign.may_write(winner(), verdict_clean=True) == ""
-    assert campaign.may_write(winner(), verdict_clean=False) == "its kernel has no clean verdict"
+    assert campaign.write_obstacle(winner(), verdict_clean=True) == ""
+    assert campaign.write_obstacle(winner(), verdict_clean=False) == "its kernel has no clean verdict"
     of_another = "it was measured on NVIDIA H100 80GB HBM3, not on h200"
-    assert campaign.may_write(winner(on="NVIDIA H100 80GB HBM3"), verdict_clean=True) == of_another
+    assert campaign.write_obstacle(winner(on="NVIDIA H100 80GB HBM3"), verdict_clean=True) == of_another
     for card in ("a card of no table", "NVIDIA H100 PCIe, 114 SMs", "NVIDIA H200, 66 SMs"):
-        refusal = campaign.may_write(winner(on=card), verdict_clean=True)
+        refusal = campaign.write_obstacle(winner(on=card), verdict_clean=True)
         assert refusal == f"it was measured on {card}, not on h200"
-    assert "model environment" in campaign.may_write(winner("model"), verdict_clean=True)
-    assert "replay environment" in campaign.may_write(winner("replay"), verdict_clean=True)
+    assert "model environment" in campaign.write_obstacle(winner("model"), verdict_clean=True)
+    assert "replay environment" in campaign.write_obstacle(winner("replay"), verdict_clean=True)
     assert (
-        campaign.may_write(search.Search(space.candidates(SMALL), None), verdict_clean=True)
+        campaign.write_obstacle(search.Search(space.candidates(SMALL), None), verdict_clean=True)
         == "nothing improved beyond noise"
     )
 

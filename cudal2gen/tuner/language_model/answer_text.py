@@ -1,4 +1,4 @@
-"""The JSON in a model's answer, which may be surrounded by prose: some servers do not enforce the schema."""
+"""Finds the JSON in a model's answer, which prose may surround because some servers do not enforce the schema."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from cudal2gen.tuner.language_model.transcript import Reply
 
-MAX_OPENINGS = 100  # most opening braces outside of objects that are tried as the beginning of one
+MAX_OPENINGS = 100  # most opening braces at which the search for an object is tried
 
 
 def text_of(reply: Reply) -> str:
-    """The text of an answer. Some servers file the whole answer of a reasoning model under its reasoning."""
+    """The text of an answer; if it is empty, the reasoning, as which some servers send the whole answer."""
     return reply.text if reply.text.strip() else reply.reasoning
 
 
 def last_list(text: str, name: str) -> list[Any] | None:
     """The list under ``name`` in the last object that has one; None if no object has one.
 
-    The last, because a model that reasons in its answer writes drafts first.
+    The last object is taken because a model that reasons in its answer writes drafts first.
     """
     items = None
     for answer in _objects(text):

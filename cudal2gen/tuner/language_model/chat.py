@@ -1,9 +1,9 @@
-"""Exchanges of a run with a language model, over the network or from a transcript; their cost and their failures.
+"""Asks a language model over the network or from a transcript, and handles failures and the budget of tokens.
 
-``Chat`` asks a ``Wire``: a ``server``, or ``ReplayWire``, which answers from a transcript. It repeats an exchange after
-a transient failure, falls back to a plainer form of response where the server rejects a schema, and rests after a
-failure: longer each time, never for good. Every exchange is a line of a ``transcript``, from which a restarted run goes
-on.
+``Chat`` sends questions to a ``Wire``: a ``server``, or a ``ReplayWire``, which answers from a transcript. After a
+transient failure it retries. If the server rejects a response format, it uses a simpler one. After a failure it backs
+off, longer after each further failure, but never for good. Every exchange is a line of a ``transcript``, from which a
+restarted run continues.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from cudal2gen.tuner.language_model.transcript import (
 from cudal2gen.tuner.memory import tokens
 from kernelproof.ground.errors import WrongInput
 
-NOT_UNDERSTOOD = (400, 415, 422, 501)  # a server's status for an unknown response_format
-RESTING = (RATE_LIMIT, 502, 503, 504, 529)  # a limit, or an overloaded or restarting server: worth waiting for
-PAUSES = (1.0, 4.0)  # seconds before each repetition after a transient failure
-LONGEST_PAUSE = 20.0  # most seconds that a server may ask for before a repetition; for more, the model rests
-# After a failure the model rests as long as the failure took, at least MIN_BACKOFF_S seconds, and twice as long after
-# each further failure in a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap: after it the rest
-# also ends when MAX_SKIPPED questions, or fewer, were skipped.
+FORMAT_ERRORS = (400, 415, 422, 501)  # the statuses with which servers reject an unknown response_format
+OVERLOAD = (RATE_LIMIT, 502, 503, 504, 529)  # a rate limit, or an overloaded or restarting server: it passes
+PAUSES = (1.0, 4.0)  # seconds before each retry after a transient failure
+LONGEST_PAUSE = 20.0  # most seconds before a retry; if a server asks for more, the chat backs off instead
+# A back-off lasts as long as the failure took, at least MIN_BACKOFF_S, and twice as long after each further failure in
+# a row, at most MAX_BACKOFF_S. A failure within QUICK_FAILURE_S is cheap, so the back-off after it also ends when 1, 2,
+# 4, .. questions, at most MAX_SKIPPED, have been skipped.
 MIN_BACKOFF_S, MAX_BACKOFF_S, QUICK_FAILURE_S, MAX_SKIPPED = 1.0, 600.0, 1.0, 4
-STEP_S = 1.0  # seconds between looks while waiting for the end of a rest
+STEP_S = 1.0  # longest wait, in seconds, before ``stop`` is checked again
 
 
 class Wire(Protocol):
-    """Makes one exchange. ``live``: with a server, which gets rests after failures. A transcript contains its rests."""
+    """Makes one exchange. ``live``: whether it is with a server, for which a chat waits and backs off."""
 
     @property
     def live(self) -> bool: ...
@@ -64,7 +64,7 @@ class Wire(Protocol):
 class ReplayWire:
     """Answers from a transcript, failures included. Equal questions get their answers in the recorded order.
 
-    Raises WrongInput without the file, and for a line that is not one of a transcript.
+    Raises WrongInput if the file is missing or has a line that is not a transcript's.
     """
 
     live = False
@@ -86,17 +86,19 @@ class ReplayWire:
 
 @dataclass
 class Chat:
-    """Asks a wire. Several threads may use it.
+    """Sends questions to a wire. Several threads may use one chat.
 
     - ``path``: the transcript to which every exchange is added before its answer is used, under the name ``run``.
-    - ``history``: what earlier starts of the run left there. A stored answer that was not used answers its question.
-    - ``budget``: tokens of the run, in and out; ``share``: those of a problem. A question that would exceed one of them
-      is not asked.
-    - ``pause`` and ``clock``: in seconds; tests replace them.
+    - ``history``: what earlier starts of the run left in the transcript. A stored answer that was not used is returned
+      for its question, and nothing is sent.
+    - ``budget``: tokens of the run, in and out; ``share``: tokens of one problem. A question that would exceed one of
+      them is not sent.
+    - ``pause`` and ``clock`` measure in seconds; tests replace them.
 
-    After a server rejects a form of response, all further questions use a plainer one. After a failure the model rests,
-    longer each time up to ``MAX_BACKOFF_S`` seconds, or until the time that the server names. Meanwhile questions raise
-    NotSent; a caller without other work calls ``wait_for_server``. While failures last, each question is tried once.
+    After a server rejects a response format, all further questions use a simpler one. After a failure the chat backs
+    off, longer each time up to ``MAX_BACKOFF_S`` seconds, or until the time that the server names. Questions during a
+    back-off raise NotSent; a caller that has no other work calls ``wait_for_server``. Until an exchange succeeds again,
+    each question is tried only once.
     """
 
     wire: Wire
@@ -112,18 +114,18 @@ class Chat:
     _failures: int = 0
     _backoff_end: float = -math.inf
     _skips: float = 0.0
-    _limited: bool = False  # whether the last failure was a limit of the server's, which ends
+    _limited: bool = False  # whether the last failure was a rate limit or an overload, which pass
     _failing_since: float = 0.0
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: ChatRequest, problem: Problem) -> Reply:
-        """An answer. Raises Unavailable if the plainest form fails too, NotSent, and OSError of the transcript."""
+        """The answer. Raises NotSent; Unavailable if no response format gets an answer; OSError of the transcript."""
         if recorded := self.history.unused(request.digest):
             return recorded.reply
         self._check(request, problem)
         begin = self.clock()
         try:
-            reply = self._in_some_form(request, problem)
+            reply = self._send_in_some_form(request, problem)
         except NotSent:
             raise
         except Unavailable as error:
@@ -135,15 +137,15 @@ class Chat:
 
     @property
     def usage(self) -> Usage:
-        """Sums over the exchanges of the run, including its earlier starts."""
+        """Tokens and cost of all exchanges of the run, including its earlier starts."""
         return self.history.usage
 
     def wait_for_server(self, stop: Callable[[], bool], announce: Callable[[float], None]) -> bool:
-        """Waits for the end of a rest that the server's limit or load caused; whether the server may be asked now.
+        """Waits for the end of a back-off that a rate limit or an overload caused. Returns whether to ask again now.
 
-        ``announce`` receives the seconds before the wait. False at once for rests after other failures, and for rests
-        that end more than ``LATEST_RETRY`` seconds after the first failure since an answer. False if ``stop`` ends the
-        wait. A replay does not wait.
+        Returns False without waiting after any other failure, and if the back-off ends more than ``LATEST_RETRY``
+        seconds after the first failure since an answer. Also returns False if ``stop`` ends the wait. ``announce``
+        receives the number of seconds before the wait begins. A replay does not wait.
         """
         if not self.wire.live:
             limited, self._limited = self._limited, False
@@ -163,7 +165,7 @@ class Chat:
         self, request: ChatRequest, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
         stage: Stage | None = None, reward: float | None = None, fault: str = "", right: bool | None = None,
     ) -> None:  # fmt: skip
-        """Adds the outcome of an answer to the transcript, if there is one. ``stage``: by default the problem's."""
+        """Adds the outcome of an answer to the transcript, if the chat has one. ``stage``: by default the problem's."""
         key = answer_key(request.digest, reply.text)
         self.history.conclude(key)
         outcome = AnswerOutcome(
@@ -183,7 +185,7 @@ class Chat:
         self._record(State(run=self.run, problem=problem.title, of=of, content=content))
 
     def _check(self, request: ChatRequest, problem: Problem) -> None:
-        """Raises NotSent while the model rests, and if the question would exceed the budget."""
+        """Raises NotSent during a back-off, and if the question would exceed the budget."""
         if not self.wire.live:
             return
         reason, is_spent = "", False
@@ -198,7 +200,7 @@ class Chat:
             is_spent = True
             reason = f"{problem.title}: its {self.share} tokens are spent; raise llm.problem_tokens in --settings"
         elif self._is_backing_off():
-            reason = "the model rests after a failure"
+            reason = "the model is not asked for a while after a failure"
         if reason:
             self._record(
                 Exchange(
@@ -212,19 +214,20 @@ class Chat:
             )
             raise NotSent(reason, for_good=is_spent, retry_after=None if is_spent else self._backoff_end - self.clock())
 
-    def _in_some_form(self, request: ChatRequest, problem: Problem) -> Reply:
+    def _send_in_some_form(self, request: ChatRequest, problem: Problem) -> Reply:
+        """Tries the response formats in their order, and remembers the first that the server accepts."""
         for form in self._forms:
             try:
-                reply = self._patiently(request, form, problem)
+                reply = self._send_with_retries(request, form, problem)
             except Unavailable as error:
-                if error.status not in NOT_UNDERSTOOD or error.understood or form == FORMS[-1]:
+                if error.status not in FORMAT_ERRORS or error.understood or form == FORMS[-1]:
                     raise
             else:
                 self._forms = FORMS[FORMS.index(form) :]
                 return reply
         raise AssertionError("the last form either answers or raises")
 
-    def _patiently(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
+    def _send_with_retries(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
         for pause in (*PAUSES, None):
             try:
                 return self._send(request, form, problem)
@@ -252,24 +255,25 @@ class Chat:
             raise
         except Unavailable as error:
             details = {name: getattr(error, name) for name in ("status", "for_good", "passing", "retry_after")}
-            self._count(Exchange(**question, error=str(error) or "no answer", **details | self._lost(request, error)))
+            cost = self._cost_of_lost(request, error)
+            self._count(Exchange(**question, error=str(error) or "no answer", **details | cost))
             raise
         except SystemExit:
-            self._count(Exchange(**question, error="interrupted", **self._lost(request)))
+            self._count(Exchange(**question, error="interrupted", **self._cost_of_lost(request)))
             raise
         self._count(Exchange(**question, **reply.model_dump()))
         return reply
 
     @staticmethod
-    def _lost(request: ChatRequest, error: Unavailable | None = None) -> Fields:
-        """The cost of an exchange whose answer was lost after the server had begun with it: at least that of its
-        prompt."""
+    def _cost_of_lost(request: ChatRequest, error: Unavailable | None = None) -> Fields:
+        """The estimated cost of an exchange that broke off after the server had begun: the tokens of its prompt. Empty
+        if the server refused the question or could not be reached."""
         if error is not None and (error.status or error.passing):
             return {}
         return {"tokens_in": sum(tokens(message.content) for message in request.messages), "estimated": True}
 
     def _count(self, exchange: Exchange) -> None:
-        """Counts and stores an exchange, which happens before its answer is used."""
+        """Counts and stores an exchange, before its answer is used."""
         with self._lock:
             self.history.count(exchange)
         self._record(exchange)
@@ -279,15 +283,15 @@ class Chat:
             results.append([line], self.path)
 
     def _is_backing_off(self) -> bool:
-        """Whether to skip a question because the model rests; counts the skipped question."""
+        """Whether to skip a question because of a back-off; counts the skipped question."""
         with self._lock:
-            resting = self._skips > 0 and self.clock() < self._backoff_end
-            self._skips -= resting
-            return resting
+            is_backing_off = self._skips > 0 and self.clock() < self._backoff_end
+            self._skips -= is_backing_off
+            return is_backing_off
 
     def _back_off(self, error: Unavailable, duration_s: float) -> None:
-        """Begins a rest after a failure that took ``duration_s`` seconds."""
-        self._limited = not error.for_good and (error.retry_after is not None or error.status in RESTING)
+        """Begins a back-off after a failure that took ``duration_s`` seconds."""
+        self._limited = not error.for_good and (error.retry_after is not None or error.status in OVERLOAD)
         self.failure = error
         if not self.wire.live:
             return
@@ -295,8 +299,8 @@ class Chat:
             self._failures += 1
             if self._failures == 1:
                 self._failing_since = self.clock()
-            if error.status in NOT_UNDERSTOOD and self._failures == 1:
-                return  # perhaps this question was too long, and the next one is shorter
+            if error.status in FORMAT_ERRORS and self._failures == 1:
+                return  # perhaps only this question was too long
             factor = 2.0 ** min(self._failures - 1, 30)
             seconds = error.retry_after or min(max(MIN_BACKOFF_S, duration_s) * factor, MAX_BACKOFF_S)
             quick = duration_s < QUICK_FAILURE_S and not error.retry_after
@@ -311,8 +315,9 @@ def connect(
 ) -> Chat:  # fmt: skip
     """The chat of a command line: with the endpoint's server, or with the transcript ``replay``.
 
-    ``path``: the transcript to write; a ``run`` with a name continues from its earlier starts there. ``budget``: in
-    tokens, and ``share``, of a problem. Raises WrongInput without a server, MissingLibrary without the openai library.
+    ``path``: the transcript to write; a ``run`` with a name continues from its earlier starts there. ``budget`` and
+    ``share``: most tokens of the run, and of each problem. Raises WrongInput without a server, MissingLibrary without
+    the openai library.
     """
     if replay is not None:
         return Chat(ReplayWire(replay))

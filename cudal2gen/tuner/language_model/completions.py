@@ -1,7 +1,7 @@
-"""Reads chat completions as servers write them: the text, the reasoning apart from it, and the tokens.
+"""Reads chat completions as servers write them: the text, the reasoning, and the numbers of tokens.
 
-Servers differ in the fields beside the answer, such as ``service_tier`` and ``finish_reason``, for which the ``openai``
-library's own model would refuse the whole answer. So only the fields that are used here are read, in all their forms.
+Servers differ in secondary fields, such as ``service_tier`` and ``finish_reason``, and the ``openai`` library's own
+model refuses a whole answer if one of them has an unknown value. So this module reads only the fields that are used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pydantic_core
 
 
 class Completion(NamedTuple):
-    """An answer. ``finish``: why it ends. ``counts``: tokens in and out, None if the server sends none."""
+    """An answer. ``finish``: why it ends. ``counts``: tokens in and out, None if the server does not send them."""
 
     text: str
     reasoning: str
@@ -25,7 +25,7 @@ class Completion(NamedTuple):
 
 
 class ServerError(ValueError):
-    """A body with an error in place of an answer. ``status``: the code that it names, 0 for none."""
+    """The body has an error instead of an answer. ``status``: the code that it names, 0 for none."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -33,10 +33,13 @@ class ServerError(ValueError):
 
 
 def read(body: bytes) -> Completion:
-    """The first choice of a completion. Raises ServerError for a body that names an error, ValueError for any other."""
+    """The first choice of the completion in a response body.
+
+    Raises ServerError for a body that names an error, ValueError for a body that is not a completion.
+    """
     match answer := _joined_chunks(body) if body.lstrip().startswith(b"data:") else _json(body):
         case {"choices": [{"message": {**message}} as choice, *_]}:
-            text, reasoning = _apart(message)
+            text, reasoning = _text_and_reasoning(message)
             return Completion(
                 text,
                 reasoning,
@@ -53,13 +56,15 @@ def read(body: bytes) -> Completion:
 
 
 def _json(body: bytes) -> Any:
-    """A body's value. Not by json.loads, which accepts NaN and half a surrogate pair: no transcript can store these."""
+    """The value of a body. json.loads would accept NaN and half a surrogate pair, which no transcript can store."""
     return pydantic_core.from_json(body, allow_inf_nan=False)
 
 
 def _joined_chunks(body: bytes) -> dict[str, Any]:
-    """The completion of a stream of server-sent events, which some servers send unasked; a chunk that is an error is
-    returned in place of it."""
+    """The completion that a stream of server-sent events spells out; or the first chunk that is an error.
+
+    Some servers stream although the request does not ask for it.
+    """
     message: dict[str, Any] = {"content": ""}
     answer: dict[str, Any] = {"choices": [{"message": message}]}
     ended = False
@@ -100,10 +105,10 @@ def split_reasoning(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _apart(message: Mapping[object, object]) -> tuple[str, str]:
-    """A message's text and its reasoning, which has a field or a part of its own, or is in a <think> block.
+def _text_and_reasoning(message: Mapping[object, object]) -> tuple[str, str]:
+    """A message's text, and its reasoning from a field, a part of the content, or a <think> block.
 
-    If a model calls a tool, though it was offered none, the arguments of the call are its answer.
+    If a model calls a tool although none was offered, the arguments of the call are its answer.
     """
     content = message.get("content")
     own = next((text for key in ("reasoning_content", "reasoning") if (text := _string(message.get(key)))), "")
@@ -131,7 +136,7 @@ def _arguments(calls: Iterable[object]) -> Iterator[str]:
 
 
 def _counts(usage: object) -> tuple[int, int] | None:
-    """Tokens in and out; None for impossible counts: negative ones, or no integers."""
+    """Tokens in and out; None if the counts are missing, negative, or no integers."""
     match usage:
         case {"prompt_tokens": int(tokens_in), "completion_tokens": int(tokens_out)}:
             possible = not isinstance(tokens_in, bool) and not isinstance(tokens_out, bool)

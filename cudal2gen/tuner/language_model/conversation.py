@@ -1,8 +1,8 @@
-"""A question to a language model with its corrections: what is the same for answers of every kind.
+"""Asks a language model a question and sends faulty answers back for correction.
 
-A caller writes the question and reads the answers. In between, a faulty answer goes back with its faults, at most
-``RETRIES`` times, every answer gets an ``Outcome`` in the transcript, and answers that an earlier start of the run has
-paid for take the place of new ones.
+A caller writes the question and reads the answers, which may be records or kernels. A faulty answer goes back with its
+faults, at most ``RETRIES`` times. Every answer gets an ``AnswerOutcome`` in the transcript. Answers to an earlier start
+of the run are used before the model is asked again.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.transcript import ChatRequest, Exchange, Message, Reply, Unavailable
 
 RETRIES = 2  # repetitions of a question after faulty answers
-QUESTION_TURNS = 2  # messages of a question without corrections: system and user
+QUESTION_MESSAGES = 2  # messages of a question without corrections: system and user
 LONGEST_FAULT = 400  # most characters of an outcome's fault
 
 Messages = tuple[Message, ...]
 
 
 class ReadAnswer(NamedTuple):
-    """What a reader made of an answer. ``proposals``, ``reward``, ``fault`` and ``right`` are those of its ``Outcome``.
+    """The result of reading an answer. All fields but ``correction`` go into its ``AnswerOutcome``.
 
     ``correction``: the message that asks for a better answer; empty if none is needed.
     """
@@ -38,10 +38,11 @@ class ReadAnswer(NamedTuple):
 
 @dataclass
 class Conversation:
-    """Exchanges on one problem. ``say`` receives the model's refusals to answer.
+    """Conducts the exchanges about one problem.
 
-    ``stored``: answers of earlier starts, in their order, which are used up first. ``ask_again``: whether to repeat a
-    question that got no answer; it may wait before it returns.
+    - ``say`` receives the model's refusals to answer.
+    - ``stored``: answers to earlier starts of the run, in their order, which are used before new ones.
+    - ``ask_again`` says whether to repeat a question that got no answer; it may wait before it returns.
     """
 
     chat: Chat
@@ -52,8 +53,11 @@ class Conversation:
     ask_again: Callable[[Unavailable], bool] = lambda _: False
 
     def hold(self, question: Callable[[], Messages], read: Callable[[Reply], ReadAnswer]) -> None:
-        """Asks ``question``, which is called only if no stored answer takes its place, until an answer needs no
-        correction. Raises Unavailable where a question gets no answer, and what ``read`` raises."""
+        """Asks the question and its corrections until an answer needs none, or after ``RETRIES`` corrections.
+
+        ``question`` makes the messages; it is called only if there is no stored answer. Raises Unavailable if a
+        question gets no answer, and whatever ``read`` raises.
+        """
         messages: Messages = ()
         for turn in range(1 + RETRIES):
             stored = self._stored_answer(turn)
@@ -78,13 +82,13 @@ class Conversation:
             messages = (*messages, Message("assistant", reply.text), Message("user", reading.correction))
 
     def _stored_answer(self, turn: int) -> Exchange | None:
-        """The next stored answer, if it is one to a question (``turn`` 0) or to a correction (a later turn).
+        """The next stored answer if it is to a question (``turn`` 0), or to a correction (later turns); else None.
 
-        Answers to corrections that no question precedes are dropped: the answer before them was lost.
+        An answer to a correction is dropped if the answer to its question is missing.
         """
-        while self.stored and not turn and len(self.stored[0].messages) > QUESTION_TURNS:
+        while self.stored and not turn and len(self.stored[0].messages) > QUESTION_MESSAGES:
             self.stored.popleft()
-        if self.stored and (len(self.stored[0].messages) > QUESTION_TURNS) == bool(turn):
+        if self.stored and (len(self.stored[0].messages) > QUESTION_MESSAGES) == bool(turn):
             return self.stored.popleft()
         return None
 

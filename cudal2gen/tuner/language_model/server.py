@@ -1,4 +1,4 @@
-"""One exchange with a server of the chat-completions protocol, by the ``openai`` library, bounded in time and bytes."""
+"""Makes one exchange with a chat-completions server through the ``openai`` library, bounded in time and bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kernelproof.ground.errors import MissingLibrary, installation
 if TYPE_CHECKING:
     import openai
 
-KEY = "CUDAL2GEN_LLM_KEY"  # the variable of the key; never OPENAI_API_KEY, which belongs to one particular server
+KEY = "CUDAL2GEN_LLM_KEY"  # environment variable of the key; not OPENAI_API_KEY, which belongs to one certain server
 RATE_LIMIT = 429
-HOPELESS = (401, 402, 403, 404)
+PERMANENT = (401, 402, 403, 404)  # statuses after which every further question fails too
 TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
-LATEST_RETRY = 3600.0  # most seconds that a server's own request for time is honoured
+LATEST_RETRY = 3600.0  # most seconds that the chat waits if a server asks for time
 MAX_BYTES = 1 << 20  # most bytes of an answer
-FRAME_BYTES = 512  # bytes that a stream may need for each token beside them
-FEWEST_TOKENS = 4096  # where a context is too short for more, an answer gets a quarter, but at least so many
+FRAME_BYTES = 512  # additional bytes that a stream may need for the event of each token
+FEWEST_TOKENS = 4096  # least limit of an answer's tokens; a context that is too short makes the limit a quarter
 LONGEST_ERROR = 400  # most characters of a server's message
 KEY_HINT = f"set its key in the variable {KEY}, or name another one by llm.key in --settings"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at NAME@URL of --llm: the URL mostly ends in /v1"}
@@ -37,7 +37,10 @@ TOO_LONG = re.compile(r"context[ _](?:length|size|window)|maximum context|prompt
 
 
 class Symptom(NamedTuple):
-    """A refusal that servers tell by words and not by the status. ``for_good``: it would meet every other question."""
+    """A kind of refusal that shows in the words of a server's message and not in its status.
+
+    ``for_good``: every further question would be refused too.
+    """
 
     words: re.Pattern[str]
     hint: str
@@ -74,8 +77,8 @@ class Endpoint:
     """A model at a server. ``seconds``: limit of a whole exchange. Prices are per million tokens, in any currency.
 
     The defaults suit models that reason for minutes before they answer: many tokens, and a stream, which proxies do not
-    cut for silence. ``reasoning_effort``: what the server calls so; "" sends none. ``extra_body``: further fields of
-    each request, such as a chat template's arguments.
+    cut off for silence. ``reasoning_effort``: the value of the request's field of this name, which "" leaves out.
+    ``extra_body``: further fields of each request, such as a chat template's arguments.
     """
 
     url: str
@@ -116,7 +119,8 @@ class ServerWire:
         self._client = openai.OpenAI(
             base_url=endpoint.url, api_key=endpoint.key or "none", timeout=endpoint.seconds, max_retries=0
         )
-        # What this server turned out to want; a refusal that names it changes it, and the exchange is repeated.
+        # ``_adapt`` changes these when the server refuses them, and the exchange is repeated. ``_limit`` is the name of
+        # the request's field that limits the answer's tokens.
         self._limit, self._tokens, self._stream = "max_tokens", endpoint.max_tokens, endpoint.stream
 
     def send(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:  # noqa: ARG002
@@ -130,7 +134,7 @@ class ServerWire:
             ) as response:
                 body = self._body(response, begin + self._endpoint.seconds)
         except library.APITimeoutError:
-            raise self._too_late("no answer") from None
+            raise self._timeout("no answer") from None
         except library.APIConnectionError as error:
             reason = self._safe(str(error.__cause__ or error))
             hint = " (http or https?); SSL_CERT_FILE names certificates of your own" if "SSL" in reason else ""
@@ -138,7 +142,7 @@ class ServerWire:
                 f"{self._endpoint.url} cannot be reached: {reason}; look at the URL of --llm{hint}", passing=True
             ) from None
         except library.APIStatusError as error:
-            raise self._refused(error) from None
+            raise self._refusal(error) from None
         except library.OpenAIError as error:
             raise Unavailable(f"{self._endpoint.url}: {self._safe(str(error))}") from None
         return self._reply(body, request, time.monotonic() - begin)
@@ -171,29 +175,31 @@ class ServerWire:
                 if len(body) > (most := MAX_BYTES + frames):
                     raise Unavailable(f"{self._endpoint.url}: the answer is longer than {most} bytes")
                 if time.monotonic() > deadline:
-                    raise self._too_late("no whole answer")
+                    raise self._timeout("no whole answer")
         except Unavailable:
             raise
-        except Exception as error:  # of the HTTP library; its class depends on the client's version
+        except Exception as error:  # an error of the HTTP library, whose class depends on the client's version
             raise Unavailable(f"{self._endpoint.url}: the answer broke off: {type(error).__name__}") from None
         return bytes(body)
 
-    def _refused(self, error: openai.APIStatusError) -> Unavailable:
+    def _refusal(self, error: openai.APIStatusError) -> Unavailable:
+        """The error for a response with a failure status, with a hint what to do."""
         status = error.status_code
-        if status in (400, 422) and (wish := self._wish(error.message)):
-            return Unavailable(f"{self._endpoint.url} wants {wish}", status, passing=True)
+        if status in (400, 422) and (change := self._adapt(error.message)):
+            return Unavailable(f"{self._endpoint.url} wants {change}", status, passing=True)
         message = error.message.removeprefix(f"Error code: {status} - ")
-        named = f"{message} {error.code or ''} {error.type or ''}"  # the kind of error may stand beside the message
-        symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(named)), None)
+        words = f"{message} {error.code or ''} {error.type or ''}"  # some servers name the reason in code or type alone
+        symptom = next((item for item in SYMPTOMS if status in (400, RATE_LIMIT) and item.words.search(words)), None)
         hint = symptom.hint if symptom else HINTS.get(status, "")
         text = f"{self._endpoint.url} answers {status}: {self._safe(message)}{f'; {hint}' if hint else ''}"
         seconds = retry_after(error.response.headers, time.time())
-        for_good = symptom.for_good if symptom else status in HOPELESS
+        for_good = symptom.for_good if symptom else status in PERMANENT
         passing = status in TRANSIENT and symptom is None
         return Unavailable(text, status, for_good, passing, seconds, understood=symptom is not None)
 
-    def _wish(self, message: str) -> str:
-        """What a server's refusal asks for that the repetition of the exchange can do; empty for nothing."""
+    def _adapt(self, message: str) -> str:
+        """Changes the arguments of further requests as a server's refusal demands. Returns what the server wants; empty
+        if nothing was changed."""
         if "max_completion_tokens" in message and self._limit == "max_tokens":
             self._limit = "max_completion_tokens"  # newer models of some servers accept only this name
             return self._limit
@@ -205,7 +211,7 @@ class ServerWire:
             return f"at most {self._tokens} tokens of an answer"
         return ""
 
-    def _too_late(self, what: str) -> Unavailable:
+    def _timeout(self, what: str) -> Unavailable:
         seconds = f"{self._endpoint.seconds:g} s"
         return Unavailable(f"{what} from {self._endpoint.url} within {seconds}; llm.seconds in --settings allows more")
 
@@ -219,7 +225,7 @@ class ServerWire:
             answer = completions.read(body)
         except completions.ServerError as error:
             text = f"{self._endpoint.url} answers: {self._safe(str(error))}"
-            raise Unavailable(text, error.status, error.status in HOPELESS, error.status in TRANSIENT) from None
+            raise Unavailable(text, error.status, error.status in PERMANENT, error.status in TRANSIENT) from None
         except ValueError:
             begin = self._safe(body[:4096].decode(errors="replace"))[:60]
             raise Unavailable(
@@ -242,9 +248,9 @@ class ServerWire:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds until a server wants to be asked again, at most ``LATEST_RETRY``; None without a readable header.
+    """The seconds that a response's header ``Retry-After`` asks for, at most ``LATEST_RETRY``; None if it has none.
 
-    The header ``Retry-After`` has a number of seconds or a date. ``now``: seconds of the epoch.
+    The header has a number of seconds or a date. ``now``: the time in seconds since the epoch.
     """
     value = headers.get("retry-after", "")
     try:
@@ -252,6 +258,6 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now
-        except (ValueError, OverflowError):  # the latter for a year beyond what integers hold
+        except (ValueError, OverflowError):  # OverflowError: the year exceeds what integers hold
             return None
     return min(max(seconds, 0.0), LATEST_RETRY) if math.isfinite(seconds) else None

@@ -1,11 +1,11 @@
-"""Transcripts of exchanges with a language model: their lines, and what a run takes from its earlier starts.
+"""Defines the lines of transcripts of a language model, and reads from them what earlier starts of a run did.
 
 A transcript has three kinds of lines:
 
-- ``Exchange``: one request with its answer, or with the error in place of one. An error without ``messages`` is a
-  question that was not asked, because the model rested or its budget was spent.
-- ``AnswerOutcome``: what became of an answer, which it names by its ``Exchange.key``.
-- ``State``: what a session of writing needs to show a model the same again after a restart.
+- ``Exchange``: a request with its answer, or with an error instead. An error without ``messages`` is a question that
+  was not sent, because of a back-off or because the budget was spent.
+- ``AnswerOutcome``: the result of using an answer. It names the answer by its ``Exchange.key``.
+- ``State``: data that a session of writing needs after a restart, to show the model the same kernels again.
 
 ``tuner.exports`` joins exchanges and outcomes as training data.
 """
@@ -46,13 +46,13 @@ class ChatRequest(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A hash of conversation and schema; it does not depend on the server and the form of response."""
+        """A hash of conversation and schema. It does not depend on the server or the response format."""
         text = json.dumps([list(map(list, self.messages)), self.schema], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Reply(results.Line):
-    """An answer. ``reasoning``: what the model thought before it, if the server or the text keeps that apart.
+    """An answer. ``reasoning``: the model's reasoning before it, if the server or the text separates the two.
 
     ``cost``: in the prices' currency. ``estimated``: the token counts are estimates, because the server sent none.
     """
@@ -72,11 +72,12 @@ class Reply(results.Line):
 class Unavailable(RuntimeError):
     """There is no answer.
 
-    - ``status``: of HTTP, 0 without a response.
-    - ``for_good``: asking again fails too until somebody changes something; ``passing``: the failure is transient.
-    - ``understood``: another form of response would not help.
-    - ``retry_after``: seconds until the server wants to be asked again, or, from ``Chat.ask``, until it will be; None
-      if neither is known.
+    - ``status``: the HTTP status, 0 without a response.
+    - ``for_good``: asking again fails until somebody changes the settings, the account or the server.
+    - ``passing``: the failure is transient, so asking again may succeed.
+    - ``understood``: the cause is known, and another response format would not help.
+    - ``retry_after``: the seconds that the server asks to wait; from ``Chat.ask``, those of its back-off. None if
+      unknown.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class Unavailable(RuntimeError):
 
     @property
     def final(self) -> Failure:
-        """The error that ends a command which depends on the model alone."""
+        """The error with which a command ends that cannot continue without the model."""
         return Failure(f"the model cannot be asked: {self}; then the same command continues from there")
 
 
 class NotSent(Unavailable):
-    """The question was not sent: the model rests after a failure, or (``for_good``) its budget of tokens is spent."""
+    """The question was not sent, because of a back-off after a failure or (``for_good``) because a budget is spent."""
 
 
 class Exchange(Reply):
-    """A line of a transcript: a question, the form of response, and the reply, or ``error`` in place of one."""
+    """A line of a transcript: a question, the response format, and the reply, or an ``error`` instead."""
 
     kind: Literal["exchange"] = "exchange"
     run: str = ""
@@ -119,7 +120,7 @@ class Exchange(Reply):
 
     @property
     def reply(self) -> Reply:
-        """The answer. Raises Unavailable if the exchange had none."""
+        """The answer. Raises Unavailable or NotSent if the exchange had none."""
         if self.error:
             kind = Unavailable if self.messages else NotSent
             raise kind(self.error, self.status, self.for_good, self.passing, self.retry_after)
@@ -127,11 +128,13 @@ class Exchange(Reply):
 
 
 class AnswerOutcome(results.Line):
-    """A line of a transcript: what became of an answer. ``exchange``: its ``Exchange.key``; ``problem``: its fields.
+    """A line of a transcript: the result of using an answer.
 
-    ``proposals``: the decisions of the proposed records; for an illegal one its fields and a ``violation``. ``fault``:
-    what was wrong with the rest of the answer. ``reward``: the answer's own, if trials of its proposals do not tell it;
-    ``right``: then whether all of it was legal and right.
+    - ``exchange``: the answer's ``Exchange.key``; ``problem``: the fields of the problem.
+    - ``proposals``: the decisions of the proposed records; for an illegal one its fields and a ``violation``.
+    - ``fault``: what was wrong with the rest of the answer.
+    - ``reward`` and ``right``: the answer's reward, and whether all of it was legal and right. They are None if they
+      follow from the trials of the proposals.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -146,9 +149,10 @@ class AnswerOutcome(results.Line):
 
 
 class State(results.Line):
-    """A line of a transcript: what a session of writing needs after a restart.
+    """A line of a transcript: data that a session of writing needs after a restart.
 
-    ``of`` names the incumbent, whose fields are the ``content``, or a trial, whose report and counters it has.
+    ``of`` names what the ``content`` describes: the incumbent (its fields), a trial (its report and counters), or a
+    question (the kernels that it shows).
     """
 
     kind: Literal["state"] = "state"
@@ -167,7 +171,7 @@ def answer_key(digest: str, text: str) -> str:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a transcript. Raises WrongInput without the file, and for a line of another kind."""
+    """The lines of a transcript. Raises WrongInput if the file is missing or has a line that is not a transcript's."""
     adapter: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
     with reading(path), path.open("rb") as file:
         # Only a line feed ends a line, because answers may contain Unicode's other line breaks. A killed process may
@@ -183,8 +187,10 @@ def read(path: Path) -> Iterator[Line]:
 
 @dataclass
 class Usage:
-    """Sums over the exchanges of a run. ``earlier``: those of its earlier starts, which the sums include; ``answered``:
-    those of this start that got an answer."""
+    """Sums over the exchanges of a run, including those of its earlier starts.
+
+    ``earlier``: exchanges of earlier starts; ``answered``: exchanges of this start that got an answer.
+    """
 
     exchanges: int = 0
     earlier: int = 0
@@ -200,7 +206,7 @@ class Usage:
         return self.tokens_in + self.tokens_out
 
     def add(self, reply: Reply, failed: bool = False) -> None:
-        """Counts an exchange."""
+        """Adds an exchange to the sums."""
         self.exchanges += 1
         self.failed += failed
         self.answered += not failed
@@ -218,8 +224,8 @@ class Usage:
 class History:
     """What the earlier starts of a run left in a transcript: the ``usage``, and the answers that were paid for.
 
-    An answer without an ``AnswerOutcome`` was never used, so ``unused`` returns it for the same question. ``answers``
-    are those on a problem, in their order; to save memory only the last one keeps the contents of its messages.
+    An answer without an ``AnswerOutcome`` was never used, so ``unused`` returns it if its question is asked again. To
+    save memory, only the last of a problem's ``answers`` keeps the contents of its messages.
     """
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
@@ -249,7 +255,7 @@ class History:
 
     def _add(self, exchange: Exchange) -> None:
         if not exchange.messages:
-            return  # a question that was not asked
+            return  # a question that was not sent
         self.count(exchange)
         if exchange.error:
             return
@@ -261,15 +267,15 @@ class History:
         self._unused.setdefault(exchange.key, deque()).append(exchange)
 
     def count(self, exchange: Exchange) -> None:
-        """Adds what an exchange cost."""
+        """Adds an exchange to the sums of the run and of its problem."""
         self.usage.add(exchange, failed=bool(exchange.error))
         self.spent[exchange.problem] += exchange.tokens_in + exchange.tokens_out
 
     def conclude(self, key: str) -> None:
         """Marks an answer as used."""
         self._concluded.add(key)
-        if waiting := self._unused.get(key):
-            waiting.popleft()
+        if answers := self._unused.get(key):
+            answers.popleft()
 
     def concluded(self, key: str) -> bool:
         """Whether an answer has an outcome."""
@@ -277,15 +283,15 @@ class History:
 
     def unused(self, digest: str) -> Exchange | None:
         """An answer to this question that was not used, if there is one."""
-        waiting = (queue[0] for queue in self._unused.values() if queue)
-        return next((exchange for exchange in waiting if exchange.digest == digest), None)
+        oldest = (queue[0] for queue in self._unused.values() if queue)
+        return next((exchange for exchange in oldest if exchange.digest == digest), None)
 
     def answers(self, problem: Problem) -> list[Exchange]:
         """The answers on a problem, in their order."""
         return self._answers.get(problem.title, [])
 
     def outcomes(self, problem: Problem) -> list[AnswerOutcome]:
-        """What became of answers on a problem, in their order."""
+        """The outcomes of answers on a problem, in their order."""
         return self._outcomes.get(problem.title, [])
 
     def state(self, problem: Problem, of: str) -> Fields | None:
