@@ -75,7 +75,10 @@ def test_every_kind_of_import_closes_a_circle(tmp_path: Path, statement: str) ->
         tuple(TopologicalSorter(house.import_graph(tmp_path / "a")).static_order())
 
 
-@pytest.mark.parametrize("room", ["kernelproof.sass", "kernelproof.certificates"])
+ROOMS = ["certificates", "emulator", "grading", "profile", "sass"]
+
+
+@pytest.mark.parametrize("room", [f"kernelproof.{room}" for room in ROOMS])
 def test_cudal2gen_uses_a_room_by_its_documented_names(room: str, checkout: Path) -> None:
     """What the package itself has, like any user, and none of its modules."""
     documented = {room, *(f"{room}.{name}" for name in importlib.import_module(room).__all__)}

@@ -80,13 +80,15 @@ is not found.
 - ``machine_code``: lowers the machine code of a cubin to instructions of the front end.
 - ``host``: programs, sessions, and the stand-in CUDA runtime.
 
-``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package.
+``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package. ``emulator.parse``
+reads one: its kernels with their instructions (``Instr``) and operands.
 """
 
 from kernelproof.emulator.frontend.emitter import UnknownInstruction
 from kernelproof.emulator.frontend.mutate import Mutant, mutants
 from kernelproof.emulator.frontend.mutation_operators import ARITHMETIC
-from kernelproof.emulator.frontend.ptx import PtxError
+from kernelproof.emulator.frontend.parser import parse
+from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand, PtxError, Reg, Sym
 from kernelproof.emulator.host.cuda import LaunchRefused
 from kernelproof.emulator.host.policy import SessionHooks, SessionPolicy
 from kernelproof.emulator.host.program import Program, load
@@ -113,15 +115,19 @@ __all__ = [
     "EmulatorError",
     "FindingsDocument",
     "Frame",
+    "Imm",
+    "Instr",
     "LaunchRefused",
     "LaunchResult",
     "Memory",
     "Mutant",
+    "Operand",
     "Options",
     "Participant",
     "Place",
     "Program",
     "PtxError",
+    "Reg",
     "Report",
     "RoundingName",
     "Session",
@@ -129,12 +135,14 @@ __all__ = [
     "SessionPolicy",
     "Severity",
     "Site",
+    "Sym",
     "UnknownInstruction",
     "UnknownMachineCode",
     "by_cause",
     "findings_document",
     "load",
     "mutants",
+    "parse",
     "runtime_path",
     "session",
 ]

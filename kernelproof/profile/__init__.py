@@ -2,13 +2,44 @@
 
 ``of_cubin`` makes the profile of a cubin's kernel and ``load`` reads a saved one. ``sections`` gives it as text and
 tables, ``html`` as a page, and ``compare`` puts two profiles side by side.
+
+To make another kind of profile, put ``figures`` together: ``steady_window`` cuts a settled part out of a simulated main
+loop, ``Listing`` gives its lines, ``advice`` says what would shorten it, and ``composed`` serves kernels whose warps
+have roles. Other packages use the names that are imported here, and none of the modules below.
 """
 
-from kernelproof.ground.pages import Section as Section
-from kernelproof.profile.comparison import compare as compare
-from kernelproof.profile.cubins import LaunchFacts as LaunchFacts
-from kernelproof.profile.cubins import of_cubin as of_cubin
-from kernelproof.profile.figures import Profile as Profile
-from kernelproof.profile.figures import load as load
-from kernelproof.profile.page import html as html
-from kernelproof.profile.sections import sections as sections
+from kernelproof.ground.pages import Section
+from kernelproof.profile import advice, figures
+from kernelproof.profile.comparison import compare
+from kernelproof.profile.composition import composed
+from kernelproof.profile.cubins import LaunchFacts, of_cubin
+from kernelproof.profile.figures import Advice, Occupancy, Profile, load
+from kernelproof.profile.loop import ISSUE_PORT, Listing, LoopWindow, steady_window
+from kernelproof.profile.occupancy import occupancy
+from kernelproof.profile.page import html
+from kernelproof.profile.rates import LAUNCH_US, l2_share
+from kernelproof.profile.sections import loop_words, sections
+
+__all__ = [
+    "ISSUE_PORT",
+    "LAUNCH_US",
+    "Advice",
+    "LaunchFacts",
+    "Listing",
+    "LoopWindow",
+    "Occupancy",
+    "Profile",
+    "Section",
+    "advice",
+    "compare",
+    "composed",
+    "figures",
+    "html",
+    "l2_share",
+    "load",
+    "loop_words",
+    "occupancy",
+    "of_cubin",
+    "sections",
+    "steady_window",
+]

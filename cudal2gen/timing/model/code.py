@@ -15,7 +15,7 @@ from functools import cached_property
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import SUB_CORES
-from kernelproof.profile.rates import LAUNCH_US, l2_share
+from kernelproof.profile import LAUNCH_US, l2_share
 from kernelproof.sass import (
     MMA,
     WARPGROUP,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from cudal2gen.kernel import GPUS, CtaWork, Problem, Record, ceil_div
 from cudal2gen.timing.model import memory
 from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Chip
-from kernelproof.profile.rates import LAUNCH_US, l2_share
+from kernelproof.profile import LAUNCH_US, l2_share
 
 # Exponents of the norm. Bounds delay one another: while a warp waits for one resource, it leaves another idle. With
 # exponent 4 two equal bounds take 2^(1/4) = 1.19 times either, and of two that differ much the larger counts alone. If

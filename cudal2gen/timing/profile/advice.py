@@ -8,7 +8,7 @@ from typing import Any
 from cudal2gen.kernel import IllegalRecord, Record
 from cudal2gen.kernel.fieldset import fieldset, spell
 from cudal2gen.timing.model import estimate
-from kernelproof.profile.figures import Advice
+from kernelproof.profile import Advice
 
 MAX_EDITS = 4
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cudal2gen.kernel import Record, ceil_div
 from cudal2gen.timing.model import memory
-from kernelproof.profile.figures import Occupancy
-from kernelproof.profile.occupancy import occupancy
+from kernelproof.profile import Occupancy, occupancy
 
 
 def of_record(record: Record, registers: int) -> Occupancy:

@@ -16,11 +16,7 @@ from cudal2gen.timing.profile.occupancy import of_record as occupancy_of
 from cudal2gen.timing.profile.tensor_memory import TensorMemoryKernel, has_tensor_memory
 from kernelproof import sass
 from kernelproof.ground.pages import microseconds, percent
-from kernelproof.profile import advice, figures
-from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import Listing, LoopWindow, steady_window
-from kernelproof.profile.rates import LAUNCH_US
-from kernelproof.profile.sections import loop_words
+from kernelproof.profile import LAUNCH_US, Listing, LoopWindow, advice, composed, figures, loop_words, steady_window
 from kernelproof.sass import Stream, Timeline, Ways, simulate
 
 NEARLY = 0.9  # from this share of the main loop's time on, a part of the chip counts as its bound

@@ -18,10 +18,7 @@ from cudal2gen.timing.model import Estimate, estimate, floor, memory
 from cudal2gen.timing.profile.advice import edits
 from cudal2gen.timing.profile.occupancy import busiest_sm, of_record, tail_share
 from kernelproof import sass
-from kernelproof.profile import figures
-from kernelproof.profile.composition import composed
-from kernelproof.profile.loop import ISSUE_PORT, Listing, LoopWindow
-from kernelproof.profile.rates import LAUNCH_US
+from kernelproof.profile import ISSUE_PORT, LAUNCH_US, Listing, LoopWindow, composed, figures
 from kernelproof.sass import COPIES, MMA, Graph, Instruction, Issue, Loops, Pipe, Role, count, pipe_use
 
 TENSOR_LOADS = frozenset(("LDTM",))

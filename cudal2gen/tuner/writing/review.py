@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from kernelproof.emulator.frontend.parser import parse
-from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand, PtxError, Reg, Sym
+from kernelproof.emulator import Imm, Instr, Operand, PtxError, Reg, Sym, parse
 from kernelproof.ground.errors import brief
 
 _ELSEWHERE = re.compile(r"\.(?:param|shared|local|const)\b")
