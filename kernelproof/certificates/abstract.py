@@ -1,4 +1,8 @@
-"""The names of the emulator's text that must understand words and elements: units, NumPy's functions, arithmetic."""
+"""Replaces functions that the emulator's text calls by ones that also accept words and elements.
+
+The text calls units, NumPy's functions and the emulator's arithmetic by names; ``names`` returns the replacements. A
+function without a replacement accepts known numbers only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ HALVES = ("f16", "bf16")
 
 
 class Named:
-    """An object with these functions as attributes, and those of another object beside them."""
+    """An object that has these functions as attributes, and all others of ``rest``, which then accept known numbers
+    only. If ``rest`` is None, every other attribute raises NotCertified."""
 
     def __init__(self, functions: dict[str, Any], rest: Any = None) -> None:
         self.__dict__.update(functions)
@@ -33,7 +38,8 @@ class Named:
 
 
 def _concrete(function: Any, name: str) -> Any:
-    """A function of the emulator, which may only see arrays."""
+    """Wrap a function of the emulator that takes arrays only: it gets known words as arrays, and raises NotCertified
+    for other words and for elements."""
     if not callable(function):
         return function
 
@@ -47,7 +53,7 @@ def _concrete(function: Any, name: str) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """A word whose value is known, as an array."""
+    """A value; an array in place of a word whose value is known in each lane."""
     if isinstance(value, Word) and value.poly.is_constant and isinstance(value.poly.constant, np.ndarray):
         return value.poly.constant.astype(f"i{value.bits // 8}").view(
             f"{'i' if value.signed else 'u'}{value.bits // 8}"
@@ -56,7 +62,7 @@ def _known(value: Any) -> Any:
 
 
 def select(test: Any, yes: Any, no: Any) -> Any:
-    """Lane by lane, one value where a test holds and another elsewhere."""
+    """Choose, lane by lane, one value where a test holds and another elsewhere."""
     test = np.asarray(test)
     if test.all() or not test.any():
         value = yes if test.all() else no
@@ -83,11 +89,13 @@ def _surely_at_most(low: Any, high: Any) -> bool:
 
 
 def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
+    """The function that returns the larger, or the smaller, of two numbers. It must be known which that is."""
+
     def extreme(a: Any, b: Any) -> Any:
         if not isinstance(a, Word) and not isinstance(b, Word):
             return (np.maximum if largest else np.minimum)(a, b)
         low, high = (b, a) if largest else (a, b)
-        # Bounds answer at once; a solver that is asked the wrong way round may not end.
+        # Try bounds in both directions first: asked about the false one, the solver may not end.
         if _surely_at_most(low, high):
             return a
         if _surely_at_most(high, low):
@@ -101,7 +109,8 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
 
 
 def _insert(a: Any, b: Any, start: Any, length: Any) -> Any:
-    """bfi: only the number into which bits are inserted is known, or all is."""
+    """bfi: insert the low ``length`` bits of ``a`` into ``b`` from bit ``start`` on. All must be known, except for an
+    ``a`` whose bits reach the top of the register."""
     at, count = _one(start) & 255, _one(length) & 255
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.bfi(a, b, start, length)
@@ -111,6 +120,7 @@ def _insert(a: Any, b: Any, start: Any, length: Any) -> Any:
 
 
 def _one(value: Any) -> int:
+    """A known number that is the same in all lanes."""
     numbers = np.asarray(value)
     if not (numbers == numbers.flat[0]).all():
         raise NotCertified("lanes insert at different places")
@@ -130,7 +140,7 @@ def _high_product(a: Any, b: Any) -> Any:
 
 
 def divide(a: Any, b: Any) -> Any:
-    """A quotient, rounded down."""
+    """The quotient of two integers. If one is a word, both must not be negative, and the quotient is rounded down."""
     if isinstance(a, Word) or isinstance(b, Word):
         return _quotient(a, b)[0]
     return arithmetic.divide(a, b)
@@ -143,8 +153,8 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
-    """Quotient and remainder of numbers that are not negative. The quotient is looked for among the names that occur;
-    that it is the right one is checked."""
+    """Quotient and remainder of numbers that are not negative. The quotient is guessed among the names that occur. A
+    guess is right if the remainder is then from 0 to below the divisor, which is checked."""
     word = a if isinstance(a, Word) else b
     facts = word.facts
     x, y = (Word(polynomial(each, word.bits), word.bits, facts, word.signed).number() for each in (a, b))
@@ -157,6 +167,7 @@ def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
 
 
 def _candidates(x: Any, y: Any) -> Any:
+    """Polynomials that may be the quotient of ``x`` and ``y``."""
     yield Polynomial.of(0)
     if y.is_constant and isinstance(y.constant, int):
         yield x.divided(y.constant)[0]
@@ -165,6 +176,7 @@ def _candidates(x: Any, y: Any) -> Any:
 
 
 def _split(values: Any, count: int, width: int, lanes: int) -> Any:
+    """Split what a vector access has loaded into ``count`` registers of ``width`` bytes."""
     if isinstance(values, Cells):
         if width % values.width:
             raise NotCertified("an element is taken apart")
@@ -176,6 +188,7 @@ def _split(values: Any, count: int, width: int, lanes: int) -> Any:
 
 
 def _join(parts: tuple[Any, ...], width: int) -> Any:
+    """Join registers of ``width`` bytes to what a vector access stores."""
     if all(isinstance(part, Cells) for part in parts):
         return joined(list(parts))
     if any(isinstance(part, Cells | Word) for part in parts):
@@ -184,7 +197,7 @@ def _join(parts: tuple[Any, ...], width: int) -> Any:
 
 
 def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
-    """cvt of two sums in fp32 to a pair of elements of D: the one conversion of a value of D."""
+    """cvt.f16x2.f32 or cvt.bf16x2.f32, which rounds two sums to a pair of elements of D."""
 
     def pack(high: Any, low: Any, convert: Any) -> Any:
         if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
@@ -200,7 +213,8 @@ _WIDEN = arithmetic.converter("f32", "f16", "rn", False, False)
 
 
 def _widening(halves: set[str]) -> Callable[[Any], Any]:
-    """cvt.f32.f16, which changes no number, where all elements of 16 bits have one of these types."""
+    """cvt.f32.f16, which changes no number. ``halves``: the 16-bit types of A and D. Elements have no type of their
+    own, so they are known to be of f16 only if no other type is among these."""
 
     def widen(value: Any) -> Any:
         if not isinstance(value, Cells):
@@ -214,7 +228,7 @@ def _widening(halves: set[str]) -> Callable[[Any], Any]:
 
 @cache
 def _narrowing(output: str) -> Callable[[Any], Any]:
-    """cvt of a sum in fp32 to an element of D, of a type of 16 bits."""
+    """cvt of a sum in fp32 to an element of D, whose type ``output`` has 16 bits."""
     convert = arithmetic.converter(output, "f32", "rn", False, False)
 
     def narrow(value: Any) -> Any:
@@ -228,7 +242,8 @@ def _narrowing(output: str) -> Callable[[Any], Any]:
 
 
 def conversions(scope: dict[str, object], operands: str, output: str) -> dict[str, object]:
-    """The conversions of a text that understand elements, by their names in it, for A and D of these types."""
+    """Replacements for the conversions in a text's scope, by their names there. ``operands``, ``output``: the types of
+    A and of D."""
     widen = _widening({operands, output} & set(HALVES))
     known: dict[str, object] = {name: widen for name, value in scope.items() if value is _WIDEN}
     if output in HALVES:
@@ -238,15 +253,15 @@ def conversions(scope: dict[str, object], operands: str, output: str) -> dict[st
 
 
 def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
-    """The functions of the emulator's arithmetic that understand words and elements, for a D of a type."""
+    """Replacements for functions of the emulator's arithmetic, by their names there. ``output``: the type of D."""
     return {
         "bfi": _insert, "divide": divide, "remainder": _remainder, "mulhi": _high_product, "pack_f32": _pack(output),
     }  # fmt: skip
 
 
 def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]], output: str) -> dict[str, object]:
-    """The names that differ from the emulator's, for a CTA of so many lanes and a D of a type. ``units``: name of a
-    unit -> its methods."""
+    """The names of a text's scope whose values differ from the emulator's, for a CTA of so many lanes. ``units``: name
+    of a unit -> its methods. ``output``: the type of D."""
 
     def numbers(value: Any, width: int) -> Any:
         """A number in all lanes; predicates have width 0."""

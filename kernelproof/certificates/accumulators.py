@@ -1,8 +1,8 @@
-"""Registers of wgmma: nothing touches accumulators while products are in flight, on whichever way through the text.
+"""Checks that nothing touches a wgmma's accumulators while they are in flight, on any path through the kernel.
 
-From a wgmma on its accumulators are in flight, until a wait for its group. What may be so at an instruction is: for
-each accumulator the fewest commits since the last wgmma that writes it, and whether an accumulator was touched since
-the last wgmma.fence. On ways that meet, the fewest commits count, and any touch.
+The accumulators of a wgmma are in flight until a wait for its group. A data-flow analysis finds, before each
+instruction, the fewest commits since a wgmma has written each accumulator in flight, and whether an accumulator may
+have been touched since the last wgmma.fence. Where paths meet, the fewest commits of both count, and touches of either.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from kernelproof.emulator.frontend.instruction import defs_uses
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Vec
 from kernelproof.emulator.frontend.registers import registers
 
-OPEN = -1  # commits since a wgmma that no group has yet
-MOST_COMMITS = 16  # that are counted; an accumulator with more counts as one with so many
+OPEN = -1  # the count of a wgmma that is committed to no group yet; its own commit makes that 0
+MOST_COMMITS = 16  # limit of a count, so that the analysis ends
 
 
 @dataclass
 class _InFlight:
-    """What may be so. ``commits``: of accumulators in flight."""
+    """The state before an instruction. ``touched``: an accumulator may have been touched since the last wgmma.fence.
+    ``commits``: accumulator in flight -> the fewest commits after that of its wgmma, or OPEN."""
 
     touched: bool = True
     commits: dict[str, int] = field(default_factory=dict)
 
     def joined(self, other: _InFlight) -> _InFlight:
+        """The state where two paths meet."""
         commits = dict(self.commits)
         for name, count in other.commits.items():
             commits[name] = min(count, commits.get(name, count))
@@ -34,13 +36,13 @@ class _InFlight:
 
 
 def is_wgmma(ins: Instr, what: str) -> bool:
-    """Whether an instruction is wgmma's of a name."""
+    """Whether an instruction is the wgmma of a name, such as ``mma_async`` or ``fence``."""
     return ins.parts[:2] == ("wgmma", what)
 
 
 def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
-    """The accumulators of each wgmma, and its opcode. Raises NotCertified unless they are the same as those of another
-    one of its shape, or have no register in common."""
+    """The accumulators of each wgmma -> its opcode. Raises NotCertified if two of them share a part of their
+    accumulators, or all of them but with different opcodes."""
     found: dict[tuple[str, ...], str] = {}
     owner: dict[str, tuple[str, ...]] = {}
     for block in program.blocks:
@@ -77,7 +79,7 @@ def check_accumulators(program: Program) -> None:
 
 
 def _step(state: _InFlight, ins: Instr, accumulators: set[str]) -> None:
-    """What may be so after an instruction."""
+    """Change the state to that after an instruction. Raises NotCertified if it may touch an accumulator in flight."""
     commits = state.commits
     if ins.base == "wgmma" and ins.guard is not None:
         raise NotCertified("an instruction of wgmma under a predicate", _where(ins))

@@ -1,4 +1,4 @@
-"""Proves anybody's kernel by a contract, and checks such a proof again."""
+"""Proves any kernel by a contract from a file, and checks such a proof again."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Outcome = Literal["certified", "refuted", "not certified"]
 
 
 class Attempt(Schema):
-    """The outcome of a proof. ``why``: what is not certified, and where; ``executed``: what was executed to confirm it;
-    ``certificate``: if there is one."""
+    """The outcome of a proof. ``why``: what is not certified, and where. ``executed``: what was executed to confirm
+    that. ``certificate``: the proof, if it succeeded."""
 
     outcome: Outcome
     contract: KernelContract
@@ -32,7 +32,7 @@ class Attempt(Schema):
 
 
 def load(path: Path) -> KernelContract:
-    """The contract that a file has. Raises WrongInput, whose message names the file and the field."""
+    """Read a contract from a file. Raises WrongInput, whose message names the file and the field."""
     contract = contract_file.load(path)
     try:
         _check(contract)
@@ -42,15 +42,15 @@ def load(path: Path) -> KernelContract:
 
 
 def _check(contract: KernelContract) -> None:
-    """Can a kernel be proven by a contract, and does it allow a problem at all? Raises WrongInput."""
+    """Raise WrongInput if no kernel can be proven by a contract, or if the contract allows no problem at all."""
     contract_file.check(contract)
     smallest(contract)
     tuple(orders(contract))
 
 
 def prove(ptx: str, contract: KernelContract) -> Attempt:
-    """Prove a PTX text by a contract that ``load`` has read. If that fails, a problem that shows it is looked for.
-    Raises WrongInput for a kernel with other parameters."""
+    """Prove a PTX text by a contract that ``load`` has read. If that fails, execute the kernel on some problems, to
+    find one for which it is wrong. Raises WrongInput for a kernel with other parameters."""
     try:
         certificate = certificates.prove(ptx, partial(claims, contract), problems(contract), contract.kernel)
     except NotCertified as error:
@@ -61,6 +61,7 @@ def prove(ptx: str, contract: KernelContract) -> Attempt:
 
 
 def _executed(ptx: str, contract: KernelContract, error: NotCertified) -> Attempt:
+    """The attempt whose proof has failed with an error, after executions that may confirm it."""
     try:
         execution = confirm(contract, ptx, error)
     except (EmulatorError, PtxError, UnknownInstruction) as unsupported:

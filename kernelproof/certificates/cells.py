@@ -1,4 +1,4 @@
-"""Data by their origin: registers and shared memory hold which elements of the operands they are, not their values.
+"""Data known by their origin: for registers and shared memory, which elements of the operands they hold, not values.
 
 An element is A(row, col) of an operand, or a sum of products A(row, k) * B(col, k) over a set of k. The parts of row
 and col that depend on the problem are the same for many elements, so they are kept once, as a ``Kind`` with a number;
@@ -21,7 +21,8 @@ Key = frozenset[tuple[tuple[str, ...], int]]
 
 @dataclass(frozen=True)
 class SummedRange:
-    """The k whose products a sum has: all from 0 to before ``done``, and ``done + i`` for each bit i of ``beyond``."""
+    """The k whose products a sum has: all from 0 to before ``done``, and ``done + i`` for each set bit i of
+    ``beyond``."""
 
     done: Polynomial
     beyond: int
@@ -31,8 +32,8 @@ class SummedRange:
         return self.done.key, self.beyond
 
     def plus(self, base: Polynomial, offsets: tuple[int, ...]) -> SummedRange:
-        """With the products of the k that are ``base`` plus an offset. Raises NotCertified if one is there twice, or if
-        it is not known how far they are from those that are there."""
+        """The range after products of more k are added: ``base`` plus each offset. Raises NotCertified if it has one of
+        them already, or if their distance from ``done`` is not known."""
         gap = base - self.done
         if not gap.is_constant or not isinstance(gap.constant, int):
             raise NotCertified(f"products from k = {base} on are added to a sum that has those before k = {self.done}")
@@ -44,8 +45,8 @@ class SummedRange:
             if at > 4096:
                 raise NotCertified(f"products of k = {base + offset} are added before those of k = {self.done}")
             beyond |= 1 << at
-        whole = ((beyond + 1) & ~beyond).bit_length() - 1
-        return SummedRange(self.done + whole, beyond >> whole)
+        run = ((beyond + 1) & ~beyond).bit_length() - 1  # how many low bits are set: these k now precede ``done``
+        return SummedRange(self.done + run, beyond >> run)
 
 
 class Kind(NamedTuple):
@@ -59,7 +60,7 @@ class Kind(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Is it one of ``Kinds.keep``?"""
+        """Whether ``Kinds.keep`` has made this kind."""
         return self.source.startswith(KEPT)
 
     @property
@@ -70,7 +71,7 @@ class Kind(NamedTuple):
 
 
 class Kinds:
-    """Numbers of kinds. 0 is for what is not known: nothing may be computed from it."""
+    """Numbers for kinds. Number 0 stands for elements that are not known, from which nothing may be computed."""
 
     def __init__(self) -> None:
         self.all: list[Kind | None] = [None]
@@ -87,13 +88,13 @@ class Kinds:
         return number
 
     def keep(self, value: Cells) -> int:
-        """The number of a kind of its own for what shared memory gets: the row of such an element is the lane in
-        ``value``. It is known until a state is carried over to other problems."""
+        """Number a new kind for a value that is stored to shared memory. The row of such an element is its lane in
+        ``value``. When a state is carried over to other problems, such elements become unknown."""
         self.kept.append(value)
         return self.number(Kind(f"{KEPT} {len(self.kept) - 1}", ZERO, ZERO))
 
     def kept_by(self, number: int) -> Cells | None:
-        """What ``keep`` has given a number; None for other numbers."""
+        """The value for which ``keep`` has returned a number; None for other numbers."""
         kind = self.all[number]
         return self.kept[int(kind.source.split()[1])] if kind is not None and kind.is_kept else None
 
@@ -102,8 +103,9 @@ class Kinds:
 
 
 class Cells:
-    """Elements per lane: arrays of shape (lanes, elements of a lane) with the number of the kind, and offsets of row
-    and col. ``width``: bytes of an element. Arrays never change."""
+    """The elements that a register holds in each lane. All arrays have shape (lanes, elements of a lane) and never
+    change. ``kinds``: numbers of kinds. ``rows``, ``cols``: offsets from the kind's row and col. ``width``: bytes of an
+    element."""
 
     __slots__ = ("_one_kind", "cols", "kinds", "rows", "width")
     __array_ufunc__ = None
@@ -120,7 +122,7 @@ class Cells:
     __hash__ = None  # type: ignore[assignment]
 
     def view(self, kind: Any) -> Cells:
-        """The same elements: of what type they are does not depend on how one looks at them."""
+        """The same elements. A view as another type of the same width does not change which elements they are."""
         if np.dtype(kind).itemsize != self.width:
             raise NotCertified("an element is taken apart")
         return self

@@ -20,7 +20,7 @@ from kernelproof.certificates.program import Program
 from kernelproof.certificates.words import Undecided
 from kernelproof.ground.schema import Schema
 
-# What a certificate rests on, beside this program: docs/certificates.md explains each.
+# What a certificate assumes, in addition to this program being right. docs/certificates.md explains each assumption.
 ASSUMPTIONS = (
     "the launch is as the contract says: sizes, leading dimensions, alignment, grid and block",
     "A, B and D do not overlap, and nothing else writes them meanwhile",
@@ -33,7 +33,8 @@ ASSUMPTIONS = (
 )
 
 
-MOST_PERIOD, MOST_AHEAD, MOST_PEELED = 8, 6, 1  # of a ring that is looked for; beyond the least number of k-tiles
+# Limits of the search for a ring. MOST_AHEAD counts the values of ``ahead`` from the least one on.
+MOST_PERIOD, MOST_AHEAD, MOST_PEELED = 8, 6, 1
 
 
 class Claim(NamedTuple):
@@ -47,7 +48,7 @@ class Claim(NamedTuple):
 
 class ClaimProof(Schema):
     """A proven claim: its cases, and the invariant of the main loop (None if it needs none). ``period``, ``ahead``,
-    ``peeled``: of its ring, where the claim does not state one."""
+    ``peeled``: the ring that was found, if the claim states none."""
 
     title: str
     cases: tuple[Case, ...]
@@ -83,8 +84,8 @@ ClaimsOf = Callable[[Program], Iterable[Claim]]
 def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel: str = "") -> Certificate:
     """Prove all claims about the kernel of a PTX text, and return the certificate.
 
-    ``problems``: those that the claims are about, in words. ``kernel``: its name, if the text has several. Raises
-    NotCertified, which says why and where.
+    ``problems``: the launches that the claims are about, in words. ``kernel``: the kernel's name, if the text has
+    several. Raises NotCertified, which says why and where.
     """
     program = Program(ptx, kernel)
     proofs, bounds, solver = [], 0, 0
@@ -109,14 +110,14 @@ def _proof(program: Program, claim: Claim) -> ClaimProof:
         cases = tuple(pipeline.cases())
         return ClaimProof(title=claim.title, cases=cases, invariant=None, roles=tuple(pipeline.invariants))
     if not claim.ring.period:
-        return _searched(program, claim, claim.ring)
+        return _proof_by_search(program, claim, claim.ring)
     loop = MainLoop(program, claim.contract, claim.ring)
     cases = tuple(loop.cases())
     return ClaimProof(title=claim.title, cases=cases, invariant=loop.invariant)
 
 
-def _searched(program: Program, claim: Claim, stated: Ring) -> ClaimProof:
-    """A proof by the first ring that makes one. If there is none, raises the error of the proof that came farthest."""
+def _proof_by_search(program: Program, claim: Claim, stated: Ring) -> ClaimProof:
+    """Try rings until one proves the claim. If none does, raise the error of the proof that came farthest."""
     best = (-1, False, NotCertified("no ring"))
     first, hopeless = max(1, stated.least - 1), set[tuple[int, int]]()
     rings = product(range(1, MOST_PERIOD + 1), range(MOST_AHEAD), range(MOST_PEELED + 1))
@@ -132,7 +133,7 @@ def _searched(program: Program, claim: Claim, stated: Ring) -> ClaimProof:
             if loop.phase == Phase.FEW or (loop.phase == Phase.ENTRY and not isinstance(error, Undecided)):
                 raise
             best = max(best, (len(cases), bool(error.where), error), key=lambda each: each[:2])
-            # More k-tiles ahead only help where they decide a comparison.
+            # A larger ``ahead`` only helps if it decides a comparison that depends on the k-tiles that are left.
             if not isinstance(error, Undecided) or REST not in error.gap.names():
                 hopeless.add((period, peeled))
         else:
@@ -144,7 +145,7 @@ def _searched(program: Program, claim: Claim, stated: Ring) -> ClaimProof:
 
 
 def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str = "") -> None:
-    """Check a certificate by its invariants; nothing is guessed. Raises NotCertified."""
+    """Check a certificate: replay its cases by its invariants, without guessing. Raises NotCertified."""
     if digest(ptx) != certificate.ptx:
         raise NotCertified("the certificate is of another text")
     if certificate.assumptions != ASSUMPTIONS:
@@ -156,18 +157,18 @@ def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str
     if [claim.title for claim in claims] != [proof.title for proof in certificate.claims]:
         raise NotCertified("the certificate is not of all launches")
     for claim, proof in zip(claims, certificate.claims, strict=True):
-        loop = _stated(program, claim, proof)
+        loop = _stated_proof(program, claim, proof)
         try:
             cases = tuple(loop.cases())
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # An edited invariant may name registers that there are not, or give a word's step to a sum.
+            # An edited invariant may name registers that do not exist, or give a word's step to a sum.
             raise NotCertified(f"the invariant of the certificate is none of this kernel: {error!r}") from error
         if cases != proof.cases:
             raise NotCertified(f"the cases of the certificate are not those of: {proof.title}")
 
 
-def _stated(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | PipelineProof:
-    """The proof of a claim by what a certificate states, in which nothing is guessed."""
+def _stated_proof(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | PipelineProof:
+    """The proof of a claim by the ring and invariants of a certificate, which guesses nothing."""
     ring = claim.ring
     if isinstance(ring, Pipeline):
         return PipelineProof(program, claim.contract, ring, proof.roles, guesses=False)
@@ -179,5 +180,5 @@ def _stated(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | Pip
 
 
 def digest(ptx: str) -> str:
-    """The name of a PTX text."""
+    """The SHA-256 of a PTX text, in hexadecimal."""
     return hashlib.sha256(ptx.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Predicates that hold for some problems and threads only: both sides of a branch by one are proven.
+"""Predicates that hold for some problems and threads only: a proof takes both sides of a branch by such a predicate.
 
-``OpenFacts`` leave a comparison open where others raise ``Undecided``: it is a ``Condition`` then, which a branch or a
-predicated instruction assumes on its one side, and its contrary on the other.
+A comparison that other facts cannot decide raises ``Undecided``. With ``OpenFacts`` it becomes a ``Condition``. A
+branch or a predicated instruction assumes the condition on one side, and its negation on the other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Fraction:
 
 @dataclass
 class OpenFacts(Facts):
-    """Facts of a problem, of which a branch may add some for its own side. ``multiples``: polynomials, and powers of
-    two of which they are multiples. ``fractions``: numbers that are defined as such. ``asks``: is a solver asked?"""
+    """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
+    of two that divides it. ``fractions``: names that are defined as quotients. ``asks``: whether the solver is asked
+    where bounds do not decide."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
     fractions: list[Fraction] = field(default_factory=list)
@@ -40,12 +41,12 @@ class OpenFacts(Facts):
         return cls(dict(facts.bounds), [*facts.assumed, *assumed], facts.questions, list(facts.quotients))
 
     def learn(self, *assumed: Polynomial) -> None:
-        """Assume more from now on, up to the end of the side."""
+        """Assume that more polynomials are at least 0, up to the end of the side."""
         self.assumed = [*self.assumed, *assumed]
         self._answers = {}
 
     def _known(self, value: Polynomial) -> Lanes:
-        """The same for a polynomial divided by what all its coefficients are multiples of; and by two facts at once."""
+        """As in ``Facts``, but after division by the coefficients' common divisor, and also by sums of two facts."""
         value = _reduced(value)
         answer = super()._known(value)
         if (answer != -1).all() or not value.same_in_all_lanes:
@@ -53,6 +54,7 @@ class OpenFacts(Facts):
         for i, first in enumerate(self.assumed):
             above, below = value - first, value + first + 1
             for second in self.assumed[i:]:
+                # Either value >= first + second >= 0, or value < -(first + second) <= 0.
                 if self.interval(above - second)[0] >= 0:
                     return np.ones_like(answer)
                 if self.interval(below + second)[1] <= 0:
@@ -60,13 +62,13 @@ class OpenFacts(Facts):
         return answer
 
     def interval(self, value: Polynomial) -> tuple[Any, Any]:
-        """The same, of exact numbers where all threads have the same one."""
+        """As in ``Facts``, but with exact integers, which do not wrap, if coefficients are the same in all lanes."""
         if not value.same_in_all_lanes:
             return super().interval(value)
         low = high = 0
         for monomial, coefficient in value.terms.items():
             least, most = self._monomial(monomial) if monomial else (1, 1)
-            # A bound beyond UNBOUNDED is none.
+            # A bound of UNBOUNDED or more is none: it must outweigh every other term.
             far = NO_BOUND << 32 if most >= UNBOUNDED else most
             a, b = (least, far) if coefficient > 0 else (far, least)
             low, high = low + int(coefficient) * a, high + int(coefficient) * b
@@ -75,12 +77,12 @@ class OpenFacts(Facts):
         ) if high > -UNBOUNDED else -UNBOUNDED
 
     def holds(self, value: Polynomial) -> bool:
-        """The same; where the solver is not asked, what bounds do not show does not hold."""
+        """As in ``Facts``. While the solver is not asked, what bounds do not show counts as false."""
         return super().holds(value) if self.asks else self.truth(value) is True
 
     @contextmanager
-    def unasked(self) -> Iterator[None]:
-        """Ask no solver meanwhile."""
+    def without_solver(self) -> Iterator[None]:
+        """Do not ask the solver within this context."""
         before, self.asks = self.asks, False
         try:
             yield
@@ -103,7 +105,7 @@ class OpenFacts(Facts):
 
     @contextmanager
     def side(self, condition: Condition) -> Iterator[None]:
-        """Assume a condition meanwhile."""
+        """Assume a condition within this context."""
         before = self.assumed, self._answers, self.multiples
         self.assume(condition)
         try:
@@ -113,7 +115,8 @@ class OpenFacts(Facts):
 
 
 def _reduced(value: Polynomial) -> Polynomial:
-    """A polynomial that is at least 0 where another one is, with smaller coefficients."""
+    """The polynomial divided by its coefficients' common divisor, and rounded down: it is at least 0 where the given
+    one is."""
     if not value.same_in_all_lanes:
         return value
     common = int(np.gcd.reduce([0, *(abs(int(c)) for monomial, c in value.terms.items() if monomial)], dtype=object))
@@ -122,11 +125,11 @@ def _reduced(value: Polynomial) -> Polynomial:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A polynomial is at least 0."""
+    """The statement that a polynomial is at least 0."""
 
     gap: Polynomial
 
-    def contrary(self) -> AtLeast:
+    def negation(self) -> AtLeast:
         return AtLeast(-self.gap - 1)
 
     def truth(self, facts: OpenFacts) -> bool | None:
@@ -142,13 +145,13 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Multiple:
-    """Whether a number is a multiple of a power of two."""
+    """The statement that a number is a multiple of a power of two or, unless it ``holds``, that it is not."""
 
     number: Polynomial
     divisor: int
     holds: bool
 
-    def contrary(self) -> Multiple:
+    def negation(self) -> Multiple:
         return Multiple(self.number, self.divisor, not self.holds)
 
     def truth(self, facts: OpenFacts) -> bool | None:
@@ -169,7 +172,7 @@ class Multiple:
 
 @dataclass(frozen=True)
 class Bits:
-    """Bits of a number of which it is only known when they are not all 0."""
+    """Some bits of a number, of which only a comparison with 0 is known: they are not all 0 where ``some`` holds."""
 
     facts: OpenFacts
     some: AtLeast | Multiple
@@ -189,7 +192,7 @@ class Bits:
 
 
 class Condition:
-    """All of some atoms hold, or ``any`` of them does."""
+    """A predicate: all of its atoms hold or, with ``any``, at least one. Atoms are ``AtLeast`` and ``Multiple``."""
 
     __array_ufunc__ = None
     __slots__ = ("any", "atoms", "facts")
@@ -223,9 +226,10 @@ class Condition:
         return self.any, frozenset(atom.key for atom in self.atoms)
 
     def __invert__(self) -> Condition:
-        return Condition(self.facts, tuple(x.contrary() for x in self.atoms), not self.any and len(self.atoms) > 1)
+        return Condition(self.facts, tuple(x.negation() for x in self.atoms), not self.any and len(self.atoms) > 1)
 
-    def _met(self, other: Any, any_of: bool) -> Any:
+    def _combined(self, other: Any, any_of: bool) -> Any:
+        """This predicate and another one or, with ``any_of``, this one or the other."""
         if isinstance(other, Condition):
             same = all(each.any is any_of or len(each.atoms) == 1 for each in (self, other))
             if not same:
@@ -237,10 +241,10 @@ class Condition:
         return np.array([any_of]) if bool(values.flat[0]) is any_of else self
 
     def __and__(self, other: Any) -> Any:
-        return self._met(other, False)
+        return self._combined(other, False)
 
     def __or__(self, other: Any) -> Any:
-        return self._met(other, True)
+        return self._combined(other, True)
 
     __rand__ = __and__
     __ror__ = __or__
@@ -253,7 +257,7 @@ class Condition:
 
 
 def settled(value: Any) -> Any:
-    """A value of which a part depends on conditions, as far as they are known by now."""
+    """A value without those conditions and choices that its facts decide by now."""
     if isinstance(value, Condition):
         return value.settled()
     while isinstance(value, Chosen):
@@ -265,7 +269,7 @@ def settled(value: Any) -> Any:
 
 
 def chosen(test: Any, yes: Any, no: Any, select: Callable[[Any, Any, Any], Any]) -> Any:
-    """One value where a test holds and another elsewhere."""
+    """One value where a test holds and another elsewhere: a ``Chosen``, or by ``select`` if the test is decided."""
     test = settled(test)
     return Chosen(test, yes, no) if isinstance(test, Condition) else select(test, settled(yes), settled(no))
 

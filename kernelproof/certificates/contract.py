@@ -1,4 +1,4 @@
-"""What a proof is told of a kernel: its operands, the sizes that its launcher accepts, and what a CTA must write."""
+"""The contract by which a kernel is proven: its operands, the sizes its launcher accepts, and what a CTA must write."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Bounds = dict[Monomial, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand whose rows are contiguous, of elements of a ``type`` as PTX names it.
+    """An operand in global memory.
 
-    ``base``: the name of its address, a multiple of ``alignment`` bytes; ``offset``: elements from there to the CTA's
-    own part of it. ``ld``: the elements from one row to the next. ``rows``, ``cols``: its extents; a matrix that is
-    stored ``across`` has its columns in memory where others have their rows.
+    ``base``: a name such that the operand begins at ``base * alignment`` bytes. ``offset``: elements from there to the
+    CTA's own part. ``ld``: elements from one row to the next. ``rows``, ``cols``: its extents. ``type``: that of an
+    element, as PTX names it. ``across``: the matrix is stored by columns, and ``ld`` is from one column to the next.
     """
 
     name: str
@@ -46,14 +46,15 @@ class Matrix:
         return Polynomial.named(self.base, self.alignment) + self.offset * self.width
 
     def place(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
-        """(row, col) of a byte offset from the address: offset = width * (row * ld + col). What it returns is checked
-        against the extents by the caller, so any such pair will do."""
+        """A pair (row, col) with width * (row * ld + col) = offset, a byte offset from the address. Several pairs are
+        possible. The caller checks the one that is returned against the extents."""
         if any(np.any(np.asarray(c) % self.width) for c in offset.terms.values()):
             raise NotCertified(f"an address in {self.name} that is not one of an element")
         offset = Polynomial({monomial: c // self.width for monomial, c in offset.terms.items()})
         return self._of_known_ld(offset) if self.ld.is_constant else self._of_unknown_ld(offset)
 
     def _of_known_ld(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
+        """Split an offset in elements by a leading dimension that is a number."""
         row: dict[Monomial, Any] = {}
         col: dict[Monomial, Any] = {}
         step = int(self.ld.constant)
@@ -67,7 +68,8 @@ class Matrix:
         return Polynomial(row), Polynomial(col)
 
     def _of_unknown_ld(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
-        """By a name that the leading dimension has: what has that name too is of the row."""
+        """Split an offset in elements by a name that the leading dimension has: its terms with that name belong to the
+        row."""
         name = self._leading()
         factor = self.ld.terms[(name,)]
         row: dict[Monomial, Any] = {}
@@ -82,8 +84,8 @@ class Matrix:
         return rows, offset - rows * self.ld
 
     def _leading(self) -> str:
-        """A name of the leading dimension that columns hardly have: what is right of a CTA's tile, or the k that are
-        left; the last one in the alphabet, if none has that meaning."""
+        """A name in the leading dimension that columns hardly ever have: one for the tiles beyond the CTA's own, or for
+        the k-tiles that are left. If there is none, the last name in the alphabet."""
         names = sorted(monomial[0] for monomial in self.ld.terms if len(monomial) == 1)
         if not names:
             raise NotCertified(f"the leading dimension of {self.name} is {self.ld}")
@@ -104,8 +106,7 @@ class BoxMap:
 
 @dataclass(frozen=True)
 class Tile:
-    """The part of D that a CTA must write: ``rows`` x ``cols`` elements from (row, col) on; ``none`` of it where it has
-    no work."""
+    """The part of D that a CTA must write: ``rows`` x ``cols`` elements from (row, col) on."""
 
     row: Polynomial
     col: Polynomial
@@ -115,12 +116,18 @@ class Tile:
 
 @dataclass(frozen=True)
 class Contract:
-    """A launch whose sizes are not known. ``parameters``: byte offset -> value and bits. ``special``: the special
-    registers of a CTA and of the grid. ``sum_end``: the k of the whole sum. ``tile``: what a CTA writes, None for
-    nothing. ``slices``: how the CTAs of a tile share its k, None if it has but one. ``block``: the threads of a CTA
-    along x, y and z; by default all along x. ``step``: the k of a k-tile, if D is a sum of A's rows; 0 for products.
-    ``maps``: the tensor maps among the parameters. ``first``: the k at which the CTA's slice begins; k is counted from
-    there."""
+    """A launch whose sizes are not known, for one CTA.
+
+    - ``lanes``: the threads of a CTA. ``block``: the same along x, y and z; None if all are along x.
+    - ``shared_bytes``: dynamic shared memory of a CTA.
+    - ``parameters``: byte offset -> value and bits. ``maps``: the tensor maps among them.
+    - ``special``: the special registers of the CTA and of the grid.
+    - ``sum_end``: the number of k in a complete sum. ``first``: the k at which the CTA's slice begins; k is counted
+      from there.
+    - ``tile``: the part of D that the CTA writes; None for nothing.
+    - ``slices``: how the CTAs of a tile share its k; None if a tile has one CTA.
+    - ``step``: the k of a k-tile if D has sums of A's rows; 0 if D is a product.
+    """
 
     lanes: int
     shared_bytes: int
@@ -143,7 +150,7 @@ class Contract:
 
     @property
     def writes(self) -> bool:
-        """Whether the CTA writes its tile of D: of those that share a tile's k, the last one does."""
+        """Whether the CTA writes its tile of D. Of CTAs that share a tile's k, only the one that arrives last does."""
         return self.slices is None or self.slices.last
 
     def type_of(self, name: str) -> str:
@@ -151,7 +158,7 @@ class Contract:
         return next((matrix.type for matrix in self.matrices if matrix.name == name), "")
 
     def where(self, name: str, value: Polynomial, bounds: Bounds) -> Contract:
-        """The contract for the problems in which a name has a value; ``bounds`` are those of the names in it."""
+        """The contract for the problems in which a name has a value. ``bounds``: of the names in that value."""
 
         def put(poly: Polynomial) -> Polynomial:
             return poly.substituted(name, value)

@@ -1,4 +1,4 @@
-"""The contract of anybody's kernel: a TOML file with sizes, operands, launch, and what D is."""
+"""Reads the contract of any kernel from a TOML file: its sizes, operands and launch, and what D is."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Size(Schema):
 
 
 class Operand(Schema):
-    """A matrix of elements of a ``type``, at a multiple of ``alignment`` bytes. ``shape``: the sizes of its rows and of
-    a row. ``ld``: elements from one row to the next, by default those of a row."""
+    """A matrix or vector, at a multiple of ``alignment`` bytes. ``shape``: the sizes that are its number of rows and
+    the length of a row; of a vector, its length. ``ld``: elements from one row to the next, by default a row's
+    length."""
 
     type: Literal["f16", "bf16", "f32"]
     shape: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
@@ -55,8 +56,9 @@ class Operand(Schema):
 
 
 class Launch(Schema):
-    """``grid``: formulas; ``block``: threads; ``shared``: bytes of dynamic shared memory. ``tile``: the rows and
-    columns of D that a CTA writes. ``order``: in which the CTAs of a grid of one dimension take the tiles."""
+    """How the kernel is launched. ``grid``: CTAs, as formulas of sizes. ``block``: threads. ``shared``: bytes of
+    dynamic shared memory. ``tile``: the rows and columns of D that a CTA writes. ``order``: the order in which the CTAs
+    of a grid of one dimension take the tiles."""
 
     grid: Annotated[tuple[Formula, ...], Field(min_length=1, max_length=3)]
     block: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=3)]
@@ -83,7 +85,7 @@ class Result(NamedTuple):
 
 
 class KernelContract(Schema):
-    """A contract. ``parameters``: what each of the kernel's is: an operand, a formula of sizes, or ``unused``.
+    """A contract. ``parameters``: for each parameter of the kernel an operand, a formula of sizes, or ``unused``.
     ``limits``: inequalities such as ``m * k <= 2147483647``, which callers observe."""
 
     kernel: str
@@ -96,7 +98,7 @@ class KernelContract(Schema):
 
     @property
     def meaning(self) -> Result:
-        """What D is. Raises WrongInput."""
+        """What ``result`` says of D. Raises WrongInput if that has another form."""
         match = _RESULT.fullmatch(re.sub(r"\s", "", self.result))
         if match is None:
             raise WrongInput(
@@ -122,7 +124,7 @@ class KernelContract(Schema):
 
 
 def load(path: Path) -> KernelContract:
-    """The contract that a file has. Raises WrongInput, whose message names the file and the field."""
+    """Read a contract from a file. Raises WrongInput, whose message names the file and the field."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
     try:
@@ -139,7 +141,7 @@ def load(path: Path) -> KernelContract:
 
 
 def check(contract: KernelContract) -> None:
-    """The rules between fields. Raises WrongInput."""
+    """Check the rules between fields. Raises WrongInput."""
     meaning = contract.meaning
     roles = OPERANDS if meaning.is_product else ("A", "D")
     if set(meaning.indices) != set(roles) or ("B" in meaning.indices and len(meaning.indices) != 3):
@@ -180,7 +182,7 @@ def check(contract: KernelContract) -> None:
 
 
 def _check_indices(contract: KernelContract, meaning: Result) -> None:
-    """Are the indices those of a product, or of a sum of a row?"""
+    """Check that the indices are those of a product, or of sums of rows. Raises WrongInput."""
     for name, indices in meaning.indices.items():
         if len(indices) != len(contract.operands[name].shape):
             raise WrongInput(
@@ -209,6 +211,7 @@ def _formulas(contract: KernelContract) -> list[tuple[str, Formula]]:
 
 
 def _check_names(where: str, formula: Formula, sizes: dict[str, Size]) -> None:
+    """Check that a formula is covered and names defined sizes only. ``where``: the field that has it."""
     try:
         unknown = sorted(names(formula) - set(sizes))
         if not unknown:

@@ -1,4 +1,5 @@
-"""Executes a kernel on problems of its contract, to confirm a failed proof: with findings, and exact results."""
+"""Executes a kernel on problems of its contract to confirm a failed proof: by the emulator's findings, or by
+results."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Execution(NamedTuple):
-    """What was executed, in words, and what failed; ``fault`` is empty if nothing did."""
+    """How many problems were executed, and what failed in words; ``fault`` is empty if nothing did."""
 
     executed: int
     fault: str
@@ -42,8 +43,8 @@ def confirm(contract: KernelContract, ptx: str, error: NotCertified) -> Executio
 
 
 def smallest(contract: KernelContract) -> Sizes:
-    """The least sizes; a leading dimension is at least as long as its row. Raises WrongInput if the limits, or the
-    bounds of a leading dimension, leave no problem there."""
+    """The smallest sizes, with leading dimensions that are at least as long as a row. Raises WrongInput if the limits,
+    or the bounds of a leading dimension, exclude them."""
     sizes = _fitting(contract, {name: size.first for name, size in contract.sizes.items()})
     if sizes is None:
         raise WrongInput("limits: the smallest sizes do not keep them; give larger limits, or other sizes")
@@ -51,7 +52,8 @@ def smallest(contract: KernelContract) -> Sizes:
 
 
 def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
-    """Different problems: the one in which a proof fails, then ones of few tiles and many lengths of the sum."""
+    """Different problems: first the one for which the proof fails, then ones with few tiles and various lengths of the
+    sum."""
     meaning, extents, seen = contract.meaning, contract.extents(), []
     k = extents[meaning.summed]
     candidates = []
@@ -109,8 +111,8 @@ def _fitting(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | No
 
 
 class _Stored(NamedTuple):
-    """An operand in memory: rows of ``cols`` elements, each ``ld`` behind the one before; the last has no gap behind
-    it, so that an access there is one beyond the operand."""
+    """An operand in memory: rows of ``cols`` elements that begin ``ld`` elements apart. No gap follows the last row, so
+    that an access there is one beyond the operand."""
 
     rows: int
     cols: int
@@ -119,23 +121,24 @@ class _Stored(NamedTuple):
 
     @property
     def inside(self) -> Array:
-        """For each element up to the last one: is it one of the operand, and not of a gap?"""
+        """A mask over the stored elements: true for those of the operand, false in gaps."""
         mask = np.zeros((self.rows, self.ld), bool)
         mask[:, : self.cols] = True
         return self.flat(mask)
 
-    def flat(self, whole: Array) -> Array:
-        """An array with gaps, as it is stored."""
-        return whole.reshape(-1)[: (self.rows - 1) * self.ld + self.cols]
+    def flat(self, padded: Array) -> Array:
+        """An array of shape (rows, ld) as it is stored, without the gap after the last row."""
+        return padded.reshape(-1)[: (self.rows - 1) * self.ld + self.cols]
 
     def elements(self, flat: Array) -> Array:
-        """The elements of the operand, of what is stored."""
-        whole = np.zeros(self.rows * self.ld, flat.dtype)
-        whole[: len(flat)] = flat
-        return whole.reshape(self.rows, self.ld)[:, : self.cols]
+        """The operand's elements, shape (rows, cols), in an array as it is stored."""
+        padded = np.zeros(self.rows * self.ld, flat.dtype)
+        padded[: len(flat)] = flat
+        return padded.reshape(self.rows, self.ld)[:, : self.cols]
 
 
 def _stored(contract: KernelContract, name: str, sizes: Sizes) -> _Stored:
+    """How an operand is stored in a problem of these sizes."""
     operand = contract.operands[name]
     cols = sizes[operand.shape[-1]]
     rows = sizes[operand.shape[0]] if len(operand.shape) == 2 else 1
@@ -143,7 +146,7 @@ def _stored(contract: KernelContract, name: str, sizes: Sizes) -> _Stored:
 
 
 def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) -> str:
-    """What is wrong with a launch; empty if nothing is."""
+    """Launch the kernel on small random integers, and say what is wrong; empty if nothing is."""
     memory, inputs = emulator.Memory(), dict[str, Array]()
     stored = {name: _stored(contract, name, sizes) for name in contract.operands}
     buffers = {}
@@ -175,7 +178,7 @@ def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) ->
 
 
 def _wrong_value(contract: KernelContract, inputs: Mapping[str, Array], found: Array) -> str:
-    """The first element of D that is not the sum. Sums that D's type may not have exactly are not compared."""
+    """The first wrong element of D, in words; empty if there is none, or if D's type may not hold the sums exactly."""
     indices = contract.meaning.indices
     numbers = {index: i for i, index in enumerate(dict.fromkeys(index for each in indices.values() for index in each))}
     terms: list[Any] = []
@@ -197,13 +200,14 @@ def _wrong_value(contract: KernelContract, inputs: Mapping[str, Array], found: A
 
 
 def _encoded(numbers: Array, kind: str) -> Array:
-    """Numbers, which the type has exactly, in the bits of a type."""
+    """Numbers as elements of a type, which must represent them exactly."""
     if kind == "bf16":
         return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return numbers.astype(TYPES[kind])
 
 
 def _decoded(bits: Array, kind: str) -> Array:
+    """Elements of a type as fp32 numbers."""
     if kind == "bf16":
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return bits.astype(np.float32)

@@ -15,12 +15,13 @@ from kernelproof.certificates.solver import Unanswered, counterexample
 
 # Beyond this a bound is as good as none, and sums of int64 arrays of bounds could wrap.
 UNBOUNDED, NO_BOUND = 1 << 61, 1 << 62
-MOST_NAMES, MOST_CORNERED = 4, 8  # of a sum for which values are tried, and of one whose corners are computed
+# The most names of a polynomial for which values are tried, and of one whose corners are computed.
+MOST_NAMES, MOST_CORNERED = 4, 8
 
 
 class NotCertified(Exception):
-    """A proof that did not succeed: why, and where in the PTX. ``refuted``: a named integer -> a value for which the
-    claim is false, where one is known; ``extents``: rows and columns of each operand there."""
+    """A proof that did not succeed: why, and where in the PTX. ``refuted``: values of the names for which the claim is
+    false, where such are known. ``extents``: each operand's rows and columns for these values."""
 
     def __init__(self, why: str, where: str = "", refuted: dict[str, int] | None = None) -> None:
         super().__init__(why)
@@ -32,7 +33,7 @@ class NotCertified(Exception):
 
 
 class Quotient(NamedTuple):
-    """A polynomial is a number times ``whole`` plus ``rest``, which is less than that number and not negative."""
+    """The equation dividend = divisor * whole + rest, with 0 <= rest < divisor."""
 
     dividend: Polynomial
     divisor: int
@@ -44,8 +45,8 @@ class Quotient(NamedTuple):
 class Facts:
     """Bounds of names and of products of names, all of which are at least 0, and polynomials that are at least 0.
 
-    ``quotients``: of names that are defined so. ``questions``: how many were answered by bounds, and how many by the
-    solver.
+    ``quotients``: names that are defined as quotients and rests. ``questions``: how many questions bounds answered, and
+    how many the solver.
     """
 
     bounds: dict[Monomial, tuple[int, int]]
@@ -60,6 +61,7 @@ class Facts:
         return Facts(self.bounds | bounds, [*self.assumed, *assumed], self.questions, self.quotients)
 
     def _monomial(self, monomial: Monomial) -> tuple[int, int]:
+        """Bounds of a product of names."""
         known = self.bounds.get(monomial) or self._products.get(monomial)
         if known is not None:
             return known
@@ -67,7 +69,7 @@ class Facts:
         for name in monomial:
             a, b = self.bounds[(name,)]
             low, high = low * a, min(high * b, UNBOUNDED)
-        # A product that contains a bounded one: the bound of that, times the rest.
+        # If the product contains one with bounds of its own, its bound is theirs times that of the other names.
         for inner, (_, most) in self.bounds.items():
             if len(inner) > 1 and (rest := _without(monomial, inner)) is not None:
                 high = min(high, most * self._monomial(rest)[1])
@@ -100,17 +102,19 @@ class Facts:
         return self._answers[value.key]
 
     def _known(self, value: Polynomial) -> Lanes:
+        """The answer of ``known``: by the bounds of names, by one assumed polynomial, and by corners."""
         low, high = self.interval(value)
         answer = np.where(np.asarray(high) < 0, 0, np.where(np.asarray(low) >= 0, 1, -1))
         if (answer == -1).any():
             for each in self.assumed:
+                # Either value >= each >= 0, or value < -each <= 0.
                 answer = np.where(np.asarray(self.interval(value - each)[0]) >= 0, 1, answer)
                 answer = np.where(np.asarray(self.interval(value + each + 1)[1]) <= 0, 0, answer)
         for gap in (value - each for each in (ZERO, *self.assumed)):
             if not (answer == -1).any():
                 return np.atleast_1d(answer)
             answer = np.where((answer == -1) & (self._least(gap) >= 0), 1, answer)
-        # Names are at least 0, so what is assumed may be multiplied by one.
+        # An assumed polynomial times a name is at least 0 too, since names are.
         for name in dict.fromkeys(value.names()) if (answer == -1).any() else ():
             for each in self.assumed:
                 if all(len(monomial) < 2 for monomial in each.terms):
@@ -121,7 +125,8 @@ class Facts:
         return np.atleast_1d(answer)
 
     def _follows(self, value: Polynomial) -> bool:
-        """Is a polynomial at least a multiple of what is assumed, in which one of its coefficients is left out?"""
+        """Whether a polynomial is at least a multiple of an assumed one. Multiples are tried that cancel, but for a
+        rest, one of the polynomial's negative terms."""
         for each in self.assumed:
             for monomial, one in each.terms.items():
                 mine = value.terms.get(monomial, 0)
@@ -131,8 +136,8 @@ class Facts:
         return False
 
     def _least(self, value: Polynomial) -> Lanes:
-        """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` where that is not
-        found. One in which every name has degree 1 is least at a corner of the names' box."""
+        """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` if it is not found.
+        A polynomial that is linear in each name has its least value where every name is at one of its bounds."""
         names = sorted(set(value.names()))
         if not names:
             return np.asarray(value.constant)
@@ -161,7 +166,7 @@ class Facts:
         return total
 
     def spelled_by_quotients(self, value: Polynomial) -> Iterator[Polynomial]:
-        """A polynomial, and the same one with the quotient and rest of each known dividend in its place."""
+        """A polynomial as it is, then with each known dividend replaced by divisor * quotient + rest."""
         yield value
         for dividend, divisor, whole, rest in self.quotients:
             monomial, one = next(iter(dividend.terms.items()))
@@ -175,13 +180,11 @@ class Facts:
         if (known != -1).all():
             self.questions["bounds"] += 1
             return bool((known == 1).all())
-        return self._asks(value) is None
+        return self.refutation(value) is None
 
     def refutation(self, value: Polynomial) -> dict[str, int] | None:
-        """Values of the names for which a polynomial is negative in some lane; None if there are none."""
-        return self._asks(value)
-
-    def _asks(self, value: Polynomial) -> dict[str, int] | None:
+        """Values of the names for which a polynomial is negative in some lane; None if there are none. Asks the solver
+        if no values at the names' bounds will do."""
         self.questions["solver"] += 1
         for terms in _distinct(value):
             if (corner := self._corner(terms)) is not None:
@@ -195,14 +198,14 @@ class Facts:
         return None
 
     def _corner(self, terms: dict[Monomial, int]) -> dict[str, int] | None:
-        """Values of names at or beside their bounds for which a sum is negative, and all that is known holds: where
-        there are such, no solver is needed."""
+        """Values of names, at or next to their bounds, for which a sum is negative and all facts hold; None if none of
+        those tried are such. Where they exist, no solver is needed."""
         names = sorted({name for monomial in terms for name in monomial})
         others = {name for each in self.assumed for monomial in each.terms for name in monomial} - set(names)
         least = {name: self.bounds[(name,)][0] for name in (*names, *others)}
         if len(names) > MOST_NAMES or not all((name,) in self.bounds for name in least):
             return None
-        for values in product(*(_beside(*self.bounds[(name,)]) for name in names)):
+        for values in product(*(_values_to_try(*self.bounds[(name,)]) for name in names)):
             point = least | dict(zip(names, values, strict=True))
             if _at(terms, point) < 0 and all(_at(each.in_lane(0), point) >= 0 for each in self.assumed):
                 products = [x for x in self.bounds if len(x) > 1 and point.keys() >= set(x)]
@@ -211,7 +214,8 @@ class Facts:
         return None
 
 
-def _beside(low: int, high: int) -> list[int]:
+def _values_to_try(low: int, high: int) -> list[int]:
+    """Different values of a name with these bounds, for ``_corner``."""
     return [each for each in dict.fromkeys((low, low + 1, low + 2, high)) if each <= high]
 
 
@@ -239,8 +243,8 @@ def _far(coefficient: Coefficient, least: int, most: int) -> tuple[Coefficient, 
 
 
 def _plus(low: Coefficient, other: Coefficient) -> Coefficient:
-    """A lower bound of a sum, by those of its parts. One beyond ``UNBOUNDED`` is lowered to that, and a sum of which a
-    part has none has none."""
+    """A lower bound of a sum, by those of its two parts. If one of them, or the sum, is ``-UNBOUNDED`` or less, there
+    is none, which is ``-NO_BOUND``."""
     total = _clipped(low) + _clipped(other)
     without = (np.asarray(low) <= -UNBOUNDED) | (np.asarray(other) <= -UNBOUNDED) | (np.asarray(total) <= -UNBOUNDED)
     if isinstance(total, int):
@@ -249,14 +253,15 @@ def _plus(low: Coefficient, other: Coefficient) -> Coefficient:
 
 
 def _clipped(bound: Coefficient) -> Coefficient:
+    """A bound limited to ``UNBOUNDED`` in size, so that sums of two do not wrap."""
     if isinstance(bound, int):
         return max(-UNBOUNDED, min(bound, UNBOUNDED))
     return np.clip(bound, -UNBOUNDED, UNBOUNDED)
 
 
 def _distinct(value: Polynomial) -> Iterator[dict[Monomial, int]]:
-    """The coefficients of the lanes in which a polynomial may be least. Names are at least 0, so it is no less where
-    no coefficient is less."""
+    """The coefficients of the lanes in which a polynomial may be least. Names are at least 0, so a lane is left out if
+    another one has no larger coefficient."""
     arrays = [c for c in value.terms.values() if isinstance(c, np.ndarray)]
     if not arrays:
         yield value.in_lane(0)

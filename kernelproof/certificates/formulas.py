@@ -1,4 +1,4 @@
-"""Formulas of sizes, such as ``m / 128``, for numbers and where the sizes are not known."""
+"""Evaluates formulas of sizes, such as ``m / 128``, for known sizes or as polynomials of sizes that are not known."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def names(formula: str | int) -> set[str]:
 
 
 def number(formula: str | int, sizes: Mapping[str, int]) -> int:
-    """The value of a formula. Raises WrongInput, also where ``/`` leaves a rest."""
+    """The value of a formula for known sizes. Raises WrongInput, also if ``/`` leaves a remainder."""
     value = polynomial(formula, {name: Polynomial.of(size) for name, size in sizes.items()})
     return int(value.constant)
 
 
 def polynomial(formula: str | int, sizes: Mapping[str, Polynomial]) -> Polynomial:
-    """The value of a formula where sizes are not known. Raises WrongInput, also where ``/`` may leave a rest."""
+    """The value of a formula where sizes are polynomials. Raises WrongInput, also if ``/`` may leave a remainder."""
     return _value(_tree(formula), sizes)
 
 
@@ -51,10 +51,10 @@ def _value(node: ast.expr, sizes: Mapping[str, Polynomial]) -> Polynomial:
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _value(left, sizes) * _value(right, sizes)
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() as divisor)) if divisor > 0:
-            whole, rest = _value(left, sizes).divided(divisor)
+            quotient, rest = _value(left, sizes).divided(divisor)
             if rest.terms:
                 raise WrongInput(
                     f"{ast.unparse(node)} may leave a rest; make the sizes in it multiples of {divisor}, in [sizes]"
                 )
-            return whole
+            return quotient
     raise WrongInput(f"{brief(printable(ast.unparse(node)))!r} is not covered; {_RULE}")

@@ -1,4 +1,4 @@
-"""Where in global memory lanes access what: an element of an operand, a slab of a workspace, a counter of a tile."""
+"""Finds what lanes access in global memory: elements of an operand, a slab of the workspace, or a tile's counter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.words import polynomial
 
-PARTIALS, ARRIVALS = "partials", "arrivals"  # the workspace of slices, and the counters of their CTAs
+PARTIALS, ARRIVALS = "partials", "arrivals"  # operands: the workspace of slices, and the counters of their CTAs
 
 
 class GlobalPlaces:
-    """The places of a machine's accesses, under its contract."""
+    """Locates a machine's accesses to global memory, by the machine's contract."""
 
     contract: Contract
     facts: Facts
@@ -24,8 +24,8 @@ class GlobalPlaces:
     lanes: int
 
     def _located(self, address: Any, size: int, written: bool, lanes: Lanes) -> tuple[Matrix, Cells]:
-        """The elements of accesses by lanes of ``size`` bytes at an address, which must be in an operand and
-        aligned."""
+        """The operand and the elements that lanes access, ``size`` bytes each. Raises NotCertified unless the accesses
+        are aligned and lie in one operand."""
         poly = polynomial(address, 64)
         if len(lanes) != self.lanes:
             poly = poly.of_lanes(lanes)
@@ -41,12 +41,13 @@ class GlobalPlaces:
         if any(np.any(np.asarray(c) % size) for c in poly.terms.values()):
             raise NotCertified(f"an access of {size} bytes to {matrix.name} may not be aligned")
         row, col = matrix.place(offset)
-        # A column before its row's start is one of the row before.
+        # A column before the start of its row lies in the previous row.
         if (before := self.facts.known(col) == 0).any():
             carried = Polynomial.of(before.astype(np.int64))
             row, col = row - carried, col + carried * matrix.ld
         count = size // matrix.width
-        # Along memory; A(row, k) and B(col, k) are named by the caller's order.
+        # Up to here, (row, col) are as in memory: ``row`` counts steps of ld. A matrix stored across is transposed
+        # below.
         extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
         for gap, what in (
             (row, "before its first row"), (extents[0] - 1 - row, "after its last row"),
@@ -73,12 +74,13 @@ class GlobalPlaces:
         return kind.row + int(place.rows.flat[0])
 
     def _all_lanes(self, cells: Cells) -> Cells:
+        """Elements that all lanes must access."""
         if len(cells.kinds) != self.lanes:
             raise NotCertified("some lanes of a CTA use the workspace, and others not")
         return cells
 
     def _spread(self, cells: Cells, lanes: Lanes) -> Cells:
-        """Elements of some lanes, as a register of all."""
+        """A register of all lanes that holds the elements of some; elements of the other lanes are unknown."""
         if len(lanes) == self.lanes:
             return cells
         arrays = []

@@ -1,4 +1,4 @@
-"""Guesses the invariant of a loop from the states of two turns. A wrong guess costs a proof, and proves nothing."""
+"""Guesses the invariant of a loop from the states of two iterations. A wrong guess only makes a proof fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelproof.certificates.cells import Cells, Kind, Kinds
+from kernelproof.certificates.cells import Cells, Kind, Kinds, SummedRange
 from kernelproof.certificates.invariants import (
     Invariant,
     Ranges,
@@ -20,18 +20,20 @@ from kernelproof.certificates.invariants import (
     poly_of,
 )
 from kernelproof.certificates.machine import State
-from kernelproof.certificates.polynomials import Lanes
+from kernelproof.certificates.polynomials import ZERO, Lanes
 from kernelproof.certificates.reductions import Terms
 
 
 class _Steps:
-    """The steps of kinds that the pairs of two turns suggest; the first suggestion for a kind counts."""
+    """By how much k grows for each kind from one iteration to the next, as elements at the same places suggest. If
+    elements of a kind suggest different steps, the first one counts."""
 
     def __init__(self, kinds: Kinds) -> None:
         self.kinds, self.steps = kinds, dict[int, int]()
 
     def lost(self, a: Cells, b: Cells) -> Lanes:
-        """Note the steps of elements from one turn to the next. True where there is none, or not the noted one."""
+        """Note the steps of elements from one iteration to the next. Returns a mask of the elements that have none, or
+        another step than their kind."""
         lost = np.zeros(a.kinds.shape, bool)
         for x, y in kind_pairs(a.kinds, b.kinds):
             where = (a.kinds == x) & (b.kinds == y)
@@ -42,6 +44,7 @@ class _Steps:
 
     @staticmethod
     def _step(a: Kind | None, b: Kind | None, rows: Lanes, cols: Lanes) -> int | None:
+        """The step from one kind to another, by which offsets of rows and columns grow; None if it is not one in k."""
         step = kind_step(a, b)
         if step is None or a is None:
             return step
@@ -51,7 +54,8 @@ class _Steps:
 
 
 def guess(first: State, second: State, live: Iterable[str], variable: Callable[[str], str], kinds: Kinds) -> Invariant:
-    """The invariant that the states of turn 0 and turn 1 suggest, for the registers that are read later."""
+    """The invariant that the states of iterations 0 and 1 suggest. ``live``: the registers that are read later.
+    ``variable``: a register's name in the PTX -> its name in the emulator's text."""
     steps = _Steps(kinds)
     words, sums, terms, unknown = {}, {}, dict[str, int](), []
     for register in sorted(live):
@@ -67,8 +71,7 @@ def guess(first: State, second: State, live: Iterable[str], variable: Callable[[
         if places is not None and isinstance(b, Cells):
             kind = kinds[b.one_kind]
             assert kind is not None
-            assert kind.summed is not None
-            empty = kinds.number(kind._replace(summed=type(kind.summed)(kind.summed.done - kind.summed.done, 0)))
+            empty = kinds.number(kind._replace(summed=SummedRange(ZERO, 0)))
             if not steps.lost(Cells(np.full_like(b.kinds, empty), b.rows, b.cols, b.width), b).any():
                 sums[register] = places
                 continue
@@ -100,13 +103,14 @@ def guess(first: State, second: State, live: Iterable[str], variable: Callable[[
 
 
 def _sum_places(zeros: Any, sums: Any, kinds: Kinds) -> SumPlaces | None:
-    """Where the sums of a register are that was zero; None if it is not that."""
+    """For a register that was zero and now holds sums of products: the elements of D to which they belong. None for
+    other registers."""
     if not (is_zero(zeros) and isinstance(sums, Cells)) or sums.bytes != zeros.dtype.itemsize:
         return None
     kind = kinds[sums.one_kind]
     if kind is None or kind.summed is None or len(sums.rows) % 32:
         return None
-    rows, cols = sums.rows[::32, 0], sums.cols[::32, 0]
+    rows, cols = sums.rows[::32, 0], sums.cols[::32, 0]  # of lane 0 of each warp
     return SumPlaces(
         row=kind.row.spelled, col=kind.col.spelled, rows=tuple(rows.tolist()), cols=tuple(cols.tolist()),
         width=sums.width,

@@ -1,12 +1,12 @@
-"""Registers whose value depends on the problem: they stand for arrays in the text that the emulator writes.
+"""Words: registers whose value depends on the problem, in place of arrays in the text that the emulator generates.
 
-The emulator's instructions are Python text on NumPy arrays with one element per lane. A ``Word`` takes an array's place
-in that text: it has the operators and conversions that the text uses, and knows its value as a polynomial. So the
-meaning of an instruction is the emulator's own; this file is the meaning of NumPy's operators on what is not known.
+The emulator executes instructions as Python text on NumPy arrays with one element per lane. A ``Word`` takes an array's
+place in that text: it has the operators and conversions that the text uses, and its value is a polynomial. So the
+meaning of an instruction is the emulator's own; this file defines NumPy's operators on values that are not known.
 
-A word of ``bits`` bits equals its polynomial modulo 2^bits. Wherever more than those bits matters (a comparison, an
-extension, a quotient, a shift to the right) the polynomial must be proven to lie within the type: so no overflow is
-ever assumed away.
+A word of ``bits`` bits equals its polynomial modulo 2^bits. Where more than those bits matter (in a comparison, an
+extension, a quotient or a shift to the right), the polynomial must be proven to lie within the type. So overflow is
+never assumed away.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Operand = Any  # a word, an array, or a Python or NumPy integer
 
 
 class Word:
-    """A register of ``bits`` bits, in every lane of a CTA; ``signed`` says how the text looks at it."""
+    """A register of ``bits`` bits in every lane of a CTA. ``signed``: whether the text takes it for a signed number."""
 
     __slots__ = ("bits", "facts", "poly", "signed")
     # NumPy leaves operations with a word to the word.
@@ -47,7 +47,7 @@ class Word:
         return Word(self.poly, self.bits, self.facts, kind.kind == "i")
 
     def astype(self, kind: Any) -> Word:
-        """The value in another width: extended, for which it must fit its type, or cut off."""
+        """The value in another width: truncated or, if it is proven to fit its own type, extended."""
         kind = np.dtype(kind)
         if kind.kind not in "iu":
             raise NotCertified(f"{self.poly} becomes a number of type {kind}")
@@ -69,7 +69,7 @@ class Word:
         return self.poly
 
     def _constant(self) -> Polynomial:
-        """The number that a known word is."""
+        """The value of a word that is known, as a number."""
         number = self.poly.constant
         if isinstance(number, int) or self.bits < 64:
             number = number & ((1 << self.bits) - 1)
@@ -100,7 +100,7 @@ class Word:
         return self._with(-self.poly)
 
     def __invert__(self) -> Word:
-        """All bits turned, which is -1 minus the number."""
+        """All bits inverted, which is -1 minus the number."""
         return self._with(Polynomial.of(-1) - self.poly)
 
     def _poly(self, other: Operand) -> Polynomial:
@@ -141,7 +141,8 @@ class Word:
         return (int(step) & -int(step)).bit_length() - 1
 
     def _bitwise(self, other: Operand, operation: Callable[..., Any]) -> Any:
-        """An operation bit by bit, with a number of which all bits above the known ones are 0, or 1 for ``and``."""
+        """A bitwise operation with another number. The word's low bits are known (``low_bits``). On all bits above them
+        the other number must have one of the forms below."""
         if isinstance(other, Word):
             if other.poly.is_constant:
                 return self._bitwise(np.asarray(other.poly.constant, np.int64), operation)
@@ -160,10 +161,11 @@ class Word:
         above = mine >> np.uint64(count) if count < 64 else np.zeros_like(mine)
         low = operation(known, (mine & np.uint64(mask)).astype(np.int64))
         if not above.any():
+            # With zeros above, ``and`` clears the bits that are not known; ``or`` and ``xor`` keep them.
             if operation is np.bitwise_and:
                 return np.broadcast_to(low, self.lanes(low)).astype(f"u{self.bits // 8}")
             return self._with(high + Polynomial.of(low))
-        if operation is np.bitwise_and and (above == full >> count).all():
+        if operation is np.bitwise_and and (above == full >> count).all():  # all are kept
             return self._with(high + Polynomial.of(low))
         if operation is np.bitwise_and and (field := bit_field(mine)) is not None:
             return self._field(*field)
@@ -171,16 +173,16 @@ class Word:
             # All bits above some low ones become 1.
             return self._with(self._rest(self.poly, field[1]) - (1 << field[1]))
         if operation is np.bitwise_xor and (field := bit_field(mine)) is not None and field[1] == field[0] + 1:
-            return self._turned(field[0])
+            return self._with_inverted(field[0])
         raise NotCertified(f"bits of {self.poly} are not known")
 
     def _field(self, low: int, end: int) -> Any:
-        """The bits from ``low`` to before ``end``: the rest after division by a power of two, without that by a smaller
-        one."""
+        """The bits from ``low`` to before ``end``: the word modulo 2^end minus the word modulo 2^low."""
         if isinstance(self.facts, OpenFacts):
-            with self.facts.unasked(), suppress(NotCertified):
+            with self.facts.without_solver(), suppress(NotCertified):
                 rest = self._rest(self.poly, end)
                 return self._with(rest - self._rest(rest, low))
+            # The value is not known, but whether it is 0 may be stated by one condition.
             if low == 0:
                 return Bits(self.facts, Multiple(self.poly, 1 << end, False))
             if end == self.bits:
@@ -189,8 +191,9 @@ class Word:
         rest = self._rest(self.poly, end)
         return self._with(rest - self._rest(rest, low))
 
-    def _turned(self, bit: int) -> Word:
-        """With the other value of a bit, which must be known."""
+    def _with_inverted(self, bit: int) -> Word:
+        """The word with one bit inverted, which must be known."""
+        # What is above the lower bits, modulo 2: the bit itself.
         above = (self.poly - self._rest(self.poly, bit)).divided(1 << bit)[0].divided(2)[1]
         if not above.is_constant:
             raise NotCertified(f"bits of {self.poly} are not known")
@@ -209,7 +212,7 @@ class Word:
         return sizes[0] if sizes else np.atleast_1d(low).shape
 
     def _disjoint(self, other: Word, operation: Callable[..., Any]) -> Any:
-        """``or`` and ``xor`` of words of which one is below a power of two that divides the other."""
+        """``or`` and ``xor`` of words that have no bit in common: a power of two divides one, and exceeds the other."""
         if operation is not np.bitwise_and:
             for high, low in ((self, other), (other, self)):
                 known = high.low_bits()
@@ -224,7 +227,7 @@ class Word:
     # --- comparisons, which must be decided
 
     def _compare(self, other: Operand, swap: bool, strict: bool) -> Any:
-        """self < other, or <= if it is not strict; > and >= if swapped."""
+        """The comparison self < other; <= unless ``strict``; with ``swap``, > and >=."""
         mine, its = self.number(), self._as_number(other)
         gap = (mine - its) if swap else (its - mine)
         return decided(gap - 1 if strict else gap, self.facts)
@@ -312,7 +315,7 @@ def quotient(number: Polynomial, divisor: int, facts: Facts) -> Polynomial:
 
 
 class Union:
-    """The bits that one of two words has, of which a part may be known."""
+    """The ``or`` of two words that may have bits in common. Only bits of which one word has none are known."""
 
     __array_ufunc__ = None
 
@@ -330,8 +333,8 @@ class Union:
 
 
 def decided(gap: Polynomial, facts: Facts) -> Any:
-    """For each lane whether a polynomial is at least 0. Where that depends on the problem, raises Undecided, or leaves
-    it open if facts do."""
+    """Whether a polynomial is at least 0: a boolean per lane. If that depends on the problem, a Condition where facts
+    are open; else it raises Undecided."""
     known = facts.known(gap)
     if isinstance(facts, OpenFacts) and (known == -1).any():
         return Condition(facts, (AtLeast(gap),))

@@ -26,7 +26,7 @@ Step = Callable[[Any, Any], Any]
 class Bounded(Facts):
     """Facts that ask no solver."""
 
-    def _asks(self, value: Polynomial) -> dict[str, int] | None:
+    def refutation(self, value: Polynomial) -> dict[str, int] | None:
         raise NotCertified("not by bounds")
 
 
