@@ -1,7 +1,8 @@
-"""Assembles the PTX that a check executes: what ptxas refuses has no machine code, however well its PTX runs.
+"""Assembles the PTX that a check executes, and reports the errors of ptxas as findings.
 
-The first optimisation level is enough for that and takes some tenths of a second; what it refuses is asked again as
-nvcc would ask. Answers are cached by content, in the user's cache folder.
+A kernel that ptxas refuses has no machine code, even if its PTX runs without a fault on the emulator. Level -O1 usually
+suffices and takes some tenths of a second; only a text that it refuses is assembled again with -O3, as nvcc does. The
+answers are cached by content, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -32,20 +33,19 @@ from kernelproof.ground.toolchain import ToolchainError, environment, find_ptxas
 from kernelproof.sass.elf import is_elf, sections
 
 RULE = "does-not-assemble"
-SECONDS = 60.0  # for one text; what takes longer is not assembled, and a note says so
-# Levels of optimisation: the first refusal is believed if the second, nvcc's own, is one too.
-LEVELS = ("-O1", "-O3")
+SECONDS = 60.0  # time limit for one text; a text that takes longer counts as not assembled, and a note says so
+LEVELS = ("-O1", "-O3")  # a text is refused if ptxas refuses it on both levels; the second is nvcc's default
 _FATBINS = (".nv_fatbin", "__nv_relfatbin")  # sections of a library that hold PTX
 _MESSAGE = re.compile(r"^ptxas (?:.*?, line (\d+); )?(?:error|fatal)\s*: (.*)$", re.MULTILINE)
 _KERNEL = re.compile(r"(?:[Ff]unction|entry) '([\w$]+)'")
-# What says nothing of the kernel: the end of the messages, and what this ptxas is too old or too new for.
-_CLOSING = "Ptx assembly aborted"
+_CLOSING = "Ptx assembly aborted"  # the last message after every error
+# Messages of a ptxas that is too old or too new for the text. They say nothing about the kernel.
 _UNABLE = re.compile(r"Unsupported \.(?:version|target)|is not defined for option|PTX with target .* is not supported")
 _UNRESOLVED = "Unresolved extern"
 
 
 class Refusal(NamedTuple):
-    """An error of ptxas: what it says, the PTX line (0 if it names none), and the kernel (empty if it names none)."""
+    """An error of ptxas: its message, the PTX line (0 if it names none), and the kernel (empty if it names none)."""
 
     message: str
     line: int
@@ -54,21 +54,21 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class PtxasAnswer:
-    """What ptxas says of a PTX text. ``unable``: why it gave no answer, as the rest of a sentence."""
+    """The errors of ptxas for a PTX text. ``unable``: if ptxas gave no answer, why, as the rest of a sentence."""
 
     refusals: tuple[Refusal, ...] = ()
     unable: str = ""
 
 
 class AssemblyFindings(NamedTuple):
-    """The findings of a plan's texts, and notes on what was not assembled."""
+    """The findings of a plan's PTX texts, and notes on texts that could not be assembled."""
 
     findings: list[Report]
     notes: list[str]
 
 
-def assembled(plan: CheckPlan, foreign: bool = False) -> AssemblyFindings:
-    """Assemble the PTX that a plan executes. ``foreign``: it is untrusted, so ptxas runs in a sandbox."""
+def findings_of(plan: CheckPlan, foreign: bool = False) -> AssemblyFindings:
+    """Assemble the PTX that a plan executes. ``foreign``: whether it is untrusted; ptxas then runs in a sandbox."""
     outcome = AssemblyFindings([], [])
     if plan.machine_code:
         return outcome
@@ -81,7 +81,7 @@ def assembled(plan: CheckPlan, foreign: bool = False) -> AssemblyFindings:
 
 
 def answer_of(text: str, device: str, foreign: bool) -> PtxasAnswer:
-    """What ptxas says of a text for a device: the stored answer if there is one."""
+    """Assemble a PTX text for a device, or return the stored answer for it."""
     try:
         ptxas = find_ptxas()
     except ToolchainError as error:
@@ -94,7 +94,7 @@ def answer_of(text: str, device: str, foreign: bool) -> PtxasAnswer:
     except (OSError, ValueError, TypeError):
         pass
     try:
-        printed = _asked(text, ptxas, target, foreign)
+        printed = _assemble(text, ptxas, target, foreign)
     except subprocess.TimeoutExpired:
         return PtxasAnswer(unable=f"it did not end within {SECONDS:.0f} s")
     stored.parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +109,9 @@ class Printed(NamedTuple):
     output: str
 
 
-def _asked(text: str, ptxas: Path, target: str, foreign: bool) -> Printed:
-    """How ptxas ends on a text. Functions of other files are left to a linker if there are any. Raises
-    TimeoutExpired."""
+def _assemble(text: str, ptxas: Path, target: str, foreign: bool) -> Printed:
+    """Run ptxas on a text, by the levels of ``LEVELS`` until one accepts it. If the text uses functions of other files,
+    ptxas leaves them to a linker (-c). Raises TimeoutExpired."""
     with TemporaryDirectory(prefix="kernelproof-ptxas-") as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(text)
@@ -135,13 +135,13 @@ def _run(ptxas: Path, options: Sequence[str], source: Path, foreign: bool) -> Pr
 
 
 def _answer(printed: Printed) -> PtxasAnswer:
-    """What an end means."""
+    """Parse the errors that ptxas printed."""
     if not printed.code:
         return PtxasAnswer()
-    found = [(int(line or 0), said) for line, said in _MESSAGE.findall(printed.output) if _CLOSING not in said]
-    if not found or any(_UNABLE.search(said) for _, said in found):
-        return PtxasAnswer(unable=found[0][1] if found else f"it ended with exit code {printed.code}")
-    return PtxasAnswer(tuple(Refusal(said, line, _kernel(said)) for line, said in found))
+    errors = [(int(line or 0), words) for line, words in _MESSAGE.findall(printed.output) if _CLOSING not in words]
+    if not errors or any(_UNABLE.search(words) for _, words in errors):
+        return PtxasAnswer(unable=errors[0][1] if errors else f"it ended with exit code {printed.code}")
+    return PtxasAnswer(tuple(Refusal(words, line, _kernel(words)) for line, words in errors))
 
 
 def _kernel(message: str) -> str:
@@ -150,8 +150,8 @@ def _kernel(message: str) -> str:
 
 
 def _target(text: str, device: str) -> str:
-    """The architecture for which a device's driver would assemble a text: the device's number, with the suffix (``a``
-    or ``f``) of the text's target."""
+    """The architecture for which a device's driver would assemble a text: the text's own target if that has a suffix
+    (``a`` or ``f``), else the device's."""
     stated = re.search(r"^\s*\.target\s+(sm_\d+([af]?))", text, re.MULTILINE)
     if stated and stated[2]:
         return stated[1]
@@ -165,7 +165,7 @@ def _version(ptxas: Path) -> str:
 
 
 def _texts(plan: CheckPlan) -> Iterator[str]:
-    """The PTX of a plan: its files, and what its library embeds for the device and without machine code for it."""
+    """The PTX texts of a plan: its files, and those in its library that the device would assemble."""
     for path in plan.kernels:
         if path.suffix == ".ptx":
             with reading(path):
@@ -175,7 +175,7 @@ def _texts(plan: CheckPlan) -> Iterator[str]:
 
 
 def embedded(library: Path, device: str) -> Iterator[str]:
-    """The PTX texts in a library that a device would assemble: where a fat binary has no machine code for it."""
+    """The PTX texts in a library that a device would assemble: one for each fat binary without machine code for it."""
     with reading(library):
         content = library.read_bytes()
     if not is_elf(content):
@@ -184,6 +184,7 @@ def embedded(library: Path, device: str) -> Iterator[str]:
     major, minor = chosen.capability
     for section in sections(content):
         data = section.data(content) if section.name in _FATBINS else b""
+        # `entries` reads a fat binary by its address. 16 more bytes keep a read of the last header in the buffer.
         memory, at = ctypes.create_string_buffer(data, len(data) + 16), 0
         while at + 16 < len(data):
             header, size = struct.unpack_from("<HQ", data, at + 6)
@@ -191,9 +192,10 @@ def embedded(library: Path, device: str) -> Iterator[str]:
                 parts = entries(ctypes.addressof(memory) + at)
             except LaunchRefused:
                 break
-            own = any(not part.ptx and part.sm // 10 == major and part.sm % 10 <= minor for part in parts)
+            # Machine code runs on devices of the same major number and a minor number that is no smaller.
+            has_code = any(not part.ptx and part.sm // 10 == major and part.sm % 10 <= minor for part in parts)
             usable = [part for part in parts if part.text and runs(_stated_target(part.text), chosen)]
-            if usable and not own:
+            if usable and not has_code:
                 yield max(usable, key=lambda part: part.sm).text
             at += header + size
 
@@ -204,7 +206,7 @@ def _stated_target(text: str) -> str:
 
 
 def _finding(text: str, refusal: Refusal) -> Report:
-    """A refusal as a finding: at the instruction of its line, with the CUDA line, in its kernel."""
+    """The finding that reports a refusal, with the instruction on its PTX line, its CUDA line and its kernel."""
     lines = text.splitlines()
     words = lines[refusal.line - 1].strip() if 0 < refusal.line <= len(lines) else ""
     owner, instruction = _instruction(text, refusal.line) if refusal.line else (None, None)
@@ -214,7 +216,8 @@ def _finding(text: str, refusal: Refusal) -> Report:
 
 
 def _instruction(text: str, line: int) -> tuple[Function | None, Instr | None]:
-    """The function of a PTX line and the instruction that stands there, as far as the text can be parsed."""
+    """The instruction on a PTX line and its function; None for both if there is no instruction or the text cannot be
+    parsed."""
     try:
         module = load(text + "\n").module
     except (PtxError, EmulatorError):

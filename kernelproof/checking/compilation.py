@@ -2,11 +2,11 @@
 
 nvcc is called once for each source and embeds PTX, without machine code, in the object file. The objects are linked
 into a shared library rather than a program, so that the check can call the program's ``main`` in its own process.
-Relocatable device code (``-rdc=true``) stays PTX as well: nvcc's device linker would make machine code and is left out;
-the emulated runtime links the modules instead.
+Relocatable device code (``-rdc=true``) is embedded as PTX as well. nvcc's device linker is left out, because it would
+make machine code; the emulated runtime links the modules instead.
 
-The cache lies in the user's cache folder. An object is found there if the compiler's version, the flags, the source and
-all headers that it included are unchanged.
+The cache is in the user's cache folder. An object in it is used again if the compiler's version, the flags, the source
+and all headers that it included are unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NOT_FOUND = re.compile(r"(?:cannot find|unable to find library) -l:?([^\s:]+)")
 # The lines of a compiler's output that say what is wrong, and with which types.
 _FAULT = re.compile(r"\berror\b|fatal|undefined|multiple definition|(?:operand|argument) types are")
 # The CUDA runtime and the driver, in the forms in which programs link them.
-_OF_RUNTIME = re.compile(r"(?:lib)?(?:cuda|cudart|cudart_static|cudadevrt)(?:\.(?:a|so[\d.]*))?")
+_RUNTIME_LIBRARY = re.compile(r"(?:lib)?(?:cuda|cudart|cudart_static|cudadevrt)(?:\.(?:a|so[\d.]*))?")
 
 
 class MissingLibraries(Failure):
@@ -63,7 +63,7 @@ class MissingLibraries(Failure):
 
     def __init__(self, libraries: Sequence[str], folder: Path) -> None:
         self.libraries = tuple(libraries)
-        self.replaced = tuple(name for name in libraries if _OF_RUNTIME.fullmatch(name))
+        self.replaced = tuple(name for name in libraries if _RUNTIME_LIBRARY.fullmatch(name))
         others = [name for name in libraries if name not in self.replaced]
         remedies = []
         if self.replaced:
@@ -79,8 +79,9 @@ class MissingLibraries(Failure):
 def split_arguments(text: str) -> tuple[list[str], str | None]:
     """Split the user's arguments for nvcc.
 
-    Returns the arguments without those that choose the architecture, the output and the runtime, which this module sets
-    itself, and the newest architecture that they named, such as ``sm_90a``, or None. Raises WrongInput.
+    Returns two things: the arguments without those that choose the architecture, the output and the runtime, which this
+    module sets itself; and the newest architecture that they named, such as ``sm_90a``, or None. Raises WrongInput if
+    a quote is not closed.
     """
     try:
         words = shlex.split(text)
@@ -115,9 +116,10 @@ def library(
     Raises MissingLibraries, and Failure with the compiler's errors or if one compiler takes longer than ``seconds``.
     """
     objects = [_object(source, arguments, sm, tools, seconds, foreign, alias) for source in sources]
-    of_objects = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
-    own = [argument for argument in of_objects if argument != _RDC]
-    link = ["-shared", "-nodlink", "-cudart=none", "-Xlinker=-Bsymbolic", *own, *tools.link_flags]
+    # Linking takes the same arguments, without the language of the sources ("-x cu", two words).
+    without_language = re.sub(r"\0(?:-x|--x)\0[^\0]*", "", "\0".join(["", *arguments])).split("\0")[1:]
+    link_arguments = [argument for argument in without_language if argument != _RDC]
+    link = ["-shared", "-nodlink", "-cudart=none", "-Xlinker=-Bsymbolic", *link_arguments, *tools.link_flags]
     stubs = _HOST_CALLS.read_text() + (_registration(objects) if _RDC in arguments else "")
     key = _digest(tools.nvcc_version, *link, stubs, *(path.name for path in objects))
     target = _folder() / f"{key}.so"
@@ -156,7 +158,7 @@ def _registration(objects: Sequence[Path]) -> str:
 
 
 def text_file(text: str, suffix: str) -> Path:
-    """Store a text in the cache and return its file, which is the same one for the same text."""
+    """Store a text in the cache and return its file. Equal texts have the same file."""
     path = _folder() / "texts" / f"{_digest(text)}{suffix}"
     if not path.exists():
         files.write(path, text)
@@ -173,14 +175,15 @@ def ptx(
 ) -> Path:  # fmt: skip
     """Compile a source's kernels to PTX; its host code is not compiled.
 
-    ``has_cutlass``: CUTLASS may be included. ``alias``: the path that the source gives itself by ``#line``.
+    ``has_cutlass``: whether the source may include CUTLASS. ``alias``: the path that the source gives itself by
+    ``#line``.
 
     For an untrusted source, ``foreign`` lists the folders from which it may include files, besides those that
     ``arguments`` name; its compiler then runs in a sandbox. Raises Failure with the compiler's errors, or if the
     compiler takes longer than ``seconds``.
     """
     options = ["-ptx", "-lineinfo", *_includes(tools, has_cutlass), f"-arch={sm}", *arguments]
-    return _translated(source, options, ".ptx", tools, seconds, foreign, _place(source, arguments, foreign), alias)
+    return _compilation(source, options, ".ptx", tools, seconds, foreign, _place(source, arguments, foreign), alias)
 
 
 def _object(
@@ -194,7 +197,7 @@ def _object(
         f"-gencode=arch=compute_{number},code=compute_{number}", *arguments,
     ]  # fmt: skip
     try:
-        return _translated(source, options, ".o", tools, seconds, foreign, _place(source, arguments, foreign), alias)
+        return _compilation(source, options, ".o", tools, seconds, foreign, _place(source, arguments, foreign), alias)
     except Failure as error:
         if source.suffix == ".cu" or "-x" in arguments or "__global__" not in source.read_text(errors="replace"):
             raise
@@ -203,17 +206,18 @@ def _object(
 
 
 def _place(source: Path, arguments: Sequence[str], foreign: Foreign) -> Path:
-    """The folder in which nvcc runs: the current one if arguments may name files below it, else the source's, so that
-    an object is found in the cache from whichever folder it is asked for."""
+    """The folder in which nvcc runs. It is the current folder if arguments may name files relative to it. Otherwise it
+    is the source's, so that the key of the cache does not depend on the current folder."""
     return Path.cwd() if arguments or foreign is not None else source.resolve().parent
 
 
 def _includes(tools: Toolchain, has_cutlass: bool = True) -> list[str]:
+    """The options that name the folders of headers: CUTLASS, and the substitutes of ``_STAND_INS``."""
     accept(_STAND_INS, "move this program")
     return [*([f"-I{tools.cutlass_include}"] if has_cutlass else ()), f"-isystem={_STAND_INS}"]
 
 
-def _translated(
+def _compilation(
     source: Path, options: Sequence[str], suffix: str, tools: Toolchain, seconds: float | None, foreign: Foreign,
     place: Path, alias: Path | None = None,
 ) -> Path:  # fmt: skip
@@ -230,7 +234,7 @@ def _translated(
     manifest = _folder() / f"{key}.json"
     _folder().mkdir(parents=True, exist_ok=True)
     with build_folder.Locks(_folder()) as locks, locks.take(key):
-        if (stored := _current(manifest)) is not None:
+        if (stored := _valid_object(manifest)) is not None:
             return stored
         with _workplace(key) as scratch:
             target, rule = scratch / f"kernel{suffix}", scratch / "headers.d"
@@ -239,7 +243,7 @@ def _translated(
             headers = _headers(rule.read_text() if rule.exists() else "", tools)
             headers = [path for path in headers if alias is None or path != alias.resolve()]
             if foreign is not None:
-                _within(headers, [where, *_named(options), *foreign])
+                _refuse_outside(headers, [where, *_include_folders(options), *foreign])
             # The dependency rule cannot express a path with a backslash. Such a header is missing from the digests, its
             # changes would go unnoticed, and therefore no manifest is written below.
             digests = {str(path): _digest(path.read_bytes()) for path in headers if path.is_file()}
@@ -250,7 +254,7 @@ def _translated(
     return final
 
 
-def _current(manifest: Path) -> Path | None:
+def _valid_object(manifest: Path) -> Path | None:
     """The object that a manifest names, or None if it does not exist or a header has changed since."""
     try:
         record = json.loads(manifest.read_text())
@@ -270,7 +274,7 @@ def _headers(rule: str, tools: Toolchain) -> list[Path]:
     return sorted({path for path in paths if not any(path.is_relative_to(root) for root in toolkit)})
 
 
-def _named(options: Sequence[str]) -> list[Path]:
+def _include_folders(options: Sequence[str]) -> list[Path]:
     """The folders of headers that options of nvcc name, with links resolved."""
     words = [*options, ""]
     names = [
@@ -279,7 +283,7 @@ def _named(options: Sequence[str]) -> list[Path]:
     return [Path(part).resolve() for name in names for part in name.split(",") if part]
 
 
-def _within(headers: Sequence[Path], places: Sequence[Path]) -> None:
+def _refuse_outside(headers: Sequence[Path], places: Sequence[Path]) -> None:
     """Raise Failure for a header outside of ``places``. A sandbox hides such files, but not every system has one."""
     for path in headers:
         if not any(path.is_relative_to(place) for place in places):
@@ -297,7 +301,7 @@ def _compile(
     """
     command = nvcc_command(tools.nvcc, arguments, sources, target)
     if foreign is not None:
-        views = [*toolchain_folders(tools), _STAND_INS, *sources, *_named(arguments), *foreign]
+        views = [*toolchain_folders(tools), _STAND_INS, *sources, *_include_folders(arguments), *foreign]
         command = sandbox.command(sandbox.Sandbox(tuple(map(str, views)), (str(target.parent),)), command)
     try:
         code, output = process_tree.output(command, environment(), seconds, folder)

@@ -1,4 +1,4 @@
-"""The GPUs that a check can emulate, and the names by which users choose them."""
+"""Lists the GPUs that a check can emulate, and the names by which users choose them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def target(name: str) -> str:
 
 
 def nearest(sm: str) -> str:
-    """The device to run code of an architecture on: the first whose capability is that one or a later one."""
+    """The device on which to run code of an architecture: the first whose capability is the same or later; if none is,
+    the last device."""
     number = int(re.sub(r"\D", "", sm) or 80)
-    later = [name for name in _CHIPS if int(name[3:]) >= number]
-    return later[0] if later else list(_CHIPS)[-1]
+    return next((name for name in _CHIPS if int(name[3:]) >= number), list(_CHIPS)[-1])

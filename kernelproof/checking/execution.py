@@ -1,7 +1,7 @@
 """The child process of a check: it loads the program, runs it on the emulated device, and reports while it runs.
 
-The program may call ``exit`` at any time, so nothing is kept for the end: each finding is printed at once, next to what
-the program prints, and sent as a message to the parent process.
+The program may call ``exit`` at any time, so nothing is kept for the end. Each finding is printed immediately, between
+the program's own output, and sent as a message to the parent process.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Message(NamedTuple):
     """A message from the process of a check to its parent.
 
     ``kind`` is one of: "begin" (a launch starts), "progress" (``ctas``: how many have ended, and how many there are),
-    "loop" (a loop runs for long), "launch" (a launch has run), "repeated" (it was skipped, since its effect is known),
-    "finding", "refused" (a launch cannot be emulated), "unsupported" (a CUDA function is missing), "note", "wrong" (the
-    user's input), "ended" (a called function returned), "main" (the program's own main is called next), "complete"
-    (all is done) or "failed" (the check itself failed).
+    "loop" (a loop has run for many iterations), "launch" (a launch has run), "repeated" (a launch was skipped, since
+    its effect is known), "finding", "refused" (a launch cannot be emulated), "unsupported" (a CUDA function is
+    missing), "note", "wrong" (the user's input is wrong), "ended" (a called function returned), "main" (the program's
+    own main is called next), "complete" (all is done) or "failed" (the check itself failed).
     """
 
     kind: str
@@ -86,7 +86,10 @@ class Message(NamedTuple):
 
 
 class Reporter:
-    """Sends messages to the parent process, and prints what users should see at once."""
+    """Sends messages to the parent process, and prints findings and the program's output immediately.
+
+    ``longest``: how many bytes may be printed.
+    """
 
     def __init__(self, pipe: Connection, quiet: bool, longest: float = inf) -> None:
         self.pipe = Connection(_high_copy(pipe.fileno()))
@@ -126,13 +129,13 @@ class Reporter:
         self.send(Message("loop", text=f"in the loop at {place} ({iterations} iterations and more)"))
 
     def note_at_exit(self, words: Callable[[], str]) -> None:
-        """When the program exits, and its destructors have run, send a note unless there are no words."""
+        """Send ``words()`` as a note, unless it is empty, when the program exits and its destructors have run."""
 
         def send(*_: object) -> None:
             if text := words():
                 self.send(Message("note", text=text))
 
-        # C calls it after the last reference of Python's would be gone.
+        # The C library calls it at exit, so this object keeps a reference until then.
         self.at_exit = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(send)
         self.libc.on_exit(self.at_exit, None)
 
@@ -228,7 +231,7 @@ class CheckHooks(SessionHooks):
         ``why`` they did not run."""
         if not self.incomplete:
             self.incomplete = True
-            text = f"{why}: what may follow from values that later launches lack is benign"
+            text = f"{why}: findings that may follow from values that later launches lack are benign"
             self.reporter.send(Message("note", text=text))
         for buffer in self.memory.buffers:
             buffer.written = None
@@ -242,8 +245,9 @@ def _reason(report: Report) -> str:
 
 def serve(pipe: Connection, plan: CheckPlan, box: Sandbox | None) -> None:
     """Run a plan in this process, inside ``box`` if one is given. It never returns if the program's own main runs."""
-    # The order matters. The new session lets the parent kill this process with all that it started; the sandbox comes
-    # before any foreign code is loaded, and the reporter's descriptors before the program can close or reuse any.
+    # The order matters. In a session of its own, this process can be killed by the parent with all that it started. The
+    # sandbox is entered before any foreign code is loaded, and the reporter copies its descriptors before the program
+    # can close or reuse any.
     os.setsid()
     faulthandler.disable()  # If the program crashes, Python's traceback would only confuse.
     if plan.output_to_stderr:
@@ -363,6 +367,8 @@ def _launch_all(plan: CheckPlan, session: Session) -> None:
 
 
 def _value(argument: Argument, session: Session, plan: CheckPlan, shared: dict[str, Buffer]) -> KernelArgument:
+    """The value of an argument: a number, or the buffer that is uploaded for it. ``shared``: buffers of earlier
+    launches, by name."""
     if isinstance(argument, str):
         if argument not in shared:
             shared[argument] = _upload(plan.buffers[argument], session, plan.seed + len(shared), argument)

@@ -1,4 +1,4 @@
-"""Expected findings: a project lists in a file which findings it accepts, and only others count as errors.
+"""Reads a project's list of expected findings, which do not count as errors, and applies it to a result.
 
 Each line of the file is ``RULE``, ``RULE KERNEL`` or ``RULE KERNEL FILE:LINE``. A star as the kernel matches every
 kernel, the line number may be omitted, and a # begins a comment.
@@ -27,7 +27,7 @@ class Expectation(NamedTuple):
     text: str
 
     def matches(self, finding: Report) -> bool:
-        """Does a finding match the expectation?"""
+        """Whether a finding matches the expectation."""
         names = (finding.kernel, plain(finding.kernel), qualified(finding.kernel), demangled(finding.kernel))
         return (
             finding.kind == self.rule

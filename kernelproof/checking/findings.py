@@ -1,4 +1,4 @@
-"""The kernels that a check ran, the source lines of a finding, and counters of launches."""
+"""Describes the kernels that a check ran, with the counters of their launches, and the source lines of a finding."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Cause = tuple[object, ...]
 
 
 def frames(report: Report) -> tuple[Frame, ...]:
-    """The source lines of a finding: first the user's own line, then the lines inlined into it, down to the
-    instruction, then its callers."""
+    """The source lines of a finding: first the user's own line, then the lines that are inlined into it, down to the
+    instruction's own line, and last the user's callers of that line."""
     site = report.access.site
     if site.home is None:
         return ()

@@ -27,7 +27,7 @@ def joined_lines(source: str) -> str:
     return _SPLICE.sub("", _NEWLINE.sub("\n", source.removeprefix("\ufeff")))
 
 
-def outside(source: str) -> list[str]:
+def revealing_lines(source: str) -> list[str]:
     """The lines that include a file by an absolute path, by a path upwards or by a macro, or ask whether it exists.
 
     Lines that end with a backslash are joined first, as a compiler does, since they could split a directive.

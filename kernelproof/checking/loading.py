@@ -13,10 +13,10 @@ COMPILED = (".ptx", ".cubin")
 
 
 def load(source: str | Path, nvcc_args: str = "") -> emulator.Program:
-    """The kernels of a CUDA, PTX or cubin file.
+    """Load the kernels of a CUDA, PTX or cubin file.
 
-    ``nvcc_args``: the compiler's options, of which ``-arch`` names the architecture; sm_80 by default. Raises
-    WrongInput if there is no such file, MissingTool without a compiler, and Failure with the compiler's errors.
+    ``nvcc_args``: options for the compiler; the architecture is that of ``-arch``, or sm_80. Raises WrongInput if there
+    is no such file, MissingTool if there is no compiler, and Failure with the compiler's errors.
     """
     path = Path(source)
     if not path.is_file():

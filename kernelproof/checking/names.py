@@ -1,4 +1,4 @@
-"""Names of kernels as people write them: demangled, and as short as possible without being ambiguous."""
+"""Converts mangled names of kernels to names as people write them: demangled, and short without being ambiguous."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernelproof.ground.errors import WrongInput
 
 @cache
 def _demangler() -> ctypes._NamedFuncPointer | None:
+    """The function ``__cxa_demangle`` of libstdc++; None if the system has no such library."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
     except OSError:
@@ -68,7 +69,7 @@ def plain(name: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """For each mangled name, its shortest form that none of the other names shares."""
+    """For each mangled name, the shortest form that no other name has."""
     everything = list(dict.fromkeys(names))
     forms: tuple[Callable[[str], str], ...] = (plain, qualified, demangled)
     counts = [Counter(form(name) for name in everything) for form in forms]
@@ -79,8 +80,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def resolved(text: str, names: Iterable[str]) -> str:
-    """The mangled name that a user means by ``text``. Raises WrongInput, with the possible names, for none or
-    several."""
+    """The mangled name that a user means by ``text``. Raises WrongInput, with the possible names, if no name or several
+    fit."""
     everything = list(dict.fromkeys(names))
     if text in everything:
         return text

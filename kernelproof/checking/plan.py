@@ -208,7 +208,8 @@ class CheckPlan:
     ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and kernels; ``kernels`` are
     files of PTX, or cubins, without host code. Exactly one of ``main`` (the program's name and its arguments), ``call``
     (a function and its arguments) and ``launches`` is set. ``sample`` is how many CTAs of each launch run; 0 runs all.
-    ``machine_code``: it is executed in place of PTX.
+    ``machine_code``: whether machine code is executed in place of PTX. ``quiet``: whether findings are only sent to the
+    parent process and not printed.
     """
 
     device: str

@@ -24,7 +24,7 @@ EFFECTS_LIMIT, ACCESSES_LIMIT = 1 << 29, 1 << 27
 
 
 class _Effect(NamedTuple):
-    """The contents of all memory before a launch, and of what the launch changed."""
+    """The effect of a launch: the contents of all memory before it, and the new contents of what it changed."""
 
     before: Snapshot
     changed: Snapshot
@@ -45,7 +45,7 @@ class Repetitions:
         self._fixed: dict[_Key, tuple[int, int]] = {}
         # The last effect of each launch that changed memory, the latest last.
         self._effects: dict[_Key, _Effect] = {}
-        # What those launches do to the buffers that matter for the order of streams and the host, the latest last.
+        # The accesses of each launch that matter for its order with other streams and the host, the latest launch last.
         self._touched: dict[_Key, list[AccessedGranules]] = {}
         self._changes = 0
 
@@ -65,7 +65,7 @@ class Repetitions:
 
     @contextmanager
     def observed(self, launch: KernelLaunch) -> Iterator[None]:
-        """Surround the execution of a launch and store its effect on memory."""
+        """A context in which a launch is executed, and after which its effect on memory is stored."""
         key = _key(launch)
         before = launch.before = Snapshot.of(self.memory)
         self._modules[key[0]] = launch.module

@@ -1,4 +1,4 @@
-"""The outcome of a check: what ran, what was found, how the program ended, and what could not be checked."""
+"""Holds the outcome of a check: what ran, what was found, how the program ended, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
 
 @dataclass
 class Result:
-    """What a check found.
+    """The outcome of a check.
 
     - ``findings``: each distinct finding, with its count; ``ordered`` has one per cause. ``expected``: those that the
       user's list accepts.

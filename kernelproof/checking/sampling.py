@@ -26,7 +26,7 @@ OMISSIONS = frozenset((
 
 
 def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
-    """A function that chooses the CTAs of a grid to run: its corners, and ``count`` random ones."""
+    """Return a function that chooses the CTAs of a grid to run: its corners and ``count`` random ones, by index."""
 
     def chosen(grid: tuple[int, int, int]) -> list[int]:
         gx, gy, gz = grid
@@ -41,13 +41,13 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
 
 
 class MemoryDependences:
-    """Which instructions of each kernel depend on values loaded from memory. The analysis of a kernel is cached."""
+    """Knows which instructions of a kernel depend on values loaded from memory. The analysis of a kernel is cached."""
 
     def __init__(self) -> None:
         self._dependences: dict[tuple[str, str], Dependence] = {}
 
     def excuse(self, launch: KernelLaunch, reports: Iterable[Report]) -> None:
-        """Make the errors of a launch benign that may follow from values which other CTAs would have written."""
+        """Make those errors of a launch benign that may follow from values that other CTAs would have written."""
         for report in reports:
             if report.is_error and report.kind != CANNOT and _follows(report, self._dependence(launch)):
                 report.severity = Severity.BENIGN

@@ -1,6 +1,6 @@
 """Runs a plan in a child process with limits of time and memory, and collects its messages into a ``Result``.
 
-Before that, ptxas assembles what will be executed.
+Before the run, ptxas assembles the PTX that will be executed.
 
 The program runs as native code in the child, so it may crash, exit, hang or fork at any time. The result therefore
 counts as clean only if the child said that it had finished, or if the program's own main ended with exit code 0.
@@ -25,7 +25,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.sandbox import Sandbox
 from kernelproof.ground.workers import Worker
 
-STEP_S = 0.2  # how often the limits are looked at
+STEP_S = 0.2  # seconds between two checks of the limits
 # Signals by which a faulty program ends. Others come from outside, such as SIGKILL if the system runs out of memory,
 # and leave the program unchecked.
 _FAULT_SIGNALS = frozenset(
@@ -47,12 +47,13 @@ def run(
 ) -> Result:
     """Run a plan, inside ``box`` if one is given, and return its result.
 
-    ``target`` is the program's name in the result. ``seconds`` and ``gib`` (of memory) end the run; the result then
-    says so. Raises WrongInput for what the child process refuses, such as a missing kernel or a wrong argument.
+    ``target`` is the program's name in the result. A run that takes longer than ``seconds``, or more than ``gib`` GiB
+    of memory, is ended; the result then says so. Raises WrongInput if the child process refuses the plan, for example
+    because of a missing kernel or a wrong argument.
     """
     result = Result(target, devices.device(plan.device).name)
     start = time.perf_counter()
-    outcome = assembly.assembled(plan, foreign=box is not None)
+    outcome = assembly.findings_of(plan, foreign=box is not None)
     result.notes += outcome.notes
     for finding in outcome.findings:
         result.add(finding)
@@ -111,13 +112,13 @@ class _Running(NamedTuple):
     loop: str = ""
 
 
-def expected(seconds: float, done: int, ctas: int) -> str:
-    """The time that a whole launch is expected to take, extrapolated from the CTAs that have ended in ``seconds``.
+def expected_time(seconds: float, done: int, ctas: int) -> str:
+    """The expected time of a launch, extrapolated from the ``done`` of its ``ctas`` CTAs that ended in ``seconds``.
 
     It is the rest of a sentence, and empty as long as no CTA has ended.
     """
-    whole = seconds * ctas / done if done else 0.0
-    amount = f"{whole:.0f} s" if whole < 120 else f"{whole / 60:.0f} min" if whole < 7200 else f"{whole / 3600:.0f} h"
+    total = seconds * ctas / done if done else 0.0
+    amount = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min" if total < 7200 else f"{total / 3600:.0f} h"
     return f", all of them in about {amount}" if done else ""
 
 
@@ -127,7 +128,7 @@ def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
     number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
     seconds = time.perf_counter() - running.start
     loop = f", at last {running.loop}" if running.loop else ""
-    share = f" ({done} of {ctas} CTAs{expected(seconds, done, ctas)})" if done else ""
+    share = f" ({done} of {ctas} CTAs{expected_time(seconds, done, ctas)})" if done else ""
     return f": launch {number} of {plain(running.kernel)}, {running.grid}, ran for {seconds:.0f} s{share}{loop}"
 
 
@@ -168,8 +169,8 @@ def _take(result: Result, message: Message) -> None:
 def _ending(result: Result, code: int | None, stage: str, running: _Running | None) -> None:
     """Add to the result how the child process ended.
 
-    Two ends are answers: the child said that it had finished and exited with code 0, or the program's own main ran and
-    ended by itself. Every other end, even with exit code 0, leaves something unchecked.
+    The check is complete in two cases: the child said that it had finished and exited with code 0, or the program's own
+    main ran and ended by itself. In every other case, even with exit code 0, something remains unchecked.
     """
     result.exit_code = code
     if stage == "failed" or (stage == "complete" and code == 0):

@@ -16,7 +16,7 @@ LONGEST_LIST = 8  # most grids listed for a kernel, and most places for a cause
 
 
 def finding(item: Report) -> str:
-    """A finding in full: what is wrong, where, by which threads, the other side of a race, and what to do."""
+    """A finding in full: what is wrong, where, in which threads, the other access of a race, and what to do."""
     lines = frames(item)
     at = [f" in {plain(item.kernel)}"] if item.kernel else []
     at += [f" at {local(lines[0]).file}:{lines[0].line}"] if lines else []
@@ -39,7 +39,7 @@ def finding(item: Report) -> str:
 
 
 def others(item: Report) -> str:
-    """What else follows from the cause of a finding: how many findings there are, and where."""
+    """A line with the other findings of the same cause: where they are, and how many."""
     places: dict[str, int] = {}
     for other in item.also:
         at = f"{other.kind} at {_sides(other)}" if other.kind != item.kind else _sides(other)
@@ -50,7 +50,7 @@ def others(item: Report) -> str:
 
 
 def _sides(item: Report) -> str:
-    """The lines of a finding, of a race both."""
+    """The source line of a finding; for a race, the lines of both accesses."""
     sides = [item.access.site, *([item.other.site] if item.other is not None and item.other.site.line else [])]
     homes = [site.home for site in sides]
     names = [
@@ -61,8 +61,8 @@ def _sides(item: Report) -> str:
 
 
 def _ways(lines: Sequence[Frame]) -> Iterator[str]:
-    """The program's own lines in full; consecutive lines of library headers are joined and shortened to
-    ``file:line``."""
+    """The source lines by which a finding is reached. Lines of the program are given in full; consecutive lines of
+    library headers are joined and shortened to ``file:line``."""
     for is_library, group in groupby(lines, lambda frame: frame.is_library):
         if is_library:
             yield " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in group)

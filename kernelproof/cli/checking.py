@@ -211,7 +211,7 @@ def _beside(cubin: Path) -> Path:
 def _progress() -> Progress:
     """A function that prints the progress of a slow kernel: every second on a terminal, else every ten seconds."""
     from kernelproof.checking.names import plain
-    from kernelproof.checking.supervision import expected
+    from kernelproof.checking.supervision import expected_time
 
     terminal = sys.stderr.isatty()
     last = {"seconds": 0.0}
@@ -222,7 +222,7 @@ def _progress() -> Progress:
         if seconds - last["seconds"] > (1.0 if terminal else SECONDS):
             last["seconds"] = seconds
             part = f"{done} of {ctas} CTAs in" if ctas else "running for"
-            line = f"{plain(kernel)}: {part} {seconds:.0f} s{expected(seconds, done, ctas)}"
+            line = f"{plain(kernel)}: {part} {seconds:.0f} s{expected_time(seconds, done, ctas)}"
             print(f"\r{line}\r" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     return show

@@ -177,7 +177,7 @@ def _compiled_factory(
             verdict.findings.append(item)
     translated = module.host_text if module else text
     # Includes are checked before any compiler sees the text, for systems whose compiler runs without a sandbox.
-    if (agreement.call or not is_ptx(text)) and (lines := includes.outside(translated)):
+    if (agreement.call or not is_ptx(text)) and (lines := includes.revealing_lines(translated)):
         verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
         return None
     try:

@@ -59,7 +59,7 @@ def answer(request: Request) -> dict[str, Any]:
 
 def run(request: Request) -> dict[str, Any]:
     """Compile and run a request in this process, and return the document of its result. Raises UserError."""
-    if lines := includes.outside(request.source):
+    if lines := includes.revealing_lines(request.source):
         raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     path = _file(request)
     content = plan.LaunchFile(launches=request.launches, buffers=request.buffers)

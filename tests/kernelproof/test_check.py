@@ -101,7 +101,7 @@ def test_a_refused_tensor_map_is_noted_once(library: Path) -> None:
 
 def test_a_launch_that_takes_long_says_how_long() -> None:
     shares = [(10, 0, 64), (10, 4, 32), (10, 16, 8192), (29, 30, 16384)]
-    assert [supervision.expected(*share) for share in shares] == [
+    assert [supervision.expected_time(*share) for share in shares] == [
         "", ", all of them in about 80 s", ", all of them in about 85 min", ", all of them in about 4 h"
     ]  # fmt: skip
     running = supervision._Running("_Z5scalePKiPii", "grid 16384", time.perf_counter() - 29)

@@ -91,7 +91,7 @@ class Room:
             return {"missing": f"more than {MOST_COMPILATIONS} extensions"}
         if not all(name.replace("::", "").replace("_", "a").isalnum() for name in functions):
             return {"refused": f"{functions}: no names of functions"}
-        if lines := includes.outside(text):
+        if lines := includes.revealing_lines(text):
             return {"refused": f"a file that is not there is included: {lines[0]}"}
         options = ("--expt-relaxed-constexpr", *(flag for flag in flags if _OPTION.fullmatch(flag)))
         try:

@@ -217,14 +217,14 @@ def test_a_character_that_no_file_holds_does_not_compile() -> None:
     ],
 )  # fmt: skip
 def test_files_outside_are_found_however_they_are_included(text: str) -> None:
-    assert len(includes.outside(f"{text}\n__global__ void f() {{}}\n")) == 1
+    assert len(includes.revealing_lines(f"{text}\n__global__ void f() {{}}\n")) == 1
 
 
 def test_headers_of_libraries_are_included() -> None:
     text = '#include <mma.h> // half\n#include "cute/tensor.hpp" /* layouts */\n  #include <cuda/std/array>\n'
-    assert includes.outside(text) == []
-    assert includes.outside("#if defined(__has_include) && __has_include(<cuda_fp8.h>)\n#endif\n") == []
-    assert includes.outside("#ifdef __has_include\n#if defined __has_include\n#endif\n#endif\n") == []
+    assert includes.revealing_lines(text) == []
+    assert includes.revealing_lines("#if defined(__has_include) && __has_include(<cuda_fp8.h>)\n#endif\n") == []
+    assert includes.revealing_lines("#ifdef __has_include\n#if defined __has_include\n#endif\n#endif\n") == []
 
 
 TVM = """
