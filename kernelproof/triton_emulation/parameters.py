@@ -13,7 +13,7 @@ from typing import Any
 from triton.backends.driver import decompose_descriptor, expand_signature
 
 from kernelproof.emulator import Memory
-from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, TensorMap, refuse
+from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, TensorMap, refusal_of
 from kernelproof.emulator.host.program import KernelArgument
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.tensors import is_tensor
@@ -82,7 +82,7 @@ class Parameters:
             tuple(reversed(facts["block_size"])),
             (1,) * len(shape), 0, facts["swizzle"], L2_PROMOTION_128, int(descriptor.padding == "nan"),
         )  # fmt: skip
-        why = refuse(map_)
+        why = refusal_of(map_)
         if why:
             raise WrongInput(f"argument {name} has no tensor map: {why}")
         return map_.encode()

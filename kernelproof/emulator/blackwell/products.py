@@ -21,7 +21,7 @@ from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUPS, Issuer
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.mbarrier import MBarriers
 from kernelproof.emulator.hopper.peers import Peers
-from kernelproof.emulator.hopper.tile import WgmmaForm, accumulated
+from kernelproof.emulator.hopper.tile import WgmmaForm, add_accumulators
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
@@ -265,7 +265,7 @@ class TensorProducts:
         else:
             block = np.matmul(left, right)
             form = WgmmaForm(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
-            block = accumulated(form, -block if kind.sign < 0 else block, before, [keep] * count)
+            block = add_accumulators(form, -block if kind.sign < 0 else block, before, [keep] * count)
         words = self._words(block, view.shape)
         if disabled.any():
             lanes = disabled[: 128 * count].reshape(count, 4, 32)

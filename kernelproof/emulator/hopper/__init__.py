@@ -1,5 +1,5 @@
-"""The units of sm_90: clusters, mbarriers, bulk copies (TMA), wgmma, setmaxnreg.
+"""Models the units that sm_90 adds: clusters, mbarriers, bulk copies (TMA), wgmma and setmaxnreg.
 
-Asynchronous work is modelled as late as the hardware may do it: data of a copy lands when somebody has waited for it,
-and what a copy or product reads counts as being read until its group has been waited for.
+Asynchronous work takes effect as late as the PTX ISA allows. The data of a copy lands when the first thread has waited
+for it. The operands of a copy or matrix product count as being read until its group has been waited for.
 """

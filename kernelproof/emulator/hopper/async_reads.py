@@ -1,4 +1,4 @@
-"""The last asynchronous reads of shared memory, by matrix products and by bulk stores."""
+"""Records the last asynchronous reads of shared memory, by matrix products and by bulk stores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kernelproof.emulator.state.arrays import Array, sparse_zeros
 
 
 class Elements(NamedTuple):
-    """16-byte elements of a CTA's shared memory: their indices ``at`` in the batch's, all within the CTA's bytes [low,
-    high)."""
+    """Some 16-byte elements of a CTA's shared memory. ``at``: their indices in the shared memory of the batch. All lie
+    within bytes [low, high) of the CTA's."""
 
     at: Array
     low: int
@@ -21,8 +21,8 @@ class Elements(NamedTuple):
 
 class ProductPlaces(NamedTuple):
     """All operands of a matrix product: ``at``, the indices of their 16-byte elements in the batch's shared memory, and
-    ``tags``, the indices of those elements in ``AsyncReads.flat``. ``readers``: each reader, the bytes [low, high) of
-    its CTA that it reads, and whether it reads for another column than its own."""
+    ``tags``, the indices of their tags in ``AsyncReads.flat``. ``readers``: per reader its number, low and high of the
+    bytes of its CTA that it reads, and whether the column in its tags is another one than its own."""
 
     at: Array
     tags: Array
@@ -31,26 +31,28 @@ class ProductPlaces(NamedTuple):
 
 @dataclass(slots=True)
 class Extent:
-    """The smallest range of bytes [low, high) of a CTA that contains all reads. ``mixed``: some reads were for columns
-    other than the reader's own."""
+    """The smallest range of bytes [low, high) of a CTA that contains all reads. ``mixed``: the tags of some reads have
+    another column of the clocks than the reader's own."""
 
     low: int
     high: int
     mixed: bool = False
 
     def add(self, low: int, high: int, mixed: bool = False) -> None:
-        """Note that [low, high) is read."""
+        """Extend the range to contain [low, high)."""
         self.low, self.high, self.mixed = min(self.low, low), max(self.high, high), self.mixed or mixed
 
-    def meets(self, low: int, high: int) -> bool:
-        """Has some of [low, high) been read?"""
+    def overlaps(self, low: int, high: int) -> bool:
+        """Has the range bytes in common with [low, high)?"""
         return self.low < high and low < self.high
 
 
 class AsyncReads:
-    """The last read of every 16-byte element by each asynchronous reader of its CTA: a tag, 0 for none. ``tags`` has
-    shape (readers, elements). Invariant: a reader has tags only in its extent, so a write outside of all extents needs
-    no look at tags. Extents only grow."""
+    """The last read of every 16-byte element by each asynchronous reader of its CTA.
+
+    ``tags``, shape (readers, elements), has the tag of that read, 0 for none. Invariant: a reader has tags only in its
+    extent, so a write outside of all extents needs no look at tags. Extents only grow.
+    """
 
     def __init__(self, readers: int, elements: int) -> None:
         self.tags: Array = sparse_zeros((readers, elements), np.uint64)
@@ -58,7 +60,7 @@ class AsyncReads:
         self.extents: dict[int, Extent] = {}
 
     def add(self, reader: int, low: int, high: int, mixed: bool = False) -> None:
-        """Note that a reader reads some of the bytes [low, high) of a CTA; the caller writes its tags."""
+        """Extend a reader's extent to bytes [low, high) of a CTA; the caller writes the tags of the read."""
         extent = self.extents.get(reader)
         if extent is None:
             self.extents[reader] = Extent(low, high, mixed)
@@ -67,8 +69,8 @@ class AsyncReads:
 
     def readers(self, low: int, high: int) -> list[int]:
         """The readers that may have read bytes [low, high) of a CTA."""
-        return sorted(reader for reader, extent in self.extents.items() if extent.meets(low, high))
+        return sorted(reader for reader, extent in self.extents.items() if extent.overlaps(low, high))
 
     def is_mixed(self, reader: int) -> bool:
-        """Has a reader read for other columns than its own?"""
+        """Do some tags of a reader have another column than its own?"""
         return self.extents[reader].mixed

@@ -1,4 +1,4 @@
-"""Stores to the shared memory of a cluster that an mbarrier completes (PTX ISA, "st.async")."""
+"""Models st.async of the PTX ISA: stores to the shared memory of a cluster whose completion an mbarrier signals."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class Places(NamedTuple):
-    """Where lanes store: per lane, the row of the CTA, the offset in its shared memory, the offset of the mbarrier, and
-    whether the mbarrier lies in the same CTA."""
+    """The destinations of stores, in arrays with one element per storing lane: the row of the CTA, the byte offset in
+    its shared memory, the byte offset of the mbarrier, and (``together``) whether the mbarrier lies in the same CTA."""
 
     lanes: Array
     rows: Array
@@ -25,32 +25,33 @@ class Places(NamedTuple):
     bar_offsets: Array
     together: Array
 
-    def at(self, chosen: Array) -> Places:
+    def select(self, chosen: Array) -> Places:
+        """The destinations of some lanes: ``chosen`` has their indices, or a bool per lane."""
         return Places(*(column[chosen] for column in self))
 
 
 class AsyncStores:
-    """The data of a store lands with the phase of its mbarrier, as that of a bulk copy does."""
+    """The asynchronous stores of a batch. Their data lands with the phase of their mbarrier, as that of a bulk copy."""
 
     def __init__(self, batch: BatchState, peers: Peers, shared: ClusterMemory, mbarriers: MBarriers) -> None:
         self.batch, self.peers, self.shared, self.mbarriers = batch, peers, shared, mbarriers
 
     def store(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
         """st.async of ``width`` bytes per lane."""
-        everyone = self.batch.lanes(m)
-        # No cluster lifetime is remembered: the mbarrier's phase says that the data has arrived.
-        lanes, rows = self.peers.rows(address[everyone], everyone, site, remember=False)
+        active = self.batch.lanes(m)
+        # The access need not be remembered until the other CTA exits: the mbarrier's phase tells when it has ended.
+        lanes, rows = self.peers.rows(address[active], active, site, remember=False)
         to, bar = address[lanes], bar_address[lanes]
         offsets, bar_offsets = ((chosen & WITHIN).astype(np.int64) - WINDOW_START for chosen in (to, bar))
         places = Places(lanes, rows, offsets, bar_offsets, to >> RANK_SHIFT == bar >> RANK_SHIFT)
         bars = rows * self.shared.stride + bar_offsets
         for number in np.unique(bars):
-            group = places.at(bars == number)
-            if not self._store_at_once(group, value, width, site):
+            group = places.select(bars == number)
+            if not self._store_together(group, value, width, site):
                 for i in range(len(group.lanes)):
-                    self._store_one(group.at(np.array([i])), value, width, site)
+                    self._store_one(group.select(np.array([i])), value, width, site)
 
-    def _store_at_once(self, places: Places, value: Array, width: int, site: int) -> bool:
+    def _store_together(self, places: Places, value: Array, width: int, site: int) -> bool:
         """Fast path: make all stores that complete on one mbarrier, if no check needs a closer look at one of them;
         otherwise do nothing and return False."""
         lanes, row = places.lanes, int(places.rows[0])
@@ -73,6 +74,7 @@ class AsyncStores:
         return True
 
     def _store_one(self, places: Places, value: Array, width: int, site: int) -> None:
+        """Make the store of one lane with every check; a wrong one is reported."""
         lane, row, offset = int(places.lanes[0]), int(places.rows[0]), int(places.offsets[0])
         if not places.together[0]:
             text = "the mbarrier lies outside of the CTA that the store goes to"
@@ -90,6 +92,7 @@ class AsyncStores:
         self._write(to, value[places.lanes], width, bar, site)
 
     def _elements(self, places: Places, width: int, low: int, high: int) -> Elements:
+        """The destinations as elements of ``width`` bytes, within bytes [low, high) of their CTA."""
         return Elements((places.offsets + places.rows * self.shared.stride) >> SHIFT[width], low, high)
 
     def _write(self, to: Elements, data: Array, width: int, bar: MBarrier, site: int) -> None:

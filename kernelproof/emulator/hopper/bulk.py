@@ -1,7 +1,7 @@
-"""Bulk copies (PTX ISA, "cp.async.bulk", "cp.async.bulk.tensor", "cp.reduce.async.bulk").
+"""Models bulk copies of the PTX ISA: cp.async.bulk, cp.async.bulk.tensor and cp.reduce.async.bulk.
 
 A load reads its source when it is issued, and its data lands when the phase of its mbarrier has been waited for. A
-store writes when it is issued; its write counts as under way, and its source as being read, until its group has been
+store writes when it is issued; its write counts as in flight, and its source as being read, until its group has been
 waited for.
 """
 
@@ -26,7 +26,7 @@ from kernelproof.emulator.hopper.tensor_map import (
     decode,
     place,
     place_inside,
-    refuse,
+    refusal_of,
     swizzled,
 )
 from kernelproof.emulator.memory.device import DeviceMemory
@@ -44,9 +44,10 @@ _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class Delivery(NamedTuple):
-    """Where a bulk copy to shared memory goes. ``to``, ``bar``: per lane, the destination's address and its mbarrier's.
-    ``ranks``: for multicast, the CTAs that receive it, one bit each; None without multicast. ``paired`` (cta_group::2):
-    the mbarrier may also lie in the other CTA of the receiver's pair; its address says in which of the two."""
+    """The destination of a bulk copy to shared memory. ``to``, ``bar``: per lane, the address of the data and that of
+    the mbarrier. ``ranks``: for multicast, per lane a mask with a bit for each CTA that receives the data; None without
+    multicast. ``paired`` (cta_group::2): the mbarrier may also lie in the other CTA of the receiver's pair; its address
+    says in which of the two."""
 
     to: Array
     bar: Array
@@ -66,10 +67,11 @@ class StoredBox(NamedTuple):
 class Bulk:
     """The bulk copies of a batch.
 
-    Three mappings by lane say what is under way. ``open``: the ticks of stores that are in no group yet. ``groups``:
-    for each group that was committed and not waited for, the ticks of its stores, oldest group first. ``writes``: for
-    each group, its writes to global memory; the last entry is for stores that are in no group yet. ``writes`` may be
-    longer than ``groups``, because a wait with ``.read`` ends the reads of a group and not its writes.
+    Three mappings have the stores in flight of each lane. ``open``: the ticks of stores that are in no group yet.
+    ``groups``: for each group that was committed and not waited for, the ticks of its stores, oldest group first.
+    ``writes``: for each group, its writes to global memory; the last entry is for stores that are in no group yet.
+    ``writes`` may be longer than ``groups``, because a wait with ``.read`` ends the reads of a group and not its
+    writes.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Bulk:
         # The content of a map is its key, so a map that a kernel edits in place is decoded anew.
         if raw not in self.maps:
             map_ = decode(raw)
-            self.maps[raw] = None if map_ is None or refuse(map_) else map_
+            self.maps[raw] = None if map_ is None or refusal_of(map_) else map_
         out = self.maps[raw]
         if out is None or address % 64:
             text = f"there is no tensor map of cuTensorMapEncodeTiled at {address:#x}"
@@ -124,7 +126,7 @@ class Bulk:
         return out
 
     def _swizzled(self, offset: int, nbytes: int, span: int) -> Array:
-        """What ``swizzled`` says, computed once."""
+        """The result of ``tensor_map.swizzled``, computed once for each combination of arguments."""
         key = (offset, nbytes, span)
         out = self.swizzled.get(key)
         if out is None:
@@ -132,7 +134,7 @@ class Bulk:
         return out
 
     def _check_box(self, map_: TensorMap, box: Box, lane: int, site: int) -> bool:
-        """Do the rows lie inside one buffer? Reports if they do not."""
+        """Does the box have bytes inside of the tensor, and do they lie in one buffer? Other buffers are reported."""
         inside = box.rows[box.rows != -1]
         if inside.size == 0 or box.low >= box.high:
             return False
@@ -146,7 +148,7 @@ class Bulk:
         return True
 
     def _read_box(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array:
-        """A box as 16-byte elements, zero where it is outside of the tensor."""
+        """The content of a box as 16-byte elements; bytes outside of the tensor are zero."""
         inside = self._read_inside(map_, coordinates, lane, site)
         if inside is not None:
             return inside
@@ -165,8 +167,8 @@ class Bulk:
         return out.reshape(-1).view(MOVER[16])
 
     def _read_inside(self, map_: TensorMap, coordinates: list[int], lane: int, site: int) -> Array | None:
-        """Fast path: a box of an input that lies inside of its tensor, so that only bounds need a check; None for
-        others."""
+        """Fast path: the content of a box that lies inside of its tensor and in an input, so that only bounds need a
+        check; None for other boxes."""
         extent = place_inside(map_, coordinates, self.arena)
         if extent is None:
             return None
@@ -180,8 +182,9 @@ class Bulk:
         return view.copy().reshape(-1)
 
     def _touch_global(self, rows: Array, box: Box, lane: int, site: int, write: bool, reduced: int = 0) -> None:
-        """Check and tag the global side of a copy. ``reduced``: the bytes of an element of a reduction, whose accesses
-        are relaxed atomics of GPU scope (PTX ISA)."""
+        """Check and tag the accesses of a copy to global memory. ``rows``: the offsets of the box's rows in the arena.
+        ``reduced``: the bytes of an element of a reduction, whose accesses are relaxed atomics of GPU scope (PTX ISA);
+        0: no reduction."""
         device = self.device
         first = int(rows[0]) + box.low
         device.guard(np.array([lane]), np.array([first]), site)
@@ -208,7 +211,7 @@ class Bulk:
             device.hazards.before_copy(access)
 
     def _begin_write(self, access: GlobalAccess, lanes: list[int]) -> None:
-        """A store's write is under way until each of the lanes has waited for its group."""
+        """Keep a store's write as in flight until each of its lanes has waited for its group."""
         if not self.hazards:
             return
         self.device.hazards.begin_copy(access)
@@ -249,7 +252,7 @@ class Bulk:
                     self._deliver(data, to, 16, 16, lane, site)
 
     def _run(self, address: int, count: int, lane: int, site: int) -> Box | None:
-        """Consecutive bytes of global memory as a box of one row; None, and a report, if they leave their buffer."""
+        """Consecutive bytes of global memory as a box of one row; None, and a report, if they exceed their buffer."""
         at = address - self.arena.base
         buffer = self.arena.find(at)
         if buffer is None or at + count > buffer.end:
@@ -259,7 +262,8 @@ class Bulk:
         return Box(np.array([at]), count, 0, count)
 
     def _shared_places(self, start: int, count: int, lane: int, site: int) -> Array | None:
-        """The 16-byte elements of consecutive bytes in the lane's CTA."""
+        """The indices of the 16-byte elements of consecutive bytes in the lane's CTA; None, and a report, if they
+        exceed its shared memory."""
         offset = start - WINDOW_START
         if not self.shared.fits(offset, offset + count, lane, site):
             return None
@@ -280,8 +284,9 @@ class Bulk:
     def _deliver(
         self, data: Array, to: Delivery, span: int, align: int, lane: int, site: int, origin: Array | None = None
     ) -> None:
-        """Send 16-byte elements to shared memory. ``origin``: the elements of the lane's own CTA that they come
-        from."""
+        """Send 16-byte elements to shared memory. ``span``: bytes of a row of the swizzle pattern (16: none).
+        ``align``: the alignment in bytes that the destination needs. ``origin``: the elements of the lane's own shared
+        memory that are copied; None for a copy from global memory."""
         offset = (int(to.to[lane]) & WITHIN) - WINDOW_START
         bar_offset = (int(to.bar[lane]) & WITHIN) - WINDOW_START
         if (offset + WINDOW_START) % align:
@@ -316,8 +321,9 @@ class Bulk:
         site: int,
         origin: Array | None,
     ) -> None:
-        """Send a copy to one receiver. ``ranks``: the CTA that gets the data and the CTA whose mbarrier is signalled;
-        data and mbarrier have the same offsets in every CTA."""
+        """Send a copy to one receiver. ``ranks``: the rank of the CTA that gets the data and that of the CTA whose
+        mbarrier is signalled. ``offset``: the destination's first byte. ``places``: the offsets of all its 16-byte
+        elements. Data and mbarrier have the same offsets in every CTA."""
         batch = self.batch
         own = int(batch.row_of[lane])
         if max(ranks) >= batch.cluster_size:
@@ -334,7 +340,7 @@ class Bulk:
         if bar is None:
             return
         if origin is not None and self.hazards:
-            # A wait for the copy also shows that its source has been read.
+            # Waiting for the mbarrier's phase also implies that the source has been read.
             reader = int(self.clocks.groups + batch.warp[lane])
             begin = int(origin[0]) * 16 - own * self.shared.stride
             self.shared.async_read(
@@ -346,7 +352,7 @@ class Bulk:
     # --- stores ---
 
     def _read_shared(self, lane: int, source: Elements, row: int, site: int) -> Array:
-        """The bytes that a lane's store sends. It reads shared memory until its group has been waited for."""
+        """The bytes that a lane's store sends. They count as being read until its group has been waited for."""
         if self.hazards:
             reader = int(self.clocks.groups + self.batch.warp[lane])
             self.shared.async_read(source, lane, row, reader, site, "a bulk store")
@@ -354,6 +360,7 @@ class Bulk:
         return np.ascontiguousarray(self.shared.views[16][source.at]).view(np.uint8)
 
     def _open_store(self, lane: int, site: int) -> None:
+        """Keep a store of a lane that is in no group yet."""
         self.open.setdefault(lane, []).append(self.launch.tick)
         self.sites[lane] = site
 
@@ -364,7 +371,8 @@ class Bulk:
         first_of: dict[tuple[int, ...], int] = {}
         boxes: list[StoredBox] = []
         for lane in self._lanes(m):
-            # A warp whose lanes all name one box stores it once (CUTLASS has such code); each lane has its group.
+            # If several lanes of a warp name the same box (CUTLASS has such code), the box is stored once, but the
+            # store belongs to the group of each of these lanes.
             key = (lane >> 5, int(address[lane]), int(source[lane]), *(int(c[lane]) for c in coordinates))
             if first_of.setdefault(key, lane) != lane and not reduction:
                 if self.hazards:
@@ -378,17 +386,17 @@ class Bulk:
                 self._store_box(box, reduction, site)
 
     def _store_together(self, boxes: list[StoredBox], site: int) -> bool:
-        """Fast path: store boxes of one output that lie apart inside of it, if no check needs a closer look; otherwise
-        do nothing and return False."""
+        """Fast path: store disjoint boxes that lie inside of one tensor, if no check needs a closer look; otherwise do
+        nothing and return False."""
         map_, arena = boxes[0].map_, self.arena
+        # Corners are different multiples of the box, and rows of the tensor do not overlap: then no two boxes share a
+        # byte, so the order in which they are stored does not matter.
         corners = {tuple(box.at) for box in boxes}
-        apart = len(corners) == len(boxes) and all(
+        are_disjoint = len(corners) == len(boxes) and all(
             at % extent == 0 for corner in corners for at, extent in zip(corner, map_.box, strict=True)
         )
-        # Different corners at multiples of the box, and rows of the tensor that do not overlap: then no two boxes share
-        # a byte, so the order in which they are stored does not matter.
-        apart = apart and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
-        extents = [place_inside(map_, box.at, arena) for box in boxes] if apart else [None]
+        are_disjoint = are_disjoint and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
+        extents = [place_inside(map_, box.at, arena) for box in boxes] if are_disjoint else [None]
         sources = [box.source - WINDOW_START for box in boxes]
         fits = min(sources) >= 0 and max(sources) + map_.nbytes <= self.shared.size
         if None in extents or any(box.map_ is not map_ or box.source % 128 for box in boxes) or not fits:
@@ -424,6 +432,7 @@ class Bulk:
         return True
 
     def _store_box(self, stored: StoredBox, reduction: str, site: int) -> None:
+        """Store one box, or reduce it into global memory, with every check. ``reduction``: its name in PTX, or ""."""
         lane, map_, coordinates, source = stored
         row, offset = int(self.batch.row_of[lane]), source - WINDOW_START
         if source % 128:
@@ -450,6 +459,7 @@ class Bulk:
             self._write(rows, box, data)
 
     def _reduce(self, rows: Array, box: Box, data: Array, reduction: str, dtype: int) -> None:
+        """Combine data (rows, bytes) with global memory. Raises EmulatorError for operations that are not modelled."""
         if dtype not in _REDUCIBLE or reduction not in _REDUCTIONS:
             raise EmulatorError(f"cp.reduce {reduction} on data type {dtype} is not modelled")
         kind, combine = _REDUCIBLE[dtype], _REDUCTIONS[reduction]
@@ -458,7 +468,9 @@ class Bulk:
             old[:] = combine(old, new[box.low : box.high].view(kind))
 
     def _write(self, rows: Array, box: Box, data: Array) -> None:
-        # Whole 16-byte elements are stored as such. Strides are multiples of 16, so the first row decides for all.
+        """Store data (rows, bytes) at the arena offsets of rows, as far as it lies inside of the tensor."""
+        # Rows that consist of 16-byte elements are stored in this unit. Strides are multiples of 16, so the alignment
+        # of the first row is that of all.
         if (box.low | box.high) & 15 == 0 and int(rows[0]) & 15 == 0:
             chunks = np.arange(box.low // 16, box.high // 16)
             wide = np.ascontiguousarray(data).view(MOVER[16])
@@ -468,7 +480,7 @@ class Bulk:
             self.arena.data[rows[:, None] + inside] = data[:, inside]
 
     def store(self, to: Array, source: Array, size: Array, m: Mask, site: int) -> None:
-        """cp.async.bulk of a run of bytes from shared to global memory."""
+        """cp.async.bulk of consecutive bytes from shared to global memory."""
         for lane in self._lanes(m):
             count, start = int(size[lane]), int(to[lane])
             if count % 16 or start % 16 or int(source[lane]) % 16 or not count:
@@ -513,9 +525,9 @@ class Bulk:
                 self.groups[lane] = groups[len(groups) - pending :] if pending else []
                 done.append(lane)
         for warp in sorted({lane >> 5 for lane in done}):
-            # Other lanes of the warp, and younger groups, may have stores under way. A warp has only one column for all
-            # of its stores, so the wait shows only that stores older than all of those have ended.
-            left = [
+            # Other lanes of the warp, and younger groups, may have stores in flight. All stores of a warp share one
+            # column of the clocks, so the wait only shows that stores older than each of those have ended.
+            unfinished = [
                 tick
                 for other in range(32 * warp, 32 * warp + 32)
                 for group in (*self.groups.get(other, ()), self.open.get(other, ()))
@@ -523,7 +535,7 @@ class Bulk:
             ]
             row, index = divmod(warp, self.clocks.warps)
             clock = self.clocks.empty()
-            self.clocks.set(clock, self.clocks.bulk_column(row, index), min(left, default=self.launch.tick))
+            self.clocks.set(clock, self.clocks.bulk_column(row, index), min(unfinished, default=self.launch.tick))
             self.clocks.acquire(np.array([lane for lane in done if lane >> 5 == warp]), clock)
 
     def _end_writes(self, lane: int, pending: int) -> None:
@@ -536,7 +548,7 @@ class Bulk:
         self.writes[lane] = [*groups[ended:], still_open]
 
     def exited(self, row: int) -> None:
-        """A CTA has ended: report a bulk store that may still read its shared memory."""
+        """Report a bulk store that may still read the shared memory of a CTA that has ended."""
         batch = self.batch
         for lane in {*self.groups, *self.open}:
             if int(batch.row_of[lane]) == row and (any(self.groups.get(lane, ())) or self.open.get(lane)):
@@ -551,4 +563,5 @@ class Bulk:
 
 
 def _signed(coordinates: list[Array], lane: int) -> list[int]:
+    """A lane's coordinates, whose registers hold signed 32-bit integers."""
     return [int(c[lane].view(np.int32)) for c in coordinates]

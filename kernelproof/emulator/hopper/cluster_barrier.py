@@ -1,4 +1,4 @@
-"""barrier.cluster (PTX ISA): all living threads of a cluster arrive, and wait for each other."""
+"""Models barrier.cluster of the PTX ISA, at which all threads of a cluster that have not exited wait for each other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class ClusterBarrier:
-    """barrier.cluster of one cluster. ``generation`` counts completions; ``arrived`` are the threads that have arrived
-    for the next one. ``clock`` is what they have released, ``done_clock`` what those of the last generation
-    released."""
+    """The barrier of one cluster.
+
+    ``generation`` counts completions. ``arrived``: a bool per thread of the cluster, whether it has arrived for the
+    next completion. ``clock``: the union of the clocks that these threads have released; ``done_clock``: the same for
+    the last generation.
+    """
 
     __slots__ = ("arrived", "clock", "done_clock", "generation")
 
@@ -38,14 +41,15 @@ class ClusterBarriers:
         self.hazards = batch.launch.options.hazards
         self.lanes_per_cluster = batch.cluster_size * batch.width
         self.clusters = [ClusterBarrier(self.lanes_per_cluster) for _ in range(batch.count // batch.cluster_size)]
-        # Per lane: the generation for which it has arrived and not yet waited, -1 for none.
+        # Per lane: the generation for which it has arrived but not yet waited, -1 for none.
         self.arrived_at: Array = np.full(batch.size, -1, np.int64)
 
     def _members(self, index: int) -> slice:
+        """The lanes of a cluster."""
         return slice(index * self.lanes_per_cluster, (index + 1) * self.lanes_per_cluster)
 
     def arrive(self, m: Mask, release: bool, site: int) -> None:
-        """barrier.cluster.arrive; a relaxed one releases no accesses."""
+        """barrier.cluster.arrive by the lanes of ``m``. ``release``: false for a relaxed arrival."""
         batch = self.batch
         mask = batch.running(m)
         self.launch.tick += 1
@@ -61,15 +65,15 @@ class ClusterBarriers:
             self.arrived_at[lanes] = cluster.generation
             cluster.arrived[lanes - members.start] = True
             if self.hazards:
-                # A relaxed arrival still shows that what the lanes had waited for is over. A release by some
-                # lanes of a warp takes effect only when its other lanes have arrived, too.
+                # A relaxed arrival still passes on which accesses the lanes know to have ended. A release by some lanes
+                # of a warp takes effect only when its other lanes have arrived, too.
                 clocks = self.clocks
                 clock = clocks.publish(lanes, True) if release else clocks.only_ended(clocks.knowledge(lanes))
                 cluster.clock = clock if cluster.clock is None else np.maximum(cluster.clock, clock)
             self._settle(index)
 
     def _settle(self, index: int) -> None:
-        """Complete the generation if every living thread has arrived, and wake those that wait."""
+        """If every thread that has not exited has arrived, complete the generation and wake the threads that wait."""
         batch, cluster = self.batch, self.clusters[index]
         # Exited threads count as arrived, so an exit can complete a generation (``exited``).
         alive = batch.alive[self._members(index)]
@@ -89,12 +93,13 @@ class ClusterBarriers:
             self.scheduler.release(cluster, free)
 
     def _leave(self, cluster: ClusterBarrier, lanes: Array) -> None:
+        """Let lanes pass the barrier: they acquire the clock of its last generation."""
         self.arrived_at[lanes] = -1
         if self.hazards and cluster.done_clock is not None:
             self.clocks.acquire(lanes, cluster.done_clock)
 
     def wait(self, m: Mask, resume: int, site: int) -> Step:
-        """barrier.cluster.wait: lanes whose generation is complete go on at ``resume``, others sleep."""
+        """barrier.cluster.wait: lanes whose generation is complete continue at the block ``resume``, others sleep."""
         batch = self.batch
         mask = batch.running(m).copy()
         awake = np.zeros(batch.size, bool)
@@ -120,6 +125,6 @@ class ClusterBarriers:
         return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
 
     def exited(self, lanes: Array) -> None:
-        """Handle lanes that have exited: generations that waited only for them are complete."""
+        """Complete the generations that waited only for lanes which have exited."""
         for index in distinct(lanes // self.lanes_per_cluster):
             self._settle(int(index))

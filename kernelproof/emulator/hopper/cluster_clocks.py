@@ -1,7 +1,7 @@
 """Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers.
 
-This is the causality order of the PTX memory consistency model for shared memory of a cluster. As in ``warp_clocks``,
-time is the launch's tick, and clocks are kept per warp, with two entries for each.
+They implement the causality order of the PTX memory consistency model for the shared memory of a cluster. As in
+``warp_clocks``, time is the launch's tick, and there is a clock per warp, which has two entries for each warp.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ MAX_BARRIERS = 128
 
 
 class ClusterClocks(WarpClocks):
-    """The clocks of a batch of whole clusters.
+    """The clocks of a batch, which consists of complete clusters.
 
     ``table`` has shape (row, warp, column). Each column belongs to an agent that accesses memory. The columns are, in
     this order: the cluster's warps, the wgmma of its warpgroups, the bulk stores of its warps, the bulk copies that
-    each mbarrier completes, and the cluster barrier, whose tick says that all CTAs have started. Last, ``together``
-    columns after those of the warps, come the warps with all their lanes (see ``WarpClocks``). An entry is a tick:
-    what the column's agent did before that tick happens before what the warp does now. Entries never shrink.
+    each mbarrier completes, and the cluster barrier, whose tick says that all CTAs have started. The last columns,
+    ``together`` after those of the warps, stand for the warps with all their lanes (see ``WarpClocks``). An entry is a
+    tick: accesses of the column's agent before that tick happen before the warp's next access. Entries never shrink.
 
-    Order has two degrees. What a column did before its entry is *visible*: the warp may read what it wrote. A second
-    entry, ``ended`` columns further, says what has *ended*: what it read before may be overwritten. Within a CTA both
-    are the same; an arrival of CTA scope at another CTA's mbarrier passes on the second one only. Without clusters
-    ``ended`` is 0, and both are one entry. Invariant: visible <= ended.
+    Order has two degrees. Accesses of an agent before its entry are *visible*: the warp may read what they wrote. A
+    second entry, ``ended`` columns further, says which accesses have *ended*: the warp may overwrite what they read.
+    Within a CTA both entries are equal; an arrival of CTA scope at another CTA's mbarrier raises only the second one.
+    Without clusters ``ended`` is 0, and both are the same entry. Invariant: visible <= ended.
 
     In kernels with fences that are restricted to shared memory, a third entry, ``device`` columns after the first,
-    says what is visible in global memory; in others ``device`` is 0. Invariant: visible in global memory <= visible.
+    says which writes to global memory are visible; in other kernels ``device`` is 0. Invariant: the third entry is at
+    most the first.
 
-    What only some lanes of a warp have learned is kept in ``private``, until those lanes synchronise with the others.
+    ``private`` has the clocks that only some lanes of a warp have acquired, until those lanes synchronise with the
+    others.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -54,11 +56,12 @@ class ClusterClocks(WarpClocks):
         first = self.columns + self.ended
         self.device = first if batch.launch.kernel.restricts else 0
         self.length = first + (self.columns if self.device else 0)
-        # Without clusters, or without restricted fences, parts coincide.
+        # The distances of the two or three entries of an agent. Without clusters, or without restricted fences, some
+        # entries are the same.
         self.parts = tuple(sorted({0, self.ended, self.device}))
         self.ticks: Array = np.zeros((batch.count, self.warps, self.length), np.int64)
         self.table = self.ticks
-        # (row, warp) -> lanes of the warp (32 bools) and what they alone have learned.
+        # (row, warp) -> pairs of lanes (32 bools) and the clock that only they have acquired.
         self.private: dict[tuple[int, int], list[tuple[Array, Array]]] = {}
         # Per row: the column of its warp 0.
         self.first: Array = batch.rank * self.warps
@@ -71,19 +74,19 @@ class ClusterClocks(WarpClocks):
     # --- columns ---
 
     def _products(self) -> int:
-        """Columns per CTA for the products that read shared memory: one per warpgroup."""
+        """The number of columns per CTA for matrix products that read shared memory: one per warpgroup."""
         return -(-self.warps // 4)
 
     def agent(self, group: int) -> str:
-        """Who reads shared memory for a CTA's column of products, in words."""
+        """The agent of a CTA's column of matrix products, in words for reports."""
         return f"a wgmma of warpgroup {group}"
 
     def empty(self) -> Array:
-        """A clock that knows nothing."""
+        """A clock whose entries are all 0."""
         return np.zeros(self.length, np.int64)
 
     def only_ended(self, clock: Array) -> Array:
-        """A clock that knows the same accesses to have ended, and none of them to be visible."""
+        """A copy of a clock in which the same accesses have ended, but none are visible."""
         if not self.ended:
             return self.empty()
         out = self.in_shared(clock).copy()
@@ -91,13 +94,13 @@ class ClusterClocks(WarpClocks):
         return out
 
     def in_shared(self, clock: Array) -> Array:
-        """A copy of a clock that knows nothing of global memory."""
+        """A copy of a clock in which no writes to global memory are visible."""
         out = clock.copy()
         out[self.device or self.length :] = 0
         return out
 
     def own(self, row: int) -> slice:
-        """The columns of a row's warps, for what some of their lanes have released."""
+        """The columns of a row's warps, by which releases of some lanes are ordered."""
         first = int(self.first[row])
         return slice(first, first + self.warps)
 
@@ -129,10 +132,10 @@ class ClusterClocks(WarpClocks):
         self.used_barriers[cluster] = used + 1
         return self.barriers + used
 
-    # --- what is known ---
+    # --- questions about order ---
 
     def horizon(self, row: Array | int, warp: Array | int, other: Array, together: Array | bool = False) -> Array:
-        """See ``WarpClocks.horizon``; what counts is visibility in global memory."""
+        """See ``WarpClocks.horizon``; the entries are those for visibility in global memory."""
         return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device + self.together * together])
 
     def total(self, row: int, warp: int) -> int:
@@ -149,7 +152,8 @@ class ClusterClocks(WarpClocks):
         return any(int(clock[column]) > tick for clock in (self.ticks[row, warp], *learned, *clocks))
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
-        """Does an access (``read``: a read) of a warp of the same cluster happen before a warp's present?"""
+        """Does an access of ``other_warp`` at ``tick`` happen before the next access of ``warp``? False for warps of
+        different clusters. ``read``: the access is a read, so it is enough that it has ended."""
         if row // self.cluster != other_row // self.cluster:
             return False
         column = self.first[other_row] + other_warp + (self.ended if read else self.device)
@@ -175,7 +179,8 @@ class ClusterClocks(WarpClocks):
         return clock
 
     def ordered_privately(self, lanes: Array, columns: Array, ticks: Array) -> Array:
-        """Per element: does an access happen before this lane by what the lane has learned apart from its warp?"""
+        """Per element: does an access at ``ticks`` of an agent (``columns``) happen before the lane's next access, by a
+        clock that the lane has acquired without its warp? Shape (elements,), bool."""
         batch = self.batch
         out = np.zeros(len(lanes), bool)
         warps = batch.row_of[lanes].astype(np.int64) * batch.warps_per_cta + batch.warp[lanes]
@@ -189,7 +194,7 @@ class ClusterClocks(WarpClocks):
     # --- release and acquire ---
 
     def knowledge(self, lanes: Array) -> Array:
-        """The union of the clocks of the warps of these lanes, with what the lanes themselves have learned."""
+        """The union of the clocks of these lanes: those of their warps, and those that only they have acquired."""
         batch = self.batch
         row, last = int(batch.row_of[lanes[0]]), int(batch.row_of[lanes[-1]])
         if row != last:
@@ -206,9 +211,9 @@ class ClusterClocks(WarpClocks):
         return clock
 
     def publish(self, lanes: Array, whole: bool = False) -> Array:
-        """The clock that a release by these lanes publishes: all that their warps know, and what they did before this
-        tick. ``whole``: the rest of their warps does the same, or the release does not count. The caller has advanced
-        the tick."""
+        """The clock that a release by these lanes publishes: the union of their clocks, and their own accesses before
+        the present tick. ``whole``: the release counts as one of all lanes of their warps. The caller has advanced the
+        tick."""
         clock, tick = self.knowledge(lanes), self.batch.launch.tick
         warps = distinct(lanes >> 5)
         columns = self.first[warps // self.warps] + warps % self.warps
@@ -218,23 +223,26 @@ class ClusterClocks(WarpClocks):
         if are_whole.all():
             self.set(clock, together, tick)
             return clock
-        apart = ~are_whole
+        # Only some lanes of the other warps release. For all lanes of such a warp, the release covers only accesses
+        # before the last instruction that the lanes executed together, at tick ``gathered``.
+        are_partial = ~are_whole
         self.set(clock, together[are_whole], tick)
-        self.releases.add(lanes if apart.all() else lanes[apart[np.searchsorted(warps, lanes >> 5)]], tick)
-        gathered = self.releases.gathered.reshape(-1)[warps[apart]]
+        self.releases.add(lanes if are_partial.all() else lanes[are_partial[np.searchsorted(warps, lanes >> 5)]], tick)
+        gathered = self.releases.gathered.reshape(-1)[warps[are_partial]]
         for part in self.parts:
-            at = together[apart] + part
+            at = together[are_partial] + part
             clock[at] = np.maximum(clock[at], gathered)
         return clock
 
     def acquire(self, lanes: Array, clock: Array) -> None:
-        """These lanes learn a clock: a whole warp as a warp, a part of one privately until it synchronises."""
+        """Join a clock to the clocks of these lanes. If they are only some lanes of a warp, the clock is kept as
+        ``private`` until they synchronise with the others."""
         batch = self.batch
         warps = lanes >> 5
         starts = distinct(warps)
         if len(lanes) == 32 * len(starts):
-            # The usual case: whole warps. Lanes are grouped by warp, so 32 lanes per distinct warp means that none is
-            # missing. The reshaped table has one row per warp of the batch.
+            # The usual case: complete warps. Lanes are grouped by warp, so 32 lanes per distinct warp means that none
+            # is missing. The reshaped table has one row per warp of the batch.
             table = self.ticks.reshape(-1, self.ticks.shape[2])
             table[starts] = np.maximum(table[starts], clock)
             return
@@ -243,7 +251,7 @@ class ClusterClocks(WarpClocks):
             row, warp = divmod(int(start), self.warps)
             alive = batch.alive[32 * start : 32 * start + 32]
             if len(own_lanes) >= int(alive.sum()):
-                # All lanes that are alive: exited ones learn nothing and synchronise with nobody.
+                # These are all lanes that have not exited, so they count as the complete warp.
                 np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
                 continue
             members = np.zeros(32, bool)
@@ -257,12 +265,13 @@ class ClusterClocks(WarpClocks):
                 entries.append((members, clock.copy()))
 
     def learn(self, row: int, warps: Array, column: int, tick: int) -> None:
-        """Warps of a row learn that a column's accesses before a tick have ended."""
+        """Raise the entry of a column to a tick for warps of a row, in all degrees of order."""
         for part in self.parts:
             self.ticks[row, warps, column + part] = np.maximum(self.ticks[row, warps, column + part], tick)
 
     def _share(self, synchronised: Array | None) -> None:
-        """The lanes of ``synchronised`` warps (bool per row and warp; None: all) learn each other's private clocks."""
+        """Join the private clocks of lanes to the clock of their warp. ``synchronised``: the warps, bool (row, warp);
+        None: all."""
         for row, warp in list(self.private):
             if synchronised is None or synchronised[row, warp]:
                 for _, clock in self.private.pop((row, warp)):

@@ -1,4 +1,4 @@
-"""Shared memory of clusters: tags that name any CTA's threads, asynchronous readers and writers, and proxies.
+"""Models the shared memory of clusters, and checks asynchronous accesses to it.
 
 This adds to ``SharedMemory`` the rules of the PTX ISA on distributed shared memory (shared::cluster), on the async
 proxy and its fences, and on scopes.
@@ -29,28 +29,28 @@ from kernelproof.emulator.state.participants import Participant
 
 
 class ClusterMemory(ClusterOrder):
-    """Shared memory whose words remember asynchronous accesses, and those of other CTAs of the cluster."""
+    """Shared memory whose tags record asynchronous accesses, and accesses of other CTAs of the cluster."""
 
-    # Tags up to this one are LONG_AGO, or there is none.
+    # Tags up to this one mean that there was no access, or one LONG_AGO.
     LONG_PAST = 1 << 16
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
         super().__init__(batch, clocks, peers, size, granule)
         self.thread_reads = Extent(size, 0)
-        # Per lane: the tick of its last fence.proxy.async. Per (row, warp): the clock at its last one, which it covers.
+        # Per lane: the tick of its last fence.proxy.async. Per (row, warp): the warp's clock at its last such fence.
         self.proxy_fenced: Array = np.zeros(batch.size, np.int64)
         self.proxy_horizon: dict[tuple[int, int], Array] = {}
 
     # --- elements of 16 bytes ---
 
     def chunks(self, row: int, offsets: Array) -> Array:
-        """Byte offsets in a CTA's shared memory -> indices of 16-byte elements of the batch."""
+        """Convert byte offsets in a CTA's shared memory to indices of 16-byte elements of the batch."""
         out: Array = (offsets + row * self.stride) >> 4
         return out
 
     def last_write(self, element: int) -> tuple[int, int]:
-        """Who wrote a 16-byte element last, and when: a column of the clocks and the tick. Column -1: nobody, or long
-        ago."""
+        """The last write of a 16-byte element: the writer's column of the clocks, and the tick. The column is -1 if
+        there was no write, or one long ago."""
         tag = self.rows[16][0][element : element + 1].reshape(-1)[:1]
         if int(tag[0]) >= self.IN_FLIGHT or int(tag[0]) <= self.LONG_PAST:
             return -1, 0
@@ -86,7 +86,7 @@ class ClusterMemory(ClusterOrder):
         super().read_together(lanes, at, width, site, offset)
 
     def _note_thread_reads(self) -> None:
-        """Remember where threads have read, so that copies elsewhere need no look at their tags."""
+        """Extend the range that threads have read, so that copies outside of it need not look at tags of reads."""
         low, high = self.extent
         self.thread_reads.add(low - WINDOW_START, high - WINDOW_START)
 
@@ -96,25 +96,26 @@ class ClusterMemory(ClusterOrder):
         self, source: Elements, lane: int, row: int, reader: int, site: int, reader_name: str, column: int | None = None
     ) -> None:
         """Check and tag an asynchronous read of 16-byte elements of CTA ``row`` on behalf of a lane. ``reader``: its
-        number among the CTA's readers (warpgroups, then warps). The read has ended for those who know ``column`` of the
-        clocks (None: the reader's own)."""
+        number among the CTA's readers (warpgroups, then warps). ``column``: the column of the clocks whose later ticks
+        imply that the read has ended (None: the reader's own)."""
         self._follow_tick()
         at = source.at
         tags = self.rows[16][0][at]
         if not self._are_known(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
             self._check_async_read(tags, at, lane, row, site, reader_name)
         own = self._reader_column(row, reader)
-        ender = own if column is None else column
-        self.async_reads.add(reader, source.low, source.high, ender != own)
-        self.async_reads.tags[reader, at] = self.TAG(self.stamp | PSEUDO | ender)
+        end_column = own if column is None else column
+        self.async_reads.add(reader, source.low, source.high, end_column != own)
+        self.async_reads.tags[reader, at] = self.TAG(self.stamp | PSEUDO | end_column)
         if self.recorded is not None:
             self.recorded.read(at, 16 // self.granule, own, site)
 
     def wgmma_read(
         self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
     ) -> bool:
-        """``async_read`` by the wgmma of several warpgroups at once: elements (warpgroups, elements), which lie in
-        these bytes of their CTAs. Returns False, having done nothing, if some reads need a closer look."""
+        """Fast path of ``async_read`` for the wgmma of several warpgroups. ``at``: the elements, shape (warpgroups,
+        elements). ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having done
+        nothing, if some reads need a closer look."""
         self._follow_tick()
         if not self._are_known(self.rows[16][0][at], lanes, rows):
             return False
@@ -129,12 +130,12 @@ class ClusterMemory(ClusterOrder):
         return True
 
     def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
-        """``async_read`` of all operands of a matrix product at once. Returns the column and the tick of the bulk
-        copies that wrote them; None, having done nothing, unless these belong to one phase of an mbarrier that the lane
+        """Fast path of ``async_read`` for all operands of a matrix product. Returns the column and the tick of the bulk
+        copies that wrote them; None, having done nothing, unless all belong to one phase of an mbarrier that the lane
         has waited for."""
         self._follow_tick()
         tags = self.rows[16][0].take(places.at, axis=0)
-        # One tag in all elements means one phase of one mbarrier: its column and its tick.
+        # If all elements have the same tag, they belong to one phase of one mbarrier, whose column and tick it names.
         tag = int(tags.flat[0])
         source, tick = (tag & ACTOR) - PSEUDO, (tag >> self.BITS) - 1 + self.t0
         if source < 0 or tag >= self.IN_FLIGHT or self.recorded is not None or (tags != self.TAG(tag)).any():
@@ -147,16 +148,19 @@ class ClusterMemory(ClusterOrder):
         return source, tick
 
     def store_reads(self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
-        """``async_read`` by bulk stores of several lanes at once: elements (lanes, elements), which lie in these bytes
-        of their CTAs. Returns False, having done nothing, unless threads of the lane's own CTA wrote all of them, and
-        each writer has executed a proxy fence since, in an order that the lane knows."""
+        """Fast path of ``async_read`` for bulk stores of several lanes. ``at``: the elements, shape (lanes, elements).
+        ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having done nothing, unless
+        threads of each lane's own CTA wrote all of them, executed a proxy fence afterwards, and synchronised with the
+        lane."""
         self._follow_tick()
         batch, clocks = self.batch, self.cluster_clocks
         tags = self.rows[16][0].take(at, axis=0).reshape(len(at), -1)
         rank = (batch.rank[rows].astype(self.TAG) << self.TAG(RANK_THREADS))[:, None]
+        # The bits of an actor above the 10 of the thread are the rank if, and only if, it is a single thread.
         if self.recorded is not None or ((tags ^ rank) & self.TAG(ACTOR ^ 1023)).any():
             return False
         warps, width = batch.warp[lanes], batch.width
+        # Per lane and thread of its CTA: writes of the thread before this tick are fenced and visible to the lane.
         limit = self.proxy_fenced.reshape(-1, width)[rows]
         for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
             # A lane needs no synchronisation with itself, but its own proxy fence.
@@ -168,7 +172,7 @@ class ClusterMemory(ClusterOrder):
         thread = (tags & self.TAG(1023)).astype(np.int64)
         if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
             return False
-        # All is known to be right: only now may tags change.
+        # All reads are correct. Only now may tags change, because False means that nothing has been done.
         columns = clocks.bulk + batch.rank[rows] * clocks.warps + warps
         readers = clocks.groups + warps
         for reader in readers.tolist():
@@ -180,8 +184,9 @@ class ClusterMemory(ClusterOrder):
         """Fast path: are these reads certainly ordered after the writes? ``tags``: those of the writers, of shape
         (lanes, elements, ...).
 
-        True if one bulk copy that the lane has waited for wrote all elements; or if threads of the lane's own CTA wrote
-        them, and barriers of all warps and proxy fences of all threads followed. False decides nothing.
+        It is True in two cases: one bulk copy that the lane has waited for wrote all elements; or threads of the lane's
+        own CTA wrote them, and later all its threads executed a proxy fence and all its warps synchronised with the
+        lane. False means only that a closer look is needed.
         """
         clocks = self.cluster_clocks
         tags = tags.reshape(len(tags), -1)
@@ -198,14 +203,14 @@ class ClusterMemory(ClusterOrder):
             return all(int(ticks[i]) < int(clocks.of_lane(int(lanes[i]))[columns[i]]) for i in np.flatnonzero(late))
         if clocks.cluster > 1 or (tags & self.TAG(SEVERAL | PSEUDO)).any():
             return False
-        # The least tick over all warps and all threads of the CTA bounds every writer, whichever it was.
+        # The least tick over all warps and all threads of the CTA is a bound that holds for every possible writer.
         width = self.batch.width
         passed = clocks.ticks[rows, warps, clocks.together : clocks.together + clocks.warps].min(axis=1)
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
         return bool((ticks < np.minimum(passed, fenced)).all())
 
     def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
-        """Report what is wrong with an asynchronous read of elements that were written under these tags."""
+        """Report an asynchronous read of elements that races with the writes of these tags, or lacks a proxy fence."""
         tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
         bad = ~self._ordered(np.full(len(tags), lane), tags, READ_AFTER_WRITE)
         self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
@@ -214,8 +219,8 @@ class ClusterMemory(ClusterOrder):
             self._check_proxy(tags[generic], lane, at_of[generic], site, f"{reader_name} reads", row)
 
     def _writers_of(self, tags: Array, at: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
-        """The tags of the writers of elements that are read, and each one's element. Undefined elements are reported
-        and left out."""
+        """The tags of the last writes of elements that are read, and the element of each tag. Undefined elements are
+        reported and left out."""
         at_of = at
         if tags.ndim > 1:
             at_of = np.repeat(at, tags.shape[1])
@@ -229,7 +234,7 @@ class ClusterMemory(ClusterOrder):
         return tags, at_of
 
     def _copy_under(self, tags: Array, at: Array, bad: Array, kind: str) -> Participant | None:
-        """The copy that is under way to the first of the ``bad`` elements."""
+        """The copy in flight to the first of the ``bad`` elements; None for other kinds of findings."""
         if kind != "in-flight":
             return None
         element = int(at[bad][0])
@@ -247,8 +252,8 @@ class ClusterMemory(ClusterOrder):
         after_reads: bool = True,
     ) -> None:
         super()._check_write(lanes, width, at, site, offset, same, after_reads)
-        # Threads must not overwrite what asynchronous work may still be reading. The base class knows nothing of those
-        # reads, whose tags are kept per 16 bytes: at * width >> 4 is the 16-byte element of each written element.
+        # Threads must not overwrite elements that asynchronous work may still be reading. The base class does not check
+        # those reads. Their tags are kept per 16 bytes: at * width >> 4 is the 16-byte element of each written element.
         low, high = self.extent
         readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
         if not readers:
@@ -267,7 +272,7 @@ class ClusterMemory(ClusterOrder):
     # --- proxies ---
 
     def fence_proxy(self, m: Mask) -> None:
-        """fence.proxy.async by the lanes of ``m``: it covers their own accesses, and all that they know by now."""
+        """fence.proxy.async by the lanes of ``m``. It covers their own accesses, and all that happen before it."""
         if not self.hazards:
             return
         self.launch.tick += 1
@@ -279,15 +284,15 @@ class ClusterMemory(ClusterOrder):
             self.proxy_horizon[(row, index)] = self.cluster_clocks.of_lane(first).copy()
 
     def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, event: str, row: int) -> None:
-        """Report writes of threads that an asynchronous access follows without a fence.proxy.async between, executed by
-        the writer or by the thread that issues the access."""
+        """Report an asynchronous access to elements that threads have written, unless a fence.proxy.async comes
+        between, executed by the writer or by the thread that issues the access."""
         batch = self.batch
         actor, ticks, column = self._split(tags)
         # The lane of the batch that wrote: the rows of a cluster follow each other, each with ``width`` lanes.
         first = self.peers.row_of_rank(row, 0)
         writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023)
-        # Either fence will do: the writer's own, after its write; or that of the warp that issues the access, which
-        # covers the writes that the warp knew of when it executed the fence.
+        # Either of two fences is enough: the writer's own, after its write; or one of the warp that issues the access,
+        # if the write happens before that fence.
         bad = ticks >= self.proxy_fenced[writer]
         if bad.any():
             horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
@@ -300,7 +305,7 @@ class ClusterMemory(ClusterOrder):
             self._report_element("proxy-fence", text, site, lane, int(at[i]), other=other)
 
     def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, event: str) -> None:
-        """Report reads of threads that an asynchronous write of 16-byte elements follows without a fence.proxy.async
+        """Report an asynchronous write of 16-byte elements that threads have read, unless a fence.proxy.async comes
         between, executed by the reader or by the thread that issues the write."""
         batch = self.batch
         horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
@@ -323,7 +328,7 @@ class ClusterMemory(ClusterOrder):
     # --- asynchronous writes ---
 
     def check_async_write(self, to: Elements, lane: int, row: int, site: int, width: int = 16) -> None:
-        """Report what is wrong with a copy by a lane into elements of ``width`` bytes of CTA ``row``."""
+        """Report a copy by a lane into elements of ``width`` bytes of CTA ``row`` that comes too early."""
         if self.hazards:
             self._follow_tick()
             tags = self.rows[width][0][to.at]
@@ -340,19 +345,19 @@ class ClusterMemory(ClusterOrder):
         self.views[width][at] = self.poison[width]
 
     def may_follow(self, to: Elements, lanes: Array, width: int) -> bool:
-        """Fast path: has ``check_async_write`` certainly nothing to report of copies of each lane into an element of
-        its own? False decides nothing."""
+        """Fast path: is ``check_async_write`` certain to report nothing if each lane copies into its element of ``to``?
+        False means only that a closer look is needed."""
         if not self.hazards:
             return True
         self._follow_tick()
         writer, latest, readers = self.rows[width]
         tags = writer[to.at].reshape(len(lanes), -1)
         of_tags = np.broadcast_to(lanes[:, None], tags.shape)
-        flying = (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN)
+        in_flight = (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN)
         written = (tags < self.IN_FLIGHT) & (tags > self.LONG_PAST)
-        if flying.any() or not self._ordered(of_tags[written], tags[written], WRITE_AFTER_WRITE).all():
+        if in_flight.any() or not self._ordered(of_tags[written], tags[written], WRITE_AFTER_WRITE).all():
             return False
-        if width == 16 and ((tags[written] & ACTOR) < SEVERAL).any():  # a fence between the proxies may be missing
+        if width == 16 and ((tags[written] & ACTOR) < SEVERAL).any():  # a proxy fence may be missing
             return False
         if latest[to.at].any():
             reads = readers[to.at].reshape(-1, self.columns)
@@ -367,17 +372,18 @@ class ClusterMemory(ClusterOrder):
         return True
 
     def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
-        """Fast path: may a copy certainly overwrite elements that were written under these tags? False decides nothing.
+        """Fast path: may a copy certainly overwrite elements that were written under these tags?
 
-        True if the elements are new, or one bulk copy wrote them all and the lane has waited for it; if no thread has
-        read them; and if the lane knows that all matrix products and bulk stores that read them have ended.
+        It is True if all of these hold: the elements were never written, or one bulk copy wrote all of them and the
+        lane has waited for it; no thread has read them; all matrix products and bulk stores that read them have ended
+        for the lane. False means only that a closer look is needed.
         """
         last, clock = int(tags.max()), self.cluster_clocks.of_lane(lane)
         ended = self.cluster_clocks.ended
         at = to.at
         if int(tags.min()) != last or width != 16:
             return False
-        if self.thread_reads.meets(to.low, to.high) and self.rows[width][1][at].any():
+        if self.thread_reads.overlaps(to.low, to.high) and self.rows[width][1][at].any():
             return False
         if last != self.UNWRITTEN and last > self.LONG_PAST:
             actor = last & ACTOR
@@ -400,7 +406,8 @@ class ClusterMemory(ClusterOrder):
         return True
 
     def _report_early_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
-        """Report what is wrong with a copy into elements of ``width`` bytes that were written under these tags."""
+        """Report a copy into elements of ``width`` bytes that comes before their last writes (``tags``) or reads have
+        ended."""
         _, latest, readers = self.rows[width]
         at, flat = to.at, tags.reshape(-1)
         where = np.repeat(at, flat.size // len(at)) * width // 16
@@ -416,7 +423,7 @@ class ClusterMemory(ClusterOrder):
                 self._check_reads(async_reads, chunks, lane, row, site)
 
     def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
-        """Report a bulk copy that overwrites what was written under these tags too early."""
+        """Report a bulk copy into elements (``where``) that comes before their writes (``tags``) have ended."""
         for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             other = self._copy_under(tags, where, bad, kind)
             self._report_element(kind, text, site, lane, int(where[bad][0]), doubtful, other)
@@ -430,14 +437,14 @@ class ClusterMemory(ClusterOrder):
                 self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
 
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
-        """Report a bulk copy that overwrites what was read under these tags too early."""
+        """Report a bulk copy into elements (``at``) that comes before their reads (``tags``) have ended."""
         bad = (tags != 0) & ~self._ordered(np.full(len(tags), lane), tags, WRITE_AFTER_READ)
         self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
 
     def _report_race(
         self, event: str, hazard: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
     ) -> None:
-        """Report an asynchronous access that does not happen after the ``bad`` ones."""
+        """Report an asynchronous access that is not ordered after the accesses whose tags are ``bad``."""
         if not bad.any():
             return
         i = int(np.flatnonzero(bad)[0])

@@ -1,4 +1,5 @@
-"""Order of accesses to the shared memory of a cluster: tags that name any CTA's threads, and who comes before whom."""
+"""Decides which accesses to the shared memory of a cluster are ordered, by tags that name threads of any of its
+CTAs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.sites import Site
 
-# The actor of a tag has 16 bits and says who made the access:
+# The actor of a tag has 16 bits and identifies the maker of the access:
 #   rank << 10 | thread               one thread; ranks are below 16 and threads below 1024
 #   SEVERAL + (rank << 5 | warp)      several lanes of a warp
 #   PSEUDO + column of the clocks     asynchronous work
@@ -30,7 +31,7 @@ NARROW = "they are of different CTAs, and the synchronisation between is of CTA 
 
 @lru_cache(maxsize=64)
 def _column_table(warps: int, columns: int) -> Array:
-    """Actor -> the column of the clocks that says when its accesses are over."""
+    """A table, actor -> the column of the clocks by which its accesses are ordered."""
     actor = np.arange(1 << 16)
     thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
     several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
@@ -40,17 +41,17 @@ def _column_table(warps: int, columns: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _together_table(warps: int, columns: int, together: int) -> Array:
-    """The same, but for a single thread the column of all lanes of its warp."""
+    """The same table, but for a single thread it has the column that stands for all lanes of its warp."""
     return np.asarray(_column_table(warps, columns) + together * (np.arange(1 << 16) < SEVERAL))
 
 
 class ClusterOrder(SharedMemory):
-    """Shared memory of a batch of whole clusters, with what orders accesses to it.
+    """Shared memory of a batch of complete clusters, with the order of accesses to it.
 
-    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks; they happen before whoever
-    knows that column beyond the tag's tick. ``async_reads`` keeps the last asynchronous read of every element, by
-    warpgroup (wgmma) and then by warp (bulk stores). A barrier orders threads but no asynchronous work, so no tag is
-    ever old: ``fresh`` is 0, and every access is checked.
+    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks; such an access happens before
+    the next access of a warp whose clock has a later tick in that column. ``async_reads`` keeps the last asynchronous
+    read of every element by each warpgroup (wgmma) and each warp (bulk stores). A barrier orders threads but no
+    asynchronous work, so no tag can be dismissed as old: ``fresh`` is 0, and every access is checked.
     """
 
     TAG = np.uint64
@@ -78,15 +79,15 @@ class ClusterOrder(SharedMemory):
         return 0
 
     def _split(self, tags: Array) -> tuple[Array, Array, Array]:
-        """Tags -> (actors, ticks, columns of the clocks)."""
+        """The actors, ticks and columns of the clocks of tags."""
         actor = (tags & ACTOR).astype(np.int64)
         # The tick of a tag counts from t0 and is one too large, because 0 and LONG_AGO are no ticks.
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
     def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
-        """The columns that must be known. Data that is read, or overwritten by threads, must be visible; after reads
-        and bulk copies it is enough that they have ended."""
+        """The columns of the clock whose entries decide: those of ``visible`` or ``ended`` order. Data that is read, or
+        overwritten by threads, must be visible. After reads and bulk copies it is enough that they have ended."""
         if hazard == READ_AFTER_WRITE:
             return column
         ended = self.cluster_clocks.ended
@@ -96,8 +97,8 @@ class ClusterOrder(SharedMemory):
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, _ = self._split(tags)
         column = self._degree(actor, self.together_of[actor], hazard)
-        # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. What only some
-        # lanes have learned, or released, is looked up last, because it is rare and takes longer.
+        # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. Clocks that only
+        # some lanes have acquired, or released, are rare and take longer, so they are tried last.
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
         if clocks.private and not out.all():
@@ -110,8 +111,8 @@ class ClusterOrder(SharedMemory):
         return out
 
     def _released(self, lanes: Array, tags: Array, hazard: str) -> tuple[Array, Array]:
-        """For tags of single threads: the threads' lanes of the batch; and the tick before which the lanes know what
-        some lanes of the threads' warps have released."""
+        """For tags of single threads: the lanes of the batch that these threads are; and the tick up to which ``lanes``
+        have acquired releases of some lanes of the threads' warps."""
         batch, clocks = self.batch, self.cluster_clocks
         actor, _, column = self._split(tags)
         column = self._degree(actor, column, hazard)
@@ -132,7 +133,7 @@ class ClusterOrder(SharedMemory):
         return out
 
     def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
-        """Report a race; as ``memory-scope`` where accesses of two CTAs are ordered, but only at CTA scope."""
+        """Report races; those of two CTAs whose accesses are ordered, but only at CTA scope, as ``memory-scope``."""
         if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
             narrow = bad.copy()
             narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)
@@ -170,7 +171,7 @@ class ClusterOrder(SharedMemory):
 
     def _recorded_site(self, granule: int, column: int | None) -> Site:
         if column is not None and column >= self.cluster_clocks.barriers:
-            # A bulk copy to another CTA reads on behalf of an mbarrier, and is recorded under its warp's column.
+            # A bulk copy to another CTA reads under the column of an mbarrier, but is recorded under that of its warp.
             chunk = granule * self.granule >> 4
             actors = (self.async_reads.tags[:, chunk] & self.TAG(ACTOR)).astype(np.int64)
             readers = np.flatnonzero(actors == PSEUDO | column)
@@ -179,11 +180,11 @@ class ClusterOrder(SharedMemory):
         return super()._recorded_site(granule, column)
 
     def _columns_of(self, tags: Array) -> Array:
-        # Bulk copies have no columns of their own, see ``_recorded_site``.
+        # Records have no columns for bulk copies; see ``_recorded_site``.
         return np.minimum(self.column_of[(tags & ACTOR).astype(np.int64)], self.cluster_clocks.barriers - 1)
 
     def _make_recorded(self, granules: int) -> RecordedSites:
-        # The table has a column for each warp, then one for each asynchronous reader, bulk stores last.
+        # The columns: one for each warp, then one for each asynchronous reader, of which bulk stores come last.
         return RecordedSites(granules, self.cluster_clocks.barriers)
 
     def _reader_column(self, row: int, reader: int) -> int:

@@ -1,4 +1,4 @@
-"""A batch of whole clusters. It has the units of an ``AmpereBatch`` and those for the instructions that sm_90 adds."""
+"""Defines ``HopperBatch``: a batch of complete clusters, with the units for the instructions that sm_90 adds."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class HopperBatch(AmpereBatch):
         self.shared = self.cluster_memory
 
     def make_clocks(self) -> ClusterClocks:
-        """Make the clocks; their columns depend on the units of the batch, so subclasses have others."""
+        """Make the clocks. Subclasses have other units, which need other columns, so they override this."""
         return ClusterClocks(self)
 
     def _after_exit(self, exited: Array) -> None:
-        """Handle lanes that have exited: complete cluster barriers that waited only for them, and check CTAs that have
+        """Complete the cluster barriers that waited only for lanes which have exited, and check the CTAs that have
         ended."""
         lanes = np.flatnonzero(exited)
         self.cluster_barriers.exited(lanes)

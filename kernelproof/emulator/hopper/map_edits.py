@@ -1,4 +1,4 @@
-"""Edits of tensor maps by a kernel (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
+"""Models edits of tensor maps by a kernel: tensormap.replace and tensormap.cp_fenceproxy of the PTX ISA."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.map_proxy import MapProxy
-from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, FIELDS, MAGIC, MAP_BYTES, decode, refuse
+from kernelproof.emulator.hopper.tensor_map import DEVICE_TYPES, FIELDS, MAGIC, MAP_BYTES, decode, refusal_of
 from kernelproof.emulator.memory.device import DeviceMemory
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
@@ -18,8 +18,8 @@ _CHUNK = 16
 
 
 class MapEdits:
-    """Edits of tensor maps by a batch. Fields are read and written as ordinary memory, so that races are found. When a
-    map is published, one that the driver would not have encoded is reported."""
+    """The edits of tensor maps by a batch. Fields are read and written as ordinary memory, so that races are found. A
+    published map that the driver would not have encoded is reported."""
 
     def __init__(self, batch: BatchState, shared: ClusterMemory, device: DeviceMemory, proxy: MapProxy) -> None:
         self.batch, self.shared, self.device, self.proxy = batch, shared, device, proxy
@@ -38,7 +38,7 @@ class MapEdits:
             self._edit(address, offset + ordinal * step, struct.pack(form, number), mask, site)
 
     def _edit(self, address: Array, offset: int, raw: bytes, m: Mask, site: int) -> None:
-        """Write bytes of the map that lie within one chunk."""
+        """Write bytes of the map at ``address`` from ``offset`` on, which lie within one chunk of 16 bytes."""
         start = offset % _CHUNK
         at = address + address.dtype.type(offset - start)
         memory = self.shared if address.dtype == np.uint32 else self.device
@@ -62,7 +62,7 @@ class MapEdits:
         content = np.ascontiguousarray(np.stack(chunks, axis=1)).view(np.uint8).reshape(len(first), MAP_BYTES)
         for lane, raw in zip(first.tolist(), content, strict=True):
             map_ = decode(raw.tobytes())
-            why = "no field of a tensor map has been set" if map_ is None else refuse(map_)
+            why = "no field of a tensor map has been set" if map_ is None else refusal_of(map_)
             if why:
                 self.batch.report_lane("tensor-map", why, site, lane)
         self.proxy.release(m, scope)

@@ -1,4 +1,4 @@
-"""The tensor map proxy: when a bulk copy may use a map that this launch has written to global memory."""
+"""Checks the fences of the tensor map proxy, which a launch needs before it uses a tensor map that it has written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ UNFENCED = "uses a tensor map in global memory that this launch has written"
 
 
 class MapProxy:
-    """Checks that a map which threads wrote is visible to the tensor map proxy. That takes two fences, both of a scope
-    that includes the other CTA: the writer's CTA releases after the write, and the user's CTA acquires the map's
-    address before the use. Maps that earlier launches wrote need no fences here."""
+    """Checks that a map which threads of this launch wrote is visible to the tensor map proxy.
+
+    Two fences are needed, both of a scope that includes the other CTA: the writer's CTA releases after the write, and
+    the user's CTA acquires the map's address before the use. Maps that earlier launches wrote need no fences here.
+    """
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, device: DeviceMemory) -> None:
         self.batch, self.launch, self.clocks, self.device = batch, batch.launch, clocks, device
@@ -45,8 +47,7 @@ class MapProxy:
             fences[warp, scope] = self.launch.tick
 
     def use(self, buffer: Buffer, at: int, lane: int, site: int) -> None:
-        """A lane's bulk copy uses the map at offset ``at`` in the arena: check this read, and the fences of the
-        proxy."""
+        """Check the read of the map at offset ``at`` in the arena by a lane's bulk copy, and the fences before it."""
         if not self.launch.options.hazards:
             return
         state, batch = self.device.state, self.batch
@@ -71,7 +72,7 @@ class MapProxy:
             batch.report_lane("tensor-map-fence", f"{UNFENCED}, {fault}", site, lane, at + self.device.arena.base)
 
     def _is_acquired(self, lane: int, at: int, tick: int, reach: Scope) -> bool:
-        """Has an acquire fence of this scope come after the tick, and before the lane's present?"""
+        """Does an acquire fence of this scope come after the tick, and happen before the lane's next access?"""
         row, own = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         clock, first = self.clocks.of_lane(lane), int(self.clocks.first[row])
         return any(

@@ -1,5 +1,7 @@
-"""mbarriers (PTX ISA, "mbarrier"): phases, arrivals, transaction bytes, copies that land with a phase, and lanes that
-wait for one."""
+"""Models the mbarriers of the PTX ISA: their phases, arrivals and transaction bytes, and the lanes that wait for them.
+
+An mbarrier also has the copies that complete on it: their data lands when the first lane has waited for the phase.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from kernelproof.emulator.state.scopes import ORDERS, Scope, scope_of
 
 # The most arrivals that a phase may have, and the most bytes that it may expect.
 MAX_COUNT = (1 << 20) - 1
-# Stores the data of a copy. It is visible to clocks that know the given tick of the mbarrier's column.
+# Stores the data of a copy. The argument is the tick at which the phase completed: the data is visible to lanes whose
+# clock has this tick in the mbarrier's column.
 Landing = Callable[[int], None]
 # The fault of an mbarrier whose initialisation the async proxy may not see.
 UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async follows"
@@ -31,9 +34,9 @@ class MBarrier:
     """One mbarrier object.
 
     ``phase`` counts completed phases. The current phase expects ``count`` arrivals, of which ``pending`` are missing;
-    ``bytes`` is the number of bytes that it expects minus those that have arrived. ``clocks``: what the arrivals of
-    the current phase release, by the scope that a wait needs to acquire it. ``done_clocks``: the same for the phase
-    that was completed last.
+    ``bytes`` is the number of bytes that it expects minus those that have arrived. ``clocks``: the clocks that arrivals
+    of the current phase release, by the scope that a wait needs to acquire them. ``done_clocks``: the same for the
+    phase that was completed last.
 
     Data lands as late as the PTX ISA allows. ``flights`` are the copies of the current phase. When the phase completes
     they become ``landing``, and they land when the first thread has waited for it. Invariants:
@@ -75,14 +78,14 @@ class MBarrier:
         self.granules = slice(0)
 
     def release(self, scope: Scope, clock: Array) -> None:
-        """Pass a clock on to waits that acquire at a scope."""
+        """Join a clock to that which waits acquire at a scope."""
         old = self.clocks.get(scope)
         self.clocks[scope] = clock if old is None else np.maximum(old, clock)
 
     def passed(self, token: int, parity: bool) -> bool:
         """Is the phase complete that ``token`` names, by its parity if ``parity``, else by its number?"""
         # The current phase is incomplete, so the phase of the other parity, which precedes it, is the complete one.
-        # This holds before any phase is complete, too: a wait for parity 1 of a new mbarrier returns at once.
+        # This is also true before any phase is complete: a wait for parity 1 of a new mbarrier returns immediately.
         return self.phase & 1 != token & 1 if parity else self.phase > token
 
     def describe(self, row: int) -> str:  # noqa: ARG002
@@ -118,8 +121,8 @@ class MBarriers:
         self.limited: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)
-        # Has anything changed since waits last ended by their time limit? Without this flag a program that polls in a
-        # loop would be woken for ever, and its deadlock never be reported.
+        # Has any mbarrier changed since waits last ended by their time limit? Without this flag, the lanes of a program
+        # that polls in a loop would be woken for ever, and its deadlock would never be reported.
         self.progress = True
         scheduler.alarms.append(self._expire)
 
@@ -174,8 +177,8 @@ class MBarriers:
                 yield bar, lanes
 
     def find(self, row: int, offset: int, lanes: Array, site: int, asynchronous: bool = False) -> MBarrier | None:
-        """The mbarrier at a place; None, and a report, if there is none. Its initialisation must be visible to the
-        lanes, and (``asynchronous``) to the async proxy."""
+        """The mbarrier at a place; None, and a report, if there is none. It is also reported if its initialisation is
+        not visible to the lanes or, with ``asynchronous``, to the async proxy."""
         bar = self.bars.get((row, offset))
         batch = self.batch
         if bar is None:
@@ -197,7 +200,7 @@ class MBarriers:
         return bar
 
     def _check_intact(self, bar: MBarrier, lanes: Array, site: int) -> None:
-        """Report an mbarrier that other writes have overwritten. Its own words are tagged as never written."""
+        """Report an mbarrier that a store has overwritten: then its granules are no longer tagged UNWRITTEN."""
         tags = self.shared.writer[bar.granules]
         if min(tags.tolist()) == self.shared.UNWRITTEN:
             return
@@ -215,8 +218,8 @@ class MBarriers:
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
         horizon = clocks.of_lane(lane)
-        # Three ways to see the initialisation: the lane executed it; the lane's clock includes it; or a fence released
-        # it and a cluster barrier, even a relaxed one, passed that on.
+        # The initialisation is visible in three cases: the lane executed it; the lane's clock includes it; or a fence
+        # released it before a cluster barrier, even a relaxed one, that the lane has passed.
         started = horizon[clocks.started + clocks.parts[-1]]
         if lane == bar.init_lane or horizon[column] > bar.init_tick or 0 < bar.fenced < started:
             return
@@ -260,7 +263,8 @@ class MBarriers:
             del self.bars[(bar.row, bar.offset)]
 
     def fence_init(self, m: Mask) -> None:
-        """fence.mbarrier_init or a proxy fence: it releases what the lanes have initialised."""
+        """fence.mbarrier_init or a proxy fence by the lanes of ``m``: it releases the mbarriers that they have
+        initialised."""
         fresh = [bar for bar in self.bars.values() if not bar.fenced]
         if fresh:
             self.launch.tick += 1
@@ -280,21 +284,21 @@ class MBarriers:
         order: int = Scope.CTA | ORDERS,
         drop: bool = False,
     ) -> Array:
-        """mbarrier.arrive by every lane, after expect_tx of ``expected`` bytes. ``order``: its scope, and whether it
-        releases. ``drop``: later phases expect so many arrivals less. Returns the states (uint64)."""
+        """mbarrier.arrive by every lane of ``m``, after expect_tx of ``expected`` bytes. ``order``: its scope, and
+        whether it releases. ``drop``: later phases expect these arrivals no more. Returns the states (lanes,)
+        uint64."""
         states = np.zeros(self.batch.size, np.uint64)
         groups = list(self.places(address, m, site))
-        # A clock covers what happened before its tick. The new tick separates what the lanes did before they arrive,
-        # which they release, from what they do next.
+        # A clock covers accesses before its tick. The new tick separates the lanes' accesses before they arrive, which
+        # they release, from later ones.
         self.launch.tick += 1
         for row, offset, _, lanes in groups:
             bar = self.find(row, offset, lanes, site)
             if bar is None:
                 continue
-            # All lanes release with the group's first arrival, because a phase that a lane of the group completes must
-            # carry the release of all. If more arrive than are missing, the rest releases to the next phase.
+            # If no phase can complete before the group's last arrival, all lanes release together (one part). Otherwise
+            # each lane releases with its own arrival, and so to the phase in which it arrives.
             total = count * len(lanes) if isinstance(count, int) else int(count[lanes].astype(np.int64).sum())
-            # With one part, no phase can complete between the arrivals of the group.
             parts = 1 if total <= bar.pending else len(lanes)
             if parts == 1 and expected is None and not drop:
                 if self.hazards:
@@ -312,14 +316,16 @@ class MBarriers:
         return states
 
     def _release(self, bar: MBarrier, lanes: Array, order: int) -> None:
-        """Add what the lanes release to the current phase. ``order``: the arrival's scope, and whether it releases.
+        """Join the clock that an arrival of lanes releases to those of the current phase. ``order``: the arrival's
+        scope, and whether it releases.
 
-        A release passes on what the lanes know and what they did; a relaxed arrival passes on what they have fenced.
-        Both count only up to the arrival's scope. Beyond its scope an arrival still shows that those accesses have
-        ended, so the memory that they read may be overwritten.
+        A release makes accesses visible that happen before it. A relaxed arrival makes those visible that happen before
+        the lanes' last fence. Both do so only for lanes within the arrival's scope. For lanes beyond its scope, an
+        arrival still implies that those accesses have ended, so the memory that they read may be overwritten.
         """
         clocks, scope = self.clocks, scope_of(order)
-        # Lanes of the mbarrier's own CTA reach its waits by CTA scope, lanes of other CTAs only by cluster scope.
+        # For lanes of the mbarrier's own CTA it is enough that waits acquire at CTA scope, for other lanes cluster
+        # scope is needed.
         sides = [(lanes, Scope.CTA)]
         if clocks.cluster > 1:
             near = self.batch.row_of[lanes] == bar.row
@@ -349,8 +355,8 @@ class MBarriers:
         self._settle(bar)
 
     def commit(self, row: int, offset: int, clock: Array, lanes: Array, site: int) -> None:
-        """Count one arrival, which comes when the work that the lanes have begun is complete (tcgen05.commit); whoever
-        waits for it learns the clock."""
+        """Count one arrival (tcgen05.commit), which comes when the work that the lanes have begun is complete. Lanes
+        that wait for the phase acquire ``clock``."""
         bar = self.find(row, offset, lanes, site)
         if bar is not None:
             if self.hazards:
@@ -359,8 +365,8 @@ class MBarriers:
             self._count_down(bar, 1, False, lanes, site)
 
     def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
-        """cp.async.mbarrier.arrive: the lanes' copies so far land with the phase, and each lane arrives once for them.
-        Without ``noinc`` the phase expects this arrival in addition to its count."""
+        """cp.async.mbarrier.arrive: the lanes' earlier cp.async copies land with the phase, and each lane arrives once
+        for them. Without ``noinc`` the phase expects this arrival in addition to its count."""
         for bar, lanes in self._each(address, m, site):
             for copy in self.copies.take(lanes):
                 bar.flights.append(self.landing(copy.to.at, copy.data, copy.to.width, bar))
@@ -414,7 +420,7 @@ class MBarriers:
     # --- phases ---
 
     def _settle(self, bar: MBarrier) -> None:
-        """Complete the phase if nothing is missing, and wake those that wait for it."""
+        """If no arrivals and no bytes are missing, complete the phase and wake the lanes that wait for it."""
         self.progress = True
         if bar.pending or bar.bytes:
             return
@@ -424,7 +430,7 @@ class MBarriers:
         clock = self.clocks.empty() if clock is None else clock.copy()
         self.clocks.set(clock, bar.column, bar.done_tick)
         bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
-        # ``landing`` may still have copies of an earlier phase, for which nobody has waited. They stay in front of the
+        # ``landing`` may still have copies of an earlier phase, for which no lane has waited. They remain before the
         # new ones, so that data lands in the order of phases.
         bar.done_copies, bar.commits = bool(bar.flights or bar.commits), 0
         bar.landing += bar.flights
@@ -434,8 +440,8 @@ class MBarriers:
         self.launch.version += 1
         self._wake(bar)
 
-    # Wakes the lanes whose phase is complete. All of them acquire before any runs, grouped by the order of their wait.
     def _wake(self, bar: MBarrier) -> None:
+        """Wake the lanes whose phase is complete. All of them acquire before any of them runs."""
         free = np.zeros(self.batch.size, bool)
         for sleeper in self.scheduler.waiting:
             if sleeper.barrier is bar and bar.passed(sleeper.token >> 1, bool(sleeper.token & 1)):
@@ -449,9 +455,9 @@ class MBarriers:
             self.scheduler.release(bar, free)
 
     def _acquire(self, bar: MBarrier, lanes: Array, order: int) -> None:
-        """Handle lanes that have seen the last phase complete: its data lands, and the lanes' clocks include what its
-        arrivals released at the scope of the wait or below. After a relaxed wait the lanes know only that those
-        accesses have ended; they see the data after their next fence."""
+        """Handle lanes whose wait has found the last phase complete: its data lands, and the lanes acquire the clocks
+        that its arrivals released at the scope of the wait or a narrower one. After a relaxed wait the released
+        accesses have only ended for the lanes; they become visible at the lanes' next fence."""
         landing, bar.landing = bar.landing, []
         for land in landing:
             land(bar.done_tick)
@@ -469,9 +475,9 @@ class MBarriers:
     def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
         """mbarrier.try_wait: lanes whose phase is not complete sleep. ``order``: the scope, and whether it acquires.
 
-        Lanes that wait here for the first time, or always in adverse order, are told first that the phase is not
-        complete. That may happen on hardware even if it is complete by now, unless something that the lanes know orders
-        the completion before them.
+        Lanes that wait at this instruction for the first time (in adverse order: every time) get the first answer that
+        the phase is not complete. Hardware may give this answer even for a complete phase, unless its completion
+        happens before the wait.
         """
         batch = self.batch
         self.orders[batch.lanes(m)] = order
@@ -507,8 +513,8 @@ class MBarriers:
         return self.scheduler.pick()
 
     def _expire_early(self, bar: MBarrier, complete: bool, lanes: Array, site: int) -> Array:
-        """End a wait of lanes by its time limit, except of lanes that know the phase to be complete, and never twice in
-        a row. Returns the lanes whose wait goes on."""
+        """End the wait of lanes by its time limit, unless the phase's completion happens before it, and never twice in
+        a row. Returns the lanes whose wait continues."""
         limited = self.limited.setdefault(site, np.zeros(self.batch.size, bool))
         due = self.launch.options.adverse or not limited[lanes].all()
         if not due or self.timed_out[lanes].all():
@@ -520,13 +526,12 @@ class MBarriers:
         return lanes[informed]
 
     def _know_complete(self, bar: MBarrier, lanes: Array) -> Array:
-        """Which lanes certainly come after the completion of the last phase? It had no copies, and they know all of its
-        arrivals; or they know the completion itself."""
+        """Per lane: does the completion of the last phase certainly happen before its wait? That is so if the lane's
+        clock includes the completion, or if it includes all arrivals of the phase, which had no asynchronous work."""
         if not self.hazards or bar.phase == 0:
             return np.ones(len(lanes), bool)
         batch, clocks = self.batch, self.clocks
-        # The clock of the phase, restricted to the cluster's warps: they have the first columns (see ClusterClocks). A
-        # lane that knows all of these knows that the phase was complete, unless asynchronous work was part of it.
+        # The entries of the cluster's warps, which have the first columns (see ClusterClocks), in the phase's clock.
         arrived = bar.done_clocks[Scope.CTA][clocks.ended :][: clocks.wgmma]
         out = np.zeros(len(lanes), bool)
         for warp in distinct(lanes >> 5):
@@ -554,8 +559,8 @@ class MBarriers:
         return self.results.copy()
 
     def _expire(self) -> bool:
-        """Called when no lane can run: end all waits of try_wait by their time limit; returns whether any ended. This
-        happens once per change of an mbarrier, so that a deadlock is found in the end."""
+        """End all waits of try_wait by their time limit; returns whether any ended. The scheduler calls this when no
+        lane can run. It ends waits only once per change of an mbarrier, so that a deadlock is found in the end."""
         if not self.progress:
             return False
         self.progress = False
@@ -571,7 +576,8 @@ class MBarriers:
     # --- the end ---
 
     def exited(self, row: int) -> None:
-        """A CTA ends: report copies to it that are under way, and phases that are half done."""
+        """Report copies in flight to a CTA that has ended, and phases of its mbarriers for which some arrivals, but not
+        all, have come."""
         for bar in self.bars.values():
             if bar.row != row:
                 continue

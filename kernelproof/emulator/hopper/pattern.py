@@ -1,4 +1,4 @@
-"""Operands of wgmma and tcgen05.mma in shared memory: addresses by a descriptor's fields, and their values.
+"""Finds the operands of wgmma and tcgen05.mma in shared memory: addresses from a descriptor's fields, and values.
 
 The layouts are those of the PTX ISA's "canonical layouts" and swizzling modes.
 """
@@ -27,8 +27,8 @@ class Strides(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """Where an operand's 16-byte elements lie in a CTA's shared memory: byte offsets, indices (``chunks``), and the
-    bytes [low, high) that contain them."""
+    """The places of an operand's 16-byte elements in a CTA's shared memory: their byte ``offsets``, their indices
+    ``chunks`` (offsets / 16), and the bytes [low, high) that contain all of them."""
 
     offsets: Array
     chunks: Array
@@ -39,7 +39,7 @@ class Pattern(NamedTuple):
 @lru_cache(maxsize=4096)
 def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
     """The 16-byte elements of an operand with ``rows`` rows and 32 bytes along k, in the order that ``numbers``
-    expects. ``along``: the rows, not k, are contiguous (16-bit elements only)."""
+    expects. ``along``: the operand is M- or N-major, so rows are contiguous, not k (16-bit elements only)."""
     address, leading, stride, base, span = strides
     wide = span // 16
     if along:
@@ -57,15 +57,15 @@ def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
         else:
             linear = r % 8 * span + r // 8 * stride + chunk * 16
     linear = linear.reshape(-1) + address
-    # The swizzle: bits 4 to 6 of the address are xored with bits 7 to 9, as many as number the chunks of the span.
+    # The swizzle: bits 4 to 6 of the address are xored with bits 7 to 9; for shorter spans with fewer bits, log2(wide).
     linear ^= (((linear >> 7) - base) & (wide - 1)) << 4
     offsets = linear - WINDOW_START
     return Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)
 
 
 def numbers(raw: Array, kind: str, rows: int, along: bool, across: bool) -> Array:
-    """16-byte elements (operands, elements of a pattern) -> numbers (operands, rows, k), or with ``across`` (operands,
-    k, rows)."""
+    """The numbers in 16-byte elements. ``raw``, shape (operands, elements of a pattern); result (operands, rows, k), or
+    (operands, k, rows) with ``across``."""
     count = len(raw)
     if along:
         # Only for 16-bit elements: 16 rows of k, each with the elements along m or n.

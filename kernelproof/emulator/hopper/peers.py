@@ -1,4 +1,7 @@
-"""Other CTAs of a cluster (PTX ISA, "mapa", shared::cluster): their addresses, and whether they are alive."""
+"""Translates addresses in the shared memory of other CTAs of a cluster, and checks that those CTAs are alive.
+
+The PTX ISA describes such addresses under "mapa" and shared::cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
 # An address of shared memory has two forms. In the program's form, bits 24 and up are the rank in the cluster of the
-# CTA that it lies in, even for a CTA's own variables. In the form that the units take, an address below 2^24 lies in
-# the lane's own CTA, and other addresses have rank + 1 there. So an access to the own CTA, the usual case, needs no
-# arithmetic on ranks.
+# CTA that it lies in, even for a CTA's own variables. In the units' form, these bits are 0 for the lane's own CTA, and
+# rank + 1 for other CTAs. So an access to the own CTA, the usual case, needs no arithmetic on ranks.
 RANK_SHIFT = 24
 WITHIN = (1 << RANK_SHIFT) - 1
 # The largest rank that fits; more than a cluster has.
@@ -19,7 +21,7 @@ MAX_RANK = 0x7F
 
 
 class Peers:
-    """Addresses of other CTAs of the cluster, and the last accesses to each CTA by others."""
+    """The addresses of other CTAs of the cluster, and the last accesses to each CTA by other CTAs."""
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks) -> None:
         self.batch, self.launch, self.clocks = batch, batch.launch, clocks
@@ -54,10 +56,11 @@ class Peers:
         """Which of these addresses of shared memory, generic or not, lie in the lanes' own CTAs?"""
         return np.asarray(self.rank_of(address) == self.own >> RANK_SHIFT)
 
-    # --- addresses as the units take them ---
+    # --- addresses in the units' form ---
 
     def of_cta(self, address: Array, m: Mask, site: int) -> Array:
-        """An operand in shared::cta. An address of another CTA is reported, and then taken for one of the own CTA."""
+        """Addresses in shared::cta in the units' form. An address of another CTA is reported, and then replaced by the
+        same offset in the own CTA."""
         # The exclusive or clears the rank bits exactly of those addresses that lie in the lane's own CTA.
         near: Array = address ^ self.own
         if int(near.max()) > WITHIN:
@@ -71,22 +74,22 @@ class Peers:
         return near
 
     def of_cluster(self, address: Array) -> Array:
-        """An operand in shared::cluster, in the form that the units take."""
+        """Addresses in shared::cluster in the units' form."""
         near: Array = address ^ self.own
         if int(near.max()) > WITHIN:
             near = np.where(near > WITHIN, address + np.uint32(1 << RANK_SHIFT), near)
         return near
 
-    # --- who touches whom ---
+    # --- accesses to other CTAs ---
 
     def row_of_rank(self, row: int, rank: int) -> int:
-        """The row of another rank of a row's cluster."""
+        """The row of the CTA with a rank in the cluster of CTA ``row``."""
         return row - int(self.batch.rank[row]) + rank
 
     def rows(self, address: Array, lanes: Array, site: int, remember: bool = True) -> tuple[Array, Array]:
         """The lanes, and for each the row of the CTA that its address (in the units' form) names. Lanes with a wrong
-        rank are reported and left out. ``remember``: record the access, because that CTA must not exit before it; not
-        for asynchronous accesses, whose mbarrier says when they end."""
+        rank are reported and left out. ``remember``: record the access, because that CTA must not exit before it. It is
+        false for asynchronous accesses, whose mbarrier tells when they end."""
         batch = self.batch
         rank = (address >> RANK_SHIFT).astype(np.int64) - 1
         own = batch.row_of[lanes]
@@ -104,15 +107,16 @@ class Peers:
         return lanes, rows
 
     def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:
-        """Lanes of other CTAs touch CTA ``row``: report it unless that CTA has certainly started and not ended."""
+        """Report an access of lanes of other CTAs to CTA ``row``, unless that CTA has certainly started and not ended.
+        ``remember``: as for ``rows``."""
         batch, clocks = self.batch, self.clocks
         event = f"touches the shared memory of CTA {batch.cta_index(row)}"
-        # One lane per warp: the first.
-        some = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
-        for lane in some.tolist():
+        # The clock is that of the warp, so one lane of each warp is enough.
+        first_lanes = lanes if len(lanes) == 1 else lanes[np.unique(lanes >> 5, return_index=True)[1]]
+        for lane in first_lanes.tolist():
             horizon = clocks.of_lane(lane)
             its_warps = slice(clocks.own(row).start + clocks.ended, clocks.own(row).stop + clocks.ended)
-            # The CTA has started if a cluster barrier says so, or if the lane knows of anything that its warps did.
+            # The CTA has started if a cluster barrier has completed, or if the lane's clock has an access of its warps.
             if not horizon[clocks.started] and not horizon[its_warps].any():
                 text = f"{event} before a cluster barrier says that it has started"
                 batch.report_lanes("cluster", text, site, lanes)
@@ -125,7 +129,8 @@ class Peers:
                 visits[int(column)] = (self.launch.tick, site)
 
     def exited(self, row: int) -> None:
-        """A CTA ends, and its shared memory with it: report accesses of others that may not have happened before."""
+        """Report accesses of other CTAs to the shared memory of a CTA that has ended, unless they happen before its
+        end."""
         clock = self.clocks.of_cta(row)
         for column, (tick, site) in self.visits.get(row, {}).items():
             if tick >= clock[column + self.clocks.ended]:

@@ -1,4 +1,4 @@
-"""setmaxnreg (PTX ISA): registers that warpgroups give back to their CTA, and take from it."""
+"""Checks setmaxnreg of the PTX ISA, by which warpgroups give registers back to their CTA and take more from it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ COUNT = re.compile(r"(?:setmaxnreg\S*\s+|USETMAXREG\S*\s+(?:UP\w,\s*)?)(\w+)")
 
 
 def entry_registers(attributes: Mapping[str, Sequence[int]], threads: int, per_sm: int, texts: Iterable[str]) -> int:
-    """Registers per thread at entry: what launch bounds allow, in units of 8, but no more than the largest number in a
-    setmaxnreg among the kernel's instructions. This is how ptxas 13.0 decides.
+    """Registers per thread at the kernel's entry, as ptxas 13.0 decides: as many as the launch bounds allow, in units
+    of 8, but no more than the largest number in a setmaxnreg of the kernel.
 
-    ``attributes``: the kernel's, by name. ``threads``: of a CTA, if its launch bounds do not say. ``per_sm``: registers
-    of an SM.
+    ``attributes``: those of the kernel, by name. ``threads``: threads per CTA, if the launch bounds do not fix them.
+    ``per_sm``: registers of an SM. ``texts``: the kernel's instructions, of which at least one is a setmaxnreg.
     """
     fixed = attributes.get("maxnreg")
     if fixed:
@@ -38,9 +38,10 @@ class RegisterPool:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self.per_row = -(-batch.warps_per_cta // 4)
-        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order; and how often its warps have executed
-        # one, summed over warps. Warps that do not run together append a step each.
+        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order. If the warps of a warpgroup do not
+        # execute it together, each time adds an entry.
         self.steps: dict[int, list[tuple[int, int]]] = {}
+        # Warpgroup -> how many setmaxnreg its warps have executed, summed over the warps.
         self.warps: dict[int, int] = {}
 
     def change(self, count: int, more: bool, m: Mask, site: int) -> None:
@@ -63,14 +64,14 @@ class RegisterPool:
 
     @cached_property
     def entry_registers(self) -> int:
-        """What ``entry_registers`` says of the launch."""
+        """Registers per thread at the entry of this launch."""
         launch = self.launch
         texts = (site.text for site in launch.kernel.sites)
         return entry_registers(launch.kernel.attributes, launch.threads, launch.device.registers_per_sm, texts)
 
     def exited(self, row: int) -> None:
-        """A CTA ends: report warpgroups that want more registers than there are, or that executed a setmaxnreg in
-        part."""
+        """Report the warpgroups of a CTA that has ended if they need more registers than the CTA has, or if only some
+        warps of one have executed a setmaxnreg."""
         batch = self.batch
         changes = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
         if not changes:

@@ -1,11 +1,13 @@
-"""Tensor maps: what cuTensorMapEncodeTiled accepts, the 128 bytes that stand for a map, and the boxes that it cuts.
+"""Encodes and decodes tensor maps, refuses those that cuTensorMapEncodeTiled refuses, and finds boxes in memory.
 
-The real encoding of the 128 bytes is not published; here they are a layout of our own, which begins with ``MAGIC``.
+A tensor map has 128 bytes, whose real encoding is not published. The emulator uses its own layout, which begins with
+``MAGIC``.
 """
 
 from __future__ import annotations
 
 import struct
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -62,18 +64,16 @@ class TensorMap(NamedTuple):
     def encode(self) -> bytes:
         """The 128 opaque bytes."""
 
-        def five(values: tuple[int, ...]) -> list[int]:
-            return [*values, 0, 0, 0, 0, 0][:5]
-
+        padded = ((*values, 0, 0, 0, 0, 0)[:5] for values in (self.dims, self.strides, self.box, self.steps))
         raw = _LAYOUT.pack(
-            MAGIC, self.dtype, len(self.dims), self.address, *five(self.dims), *five(self.strides), *five(self.box),
-            *five(self.steps), self.interleave, self.swizzle, self.promotion, self.fill,
+            MAGIC, self.dtype, len(self.dims), self.address, *chain.from_iterable(padded), self.interleave,
+            self.swizzle, self.promotion, self.fill,
         )  # fmt: skip
         return raw.ljust(MAP_BYTES, b"\0")
 
 
 def decode(raw: bytes) -> TensorMap | None:
-    """The map that 128 bytes encode, None if they encode none."""
+    """The map that 128 bytes encode; None if they do not begin with ``MAGIC``."""
     if raw[:8] != MAGIC:
         return None
     _, dtype, rank, address, *lists = _LAYOUT.unpack(raw[: _LAYOUT.size])
@@ -81,8 +81,8 @@ def decode(raw: bytes) -> TensorMap | None:
     return TensorMap(dtype, address, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], *lists[20:])
 
 
-def refuse(map_: TensorMap) -> str:
-    """Why the driver would not encode this map; empty if it would."""
+def refusal_of(map_: TensorMap) -> str:
+    """The reason for which the driver would not encode this map; "" if it would."""
     rank = len(map_.dims)
     if not 1 <= rank <= 5:
         return f"rank {rank}, allowed are 1 to 5"
@@ -116,17 +116,20 @@ def refuse(map_: TensorMap) -> str:
 
 
 def swizzled(offset: int, nbytes: int, span: int) -> Array:
-    """Byte offsets in shared memory of the 16-byte elements of a box. The swizzle replaces address bits 4 to 6 by their
-    xor with bits 7 to 9, as many bits as number the 16-byte chunks of its span. It acts on the address in shared
-    memory, not on the offset in the box."""
+    """Byte offsets in shared memory of the 16-byte elements of a box, which begins at ``offset`` and has ``nbytes``.
+
+    A swizzle with a span of 128 bytes replaces bits 4 to 6 of the address by their xor with bits 7 to 9. Shorter spans
+    do so with fewer bits: a span of 64 bytes with two, of 32 with one, of 16 with none. The bits are those of the
+    address in shared memory, not of the offset in the box.
+    """
     linear = offset + WINDOW_START + np.arange(0, nbytes, 16)
     linear ^= ((linear >> 7) & (span // 16 - 1)) << 4
     return linear - WINDOW_START
 
 
 class Box(NamedTuple):
-    """Where a box lies in global memory: the arena offset of every row (-1: outside of the tensor), the bytes of a row,
-    and which of those, [low, high), are inside of the tensor."""
+    """The place of a box in global memory. ``rows``: the arena offset of every row, -1 for rows outside of the tensor.
+    ``inner``: the bytes of a row, of which [low, high) lie inside of the tensor."""
 
     rows: Array
     inner: int
@@ -135,9 +138,9 @@ class Box(NamedTuple):
 
 
 def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
-    """The rows of a box; the outermost dimension varies slowest."""
-    # Each iteration adds one dimension, from the outermost in: every row so far becomes ``box[d]`` rows. A row is valid
-    # if its coordinate is inside of the tensor in each of these dimensions.
+    """The place of the box at these coordinates. In its rows, the outermost dimension varies slowest."""
+    # Each iteration adds one dimension, beginning with the outermost: every row so far becomes ``box[d]`` rows. A row
+    # is valid if its coordinate is inside of the tensor in each of these dimensions.
     rows: Array = np.full(1, map_.address - memory.base, np.int64)
     valid: Array = np.ones(1, bool)
     for d in range(len(map_.dims) - 1, 0, -1):
@@ -152,8 +155,9 @@ def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
 
 
 def place_inside(map_: TensorMap, coordinates: list[int], memory: Memory) -> tuple[int, int, int] | None:
-    """A box of two dimensions that lies inside of its tensor, in whole 16-byte elements: arena offset of its first row,
-    bytes from row to row, and bytes in all. None for other boxes."""
+    """Fast path for a box of two dimensions that lies inside of its tensor and consists of aligned 16-byte elements:
+    the arena offset of its first row, the bytes from row to row, and the bytes from its first to its last byte. None
+    for other boxes."""
     if len(map_.dims) != 2 or not all(
         at >= 0 and at + extent <= size for at, extent, size in zip(coordinates, map_.box, map_.dims, strict=True)
     ):

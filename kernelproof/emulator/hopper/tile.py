@@ -1,4 +1,7 @@
-"""Registers of wgmma: accumulators and A operands, the group that uses them, and sums not yet written to registers."""
+"""Models the registers that wgmma uses: accumulators and A operands, and the wgmma group that uses them.
+
+The sums of a wgmma are written to registers only when another instruction reads them.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class WgmmaForm(NamedTuple):
-    """A kind of wgmma.mma_async: ``n`` columns, types of A and B (of equal width) and of the accumulator.
+    """The modifiers of a wgmma.mma_async: ``n`` columns, types of A and B (of equal width) and of the accumulator.
     ``registers``: A comes from registers, not from shared memory. ``along_a``, ``along_b``: the operand is M- or
-    N-major. ``sign``: of A times that of B. ``saturate``: s32 sums are clamped."""
+    N-major. ``sign``: -1.0 if products are negated, else 1.0. ``saturate``: s32 sums are clamped."""
 
     n: int
     kind_a: str
@@ -28,7 +31,7 @@ class WgmmaForm(NamedTuple):
 
     @property
     def k(self) -> int:
-        """Elements along k: 32 bytes."""
+        """Elements along k, which fill 32 bytes."""
         return 256 // ELEMENT_BITS[self.kind_a]
 
 
@@ -51,9 +54,9 @@ class Sums(NamedTuple):
             registers[:, start : start + 128] = part
 
 
-def accumulated(form: WgmmaForm, product: Array, before: Array | None, keep: list[bool]) -> Array:
-    """D from products (warpgroups, 64, n): D of ``before`` is added for warpgroups in ``keep``. The array ``product``
-    may be overwritten."""
+def add_accumulators(form: WgmmaForm, product: Array, before: Array | None, keep: list[bool]) -> Array:
+    """The new D from products (warpgroups, 64, n). ``before``, the old D, is added for warpgroups with ``keep``. The
+    array ``product`` may be overwritten."""
     if before is not None:
         wide = f16_to_f32(before.view(np.uint16)) if form.acc == "f16" else before
         if all(keep):
@@ -66,9 +69,12 @@ def accumulated(form: WgmmaForm, product: Array, before: Array | None, keep: lis
 
 
 class Tile:
-    """The registers of a wgmma and, per warpgroup, the last group that uses them. Registers of A are only ``lent``:
-    they may be read meanwhile. ``sums``, if there are any, hold what the registers of some warpgroups contain, in place
-    of the content of ``base`` (registers, lanes)."""
+    """The registers of one operand of a wgmma.
+
+    ``group``: per warpgroup, the number of the last wgmma group that uses them. ``lent``: they are A operands, which
+    other instructions may read, but not write, until that group is complete. ``base``, shape (registers, lanes), has
+    their content, except for warpgroups in ``sums``, whose content is there.
+    """
 
     __slots__ = ("_registers", "base", "group", "lent", "sums")
 
@@ -79,16 +85,17 @@ class Tile:
     @property
     def registers(self) -> Array:
         """Raw bits, shape (registers, lanes); do not change them."""
-        # Written at the first use only: sums usually go from one wgmma to the next and are read once, at the end.
+        # Sums are written to registers only when these are used: usually they go from one wgmma to the next, and other
+        # instructions read them once, at the end.
         if self._registers is None:
             assert self.sums is not None
             self._registers = self.base.copy()
             self.sums.spread(self._registers)
         return self._registers
 
-    def gathered(self, starts: tuple[int, ...], form: WgmmaForm) -> Array:
+    def block_of(self, starts: tuple[int, ...], form: WgmmaForm) -> Array:
         """D of the warpgroups that begin at these lanes, in the form of ``Sums.block``."""
-        # The usual case in a main loop: the last wgmma had the same shape, so its sums are taken as they are.
+        # The usual case in a main loop: the last wgmma had the same shape, so its sums are returned unchanged.
         if self.sums is not None and self.sums.starts == starts and self.sums.block.shape[2] == form.n:
             return self.sums.block
         # The inverse of ``Sums.spread``: the same axes in the opposite order.
@@ -111,7 +118,7 @@ class TileRegister:
         self.tile, self.index = tile, index
 
     def is_same(self, other: TileRegister) -> bool:
-        """Is it the same register of the same tile?"""
+        """Is the other one the same register of the same tile?"""
         return self.tile is other.tile and self.index == other.index
 
     def get(self) -> Array:
@@ -120,5 +127,5 @@ class TileRegister:
         return out
 
 
-# What a register may hold that wgmma or mma writes. None: it was not written yet.
+# The content of a register that wgmma or mma may write. None: the register has not been written yet.
 Register = Array | TileRegister | Accumulator | None

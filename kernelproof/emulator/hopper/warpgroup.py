@@ -1,7 +1,8 @@
-"""wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"): products from shared memory, and their groups.
+"""Models wgmma of the PTX ISA ("Asynchronous Warpgroup Level Matrix Instructions") and its groups.
 
-Values are computed when the instruction is issued, rounded as ``machine.tensor`` describes: sums once per instruction.
-What an instruction reads counts as being read, and its accumulators as undefined, until its group has been waited for.
+Values are computed when the instruction is issued. Sums are rounded once per instruction, as ``machine.tensor``
+describes. Operands count as being read, and accumulators as undefined, until the instruction's group has been waited
+for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kernelproof.emulator.hopper.async_reads import Elements
 from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_memory import ClusterMemory
 from kernelproof.emulator.hopper.pattern import Pattern, Strides, numbers, pattern
-from kernelproof.emulator.hopper.tile import Register, Sums, Tile, TileRegister, WgmmaForm, accumulated
+from kernelproof.emulator.hopper.tile import Register, Sums, Tile, TileRegister, WgmmaForm, add_accumulators
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
@@ -37,9 +38,10 @@ def strides(descriptor: int) -> Strides:
 
 
 class OperandPlaces(NamedTuple):
-    """Where an operand lies in shared memory. ``at``: indices of its 16-byte elements, by warpgroup. ``slot_of``: for
-    each warpgroup a number that is equal for warpgroups with the same operand; None if none share theirs. ``inside``:
-    whether all elements lie in shared memory. ``extent``: the bytes of the CTAs that contain them."""
+    """The places of an operand of several warpgroups in shared memory. ``at``: indices of its 16-byte elements, shape
+    (warpgroups, elements). ``slot_of``: for each warpgroup a number that is equal for warpgroups with the same operand;
+    None if all differ. ``inside``: whether all elements lie in shared memory. ``extent``: the bytes [low, high) of the
+    CTAs that contain them."""
 
     at: Array
     slot_of: list[int] | None
@@ -47,17 +49,18 @@ class OperandPlaces(NamedTuple):
     extent: tuple[int, int]
 
 
-# The most operands whose places are cached. A ring of stages has the same operands in every iteration.
+# The most operands whose places are cached. A ring of stages uses the same operands again and again.
 MAX_PLACES = 256
 
 
 class Warpgroups:
     """The warpgroups of a batch, numbered row by row.
 
-    Groups of wgmma count from 1 per warpgroup. ``committed`` is the last group that was closed; ``retired`` (warps,
-    warpgroups) the last one that each warp has waited for: threads wait, but the warpgroup as a whole commits.
-    Invariants: retired <= committed; a tile whose group is beyond a warp's ``retired`` is in use for that warp;
-    ``fenced``: no other instruction has touched registers that wgmma uses since the last wgmma.fence.
+    The wgmma groups of each warpgroup are numbered from 1 on. ``committed``, shape (warpgroups,), is the last group
+    that was committed. ``retired``, shape (4 warps, warpgroups), is the last one that each warp has waited for: a
+    warpgroup commits together, but each warp waits for itself. ``fenced``: no other instruction has touched registers
+    that wgmma uses since the last wgmma.fence. Invariants: retired <= committed; a tile whose group is larger than a
+    warp's ``retired`` is in use for that warp.
     """
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, shared: ClusterMemory) -> None:
@@ -75,36 +78,38 @@ class Warpgroups:
         # Per warpgroup, the tick at which each group was committed.
         self.group_ticks: list[list[int]] = [[] for _ in range(self.count)]
         self.fenced: Array = np.zeros(self.count, bool)
-        # The mask of the last access to registers since a fence, compared by identity; False: there was no access.
+        # The mask of the last access to registers since a fence, which is compared by identity; False: no access.
         self.last_touch: Mask | bool = False
         self.first_lanes: Array = np.array(self.starts)
         self.places: dict[tuple[bytes, tuple[int, ...], int, bool], OperandPlaces] = {}
 
-    # --- registers under other instructions ---
+    # --- registers in other instructions ---
 
     def read(self, value: Register, m: Mask, site: int) -> Array:
-        """The array behind a register that an ordinary instruction reads; a register in use is reported."""
+        """The content of a register that an ordinary instruction reads; a register in use is reported."""
         if isinstance(value, TileRegister) and not value.tile.lent:
-            self._check_settled(value.tile, m, site, "reads")
+            self._check_unused(value.tile, m, site, "reads")
             self._touch(m)
         return self.plain(value)
 
     def overwrite(self, value: Register, m: Mask, site: int) -> None:
-        """An ordinary instruction is about to write a register that wgmma uses; a register in use is reported."""
+        """Check that an ordinary instruction may write a register; a register in use is reported."""
         if isinstance(value, TileRegister):
-            self._check_settled(value.tile, m, site, "writes")
+            self._check_unused(value.tile, m, site, "writes")
         self._touch(m)
 
     def _touch(self, m: Mask) -> None:
-        # Masks never change in place. A second access under the same mask since the fence clears nothing new.
+        # Masks never change in place, so a second access under the same mask since the fence has no effect.
         if m is None or m is not self.last_touch:
             self.last_touch = m
             self.fenced[self._groups_of(m)] = False
 
     def _groups_of(self, m: Mask) -> Array | slice:
+        """The warpgroups of the lanes in a mask."""
         return slice(None) if m is None else distinct(self.of_lane[self.batch.lanes(m)])
 
-    def _check_settled(self, tile: Tile, m: Mask, site: int, verb: str) -> None:
+    def _check_unused(self, tile: Tile, m: Mask, site: int, verb: str) -> None:
+        """Report an access to a tile that a wgmma still uses."""
         # Shape (4, warpgroups): per warp of each warpgroup, whether it has not waited for the group that uses the tile.
         busy = tile.group > self.retired
         if not self.hazards or not busy.any():
@@ -116,7 +121,7 @@ class Warpgroups:
             self.batch.report_lanes("wgmma-registers", text, site, np.flatnonzero(lanes))
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:
-        """Masked assignment of registers that wgmma uses: lanes outside of the mask keep the old register and the group
+        """The register after an assignment under a mask: lanes outside of the mask keep the old content and the group
         that uses it."""
         if old is None or new is old or m is None:
             return new
@@ -137,7 +142,7 @@ class Warpgroups:
         return out
 
     def plain(self, value: Register) -> Array:
-        """The array behind a register, zeros before its first write; this is no access."""
+        """The content of a register (zeros before its first write), without the checks of ``read``."""
         if isinstance(value, np.ndarray):
             return value
         return np.zeros(self.batch.size, np.uint32) if value is None else value.get()
@@ -149,8 +154,8 @@ class Warpgroups:
         self.last_touch = False
         self.fenced[self._groups_of(m)] = True
 
-    def _whole(self, m: Mask, site: int) -> list[int]:
-        """The warpgroups that are complete in the mask; incomplete ones are reported."""
+    def _complete_groups(self, m: Mask, site: int) -> list[int]:
+        """The warpgroups of which all lanes are in the mask; those of which only some are, are reported."""
         batch = self.batch
         if m is None:
             if batch.width % 128 == 0:
@@ -177,8 +182,9 @@ class Warpgroups:
         m: Mask,
         site: int,
     ) -> list[TileRegister]:
-        """wgmma.mma_async. ``a``: descriptors (uint64 per lane) or registers. ``scale``: add to the accumulators."""
-        groups = self._whole(m, site)
+        """wgmma.mma_async; returns the accumulators ``d`` afterwards. ``a``: descriptors (uint64 per lane) or
+        registers. ``b``: descriptors. ``scale``: whether products are added to the accumulators, or replace them."""
+        groups = self._complete_groups(m, site)
         old, group = self._accumulators(d)
         sums = old.sums
         if groups:
@@ -189,7 +195,7 @@ class Warpgroups:
                 left = self._operand(form.kind_a, a, 64, form.along_a, groups, site)
             right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site, across=True)
             keep = [bool(scale)] * len(starts) if isinstance(scale, bool | int) else scale[list(starts)].tolist()
-            before = old.gathered(starts, form) if any(keep) else None
+            before = old.block_of(starts, form) if any(keep) else None
             if sums is not None and sums.starts != starts:
                 old = Tile(old.registers, group)
             sums = Sums(starts, self._summed(form, left, right, before, keep))
@@ -202,19 +208,20 @@ class Warpgroups:
         return [TileRegister(tile, i) for i in range(len(d))]
 
     def _summed(self, form: WgmmaForm, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
-        """D from operands (warpgroups, 64, k) and (warpgroups, k, n), and from D before, which some warpgroups keep."""
+        """The new D from operands (warpgroups, 64, k) and (warpgroups, k, n). The old D, ``before``, is added for
+        warpgroups with ``keep``."""
         rounding = ROUNDINGS.get(self.launch.options.rounding)
         if rounding is None or form.acc != "f32" or form.kind_a not in ROUNDED_KINDS:
             product = np.matmul(left, right)
-            return accumulated(form, -product if form.sign < 0 else product, before, keep)
+            return add_accumulators(form, -product if form.sign < 0 else product, before, keep)
         total = np.zeros((*left.shape[:2], form.n), np.float32)
         if before is not None:
             total[keep] = before[keep]
         return add_products(-left if form.sign < 0 else left, right, total, rounding)
 
     def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
-        """The accumulators before an mma as a tile, and the groups that use its registers."""
-        # The usual case: the registers are one whole tile, in order, so nothing is copied.
+        """The accumulators before an mma as one tile, and a copy of the groups that use its registers."""
+        # The usual case: the registers are all those of a tile, in order, so nothing is copied.
         first = d[0]
         if isinstance(first, TileRegister) and len(first.tile.base) == len(d):
             tile = first.tile
@@ -227,6 +234,7 @@ class Warpgroups:
         return Tile(np.stack([self.plain(x) for x in d]), group), group
 
     def _check_fenced(self, groups: list[int], site: int) -> None:
+        """Report warpgroups whose registers were accessed since their last wgmma.fence."""
         bad = [q for q in groups if not self.fenced[q]]
         if self.hazards and bad:
             start = self.starts[bad[0]]
@@ -235,7 +243,8 @@ class Warpgroups:
             self.fenced[bad] = True
 
     def lend(self, registers: tuple[Register, ...], m: Mask) -> list[TileRegister]:
-        """The A registers of the mma just issued: they must not be written until its group has been waited for."""
+        """The A registers of the mma just issued, as registers in use: they must not be written until its group has
+        been waited for."""
         group = np.zeros(self.count, np.int64)
         chosen = self._groups_of(m)
         group[chosen] = self.committed[chosen] + 1
@@ -248,6 +257,7 @@ class Warpgroups:
     # --- operands ---
 
     def _from_registers(self, registers: tuple[Register, ...], form: WgmmaForm, starts: tuple[int, ...]) -> Array:
+        """Operand A in registers as numbers, shape (warpgroups, 64, k)."""
         plain = [self.plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
         values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
@@ -271,8 +281,8 @@ class Warpgroups:
     def _places(
         self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int
     ) -> tuple[Array, list[int] | None]:
-        """The 16-byte elements of an operand of every warpgroup, (warpgroups, elements), checked and tagged; and which
-        of them each warpgroup uses, if some share theirs (None: none do)."""
+        """The indices of the 16-byte elements of an operand of every warpgroup, shape (warpgroups, elements), and
+        ``OperandPlaces.slot_of``. The reads are checked and tagged."""
         starts = self.first_lanes[groups]
         first = descriptors[starts]
         key = (first.tobytes(), tuple(groups), rows, along)
@@ -283,8 +293,7 @@ class Warpgroups:
             places = self.places[key] = self._place(first, starts, rows, along, groups)
         at, slot_of, inside, extent = places
         if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
-            # All threads of each warpgroup name the same operand: its elements can be checked for all warpgroups at
-            # once.
+            # All threads of each warpgroup name the same operand, so one check of all warpgroups is tried first.
             own, readers = starts // self.batch.width, np.array(groups) % self.per_row
             if not self.hazards or self.shared.wgmma_read(at, extent, starts, own, readers, site):
                 return at, slot_of
@@ -293,6 +302,8 @@ class Warpgroups:
         return np.stack(checked), slot_of
 
     def _place(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> OperandPlaces:
+        """Find an operand in shared memory. ``first``: the descriptor of each warpgroup. ``starts``: their first
+        lanes."""
         patterns = [self._pattern(descriptor, rows, along) for descriptor in first.tolist()]
         own = starts // self.batch.width
         at = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
@@ -304,7 +315,7 @@ class Warpgroups:
         return OperandPlaces(at, shared_by if len(slots) < len(groups) else None, inside, extent)
 
     def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
-        """The elements of one warpgroup's operand, with every check."""
+        """The indices of the 16-byte elements of one warpgroup's operand, with every check."""
         start = self.starts[q]
         if (descriptors[start : start + 128] != descriptors[start]).any():
             text = "the threads of a warpgroup have different descriptors of one operand"
@@ -327,13 +338,13 @@ class Warpgroups:
     def commit(self, m: Mask, site: int) -> None:
         """wgmma.commit_group by the lanes of ``m``."""
         self.launch.tick += 1
-        for q in self._whole(m, site):
+        for q in self._complete_groups(m, site):
             self.committed[q] += 1
             self.group_ticks[q].append(self.launch.tick)
 
     def wait(self, pending: int, m: Mask) -> None:
-        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and they know that what
-        those groups read has been read."""
+        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and the reads of those
+        groups have ended."""
         batch = self.batch
         lanes = batch.lanes(m)
         groups = self.of_lane[lanes]

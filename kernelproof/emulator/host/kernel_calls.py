@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelproof.emulator.frontend.ptx import Function
-from kernelproof.emulator.hopper.tensor_map import MAP_BYTES, TensorMap, refuse
+from kernelproof.emulator.hopper.tensor_map import MAP_BYTES, TensorMap, refusal_of
 from kernelproof.emulator.host.cuda import (
     CLUSTER_DIMENSION,
     COOPERATIVE,
@@ -319,7 +319,7 @@ class KernelCalls:
             a[1] & 0xFFFFFFFF, a[3] & (1 << 64) - 1, _numbers(a[4], rank, "Q"), _numbers(a[5], rank - 1, "Q"),
             _numbers(a[6], rank, "I"), _numbers(a[7], rank, "I"), a[8], a[9], a[10], a[11],
         )  # fmt: skip
-        why = refuse(map_)
+        why = refusal_of(map_)
         if why:
             raise LaunchRefused(INVALID_VALUE, f"cuTensorMapEncodeTiled: {why}")
         ctypes.memmove(a[0], map_.encode(), MAP_BYTES)

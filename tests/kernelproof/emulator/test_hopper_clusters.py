@@ -124,12 +124,12 @@ def test_async_stores_at_once_as_one_by_one(name: str, monkeypatch: pytest.Monke
     text = ASYNC_STORE.replace(before, after, 1) if before else ASYNC_STORE
     assert name == "right" or text != ASYNC_STORE
     at_once = []
-    whole = AsyncStores._store_at_once
+    whole = AsyncStores._store_together
     monkeypatch.setattr(
-        AsyncStores, "_store_at_once", lambda *arguments: at_once.append(whole(*arguments)) or at_once[-1]
+        AsyncStores, "_store_together", lambda *arguments: at_once.append(whole(*arguments)) or at_once[-1]
     )
     got, reports = exchange(text)
-    monkeypatch.setattr(AsyncStores, "_store_at_once", lambda *arguments: False)
+    monkeypatch.setattr(AsyncStores, "_store_together", lambda *arguments: False)
     want, one_by_one = exchange(text)
     assert reports == one_by_one
     assert (got == want).all()
