@@ -58,14 +58,14 @@ def test_rewards_by_hand() -> None:
 
 def test_exemplars_are_of_distinct_speeds_and_mostly_fast() -> None:
     speeds = [2.0, 1.99, 1.98, 1.5, 1.2, 0.8, 0.4]
-    draws = [exemplars.drawn(speeds, 3, f"seed {number}") for number in range(300)]
+    draws = [exemplars.draw(speeds, 3, f"seed {number}") for number in range(300)]
     assert all(len({place for place in draw if place < 3}) <= 1 for draw in draws), "three kernels are in one bucket"
     assert all(draw == sorted(draw) and len(draw) == 3 for draw in draws)
     counts = Counter(place for draw in draws for place in draw)
     assert sum(counts[place] for place in range(3)) > counts[3] > counts[6]
     assert min(counts[place] for place in range(3)) > 50, "all of a bucket alike"
-    assert exemplars.drawn(speeds, 9, "a") == exemplars.drawn(speeds, 9, "a")
-    assert exemplars.drawn([], 3, "a") == []
+    assert exemplars.draw(speeds, 9, "a") == exemplars.draw(speeds, 9, "a")
+    assert exemplars.draw([], 3, "a") == []
 
 
 SHOWN = json.dumps({"incumbent": {"text": gemm(), "launch": LAUNCH, "speed": 1.0}})

@@ -475,13 +475,13 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
 
 @pytest.mark.slow
 def test_a_check_ends_at_its_limits() -> None:
-    assert proof.bounded(time.sleep, (30,), CheckLimits(seconds=0.5)).outcome == "time-out"
+    assert proof.call_within_limits(time.sleep, (30,), CheckLimits(seconds=0.5)).outcome == "time-out"
     little = CheckLimits(seconds=30, gib=0.25)
     with processes.memory(0.5):  # what a check inherits from this process is not its own
-        assert proof.bounded(processes.hold, (0.3,), little).outcome == "wrong result"
-        assert proof.bounded(processes.hold, (0.1, 0.4), little) is None
-    assert proof.bounded(os._exit, (3,), little).outcome == "wrong result"
-    assert proof.bounded(len, ("four",), little) == 4
+        assert proof.call_within_limits(processes.hold, (0.3,), little).outcome == "wrong result"
+        assert proof.call_within_limits(processes.hold, (0.1, 0.4), little) is None
+    assert proof.call_within_limits(os._exit, (3,), little).outcome == "wrong result"
+    assert proof.call_within_limits(len, ("four",), little) == 4
 
 
 # The command.

@@ -113,9 +113,9 @@ def built() -> dict[str, Artifact]:
 @pytest.mark.parametrize("name", CHEATS)
 def test_what_no_check_executes_is_read(name: str) -> None:
     text, finding = CHEATS[name]
-    findings = proof.reviewed(device_texts.record(text), built()[name].ptx.read_text())
+    findings = proof.review_findings(device_texts.record(text), built()[name].ptx.read_text())
     assert any(line.startswith(finding) for line in findings), findings
-    assert proof.reviewed(device_texts.record(gemm()), built()["right"].ptx.read_text()) == []
+    assert proof.review_findings(device_texts.record(gemm()), built()["right"].ptx.read_text()) == []
 
 
 @pytest.mark.slow

@@ -1,8 +1,12 @@
-"""A language model writes kernels. It reads texts with times and evidence from machine code, and answers with texts or
-patches; each is compiled, proven in the emulator and timed, and the next question shows the results.
+"""Lets a language model write kernels.
 
-Modules, from the bottom up: ``patches``, ``kernel_answers`` (what a reply proposes), ``contract`` (how a text is
-graded), ``review`` (what its PTX shows a reader), ``proof`` (whether it is right), ``evidence`` and ``counters`` (what
-is known of a kernel's speed), ``modelled`` (times without a GPU), ``kernel_prompt``, ``session`` (rounds on one
-problem), ``outcome`` (the winner as a record, or as a proposal for a reviewer).
+The model reads source texts with their times and evidence from machine code, and answers with texts or patches. Each
+kernel is compiled, proven in the emulator and timed, and the next question shows the results.
+
+The modules, each of which builds on those before it: ``patches`` applies patches; ``kernel_answers`` reads replies;
+``contract`` describes a kernel's launch to the grader; ``review`` searches PTX for cheats; ``proof`` decides whether a
+kernel is right; ``evidence`` and ``counters`` explain its speed; ``modelled`` gives times without a GPU; ``judging``
+proves, times and rewards one kernel; ``kernel_prompt`` writes questions, and ``exemplars`` chooses the kernels that
+they show; ``session`` runs the rounds on one problem; ``crew`` runs many sessions; ``outcome`` turns the winner into a
+record, or into a proposal for a reviewer; ``page`` shows the progress; ``rewarding`` scores answers for training.
 """

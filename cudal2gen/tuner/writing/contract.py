@@ -1,6 +1,7 @@
-"""The grading contract of a record's kernel: the description of its launch for ``check_source``.
+"""Describes the launch of a record's kernel to the grader ``check_source``.
 
-It says in expressions of m, n and k what ``launcher.cpp`` does on a device: grid, arguments, tensor maps, workspace.
+The description states in expressions of m, n and k what ``launcher.cpp`` does on a device: grid, arguments, tensor
+maps and workspace.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernelproof.grading import Tolerance
 
 Array = NDArray[np.float64]
 
-RESIDENT = 2  # clusters of a persistent grid: few, so that each takes several tiles
+RESIDENT = 2  # clusters of a persistent grid; few, so that each of them computes several tiles
 POLICIES = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)  # L2 cache policies, as in ``launch.h``
 
 
@@ -28,22 +29,22 @@ def description(record: Record) -> dict[str, Any]:
     element, output = record.element.name, record.output.name
     shape_a, shape_b = (shape.replace(",", ", ") for shape in record.along_k.shapes)
     buffers = {"a": f"in:{element}[{shape_a}]", "b": f"in:{element}[{shape_b}]", "d": f"out:{output}[m, n]"}
-    parts: list[int | str] = [0, 0]
+    workspace: list[int | str] = [0, 0]
     if _has_workspace(launch):
-        # stream_k keeps partial tiles of the last wave: at most two for each cluster that runs.
-        shared = isinstance(launch, Tma) and launch.stream_k
-        tiles = f"{RESIDENT if shared else _tiles(launch)} * {_cluster(launch)}"
-        parts_of_tile = 2 if shared else launch.split_k
+        # With stream_k each running cluster stores at most two partial tiles of the last wave.
+        is_stream_k = isinstance(launch, Tma) and launch.stream_k
+        tiles = f"{RESIDENT if is_stream_k else _tiles(launch)} * {_cluster(launch)}"
+        parts_of_tile = 2 if is_stream_k else launch.split_k
         buffers["partials"] = f"scratch:f32[{tiles} * {parts_of_tile * launch.bm * launch.bn}]"
         buffers["arrivals"] = f"scratch:u32[{tiles}]=zeros"
-        parts = ["partials", "arrivals"]
+        workspace = ["partials", "arrivals"]
     shapes, draws = _shapes(record)
     return {
         "reference": _reference(record.along_k),
         "shapes": shapes,
         "draws": draws,
         "buffers": buffers,
-        "launches": [_launch(record, launch, parts)],
+        "launches": [_launch(record, launch, workspace)],
         "tolerance": Tolerance(terms="k"),
         "accumulator": record.acc,
         "operands": element,
@@ -51,6 +52,7 @@ def description(record: Record) -> dict[str, Any]:
 
 
 def _reference(along_k: AlongK) -> Callable[[Array, Array], Array]:
+    """A function that computes D from A and B as they are stored."""
     return lambda a, b: (a if along_k.a else a.T) @ (b.T if along_k.b else b)
 
 
@@ -68,12 +70,13 @@ def _cluster(launch: Launch) -> int:
 
 
 def _tiles(launch: Launch) -> str:
-    """The number of clusters of tiles that D has, as an expression."""
+    """The number of clusters that cover D, each with one tile for every CTA, as an expression."""
     along_m, along_n = (launch.cluster_m, launch.cluster_n) if isinstance(launch, Tma) else (1, 1)
     return f"ceil_div(m, {launch.bm * along_m}) * ceil_div(n, {launch.bn * along_n})"
 
 
-def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str, Any]:
+def _launch(record: Record, launch: Launch, workspace: list[int | str]) -> dict[str, Any]:
+    """The entry of the list ``launches``. ``workspace``: the arguments for partial sums and arrival counters."""
     described: dict[str, Any] = {
         "entry": launch.entry, "block": launch.threads, "smem": launch.smem_bytes, "cluster": _cluster(launch),
     }  # fmt: skip
@@ -84,7 +87,7 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
         described["args"] = [
             *_maps(record, launch), "d", "n", "m", "n", "k", options.get("raster_axis", 0),
             options.get("raster_group", 1), POLICIES[options.get("hint_a", 0)], POLICIES[options.get("hint_b", 0)],
-            *parts, *(rest if launch.box_d_rest_cols else []),
+            *workspace, *(rest if launch.box_d_rest_cols else []),
         ]  # fmt: skip
         slices = (
             f"ceil_div(k, {launch.bk})" if launch.stream_k else launch.split_k if launch.reduce == "workspace" else 1
@@ -93,7 +96,7 @@ def _launch(record: Record, launch: Launch, parts: list[int | str]) -> dict[str,
         number = f"min({clusters}, {RESIDENT})" if launch.persistent else clusters
         cooperative = _has_workspace(launch)
         return described | {"grid": f"({number}) * {_cluster(launch)}", "cooperative": cooperative}
-    described["args"] = ["a", ld_a, "b", ld_b, "d", "n", "m", "n", "k", *parts]
+    described["args"] = ["a", ld_a, "b", ld_b, "d", "n", "m", "n", "k", *workspace]
     if isinstance(launch, Cluster):
         return described | {"grid": f"{_tiles(launch)} * {_cluster(launch)}"}
     return described | {"grid": _grid(launch, record.launch_options)}
@@ -112,7 +115,7 @@ def _grid(launch: Launch, options: dict[str, int]) -> str:
 
 
 def _maps(record: Record, launch: Tma) -> list[str]:
-    """The tensor maps of A, B and D. If no boxes of D are stored, its map is not read."""
+    """The tensor maps of A, B and D. A kernel that stores D without TMA does not read the map of D."""
     nbytes = record.element.bytes
     d = _map("d", launch.box_d_rows, launch.box_d_cols, record.output.bytes) if launch.box_d_cols else "map:d[1, 8]"
     return [
@@ -123,14 +126,17 @@ def _maps(record: Record, launch: Tma) -> list[str]:
 
 
 def _map(name: str, rows: int, cols: int, nbytes: int) -> str:
-    """A tensor map whose boxes have these rows and columns. The swizzle is that of a row's bytes."""
+    """A tensor map whose boxes have these rows and columns. The swizzle follows from the bytes of a box's row."""
     row = cols * nbytes
     return f"map:{name}[{rows}, {cols}]/{row if row in (64, 128) else 32}"
 
 
 def _shapes(record: Record) -> tuple[list[dict[str, int]], dict[str, tuple[int, int]]]:
-    """Shapes to check, and ranges to draw more from. They have one step of k and more than the ring holds, and ragged
-    edges if the kernel allows them."""
+    """The shapes to check, and for some extents the range from which further ones are drawn.
+
+    The shapes have one step of k, and one step more than the ring holds. They are no multiples of the tile if the
+    kernel allows that.
+    """
     bm, bn, bk, launch = record.bm, record.bn, record.k_step, record.launch
     ring = record.ring_steps + 1
     steps = [max(record.split_k, count) for count in (1, ring)]

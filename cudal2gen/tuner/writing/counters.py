@@ -1,6 +1,6 @@
-"""Nsight Compute's counters of one launch of a built kernel, if ncu is installed and permitted.
+"""Reads Nsight Compute's counters of one launch of a built kernel, if ``ncu`` is installed and permitted.
 
-``ncu`` runs ``cudal2gen.validator.sanitizer``, which launches the kernel, in a process of its own.
+``ncu`` runs ``cudal2gen.validator.sanitizer``, which launches the kernel, in a separate process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ METRICS = {
     "l1tex__data_bank_conflicts_pipe_lsu.sum": "shared memory bank conflicts",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
 }
-NAME, UNIT, VALUE = "Metric Name", "Metric Unit", "Metric Value"  # columns of its CSV
+NAME, UNIT, VALUE = "Metric Name", "Metric Unit", "Metric Value"  # columns of ncu's CSV
 TIMEOUT_S = 120.0  # seconds for the launch under the profiler
 
 
@@ -47,7 +47,10 @@ def program() -> Path | None:
 
 
 def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list[str]:
-    """The metrics of a record's kernel on its own problem, in a line; or why there are none."""
+    """One line with the metrics of a record's kernel on the record's problem, or with the reason why there are none.
+
+    Empty if the kernel does not compile.
+    """
     profiler = profiler or program()
     if profiler is None:
         return ["Nsight Compute is not installed"]
@@ -74,7 +77,7 @@ def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list
 
 
 def _metrics(output: str) -> Iterator[str]:
-    """The metrics in ncu's output: a table of CSV, with a row for each metric, after other lines."""
+    """The metrics in ncu's output, in which a CSV table with a row for each metric follows other lines."""
     rows = csv.reader(line for line in output.splitlines() if line.startswith('"'))
     header = next(rows, [])
     if not {NAME, UNIT, VALUE} <= set(header):

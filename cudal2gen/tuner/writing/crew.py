@@ -1,8 +1,8 @@
-"""Many sessions at a time: several problems, and for each several trajectories, which draw and read differently.
+"""Runs many sessions concurrently: several problems, and for each problem several sessions with different random draws.
 
-A session's thread mostly waits for a server. Kernels are compiled and proven in processes of their own, as many as
-there are cores, which begin before any thread does; the executor times one kernel after the other. So no question waits
-for another session's proofs, and no proof for another session's questions.
+A session's thread mostly waits for a server. Kernels are compiled and proven in separate processes, one for each core,
+which are started before any thread. The executor times one kernel after the other. So the questions of one session and
+the proofs of another do not wait for each other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.session import Session
 from kernelproof.ground import workers
 
-AT_ONCE = 64  # most sessions at a time
-LOOK_S = 5.0  # seconds between looks at what they have done
+AT_ONCE = 64  # most concurrent sessions
+LOOK_S = 5.0  # seconds between two calls of ``look``
 
 Examine = Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination]
 
 
 class SerialExecutor:
-    """An executor for several threads, of whose submissions one is made at a time."""
+    """Lets several threads share an executor, by making one call at a time."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._lock = executor, threading.Lock()
@@ -58,16 +58,18 @@ class SerialExecutor:
 
 @contextmanager
 def provers(count: int | None = None) -> Iterator[Examine]:
-    """``judging.examine`` in ``count`` processes, by default one for each core. They begin here, so enter this before
-    threads begin."""
+    """A context that gives ``judging.examine`` in ``count`` processes, by default one for each core.
+
+    The processes start when the context is entered, so enter it before threads start.
+    """
     cores = count or os.cpu_count() or 1
     pool = ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), workers.serve_only, (os.getpid(),))
-    # Each of these starts a process. They end with the thread that started them, which is this one.
-    for begun in [pool.submit(os.getpid) for _ in range(cores)]:
-        begun.result()
+    # Each submission starts a process. A process ends with the thread that started it, so this thread starts them all.
+    for future in [pool.submit(os.getpid) for _ in range(cores)]:
+        future.result()
 
-    def examine(record: Record, launch: Fields, bounds: CheckLimits, known: frozenset[str]) -> Examination:
-        return pool.submit(judging.examine, record, launch, bounds, known).result()
+    def examine(record: Record, launch: Fields, bounds: CheckLimits, known_codes: frozenset[str]) -> Examination:
+        return pool.submit(judging.examine, record, launch, bounds, known_codes).result()
 
     try:
         yield examine
@@ -76,24 +78,25 @@ def provers(count: int | None = None) -> Iterator[Examine]:
 
 
 def run(sessions: Sequence[Session], at_once: int = AT_ONCE, look: Callable[[], None] = lambda: None) -> None:
-    """Runs sessions, at most ``at_once`` at a time, in their order. ``look`` is called every ``LOOK_S`` seconds and at
-    the end. Raises what one of them raised, after all ended.
+    """Runs the sessions in their order, at most ``at_once`` concurrently.
 
-    The threads are daemons: an interruption of the main thread ends the process, and what they stored is taken up.
+    ``look`` is called every ``LOOK_S`` seconds and at the end. If sessions raise exceptions, the first is raised after
+    all sessions have ended. The threads are daemons, so an interruption of the main thread ends the process; the next
+    start continues from what the sessions have stored.
     """
-    waiting, errors = deque(sessions), list[BaseException]()
+    queue, errors = deque(sessions), list[BaseException]()
 
     def work() -> None:
         with suppress(IndexError):
             while True:
-                session = waiting.popleft()
+                session = queue.popleft()
                 try:
                     session.run()
                 except BaseException as error:
                     errors.append(error)
 
     count = max(1, min(at_once, len(sessions)))
-    threads = [threading.Thread(target=work, daemon=True, name=f"session {place}") for place in range(count)]
+    threads = [threading.Thread(target=work, daemon=True, name=f"session {number}") for number in range(count)]
     for thread in threads:
         thread.start()
     while alive := [thread for thread in threads if thread.is_alive()]:

@@ -1,4 +1,4 @@
-"""Evidence on a kernel for the author of the next one: registers, main loop, stalls, bank conflicts and bytes."""
+"""Writes the evidence on a kernel's speed that prompts show: registers, main loop, stalls, bank conflicts, bytes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Iterator, Mapping
 from cudal2gen.kernel import Record
 from kernelproof.profile import Profile
 
-MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6  # most instructions, pieces of advice, and shares in a line
-SHORTEST_WAIT = 1.0  # an instruction with fewer stall cycles before it has no line
+MAX_LINES, MAX_ADVICE, MAX_PARTS = 14, 5, 6  # most instructions, pieces of advice, and entries of a line
+SHORTEST_WAIT = 1.0  # least stall cycles before an instruction that is listed
 
 
 def lines(record: Record, profile: Profile | str, counters: Mapping[str, float]) -> list[str]:
-    """The evidence on a built kernel, in lines. ``counters``: those of its verdict in the emulator, if it has one."""
+    """The evidence on a built kernel as lines.
+
+    ``profile``: its profile, or the reason why there is none. ``counters``: the counters of its verdict in the
+    emulator, empty without a verdict.
+    """
     if isinstance(profile, str):
         return [profile, *_counted(counters)]
     return [*_time(profile), *_resources(record, profile), *_loop(profile), *_counted(counters), *_advice(profile)]
 
 
 def listing(profile: Profile | str) -> list[str]:
-    """The main loop's instructions before which warps wait longest, with their lines of CUDA."""
+    """The instructions of the main loop before which warps wait longest, with their lines of CUDA, by address."""
     if isinstance(profile, str):
         return []
     waits = sorted(profile.lines, key=lambda line: -sum(line.stalls.values()))[:MAX_LINES]
@@ -68,7 +72,7 @@ def _loop(profile: Profile) -> Iterator[str]:
 
 
 def _counted(counters: Mapping[str, float]) -> Iterator[str]:
-    """The emulator's counters, which are exact."""
+    """A line with the emulator's counters, which are exact, unlike the figures of the profile."""
     kept = ("bank_conflicts", "sectors_over_ideal", "bytes", "unique_bytes", "mma_", "wgmma_", "ldmatrix_", "mbarrier_")
     counted = [f"{name} {value:g}" for name, value in counters.items() if name.startswith(kept)]
     if counted:
@@ -77,9 +81,9 @@ def _counted(counters: Mapping[str, float]) -> Iterator[str]:
 
 def _advice(profile: Profile) -> Iterator[str]:
     for item in profile.advice[:MAX_ADVICE]:
-        if not item.change.startswith("--set"):  # advice on templates, which a text does not have
+        if not item.change.startswith("--set"):  # advice to change a record's field, which a written text does not have
             yield f"would help: {item.change}: {item.figure} {item.before:.4g} -> {item.after:.4g}"
 
 
-def _largest(shares: Mapping[str, float], most: int = MAX_PARTS) -> list[tuple[str, float]]:
-    return sorted(((name, share) for name, share in shares.items() if share), key=lambda pair: -pair[1])[:most]
+def _largest(values: Mapping[str, float], most: int = MAX_PARTS) -> list[tuple[str, float]]:
+    return sorted(((name, value) for name, value in values.items() if value), key=lambda pair: -pair[1])[:most]

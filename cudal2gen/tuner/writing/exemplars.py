@@ -1,8 +1,8 @@
-"""Which kernels a question shows: the contrast of CUDA-L1 (arXiv 2507.14111), from which CUDA-L2 has it.
+"""Chooses the kernels that a question shows, by the method of CUDA-L1 (arXiv 2507.14111), which CUDA-L2 uses too.
 
-Kernels lie in buckets by speed. Distinct buckets are drawn, a fast one likelier than a slow one by the softmax of
-their mean speeds, and from each of them one kernel, all equally likely. So a question shows kernels of different
-speeds, whose difference can be reasoned about, and not the same fast ones again and again.
+Kernels are grouped into buckets by speed. Distinct buckets are drawn with probabilities that are the softmax of their
+mean speeds, and from each of them one kernel at random. So a question shows kernels of different speeds, from whose
+differences a model can learn, and not always the same fast kernels.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from collections.abc import Sequence
 from statistics import fmean
 
 BUCKET = 0.05  # width of a bucket, in the logarithm of the speed
-TEMPERATURE = 0.3  # of the softmax: this much more speed makes a bucket e times as likely
+TEMPERATURE = 0.3  # temperature of the softmax; a speed that is higher by this makes a bucket e times as likely
 
 
-def drawn(speeds: Sequence[float], count: int, seed: str) -> list[int]:
-    """The places of at most ``count`` kernels, one of each drawn bucket, the fastest first. ``seed`` decides all."""
+def draw(speeds: Sequence[float], count: int, seed: str) -> list[int]:
+    """The indices of at most ``count`` kernels, one of each drawn bucket, the fastest first.
+
+    Equal ``seed`` and speeds give equal draws.
+    """
     generator = random.Random(seed)
     buckets: dict[int, list[int]] = {}
-    for place, speed in enumerate(speeds):
-        buckets.setdefault(math.floor(math.log(speed) / BUCKET), []).append(place)
+    for index, speed in enumerate(speeds):
+        buckets.setdefault(math.floor(math.log(speed) / BUCKET), []).append(index)
     chosen: list[int] = []
     while buckets and len(chosen) < count:
         names = sorted(buckets)
-        means = [fmean(speeds[place] for place in buckets[name]) for name in names]
+        means = [fmean(speeds[index] for index in buckets[name]) for name in names]
         weights = [math.exp((mean - max(means)) / TEMPERATURE) for mean in means]
         (name,) = generator.choices(names, weights)
         chosen.append(generator.choice(buckets.pop(name)))
-    return sorted(chosen, key=lambda place: -speeds[place])
+    return sorted(chosen, key=lambda index: -speeds[index])

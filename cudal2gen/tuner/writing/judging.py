@@ -1,6 +1,6 @@
-"""Judges drafts of kernels: each is compiled, proven, timed and rewarded, and copies are known by their machine code.
+"""Judges drafts of kernels: each is compiled, proven, timed and rewarded. Copies are detected by their machine code.
 
-Nothing of a text runs on this machine's processor; ``proof`` has the stages.
+No part of a text runs on this machine's processor; ``proof`` describes the stages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORIGIN = Origin(source="written by a language model", structure="modelled", chan
 
 @dataclass(frozen=True)
 class Attempt:
-    """A draft and how it ended. ``record``: None for an illegal draft. ``reward``: see ``reward.written``."""
+    """A draft with its trial, its proof and its reward (``reward.written``). ``record``: None for an illegal draft."""
 
     draft: Draft
     trial: Trial
@@ -45,23 +45,27 @@ class Attempt:
 
 
 class Examination(NamedTuple):
-    """What a compiler and the checks say of a kernel. ``code``: its ``machine_code``, "" if it does not compile;
-    ``proof``: None for a copy of a known kernel."""
+    """The result of compiling and checking a kernel.
+
+    ``code``: its ``machine_code``, "" if it does not compile. ``proof``: None for a copy of a known kernel.
+    """
 
     code: str
     proof: CheckResult | None
 
 
-def examine(record: Record, launch: Fields, bounds: CheckLimits, known: frozenset[str]) -> Examination:
-    """Compiles a kernel and proves it, unless its machine code is ``known``. All of its cost is in here, so that it can
-    run in another process."""
+def examine(record: Record, launch: Fields, bounds: CheckLimits, known_codes: frozenset[str]) -> Examination:
+    """Compiles a kernel, and proves it unless its ``machine_code`` is among ``known_codes``.
+
+    This is the expensive part of judging; callers may run it in another process.
+    """
     (built,) = compiler.attempt([record])
     code = machine_code(built, launch) if isinstance(built, Artifact) else ""
-    return Examination(code, None if code in known else proof.prove(record, bounds))
+    return Examination(code, None if code in known_codes else proof.prove(record, bounds))
 
 
 class CopiedText(NamedTuple):
-    """A draft whose machine code and launch are those of an earlier kernel. ``reward``: what that one earns now."""
+    """A draft whose machine code and launch equal those of an earlier kernel. ``reward``: that kernel's reward now."""
 
     draft: Draft
     reward: float
@@ -71,8 +75,9 @@ class CopiedText(NamedTuple):
 class Judge:
     """Judges drafts for one problem. ``executor`` times kernels that are proven right.
 
-    ``known``: trials by machine code and launch; None for the incumbent's. ``stored`` may give the attempt of an
-    earlier start in place of a new one. ``examine`` is that of this module, perhaps elsewhere.
+    - ``stored`` returns the attempt of an earlier start of the run for a draft, or None; it replaces a new attempt.
+    - ``known``: the trials of known kernels by ``machine_code``; None for the incumbent.
+    - ``examine``: this module's ``examine``, or a function that runs it in another process.
     """
 
     problem: Problem
@@ -84,17 +89,17 @@ class Judge:
     known: dict[str, Trial | None] = field(default_factory=dict)
     examine: Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination] = examine
 
-    def shown(self, draft: Draft, trial: Trial | None) -> None:
-        """Makes a kernel known, so that a copy of it is one. None: it is the incumbent."""
+    def add_known(self, draft: Draft, trial: Trial | None) -> None:
+        """Adds a kernel to ``known``, so that copies of it are detected. ``trial``: None for the incumbent."""
         try:
             (built,) = compiler.attempt([self._record(draft)])
-        except IllegalRecord:  # the incumbent's convention may not be one of texts
+        except IllegalRecord:  # the incumbent's launch convention may not be allowed for texts
             return
         if isinstance(built, Artifact):
             self.known[machine_code(built, draft.launch)] = trial
 
     def judge(self, draft: Draft, best: float = 1.0) -> Attempt | CopiedText:
-        """What becomes of a draft. ``best``: how many times as fast as the incumbent the fastest shown kernel is."""
+        """Judges one draft. ``best``: the speed of the fastest kernel that the question shows, over the incumbent's."""
         if refusals := device_text.refusals(draft.text):
             return self._illegal(draft, "; ".join(refusals))
         try:
@@ -113,13 +118,13 @@ class Judge:
         return attempt
 
     def reward_of(self, trial: Trial | None, best: float) -> float:
-        """The reward of a kernel that ended in a trial; None is the incumbent."""
+        """The reward of a kernel with this trial; None for the incumbent."""
         if trial is None:
             return self.weights.failed + reward.RIGHT + 1.0 / best
         return reward.written(trial, self.weights, best)
 
     def trial(self, record: Record, outcome: Outcome, proven: CheckResult) -> Trial:
-        """The trial of a record that a proof ended."""
+        """The trial of a record whose proof decided the outcome."""
         digest = proven.artifact.digest if proven.artifact else ""
         trial = trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
         return self._named(trial)
@@ -157,7 +162,7 @@ class Judge:
 
 
 def machine_code(built: Artifact, launch: Fields) -> str:
-    """A hash of a kernel's machine code and launch. What the compiler drops, such as dead variables, is not in it."""
+    """A hash of a kernel's machine code and launch. Texts that differ only in what the compiler drops share it."""
     code = hashlib.sha256(json.dumps(launch, sort_keys=True).encode())
     file = built.cubin.read_bytes()
     for section in sections(file):

@@ -1,4 +1,7 @@
-"""Answers of a language model that writes kernels: whole texts or patches, with the fields of their launch."""
+"""Reads the answers of a language model that writes kernels, and defines their JSON schema.
+
+An answer has complete texts or patches, with the fields of their launch.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ _CODE = frozenset(("cuda", "cu", "cpp", "c++", "c"))
 
 
 class Idea(BaseModel):
-    """A kernel in an answer: a whole text (``source``) or a ``patch`` of the text of ``base``, the fields of its launch
-    that differ from the base's, and why it should be faster."""
+    """A kernel in an answer: a complete text (``source``) or a ``patch`` of the text of ``base``, the fields of its
+    ``launch`` that differ from the base's, and the reason ``why`` it should be faster."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -106,8 +109,8 @@ def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
 
 
 def _of_prose(text: str) -> Iterator[Idea]:
-    """The ideas of an answer in prose: fenced code is a whole text, a fenced patch one of the incumbent. A fenced JSON
-    object before them changes their launch."""
+    """The ideas in an answer that is not JSON. Fenced code is a complete text, and a fenced patch applies to the
+    incumbent. A fenced JSON object before them has the changed fields of their launch."""
     launch: dict[str, int | str] = {}
     why = text.partition("```")[0].strip()
     for kind, content in _FENCE.findall(text):

@@ -1,4 +1,4 @@
-"""The question to a language model that writes kernels, as one Markdown document."""
+"""Writes the question to a language model that writes kernels, as one Markdown document."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from cudal2gen.kernel import GPUS, Fields, Problem
 from cudal2gen.tuner.memory import Note
 
 LONGEST_TEXT = 40_000  # most characters of a kernel's text in a prompt
-LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500  # most characters
-_FOLDER = "writing"  # of the templates
-CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page of this name
+LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500  # most characters of a diff, and of the report on a failure
+_FOLDER = "writing"  # the folder of the prompts' templates
+CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page of the same name in the folder
 
 
 class ShownKernel(NamedTuple):
-    """A right kernel in a prompt. ``time``: in words; ``whole``: its text is given whole, and not as a difference."""
+    """A right kernel in a prompt. ``time``: its time in words. ``is_complete``: the prompt has its complete text, and
+    not a diff."""
 
     label: str
     time: str
@@ -31,11 +32,11 @@ class ShownKernel(NamedTuple):
     text: str
     evidence: Sequence[str] = ()
     listing: Sequence[str] = ()
-    whole: bool = True
+    is_complete: bool = True
 
 
-class Failed(NamedTuple):
-    """A failure in a prompt. ``diff``: what its text changes in the text of ``base``."""
+class FailedKernel(NamedTuple):
+    """A failed kernel in a prompt. ``diff``: the changes of its text against the text of ``base``."""
 
     outcome: str
     reason: str
@@ -52,7 +53,7 @@ def _pages() -> Environment:
 
 
 def page(name: str, **values: Any) -> str:
-    """A rendered template. Its fence is longer than any run of backticks in a value, so no value can end it."""
+    """A rendered template. Its code fences are longer than any run of backticks in a value, so no value can end one."""
     runs = re.findall(r"`{3,}", repr(values))
     fence = "`" * (max(map(len, runs), default=2) + 1)
     return _pages().get_template(f"{_FOLDER}/{name}").render(fence=fence, **values)
@@ -71,12 +72,16 @@ def _static(name: str) -> str:
 def question(
     problem: Problem,
     variants: Sequence[ShownKernel],
-    failures: Sequence[Failed],
+    failures: Sequence[FailedKernel],
     notes: Iterable[Note],
     clock: str,
     count: int,
 ) -> str:
-    """The user message. ``variants``: the fastest first; the others are shown by their differences from it."""
+    """The user message.
+
+    - ``variants``: right kernels, the fastest first. Those without ``is_complete`` are shown as a diff from the first.
+    - ``clock``: how the times were found, in words. ``count``: the number of kernels to ask for.
+    """
     first = variants[0]
     return page(
         "request.md.j2",
@@ -92,7 +97,7 @@ def question(
 
 
 def correction(faults: Sequence[str], count: int) -> str:
-    """The message that returns the faults of an answer, and asks for ``count`` kernels."""
+    """The message that lists the faults of an answer and asks for ``count`` corrected kernels."""
     lines = "\n".join(f"- {fault}" for fault in faults[:8])
     return f"Refused:\n\n{lines}\n\nAnswer again in the same form, with {count} corrected kernels only."
 
@@ -103,19 +108,19 @@ def difference(before: str, after: str) -> str:
     return "\n".join(lines)
 
 
-def spelled(launch: Mapping[str, Any]) -> str:
+def launch_line(launch: Mapping[str, Any]) -> str:
     """The fields of a launch in one line."""
     return ", ".join(f"{name}={value}" for name, value in launch.items() if value not in ("", None))
 
 
 def _kernel(variant: ShownKernel, first: ShownKernel) -> dict[str, Any]:
-    whole = variant.whole and len(variant.text) <= LONGEST_TEXT
-    text = variant.text if whole else difference(first.text, variant.text)[:LONGEST_DIFF]
+    is_complete = variant.is_complete and len(variant.text) <= LONGEST_TEXT
+    text = variant.text if is_complete else difference(first.text, variant.text)[:LONGEST_DIFF]
     return variant._asdict() | {
-        "launch": spelled(variant.launch),
+        "launch": launch_line(variant.launch),
         "text": text.rstrip("\n"),
-        "language": "cuda" if whole else "diff",
-        "form": "Its text:" if whole else f"What it changes of {first.label}:",
+        "language": "cuda" if is_complete else "diff",
+        "form": "Its text:" if is_complete else f"What it changes of {first.label}:",
     }
 
 

@@ -1,4 +1,4 @@
-"""Times and profiles of built kernels without a GPU: those that the timing model gives for their machine code."""
+"""Gives times and profiles of built kernels without a GPU, from the timing model of their machine code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kernelproof.profile import Profile
 
 
 class Profiler:
-    """The profiles of built records. Each profile is made once."""
+    """Makes the profiles of records, each of them once."""
 
     def __init__(self) -> None:
         self._profiles: dict[tuple[object, ...], Profile | str] = {}
 
     def profile(self, record: Record) -> Profile | str:
-        """The profile of a record, which is built if it is not; or why there is none."""
+        """The profile of a record, or the reason why there is none. Builds the record if necessary."""
         key = (record.problem, *record.kernel_key)
         if key not in self._profiles:
             (artifact,) = compiler.attempt([record])
@@ -37,13 +37,16 @@ class Profiler:
         except MissingTool:
             raise
         except (UserError, ValueError, ZeroDivisionError, LookupError) as error:
-            # The model may not understand the code of a text. Then there is no time, which is not the kernel's fault.
+            # The model may not understand the machine code of a text. That is not the kernel's fault.
             return f"no profile: {type(error).__name__}: {error}"
 
 
 def as_text(record: Record) -> Record:
-    """The record with its rendered text as a written one. The model then knows no more of it than of written texts, so
-    their times can be compared."""
+    """The record as one whose kernel is a written text, namely the rendered text; the record itself if that is illegal.
+
+    The timing model uses fields of a rendered record that a written text does not have. Without them the modelled times
+    of both can be compared.
+    """
     text, launch = kernel.as_text(record, render(record))
     try:
         revised = kernel.of_text(record.problem, text, record.origin, launch)
@@ -54,8 +57,7 @@ def as_text(record: Record) -> Record:
 
 
 class ModelledTimes:
-    """``Environment`` whose times are the timing model's, of the kernel and of the incumbent as texts. Nothing is
-    measured."""
+    """An ``Environment`` without measurements: the timing model gives the times of the kernel and of the incumbent."""
 
     name: Source = "model"
 

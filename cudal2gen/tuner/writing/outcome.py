@@ -1,4 +1,4 @@
-"""The outcome of a session: its winner as a record of the catalog, and as a proposal for a reviewer."""
+"""Turns the winner of a session into a record of the catalog, and into a proposal for a reviewer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cudal2gen.tuner.writing.session import Session
 
 
 def catalog_record(session: Session, winner: Attempt) -> Record:
-    """The winner with an origin that says from which record it was written, and how its time is known."""
+    """The winner's record. Its origin names the record that it was written from, and says whether its time was
+    measured."""
     assert winner.record is not None
     measured = session.executor.name == "gpu"
     how = f"measured on {winner.trial.on}" if measured else "its time modelled from machine code"
@@ -20,7 +21,8 @@ def catalog_record(session: Session, winner: Attempt) -> Record:
 
 
 def proposal(session: Session, winner: Attempt) -> str:
-    """A page with the diff of the texts, the launch, evidence before and after, the record's line, and all attempts."""
+    """A Markdown page with the diff of the texts, the changes of the launch, evidence on the incumbent and the winner,
+    the record's line for the catalog, and all attempts."""
     assert winner.record is not None
     ratio = winner.trial.faster_than("incumbent")
     timed = "measured" if session.executor.name == "gpu" else "modelled"
@@ -59,5 +61,5 @@ def _row(attempt: Attempt) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """The text as a cell of a Markdown table: in one line, without a bar."""
+    """The text as a cell of a Markdown table: one line of at most 160 characters, without a bar."""
     return " ".join(text.split()).replace("|", "/")[:160]

@@ -1,5 +1,7 @@
-"""The progress of written kernels as one HTML file that needs no other: best times over tokens and time, families of
-ideas, failures by kind."""
+"""Writes the progress of written kernels as one self-contained HTML file.
+
+The page shows the best speeds over tokens and time, the families of ideas, and the outcomes of kernels.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from cudal2gen.tuner.language_model.transcript import AnswerOutcome, Exchange
 from kernelproof.ground import files, pages
 from kernelproof.ground.pages import Section, Table
 
-# Families by words of the ideas; the first that fits counts.
+# Families of ideas, with a pattern that a family's ideas contain. An idea belongs to the first family that matches.
 FAMILIES: Mapping[str, str] = {
     "copies ahead": r"prefetch|cp\.async|async|pipelin|stage|double.?buffer|tma",
     "shared memory": r"shared|swizzl|bank|ldmatrix",
@@ -30,12 +32,12 @@ FAMILIES: Mapping[str, str] = {
     "registers": r"register|spill|reuse",
     "split k": r"split|stream.?k|reduc",
 }
-MOST_CURVES = 12  # problems in a picture
+MOST_CURVES = 12  # most problems in a picture
 
 
 class ProgressPoint(NamedTuple):
-    """The state after an answer: tokens and seconds of all answers so far, and the problem's best speed over the
-    incumbent."""
+    """The state after an answer: the ``tokens`` and ``seconds`` of all answers so far, and the ``best`` speed of the
+    problem's kernels over the incumbent's."""
 
     tokens: int
     seconds: float
@@ -43,14 +45,17 @@ class ProgressPoint(NamedTuple):
 
 
 def write(path: Path, exchanges: Path, store: Path) -> None:
-    """Writes the page of a transcript and its trials; nothing without a transcript. Raises Failure."""
+    """Writes the page for the transcript ``exchanges`` and the trials in ``store`` to ``path``.
+
+    Writes nothing if there is no transcript. Raises Failure.
+    """
     if exchanges.is_file():
         trials = results.trials(store) if store.is_file() else []
         files.write(path, page(list(transcript.read(exchanges)), trials))
 
 
 def steps(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str, list[ProgressPoint]]:
-    """For each problem its state after each of its answers, in their order."""
+    """For each problem's title the state after each of its answers, in their order."""
     speeds = {_key(trial.record): speed for trial in trials if (speed := _speed(trial)) is not None}
     tokens, seconds, best = 0, 0.0, defaultdict[str, float](lambda: 1.0)
     progress: dict[str, list[ProgressPoint]] = {}
@@ -65,7 +70,7 @@ def steps(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str
 
 
 def families(lines: Iterable[transcript.Line]) -> Counter[str]:
-    """How many ideas of the answers are of each family."""
+    """The number of ideas of each family in the answers."""
     counts: Counter[str] = Counter()
     for line in lines:
         if isinstance(line, Exchange) and not line.error:
@@ -97,11 +102,11 @@ def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
 
 
 def _curves(progress: Mapping[str, list[ProgressPoint]]) -> Iterator[Section]:
-    for label, place in (("tokens", 0), ("seconds of answers", 1)):
-        # A curve has room for the size alone.
+    for label, field in (("tokens", "tokens"), ("seconds of answers", "seconds")):
+        # The legend has space only for the last word of a title, which is the size.
         curves = [
-            Curve(title.rsplit(" ", 1)[-1], [(own[place], own.best) for own in steps])
-            for title, steps in progress.items()
+            Curve(title.rsplit(" ", 1)[-1], [(getattr(point, field), point.best) for point in points])
+            for title, points in progress.items()
         ]
         if curves:
             title = f"Best over {label}"

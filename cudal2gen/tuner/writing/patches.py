@@ -1,4 +1,7 @@
-"""Patches of a text: blocks to search and replace, or a unified diff. A refusal explains why a patch does not apply."""
+"""Applies a model's patch to a text: blocks to search and replace, or a unified diff.
+
+If a patch does not apply, an exception explains the reason to the model.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from kernelproof.ground.errors import brief
 
 _SEARCH, _MIDDLE, _REPLACE = (re.compile(form) for form in (r"<{5,9} ?SEARCH", r"={5,9}", r">{5,9} ?REPLACE"))
 _HUNK = re.compile(r"^@@(?: -(\d+)\S* \+\S+ @@)?.*$", re.M)
-MAX_PARTS = 64
-MAX_CHARACTERS = 2 * device_text.MAX_CHARACTERS
+MAX_PARTS = 64  # most blocks or hunks of a patch
+MAX_CHARACTERS = 2 * device_text.MAX_CHARACTERS  # most characters of a patch
 
 
 class PatchRefused(ValueError):
@@ -18,7 +21,7 @@ class PatchRefused(ValueError):
 
 
 def apply(text: str, patch: str) -> str:
-    """The patched text. Raises PatchRefused."""
+    """Returns the patched text. Raises PatchRefused."""
     if len(patch) > MAX_CHARACTERS:
         raise PatchRefused(f"the patch has {len(patch)} characters, {MAX_CHARACTERS} at most")
     patch = patch.replace("\r\n", "\n")
@@ -28,9 +31,9 @@ def apply(text: str, patch: str) -> str:
     if len(parts) > MAX_PARTS:
         raise PatchRefused(f"the patch has {len(parts)} parts, {MAX_PARTS} at most: answer with the whole text")
     lines = text.split("\n")
-    shift = 0
+    shift = 0  # lines that earlier hunks added; a hunk's line number counts from the text before the patch
     for number, (before, after, at) in enumerate(parts, 1):
-        start = _place(lines, before, at + shift, number)
+        start = _find(lines, before, at + shift, number)
         lines[start : start + len(before)] = after
         shift += len(after) - len(before) if at else 0
     if (patched := "\n".join(lines)) == text:
@@ -39,7 +42,7 @@ def apply(text: str, patch: str) -> str:
 
 
 def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
-    """For each block of SEARCH and REPLACE the lines before and after, and 0 because no place is stated."""
+    """For each block of SEARCH and REPLACE the old lines, the new lines, and 0, because a block has no line number."""
     blocks: list[tuple[list[str], list[str], int]] = []
     before: list[str] | None = None
     after: list[str] | None = None
@@ -60,7 +63,8 @@ def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
 
 
 def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
-    """For each hunk the lines before and after, and the line at which it says that they begin (0: it does not say)."""
+    """For each hunk of a unified diff the old lines, the new lines, and the number of the first old line; 0 if the
+    hunk's head has no number."""
     heads = list(_HUNK.finditer(patch))
     ends = [*(head.start() for head in heads[1:]), len(patch)]
     hunks = []
@@ -73,10 +77,12 @@ def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
     return hunks
 
 
-def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
-    """The index at which the lines begin; of several places the nearest to line ``at`` (from 1). Raises PatchRefused.
+def _find(lines: list[str], before: list[str], at: int, number: int) -> int:
+    """The index in ``lines`` at which the lines ``before`` begin. Raises PatchRefused.
 
-    Lines that do not match exactly may differ in trailing blanks, then in all blanks.
+    ``at``: the line number (from 1) that the hunk states; of several matches the nearest is taken. If it is 0 there
+    must be only one match. Without an exact match, trailing blanks are ignored, and then all differences in blanks.
+    ``number``: the part's number for messages.
     """
     if not any(line.strip() for line in before):
         raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
@@ -95,7 +101,8 @@ def _place(lines: list[str], before: list[str], at: int, number: int) -> int:
 def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
     """The indices at which a pattern of lines begins, overlaps included.
 
-    By Knuth, Morris and Pratt in linear time: a text of many equal lines would make a plain search quadratic.
+    The algorithm of Knuth, Morris and Pratt takes linear time. A plain search in a text of many equal lines would take
+    quadratic time.
     """
     borders = [0]  # the KMP failure function: per prefix, the length of its longest proper prefix that is also a suffix
     for line in pattern[1:]:
@@ -110,8 +117,8 @@ def _occurrences(lines: list[str], pattern: list[str]) -> list[int]:
 
 
 def _border(pattern: list[str], borders: list[int], length: int, line: str) -> int:
-    """The length of the longest prefix of the pattern that ends at this line of the text. ``length``: that at the line
-    before."""
+    """The length of the longest prefix of the pattern that ends with ``line``. ``length``: the length of the longest
+    one that ends with the line before."""
     while length and pattern[length] != line:
         length = borders[length - 1]
     return length + (pattern[length] == line)

@@ -1,8 +1,8 @@
-"""Proofs of written kernels: the compiler, the grade that catches cheats, a review of the PTX, and the verdict.
+"""Proves that written kernels are right, or finds out why they are not.
 
-The stages are in the order of their cost, and the first that fails ends the proof. Nothing of a text runs on this
-machine's processor: its device code is compiled within limits, and the emulator executes the PTX in processes with
-limits of time and memory.
+The stages are the compiler, the grade that detects cheats, a review of the PTX, and the emulator's verdict. The first
+stage that fails ends the proof. No part of a text runs on this machine's processor: its device code is compiled within
+limits, and the emulator executes the PTX in processes with limits of time and memory.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ from kernelproof.ground.errors import Failure, brief
 from kernelproof.ground.workers import Worker
 
 ENDLESS = frozenset(("runaway", "time-limit", "deadlock"))  # rules that a kernel breaks if it never ends
-LONGEST_REASON, LONGEST_REPORT = 400, 6000  # characters
+LONGEST_REASON, LONGEST_REPORT = 400, 6000  # most characters of a reason and of a report
 MAX_FINDINGS = 8  # most findings in a report
-STEP_S = 0.05  # seconds between two looks at a process and its limits
+STEP_S = 0.05  # seconds between two checks of a process's limits
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
-_COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")
-_SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")
+_COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")  # lines of a build log that are not the compiler's
+_SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")  # paths of the compiled source
 
 
 @dataclass(frozen=True)
 class CheckLimits:
-    """Limits of each stage that executes a kernel. ``seed``: of drawn inputs and shapes; the model must not know it."""
+    """Limits of each stage that executes a kernel.
+
+    ``seed``: the seed of random inputs and shapes, which the model must not know.
+    """
 
     seconds: float = 120.0
     gib: float = 8.0
@@ -55,9 +58,11 @@ class CheckLimits:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How a kernel's checks ended. The ``outcome`` of a right one is "measured": it may be timed.
+    """The result of checking a kernel. The ``outcome`` of a right kernel is "measured", because it may be timed.
 
-    ``reason``: the fault in one line; ``report``: all findings with places and evidence, for the author of the text.
+    - ``reason``: the fault in one line.
+    - ``report``: all findings with locations and evidence, for the author of the text.
+    - ``counters``: what the emulator counted during its verdict.
     """
 
     outcome: Outcome
@@ -65,7 +70,7 @@ class CheckResult:
     report: str = ""
     artifact: Artifact | None = None
     verdict: Verdict | None = None
-    counters: Mapping[str, float] = field(default_factory=dict)  # what the emulator counted for the verdict
+    counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def right(self) -> bool:
@@ -77,10 +82,10 @@ class CheckResult:
 
 
 def prove(record: Record, bounds: CheckLimits) -> CheckResult:
-    """The proof of a record of a text. Raises MissingTool without a compiler."""
+    """Runs all stages on a record whose kernel is a text. Raises MissingTool without a compiler."""
     (outcome,) = compiler.attempt([record])
     if isinstance(outcome, BuildError):
-        return _uncompiled(outcome, _offset(record))
+        return _compile_failure(outcome, _offset(record))
     if findings := outcome.ptxas.findings:
         reason = "; ".join(findings)
         return CheckResult("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
@@ -89,16 +94,16 @@ def prove(record: Record, bounds: CheckLimits) -> CheckResult:
         return CheckResult(
             "wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome
         )
-    if (failed := _graded(record, outcome, bounds)) is not None:
+    if (failed := _grade_failure(record, outcome, bounds)) is not None:
         return failed
-    if findings := reviewed(record, outcome.ptx.read_text()):
+    if findings := review_findings(record, outcome.ptx.read_text()):
         return CheckResult(
             "wrong result", brief(findings[0], LONGEST_REASON), "\n".join(findings[:MAX_FINDINGS]), outcome
         )
-    return _judged(record, outcome, compiler.launcher(), bounds)
+    return _verdict_result(record, outcome, compiler.launcher(), bounds)
 
 
-def reviewed(record: Record, ptx: str) -> list[str]:
+def review_findings(record: Record, ptx: str) -> list[str]:
     """The findings of ``review`` in the PTX of a written kernel."""
     arguments = [str(argument) for argument in description(record)["launches"][0]["args"]]
     buffers = ("a", "b", "d", "partials", "arrivals")
@@ -115,8 +120,11 @@ def _offset(record: Record) -> int:
     return source.count("\n", 0, source.index(text))
 
 
-def _uncompiled(error: BuildError, offset: int) -> CheckResult:
-    """The compiler's errors, without this machine's commands and paths, which are of no use to the model."""
+def _compile_failure(error: BuildError, offset: int) -> CheckResult:
+    """The compiler's errors without the commands and paths of this machine, which are of no use to the model.
+
+    Line numbers are those of the text, which begins ``offset`` lines after the start of the source.
+    """
     reason = str(error)
     report = reason
     if (log := _LOG.search(reason)) is not None:
@@ -129,8 +137,9 @@ def _uncompiled(error: BuildError, offset: int) -> CheckResult:
     return CheckResult("compile error", brief(faults[0], LONGEST_REASON), "\n".join(faults)[:LONGEST_REPORT])
 
 
-def _graded(record: Record, artifact: Artifact, bounds: CheckLimits) -> CheckResult | None:
-    """The failure of the grade; None if the kernel computes the whole product from all of its inputs in its types."""
+def _grade_failure(record: Record, artifact: Artifact, bounds: CheckLimits) -> CheckResult | None:
+    """The grader's findings as a result; None if the kernel computes the complete product from its inputs in its
+    types."""
     limits = Limits(device=record.arch, seconds=bounds.seconds, gib=bounds.gib, seed=bounds.seed)
     grade = check_source(artifact.ptx.read_text(), **description(record), limits=limits)
     if grade.right:
@@ -145,8 +154,8 @@ def _graded(record: Record, artifact: Artifact, bounds: CheckLimits) -> CheckRes
 
 
 def _causes(grade: Grade) -> list[Finding]:
-    """The first finding of each rule, causes before consequences: kernels that never end, then rules of the machine,
-    then wrong values."""
+    """The first finding of each rule, causes before consequences: kernels that never end, then broken rules of the
+    machine, then wrong results."""
     first: dict[str, Finding] = {}
     for item in grade.findings:
         first.setdefault(item.rule, item)
@@ -175,9 +184,9 @@ def _report(findings: Sequence[Finding], not_checked: Sequence[str], offset: int
     return "\n".join(lines)[:LONGEST_REPORT]
 
 
-def _judged(record: Record, artifact: Artifact, library: Path, bounds: CheckLimits) -> CheckResult:
-    """The emulator's verdict on the problems that stress every record of the catalog."""
-    answer = bounded(validator.emulated.validate, (record, artifact, library), bounds)
+def _verdict_result(record: Record, artifact: Artifact, library: Path, bounds: CheckLimits) -> CheckResult:
+    """The result of the emulator's verdict on the test problems that every record of the catalog must pass."""
+    answer = call_within_limits(validator.emulated.validate, (record, artifact, library), bounds)
     if isinstance(answer, NoAnswer):
         return CheckResult(
             answer.outcome, f"its verdict {answer.reason}", f"the emulator's verdict {answer.reason}", artifact
@@ -193,8 +202,8 @@ def _judged(record: Record, artifact: Artifact, library: Path, bounds: CheckLimi
     )
 
 
-def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds: CheckLimits) -> Any:
-    """Calls a function of this package in a process of its own. Returns its answer, or why the process gave none."""
+def call_within_limits(function: Callable[..., Any], arguments: tuple[object, ...], bounds: CheckLimits) -> Any:
+    """Calls a function of this package in a separate process. Returns its answer, or a ``NoAnswer``."""
     worker = Worker("fork", _serve, function, arguments)
     watch = process_tree.Watch(worker.pid, bounds.seconds, bounds.gib)
     try:
@@ -213,7 +222,8 @@ def bounded(function: Callable[..., Any], arguments: tuple[object, ...], bounds:
 
 
 def _serve(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
-    os.setsid()
+    """Runs in the separate process: calls the function and sends its answer."""
+    os.setsid()  # so that kill_session ends the processes that the function starts too
     try:
         pipe.send(function(*arguments))
     except Failure as error:

@@ -1,5 +1,8 @@
-"""A reward function of TRL for answers with written kernels: each is compiled, proven, timed, and rewarded by its speed
-over that of the fastest kernel that its question showed (``reward.written``)."""
+"""A reward function for TRL that scores answers with written kernels.
+
+Each kernel is compiled, proven and timed. Its reward grows with its speed over that of the fastest kernel that the
+question showed (``reward.written``).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ INCUMBENT_LABEL = "incumbent"
 
 
 def modelled(problem: Problem, incumbent: Draft) -> Executor:
-    """Times by the timing model from machine code; nothing is measured."""
+    """An executor without a GPU, whose times are those of the timing model."""
     record = kernel.of_text(problem, incumbent.text, ORIGIN, incumbent.launch)
     return InProcess(ModelledTimes(lambda _: record, Profiler()))
 
@@ -30,9 +33,11 @@ def modelled(problem: Problem, incumbent: Draft) -> Executor:
 class KernelScorer:
     """Rewards answers to questions of ``writing``, whose rows of ``grpo.jsonl`` have ``kernels`` and ``product``.
 
-    ``executor``: makes one for a problem and its incumbent (``Draft``). The reward of an answer is the mean over its
-    kernels; an idea that is no kernel earns what a failure does, and a copy what its original earns. It is None, which
-    GRPOTrainer ignores, for rows without kernels. ``most``: kernels of an answer that count.
+    The reward of an answer is the mean over its kernels. An idea that is no kernel counts as a failure, and a copy has
+    the reward of its original. For a row without kernels the reward is None, and GRPOTrainer ignores the answer.
+
+    - ``executor`` makes an executor from a problem and its incumbent (``Draft``).
+    - ``most``: the number of kernels of an answer that count.
     """
 
     __name__ = "cudal2gen_written"  # GRPOTrainer names its metrics by it
@@ -70,7 +75,7 @@ class KernelScorer:
         return sum(rewards) / len(rewards)
 
     def _judge(self, shown: str, problem: str) -> tuple[Judge, dict[str, Base], float]:
-        """The judge of a question, which knows the kernels that it shows, and the speed of the fastest of these."""
+        """The judge of a question, the kernels that the question shows by label, and the speed of the fastest one."""
         key = f"{problem}\n{shown}"
         if key not in self._judges:
             kernels: dict[str, Fields] = json.loads(shown)
@@ -78,7 +83,7 @@ class KernelScorer:
             own = Problem.model_validate_json(problem)
             incumbent = Draft(INCUMBENT_LABEL, "", *bases[INCUMBENT_LABEL])
             judge = Judge(own, self._executor(own, incumbent), self._bounds, self._weights)
-            judge.shown(incumbent, None)
+            judge.add_known(incumbent, None)
             best = max(float(item["speed"]) for item in kernels.values())
             self._judges[key] = judge, bases, best
         return self._judges[key]

@@ -1,8 +1,9 @@
-"""A session of writing on one problem, in rounds: ask, read drafts, prove, time and reward them.
+"""Runs the session in which a language model writes kernels for one problem.
 
-The next question shows the results. The model's reply is data: a text that is compiled and executed as ``proof`` says,
-and numbers of its launch. Faults that appear before there is a kernel, such as a patch that does not apply or an
-illegal launch, go back with an explanation (``conversation``) and cost no evaluation.
+In each round the model is asked, and its drafts are read, proven, timed and rewarded; the next question shows the
+results. The model's reply is data: texts, which are compiled and executed as ``proof`` describes, and the numbers of
+their launches. Faults before there is a kernel, such as a patch that does not apply or an illegal launch, go back with
+an explanation (``conversation``) and take no evaluation.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import CheckLimits, CheckResult
 from kernelproof.ground.errors import UserError
 
-DRAWN, FAILED = 4, 4  # most kernels beside the fastest, and failures, in a prompt
-WHOLE = 2  # most kernels in a prompt whose text is given whole
-MIN_GAIN = 1.01  # least gain of a modelled time that counts as faster
+DRAWN, FAILED = 4, 4  # most kernels in addition to the fastest, and most failures, in a prompt
+COMPLETE = 2  # most kernels in a prompt with their complete texts; the others are shown as diffs
+MIN_GAIN = 1.01  # least speed over the incumbent's by modelled times that counts as faster
 
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """When a session ends, and what bounds its questions.
+    """When a session ends, and limits of its questions and checks.
 
-    - ``rounds``: answered questions, those of earlier starts included.
-    - ``patience``: so many rounds in a row without an answer or a new kernel end the session. Another start of the
-      same session has as much again.
-    - ``kernels``: of an answer; ``tokens``: of the notes in a prompt.
-    - ``bounds``: limits of each check; ``weights``: the reward's.
+    - ``rounds``: most answered questions, including those of earlier starts.
+    - ``patience``: number of rounds in a row without an answer or a new kernel after which the session ends. Another
+      start of the same session counts them anew.
+    - ``kernels``: most kernels of an answer; ``tokens``: most tokens of the notes in a prompt.
+    - ``bounds``: limits of each check; ``weights``: weights of the reward.
     """
 
     rounds: int = 4
@@ -64,7 +65,14 @@ class SessionLimits:
 
 @dataclass
 class Session:
-    """A session on one problem. ``executor`` times kernels that are proven right; ``store`` receives each trial."""
+    """A session on one problem.
+
+    - ``executor`` times kernels that are proven right; ``store`` receives each trial.
+    - ``metrics`` gives lines with a device profiler's metrics of a record.
+    - ``examine``: ``judging.examine``, or a function that runs it in another process.
+    - ``pause`` waits for a number of seconds; tests replace it.
+    - ``unavailable``: the failure of the server because of which the session ended.
+    """
 
     problem: Problem
     incumbent: Record
@@ -76,28 +84,27 @@ class Session:
     run_name: str = PROPOSER
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
     profiler: Profiler = field(default_factory=Profiler)
-    metrics: Callable[[Record], Sequence[str]] = lambda _: ()  # lines with a device profiler's metrics of a record
-    examine: Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination] = (
-        examine  # perhaps in another process
-    )
-    pause: Callable[[float], None] = time.sleep  # waits so many seconds while the model rests
+    metrics: Callable[[Record], Sequence[str]] = lambda _: ()
+    examine: Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination] = examine
+    pause: Callable[[float], None] = time.sleep
     attempts: list[Attempt] = field(default_factory=list)
-    unavailable: Unavailable | None = None  # why the model cannot be asked until something is changed
+    unavailable: Unavailable | None = None
     _metrics: dict[object, Sequence[str]] = field(default_factory=dict, repr=False)
-    _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # of earlier starts, still to be replayed
-    _ended_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # trials of their kernels, by ``_key``
+    _answers: deque[Exchange] = field(default_factory=deque, repr=False)  # answers of earlier starts, still to be used
+    _earlier_trials: dict[str, Trial] = field(default_factory=dict, repr=False)  # their kernels' trials, by ``_key``
     _best: float = 1.0  # speed of the fastest kernel of the question, over the incumbent's
 
     @cached_property
     def _judge(self) -> Judge:
         limits = self.limits
         judge = Judge(
-            self.problem, self.executor, limits.bounds, limits.weights, self.run_name, self._known, examine=self.examine
-        )
-        judge.shown(Draft("incumbent", "", *self.base), None)
+            self.problem, self.executor, limits.bounds, limits.weights, self.run_name, self._earlier_attempt,
+            examine=self.examine,
+        )  # fmt: skip
+        judge.add_known(Draft("incumbent", "", *self.base), None)
         for attempt in self.attempts:
             if attempt.record is not None and attempt.trial.measured:
-                judge.shown(attempt.draft, attempt.trial)
+                judge.add_known(attempt.draft, attempt.trial)
         return judge
 
     @cached_property
@@ -117,8 +124,10 @@ class Session:
 
     @property
     def winner(self) -> Attempt | None:
-        """The fastest kernel, if it is beyond doubt faster than the incumbent: the whole interval of its measured ratio
-        is above 1, or its modelled time is 1 % less."""
+        """The fastest kernel if it is faster than the incumbent beyond noise, else None.
+
+        The interval of a measured speed must be entirely above 1; a modelled speed must exceed ``MIN_GAIN``.
+        """
         best = next(iter(self.ranked), None)
         ratio = best.trial.faster_than(INCUMBENT) if best else None
         if ratio is None or ratio.low <= (1.0 if self.executor.name == "gpu" else MIN_GAIN):
@@ -126,73 +135,73 @@ class Session:
         return best
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Restores what earlier starts of the run stored: their answers, whose trials are not repeated, and the
-        incumbent that they began with.
+        """Restores what earlier starts of the run stored: the incumbent, their answers, and the trials of the answers,
+        which are not repeated.
 
-        Before these come the stored attempts of other sessions on this problem, if their texts still exist.
+        Trials of other sessions on this problem that precede them become attempts, if their texts still exist.
         """
         history = self.chat.history
         self._answers = deque(history.answers(self.problem))
         if fields := history.state(self.problem, INCUMBENT):
-            with suppress(UserError):  # it is illegal today, or its text is gone
+            with suppress(UserError):  # the record is illegal by today's rules, or its text is gone
                 self.incumbent = parse(fields)
         for trial in trials:
             if trial.problem != self.problem or trial.proposer != PROPOSER or trial.environment != self.executor.name:
                 continue
             if trial.run == self.run_name and self._answers:
-                self._ended_trials[_key(trial)] = trial
-            elif not self._ended_trials:
+                self._earlier_trials[_key(trial)] = trial
+            elif not self._earlier_trials:
                 self._restore(trial)
         if self._answers:
-            self._say(f"takes up {len(self._answers)} answers and {len(self._ended_trials)} trials")
+            self._say(f"takes up {len(self._answers)} answers and {len(self._earlier_trials)} trials")
 
     def _restore(self, trial: Trial) -> None:
         try:
             record = parse(trial.record)
             draft = Draft("incumbent", "", *kernel.as_text(record, ""))
-        except UserError:  # it is illegal today, or its text is gone
+        except UserError:  # the record is illegal by today's rules, or its text is gone
             return
         self.attempts.append(self._of_stored(draft, trial, record))
 
     def _of_stored(self, draft: Draft, trial: Trial, record: Record | None) -> Attempt:
-        """The attempt that a stored trial belongs to."""
+        """The attempt of a stored trial."""
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
         proven = CheckResult(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
         return Attempt(draft, trial, proven, record, reward.written(trial, self.limits.weights, self._best))
 
     def run(self) -> list[Attempt]:
-        """Runs all rounds and returns the attempts so far. A question that an earlier start got answered is a round."""
+        """Runs all rounds and returns all attempts. Questions that earlier starts got answered count as rounds."""
         if self.chat.history.state(self.problem, INCUMBENT) is None:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
         idle, number = 0, 1
-        failure: Unavailable | None = None  # of the last question
+        failure: Unavailable | None = None  # why the last question got no answer
         while number <= self.limits.rounds and idle < self.limits.patience:
-            before, taken_up = len(self.attempts), bool(self._answers)
+            before, is_replay = len(self.attempts), bool(self._answers)
             try:
                 self._round(number)
                 number, failure = number + 1, None
             except Unavailable as error:
-                rests = isinstance(error, NotSent) and not error.for_good
-                failure = (self.chat.failure or error) if rests else error
+                is_backing_off = isinstance(error, NotSent) and not error.for_good
+                failure = (self.chat.failure or error) if is_backing_off else error
                 self._say(str(error))
                 if error.for_good:
                     self.unavailable = error
                     break
-                if self._waits():
+                if self._wait_for_server():
                     continue
                 self.pause(error.retry_after or MIN_BACKOFF_S)
             idle = 0 if len(self.attempts) > before else idle + 1
-            if taken_up and idle == self.limits.patience:
-                idle = 0  # an earlier start ended here, by patience; this one has as much
+            if is_replay and idle == self.limits.patience:
+                idle = 0  # an earlier start ended here, out of patience; this start counts anew
         if idle >= self.limits.patience:
             self._say(f"ends after {idle} questions without a new kernel; the same command asks as many again")
             self.unavailable = failure
         self._learn()
         return self.attempts
 
-    def _waits(self) -> bool:
-        """Waits for a server that asked for time or is overloaded; whether it may be asked again now."""
+    def _wait_for_server(self) -> bool:
+        """Waits for a server that is limited or overloaded. Returns whether to ask it again now."""
         waiting = "waits {:.0f} s, after which the server may be asked again"
         return self.chat.wait_for_server(lambda: False, lambda seconds: self._say(waiting.format(seconds)))
 
@@ -228,14 +237,14 @@ class Session:
         ).hold(question, read)  # fmt: skip
 
     def _ask_again(self, error: Unavailable) -> bool:
-        """Waits for a server that asks for time in the midst of a round; whether it may be asked again now."""
-        if error.for_good or not self._waits():
+        """Like ``_wait_for_server``, for a failure in the middle of a round."""
+        if error.for_good or not self._wait_for_server():
             return False
         self._say(str(error))
         return True
 
     def _keep_bases(self, messages: Messages, bases: dict[str, Base], speeds: dict[str, float]) -> None:
-        """Keeps the kernels of a question beside it, from which ``rewarding`` scores other answers to it."""
+        """Stores the kernels that a question shows, which ``rewarding`` needs to score other answers to it."""
         digest = ChatRequest(messages, kernel_answers.schema()).digest
         for base in bases.values():
             catalog.keep_text(base.text, places.user_data() / "sources", device_text.digest(base.text))
@@ -249,22 +258,22 @@ class Session:
     def _reading(
         self, attempts: Sequence[Attempt], others: Sequence[float], faults: Sequence[str], correction: str
     ) -> ReadAnswer:
-        """The outcome of an answer. Its reward is the mean over its kernels, copies and what is no kernel (``others``)
-        included."""
+        """The outcome of an answer. Its reward is the mean over its new kernels (``attempts``) and ``others``, the
+        rewards of copies and of ideas that are no kernel."""
         rewards = [*(attempt.reward for attempt in attempts), *others] or [self.limits.weights.failed]
         fields = [attempt.trial.record for attempt in attempts]
         right = bool(attempts) and not others and all(attempt.trial.measured for attempt in attempts)
         return ReadAnswer(fields, sum(rewards) / len(rewards), "; ".join(faults), correction, right)
 
     def _speed(self, attempt: Attempt) -> float:
-        """How many times as fast as the incumbent a measured kernel is."""
+        """The speed of a measured kernel over the incumbent's."""
         return reward.over_incumbent(attempt.trial, self.limits.weights)
 
     def _say(self, text: str) -> None:
         self.say(f"writer: {text}")
 
     def _try(self, drafts: Sequence[Draft], number: int) -> tuple[list[str], list[float]]:
-        """Judges the drafts. Returns the faults of those that are no new kernel, and the rewards of copies."""
+        """Judges the drafts. Returns the faults of copies and illegal drafts, and the rewards of copies."""
         faults, copied = [], []
         for draft in drafts:
             attempt = self._judge.judge(draft, self._best)
@@ -273,7 +282,7 @@ class Session:
                 copied.append(attempt.reward)
                 continue
             self.attempts.append(attempt)
-            if self._ended_trials.pop(_key(attempt.trial), None) is None:
+            if self._earlier_trials.pop(_key(attempt.trial), None) is None:
                 self._keep(attempt)
                 self.say(f"round {number}: {_line(attempt)}")
             if attempt.record is None:
@@ -281,32 +290,35 @@ class Session:
         return faults, copied
 
     def _keep(self, attempt: Attempt) -> None:
-        """Stores what a restart needs of an attempt. The trial comes last, because a text that has one is not tried
-        again."""
+        """Stores what a restart needs of an attempt. The trial is stored last, because a restart does not judge a text
+        again that has a trial."""
         details = {"report": attempt.proof.report, "counters": attempt.proof.counters}
         if any(details.values()):
             self.chat.keep(self.problem, _key(attempt.trial), details)
         self.store([attempt.trial])
 
-    def _known(self, draft: Draft, record: Record) -> Attempt | None:
-        """The attempt of an earlier start that ended with a trial."""
-        trial = self._ended_trials.get(_key(self._judge.trial(record, "measured", CheckResult("measured"))))
+    def _earlier_attempt(self, draft: Draft, record: Record) -> Attempt | None:
+        """The attempt of an earlier start with this draft, if it has a trial."""
+        trial = self._earlier_trials.get(_key(self._judge.trial(record, "measured", CheckResult("measured"))))
         return None if trial is None else self._of_stored(draft, trial, record)
 
-    # The question.
+    # The question
 
     def _bases(self) -> dict[str, Base]:
-        """The texts in a prompt by label: the incumbent, the fastest and the slowest."""
+        """The texts in a prompt by label: the incumbent and the kernels of ``_contrast``."""
         named = {label: Base(attempt.draft.text, attempt.draft.launch) for label, attempt in self._contrast().items()}
         return {"incumbent": self.base} | named
 
     def _contrast(self) -> dict[str, Attempt]:
-        """The fastest kernel and those that the paper's rule draws, by label: best are as fast as the incumbent."""
+        """The fastest kernel and those that ``exemplars`` draws, by label.
+
+        The label is "best" and a number for the fastest and for those at least as fast as the incumbent, else "slow".
+        """
         first, rest = self.ranked[:1], self.ranked[1:]
-        places = exemplars.drawn([self._speed(item) for item in rest], DRAWN, f"{self.run_name} {len(self.attempts)}")
+        drawn = exemplars.draw([self._speed(item) for item in rest], DRAWN, f"{self.run_name} {len(self.attempts)}")
         labelled: dict[str, Attempt] = {}
         counts: Counter[str] = Counter()
-        for attempt in [*first, *(rest[place] for place in places)]:
+        for attempt in [*first, *(rest[index] for index in drawn)]:
             kind = "best" if attempt is first[0] or self._speed(attempt) >= 1 else "slow"
             counts[kind] += 1
             labelled[f"{kind}{counts[kind]}"] = attempt
@@ -314,7 +326,7 @@ class Session:
 
     def _question(self, bases: dict[str, Base]) -> str:
         variants = sorted(self._variants(), key=lambda pair: pair[0])
-        ordered = [variant._replace(whole=place < WHOLE) for place, (_, variant) in enumerate(variants)]
+        ordered = [variant._replace(is_complete=number < COMPLETE) for number, (_, variant) in enumerate(variants)]
         modelled = "modelled from machine code, not measured" if self.executor.name == "model" else "measured"
         notes = self.memory.recall(self.problem, self.limits.tokens)
         failures = [self._failed(attempt, bases) for attempt in self._failures()]
@@ -322,7 +334,7 @@ class Session:
         return kernel_prompt.question(self.problem, ordered, failures, notes, clock, self.limits.kernels)
 
     def _variants(self) -> Iterator[tuple[float, kernel_prompt.ShownKernel]]:
-        """The incumbent and the contrast, with the costs by which they are sorted."""
+        """The kernels of a prompt: the incumbent and ``_contrast``, each with its cost, by which they are sorted."""
         reference = next((attempt.trial.timing(INCUMBENT) for attempt in self.ranked), None)
         profiled = self.profiler.profile(self.incumbent_text)
         us = reference.median_us if reference else None
@@ -345,7 +357,7 @@ class Session:
 
     @cached_property
     def _counters(self) -> dict[str, float]:
-        """The counters in the incumbent's stored verdict of the emulator."""
+        """The counters in the emulator's stored verdict on the incumbent; empty without one."""
         artifact = compiler.attempt([self.incumbent])[0]
         if not isinstance(artifact, Artifact):
             return {}
@@ -366,14 +378,16 @@ class Session:
                 kept.setdefault(attempt.trial.reason, attempt)
         return list(kept.values())[:FAILED]
 
-    def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.Failed:
+    def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.FailedKernel:
         base = attempt.draft.base if attempt.draft.base in bases else "incumbent"
-        # What is refused unread, attacks among it, is not shown: prompts become training data.
+        # Texts of illegal drafts, which may be attacks, are not shown, because prompts become training data.
         diff = kernel_prompt.difference(bases[base].text, attempt.draft.text) if attempt.record else ""
         report = attempt.report[: kernel_prompt.LONGEST_REPORT]
-        return kernel_prompt.Failed(attempt.trial.outcome, attempt.trial.reason, attempt.draft.why, report, base, diff)
+        return kernel_prompt.FailedKernel(
+            attempt.trial.outcome, attempt.trial.reason, attempt.draft.why, report, base, diff
+        )
 
-    # Lessons.
+    # Lessons
 
     def _learn(self) -> None:
         """Writes a note on the winner, and one on each recent failure, so that it is not tried again."""
