@@ -1,15 +1,17 @@
-"""Gives the stored verdicts the digests of texts whose comments have changed, after a check that nothing else has.
+"""Renews the digests of stored verdicts and proofs after a change of comments in the templates.
 
     git worktree add /tmp/old REVISION
     python scripts/rekey_verdicts.py /tmp/old
-    python scripts/rekey_verdicts.py /tmp/old --unused    where unused constants and members were removed too
+    python scripts/rekey_verdicts.py /tmp/old --unused    if unused constants and members were removed as well
 
-A verdict belongs to a binary by its digest, which covers the whole text of the kernel, comments included. This script
-renders every record of the catalog, and every bf16 kernel that has a verdict, by the old checkout's templates and by
-this one's. It stops if the two texts of a record differ in anything but comments, or if a drawn kernel's PTX differs in
-anything but line numbers. With ``--unused`` texts may differ in code, and each that does is compiled: its PTX must be
-the same. Only then does it write the new digests to ``results/verdicts.jsonl``, which is left as it was if a single
-verdict cannot be mapped. The verdicts must be of this machine's nvcc and CUTLASS.
+A verdict or a proof belongs to a binary by its digest, which covers the whole text of the kernel, comments included.
+This script renders every kernel that may have a verdict with the old checkout's templates and with this one's. It stops
+if the two texts differ in anything but comments, or if a drawn kernel's PTX differs in anything but line numbers. With
+``--unused`` texts may differ in code, and each that does is compiled: its PTX must be the same.
+
+Only then are the new digests written to ``results/verdicts.jsonl`` and ``results/proofs.jsonl``. Neither changes if
+a line of either belongs to no rendered text. ``--records`` names a file with the records of kernels that have left the
+catalog, one a line, like an earlier ``kernels.jsonl``. All digests must be of this machine's nvcc and CUTLASS.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ from typing import NamedTuple
 from cudal2gen import places
 from cudal2gen.generation import catalog, compiler
 from cudal2gen.generation.renderer import render
-from cudal2gen.kernel import Record
+from cudal2gen.kernel import Record, parse
 from kernelproof.ground import files, toolchain
 
-VERDICTS = Path(__file__).parents[1] / "results" / "verdicts.jsonl"
+RESULTS = Path(__file__).parents[1] / "results"
+STORED = (RESULTS / "verdicts.jsonl", RESULTS / "proofs.jsonl")
 DRAWN = 40  # kernels whose PTX is compared
 IN_UNIT = 24  # kernels that are compiled in one translation unit
 # A string, or a comment. Strings are matched so that "//" inside of one is not taken for a comment.
 TOKENS = re.compile(r"""("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 # In names of CuTe's unused constants: a hash of the translation unit's text.
 UNIT_HASH = re.compile(r"_[0-9a-f]{8}(?=_10_kernels_cu_)")
-# Runs in the old checkout, whose modules may lie elsewhere: texts of the records on standard input, a line each.
+# A program for the old checkout, whose modules may have other names: prints the texts of the records on its input.
 OLD_TEXTS = """
 import sys, json
 try:
@@ -52,7 +55,7 @@ for line in sys.stdin:
 
 
 class Pair(NamedTuple):
-    """A record with the text that the old checkout renders of it, and with this checkout's."""
+    """A record, its text by the old checkout's templates, and its text by this checkout's."""
 
     record: Record
     old: str
@@ -60,12 +63,13 @@ class Pair(NamedTuple):
 
 
 class Difference(Exception):
-    """A text that changed by more than its comments, or a verdict that belongs to no text."""
+    """A text changed by more than its comments, or a stored line belongs to no text."""
 
 
-def verdict_records() -> list[Record]:
-    """A record of each binary that may have a verdict: the catalog's, and what it becomes of bf16."""
+def verdict_records(others: Path | None = None) -> list[Record]:
+    """A record of each binary that may have a verdict: the catalog's, the same with bf16 operands, and the others."""
     records = catalog.load(places.shipped("configs") / "kernels.jsonl")
+    records += [parse(line) for line in others.read_text().splitlines()] if others else []
     for gpu in ("h200", "a100"):
         for layout in ("tn", "nn"):
             records += catalog.library(gpu, "f32", layout, ab="bf16", d="same")
@@ -90,7 +94,7 @@ def without_comments(text: str) -> str:
 
 
 def drawn(pairs: Sequence[Pair]) -> list[Pair]:
-    """Some pairs of every family, spread evenly over its records."""
+    """About DRAWN pairs, equally many of each family, spread evenly over its records."""
     families: dict[str, list[Pair]] = {}
     for pair in pairs:
         families.setdefault(pair.record.family, []).append(pair)
@@ -99,7 +103,7 @@ def drawn(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def ptx(texts: Sequence[str], arch: str, folder: Path, tools: toolchain.Toolchain) -> str:
-    """The PTX of several texts in one translation unit, without line numbers. Raises CalledProcessError."""
+    """The PTX of texts in one translation unit, without line numbers. Raises CalledProcessError if nvcc fails."""
     folder.mkdir()
     (folder / "kernels.cu").write_text("\n".join(texts))
     flags = [flag for flag in compiler.NVCC_FLAGS if flag != "-lineinfo"]
@@ -131,16 +135,16 @@ def check_ptx(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> None:
 
 
 def units(pairs: Sequence[Pair]) -> Iterator[tuple[str, list[Pair]]]:
-    """The pairs that are compiled together, and their architecture. No two have one name."""
+    """Groups of pairs to compile in one translation unit, each with its architecture. Names in a group are distinct."""
     for arch in sorted({pair.record.arch for pair in pairs}):
         texts = list({pair.record.name: pair for pair in pairs if pair.record.arch == arch}.values())
         yield from ((arch, texts[at : at + IN_UNIT]) for at in range(0, len(texts), IN_UNIT))
 
 
 def digests(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> dict[str, str]:
-    """The new digest of each old one, for every architecture.
+    """The new digest by the old one, for every text and architecture.
 
-    One text is compiled for several GPUs, and its verdicts stay right when the catalog no longer has a record for one.
+    A text may have verdicts for architectures for which the catalog no longer has its record.
     """
     return {
         compiler.digest(old, arch, launch, tools): compiler.digest(new, arch, launch, tools)
@@ -150,19 +154,19 @@ def digests(pairs: Sequence[Pair], tools: toolchain.Toolchain) -> dict[str, str]
 
 
 def rekeyed(lines: Iterable[str], new_digest: dict[str, str]) -> list[str]:
-    """The lines of a file of verdicts with new digests. Raises Difference with the verdicts that have none."""
+    """The lines of a file of verdicts or proofs with new digests. Raises Difference if a digest belongs to no text."""
     changed: list[str] = []
     unmapped: list[str] = []
     for line in lines:
-        verdict = json.loads(line)
-        old = verdict["digest"]
+        stored = json.loads(line)
+        old = stored["digest"]
         if old not in new_digest:
-            unmapped.append(f"{verdict['record']} ({old})")
+            unmapped.append(f"{stored['record']} ({old})")
             continue
         # The digest stands once in a line, and the rest of the line must keep its bytes.
         changed.append(line.replace(f'"digest":"{old}"', f'"digest":"{new_digest[old]}"', 1))
     if unmapped:
-        raise Difference(f"{len(unmapped)} verdicts belong to no record, the first to {unmapped[0]}")
+        raise Difference(f"{len(unmapped)} lines belong to no record: {unmapped[0]}, ..; give --records")
     return changed
 
 
@@ -172,10 +176,11 @@ def main() -> None:
     parser.add_argument(
         "--unused", action="store_true", help="code may differ where the PTX of each kernel is the same"
     )
+    parser.add_argument("--records", type=Path, help="a file of records with verdicts that the catalog no longer has")
     parser.add_argument("--dry-run", action="store_true", help="check, and write nothing")
     options = parser.parse_args()
     tools = toolchain.discover()
-    records = verdict_records()
+    records = verdict_records(options.records)
     texts = rendered_by(options.old.resolve(), records)
     pairs = [Pair(record, old, render(record)) for record, old in zip(records, texts, strict=True)]
     try:
@@ -183,13 +188,16 @@ def main() -> None:
         if not options.unused:
             check_texts(pairs)
         print(f"{len(pairs) - len(changed)} of {len(pairs)} texts are the same but for comments", flush=True)
-        lines = rekeyed(VERDICTS.read_text().splitlines(keepends=True), digests(pairs, tools))
+        new_digest = digests(pairs, tools)
+        renewed = {path: rekeyed(path.read_text().splitlines(keepends=True), new_digest) for path in STORED}
         check_ptx([*changed, *drawn(pairs)], tools)
     except Difference as difference:
         sys.exit(str(difference))
-    if not options.dry_run:
-        files.write(VERDICTS, "".join(lines))
-        print(f"{len(lines)} verdicts have new digests")
+    if options.dry_run:
+        return
+    for path, lines in renewed.items():
+        files.write(path, "".join(lines))
+        print(f"{len(lines)} lines of {path.name} have new digests")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from cudal2gen.generation import catalog
 from cudal2gen.generation.renderer import render
 from kernelproof.ground import toolchain
 from scripts import rekey_verdicts
@@ -48,3 +52,20 @@ def test_lines_keep_all_but_their_digests() -> None:
     assert rekey_verdicts.rekeyed([line % old], new_digest) == [line % new]
     with pytest.raises(Difference):
         rekey_verdicts.rekeyed([line % old, line % "none"], new_digest)
+
+
+@pytest.mark.parametrize("path", rekey_verdicts.STORED, ids=lambda path: path.stem)
+def test_a_stored_line_changes_in_its_digest_only(path: Path) -> None:
+    with path.open() as file:
+        line = file.readline()
+    before = json.loads(line)
+    (after,) = map(json.loads, rekey_verdicts.rekeyed([line], {before["digest"]: "0" * 32}))
+    assert after == before | {"digest": "0" * 32}
+
+
+def test_records_that_have_left_the_catalog_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "load", lambda path: [])
+    monkeypatch.setattr(catalog, "library", lambda *words, **fields: [])
+    (tmp_path / "records.jsonl").write_text(catalog.dump(RECORD) + "\n")
+    assert rekey_verdicts.verdict_records() == []
+    assert rekey_verdicts.verdict_records(tmp_path / "records.jsonl") == [RECORD]

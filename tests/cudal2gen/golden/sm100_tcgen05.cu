@@ -56,7 +56,7 @@ struct Gemm {
 
 };
 
-// True in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
+// Returns true in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
 CUTE_DEVICE bool elect_lane() {
   uint32_t elected;
   asm volatile("{\n"
@@ -78,15 +78,15 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
 // Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
-// after the end of the previous one: so this is correct even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has called it. The next kernel waits for the end of this one, which comes
+// after the end of the previous one, so a call before this kernel's own wait is correct too.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
+// Arrives once, and adds this many bytes of asynchronous copies to what the phase waits for.
 CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
@@ -124,8 +124,8 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Arrives at an mbarrier of any CTA of the cluster. Not .release.cluster, which would wait for all memory accesses of this thread:
-// after tcgen05.wait, what is handed back has been read.
+// Arrives at an mbarrier of any CTA of the cluster. .release.cluster is not needed, and would wait for all memory accesses of this
+// thread: after tcgen05.wait, the thread has read what it hands back.
 CUTE_DEVICE void arrive_at(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
@@ -151,7 +151,7 @@ CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrie
 
 CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 
-// Stores a box from shared memory to (column, row) of D, clipped to D. The stores of a thread form groups.
+// Stores a box from shared memory to (column, row) of D, clipped to D. Each store is a group of its own.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
@@ -174,7 +174,7 @@ struct AlongK {
     return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
   }
 
-  // Loads this CTA's part of a tile that Parts CTAs share, for all of them, in Boxes boxes of rows.
+  // Loads one of the Parts parts of a tile, in Boxes boxes of rows, to all CTAs that share the tile.
   template <int Parts, int Boxes>
   CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
                                int part, uint16_t ctas) {
@@ -248,8 +248,8 @@ CUTE_DEVICE uint32_t load_word(uint32_t address) {
   return word;
 }
 
-// The first orders this thread's earlier use of tensor memory before the arrival that follows, the second orders its later use
-// after the wait before it. Neither waits.
+// fence_before_arrival orders this thread's earlier accesses to tensor memory before the arrival that follows it. fence_behind_wait
+// orders its later accesses after the wait that precedes it. Neither of them waits.
 CUTE_DEVICE void fence_before_arrival() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 CUTE_DEVICE void fence_behind_wait() { asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory"); }
 
@@ -260,7 +260,7 @@ constexpr int kAtomN = 64, kAtomRegisters = 32;
 constexpr int kAtomsM = 2, kAtomsN = 1, kChunks = kCols / kAtomN;
 using Accumulators = Accumulator[kAtomsM][kAtomsN][kAtomRegisters];
 
-// Loads columns of accumulators from an address of tensor memory. When it returns, all lanes have theirs.
+// Loads columns of accumulators from an address of tensor memory. When it returns, the registers of all lanes are valid.
 CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
   asm volatile(
       "tcgen05.ld.sync.aligned.16x256b.x8.b32 {"
@@ -283,7 +283,7 @@ CUTE_DEVICE void load_sums(uint32_t at, Accumulators& tCrD) {
       : "r"(at), "r"(at + (16 << 16)) : "memory");
 }
 
-// Addresses of bytes in shared memory: the ring, the epilogue's buffers, the mbarriers, and the word that has the address of the columns.
+// Addresses of bytes in shared memory: the ring, the epilogue's buffers, the mbarriers, and the word with the address of tensor memory.
 struct Shared {
   uint32_t base;
   CUTE_DEVICE uint32_t stage(int i) const { return base + i * kStageBytes; }
@@ -329,7 +329,7 @@ struct Work : Tile {
 
 };
 
-// The tiles of clusters along m and n.
+// The numbers of cluster tiles along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
 CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
@@ -381,7 +381,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
     const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
-    // Wait for the last but one store, which reads this buffer. After an odd number of rounds the last store reads it.
+    // Wait for the last store that reads this buffer. It is the last but one of all, since two buffers alternate; but if a tile has
+    // an odd number of rounds, the first round of the next tile uses the buffer of the very last store.
     if (leader) {
       if (round == 0 && kRounds % 2) {
         wait_for_stores<0>();
@@ -406,8 +407,9 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
   }
 }
 
-// Called by one thread. full: the producer's arrival and all bytes of a stage. empty: the end of the multiplications of each CTA pair
-// that reads what this CTA loaded. summed: the end of a tile's multiplications. stored: one arrival of each warp that stores the tile.
+// Called by one thread. The events that complete a phase. full: the producer's arrival and all bytes of a stage. empty: the end of the
+// multiplications of each CTA pair that reads what this CTA loaded. summed: the end of a tile's multiplications. stored: one arrival of
+// each warp that stores the tile.
 CUTE_DEVICE void init_barriers(Shared const& shared) {
   for (int i = 0; i < kStages; ++i) {
     init_barrier(shared.full(i), 1);
@@ -417,8 +419,9 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
     init_barrier(shared.summed(i), 1);
     init_barrier(shared.stored(i), 8);
   }
-  // answered: the arrival of the request and the 16 bytes of its response. handed: an item lies in the slot. taken, in the
-  // cluster's first CTA: one arrival of each warp of the cluster that reads items. begun, also there: loading of an item begins.
+  // The events that complete a phase. answered: the arrival of the request and the 16 bytes of its response. handed: an item is in
+  // the slot. Only in the cluster's first CTA: taken: each warp of the cluster that reads items has arrived; begun: loading of an
+  // item begins.
   init_barrier(shared.answered(), 1);
   init_barrier(shared.begun(), 1);
   for (int i = 0; i < kSlots; ++i) {
@@ -459,13 +462,13 @@ CUTE_DEVICE void hand(Shared const& shared, int slot, int item) {
   }
 }
 
-// Not .release.cluster, which would wait for all memory accesses of this thread: it has read the item, and passes nothing on.
+// .release.cluster is not needed, and would wait for all memory accesses of this thread: it has read the item, and passes no data on.
 CUTE_DEVICE void take(Shared const& shared, int slot) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(at_rank(shared.taken(slot), 0)) : "memory");
 }
 
-// One thread of a cluster claims items and hands them to all its CTAs, until it hands over a negative one. It claims an item when
-// loading of the item before begins, so a cluster holds at most one item that it has not begun, and the others get the rest.
+// One thread of a cluster claims items and hands them to all its CTAs. The last one it hands over is negative. It claims an item when
+// loading of the previous item begins, so a cluster holds at most one item that it has not begun; the rest is left to other clusters.
 // The hardware may answer that no cluster is pending although many are. Then this cluster ends, and the pending clusters start
 // and compute their own tiles. So all tiles are computed, whatever the hardware answers.
 CUTE_DEVICE void claim_items(Shared const& shared) {
@@ -490,7 +493,7 @@ CUTE_DEVICE void claim_items(Shared const& shared) {
   }
 }
 
-// Returns the next item handed to this CTA, negative if there is none. One thread calls it, or a warp, whose first lane waits.
+// Returns the next item handed to this CTA, negative if there is none. It is called by one thread, or by a warp, whose first lane waits.
 template <bool Warp>
 CUTE_DEVICE int next_item(Shared const& shared, Turn<kSlots>& slot) {
   int item = 0;
@@ -507,7 +510,7 @@ CUTE_DEVICE int next_item(Shared const& shared, Turn<kSlots>& slot) {
   return item;
 }
 
-// One thread loads k-tiles into stages as they are handed back.
+// One thread loads k-tiles, each into the next stage, as soon as consumers have handed it back.
 CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
   // CTAs in the same row of the cluster share A, those in the same column share B.
@@ -525,7 +528,7 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   Turn<kSlots> slot;
   CUTE_NO_UNROLL
   for (int item = blockIdx.x / kClusterCtas; item >= 0; item = next_item<false>(shared, slot)) {
-    // From now on the cluster may claim the next item.
+    // The cluster may claim the next item now.
     if (rank == 0) {
       arrive(shared.begun());
     }
@@ -552,8 +555,8 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
 // The CTAs that loaded what this thread multiplies: all of the cluster.
 CUTE_DEVICE uint16_t bringing_ctas(int) { return (1 << kClusterCtas) - 1; }
 
-// One thread multiplies for both CTAs of the pair: each k-tile when it has arrived, into the accumulators of one tile while those of the other
-// are stored. When the multiplications of a k-tile end, its stage is handed back.
+// One thread multiplies for both CTAs of the pair: each k-tile as soon as it has arrived. It fills the accumulators of one tile while those of
+// the other are stored. When the multiplications of a k-tile end, its stage is handed back.
 CUTE_DEVICE void multiply(Gemm const& gemm, Shared const& shared, int rank, uint32_t columns) {
   const uint32_t x0 = descriptor_low(shared.stage(0) + 0, TileX::kChunkBytes);
   const uint32_t y0 = descriptor_low(shared.stage(0) + kBytesA, TileY::kChunkBytes);
@@ -591,12 +594,12 @@ CUTE_DEVICE void multiply(Gemm const& gemm, Shared const& shared, int rank, uint
   }
 }
 
-// The first mbarrier at which this lane reports free accumulators, in the CTA that multiplies; 0 in all lanes but the first.
+// Returns the mbarrier, in the CTA that multiplies, at which the first lane reports the accumulators of tile 0 as free; 0 in the others.
 CUTE_DEVICE uint32_t stored_barriers(Shared const& shared, int rank) {
   return threadIdx.x % 32 == 0 ? at_rank(shared.stored(0), rank & ~1) : 0;
 }
 
-// This warp has a tile's accumulators in registers or has stored them, so they may be overwritten.
+// Tells the thread that multiplies that this warp has read a tile's accumulators, so that they may be overwritten.
 CUTE_DEVICE void release(uint32_t stored, int tile) {
   fence_before_arrival();
   __syncwarp();

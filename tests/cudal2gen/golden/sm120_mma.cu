@@ -53,7 +53,7 @@ struct Gemm {
 
 };
 
-// True in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
+// Returns true in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
 CUTE_DEVICE bool elect_lane() {
   uint32_t elected;
   asm volatile("{\n"
@@ -75,15 +75,15 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
 // Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
-// after the end of the previous one: so this is correct even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has called it. The next kernel waits for the end of this one, which comes
+// after the end of the previous one, so a call before this kernel's own wait is correct too.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
+// Arrives once, and adds this many bytes of asynchronous copies to what the phase waits for.
 CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
@@ -122,7 +122,7 @@ CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrie
 
 CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 
-// Stores a box from shared memory to (column, row) of D, clipped to D. The stores of a thread form groups.
+// Stores a box from shared memory to (column, row) of D, clipped to D. Each store is a group of its own.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
@@ -145,7 +145,7 @@ struct AlongK {
     return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
   }
 
-  // Loads this CTA's part of a tile that Parts CTAs share, for all of them, in Boxes boxes of rows.
+  // Loads one of the Parts parts of a tile, in Boxes boxes of rows, to all CTAs that share the tile.
   template <int Parts, int Boxes>
   CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
                                int part, uint16_t ctas) {
@@ -182,9 +182,9 @@ CUTE_DEVICE void mma(float* d, uint32_t const (&x)[4], uint32_t y0, uint32_t y1)
                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y0), "r"(y1));
 }
 
-// 16 rows (or columns) and 16 of k of a tile, as mma.sync reads them: (0..7, k 0..7), (8..15, k 0..7), (0..7, k 8..15),
-// (8..15, k 8..15). Each lane passes the address of one row of 16 bytes. The swizzle depends on the lane alone, so constant
-// offsets are added to the lane's address, or applied to its vector by an exclusive or.
+// A fragment is 16 rows (or columns) and 16 of k of a tile. Its registers are those of mma.sync: (0..7, k 0..7), (8..15, k 0..7),
+// (0..7, k 8..15), (8..15, k 8..15). Each lane passes the address of one row of 16 bytes to ldmatrix. The swizzle depends on the lane
+// alone, so constant offsets are added to the lane's address, or applied to its vector by an exclusive or.
 template <class Tile>
 struct Fragments;
 
@@ -250,7 +250,7 @@ struct Work : Tile {
 
 };
 
-// The tiles of clusters along m and n.
+// The numbers of cluster tiles along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
 CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
@@ -302,7 +302,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
     const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
-    // Wait for the last but one store, which reads this buffer. After an odd number of rounds the last store reads it.
+    // Wait for the last store that reads this buffer. It is the last but one of all, since two buffers alternate; but if a tile has
+    // an odd number of rounds, the first round of the next tile uses the buffer of the very last store.
     if (leader) {
       if (round == 0 && kRounds % 2) {
         wait_for_stores<0>();
@@ -337,7 +338,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
 
 }
 
-// One thread loads k-tiles into stages as they are handed back.
+// One thread loads k-tiles, each into the next stage, as soon as consumers have handed it back.
 CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
   // CTAs in the same row of the cluster share A, those in the same column share B.
@@ -368,10 +369,10 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
 
 }
 
-// The first of the mbarriers at which this lane hands stages back; 0 in all lanes but the first.
+// Returns the mbarrier at which the first lane hands back stage 0; 0 in the other lanes.
 CUTE_DEVICE uint32_t empty_barriers(Shared const& shared, int) { return threadIdx.x % 32 == 0 ? shared.empty(0) : 0; }
 
-// This warp has read a stage, so it may be overwritten.
+// Tells the producer that this warp has read a stage, so that it may be overwritten.
 CUTE_DEVICE void release(uint32_t empty, int stage) {
   if (empty) {
     arrive(empty + stage * 16);
@@ -460,11 +461,13 @@ hgemm_sm120_mma_f32_tn_128x128x64_s2_d54e21efa0(
   let_next_kernel_start();
   wait_for_previous_kernel();
   if (warp < 4) {
+    // Loading needs few registers per thread. The others go to the consumers' threads.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elect_lane()) {
       produce(gemm, shared, rank);
     }
   } else {
+    // Waits until the producer has released these registers.
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(gemm, shared, rank);
   }

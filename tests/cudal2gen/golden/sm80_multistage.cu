@@ -93,7 +93,7 @@ struct Copy {
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Returns the offset in a stage in bytes. If a row step is a multiple of the swizzle's period, i adds a constant.
+  // Returns the byte offset of vector (i, j) in a stage. If a row step is a multiple of the swizzle's period, i adds a constant.
   CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
       return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
@@ -181,7 +181,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
     }
   };
 
-  // Every other row goes through the columns backwards, so that the B fragment at a turn is used twice in a row.
+  // Odd rows go through the columns backwards, so that the last B fragment of a row is the first one of the next row.
   auto multiply_row = [&](int kb, int i) {
     CUTE_UNROLL
     for (int step = 0; step < kMmaN; ++step) {
@@ -274,7 +274,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n) {
         tCrC(e, t - begin) = pair(tCrD, e % 2, t / kMmaTilesN, t % kMmaTilesN * 2 + e / 2);
       }
     }
-    __syncthreads();  // all warps have finished with the ring, or with the tiles before
+    __syncthreads();  // all warps have finished with the ring, or with the previous tiles
     CUTE_UNROLL
     for (int t = begin; t < min(begin + kBatch, kMmaTiles); ++t) {
       put(sC + (t - begin) * kThreads * 4, [&](int e) { return tCrC(e, t - begin); });

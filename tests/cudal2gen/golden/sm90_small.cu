@@ -79,15 +79,15 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
 // Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
-// after the end of the previous one: so this is correct even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has called it. The next kernel waits for the end of this one, which comes
+// after the end of the previous one, so a call before this kernel's own wait is correct too.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
+// Arrives once, and adds this many bytes of asynchronous copies to what the phase waits for.
 CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
@@ -125,7 +125,7 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Copies one 16-byte vector by cp.async to a shared address if active. What follows its first `bytes` is filled with zeros.
+// Copies the first `bytes` of a 16-byte vector by cp.async to a shared address if active, and fills the rest with zeros.
 CUTE_DEVICE void copy_vector(uint128_t const* source, uint32_t target, bool active, int bytes) {
   asm volatile("{\n"
                ".reg .pred p;\n"
@@ -148,11 +148,11 @@ struct Copy {
   int ld;
   int64_t step;  // elements from one k-tile to the next
   int rows, cols;  // valid rows, and valid elements in a row, counted from this thread's first vector
-  int row_step, col_step;  // how much each k-tile reduces these
+  int row_step, col_step;  // by how much each k-tile reduces them
   CUTE_DEVICE static int row() { return threadIdx.x / Cols; }
   CUTE_DEVICE static int col() { return threadIdx.x % Cols; }
 
-  // Returns the offset in a stage in bytes. If a row step is a multiple of the swizzle's period, i adds a constant.
+  // Returns the byte offset of vector (i, j) in a stage. If a row step is a multiple of the swizzle's period, i adds a constant.
   CUTE_DEVICE static uint32_t offset(int i, int j) {
     if constexpr (kLoadRows * kVectors % kPeriod == 0) {
       return sizeof(uint128_t) * Tile{}(row(), col() + j * Cols) + i * int(kLoadRows * kVectors * sizeof(uint128_t));
@@ -196,14 +196,14 @@ CUTE_DEVICE void store_pair(Gemm const& gemm, int row, int col, uint32_t value) 
   }
 }
 
-// A thread's vectors of four floats of a tile are dealt out to the CTAs of the cluster in turn, kTogether at a time. A CTA adds its
-// vectors over all slices.
+// A thread's vectors of four floats of a tile are distributed to the CTAs of the cluster round robin, kTogether at a time. A CTA sums
+// its vectors over all slices.
 constexpr int kVectors = kMmaM * kMmaN, kSharingThreads = kThreads, kTogether = 1;
 constexpr int kRounds = kVectors / (kTogether * kSplitK), kRest = kVectors / kTogether % kSplitK;
 CUTE_DEVICE constexpr int vectors_of(int rank) { return (kRounds + (rank < kRest)) * kTogether; }
 CUTE_DEVICE constexpr int vector_at(int rank, int i) { return (i / kTogether * kSplitK + rank) * kTogether + i % kTogether; }
 
-// Called by one thread. The mbarrier's phase ends with the last byte of this CTA's vectors.
+// Called by one thread. The mbarrier's phase completes with the last byte of this CTA's vectors.
 CUTE_DEVICE void expect_sums(uint32_t arrived, int rank) {
   init_barrier(arrived, 1);
   expect_bytes(arrived, kSplitK * vectors_of(rank) * kSharingThreads * 16);
@@ -216,7 +216,7 @@ CUTE_DEVICE void send(uint32_t target, uint32_t barrier, float4 vector) {
                :: "r"(target), "f"(vector.x), "f"(vector.y), "f"(vector.z), "f"(vector.w), "r"(barrier) : "memory");
 }
 
-// Returns the sum of a vector over the slices, in the order of ranks; the parts of one slice are `count` vectors apart from the next.
+// Returns the sum of a vector over the slices, in the order of ranks. Each slice has `count` vectors per thread.
 CUTE_DEVICE float4 sum_over_slices(float4 const* from, int count) {
   float4 part[kSplitK];
   CUTE_UNROLL
@@ -308,7 +308,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     }
   };
 
-  // Every other row goes through the columns backwards, so that the B fragment at a turn is used twice in a row.
+  // Odd rows go through the columns backwards, so that the last B fragment of a row is the first one of the next row.
   auto multiply_row = [&](int kb, int i) {
     CUTE_UNROLL
     for (int step = 0; step < kMmaN; ++step) {
@@ -354,7 +354,7 @@ CUTE_DEVICE void compute_tile(Gemm const& gemm, int tile_m, int tile_n, int slic
     store_pair(gemm, row, col, upper);
     store_pair(gemm, row + 8, col, lower);
   };
-  // Behind the operands, in every CTA, is room for the parts of its vectors.
+  // After the operands, the shared memory of every CTA has room for the parts of its vectors.
   uint128_t* const sums = smem + kStages * (kStageA + kStageB);
   static_assert(kStages * (kStageA + kStageB) * 16 + kSplitK * vectors_of(0) * kThreads * 16 == 57344);
   cluster_wait();

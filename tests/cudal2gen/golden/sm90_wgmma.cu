@@ -53,7 +53,7 @@ struct Gemm {
 
 };
 
-// True in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
+// Returns true in one lane of a warp, always the same one. In a branch on it, TMA is issued once instead of lane by lane.
 CUTE_DEVICE bool elect_lane() {
   uint32_t elected;
   asm volatile("{\n"
@@ -75,15 +75,15 @@ CUTE_DEVICE uint32_t smem_address(void const* pointer) {
 // Waits for the previous kernel of the stream if the launch lets the two overlap.
 CUTE_DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel start its prologue once every CTA has come here. The next kernel waits for the end of this one, which comes
-// after the end of the previous one: so this is correct even before this kernel's own wait.
+// Lets the next kernel start its prologue once every CTA has called it. The next kernel waits for the end of this one, which comes
+// after the end of the previous one, so a call before this kernel's own wait is correct too.
 CUTE_DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 CUTE_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Arrives once, and makes the phase wait for this many bytes of asynchronous copies.
+// Arrives once, and adds this many bytes of asynchronous copies to what the phase waits for.
 CUTE_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
@@ -121,8 +121,8 @@ CUTE_DEVICE uint32_t at_rank(uint32_t address, int rank) {
 CUTE_DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 CUTE_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Arrives at an mbarrier of any CTA of the cluster. Not .release.cluster, which would wait for all memory accesses of this thread:
-// after wgmma_wait, what is handed back has been read.
+// Arrives at an mbarrier of any CTA of the cluster. .release.cluster is not needed, and would wait for all memory accesses of this
+// thread: after wgmma_wait, the thread has read what it hands back.
 CUTE_DEVICE void arrive_at(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
@@ -145,7 +145,7 @@ CUTE_DEVICE void load_box(TensorMap const* map, uint32_t target, uint32_t barrie
 
 CUTE_DEVICE void prefetch_map(TensorMap const* map) { asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory"); }
 
-// Stores a box from shared memory to (column, row) of D, clipped to D. The stores of a thread form groups.
+// Stores a box from shared memory to (column, row) of D, clipped to D. Each store is a group of its own.
 CUTE_DEVICE void store_box(TensorMap const* map, uint32_t source, int col, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, { %1, %2 }], [%3];"
                :: "l"(map), "r"(col), "r"(row), "r"(source) : "memory");
@@ -168,7 +168,7 @@ struct AlongK {
     return row * kWidth * 2 + block / 4 * kChunkBytes + block % 4 * 32;
   }
 
-  // Loads this CTA's part of a tile that Parts CTAs share, for all of them, in Boxes boxes of rows.
+  // Loads one of the Parts parts of a tile, in Boxes boxes of rows, to all CTAs that share the tile.
   template <int Parts, int Boxes>
   CUTE_DEVICE static void load(TensorMap const* map, uint32_t tile, uint32_t barrier, int row, int k, uint64_t policy,
                                int part, uint16_t ctas) {
@@ -301,7 +301,7 @@ struct Work : Tile {
 
 };
 
-// The tiles of clusters along m and n.
+// The numbers of cluster tiles along m and n.
 CUTE_DEVICE int clusters_m(Gemm const& gemm) { return (gemm.m + kBM * kClusterM - 1) / (kBM * kClusterM); }
 CUTE_DEVICE int clusters_n(Gemm const& gemm) { return (gemm.n + kBN * kClusterN - 1) / (kBN * kClusterN); }
 CUTE_DEVICE int steps_of(Gemm const& gemm) { return (gemm.k + kBK - 1) / kBK; }
@@ -353,7 +353,8 @@ CUTE_DEVICE void store_share(Gemm const& gemm, Shared const& shared, int row, in
     const int i = round / (kAtomsN * kGroups), j = round / kGroups % kAtomsN, group = round % kGroups;
     const int first = first_column(group);
     const uint32_t target = shared.buffers(warp) + round % 2 * kBufferBytes;
-    // Wait for the last but one store, which reads this buffer. After an odd number of rounds the last store reads it.
+    // Wait for the last store that reads this buffer. It is the last but one of all, since two buffers alternate; but if a tile has
+    // an odd number of rounds, the first round of the next tile uses the buffer of the very last store.
     if (leader) {
       if (round == 0 && kRounds % 2) {
         wait_for_stores<0>();
@@ -388,7 +389,7 @@ CUTE_DEVICE void init_barriers(Shared const& shared) {
 
 }
 
-// One thread loads k-tiles into stages as they are handed back.
+// One thread loads k-tiles, each into the next stage, as soon as consumers have handed it back.
 CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   const int rank_m = rank % kClusterM, rank_n = rank / kClusterM % kClusterN;
   // CTAs in the same row of the cluster share A, those in the same column share B.
@@ -423,14 +424,15 @@ CUTE_DEVICE void produce(Gemm const& gemm, Shared const& shared, int rank) {
   }
 }
 
-// The first of the mbarriers at which this lane hands stages back. One lane serves each CTA that loaded a part of them; the others get 0.
+// Returns the mbarrier at which this lane hands back stage 0. There is one such lane for each CTA that loads a part of the stages; the
+// other lanes get 0.
 CUTE_DEVICE uint32_t empty_barriers(Shared const& shared, int rank) {
   const int lane = threadIdx.x % 32;
   const bool brings = lane % kClusterM == rank % kClusterM || lane / kClusterM == rank / kClusterM;
   return lane < kClusterCtas && brings ? at_rank(shared.empty(0), lane) : 0;
 }
 
-// This warp has read a stage, so each CTA that loaded a part of it may overwrite it.
+// Tells each CTA that loaded a part of a stage that this warp has read it, so that it may be overwritten.
 CUTE_DEVICE void release(uint32_t empty, int stage) {
   if (empty) {
     arrive_at(empty + stage * 16);
@@ -451,8 +453,8 @@ CUTE_DEVICE void pin(Accumulators& tCrD) {
   }
 }
 
-// Multiplies a warpgroup's share of a tile. The wgmmas of a k-tile are issued while those of the k-tile before run, whose stage is
-// handed back when they are done. The first wgmmas overwrite the accumulators, which need no initial value.
+// Multiplies a warpgroup's share of a tile. The wgmmas of a k-tile are issued while those of the previous k-tile run, and when the
+// latter are done, their stage is handed back. The first wgmmas overwrite the accumulators, which need no initial value.
 CUTE_DEVICE void multiply(Shared const& shared, Place& place, int steps, int share_row, int share_col, uint32_t empty,
                           Accumulators& tCrD) {
   const uint32_t x0 = descriptor_low(shared.stage(0) + 0 + TileX::offset(share_row, 0), TileX::kChunkBytes);
@@ -530,11 +532,13 @@ hgemm_sm90_wgmma_f32_tn_128x256x64_s4_b2fa221cc9(
   let_next_kernel_start();
   wait_for_previous_kernel();
   if (warp < 4) {
+    // Loading needs few registers per thread. The others go to the consumers' threads.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 0 && elect_lane()) {
       produce(gemm, shared, rank);
     }
   } else {
+    // Waits until the producer has released these registers.
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     consume(gemm, shared, rank);
   }
