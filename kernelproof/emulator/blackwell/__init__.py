@@ -1,1 +1,1 @@
-"""The units of sm_100: tensor memory, tcgen05 products and copies, pairs of CTAs, cluster launch control."""
+"""Models the units that sm_100 adds: tensor memory, tcgen05 instructions, pairs of CTAs, cluster launch control."""

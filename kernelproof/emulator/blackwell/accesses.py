@@ -1,4 +1,4 @@
-"""tcgen05.ld and .st, their waits, and the fences of tcgen05 (PTX ISA, "tcgen05")."""
+"""Models the accesses of warps to tensor memory: tcgen05.ld, .st, .wait and .fence of the PTX ISA."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class TensorAccess(NamedTuple):
-    """A kind of tcgen05.ld or .st: its ``shape``, its repetition ``.x{times}``, whether it moves packed halves, and the
-    columns between the two halves of .16x32bx2."""
+    """The modifiers of a tcgen05.ld or .st: its ``shape``, its repetition ``.x{times}``, whether it packs two 16-bit
+    halves into a register, and (``split``) the columns between the two parts of .16x32bx2."""
 
     shape: str
     times: int
@@ -31,8 +31,8 @@ class TensorAccess(NamedTuple):
 
 
 class TensorAccesses:
-    """Accesses of warps to tensor memory. Values move when the instruction is issued; that an access is pending is kept
-    in its registers (``PendingLoads``) and in the tags of the memory."""
+    """The accesses of warps to tensor memory. Values are copied when the instruction is issued. Until the access is
+    complete, its registers (``PendingLoads``) and the tags of the memory record that it is pending."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TensorAccesses:
         self.hazards = batch.launch.options.hazards
 
     def _warps(self, m: Mask, site: int) -> list[int]:
-        """The warps of the batch that execute an instruction; parts of warps are reported."""
+        """The warps of the batch that execute an instruction; incomplete warps are reported."""
         self.batch.require_whole_warps(m, site)
         warps: list[int] = distinct(self.batch.lanes(m) >> 5).tolist()
         return warps
@@ -55,8 +55,8 @@ class TensorAccesses:
     # --- places ---
 
     def _place(self, access: TensorAccess, address: Array, warp: int, site: int) -> tuple[int, int]:
-        """First lane and column of a warp's access; cells that the warp must not touch are reported. Column -1: the
-        access cannot be done."""
+        """The first lane and column of a warp's access; cells that the warp must not touch are reported. The column is
+        -1 if the access exceeds tensor memory."""
         lanes = np.arange(32 * warp, 32 * warp + 32)
         first = int(address[lanes[0]])
         index = warp % self.batch.warps_per_cta
@@ -81,10 +81,11 @@ class TensorAccesses:
         return lane, column
 
     def _width(self, access: TensorAccess) -> int:
-        """Columns from the first to the last, inclusive."""
+        """The number of columns from the first to the last one that an access touches."""
         return int(access.fragment.column[-1, -1]) + 1 + int(access.packed)
 
     def _regions(self, access: TensorAccess, row: int, lane: int, column: int) -> list[Region]:
+        """The regions that an access touches: two for .16x32bx2, else one."""
         groups = slice(lane // GROUP, (lane + access.fragment.lanes) // GROUP)
         if access.shape != "16x32bx2":
             return [Region(row, groups, column, column + self._width(access))]
@@ -156,7 +157,7 @@ class TensorAccesses:
         self.wait(STORE, m, site)
 
     def fence_before(self, m: Mask) -> None:
-        """tcgen05.fence::before_thread_sync: the next synchronisation of these warps also passes on their completed
+        """tcgen05.fence::before_thread_sync: the next synchronisation of these warps also orders their completed
         accesses to tensor memory."""
         if not self.hazards:
             return

@@ -1,4 +1,4 @@
-"""tcgen05.alloc, .dealloc and .relinquish_alloc_permit (PTX ISA): who owns the columns of tensor memory."""
+"""Models the allocation of tensor memory: tcgen05.alloc, .dealloc and .relinquish_alloc_permit of the PTX ISA."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULE = "tensor-memory-allocation"
 
 @dataclass(slots=True)
 class ColumnBlock:
-    """The columns that one alloc gave, and its instruction."""
+    """The columns that one tcgen05.alloc has returned: their number, and the instruction."""
 
     columns: int
     site: int
@@ -26,7 +26,8 @@ class ColumnBlock:
 
 @dataclass(slots=True, eq=False)
 class AllocationRequest:
-    """A warp that waits for free columns or, with cta_group::2, for the alloc of its peer CTA, too."""
+    """A warp that waits in tcgen05.alloc for free columns and, with cta_group::2, for the alloc of its peer CTA.
+    ``free``: the number of free columns when this was last tried."""
 
     row: int
     lanes: Array
@@ -44,17 +45,18 @@ class AllocationRequest:
 
 
 class Allocation:
-    """The columns of every row. ``owned``: which columns are allocated. ``blocks``: first column -> block. ``group``:
-    the cta_group of the launch's tcgen05 instructions (0: there was none yet)."""
+    """The allocated columns of every CTA. ``owned``, shape (rows, columns): which columns are allocated. ``blocks``:
+    per row, first column -> block. ``group``: the cta_group of the tcgen05 instructions so far, 0 before the first
+    one."""
 
     def __init__(self, batch: BatchState, scheduler: Scheduler, shared: ClusterMemory, memory: TensorMemory) -> None:
         self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
         self.owned: Array = np.zeros((batch.count, COLUMNS), bool)
-        # Blocks of a row that its peer has deallocated for both CTAs: (row, first column) -> columns.
+        # Blocks of a row that its peer has deallocated, which frees them in both CTAs: (row, first column) -> columns.
         self.withdrawn: dict[tuple[int, int], int] = {}
         self.blocks: list[dict[int, ColumnBlock]] = [{} for _ in range(batch.count)]
         self.relinquished: Array = np.zeros(batch.count, bool)
-        # Per row: columns of the last alloc.
+        # Per row: the number of columns of the last alloc, which the next one may not exceed.
         self.last: Array = np.full(batch.count, COLUMNS, np.int64)
         self.group = 0
         self.requests: list[AllocationRequest] = []
@@ -76,7 +78,7 @@ class Allocation:
         return row if other >= self.batch.cluster_size else row - int(self.batch.rank[row]) + other
 
     def _warps(self, group: int, m: Mask, site: int) -> list[tuple[int, Array]]:
-        """(row, lanes) for every warp that executes an instruction."""
+        """Pairs (row, lanes), one for every warp that executes an instruction."""
         lanes = self.batch.lanes(m)
         if not lanes.size:
             return []
@@ -88,7 +90,8 @@ class Allocation:
     # --- alloc ---
 
     def alloc(self, group: int, address: Array, columns: Array, m: Mask, resume: int, site: int) -> Step:
-        """tcgen05.alloc: the warp sleeps until columns are free and, for cta_group::2, until the peer has come."""
+        """tcgen05.alloc: the warp sleeps until columns are free and, for cta_group::2, until the peer executes it,
+        too."""
         asleep = np.zeros(self.batch.size, bool)
         for row, lanes in self._warps(group, m, site):
             count = self._count(row, columns, lanes, site)
@@ -150,6 +153,7 @@ class Allocation:
         return next((at for at in starts if not owned[at : at + request.columns].any()), -1)
 
     def _give(self, request: AllocationRequest, at: int) -> None:
+        """Grant a request: store the first column, ``at``, in shared memory and wake the warp."""
         row, lanes = request.row, request.lanes
         self.owned[row, at : at + request.columns] = True
         self.blocks[row][at] = ColumnBlock(request.columns, request.site)
@@ -162,7 +166,8 @@ class Allocation:
     # --- dealloc ---
 
     def dealloc(self, group: int, address: Array, columns: Array, m: Mask, site: int) -> None:
-        """tcgen05.dealloc. Reports columns that are no whole block, or whose accesses have not ended."""
+        """tcgen05.dealloc. Columns that are not exactly the block of an alloc, or whose accesses have not ended, are
+        reported."""
         for row, lanes in self._warps(group, m, site):
             at, count = int(address[lanes[0]]), int(columns[lanes[0]])
             block = self.blocks[row].get(at)
@@ -191,20 +196,20 @@ class Allocation:
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
     def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
-        """Report a use of columns that the peer deallocates. Nothing orders the two, so it does not matter which one
-        comes first in this execution."""
+        """Report an access to columns that the peer has deallocated, because nothing orders the two. (An access that
+        precedes the dealloc in this execution is reported by ``_check_over``.)"""
         if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
             text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
             text += "nothing orders it after this access"
             self.batch.report_lane("tensor-memory-race", text, site, lane)
 
     def relinquish(self, group: int, m: Mask, site: int) -> None:
-        """tcgen05.relinquish_alloc_permit: the CTA allocates no more."""
+        """tcgen05.relinquish_alloc_permit: the CTA must not allocate from now on."""
         for row, _ in self._warps(group, m, site):
             self.relinquished[row] = True
 
     def exited(self, row: int) -> None:
-        """A CTA ends: report columns that it has not given back."""
+        """Report the columns that a CTA has not deallocated before it ends."""
         for at, block in self.blocks[row].items():
             text = f"the CTA exits without tcgen05.dealloc of {block.columns} columns at {at:#x}"
             self.batch.report(RULE, text, block.site, row, ())

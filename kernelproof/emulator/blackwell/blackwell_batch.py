@@ -1,4 +1,4 @@
-"""A batch of whole clusters: the units of sm_90 and those that sm_100 adds."""
+"""Defines ``BlackwellBatch``: a batch of complete clusters, with the units of sm_90 and those that sm_100 adds."""
 
 from __future__ import annotations
 

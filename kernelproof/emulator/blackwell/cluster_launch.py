@@ -1,9 +1,11 @@
-"""clusterlaunchcontrol (PTX ISA): a running cluster cancels one that has not started, and does its work.
+"""Models clusterlaunchcontrol of the PTX ISA: a running cluster cancels a cluster that has not started, to do its work.
 
-A response is opaque to programs. As machine code reads it, its words are the first CTA's x, its y and z, 16 bits each,
-and whether a cluster was cancelled (bit 0); here the last word says that it is a response.
-Hardware has been seen to answer that nothing is pending although much is (QuACK, notes on cluster launch control, July
-2026). So in adverse order every third request of a launch gets that answer, and what is pending starts later.
+A response has four words and is opaque to programs. Machine code reads the first three: the x of the first CTA of the
+cancelled cluster; its y and z, 16 bits each; and in bit 0 whether a cluster was cancelled. The emulator marks the
+fourth word as that of a response.
+
+Hardware has been seen to answer that no cluster is pending although many are (QuACK, notes on cluster launch control,
+July 2026). So in adverse order every third request of a launch gets that answer, and the pending clusters start later.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ NBYTES = 16
 
 
 class ClusterLaunches:
-    """The requests of a batch. ``refused``: clusters (by their first rows) that have learned that nothing was cancelled
-    for them; another request of such a cluster is undefined."""
+    """The requests of a batch. ``refused``: clusters (by their first rows) that have read a response without a
+    cancelled cluster; another request of such a cluster is undefined."""
 
     def __init__(self, batch: BatchState, peers: Peers, shared: ClusterMemory, mbarriers: MBarriers) -> None:
         self.batch, self.launch = batch, batch.launch
@@ -33,12 +35,13 @@ class ClusterLaunches:
         self.refused: set[int] = set()
 
     def _cluster(self, row: int) -> int:
+        """The first row of a row's cluster."""
         return row - int(self.batch.rank[row])
 
     # --- requests ---
 
-    def try_cancel(self, address: Array, bar: Array, everyone: bool, m: Mask, site: int) -> None:
-        """clusterlaunchcontrol.try_cancel.async. ``everyone``: the response goes to all CTAs of the cluster."""
+    def try_cancel(self, address: Array, bar: Array, multicast: bool, m: Mask, site: int) -> None:
+        """clusterlaunchcontrol.try_cancel.async. ``multicast``: the response goes to all CTAs of the cluster."""
         for lane in self.batch.lanes(m).tolist():
             row = int(self.batch.row_of[lane])
             offset, bar_offset = ((int(at[lane]) & WITHIN) - WINDOW_START for at in (address, bar))
@@ -50,7 +53,7 @@ class ClusterLaunches:
                 text = "a request after one whose response says that nothing was cancelled"
                 self.batch.report_lane(RULE, text, site, lane)
             rows = [row]
-            if everyone:
+            if multicast:
                 rows = [self._cluster(row) + rank for rank in range(self.batch.cluster_size)]
                 self._check_alive(rows, lane, site)
             response = self._response()
@@ -58,6 +61,7 @@ class ClusterLaunches:
                 self._respond(target, offset, bar_offset, response, lane, site)
 
     def _check_alive(self, rows: list[int], lane: int, site: int) -> None:
+        """Report a multicast request in a cluster of which a CTA has exited."""
         alive = self.batch.alive.reshape(-1, self.batch.width)[rows].any(axis=1)
         if not alive.all():
             text = "a request for all CTAs of the cluster, although one of them has exited"
@@ -77,6 +81,7 @@ class ClusterLaunches:
         return np.array(words, np.uint32).view(MOVER[NBYTES])
 
     def _respond(self, row: int, offset: int, bar_offset: int, response: Array, lane: int, site: int) -> None:
+        """Send a response to one CTA as an asynchronous write, which completes on the mbarrier."""
         lanes = np.array([lane])
         if row != self.batch.row_of[lane] and self.launch.options.hazards:
             self.peers.visit(row, lanes, site, remember=False)

@@ -1,4 +1,4 @@
-"""The descriptors of tcgen05.mma: types and shape of a product (32 bits), and operands in shared memory (64 bits).
+"""Decodes the descriptors of tcgen05.mma: the instruction descriptor (32 bits) and shared memory descriptors (64 bits).
 
 Their fields and legal values are in PTX ISA 9.1, tcgen05, "Instruction descriptor", "Shared memory descriptor" and
 "Shapes and data types". The shared memory descriptor differs from wgmma's in bits 46 to 48 and in the swizzle, which
@@ -18,8 +18,8 @@ INPUTS, SUMS = {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}
 
 
 class ProductShape(NamedTuple):
-    """What the instruction descriptor of kind::f16 says: rows and columns of D (of both CTAs of a pair), types,
-    ``sign`` of A times that of B, and which operands are M- or N-major."""
+    """A decoded instruction descriptor of kind::f16: rows and columns of D (of both CTAs of a pair), types, ``sign``
+    (-1.0 if products are negated), and whether A and B are M- and N-major (``along_a``, ``along_b``)."""
 
     m: int
     n: int
@@ -32,13 +32,14 @@ class ProductShape(NamedTuple):
 
 
 def is_tf32(bits: int) -> bool:
-    """Are both operands' types in an instruction descriptor that of kind::tf32?"""
+    """Do both operands in an instruction descriptor have the type number of kind::tf32?"""
     return bits >> 7 & 7 == bits >> 10 & 7 == 2
 
 
 @lru_cache(maxsize=256)
 def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
-    """The product that an instruction descriptor describes for a cta_group, and what is wrong with it ("": nothing)."""
+    """Decode an instruction descriptor for a cta_group. Returns the product (None if it cannot be executed) and the
+    fault of the descriptor in words ("" if there is none)."""
     kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     if kind_a is None or kind_b is None or acc is None:
@@ -61,7 +62,8 @@ def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
 
 @lru_cache(maxsize=4096)
 def strides(bits: int) -> tuple[Strides | None, str]:
-    """The place of an operand in shared memory, and what is wrong with its descriptor ("": nothing)."""
+    """Decode a shared memory descriptor. Returns the place of the operand (None if it has none) and the fault of the
+    descriptor in words ("" if there is none)."""
     if bits >> 46 & 7 != 1:
         return None, f"bits 46 to 48 are {bits >> 46 & 7:#05b}, not 0b001 (of wgmma they are zero)"
     if bits >> 53 & 0xFF:

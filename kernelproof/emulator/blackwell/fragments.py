@@ -1,4 +1,4 @@
-"""Shapes of tcgen05.ld and tcgen05.st: which thread and register hold each word of tensor memory.
+"""Maps threads and registers to words of tensor memory, for each shape of tcgen05.ld and tcgen05.st.
 
 The source is PTX ISA 9.1, tcgen05, the figures of "Data movement shape"; CuTe's SM100_TMEM_LOAD layouts agree.
 """
@@ -17,9 +17,9 @@ SHAPES = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 
 
 
 class TensorFragment(NamedTuple):
-    """A load or store of a warp. Per register and thread, shape (registers, 32): ``lane``, counted from the lane that
-    the address names, and ``column``, counted from the address. ``lanes``: how many lanes it touches. ``packed``: a
-    register holds the lower halves of two columns, ``column`` and ``column + 1``."""
+    """The words that a load or store of a warp touches. ``lane``, ``column``: relative to those of the address, per
+    register and thread, shape (registers, 32). ``lanes``: the number of lanes. ``packed``: a register holds the lower
+    halves of two columns, ``column`` and ``column + 1``."""
 
     lane: Array
     column: Array

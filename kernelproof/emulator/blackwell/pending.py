@@ -1,4 +1,4 @@
-"""Registers that tcgen05.ld writes: their values are valid only after tcgen05.wait::ld."""
+"""Tracks registers that tcgen05.ld writes, whose values are valid only after tcgen05.wait::ld."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Register = Array | LoadedRegister | Accumulator | None
 
 
 class PendingLoads:
-    """The loads of a batch, numbered from 1 in every warp. ``begun`` is a warp's last one, ``waited`` the last one that
-    a tcgen05.wait::ld has covered."""
+    """The loads of a batch, numbered from 1 on in every warp. ``begun``: per warp, its last load. ``waited``: per warp,
+    the last load that a tcgen05.wait::ld has covered."""
 
     def __init__(self, batch: BatchState) -> None:
         self.batch = batch
@@ -48,12 +48,12 @@ class PendingLoads:
     # --- registers in other instructions; the emitter writes calls of these methods into the kernel's function ---
 
     def read(self, value: Register, m: Mask, site: int) -> Array:
-        """The array behind a register that another instruction reads."""
+        """The content of a register that another instruction reads; a load that is pending is reported."""
         self._check(value, m, site, "reads")
         return self.plain(value)
 
     def overwrite(self, value: Register, m: Mask, site: int) -> None:
-        """Another instruction is about to write a register."""
+        """Check that another instruction may write a register; a load that is pending is reported."""
         self._check(value, m, site, "writes")
 
     def _check(self, value: Register, m: Mask, site: int, verb: str) -> None:
@@ -67,7 +67,8 @@ class PendingLoads:
                 self.batch.report_lanes("tensor-memory-registers", text, site, lanes)
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:
-        """Masked assignment: lanes outside of the mask keep the old register, and the load that it waits for."""
+        """The register after an assignment under a mask: lanes outside of the mask keep the old content, and the load
+        that it waits for."""
         if old is None or new is old or m is None:
             return new
         if new is None:
@@ -81,7 +82,7 @@ class PendingLoads:
         return LoadedRegister(value, load) if (load > self.waited).any() else value
 
     def plain(self, value: Register) -> Array:
-        """The array behind a register, zeros before its first write; this is no access."""
+        """The content of a register (zeros before its first write), without the checks of ``read``."""
         if isinstance(value, LoadedRegister):
             return value.value
         return np.zeros(self.batch.size, np.uint32) if value is None else force(value)

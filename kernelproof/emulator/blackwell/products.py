@@ -1,8 +1,8 @@
-"""tcgen05.mma of kind::f16, and tcgen05.commit (PTX ISA).
+"""Models tcgen05.mma of kind::f16, and tcgen05.commit (PTX ISA).
 
-Values are computed when the product is issued, rounded as wgmma's: sums once per instruction. What a product reads in
-shared memory counts as being read, and its accumulator as being written, until somebody has waited for an mbarrier on
-which a later commit of the issuing thread arrives.
+Values are computed when the product is issued. Sums are rounded once per instruction, like those of wgmma. The operands
+of a product in shared memory count as being read, and its accumulator as being written, until a thread has waited for
+an mbarrier on which a later commit of the issuing thread arrives.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ ENABLED = np.zeros(256, bool)
 
 
 class Operands(NamedTuple):
-    """The operands of a tcgen05.mma, one per lane: ``d``, an address in tensor memory; ``a``, an address (``inside``)
-    or a descriptor; ``b`` and ``form``, descriptors of B and of the product. ``disabled``: lanes of D that stay as they
-    are (bits of a word per 32 lanes; None: none). ``keep``: D is added to, times 2 to the power of ``-scale``.
-    ``named``: the instruction says that it is of kind::f16."""
+    """The operands of a tcgen05.mma, in arrays with one element per lane.
+
+    ``d``: the address of D in tensor memory. ``a``: the address of A in tensor memory (``inside``), or its descriptor.
+    ``b``, ``form``: the descriptors of B and of the instruction. ``disabled``: words with a bit for each lane of D that
+    remains unchanged (None: none does). ``keep``: the products are added to the old D, which is first multiplied by 2
+    to the power of ``-scale``. ``named``: the instruction has .kind::f16 (machine code does not name its kind).
+    """
 
     group: int
     inside: bool
@@ -49,8 +52,8 @@ class Operands(NamedTuple):
 
 
 class AccumulatorPlace(NamedTuple):
-    """Where D lies in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns.
-    ``halved``: D has 16 of each 32 lanes (M 64)."""
+    """The place of D in the tensor memory of each CTA: ``rows`` of the batch, first lane and column, width in columns.
+    ``halved``: D occupies 16 of each 32 lanes (M 64)."""
 
     rows: tuple[int, ...]
     lane: int
@@ -59,7 +62,7 @@ class AccumulatorPlace(NamedTuple):
     halved: bool
 
     def region(self, row: int) -> Region:
-        """The cells in a row of the batch."""
+        """The region of D in a row of the batch."""
         # A halved D occupies every second group of 16 lanes.
         groups = slice(0, GROUPS) if not self.halved else slice(self.lane // 16, GROUPS, 2)
         return Region(row, groups, self.column, self.column + self.width)
@@ -68,9 +71,10 @@ class AccumulatorPlace(NamedTuple):
 class TensorProducts:
     """The tcgen05.mma of a batch.
 
-    ``open``: warp of the batch -> its lanes that have issued products since their last commit -> tick of the first one.
-    ``last``: warp -> tick and instruction of its last product. ``remote``: row -> column of the clocks -> (tick,
-    instruction) of the last work on the row's memory by another CTA.
+    ``open``: warp of the batch -> lane -> tick of the first product that the lane has issued since its last commit.
+    ``last``: warp -> tick and instruction of its last product. ``issuers``: lanes that have issued products. ``forms``:
+    shape and place of an accumulator -> a number for it. ``remote``: row -> column of the clocks -> (tick, instruction)
+    of the last asynchronous work on the row's memory by another CTA.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class TensorProducts:
         return [int(lane) for lane in lanes[first]]
 
     def _issue(self, operands: Operands, lane: int, site: int) -> None:
+        """Execute the product that a lane issues. Raises EmulatorError for kinds that are not modelled."""
         form = int(operands.form[lane])
         if not operands.named and is_tf32(form):
             raise EmulatorError("tcgen05.mma of kind::tf32 is not modelled")
@@ -138,12 +143,13 @@ class TensorProducts:
         keep = bool(operands.keep[lane])
         self._account(place, kind, issuer, keep, site)
         self._accumulate(kind, place, *factors, keep, operands.scale, self._disabled(operands, lane))
-        self._begun(issuer, site)
+        self._begin(issuer, site)
         if self.launch.counters is not None:
             self.launch.counters.tcgen05 += 1
             self.launch.counters.tcgen05_flops += 2 * kind.m * kind.n * 16
 
-    def _begun(self, issuer: Issuer, site: int) -> None:
+    def _begin(self, issuer: Issuer, site: int) -> None:
+        """Record that a lane has issued a product."""
         self.issuers.add(issuer.lane)
         self.open.setdefault(issuer.lane >> 5, {}).setdefault(issuer.lane, self.launch.tick)
         self.last[issuer.lane >> 5] = self.launch.tick, site
@@ -156,7 +162,7 @@ class TensorProducts:
             self.memory.product_write(place.region(row), issuer, form, keep, site)
 
     def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
-        """Asynchronous work on another CTA: that CTA must have started, and must outlive the work."""
+        """Check that another CTA has started, and record asynchronous work on its memory, which it must outlive."""
         if self.hazards:
             self.peers.visit(row, np.array([issuer.lane]), site, remember=False)
             self.remote.setdefault(row, {})[issuer.column] = tick, site
@@ -178,6 +184,7 @@ class TensorProducts:
         return out if all(self._is_owned(row, column, width, "D", lane, site) for row in rows) else None
 
     def _is_owned(self, row: int, column: int, width: int, name: str, lane: int, site: int) -> bool:
+        """Do the columns of an operand lie in tensor memory? Columns that are not allocated are reported."""
         high = column + width
         if high <= COLUMNS and self.allocation.owned[row, column:high].all():
             if self.memory.hazards:
@@ -202,7 +209,8 @@ class TensorProducts:
     def _operands(
         self, operands: Operands, kind: ProductShape, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> tuple[Array, Array] | None:
-        """A of each CTA, (rows, rows of A, 16), and B, (16, n); None, and a report, if they cannot be read."""
+        """The values of A of each CTA, shape (CTAs, rows of A, 16), and of B, shape (16, n); None, and a report, if
+        they cannot be read."""
         a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
         inside = self._left_inside(a, kind, height, rows, issuer, site) if operands.inside else None
         shared = self.shared_operands.read(kind, None if operands.inside else a, b, rows, issuer, site)
@@ -214,7 +222,8 @@ class TensorProducts:
     def _left_inside(
         self, address: int, kind: ProductShape, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> Array | None:
-        """A in tensor memory: two elements per word, 8 columns; None, and a report, if it cannot lie there."""
+        """The values of A in tensor memory, shape (CTAs, height, 16); None, and a report, if it cannot lie there. A has
+        8 columns of words with two elements."""
         first, column = address >> 16, address & 0xFFFF
         halved = height == 64
         if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
@@ -235,7 +244,7 @@ class TensorProducts:
     # --- sums ---
 
     def _disabled(self, operands: Operands, lane: int) -> Array:
-        """Per lane of each CTA's tensor memory: does the product leave it as it is?"""
+        """Per lane of the tensor memory of the CTAs, shape (256,): does the product leave it unchanged?"""
         if operands.disabled is None:
             return ENABLED
         words = np.array([register[lane] for register in operands.disabled], np.uint32)
@@ -254,7 +263,7 @@ class TensorProducts:
         scale: int,
         disabled: Array,
     ) -> None:
-        """Compute D of each CTA."""
+        """Compute D of each CTA and write it to tensor memory."""
         count, height = left.shape[:2]
         view = self._view(place)
         before = self._before(kind, view, height, scale) if keep else None
@@ -274,7 +283,8 @@ class TensorProducts:
         view[...] = words
 
     def _before(self, kind: ProductShape, view: Array, height: int, scale: int) -> Array:
-        """D before the product, shape (rows, rows of D, n), in the accumulator's type."""
+        """The values of D before the product, times 2 to the power of ``-scale``, shape (CTAs, rows of D, n), in the
+        accumulator's type."""
         count = len(view)
         # M 128 of a pair: each CTA has 64 rows, whose second half of columns lies in lanes 64 to 127.
         paired = view.shape[1] == 128 and height == 64
@@ -287,7 +297,8 @@ class TensorProducts:
         return out if not scale else out * np.float32(2.0**-scale)
 
     def _words(self, block: Array, shape: tuple[int, ...]) -> Array:
-        """Sums (rows, rows of D, n) as words of tensor memory. The upper half of a word with an f16 is undefined."""
+        """Sums, shape (CTAs, rows of D, n), as words of tensor memory. The upper half of a word with an f16 is
+        undefined."""
         if block.dtype == np.float16:
             words = block.view(np.uint16).astype(np.uint32) | np.uint32(0xFFFF0000)
         else:
@@ -299,13 +310,14 @@ class TensorProducts:
     # --- tcgen05.commit ---
 
     def commit(self, group: int, address: Array, ranks: Array | None, m: Mask, site: int) -> None:
-        """tcgen05.commit: one arrival on an mbarrier, in each CTA of ``ranks``, when the thread's products are done."""
+        """tcgen05.commit: one arrival on an mbarrier in each CTA of ``ranks``, which comes when the thread's products
+        are complete."""
         lanes = self.batch.lanes(m)
         if not lanes.size:
             return
         self.allocation.use_group(group, lanes, site)
-        for row, offset, _, some in list(self.mbarriers.places(address, m, site)):
-            for lane in some.tolist():
+        for row, offset, _, issuing in list(self.mbarriers.places(address, m, site)):
+            for lane in issuing.tolist():
                 self._check_issuer(lane, site)
                 self.launch.tick += 1
                 clock, before = self._released(lane), self.launch.tick - 1
@@ -314,10 +326,11 @@ class TensorProducts:
                 self.open.get(lane >> 5, {}).pop(lane, None)
 
     def _column(self, lane: int) -> int:
+        """The column of the clocks for the products of a lane's warp."""
         return self.clocks.product_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
 
     def _check_issuer(self, lane: int, site: int) -> None:
-        """Report a commit by a thread that issued no products although others did: it does not cover theirs."""
+        """Report a commit by a thread that has issued no products although others have: it does not cover theirs."""
         row = self.batch.row_of[lane]
         others = [other for lanes in self.open.values() for other in lanes if self.batch.row_of[other] == row]
         if lane not in self.issuers and others:
@@ -328,6 +341,7 @@ class TensorProducts:
             self.batch.report_lane("tcgen05-issuer", text, site, lane)
 
     def _targets(self, row: int, lane: int, ranks: Array | None, site: int) -> list[int]:
+        """The rows of the CTAs in which a lane's commit arrives. ``ranks``: a mask of ranks per lane; None: ``row``."""
         if ranks is None:
             return [row]
         chosen = [rank for rank in range(16) if int(ranks[lane]) >> rank & 1]
@@ -339,15 +353,15 @@ class TensorProducts:
         return [self.peers.row_of_rank(own, rank) for rank in chosen if rank not in beyond]
 
     def _arrive(self, target: int, offset: int, clock: Array, before: int, lane: int, site: int) -> None:
-        """Arrive in one CTA. ``before``: the tick before the commit's."""
+        """Arrive on the mbarrier of one CTA. ``before``: the tick before that of the commit."""
         row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         if target != row:
             self._visit(target, Issuer(lane, row, warp, self._column(lane)), before, site)
         self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
 
     def _released(self, lane: int) -> Array:
-        """The clock that the arrival passes on: the products of this thread, accesses that the thread knows to have
-        ended, and its warp's completed accesses, as tcgen05.fence::before_thread_sync would pass them on."""
+        """The clock that the arrival of a commit releases. It includes the products of this thread, accesses that have
+        ended for the thread, and its warp's completed accesses, as after a tcgen05.fence::before_thread_sync."""
         clocks = self.clocks
         if not self.hazards:
             return clocks.empty()
@@ -355,12 +369,13 @@ class TensorProducts:
         column = self._column(lane)
         present = clocks.of_lane(lane)
         clock = clocks.only_ended(present)
-        # Without clusters the columns of asynchronous work have no second entry: pass them on as they are.
+        # Without clusters the columns of asynchronous work have no second entry, so they are released unchanged.
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
             clock[clocks.together : clocks.columns] = 0
         others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]
-        # The column is one per warp: products of other lanes that are not committed must stay uncovered.
+        # All lanes of a warp share this column, so the tick must not cover products of other lanes that are not
+        # committed.
         clocks.set(clock, column, min([self.launch.tick, *others]))
         clocks.set(clock, clocks.access_column(row, warp), self.memory.released(row, warp))
         return clock
@@ -368,7 +383,8 @@ class TensorProducts:
     # --- the end ---
 
     def exited(self, row: int) -> None:
-        """A CTA ends: report products that may be under way, of its own threads or on its memory."""
+        """Report products that may still be in flight when a CTA ends: those of its threads, and those on its
+        memory."""
         clock, clocks = self.clocks.of_cta(row), self.clocks
         for warp, (tick, site) in self.last.items():
             owner, index = divmod(warp, self.batch.warps_per_cta)

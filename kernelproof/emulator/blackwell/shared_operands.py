@@ -1,4 +1,4 @@
-"""Operands of tcgen05.mma in shared memory: where they lie, checks and tags of their reads, and their values."""
+"""Finds, checks and reads the operands of tcgen05.mma in shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
 
 RULE = "tcgen05-descriptor"
-# Products whose places are cached, at most. A ring of stages uses the same ones in every iteration.
+# The most products whose places are cached. A ring of stages uses the same places again and again.
 MAX_PLACES = 1024
 
 
@@ -30,8 +30,8 @@ class Part(NamedTuple):
 
 
 class ProductOperands(NamedTuple):
-    """Where the operands of a product lie: the parts of A (none if A is in tensor memory), then those of B; all of them
-    together; and how many of the elements are A's."""
+    """The places of a product's operands. ``parts``: those of A (none if A is in tensor memory), then those of B.
+    ``together``: all parts. ``left``: how many of the elements belong to A."""
 
     parts: list[Part]
     together: ProductPlaces
@@ -49,9 +49,12 @@ class SharedOperands:
     def read(
         self, kind: ProductShape, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> tuple[Array | None, Array] | None:
-        """A of each CTA, (rows, rows of A, 16), and B, (16, n), by their descriptors; checked and tagged. Each CTA of a
-        pair has half of B's columns. ``a`` None: A lies in tensor memory. Returns None, and reports, if they cannot be
-        read."""
+        """Check, tag and read operands, given by their descriptors.
+
+        Returns A of each CTA, shape (CTAs, rows of A, 16), and B, shape (16, n), of which each CTA of a pair has half
+        of the columns. If ``a`` is None, A lies in tensor memory, and None is returned for it. Returns None, and
+        reports, if an operand cannot be read.
+        """
         key = kind, a, b, rows, issuer.row, issuer.warp
         places = self.places.get(key)
         if places is None:
@@ -66,10 +69,10 @@ class SharedOperands:
         raw, count = self.shared.views[16].take(places.together.at), len(rows)
         left = None
         if a is not None:
-            whole = raw[: places.left].reshape(count, -1)
-            left = np.asarray(numbers(whole, kind.kind_a, kind.m // count, kind.along_a, False))
-        columns = raw[places.left :].reshape(count, -1)
-        right = numbers(columns, kind.kind_b, kind.n // count, kind.along_b, True)
+            left_raw = raw[: places.left].reshape(count, -1)
+            left = np.asarray(numbers(left_raw, kind.kind_a, kind.m // count, kind.along_a, False))
+        right_raw = raw[places.left :].reshape(count, -1)
+        right = numbers(right_raw, kind.kind_b, kind.n // count, kind.along_b, True)
         return left, np.asarray(right[0] if count == 1 else np.concatenate(right, axis=1))
 
     # --- places ---
@@ -101,31 +104,32 @@ class SharedOperands:
         if fields is None:
             self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
             return []
-        lies = pattern(fields, height, along)
-        if not self.shared.fits(lies.low, lies.high, issuer.lane, site):
+        place = pattern(fields, height, along)
+        if not self.shared.fits(place.low, place.high, issuer.lane, site):
             return []
         out = []
         for row in rows:
-            at = lies.chunks + row * (self.shared.stride >> 4)
+            at = place.chunks + row * (self.shared.stride >> 4)
             reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
-            out.append(Part(row, Elements(at, lies.low, lies.high), reader))
+            out.append(Part(row, Elements(at, place.low, place.high), reader))
         return out
 
     # --- checks ---
 
     def _tag(self, places: ProductOperands, issuer: Issuer, site: int) -> None:
+        """Check and tag the reads of operands."""
         written = self.shared.product_reads(places.together, issuer.lane, issuer.column)
         if written is not None:
-            self._note_fence(*written, issuer, site)
+            self._check_fence(*written, issuer, site)
             return
         for row, elements, reader in places.parts:
             self.shared.async_read(elements, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
             if row == issuer.row:
-                self._note_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
+                self._check_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
 
-    def _note_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
-        """Report a missing tcgen05.fence::after_thread_sync after the synchronisation that shows the operand which a
-        column of the clocks wrote at a tick."""
+    def _check_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
+        """Report an operand that was written before the issuer's last synchronisation, but not before its last
+        tcgen05.fence::after_thread_sync. ``column``, ``tick``: the writer's column of the clocks, and when it wrote."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
         if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
             return

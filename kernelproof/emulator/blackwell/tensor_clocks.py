@@ -1,4 +1,4 @@
-"""Clocks of the warps of a cluster for tensor memory: what they knew at their last tcgen05.fence::after_thread_sync."""
+"""Vector clocks for tensor memory: in addition to its clock, each warp has a copy from its last tcgen05 fence."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class TensorClocks(ClusterClocks):
-    """The clocks of a cluster with two columns for every warp in place of wgmma's: one for the tcgen05.mma that it
-    issues (whoever knows it has waited for their commit), and one for those of its tcgen05.ld and .st that are complete
-    and that a tcgen05.fence::before_thread_sync has passed on.
+    """The clocks of a cluster, in which every warp has two columns in place of those of wgmma.
 
-    ``fenced`` (row, warp, column): what a warp knew at its last tcgen05.fence::after_thread_sync. ``alone``: the same
-    for lanes that fenced apart from their warp. Invariant: fenced <= ticks.
+    One is for the tcgen05.mma that the warp issues; a clock gets its ticks by waiting for their commit. The other one
+    is for the warp's tcgen05.ld and .st; a clock gets its ticks from a tcgen05.fence::before_thread_sync that follows
+    their completion.
+
+    ``fenced``, shape (row, warp, column): the clock of a warp at its last tcgen05.fence::after_thread_sync. ``alone``:
+    lane -> the same for lanes that have executed the fence without the rest of their warp. Invariant: fenced <= ticks.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -27,7 +29,7 @@ class TensorClocks(ClusterClocks):
         return 2 * self.warps
 
     def agent(self, group: int) -> str:
-        """A CTA's column of products, as text."""
+        """The agent of one of a CTA's columns, in words for reports."""
         if group < self.warps:
             return f"a tcgen05.mma of warp {group}"
         return f"tensor memory accesses of warp {group - self.warps}"
@@ -54,7 +56,7 @@ class TensorClocks(ClusterClocks):
         for warp in warps.tolist():
             row, index = divmod(warp, self.warps)
             members = lanes[lanes >> 5 == warp]
-            # All living lanes of the warp fence together: the fence counts for the warp.
+            # If all lanes that have not exited execute the fence together, it counts for the warp.
             if counts[warp] >= alive[warp]:
                 np.maximum(self.fenced[row, index], self.knowledge(members), out=self.fenced[row, index])
                 continue

@@ -1,12 +1,13 @@
-"""Tensor memory: 128 lanes of 512 columns of 32 bits per CTA, and tags of the last accesses to its parts.
+"""Models tensor memory (per CTA 128 lanes of 512 columns of 32 bits), and finds accesses to it that are not ordered.
 
-When two accesses are ordered follows the canonical patterns of PTX ISA 9.1, tcgen05, "Memory consistency model": the
-later one must know that the earlier one is over, and from before its last tcgen05.fence::after_thread_sync.
+The rules are the canonical patterns of PTX ISA 9.1, tcgen05, "Memory consistency model". An access is ordered after
+another one if that one is complete for the accessing thread, and was so before the thread's last
+tcgen05.fence::after_thread_sync:
 
-- A tcgen05.mma is over for whoever has waited for an mbarrier on which its commit has arrived.
-- A tcgen05.ld or .st is over for its own warp after that warp's wait, and for others after a
-  tcgen05.fence::before_thread_sync after that wait.
-- Products of one thread into one accumulator, of one shape, follow each other without any of this.
+- A tcgen05.mma is complete for threads that have waited for an mbarrier on which its commit has arrived.
+- A tcgen05.ld or .st is complete for its own warp after that warp's tcgen05.wait. For other warps it is complete after
+  the warp has also executed tcgen05.fence::before_thread_sync and synchronised with them.
+- Products of one thread into the same accumulator, with the same shape, need none of this.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 
 LANES, COLUMNS = 128, 512
-# Lanes come in groups that every instruction touches as a whole.
+# Lanes form groups of 16, of which every instruction touches all or none.
 GROUP = 16
 GROUPS = LANES // GROUP
 LOAD, STORE = 0, 1
@@ -39,7 +40,7 @@ class Region(NamedTuple):
 
     @property
     def cells(self) -> tuple[int, slice, slice]:
-        """Its place in arrays (rows, groups, columns)."""
+        """The indices of the region in arrays of shape (rows, groups, columns)."""
         return self.row, self.groups, slice(self.low, self.high)
 
 
@@ -53,8 +54,8 @@ class Issuer(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Earlier accesses to a region, per cell: their ticks (0: there was none), their columns of the clocks, and their
-    instructions. ``kind``: LOAD for reads, STORE for writes."""
+    """The last earlier accesses to the cells of a region, in arrays with one element per cell: their ticks (0: no
+    access), their columns of the clocks, and their instructions. ``kind``: LOAD for reads, STORE for writes."""
 
     ticks: Array
     columns: Array
@@ -63,9 +64,14 @@ class Prior(NamedTuple):
 
 
 class TensorMemory:
-    """The tensor memory of a batch, with tags per cell (a column of 16 lanes): tick, column of the clocks and
-    instruction of the last write, of the last load by each four warps, and of the last read by a tcgen05.mma. A tick of
-    0 says that there was none. ``forms``: shape and accumulator of the product that wrote the cell, as a number."""
+    """The tensor memory of a batch.
+
+    Each cell (a column of 16 lanes) has tags: tick, column of the clocks and instruction of the last write, of the last
+    read by a tcgen05.mma, and of the last tcgen05.ld by each warp that may touch it. A tick of 0 means that there was
+    no such access. ``forms``: the number of shape and accumulator of the product that wrote the cell. Since warp w may
+    touch lanes from 32 * (w % 4) on, one of the warps 4 * slot to 4 * slot + 3 may touch a cell, and loads are kept per
+    slot.
+    """
 
     def __init__(self, batch: BatchState, clocks: TensorClocks) -> None:
         self.batch, self.launch, self.clocks = batch, batch.launch, clocks
@@ -81,7 +87,7 @@ class TensorMemory:
         self.write_sites, self.read_sites = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         self.load_sites: Array = np.zeros(self.load_ticks.shape, np.int32)
         self.forms: Array = np.zeros(shape, np.int32)
-        # Per row: the number of accesses, not counting products that continue the last one; and that last product.
+        # Per row: the number of accesses, not counting products that repeat the last one; and that last product.
         self.changes: Array = np.zeros(batch.count, np.int64)
         self.last_product: dict[int, tuple[Region, int, int, int]] = {}
         # (row, warp, kind): the tick of its last wait, and of its first access since then (0: none).
@@ -89,7 +95,7 @@ class TensorMemory:
         self.pending: Array = np.zeros_like(self.waited)
 
     def clear(self, row: int, low: int, high: int) -> None:
-        """Columns have a new owner: they are undefined and untouched again."""
+        """Make columns undefined and forget accesses to them, because they have been allocated anew."""
         self.data[row, :, low:high] = self.blank
         for ticks in (self.write_ticks[row], self.read_ticks[row], *self.load_ticks[row]):
             ticks[:, low:high] = 0
@@ -131,17 +137,20 @@ class TensorMemory:
         self._begin(region.row, warp, STORE)
 
     def _begin(self, row: int, warp: int, kind: int) -> None:
+        """Note that a warp's access is pending until its next wait."""
         self.changes[row] += 1
         if not self.pending[row, warp, kind]:
             self.pending[row, warp, kind] = self.launch.tick
 
     def _lane(self, row: int, warp: int) -> int:
+        """The first lane of a warp in the batch."""
         return row * self.batch.width + 32 * warp
 
     # --- accesses of products ---
 
     def product_write(self, region: Region, issuer: Issuer, form: int, keeps: bool, site: int) -> None:
-        """Check and tag the write of a tcgen05.mma to its accumulator. ``keeps``: it adds to what is there."""
+        """Check and tag the write of a tcgen05.mma to its accumulator. ``form``: see ``forms``. ``keeps``: the products
+        are added to its content."""
         if not self.hazards:
             return
         row = region.row
@@ -180,6 +189,7 @@ class TensorMemory:
     # --- checks ---
 
     def _check_written(self, region: Region, lane: int, site: int) -> None:
+        """Report a read of cells that were never written."""
         missing = self.write_ticks[region.cells] == 0
         if missing.any():
             group, column = np.argwhere(missing)[0].tolist()
@@ -188,6 +198,7 @@ class TensorMemory:
             self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
 
     def _writes(self, region: Region) -> Prior:
+        """The last writes of a region."""
         cells = region.cells
         return Prior(self.write_ticks[cells], self.writers[cells], self.write_sites[cells], STORE)
 
@@ -200,16 +211,16 @@ class TensorMemory:
         for slot in range(self.slots):
             ticks = self.load_ticks[row, slot][cells[1:]]
             if ticks.any():
-                # Warp w may touch lanes 32 * (w % 4) and the next 31, two groups of 16: so slot and group give the
-                # warp.
+                # Warp w may touch lanes 32 * (w % 4) and the next 31, two groups of 16, so slot and group determine it.
                 warps = np.minimum(4 * slot + groups // 2, self.batch.warps_per_cta - 1)
                 columns = self.clocks.access_column(row, 0) + warps
                 sites = self.load_sites[row, slot][cells[1:]]
                 yield Prior(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
 
     def _check_access(self, region: Region, prior: Prior, warp: int, site: int, verb: str, earlier: str) -> None:
-        """Check an access of a warp. Earlier accesses of the warp itself need its wait; those of others need a fence
-        after the synchronisation that shows their end."""
+        """Check an access of a warp against earlier ones. After accesses of the same warp, its wait is needed; after
+        other accesses, a fence that follows the synchronisation which orders them. ``verb``, ``earlier``: words for
+        both accesses in reports."""
         clocks, row = self.clocks, region.row
         own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
         lane = self._lane(row, warp)
@@ -222,6 +233,7 @@ class TensorMemory:
         self._check(region, prior, ~own, clocks.fenced[row, warp], clocks.ticks[row, warp], lane, site, verb)
 
     def _check_product(self, region: Region, prior: Prior, issuer: Issuer, site: int, verb: str) -> None:
+        """Check an access of a tcgen05.mma against earlier ones; the rules are those of ``_check_access``."""
         clocks = self.clocks
         own = prior.columns == clocks.access_column(issuer.row, issuer.warp)
         if own.any():
@@ -244,10 +256,10 @@ class TensorMemory:
         site: int,
         event: str,
     ) -> None:
-        """Report ``foreign`` accesses that have not ended by what the lane knew at its last fence (``fenced``).
-        ``present``: what it knows now."""
+        """Report ``foreign`` accesses (bool per cell) that have not ended by ``fenced``, the lane's clock at its last
+        fence. ``present``: its clock now. ``event``: the lane's access in words."""
         clocks = self.clocks
-        # After a load it is enough that it has ended; what was written must be visible.
+        # It is enough that a load has ended; a write must be visible.
         ended = clocks.ended if prior.kind == LOAD else 0
         bad = foreign & (prior.ticks > 0) & (prior.ticks >= fenced[prior.columns + ended])
         if not bad.any():
@@ -255,30 +267,32 @@ class TensorMemory:
         first = tuple(np.argwhere(bad)[0])
         column, tick = int(prior.columns[first]), int(prior.ticks[first])
         is_product = bool(clocks.is_product(prior.columns[first]))
-        complete, why = self._why(region.row, column, tick, present, ended, is_product, prior.kind)
+        complete, why = self._missing_order(region.row, column, tick, present, ended, is_product, prior.kind)
         name = "a tcgen05.mma" if is_product else ("a tcgen05.ld", "a tcgen05.st")[prior.kind]
         verb = "writes" if prior.kind == STORE else "reads"
         kind = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
         self._report(region, prior, bad, lane, site, f"{event} what {name} {verb}: {why}", kind)
 
-    def _why(
+    def _missing_order(
         self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
     ) -> tuple[bool, str]:
-        """(Has the other access ended although the order is incomplete? What is missing?)"""
+        """Find what is missing between an earlier access and one that is not ordered after it. Returns whether the
+        earlier access has ended and only a fence is missing; and the missing part in words."""
         if tick < present[column + ended]:
             return True, UNFENCED
         if is_product:
             return False, "no wait for an mbarrier on which its tcgen05.commit arrives comes between"
         rank, index = divmod(column - self.clocks.wgmma, self.clocks.groups)
         warp = index - self.clocks.warps
-        # The warp's own column says whether its wait has been passed on, though without the fence of tcgen05.
+        # The warp's ordinary column tells whether the thread has synchronised with the warp after its wait; then only
+        # the fence of tcgen05 is missing.
         plain = rank * self.clocks.warps + warp
         if tick < present[plain + ended] and tick < self.waited[self._row(row, rank), warp, kind]:
             return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
         return False, f"nothing orders it after that one's tcgen05.wait::{('ld', 'st')[kind]}"
 
     def _row(self, row: int, rank: int) -> int:
-        """The row of another rank of a row's cluster."""
+        """The row of the CTA with a rank in the cluster of CTA ``row``."""
         return row - int(self.batch.rank[row]) + rank
 
     def _report(
@@ -301,7 +315,7 @@ class TensorMemory:
         self.batch.report_lane(kind, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
 
     def is_over(self, row: int, low: int, high: int, lane: int) -> bool:
-        """Does a lane know that all accesses to the columns have ended?"""
+        """Have all accesses to the columns ended according to a lane's clock?"""
         present, clocks = self.clocks.of_lane(lane), self.clocks
         region = Region(row, slice(0, GROUPS), low, high)
         for prior in (self._writes(region), *self._reads(region)):
@@ -311,6 +325,6 @@ class TensorMemory:
                 own = column == clocks.access_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
                 if own and tick < self.waited[row, self.batch.warp[lane], prior.kind]:
                     continue
-                if not self._why(row, column, tick, present, clocks.ended, is_product, prior.kind)[0]:
+                if not self._missing_order(row, column, tick, present, clocks.ended, is_product, prior.kind)[0]:
                     return False
         return True
