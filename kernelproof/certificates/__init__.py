@@ -1,20 +1,20 @@
-"""Proofs that a kernel is right for every size, where the emulator executes some.
+"""Proves that a kernel is right for every size, while the emulator can only execute some sizes.
 
-The threads of a CTA are known, the problem is not: registers are polynomials over named integers with a coefficient per
-lane, and data are known by their origin in place of their value.
+A proof executes one CTA whose threads are known and whose problem is not. Registers are polynomials over named integers
+with a coefficient per lane, and data are known by their origin, not by their value.
 
-- ``certificate``: proves a PTX text, and checks a certificate again.
-- ``loops``: the cases of a proof; ``invariants`` says what holds at a loop's head, ``guessing`` guesses it.
-- ``pipelines``: what roles do that mbarriers alone order, and why that is enough. ``pipeline_proof`` finds the roles,
-  and ``roles`` proves each, on ``role_machine``, to which ``box_machine``, ``part_machine``, ``cluster_machine`` and
-  ``warpgroup_machine`` add memory, partial sums, other CTAs and wgmma. ``accumulators``: what is in flight in
-  registers.
-- ``sum_proof``: how partial sums of a pipeline are added, by any thread of a group (``share``) on ``sum_machine``;
-  ``conditions`` keep predicates open, and ``rests`` name quotients.
-- ``machine``: runs a kernel's text, which the emulator's instructions write (``program``), on ``words`` and ``cells``
-  in place of arrays (``abstract``), with ``shared_memory`` and ``products`` as its units.
-- ``facts``: what is known of the named integers; ``polynomials``; ``solver`` asks z3 where bounds do not suffice.
-- ``contract``: what a proof is told of a kernel. Who states contracts for kernels of their own uses the names below.
+- ``certificate`` proves a PTX text, and checks a certificate again.
+- ``loops`` has the cases of a proof. ``invariants`` state what holds at a loop's head, and ``guessing`` guesses them.
+- ``machine`` executes a kernel's text, which the emulator's instructions generate (``program``), on ``words`` and
+  ``cells`` in place of arrays (``abstract``). ``shared_memory`` and ``products`` are units of it.
+- ``pipelines`` says what roles must do that only mbarriers order, and why that suffices. ``pipeline_proof`` finds the
+  roles, and ``roles`` proves each of them on ``role_machine``. ``box_machine``, ``part_machine``, ``cluster_machine``
+  and ``warpgroup_machine`` add memory, partial sums, other CTAs and wgmma to that. ``accumulators`` checks the
+  registers of wgmma.
+- ``sum_proof`` proves how a pipeline's partial sums are added, for any thread of a group (``share``) on
+  ``sum_machine``. ``conditions`` has predicates that are not decided, and ``rests`` names for quotients.
+- ``facts`` has what is known of the named integers of ``polynomials``. ``solver`` asks z3 where bounds do not suffice.
+- ``contract`` states what a kernel must do. To state contracts for kernels of your own, use the names below.
 """
 
 from kernelproof.certificates import rests

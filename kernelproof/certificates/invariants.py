@@ -1,8 +1,10 @@
-"""Invariants of a loop: what is stated of the state at its head, turn by turn, and the check that a state is so.
+"""Loop invariants: statements about the state at a loop's head in each iteration, and the check that a state satisfies
+them.
 
-An invariant says by how much registers and elements change from turn to turn, so with the state of turn 0 it gives the
-state of every turn. It may say less than is true: that a register or element is not known, or that a byte was read by
-several threads. Nothing of it is believed: ``loops`` shows that it holds at the entry and is kept by the loop.
+An invariant says by how much registers and elements change from one iteration to the next, so with the state of
+iteration 0 it gives the state of every iteration. It may say less than is true: that a register or element is not
+known, or that a byte was read by several threads. It is not trusted: ``loops`` shows that it holds at the entry, and
+that an iteration preserves it.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ Ranges = tuple[tuple[int, int], ...]  # first and last place of runs of elements
 
 
 class SumPlaces(Schema):
-    """For a register that is zero at first: the elements of D of whose sums it has the first terms, none yet.
+    """The elements of D whose sums an accumulator holds: a register that is zero in iteration 0, a sum without
+    products.
 
-    ``row``, ``col``: the parts that depend on the problem. ``rows``, ``cols``: of each warp the offsets of lane 0; lane
-    l has those plus l / 4 rows, and 2 * (l % 4) columns.
+    ``row``, ``col``: the parts that depend on the problem. ``rows``, ``cols``: for each warp the offsets of lane 0.
+    Lane l is l / 4 rows and 2 * (l % 4) columns further. ``width``: bytes of a sum.
     """
 
     row: Spelled
@@ -42,7 +45,7 @@ class SumPlaces(Schema):
 
 
 class Invariant(Schema):
-    """What is stated of a loop's head. All registers by their names in the PTX."""
+    """What is stated of the states at a loop's head. Registers have their names in the PTX."""
 
     words: Annotated[dict[str, Spelled], Field(description="register -> the step of its value, from turn to turn")]
     kinds: Annotated[
@@ -58,8 +61,11 @@ class Invariant(Schema):
 
 @dataclass
 class Turns:
-    """The states of a loop's head: an invariant and the state of turn 0. Only the registers in ``live`` count; the
-    names of registers in the emulator's text are ``variable`` of those in the PTX."""
+    """The states at a loop's head, in every iteration (turn).
+
+    ``invariant`` and ``first``, the state in iteration 0, define them. ``live``: the registers that are checked.
+    ``variable``: a register's name in the PTX -> its name in the emulator's text.
+    """
 
     invariant: Invariant
     first: State
@@ -67,7 +73,7 @@ class Turns:
     variable: Callable[[str], str]
 
     def at(self, turn: Polynomial, facts: Facts, kinds: Kinds) -> State:
-        """The state of a turn."""
+        """The state in an iteration."""
         steps = self.invariant.kinds
 
         def moved(number: int) -> int:
@@ -94,7 +100,7 @@ class Turns:
         return rebound(state, lambda poly: poly, facts)
 
     def _stated(self, kinds: Kinds) -> State:
-        """Turn 0, as far as the invariant speaks of it."""
+        """The state in iteration 0, where registers and places are unknown if the invariant says so."""
         state = self.first.copied()
         for register, places in self.invariant.sums.items():
             state.registers[self.variable(register)] = _no_sums(places, kinds)
@@ -114,7 +120,7 @@ class Turns:
         return state
 
     def check(self, turn: Polynomial, actual: State, facts: Facts, kinds: Kinds) -> None:
-        """Raise NotCertified unless everything that is stated of a turn is true of a state."""
+        """Raise NotCertified unless everything that is stated of an iteration is true of a state."""
         general = self.at(turn, facts, kinds)
         for register in sorted(self.live):
             a, b = general.registers.get(self.variable(register)), actual.registers.get(self.variable(register))
@@ -134,7 +140,7 @@ class Turns:
 
 
 def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
-    """Sums of nothing."""
+    """An accumulator to which no product has been added."""
     lane = np.arange(32)
     per_lane = 4 // places.width
     rows = (np.asarray(places.rows)[:, None] + lane // 4).reshape(-1, 1)
@@ -146,7 +152,7 @@ def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
 
 
 def _same(a: Any, b: Any, kinds: Kinds) -> bool:
-    """Are registers the same? Zero is a sum of nothing."""
+    """Whether two registers hold the same. A zero is a sum without products."""
     if isinstance(a, Terms) or isinstance(b, Terms):
         return isinstance(a, Terms) and isinstance(b, Terms) and a.same(b)
     if isinstance(a, Cells):
@@ -162,7 +168,7 @@ def _same(a: Any, b: Any, kinds: Kinds) -> bool:
 
 
 def kind_step(a: Kind | None, b: Kind | None) -> int | None:
-    """By how much elements of one kind differ from those of another, in k; None if in more than that."""
+    """The difference in k between elements of two kinds; None if they differ in anything else, or by no constant."""
     if a is None or b is None or a.source != b.source or not a.row.equals(b.row):
         return 0 if a is None and b is None else None
     if a.summed is None or b.summed is None:
@@ -175,18 +181,20 @@ def kind_step(a: Kind | None, b: Kind | None) -> int | None:
 
 def kind_pairs(a: Lanes, b: Lanes) -> list[tuple[int, int]]:
     """The pairs of kinds that two arrays have at the same place, in ascending order."""
+    # Each pair is one number of 64 bits, which numpy.unique can sort.
     codes = np.unique(a.reshape(-1).astype(np.int64) << 32 | b.reshape(-1).astype(np.int64))
     return [(int(code) >> 32, int(code) & 0xFFFFFFFF) for code in codes]
 
 
 def _elements_match(a: Cells, b: Cells, kinds: Kinds) -> Lanes:
-    """Where two arrays of elements are known, and the same."""
+    """A mask: where two arrays hold elements that are known and the same."""
     out = np.zeros(a.kinds.shape, bool)
     for x, y in kind_pairs(a.kinds, b.kinds):
         step = kind_step(kinds[x], kinds[y]) if x and y else None
         if step is not None:
             kind = kinds[x]
-            # The constant part of a col is in the offsets; that of a sum's k is not.
+            # Kinds that differ in k by ``step`` hold the same elements where offsets of col make up for it. A sum's k
+            # has no offset, so kinds of sums must have the same k.
             shift = 0 if kind is not None and kind.summed is not None and step == 0 else step
             summed = kind is not None and kind.summed is not None
             if not summed or step == 0:
@@ -196,12 +204,12 @@ def _elements_match(a: Cells, b: Cells, kinds: Kinds) -> Lanes:
 
 
 def is_number(value: Any) -> bool:
-    """Is a register's value a word or an array of numbers?"""
+    """Whether a register's value is a word or an array of numbers."""
     return isinstance(value, Word) or (isinstance(value, np.ndarray) and value.dtype.kind in "iub")
 
 
 def is_zero(value: Any) -> bool:
-    """Is a register zero in all lanes?"""
+    """Whether a register is known to be zero in all lanes."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "iu" and not value.any()
 
 
@@ -218,10 +226,10 @@ def poly_of(value: Any) -> Polynomial:
 
 
 def renumbered(state: State, number: Callable[[int], int]) -> State:
-    """A state with other kinds."""
+    """A state in which each element of a kind has the kind with the number that a function returns for its own."""
     table: dict[int, int] = {}
-
-    seen: dict[int, tuple[Lanes, Lanes]] = {}  # registers share arrays
+    # id of an array -> the array and its result, since registers share arrays.
+    seen: dict[int, tuple[Lanes, Lanes]] = {}
 
     def mapped(array: Lanes) -> Lanes:
         if id(array) not in seen:
@@ -230,7 +238,7 @@ def renumbered(state: State, number: Callable[[int], int]) -> State:
 
     def renamed(array: Lanes) -> Lanes:
         if not array.any():
-            return array  # what is not known stays so
+            return array  # elements that are not known remain unknown
         values, inverse = np.unique(array, return_inverse=True)
         new = [table[x] if x in table else table.setdefault(x, number(x)) for x in map(int, values)]
         return np.asarray(new, np.int64)[inverse].reshape(array.shape)
@@ -244,7 +252,7 @@ def renumbered(state: State, number: Callable[[int], int]) -> State:
 
 
 def rebound(state: State, change: Callable[[Polynomial], Polynomial], facts: Facts) -> State:
-    """A state whose words are changed, and belong to other facts."""
+    """A state in which the polynomials of all words are changed by a function, and words get other facts."""
     out = state.copied()
     for register, value in out.registers.items():
         if isinstance(value, Word):

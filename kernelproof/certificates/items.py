@@ -1,8 +1,8 @@
-"""Persistent CTAs: a loop around the whole kernel, in which a CTA computes one item of work after the other.
+"""Persistent CTAs: proves the loop around a kernel in which a CTA computes one item of work after the other.
 
-The item is a number in registers: the CTA's own at first, and larger by a step in each turn. The body is proven for any
-item, from the state that the entry leads to with that item in those registers; where it reaches the loop's head again,
-the state must be that of the next item. So all items of a CTA follow by induction.
+An item is a number in registers, which grows by a step from one iteration to the next. The body of the loop is proven
+for any item: it begins in the state at the loop's entry, with that item in those registers. Where it reaches the loop's
+head again, the state must be that of the next item. So all items of a CTA follow by induction.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from kernelproof.emulator.frontend.instruction import defs_uses
 
 @dataclass(frozen=True)
 class Items:
-    """What is stated of the loop over items. ``entry``: the contract up to the loop, in which the first item is
-    ``first``. ``names``: names of that contract -> what they are in the contract of the body. ``current``, ``step``:
-    the body's item, and from it to the CTA's next one. ``last``: the body's item is the CTA's last."""
+    """What is stated of the loop over items.
+
+    ``entry``: the contract up to the loop, in which the first item is ``first``. ``names``: names of that contract ->
+    their values in the contract of the body. ``current``: the body's item. ``step``: the difference to the CTA's next
+    item. ``last``: whether the body's item is the CTA's last.
+    """
 
     entry: Contract
     first: Polynomial
@@ -36,7 +39,7 @@ class Items:
 
 
 class ItemLoop:
-    """The loop over items of one kernel. ``inner``: the blocks of the main loop, or of what it was unrolled to."""
+    """The loop over items of one kernel. ``inner``: the blocks of the main loop, or those to which it was unrolled."""
 
     def __init__(self, program: Program, items: Items, inner: Iterable[int], kinds: Kinds) -> None:
         self.program, self.items, self.kinds = program, items, kinds
@@ -68,14 +71,15 @@ class ItemLoop:
             state = substituted(state, old, new, machine.facts, self.kinds)
         for register in changing:
             state.registers[variable(register)] = Word(self.items.current, 32, machine.facts)
-        # Nothing that the body changes is known but the item: the check at the end of the body finds what differs.
+        # This invariant says that, besides the item, the body changes nothing. ``finish`` checks it.
         nothing = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), written=(), read=())
         self.turns = Turns(nothing, state, self.program.live(self.head), variable)
         self.changing = changing
         return state
 
     def finish(self, machine: Machine, state: State | None, name: str, value: Polynomial) -> None:
-        """Check the state in which the body has ended, None at the kernel's end, where a name has a value."""
+        """Check the state in which the body has ended (None at the kernel's end), for the problems in which a name has
+        a value."""
         if state is None:
             if not self.items.last:
                 raise NotCertified("a CTA ends before its last item of work")

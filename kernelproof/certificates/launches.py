@@ -1,8 +1,8 @@
-"""What a proof is told of a kernel with a contract of its own: the launches of that contract, as claims.
+"""Turns the contract of a kernel into claims to be proven, which cover every launch that the contract allows.
 
-The sizes of D are tiles times numbers of tiles that are named so that a CTA's tile lies in D by construction: the rows
-of tiles are ``tile_m + below + 1``, and the columns ``tile_n + right + 1``. Each order of tiles gives every CTA of the
-grid exactly one (tile_m, tile_n), and every such pair to one CTA.
+Names of the claims make a CTA's tile lie in D by construction: D has ``tile_m + below + 1`` rows of tiles and ``tile_n
++ right + 1`` columns of tiles, where (tile_m, tile_n) is the CTA's own tile. Each order of tiles gives every CTA of the
+grid exactly one such pair, and every pair to one CTA.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ named = Polynomial.named
 
 
 class Tiles(NamedTuple):
-    """Some CTAs: ``cta`` is their number along x, y and z, and (row, col) their tile of ``rows`` x ``cols``. ``title``
-    says which CTAs."""
+    """Some CTAs of a grid, which ``title`` describes. ``cta``: the number of one of them along x, y and z. (row, col):
+    the number of its tile, of ``rows`` x ``cols`` tiles. ``bounds``: of the names in all these. ``assumed``:
+    polynomials that are at least 0 for these CTAs."""
 
     title: str
     cta: tuple[Polynomial, ...]
@@ -43,8 +44,8 @@ class Tiles(NamedTuple):
 
 
 def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
-    """What must hold of a kernel; the claims together are about every launch of its contract. Raises WrongInput for a
-    contract that no proof understands."""
+    """The claims that together cover every launch of a contract. Raises WrongInput for a contract by which no kernel
+    can be proven."""
     program.check_launch(contract.launch.threads, contract.launch.shared)
     extents = contract.extents()
     k = contract.sizes[extents[contract.meaning.summed]]
@@ -56,7 +57,7 @@ def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
 
 
 def problems(contract: KernelContract) -> tuple[str, ...]:
-    """The launches that the claims are about, as a reader of a certificate asks for them."""
+    """The launches that the claims cover, in words: one condition on sizes and strides each."""
     sizes = [
         f"{name} a multiple of {size.multiple} from {size.first} to {size.last}" if size.first < size.last
         else f"{name} = {size.first}"
@@ -68,7 +69,8 @@ def problems(contract: KernelContract) -> tuple[str, ...]:
 
 
 def orders(contract: KernelContract) -> Iterator[Tiles]:
-    """The CTAs of the grid, by the order in which they take tiles. Raises WrongInput for a grid without an order."""
+    """The CTAs of the grid, with the tile that each takes by the contract's order. Raises WrongInput if grid and order
+    do not fit each other."""
     launch = contract.launch
     rows_of_tile, cols_of_tile = (*launch.tile, 1)[:2]
     m, n = _tiled(contract, 0, rows_of_tile), _tiled(contract, 1, cols_of_tile)
@@ -78,8 +80,8 @@ def orders(contract: KernelContract) -> Iterator[Tiles]:
     if n == 1:
         del bounds["tile_n"], bounds["right"]
         col, cols = ZERO, _ONE
-    whole = Tiles("every CTA has a tile", (), row, col, rows, cols, bounds)
-    grid = _grid(contract, whole)
+    tiles = Tiles("every CTA has a tile", (), row, col, rows, cols, bounds)
+    grid = _grid(contract, tiles)
     planes: dict[tuple[object, ...], tuple[Polynomial, ...]] = {
         (cols.key, rows.key, _ONE.key): (col, row, ZERO),
         (rows.key, cols.key, _ONE.key): (row, col, ZERO),
@@ -88,13 +90,13 @@ def orders(contract: KernelContract) -> Iterator[Tiles]:
     known = planes.get(tuple(each.key for each in grid))
     order, _, number = launch.order.partition(" ")
     if not launch.order and known is not None:
-        yield whole._replace(cta=known)
+        yield tiles._replace(cta=known)
     elif order in lines and not number and [each.key for each in grid] == [(rows * cols).key, _ONE.key, _ONE.key]:
-        yield whole._replace(cta=(lines[order], ZERO, ZERO))
+        yield tiles._replace(cta=(lines[order], ZERO, ZERO))
     elif order == "grouped" and number.isdecimal() and 1 < int(number) <= 1 << 16:
         if [each.key for each in grid] != [(rows * cols).key, _ONE.key, _ONE.key]:
             raise WrongInput("launch.grid: an order needs a grid of one dimension, with a CTA for each tile of D")
-        yield from _grouped(whole, int(number), m)
+        yield from _grouped(tiles, int(number), m)
     else:
         raise WrongInput(
             f"launch.grid and launch.order={printable(brief(launch.order))!r}: give the tiles along n and along m as "
@@ -102,21 +104,24 @@ def orders(contract: KernelContract) -> Iterator[Tiles]:
         )
 
 
-def _grouped(whole: Tiles, group: int, most: int) -> Iterator[Tiles]:
-    """Groups of so many rows of tiles, in each of which tiles follow each other down its rows first, then along n. The
-    last group has fewer rows if they are not a multiple. So a CTA's number is, in one way only, that of the tiles of
-    all groups before its own, plus those of the columns before, plus its row within the group."""
-    before, local, col, cols = named("group"), named("local"), whole.col, whole.cols
-    bounds = whole.bounds | {"group": (0, most // group), "local": (0, group - 1)}
+def _grouped(tiles: Tiles, group: int, most: int) -> Iterator[Tiles]:
+    """The CTAs of an order by groups of ``group`` rows of tiles, of at most ``most`` rows.
+
+    Within a group, tiles follow each other down a column first, then along n. If the rows are no multiple of ``group``,
+    the last group has fewer. A CTA's number is the number of tiles in the groups before its own, plus that in the
+    columns before its own, plus its row in the group. Each number comes from one tile only.
+    """
+    before, local, col, cols = named("group"), named("local"), tiles.col, tiles.cols
+    bounds = tiles.bounds | {"group": (0, most // group), "local": (0, group - 1)}
     row = before * group + local
     full = before * group * cols + col * group + local
-    yield whole._replace(
+    yield tiles._replace(
         title=f"CTAs of a group of {group} rows of tiles", cta=(full, ZERO, ZERO), row=row,
         rows=before * group + group + named("more"), bounds=bounds | {"more": (0, most)},
     )  # fmt: skip
     height = local + named("over") + 1
     last = before * group * cols + col * height + local
-    yield whole._replace(
+    yield tiles._replace(
         title=f"CTAs of a last group of fewer than {group} rows of tiles", cta=(last, ZERO, ZERO), row=row,
         rows=before * group + height, bounds=bounds | {"local": (0, group - 2), "over": (0, group - 2)},
         assumed=(Polynomial.of(group - 2) - local - named("over"),),
@@ -146,7 +151,7 @@ def _shape_of_d(contract: KernelContract) -> tuple[str, ...]:
 
 
 def _sizes(contract: KernelContract, tiles: Tiles) -> dict[str, Polynomial]:
-    """Every size as a polynomial."""
+    """The value of every size, by its name in the contract."""
     shape = _shape_of_d(contract)
     k = contract.extents()[contract.meaning.summed]
     sizes = {name: named(f"{name}_units", size.multiple) for name, size in contract.sizes.items()}
@@ -168,6 +173,7 @@ def _grid(contract: KernelContract, tiles: Tiles) -> tuple[Polynomial, ...]:
 
 
 def _contract(contract: KernelContract, tiles: Tiles, program: Program) -> Contract:
+    """The contract of a claim about some CTAs."""
     sizes = _sizes(contract, tiles)
     meaning, extents = contract.meaning, contract.extents()
     k = meaning.summed
@@ -178,7 +184,8 @@ def _contract(contract: KernelContract, tiles: Tiles, program: Program) -> Contr
         ld = sizes[operand.ld] if operand.ld else shape[-1]
         assumed.append(ld - shape[-1])
         indices = meaning.indices[name]
-        # As A(i,k), B(j,k) and D(i,j): an operand is stored across if its first index is the other one.
+        # Proofs name elements A(i,k), B(j,k) and D(i,j). An operand with its indices in the other order is stored
+        # across.
         across = len(indices) == 2 and (indices[0] == k or (name == "D" and indices[0] not in meaning.indices["A"]))
         rows, cols = (shape[1], shape[0]) if across else (shape[0], shape[1] if len(shape) > 1 else _ONE)
         ld = ld if len(shape) > 1 else _ONE

@@ -1,17 +1,18 @@
-"""All numbers of k-tiles: few of them one by one, the others by an invariant of the main loop.
+"""Proves a kernel for every number of k-tiles: few numbers one by one, all others by an invariant of the main loop.
 
-The loop is periodic: it takes ``period`` k-tiles until its ring is at the same stage again, and in the last ones it
-does something else (it copies nothing more), at most ``ahead`` k-tiles before the end. With T k-tiles the cases are
+The loop is periodic: after ``period`` k-tiles its ring is at the same stage again. In its last iterations, at most
+``ahead`` k-tiles before the end, it does something else (it copies nothing more). With T k-tiles the cases are
 
     T = 1, ..., ahead                       each executed from entry to exit
     T = period * q + ahead + 1 + r, q >= 0  for each r below the period: from the state of the loop's head after
                                             period * q k-tiles to the exit
 
-and that state is right: for q = 0 it is what the entry leads to if T > ahead; and if it is right for q and
-T > period * q + ahead + period, then a period leads to the one for q + 1.
+The state at the loop's head is proven by induction: if T > ahead, the entry leads to the state for q = 0; and if
+T > period * q + ahead + period, a period leads from the state for q to the state for q + 1.
 
-If the compiler has unrolled the loop, a turn takes several k-tiles, and the rest of T decides in the entry how many
-turns there are. Then the period is a multiple of those too, and all of this is shown for each r on its own.
+If the compiler has unrolled the loop, an iteration takes several k-tiles, and T modulo that number decides in the entry
+how many iterations there are. Then the period is a multiple of that number too, and all of this is shown for each r by
+itself.
 """
 
 from __future__ import annotations
@@ -32,16 +33,21 @@ from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.ground.schema import Schema
 
+# Names: the number of k-tiles, the iteration of the main loop, and how many more k-tiles than the least number there
+# are.
 TILES, TURN, REST = "k_tiles", "k_turn", "k_rest"
-PRODUCTS = 16 * 8 * 16  # of an mma.sync
+PRODUCTS = 16 * 8 * 16  # multiplications of an mma.sync of a warp
 WARP = 32
 
 
 @dataclass(frozen=True)
 class Ring:
-    """What is stated of a main loop: see the module. ``most``: the most k-tiles. ``only``: the number of k-tiles, if
-    there is but one, else 0. ``items``: of the loop around it, if CTAs are persistent. ``least``: the fewest k-tiles.
-    ``peeled``: the first turns, which the invariant leaves out. A ring whose ``period`` is 0 is to be looked for."""
+    """What is stated of a main loop.
+
+    ``period``, ``ahead``: see the module; if ``period`` is 0, both are searched for. ``least``, ``most``: the fewest
+    and the most k-tiles. ``only``: the number of k-tiles if only one is possible, else 0. ``items``: of the loop around
+    this one, if CTAs are persistent. ``peeled``: how many first iterations the invariant leaves out.
+    """
 
     period: int
     ahead: int
@@ -60,30 +66,32 @@ class Case(Schema):
 
 
 class Phase(IntEnum):
-    """How far a proof has come. Only what comes later depends on what is stated of the ring."""
+    """How far a proof has come. Only its later phases depend on what is stated of the ring."""
 
     FEW = 0  # numbers of k-tiles that are executed one by one
-    ENTRY = 1  # up to the loop
-    LOOP = 2
+    ENTRY = 1  # up to the loop, for more k-tiles than those
+    LOOP = 2  # from the loop on
 
 
 @dataclass(frozen=True)
 class Family:
-    """Numbers of k-tiles that are proven together: ``least + step * rest`` for every rest; if ``only``, just that."""
+    """Numbers of k-tiles that are proven together: ``least + step * rest`` for every rest, or ``only`` unless it is
+    0."""
 
     least: int
     step: int
     only: int
 
     def tiles(self, rest: Polynomial) -> Polynomial:
-        """The number of k-tiles, by its rest."""
+        """The number of k-tiles that has a rest."""
         return Polynomial.of(self.only) if self.only else rest * self.step + self.least
 
 
 class MainLoop:
     """Proves a kernel for every number of k-tiles, under a contract in which their number is the name ``TILES``.
 
-    ``invariant``: what is stated of the loop; if it is None and may be guessed, it is here when the cases are proven.
+    ``invariant``: what is stated of the loop. If it is None and ``guesses`` allows that, it is guessed, and is here
+    once the cases are proven.
     """
 
     def __init__(
@@ -99,12 +107,12 @@ class MainLoop:
         self.work = program.products if contract.is_product else program.loaded
         heads = [head for head, body in program.loops.items() if any(map(self.work, body))]
         inner = [head for head in heads if not any(h != head and h in program.loops[head] for h in heads)]
-        # Of several, the one that does most is taken for the main loop: the others are executed turn by turn.
+        # Of several loops, the one with most work is the main loop; all iterations of the others are executed.
         self.head = max(inner, key=lambda head: sum(map(self.work, program.loops[head])), default=None)
         self.items: ItemLoop | None = None
         if ring.items is not None:
             products = [block.index for block in program.blocks if program.products(block.index)]
-            # Unrolled products have no loop of their own: the one around them is that over items.
+            # If the main loop was unrolled completely, the loop around the products is the one over items.
             own = program.loops[self.head] if self.head is not None else set(products)
             if self.head is not None and not any(own < body for body in program.loops.values()):
                 own, self.head = set(products), None
@@ -116,7 +124,7 @@ class MainLoop:
         self.ahead = max(ring.ahead, self.unrolled * (1 + ring.peeled) - 1, ring.least - 1)
 
     def _turns(self) -> tuple[int, int]:
-        """Count how many k-tiles a turn of the loop takes, and how many turns a k-tile, by the loop's products or
+        """The k-tiles of an iteration and the iterations of a k-tile, one of which is 1, by the loop's products or
         loads. This is a guess: a proof with a wrong one fails."""
         tile = self.contract.tile
         if self.head is None or tile is None:
@@ -133,12 +141,12 @@ class MainLoop:
         """Every case, proven. Raises NotCertified at the first that is not."""
         ring = self.ring
         if ring.only and (self.head is None or ring.only <= self.ahead + 2 * self.period):
-            yield self._whole(ring.only)
+            yield self._case_of(ring.only)
             return
         if self.head is None:
             raise NotCertified("no loop multiplies, and the number of k-tiles is not known")
         for tiles in range(ring.least, 0 if ring.only else min(self.ahead, ring.most) + 1):
-            yield self._whole(tiles)
+            yield self._case_of(tiles)
         if self.unrolled == 1 or ring.only:
             yield from self._family(Family(self.ahead + 1, 1, ring.only))
             return
@@ -146,7 +154,7 @@ class MainLoop:
             yield from self._family(Family(self.ahead + 1 + rest, self.period, 0))
 
     def _family(self, family: Family) -> Iterator[Case]:
-        """The cases of more k-tiles than are executed one by one."""
+        """Prove a family of numbers of k-tiles, all larger than those that are executed one by one."""
         self.phase = Phase.ENTRY
         machine, first = self._entry(family)
         self.phase = Phase.LOOP
@@ -172,15 +180,16 @@ class MainLoop:
         """A machine for the problems with so many k-tiles."""
         return Machine(self.program, self.contract.where(TILES, tiles, bounds), self.kinds)
 
-    def _whole(self, tiles: int) -> Case:
+    def _case_of(self, tiles: int) -> Case:
+        """Prove one number of k-tiles by an execution from the entry to the exit."""
         number = Polynomial.of(tiles)
         machine = self._machine(number, {})
         self._to_end(machine, self._start(machine, number, {}), Polynomial.of(0))
         return Case(covers=f"{tiles} k-tiles", instructions=machine.steps)
 
     def _entry(self, family: Family) -> tuple[Machine, State | None]:
-        """The machine, and the state in which it reaches the main loop: first, or after the turns that the ring peels.
-        The state is None if all CTAs end before the loop."""
+        """The machine, and the state in which it reaches the main loop after the iterations that the ring peels. The
+        state is None if all CTAs end before the loop."""
         tiles, bounds = family.tiles(Polynomial.named(REST)), self._rests()
         machine = self._machine(tiles, bounds)
         state = machine.run(self._start(machine, tiles, bounds), *self.stops)
@@ -189,7 +198,7 @@ class MainLoop:
         return machine, state
 
     def _rests(self) -> Bounds:
-        """Bounds of the rest of a family's number of k-tiles."""
+        """The bounds of the name REST."""
         return {(REST,): (0, self.ring.most)}
 
     def _start(self, machine: Machine, tiles: Polynomial, bounds: Bounds) -> State:
@@ -205,7 +214,8 @@ class MainLoop:
             self.items.finish(machine, machine.run(state, self.items.head), REST, rest)
 
     def _period(self, machine: Machine, state: State) -> State:
-        """The state after a period, which leaves D and the workspace as they are: an invariant says nothing of them."""
+        """The state after a period. D and the workspace must not change in it, since an invariant says nothing of
+        them."""
         before = state
         for _ in range(self.period * self.turns // self.unrolled):
             after = machine.run(state, *self.stops)
@@ -217,13 +227,15 @@ class MainLoop:
         return state
 
     def _guessed(self, family: Family, first: State, live: list[str]) -> Invariant:
+        """The invariant that the loop's first period suggests."""
         rest = Polynomial.named(REST) + self.period // family.step
         machine = self._machine(family.tiles(rest), self._rests())
         start = substituted(first, REST, rest, machine.facts, self.kinds)
         return guess(start, self._period(machine, start), live, self.program.emitter.variable, self.kinds)
 
     def _step(self, family: Family, turns: Turns) -> Case:
-        """A period from any state that has enough k-tiles left."""
+        """Prove that a period leads from iteration TURN to the next one, where enough k-tiles are left. An iteration is
+        a period here."""
         turn = Polynomial.named(TURN)
         rest = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
         least = family.least + self.period
@@ -236,7 +248,8 @@ class MainLoop:
         return Case(covers=f"a period of {self.period} k-tiles", instructions=machine.steps)
 
     def _exit(self, family: Family, turns: Turns, rest: int) -> Case:
-        """From a state with so many k-tiles left to the end."""
+        """Prove the way from the loop's head to the end, where ``rest`` more k-tiles are left than the family's least
+        number."""
         least = family.least + rest
         if family.only:
             turn, bounds = Polynomial.of((family.only - least) // self.period), Bounds()
@@ -248,5 +261,5 @@ class MainLoop:
         return Case(covers=f"{self.period} * q + {least} k-tiles", instructions=machine.steps)
 
     def _at(self, turns: Turns, turn: Polynomial, rest: Polynomial, machine: Machine) -> State:
-        """The state of a turn in the problems of a family with that rest."""
+        """The state at the loop's head in iteration ``turn``, for the problems of a family with that rest."""
         return substituted(turns.at(turn, machine.facts, self.kinds), REST, rest, machine.facts, self.kinds)

@@ -1,6 +1,7 @@
-"""A CTA of which the threads are known and the problem is not: runs a kernel's text on words and elements.
+"""Executes a kernel's text for one CTA whose threads are known and whose problem is not, on words and elements.
 
-The units have the names and methods of those of the emulator's batch, which the text calls.
+The text calls units of the emulator, such as its memory. Here they are methods of the machine, with the same
+parameters.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import Scope, scope_of
 
 _WARP = 32
-NUMBER = "number"  # what shared memory holds that is no element
-MOST_STEPS = 1_000_000  # instructions of one run, of which no loop that ends needs as many
+NUMBER = "number"  # the kind of numbers that are stored to shared memory, as opposed to elements
+MOST_STEPS = 1_000_000  # limit on the instructions of a machine's runs; a loop that ends needs far fewer
 
 
 @dataclass
 class State:
-    """What a CTA has done so far, between two blocks. ``written``: (rows, cols) of each store to D, as offsets from the
-    CTA's tile."""
+    """The state of a CTA between two blocks. ``block``: the next one. ``left``: what the CTA has stored to its slab of
+    the workspace. ``written``: (rows, cols) of each store to D, without the parts that depend on the problem."""
 
     block: int
     registers: dict[str, Any]
@@ -46,7 +47,7 @@ class State:
     written: list[tuple[Lanes, Lanes]] = field(default_factory=list)
 
     def left_as(self, other: State) -> bool:
-        """Has a CTA stored as much to D as in another state before or after, and the same to the workspace?"""
+        """Whether no store to D or to the workspace lies between this state and another one of the same run."""
         return len(self.written) == len(other.written) and self.left.same(other.left)
 
     def copied(self) -> State:
@@ -74,7 +75,7 @@ class Machine(GlobalPlaces):
         self.scope |= abstract.conversions(program.scope, operands, output)
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """The methods of each unit that the text calls; further units are the machine itself."""
+        """The methods of each unit that the text calls. Units that are not listed are the machine itself."""
         return {
             "G": {"load": self.global_load, "store": self.global_store, "fence": self.fence},
             "Q": {"apply": self.count},
@@ -128,7 +129,7 @@ class Machine(GlobalPlaces):
         return node.end
 
     def _next(self, block: int, registers: dict[str, Any]) -> int | None:
-        """Execute a block; the one that follows, or None at the end."""
+        """Execute a block, and return the one that follows, or None at the kernel's end."""
         node, piece = self.program.blocks[block], self.program.pieces[block]
         end = self._end_of(block, registers)
         if end != "cond":
@@ -181,6 +182,7 @@ class Machine(GlobalPlaces):
         return met
 
     def _execute(self, block: int, registers: dict[str, Any]) -> None:
+        """Execute the text of a block. Raises NotCertified, which names the instruction."""
         piece = self.program.pieces[block]
         try:
             exec(piece.code, self.scope, registers)
@@ -247,7 +249,7 @@ class Machine(GlobalPlaces):
         return np.flatnonzero(mask) if mask.any() else None
 
     def quotient(self, values: Any, divisor: Any, *_: Any) -> Any:
-        """A quotient or remainder, of a divisor that is not zero."""
+        """Check that the divisor of a quotient or remainder is not zero, and return ``values``, the result."""
         if isinstance(divisor, np.ndarray) and not divisor.all():
             raise NotCertified("a division by zero")
         return values
@@ -285,7 +287,7 @@ class Machine(GlobalPlaces):
     # --- global memory
 
     def global_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
-        """Elements of an operand, or partial sums; unknown in lanes that do not load."""
+        """ld.global of elements of an operand, or of partial sums. They are unknown in lanes that do not load."""
         lanes = self.active(m)
         if lanes is None:
             return unknown(self.lanes, size // 2, 2)
@@ -298,7 +300,7 @@ class Machine(GlobalPlaces):
         return Terms.of_elements(cells, kind, np.isin(self.every, lanes), self.contract.step)
 
     def global_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
-        """Elements of D, which must be whole sums, or partial sums to the workspace."""
+        """st.global of complete sums to D, or of partial sums to the workspace."""
         lanes = self.active(m)
         if lanes is None:
             return
@@ -324,33 +326,35 @@ class Machine(GlobalPlaces):
         self.written.append((place.rows, place.cols))
 
     def whole_sum(self, value: Cells, matrix: Matrix, tile: Tile) -> Kind:
-        """The kind of elements that are stored to a matrix; they must be whole sums of the CTA's tile."""
+        """The kind of elements that are stored to a matrix. Raises NotCertified unless they are complete sums of the
+        CTA's tile."""
         kind = self.kinds[value.one_kind]
         if kind is None or kind.summed is None or value.width != matrix.width:
             raise NotCertified(f"what is stored to {matrix.name} is not a sum of products of its type")
         end = self.contract.sum_end
         if kind.summed.beyond or not kind.summed.done.equals(end):
             raise NotCertified(f"{matrix.name} gets the sum up to k = {kind.summed.done}, not to {end}")
-        # Constants are in the elements' offsets.
+        # Kinds have the varying parts of row and col only. Callers check the constants, which are elements' offsets.
         if not (kind.row.equals(tile.row.varying) and kind.col.equals(tile.col.varying)):
             raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")
         return kind
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
-        """shfl.sync: what other lanes have, and whether those were in range."""
+        """shfl.sync: the values of the source lanes, and a mask of the lanes whose source was in range."""
         source, inside = shuffled(mode, self.lanes, [self._number(x) for x in (lane, clamp, members)], m, site)
         if isinstance(value, Cells):
             return value.of_lanes(source), inside
         return np.broadcast_to(self._number(value), (self.lanes,))[source], inside
 
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, _sequential: bool, restricted: bool) -> None:
-        """A fence; only those of the whole device count, in both directions."""
+        """A fence. Only one of the whole device that acquires and releases orders partial sums."""
         self._together(m)
         if scope == Scope.GPU and acquire and release and not restricted:
             self.slices.fence()
 
     def count(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
-        """An atomic: one thread counts its CTA; the last of a tile's CTAs returns the counter to zero."""
+        """atom.inc: one thread counts its CTA, and the last of a tile's CTAs returns the counter to zero. Returns the
+        number of CTAs that were counted before."""
         lanes = self.active(m)
         if lanes is None or len(lanes) != 1 or (kind.op, kind.kind) != ("inc", "u32") or kind.space == "shared":
             raise NotCertified("an atomic that does not count a CTA by one of its threads")
@@ -364,7 +368,8 @@ class Machine(GlobalPlaces):
     # --- shared memory
 
     def shared_places(self, address: Any, size: int, lanes: Lanes) -> Lanes:
-        """The places of accesses to shared memory, whose addresses must be known."""
+        """The indices of the elements of shared memory that lanes access, shape (lanes, elements of a lane). Addresses
+        must be known."""
         if isinstance(address, Word):
             if not address.poly.is_constant:
                 raise NotCertified(f"an address of shared memory depends on the problem: {address.poly}")
@@ -372,6 +377,7 @@ class Machine(GlobalPlaces):
         return self.memory.places(np.broadcast_to(address, (self.lanes,))[lanes], size)
 
     def shared_load(self, address: Any, size: int, m: Mask, *_: int) -> Any:
+        """ld.shared of elements, of a value that was stored as one, or of a byte that is a number."""
         lanes = self.active(m)
         if lanes is None:
             raise NotCertified("no lane of a CTA executes a load from shared memory")
@@ -387,6 +393,7 @@ class Machine(GlobalPlaces):
         return self._spread(cells, lanes).cols[:, 0].astype("u1")
 
     def shared_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+        """st.shared of elements of 16 bits, of sums of A's elements, or of a byte that is a number."""
         lanes = self.active(m)
         if lanes is None:
             return
@@ -401,7 +408,7 @@ class Machine(GlobalPlaces):
         self.memory.write(self.shared_places(address, size, lanes), lanes, value.of_lanes(lanes))
 
     def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, *_: int) -> None:
-        """cp.async. Lanes that copy 0 bytes write zeros instead, and read nothing; zeros are of no operand, so they are
+        """cp.async. Lanes that copy 0 bytes write zeros and read nothing. Zeros belong to no operand, so they are
         unknown here."""
         lanes = self.active(m)
         if lanes is None:
@@ -439,6 +446,7 @@ class Machine(GlobalPlaces):
         self.memory.wait(0)
 
     def _together(self, m: Mask) -> None:
+        """Check that all lanes execute an instruction."""
         lanes = self.active(m)
         if lanes is None or len(lanes) != self.lanes:
             raise NotCertified("some threads of a CTA execute it, and others not")
@@ -461,7 +469,9 @@ class Machine(GlobalPlaces):
         return [self.memory.read(each, None) for each in self.matrix_places(address, matrices, transpose)]
 
     def matrix_places(self, address: Any, matrices: int, transpose: bool) -> Lanes:
-        """The places of ldmatrix and stmatrix: for each matrix the two elements of each lane."""
+        """The places that ldmatrix and stmatrix access: the two elements of each lane, shape (matrices, lanes, 2)."""
+        # Lanes 8 i to 8 i + 7 of a warp have the addresses of the 8 rows of its matrix i. Shape (warps, 4, rows,
+        # columns).
         warps = self.lanes // _WARP
         at = self.shared_places(address, 16, self.every).reshape(warps, 4, 8, 8)[:, :matrices]
         if transpose:

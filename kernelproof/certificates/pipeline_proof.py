@@ -1,4 +1,4 @@
-"""Proves a kernel's pipeline: what all threads do first, then each of the roles into which they part."""
+"""Proves a pipelined kernel: first what all threads do before their barrier, then each role into which they split."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 
 
 class PipelineProof:
-    """Proves a kernel's pipeline under a contract. ``invariants``: of the producer, then of each group; in a
-    cluster of the producers of all CTAs first."""
+    """Proves a kernel's pipeline under a contract. ``invariants``: of the producer, then of each group of consumers. In
+    a cluster, those of all CTAs' producers come first."""
 
     def __init__(
         self, program: Program, contract: Contract, pipeline: Pipeline, invariants: tuple[Invariant, ...] = (),
@@ -38,7 +38,7 @@ class PipelineProof:
         self.kinds = Kinds()
 
     def cases(self) -> Iterator[Case]:
-        """Every role, proven. Raises NotCertified at the first that is not."""
+        """Prove every role, and yield its case. Raises NotCertified at the first that cannot be proven."""
         check_accumulators(self.program)
         size = self.contract.shared_bytes + self.program.layout.shared_static
         ctas = [_Cta(self, *each, size) for each in ((self.contract, self.pipeline), *self.pipeline.peers)]
@@ -47,7 +47,7 @@ class PipelineProof:
         found: list[Invariant] = []
         for cta in ctas:
             yield cta.begin(self._barrier())
-        # What a producer brings to the stages of other CTAs is known before these are read.
+        # All producers are proven first, since consumers read what producers of other CTAs load.
         for cta in ctas:
             yield cta.prove(0, found)
         for cta in ctas:
@@ -62,7 +62,8 @@ class PipelineProof:
             yield from SumProof(self.program, self.contract, self.pipeline, ctas[0].protocol, self.kinds).cases()
 
     def _barrier(self) -> int:
-        """The block behind the barrier of the CTA, or of its cluster. Groups that add partial sums meet in loops."""
+        """The block after the barrier of the CTA, or of its cluster. A barrier within a loop is not that one: groups
+        that add partial sums have such barriers."""
         waits = ("barrier.cluster.wait",) if self.pipeline.ranks > 1 else ("bar.sync", "barrier.sync")
         blocks = [x for x in self.program.blocks if any(ins.op.startswith(waits) for ins in x.all())]
         if self.pipeline.parts is not None:
@@ -74,7 +75,7 @@ class PipelineProof:
 
 
 class _Cta:
-    """The roles of one CTA, of those of a cluster."""
+    """Proves the roles of one CTA. ``size``: its bytes of shared memory."""
 
     def __init__(self, proof: PipelineProof, contract: Contract, pipeline: Pipeline, size: int) -> None:
         self.proof, self.program, self.kinds = proof, proof.program, proof.kinds
@@ -85,7 +86,7 @@ class _Cta:
         self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
 
     def begin(self, barrier: int) -> Case:
-        """All threads up to the barrier, and then those of each role up to their items."""
+        """Prove all threads up to the barrier, and find for each role the states in which it reaches its items."""
         threads = np.arange(self.contract.lanes)
         machine = WarpgroupMachine(self.program, self.pipeline.entry, self.kinds, self.protocol, threads, SETUP)
         try:
@@ -95,7 +96,7 @@ class _Cta:
         if not isinstance(state, RoleState):
             raise NotCertified("a CTA ends before its barrier")
         self.machine = machine
-        # All roles are found before the first one is proven, so that setmaxnreg and ends of threads are known.
+        # This is done for all roles before the first one is proven, so that every setmaxnreg has been executed.
         self.entries = [self._entries(of_lanes(state, part, len(threads)), part) for part in self.parts]
         return Case(covers=f"all threads{self.title}, up to their barrier", instructions=machine.steps)
 
@@ -119,12 +120,13 @@ class _Cta:
         return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
 
     def check(self) -> None:
-        """Check what concerns several roles, when all have been proven."""
+        """Check what concerns several roles, after all have been proven."""
         self.protocol.check(len(self.parts[1]) // WARP, len(self.pipeline.groups))
         self._check_registers()
 
     def _entries(self, state: RoleState, threads: Lanes) -> list[tuple[Lanes, RoleState]]:
-        """The states in which some threads reach a loop over items; those that end before have no part in it."""
+        """The states in which threads reach a loop over items, each with those threads. Threads that end before are
+        left out."""
         stops = {loops_of(self.program, role)[0] for role in (PRODUCER, CONSUMER)}
         todo, out = [(threads, state)], []
         while todo:

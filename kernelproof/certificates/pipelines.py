@@ -1,32 +1,36 @@
-"""Pipelines of a CTA's roles: one thread loads k-tiles into a ring of stages, groups of warps multiply them.
+"""What each role of a pipelined CTA must do, and why no race or deadlock is then possible.
 
-The roles share the ring, and nothing but mbarriers orders them. A **transaction** is a k-tile that goes through the
-ring. They are numbered from 0 on over all items of a CTA, T for each item, and number x has the stage x % S. Every role
-is proven by itself to do this, in its own program order:
+One thread, the producer, loads k-tiles into a ring of S stages, and groups of warps, the consumers, multiply them. Only
+mbarriers order these roles. A **transaction** is a k-tile that goes through the ring. Transactions are numbered from 0
+on over all items of a CTA, T for each item, and number x uses the stage x % S. Every role is proven by itself to do
+this, in its own program order:
 
-- The producer, for each x: it waits until the mbarrier ``empty`` of the stage has completed its phase x / S - 1; it
-  arrives at ``full`` and says how many bytes will land; and it issues copies of as many bytes, to that stage alone.
-- Each warp of the group that has the item, for each x of it: all lanes wait for phase x / S of ``full``; they read
-  the stage; all lanes meet; one lane arrives at ``empty``, once. Products of wgmma read until their group has been
-  waited for: the next k-tiles may be waited for meanwhile, and stages are handed back in order.
-- If groups take items in turn, a group first waits for its turn's mbarrier; and when it has waited for its last k-tile,
-  one lane of each of its warps arrives at the turn's mbarrier of the other group.
+- The producer, for each x: it waits until the stage's mbarrier ``empty`` has completed its phase x / S - 1. It arrives
+  at the stage's mbarrier ``full`` and says how many bytes will land. It issues copies of as many bytes, to that stage
+  alone.
+- Each warp of the group that has the item, for each x of the item: all lanes wait for phase x / S of ``full`` and read
+  the stage. Then all lanes meet, and one lane arrives at ``empty``, once. Products of wgmma read the stage until their
+  group has been waited for. Meanwhile the warp may wait for the next k-tiles, and it hands stages back in order.
+- If two groups take items in turn, a group first waits for the mbarrier of its turn. After it has waited for its last
+  k-tile, one lane of each of its warps arrives at the mbarrier of the other group's turn.
 
-``full`` expects one arrival, ``empty`` and turns as many as a group has warps. Then, by induction over x:
+``full`` expects one arrival. ``empty`` and the turns' mbarriers expect as many as a group has warps. From this follows,
+by induction over x:
 
-- A wait names a phase by its parity, which is right if the phase before has completed. The producer has waited for
-  that one itself. A warp has, if it had the k-tile S before; otherwise the other group had, before it handed over.
-- Phase x / S of ``full`` completes when the bytes of x have landed and not before; nothing but the copies of x is
-  written to the stage until every warp of the group has arrived at ``empty`` for x, which is after its reads.
-- Nobody waits for ever: what a role waits for comes from transactions, or turns, before its own. A warp that waits for
-  x has handed back x - S, and one that has handed on its turn hands back all that it holds before it waits again.
+- A wait names a phase by its parity only. That is enough if the previous phase has completed. The producer has waited
+  for the previous phase itself. So has a warp whose group had the transaction x - S; otherwise the other group has,
+  before it handed on its turn.
+- Phase x / S of ``full`` completes exactly when the bytes of x have landed. After that nothing is written to the stage
+  until every warp of the group has arrived at ``empty`` for x, which it does after its reads.
+- No wait lasts for ever, since a role waits only for earlier transactions and turns. A warp that waits for x has handed
+  back x - S. A warp that has handed on its turn hands back all stages that it holds before it waits again.
 
-CTAs of a **cluster** take the same items, each its own tile, and so have the same transactions. A producer may load a
-box to several CTAs, at one place in all of them, and each of their ``full`` counts its bytes there; the CTA itself
-expects all bytes that come to it. A warp hands a stage back to every CTA that loads a part of it, at the ``empty``
-there, which expects the arrivals of all such CTAs. So the bytes of x come when the phase before x is complete at every
-CTA that gets them. A producer ends after it has waited for the last round of its ``empty``: nobody arrives there later,
-and consumers end after all bytes have come.
+CTAs of a **cluster** take the same items, each with its own tile, and so have the same transactions. A producer may
+load a box to several CTAs, at the same place in each. The ``full`` of each CTA counts all bytes that come to this CTA,
+whichever producer loads them. A warp hands a stage back to every CTA that loads a part of it, at the ``empty`` of that
+CTA, which expects arrivals from all CTAs that do so. So a producer loads x only after the previous use of the stage has
+ended in every CTA that gets the bytes. A producer ends after it has waited for the last round of its ``empty``, so that
+nobody arrives there later. Consumers end after all bytes have come.
 """
 
 from __future__ import annotations
@@ -42,19 +46,21 @@ from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.slices import SlabContents
 
-FREE, MBARRIER, FIRST_STAGE, FIRST_WARP = 0, 1, 2, 1 << 16  # owners of elements of shared memory
+# Owners of elements of shared memory. Stage s is FIRST_STAGE + s, and warp w is FIRST_WARP + w.
+FREE, MBARRIER, FIRST_STAGE, FIRST_WARP = 0, 1, 2, 1 << 16
 MBARRIER_BYTES = 8
-MOST_BARRIERS = 15  # the highest number of a barrier
+MOST_BARRIERS = 15  # the highest number of a barrier of bar.sync
 WARP = 32
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Partial sums in a workspace, which all groups of all CTAs add when they have left their own; see ``sum_proof``.
+    """Partial sums in a workspace, which all groups of all CTAs add after their items; see ``sum_proof``.
 
-    ``count``: of a tile. ``vectors``: of four sums, that a thread has of a tile; of these ``columns`` beside each
-    other. ``tiles``: of D, in the contract up to the first item; ``tile``: the number of a tile, in that of an item.
-    ``cta``, ``ctas``: the number of a CTA and how many there are, all of which run at once.
+    ``count``: how many parts a tile has. ``vectors``: how many vectors of four sums each thread has of a tile, with
+    ``columns`` vectors in a row. ``tiles``: how many tiles D has, in the contract up to the first item. ``tile``: the
+    number of a tile, in the contract of an item. ``cta``: the number of a CTA. ``ctas``: how many there are; all run at
+    the same time.
     """
 
     count: int
@@ -68,17 +74,22 @@ class Parts:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What is stated of the roles of a kernel, whose CTAs take items of work in turn.
+    """What is stated of the roles of a kernel whose CTAs compute one item of work after the other.
 
-    ``stages``: of the ring. ``groups``: the first lane of each group of consumers and the one after its last, in the
-    order in which they take items. ``most``: k-tiles. ``entry``: the contract up to the first item, which is the number
-    ``first``; ``names``: names of that contract -> what they are for the item ``current``. ``step``: from an item to
-    the CTA's next one. ``left``: at least 0 if there is a next one, else negative. ``parts``: how the partial sums of
-    items are added, None if items are whole tiles.
+    - ``stages``: how many the ring has. ``most``: the most k-tiles of an item.
+    - ``groups``: for each group of consumers its first lane and the lane after its last, in the order in which groups
+      take items.
+    - ``entry``: the contract up to the first item, whose number is ``first``. ``names``: names of that contract ->
+      their values for the item ``current``.
+    - ``step``: the difference from an item to the CTA's next one. ``left``: at least 0 if there is a next one.
+    - ``parts``: how the partial sums of items are added; None if items are complete tiles.
 
-    Of a cluster of ``ranks`` CTAs, ``rank``: the CTA's own. ``share``: the bytes of boxes that it loads for a k-tile,
-    None for all of a stage; ``returns``: the CTAs to which its warps hand a stage back. ``peers``: the contracts and
-    pipelines of its other CTAs, in the order of their ranks, which are larger.
+    In a cluster:
+
+    - ``rank``, ``ranks``: the CTA's rank, and how many CTAs the cluster has.
+    - ``share``: the bytes that the CTA loads for a k-tile; None for all bytes of a stage.
+    - ``returns``: the ranks of the CTAs to which the CTA's warps hand a stage back.
+    - ``peers``: contracts and pipelines of the CTAs with larger ranks, in the order of their ranks.
     """
 
     stages: int
@@ -104,8 +115,8 @@ class Pipeline:
 
 
 class StageOperand(NamedTuple):
-    """What a descriptor of wgmma names: elements of one kind of a stage. ``number``: of the kind, as that of the k-tile
-    ``TURN``. ``places``, ``steps``: the offsets of rows (or columns) and of k."""
+    """The elements of a stage that a descriptor of wgmma names. ``number``: that of their kind in the k-tile ``TURN``.
+    ``places``: the offsets of rows (or columns). ``steps``: the offsets of k."""
 
     stage: int
     number: int
@@ -114,17 +125,20 @@ class StageOperand(NamedTuple):
 
 
 class Protocol:
-    """What the roles of a kernel have shown about shared memory, so far.
+    """How the roles of a CTA use shared memory, as far as they have been proven.
 
-    ``owner``: of each element. ``counts``: of each mbarrier, by its address, the arrivals that a phase needs; ``full``,
-    ``empty``: the mbarriers of each stage; ``turns``: of each group's turn. ``sizes``: bytes that each stage expects.
-    ``kinds``, ``rows``, ``cols``: what a stage holds of the k-tile with the number ``TURN`` of its item; ``source``:
-    the rank of the CTA that brings it, plus 1. ``operands``: what a stage holds by descriptor, extent and order, which
-    does not change once the producers are proven; ``places``: their rows and columns, each array once, and ``of_d``:
-    the rows and columns of registers of D by those arrays. ``sent``: how many elements of each stage the own producer
-    loads for each CTA. ``cluster``: of all CTAs of the cluster, by rank. ``registers``: of a thread, by warpgroup,
-    after setmaxnreg. ``meetings``: the number of each group's barrier. ``slab``: what every item leaves in the
-    workspace, None if no item has been proven.
+    - ``owner``: of each element, the stage, warp or mbarrier to which it belongs.
+    - ``counts``: address of an mbarrier -> the arrivals that a phase needs. ``full``, ``empty``: stage -> address of
+      its mbarrier. ``turns``: group -> address of its turn's mbarrier. ``sizes``: stage -> the bytes that it expects.
+    - ``kinds``, ``rows``, ``cols``: for each element of a stage, what it holds of the k-tile TURN of an item.
+      ``source``: the rank of the CTA that loads it, plus 1.
+    - ``sent``: stage -> rank of a CTA -> how many elements the own producer loads there.
+    - ``cluster``: the protocols of all CTAs of the cluster, by rank.
+    - ``operands``: what descriptors of wgmma name, by descriptor, extent and order. ``places``: the arrays of their
+      rows and columns, equal ones only once. ``of_d``: rows and columns of the registers of D, by those arrays.
+    - ``registers``: warpgroup -> registers of a thread after setmaxnreg.
+    - ``meetings``: group -> number of its barrier. ``slab``: what every item leaves in the workspace; None before the
+      first item has been proven.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -147,56 +161,59 @@ class Protocol:
         self.slab: SlabContents | None = None
 
     def meeting(self, group: int, number: int) -> None:
-        """A group takes a barrier for its own."""
+        """Note that a group uses a barrier. Raises NotCertified if it uses another one, or another group uses this."""
         others = {other for of, other in self.meetings.items() if of != group}
         if not 1 <= number <= MOST_BARRIERS or number in others or self.meetings.setdefault(group, number) != number:
             raise NotCertified(f"barrier {number} is not one that a group of consumers has for itself")
 
     def leave(self, slab: SlabContents) -> None:
-        """An item leaves its partial sums."""
+        """Note where an item leaves its partial sums: at the same places as every other item."""
         if self.slab is None:
             self.slab = slab
         elif not (np.array_equal(slab.rows, self.slab.rows) and np.array_equal(slab.cols, self.slab.cols)):
             raise NotCertified("partial sums of items lie at different places")
 
     def initialise(self, address: int, place: int, count: int) -> None:
-        """An mbarrier begins at an address, the element ``place`` of shared memory."""
+        """Note an mbarrier that expects ``count`` arrivals in a phase. It begins at an address, which is that of the
+        element ``place``."""
         if count < 1:
             raise NotCertified(f"an mbarrier that expects {count} arrivals")
         self.claim(np.arange(place, place + MBARRIER_BYTES // ELEMENT), MBARRIER, fresh=True)
         self.counts[address] = count
 
     def claim(self, places: Lanes, owner: int | Lanes, fresh: bool = False) -> None:
-        """Elements belong to one stage, one warp or one mbarrier. ``fresh``: they belonged to none before."""
+        """Note that elements belong to an owner. Raises NotCertified if they belong to another one or, with ``fresh``,
+        if they belong to any."""
         before = self.owner[places]
         if ((before != FREE) & (fresh | (before != owner))).any():
             raise NotCertified("shared memory of one stage, warp or mbarrier is written for another one")
         self.owner[places] = owner
 
     def mbarrier(self, role: dict[int, int], number: int, address: int, what: str) -> None:
-        """A role takes the mbarrier at an address for that of a stage or a turn."""
+        """Note that the mbarrier at an address is that of a stage or a turn. ``role``: the dict ``full``, ``empty`` or
+        ``turns``. ``number``: the key in it."""
         if address not in self.counts:
             raise NotCertified("an mbarrier that is not initialised")
         if role.setdefault(number, address) != address:
             raise NotCertified(f"a wait for, or an arrival at, another mbarrier than that of {what}")
 
     def bring(self, places: Lanes, rank: int, stage: int) -> None:
-        """The producer of a CTA loads to places of a stage here."""
+        """Note that the producer of the CTA with a rank loads to places of a stage of this CTA."""
         self.claim(places, FIRST_STAGE + stage)
         if ((self.source[places] != 0) & (self.source[places] != rank + 1)).any():
             raise NotCertified("two CTAs of a cluster load to the same place")
         self.source[places] = rank + 1
 
     def hold(self, places: Lanes, number: int, rows: Lanes, cols: Lanes) -> None:
-        """Note what a k-tile brings to places."""
+        """Note which elements a k-tile brings to places: the same as in every other round of the ring."""
         known = self.kinds[places] != 0
         if (known & ((self.kinds[places] != number) | (self.rows[places] != rows) | (self.cols[places] != cols))).any():
             raise NotCertified("a stage gets other elements in another turn of the ring")
         self.kinds[places], self.rows[places], self.cols[places] = number, rows, cols
 
     def send(self, stage: int, places: dict[int, Lanes]) -> None:
-        """All boxes of a k-tile are on their way: each of the places that this CTA brings to others, or to itself, is
-        in one of them, and the same number as in other k-tiles."""
+        """Check the boxes of a k-tile that this CTA loads. ``places``: rank of a CTA -> all places in its stage that
+        they fill. The boxes must not overlap, and must fill the same places as those of other k-tiles."""
         for rank, at in places.items():
             peer = self.cluster[rank]
             own = np.flatnonzero(
@@ -209,7 +226,7 @@ class Protocol:
             raise NotCertified("a part of a stage keeps what an earlier k-tile has brought")
 
     def check_stages(self) -> None:
-        """Check, when all producers have been proven, that as many bytes come to each stage as it expects."""
+        """Check, after all producers have been proven, that as many bytes come to each stage as it expects."""
         for stage in range(self.pipeline.stages):
             elements = sum(peer.sent.get(stage, {}).get(self.pipeline.rank, 0) for peer in self.cluster)
             if not elements or self.sizes.get(stage) != elements * ELEMENT:
@@ -221,7 +238,7 @@ class Protocol:
             raise NotCertified("a CTA loads for another one whose warps do not hand stages back to it")
 
     def check(self, warps: int, groups: int) -> None:
-        """Check the mbarriers when all roles have been proven. ``warps``: of each group."""
+        """Check the mbarriers after all roles have been proven. ``warps``: the number of warps in a group."""
         readers = sum(self.pipeline.rank in peer.pipeline.returns for peer in self.cluster)
         roles = (self.full, self.empty, self.turns)
         addresses = [address for role in roles for address in role.values()]
@@ -237,12 +254,12 @@ class Protocol:
 
 @dataclass
 class Stores:
-    """What a role's warps do with memory of their own, from which bulk copies store. Both arrays have an element for
-    each of shared memory.
+    """The shared memory that belongs to warps of a role, from which bulk copies store to D.
 
-    ``written``: 0 for nothing that matters; then WRITTEN by a warp, FENCED by all its lanes, and READY once these have
-    met. ``read``: READING by a copy, READ when its thread has waited for it, and 0 once the warp has met. ``groups``:
-    places that each lane's groups read, the oldest first; ``open``: of those in no group yet.
+    ``written`` and ``read`` have a state for each element of shared memory. ``written`` is WRITTEN after a warp's
+    store, FENCED after a fence by all its lanes, and READY once these have met. ``read`` is READING from a copy's
+    begin, READ after its thread has waited for it, and 0 once the warp has met. ``groups``: lane -> the places that
+    each of its groups of copies reads, the oldest first. ``open``: lane -> the places of copies in no group yet.
     """
 
     written: Lanes
@@ -265,7 +282,7 @@ class Stores:
 
     @property
     def key(self) -> object:
-        """Equal for two states from which a role goes on in the same way: copies in no group yet are part of it."""
+        """A key that is equal for equal states, copies in no group yet included."""
         groups, opened = (
             tuple((lane, tuple(places.tobytes() for places in each)) for lane, each in sorted(of_lane.items()) if each)
             for of_lane in (self.groups, self.open)
@@ -273,7 +290,7 @@ class Stores:
         return self.written.tobytes(), self.read.tobytes(), groups, opened
 
     def write(self, places: Lanes) -> None:
-        """A warp writes."""
+        """Warps store to places."""
         if np.unique(places).size != places.size:
             raise NotCertified("two lanes write the same byte of shared memory in one instruction")
         if self.read[places].any():
@@ -292,19 +309,19 @@ class Stores:
         self.read[self.read == self.READ] = 0
 
     def begin(self, lane: int, places: Lanes) -> None:
-        """A lane's bulk copy reads."""
+        """A lane issues a bulk copy that reads places."""
         if (self.written[places] != self.READY).any():
             raise NotCertified("a bulk store reads what was not written and fenced before the lanes of its warp met")
         self.read[places] = self.READING
         self.open.setdefault(lane, []).append(places)
 
     def commit(self, lane: int) -> None:
-        """A lane's copies are a group."""
+        """A lane's copies since its last commit become a group."""
         opened = self.open.pop(lane, [])
         self.groups.setdefault(lane, []).append(np.concatenate(opened) if opened else np.zeros(0, np.int64))
 
     def wait(self, lane: int, most: int) -> None:
-        """All groups of a lane but the last ``most`` have read."""
+        """A lane waits until all of its groups but the last ``most`` have read shared memory."""
         groups = self.groups.get(lane, [])
         done, self.groups[lane] = groups[: max(0, len(groups) - most)], groups[max(0, len(groups) - most) :]
         for places in done:
@@ -313,6 +330,6 @@ class Stores:
             self.read[places] = self.READING
 
     def finish(self) -> None:
-        """Check that nothing is read any more when threads end."""
+        """Check that copies read nothing any more when threads end."""
         if self.open or (self.read == self.READING).any():
             raise NotCertified("a thread ends while its bulk stores may still read shared memory")

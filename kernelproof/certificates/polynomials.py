@@ -1,7 +1,7 @@
-"""Polynomials over named integers, with a coefficient per lane: what a register holds while the problem is unknown.
+"""Polynomials over named integers with a coefficient per lane: the values of registers while the problem is unknown.
 
-A coefficient is an int, the same in every lane, or an int64 array with one element per lane. Sums and products of
-arrays wrap at 2^64, which is harmless: a register is only ever said to equal its polynomial modulo 2^32 or 2^64.
+A coefficient is an int, which is the same in every lane, or an int64 array with one element per lane. Sums and products
+of arrays wrap at 2^64. That is harmless, since a register equals its polynomial only modulo 2^32 or 2^64.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONSTANT: Monomial = ()
 
 
 def same_everywhere(values: Lanes) -> bool:
-    """Do all lanes have one value?"""
+    """Whether all lanes have the same value."""
     return bool((values == values.flat[0]).all())
 
 
@@ -88,12 +88,12 @@ class Polynomial:
 
     @property
     def constant(self) -> Coefficient:
-        """The part that does not depend on a name."""
+        """The coefficient of the monomial without names."""
         return self.terms.get(CONSTANT, 0)
 
     @property
     def varying(self) -> Polynomial:
-        """The part that depends on names."""
+        """The polynomial without its constant."""
         return Polynomial({monomial: c for monomial, c in self.terms.items() if monomial})
 
     @property
@@ -106,13 +106,13 @@ class Polynomial:
 
     @property
     def key(self) -> frozenset[tuple[Monomial, int]]:
-        """What distinguishes it from other polynomials; its coefficients must be the same in all lanes."""
+        """A key that is equal for equal polynomials. Coefficients must be the same in all lanes."""
         if self._key is None:
             self._key = frozenset((monomial, int(c)) for monomial, c in self.terms.items())
         return self._key
 
     def equals(self, other: Polynomial) -> bool:
-        """Are they the same polynomial in every lane?"""
+        """Whether the two polynomials are the same in every lane."""
         return self is other or not (self - other).terms
 
     def names(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ class Polynomial:
             yield from monomial
 
     def substituted(self, name: str, value: Polynomial) -> Polynomial:
-        """The polynomial with another in place of a name."""
+        """This polynomial with another one in place of a name."""
         if not any(name in monomial for monomial in self.terms):
             return self
         out = Polynomial({monomial: c for monomial, c in self.terms.items() if name not in monomial})
@@ -135,17 +135,18 @@ class Polynomial:
         return out
 
     def divided(self, divisor: int) -> tuple[Polynomial, Polynomial]:
-        """(q, r) with self = divisor * q + r, where the coefficients of r are smaller than the divisor and have the
-        signs of those of self, and its constant is not negative."""
-        whole: dict[Monomial, Coefficient] = {}
+        """A pair (q, r) with self = divisor * q + r. Coefficients of r are smaller than the divisor in size and have
+        the signs of self's; the constant of r is not negative."""
+        quotient: dict[Monomial, Coefficient] = {}
         rest: dict[Monomial, Coefficient] = {}
         for monomial, coefficient in self.terms.items():
-            whole[monomial] = coefficient // divisor
+            quotient[monomial] = coefficient // divisor
             if monomial:
-                negative = (coefficient < 0) & (coefficient % divisor != 0)
-                whole[monomial] = whole[monomial] + negative
-            rest[monomial] = coefficient - whole[monomial] * divisor
-        return Polynomial(whole), Polynomial(rest)
+                # ``//`` rounds down. Coefficients of names are rounded towards 0.
+                rounded_away = (coefficient < 0) & (coefficient % divisor != 0)
+                quotient[monomial] = quotient[monomial] + rounded_away
+            rest[monomial] = coefficient - quotient[monomial] * divisor
+        return Polynomial(quotient), Polynomial(rest)
 
     def where(self, test: Lanes, other: Polynomial) -> Polynomial:
         """This polynomial in the lanes in which ``test`` holds, the other one elsewhere."""
@@ -153,7 +154,7 @@ class Polynomial:
         return Polynomial({x: np.where(test, self.terms.get(x, 0), other.terms.get(x, 0)) for x in monomials})
 
     def of_lanes(self, lanes: Lanes) -> Polynomial:
-        """The polynomial in some lanes."""
+        """The polynomial with the coefficients of some lanes only."""
         return Polynomial({x: c[lanes] if isinstance(c, np.ndarray) else c for x, c in self.terms.items()})
 
     def in_lane(self, lane: int) -> dict[Monomial, int]:
@@ -161,22 +162,23 @@ class Polynomial:
         return {x: int(c[lane]) if isinstance(c, np.ndarray) else c for x, c in self.terms.items()}
 
     def __repr__(self) -> str:
-        """The polynomial in normal order."""
+        """The polynomial as a sum, with monomials in ascending order."""
         return " + ".join(f"{_spelled(c)}{'*' if x else ''}{'*'.join(x)}" for x, c in sorted(self.terms.items())) or "0"
 
     @classmethod
     def parsed(cls, terms: Mapping[str, int]) -> Polynomial:
-        """The polynomial that ``spelled`` has spelled."""
+        """The polynomial of a dict that ``spelled`` has returned."""
         return cls({tuple(sorted(filter(None, text.split("*")))): c for text, c in terms.items()})
 
     @property
     def spelled(self) -> dict[str, int]:
-        """Products of names, and their coefficients, which must be the same in all lanes; the empty text for the
-        constant."""
+        """The polynomial as a dict for JSON: names joined by ``*`` -> coefficient, and "" -> the constant. Coefficients
+        must be the same in all lanes."""
         return {"*".join(monomial): int(c) for monomial, c in sorted(self.terms.items())}
 
 
 def _spelled(coefficient: Coefficient) -> str:
+    """A coefficient in words; its range, if it differs between lanes."""
     if isinstance(coefficient, int):
         return str(coefficient)
     return f"({coefficient.min()}..{coefficient.max()} by lane)"

@@ -1,4 +1,4 @@
-"""mma.sync on elements by their origin: fragments must match, and each product is added once."""
+"""mma.sync on elements known by their origin: checks that fragments match and that each product is added once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from kernelproof.emulator.machine.tensor import Shape
 
 @dataclass
 class Fragment:
-    """A warp's 16 rows of A or 8 columns of B, and 16 of k. ``places``: the offset of each row (or column), shape
-    (warps, 16 or 8). ``steps``: the offsets of k, in the order in which products pair them; the same in all warps."""
+    """The fragments of a CTA's warps: 16 rows of A or 8 columns of B each, over 16 k.
+
+    ``source``: A or B. ``place``: the part of row (or column) that depends on the problem. ``places``: the offset of
+    each row (or column), shape (warps, 16 or 8). ``base``: the part of k that depends on the problem. ``steps``: the
+    offsets of k in the order in which products pair them, the same in all warps.
+    """
 
     source: str
     place: Polynomial
@@ -26,7 +30,7 @@ class Fragment:
 
 
 class Products:
-    """The products of a CTA's warps, of operands of one type; D has the type ``output``."""
+    """Executes the mma.sync of a CTA's warps. ``operands``: the type of A and B. ``output``: the type of D."""
 
     def __init__(self, kinds: Kinds, operands: str, output: str) -> None:
         self.kinds, self.operands, self.output = kinds, operands, output
@@ -45,6 +49,7 @@ class Products:
         return known[1]
 
     def _fragment(self, registers: tuple[Any, ...], halves: int) -> Fragment:
+        """As ``fragment``, without the cache. Raises NotCertified unless registers hold 16 k of rows of an operand."""
         if not all(isinstance(each, Cells) and each.width == 2 for each in registers):
             raise NotCertified("an mma.sync multiplies what was not loaded from an operand")
         number = registers[0].one_kind
@@ -52,7 +57,8 @@ class Products:
         if kind is None or kind.summed is not None or any(each.one_kind != number for each in registers):
             raise NotCertified("an mma.sync multiplies elements that are not of one operand")
         rows, cols = (np.stack([getattr(each, name) for each in registers], 2) for name in ("rows", "cols"))
-        # Lane 4 g + t has of its register r the elements of row g (+ 8 if r is odd, in A), k 2 t and the next (+ 8).
+        # In lane 4 g + t, a register holds the k 2 t and 2 t + 1 of row g. The second half of the registers holds those
+        # k + 8. In A, registers with odd numbers hold row g + 8.
         shape = (len(rows) // 32, 8, 4, 2, len(registers) // halves, halves)
         matrices = [
             x.reshape(shape).transpose(0, 5, 1, 4, 2, 3).reshape(shape[0], 8 * halves, -1) for x in (rows, cols)
@@ -63,7 +69,8 @@ class Products:
         return Fragment(kind.source, kind.row, self._once(rows[:, :, 0]), kind.col, tuple(cols[0, 0].tolist()))
 
     def multiply(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...]) -> list[Cells]:
-        """D = A * B + C: the registers of D. Raises NotCertified if A and B differ in k, or C is another element."""
+        """D = A * B + C. Returns the registers of D. Raises NotCertified if A and B differ in k, or if C has sums of
+        other elements of D."""
         if shape.k != 16 or shape.kind not in ("f16", "bf16"):
             raise NotCertified(f"{shape.name} is not covered")
         if shape.kind != self.operands or (shape.acc == "f16" and self.output != "f16"):
@@ -85,7 +92,7 @@ class Products:
         return [Cells(kinds, rows, cols, width) for rows, cols in places]
 
     def _places_of_d(self, left: Fragment, right: Fragment, width: int) -> list[tuple[Lanes, Lanes]]:
-        """Rows and columns of each register of D, in its lanes."""
+        """Rows and columns of each register of D, shape (lanes, elements of a register). ``width``: bytes of a sum."""
         key = (id(left.places), id(right.places), width)
         known = self._of_d.get(key)
         if known is not None:
@@ -100,11 +107,11 @@ class Products:
         return out
 
     def _once(self, places: Lanes) -> Lanes:
-        """The same array for the same places, so that it can be recognised."""
+        """One array for all equal ones, so that ``_places_of_d`` recognises it by its id."""
         return self._places.setdefault((places.shape, places.tobytes()), places)
 
     def _sum(self, c: tuple[Any, ...], left: Fragment, right: Fragment) -> SummedRange:
-        """What has been added up in C, which must be the elements that A and B belong to."""
+        """The k whose products are in C. C must be zero, or hold sums of the elements to which A and B belong."""
         if all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" and not each.any() for each in c):
             return SummedRange(ZERO, 0)
         numbers = {each.one_kind if isinstance(each, Cells) else 0 for each in c}

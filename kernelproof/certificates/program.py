@@ -1,4 +1,4 @@
-"""A kernel's blocks as Python text, written by the emulator's own instructions, one line after the other."""
+"""Translates a kernel's basic blocks to Python text, which the emulator's own instructions generate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from kernelproof.emulator.state.mangled import plain_name
 
 @dataclass
 class Piece:
-    """A block's code. ``lines``: the instruction behind each line of its text, from line 1. ``text``: the lines."""
+    """A block's code. ``text``: its lines. ``lines``: the instruction from which each of them comes. ``condition``: the
+    variable by which the block branches at its end, if it does. ``negated``: it branches where that is false."""
 
     code: CodeType
     text: tuple[str, ...]
@@ -34,8 +35,8 @@ class Piece:
 
 
 class Program:
-    """A parsed kernel, the only one of a file or the one that has a name there. ``scope``: the names that its text uses
-    beside registers and units. ``offsets``, ``widths``: of its parameters, in bytes."""
+    """A parsed kernel: the one with a name or, without a name, the only one of a file. ``scope``: the names that its
+    text uses besides registers and units. ``offsets``, ``widths``: of its parameters, in bytes. Raises NotCertified."""
 
     def __init__(self, ptx: str, kernel: str = "") -> None:
         module = parse(ptx)
@@ -74,6 +75,7 @@ class Program:
         return self.graph.blocks
 
     def _piece(self, block: Block) -> Piece:
+        """Translate a block."""
         e = self.emitter
         e.lines = []
         lines: list[Instr] = []
@@ -93,17 +95,18 @@ class Program:
         return Piece(code, tuple(e.lines), lines, condition, bool(block.cond and block.cond.negated))
 
     def live(self, block: int) -> list[str]:
-        """The registers that a block or a later one reads."""
+        """The registers that are live at the start of a block, in ascending order."""
         return sorted(name for name in self.graph.live_in[block] if name in self.graph.kinds)
 
     @cached_property
     def loops(self) -> dict[int, set[int]]:
-        """The blocks of each loop, by its head."""
+        """Head of a loop -> the loop's blocks."""
         return {head: set(bits(body)) for head, body in natural_loops(self.graph.blocks)[0].items()}
 
     @cached_property
     def joins(self) -> list[int | None]:
-        """For each block the first one through which all paths from it lead; None if there is none."""
+        """For each block its immediate postdominator: the first block through which all paths from it lead. None if
+        there is none."""
         return immediate_postdominators(self.graph.blocks)
 
     def loaded(self, block: int) -> int:
@@ -121,7 +124,7 @@ class Program:
 
 
 def _is_of_cluster(ins: Instr) -> bool:
-    """Whether an instruction is about other CTAs of a cluster."""
+    """Whether an instruction has to do with other CTAs of a cluster."""
     multicast = any(part.startswith("multicast") for part in ins.parts)
     special = any(name.startswith("%cluster") for op in ins.operands for name in registers(op))
     return multicast or special or ins.base == "mapa" or ins.parts[:2] == ("barrier", "cluster")

@@ -1,8 +1,8 @@
-"""Sums of elements of A, such as those of a row: which terms they have, in place of their values.
+"""Sums of elements of A, such as those of a row, known by their terms and not by their value.
 
-A sum's terms are k of one row: all k below ``done`` whose rest modulo ``step`` is one of ``rests``, and ``done + j``
-for each bit j of ``beyond``. Sets are numbers with a bit for each element. So the sum that a thread has after any
-number of turns of a loop has one form, in which only ``done`` changes.
+The terms of a sum are some k of one row: all k below ``done`` for which k modulo ``step`` is in the set ``rests``, and
+``done + j`` for each j in the set ``beyond``. A set is an integer with a bit for each element. So the sum that a thread
+has after any number of iterations of a loop has one form, in which only ``done`` changes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.emulator.machine.collectives import Warps
 
-MOST_BEYOND = 1 << 16  # bits of a set
+MOST_BEYOND = 1 << 16  # limit on the bits of a set
 WARP = 32
 
 
 class Terms(Cells):
-    """Sums per lane. All have one ``done`` and one part of their rows that depends on the problem, ``row``. ``known``:
-    where a sum is one of terms of A; elsewhere nothing is known. Arrays have shape (lanes, sums of a lane)."""
+    """Sums per lane. ``row``: the part of their rows that depends on the problem, which is the same for all, as is
+    ``done``. ``known``: a mask of the sums that are known. ``sets``: ``rests`` and ``beyond``. All arrays have shape
+    (lanes, sums of a lane)."""
 
     __slots__ = ("beyond", "done", "is_float", "known", "rests", "row", "step")
 
@@ -32,7 +33,7 @@ class Terms(Cells):
         self, row: Polynomial, rows: Lanes, step: int, done: Polynomial, sets: tuple[Lanes, Lanes], known: Lanes,
         width: int = 4,
     ) -> None:  # fmt: skip
-        # Others see elements of which nothing is known.
+        # Code that knows only ``Cells`` takes these for unknown elements.
         super().__init__(np.zeros(rows.shape, np.int64), rows, np.zeros(rows.shape, np.int64), width)
         self.row, self.step, self.done, self.known = row, step, done, known
         self.rests, self.beyond = sets
@@ -40,7 +41,7 @@ class Terms(Cells):
 
     @classmethod
     def of_elements(cls, cells: Cells, kind: Kind, known: Lanes, step: int) -> Terms:
-        """Elements of A, each a sum of itself alone, in the lanes in which they are known."""
+        """Elements of A as sums of one term each. ``kind``: that of the elements. ``known``: a mask of the lanes."""
         least = int(cells.cols[known].min()) // step * step
         offsets = np.where(known[:, None], cells.cols - least, 0)
         if offsets.max() >= MOST_BEYOND:
@@ -51,7 +52,7 @@ class Terms(Cells):
         return cls(kind.row, cells.rows, step, kind.col + least, (none, np.where(known, one, 0)), known, cells.width)
 
     def _like(self, each: Callable[[Lanes], Lanes]) -> Terms:
-        """The same sums in other places: every array by a function."""
+        """The sums with every array changed by a function, such as a selection of lanes."""
         sets = (each(self.rests), each(self.beyond))
         return Terms(self.row, each(self.rows), self.step, self.done, sets, each(self.known), self.width)
 
@@ -70,19 +71,20 @@ class Terms(Cells):
         return self._like(lambda array: array[lanes])
 
     def moved(self, step: Polynomial) -> Terms:
-        """The sums with ``step`` more k below ``done``."""
+        """The sums with ``done`` larger by ``step``."""
         return self._with(self.done + step)
 
     def _nothing(self) -> Terms:
-        """Sums of nothing, in the same places."""
+        """Sums without terms, in the same places."""
         none, known = np.zeros(self.rows.shape, object), np.ones(self.rows.shape, bool)
         return Terms(self.row, self.rows, self.step, self.done, (none, none), known, self.width)
 
     def _with(self, done: Polynomial) -> Terms:
+        """The sums with another ``done``."""
         return Terms(self.row, self.rows, self.step, done, (self.rests, self.beyond), self.known, self.width)
 
     def changed(self, change: Callable[[Polynomial], Polynomial]) -> Terms:
-        """The same sums for other problems."""
+        """The sums with their polynomials changed by a function, for other problems."""
         out = self._with(change(self.done))
         out.row = change(self.row)
         return out
@@ -94,7 +96,7 @@ class Terms(Cells):
         return out
 
     def where(self, test: Lanes, other: Any) -> Terms:
-        """These sums in the lanes in which a test holds, others elsewhere; zeros are sums of nothing."""
+        """These sums in the lanes in which a test holds, others elsewhere. Zeros are sums without terms."""
         t = test[:, None]
         if isinstance(other, np.ndarray):
             other = np.broadcast_to(other, (len(self.rows),))
@@ -110,7 +112,7 @@ class Terms(Cells):
         return Terms(self.row, rows, self.step, done, sets, known, self.width)
 
     def _aligned(self, other: Terms) -> tuple[Polynomial, tuple[Lanes, Lanes], tuple[Lanes, Lanes]]:
-        """A common ``done``, and the sets of both sums by it."""
+        """A common ``done``, and the sets of both sums relative to it."""
         if not self.row.equals(other.row) or self.width != other.width:
             raise NotCertified("sums of different rows of A meet")
         gap = other.done - self.done
@@ -121,8 +123,8 @@ class Terms(Cells):
             return done, mine, its
         if gap.constant and other.rests.any():
             raise NotCertified(f"sums of all k below {self.done} and below {other.done} meet")
-        later = np.left_shift(other.beyond, gap.constant) if gap.constant else other.beyond
-        return self.done, (self.rests, self.beyond), (other.rests, later)
+        beyond = np.left_shift(other.beyond, gap.constant) if gap.constant else other.beyond
+        return self.done, (self.rests, self.beyond), (other.rests, beyond)
 
     def __add__(self, other: Any) -> Terms:
         if isinstance(other, np.ndarray) and other.dtype.kind == "f" and not other.any() and self.is_float:
@@ -134,7 +136,7 @@ class Terms(Cells):
         for a, b in zip(mine, its, strict=True):
             if ((a & b).astype(bool) & known).any():
                 raise NotCertified("an element of A is added twice")
-        # A sum of nothing has no row.
+        # A sum without terms belongs to no row, so it may be added to a sum of any row.
         empty = ~(mine[0] | mine[1]).astype(bool)
         some = (its[0] | its[1]).astype(bool)
         if (known & ~empty & some & (self.rows != other.rows)).any():
@@ -145,7 +147,7 @@ class Terms(Cells):
     __radd__ = __add__
 
     def settled(self) -> Terms:
-        """The same sums with as large a ``done`` as their terms allow, so that equal sums look alike."""
+        """The same sums with the largest ``done`` that their terms allow, so that equal sums have equal sets."""
         done, rests, beyond = self.done, self.rests, self.beyond
         if not done.terms:
             rests = np.zeros_like(rests)
@@ -157,15 +159,15 @@ class Terms(Cells):
         return Terms(self.row, self.rows, self.step, done, (rests, beyond), self.known, self.width)
 
     def same(self, other: Terms) -> bool:
-        """Are they the same sums, where these are known?"""
+        """Whether the other sums equal these, wherever these are known."""
         a, b = self.settled(), other.settled()
         if not (a.done.equals(b.done) and a.row.equals(b.row) and a.rows.shape == b.rows.shape and a.width == b.width):
             return False
-        alike = b.known & (a.rests == b.rests) & (a.beyond == b.beyond) & (a.rows == b.rows)
-        return bool((alike | ~a.known).all())
+        equal = b.known & (a.rests == b.rests) & (a.beyond == b.beyond) & (a.rows == b.rows)
+        return bool((equal | ~a.known).all())
 
     def has_all(self, end: Polynomial) -> bool:
-        """Do the sums have every k from 0 to before ``end``?"""
+        """Whether the terms of every sum are all k from 0 to before ``end``."""
         gap = end - self.done
         if not gap.is_constant or not isinstance(gap.constant, int) or not 0 <= gap.constant <= MOST_BEYOND:
             return False
@@ -185,15 +187,18 @@ class Terms(Cells):
 
 
 def kept_places(number: int, lanes: int, size: int) -> Cells:
-    """What shared memory gets for the values of ``size`` bytes to which ``Kinds.keep`` has given a number: the lane,
-    and which 16 bits of its value."""
+    """The elements that shared memory gets if a value of ``size`` bytes per lane is stored, for which ``Kinds.keep``
+    has returned a number. ``rows``: the lane. ``cols``: which 16 bits of its value."""
     halves = np.broadcast_to(np.arange(size // 2), (lanes, size // 2))
     owners = np.broadcast_to(np.arange(lanes)[:, None], halves.shape)
     return Cells(np.full(halves.shape, number), owners, halves, 2)
 
 
 def fetched(kept: Cells, places: Cells, lanes: Lanes, size: int) -> Cells:
-    """What some of ``size`` lanes load where ``kept`` has been stored; unknown in the others."""
+    """The value that some of ``size`` lanes load where ``kept`` has been stored; unknown in the other lanes.
+
+    ``places``: the elements that shared memory has there, as ``kept_places`` has made them.
+    """
     if places.bytes != kept.bytes or (places.cols != np.arange(places.kinds.shape[1])).any():
         raise NotCertified("a part of a sum is loaded from shared memory")
     if (places.rows != places.rows[:, :1]).any():
@@ -204,7 +209,7 @@ def fetched(kept: Cells, places: Cells, lanes: Lanes, size: int) -> Cells:
 
 
 class _Numbers:
-    """A batch for the emulator's collectives that only has numbers of lanes, and whose findings end a proof."""
+    """What the emulator's collectives need of a batch: the numbers of lanes. Its findings raise NotCertified."""
 
     def __init__(self, lanes: int) -> None:
         self.size, self.lane, self.alive = lanes, np.arange(lanes) % WARP, np.ones(lanes, bool)
@@ -216,12 +221,12 @@ class _Numbers:
         raise NotCertified(text)
 
     def warp_sync(self, _lanes: Any) -> None:
-        """Threads of a warp are not ordered by it here."""
+        """Do nothing: in proofs, a shuffle does not order the threads of a warp."""
 
 
 def shuffled(mode: str, lanes: int, operands: list[Lanes], m: Any, site: int) -> tuple[Lanes, Lanes]:
-    """shfl.sync: the lane whose value each lane gets, and whether that was in range. ``operands``: lane, clamp and
-    members, as in PTX."""
+    """shfl.sync: the lane from which each lane gets its value, and whether that lane was in range. ``operands``: lane,
+    clamp and members, as in PTX."""
     numbers: Any = _Numbers(lanes)
     lane, clamp, members = operands
     return Warps(numbers, numbers).shfl(mode, np.arange(lanes), lane, clamp, members, m, site)

@@ -1,7 +1,8 @@
-"""Names for a number below a size, from which the quotients that compilers compute follow.
+"""Splits a number below a known size into named parts, so that the quotients that compilers compute are known.
 
-A compiler divides by a constant with an odd factor by a product and a shift: it divides by 6 before it divides by 96 or
-192, and twice a number by 5 before it divides by 20 or 160. So the number is a sum of such a quotient and of its rest.
+A compiler divides by a constant with an odd factor by a multiplication and a shift. It divides by 6 before it divides
+by 96 or 192, and it divides twice a number by 5 before it divides by 20 or 160. So the number is named as a sum: a
+multiple of the divisor, whose quotient then is a name, and the remainder.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ named = Polynomial.named
 
 
 def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
-    """The names whose sum the number is, each with its factor and its largest value."""
+    """The parts of which a number below ``size`` is the sum: name -> its factor and its largest value."""
     if size % 6 == 0:
         return {f"{name}_sixth": (6, size // 6 - 1), f"{name}_rest": (1, 5)}
     if size % 5 == 0:
@@ -21,15 +22,15 @@ def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
 
 
 def number(name: str, size: int) -> Polynomial:
-    """The number itself."""
+    """The number as a polynomial in the names of its parts."""
     return sum((named(part, factor) for part, (factor, _) in parts(name, size).items()), ZERO)
 
 
 def bounds(name: str, size: int) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The bounds of its names."""
+    """The bounds of the number's names."""
     return {(part,): (0, most) for part, (_, most) in parts(name, size).items()}
 
 
 def limits(name: str, size: int) -> tuple[Polynomial, ...]:
-    """What else is at least 0: a rest by 5 is 3 * half + rest, and below 5."""
+    """Further polynomials that are at least 0: the remainder modulo 5 is 3 * half + rest, which must be below 5."""
     return (4 - named(f"{name}_half", 3) - named(f"{name}_rest"),) if f"{name}_half" in parts(name, size) else ()

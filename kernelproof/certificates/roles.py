@@ -86,8 +86,8 @@ def _number(value: Any) -> Lanes:
     return np.asarray(value)
 
 
-# The state after an item, None at the CTA's end; and the placeholders that the inner loop's controls had since its
-# exit.
+# The state after an item, None at the CTA's end; and placeholders, which the inner loop's controls hold from its exit
+# on.
 End = tuple[RoleState | None, dict[str, Unknown]]
 
 
@@ -143,8 +143,7 @@ class Role:
         self.ends: dict[object, list[End]] = {}
 
     def machine(self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False) -> RoleMachine:
-        """A machine for the problems whose items have ``tiles`` k-tiles. Machines are kept, with the answers of their
-        facts."""
+        """A machine for the problems whose items have ``tiles`` k-tiles, kept with the answers of its facts."""
         key = tiles.key, tuple(each.key for each in assumed), keeps
         if key not in self.machines:
             self.machines[key] = self._machine(tiles, bounds, assumed, keeps)
@@ -274,8 +273,7 @@ class Role:
                 raise NotCertified("the item after an item is not that of the CTA")
 
     def _variants(self) -> tuple[tuple[bool, Polynomial], ...]:
-        """The two cases, that an item is not the CTA's last and that it is, each with a polynomial that is at least 0
-        then."""
+        """Whether an item is the CTA's last: both cases, each with a polynomial that is at least 0 in it."""
         return (False, self.pipeline.left), (True, -self.pipeline.left - 1)
 
     def _skip(self, at: Controls) -> Iterator[Controls]:
@@ -394,8 +392,7 @@ class Role:
             self._last_turn(position)
 
     def _guessed(self) -> Invariant:
-        """The invariant that two rounds of the ring suggest: the steps of all their iterations, divided by their
-        number."""
+        """The invariant that two rounds of the ring suggest: their steps, divided by their number of iterations."""
         assert self.first is not None
         round_ = self.pipeline.round
         tiles = named(REST) + (round_ + 1 + self.peeled)

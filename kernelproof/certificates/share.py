@@ -1,4 +1,4 @@
-"""What a group of consumers adds of the partial sums: which vectors of a tile, and by which of its threads."""
+"""The share of a tile's partial sums that a group of consumers adds: which vectors, and which thread adds which."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from kernelproof.certificates.slices import SlabContents
 VECTOR = 4
 LANES: dict[str, int] = {"lane_pair": 4, "lane_row": 8}
 WARPS: dict[str, int] = {"warp": 4}
+# Names: the first vector of the share in its tile, the vectors of the share after that one, the vectors that other
+# groups have counted, and the column and row of a vector.
 AT, LEFT, BEFORE, VECTOR_COLUMN, VECTOR_ROW = "vector_at", "vectors_left", "vectors_before", "vector_col", "vector_row"
 named = Polynomial.named
 
 
 @dataclass
 class Share:
-    """What one group adds of a tile. It is number ``group`` of the ``groups`` of a CTA, and has the ``threads`` threads
-    from ``start`` on. ``first``: is this its first thread,
-    or any other one of a ``warpgroup``? ``tile``: the tile's number, of which the group adds the vectors from ``at`` to
-    before ``last``. ``meeting``: the group's barrier; ``slab``: what an item leaves."""
+    """The vectors of a tile that one group adds, and a thread of the group that adds them.
+
+    The group is number ``group`` of the ``groups`` of a CTA, and has the ``threads`` threads from ``start`` on.
+    ``first``: whether the thread is the group's first one; otherwise it is any other thread of its warpgroup number
+    ``warpgroup``. ``tile``: the tile's number. The group adds its vectors from ``at`` to before ``last``. ``meeting``:
+    the number of the group's barrier. ``slab``: what an item leaves in the workspace.
+    """
 
     parts: Parts
     group: int
@@ -61,7 +66,7 @@ class Share:
 
     @property
     def extents(self) -> dict[str, int]:
-        """How many values each name of the thread has."""
+        """How many values each name of the thread's number has."""
         if self.first:
             return {}
         return LANES | WARPS
@@ -95,13 +100,13 @@ class Share:
 
     @property
     def columns(self) -> int:
-        """Vectors that lie beside each other; all, if these have no whole rows."""
+        """How many vectors a row of them has; all, if they are not a multiple of a row."""
         columns, vectors = self.parts.columns, self.parts.vectors
         return columns if vectors % columns == 0 else vectors
 
     @property
     def vector(self) -> Polynomial:
-        """Any vector."""
+        """The number of any vector in the tile, as a polynomial."""
         column = rests.number(VECTOR_COLUMN, self.columns)
         return column + named(VECTOR_ROW, self.columns) if self.columns < self.vectors else column
 
@@ -113,32 +118,34 @@ class Share:
 
     @property
     def bounds(self) -> Bounds:
-        """Those of all names."""
+        """The bounds of all names."""
         out: Bounds = {(name,): (0, size - 1) for name, size in (self.extents | self.vector_extents).items()}
         return out | rests.bounds(AT, self.vectors) | {(BEFORE,): (0, self.vectors - 1), (LEFT,): (0, 1 << 40)}
 
     @property
     def limits(self) -> tuple[Polynomial, ...]:
-        """What else is at least 0."""
+        """Further polynomials that are at least 0."""
         others = () if self.first else (self.local - 1,)
         return (*rests.limits(AT, self.vectors), *rests.limits(VECTOR_COLUMN, self.columns), *others)
 
     def vector_of(self, position: Polynomial) -> tuple[Polynomial, int]:
-        """The vector of a place in a slab that this thread has, and which sum of it."""
+        """The vector of this thread to which a place in a slab belongs, and the number of the sum in the vector. Raises
+        NotCertified if the place belongs to another thread."""
         vector, rest = (position - self.local * VECTOR).divided(VECTOR * self.threads)
         if not rest.is_constant or not isinstance(rest.constant, int) or not 0 <= rest.constant < VECTOR:
             raise NotCertified(f"the partial sum at {position} of a slab is not of this thread's vectors")
         return vector, rest.constant
 
     def check_place(self, position: Polynomial, row: Polynomial, col: Polynomial) -> None:
-        """Check that what items leave at a place of a slab are the sums of a row and column of the tile, for every
-        thread and vector."""
+        """Check that items leave at a place of a slab the sum of (row, col) of the tile, for every thread and
+        vector."""
         key = position.key, row.key, col.key
         if key in self._checked:
             return
         extents = {name: size for name, size in (self.extents | self.vector_extents).items() if size > 1}
         if {*position.names(), *row.names(), *col.names()} - extents.keys():
             raise NotCertified(f"D gets sums at ({row}, {col}) of its tile, which depends on more than the thread")
+        # All values of the names, one row each; and for each name a column of values.
         points = np.array(list(product(*map(range, extents.values()))), np.int64).reshape(-1, len(extents))
         at = dict(zip(extents, points.T, strict=True))
         for limit in rests.limits(VECTOR_COLUMN, self.columns):
@@ -146,7 +153,7 @@ class Share:
             at = dict(zip(extents, points.T, strict=True))
         places = self._evaluated(position, at, len(points))
         inside = (places >= 0) & (places < len(self.slab.rows))
-        # Vectors behind the last one are not stored.
+        # Only vectors after the tile's last one may lie beyond the slab: nothing is stored for them.
         if (self._evaluated(self.vector_of(position)[0], at, len(points))[~inside] < self.vectors).any():
             raise NotCertified("a partial sum lies beyond its slab")
         same = (self.slab.rows[places[inside]] == self._evaluated(row, at, len(points))[inside]) & (
@@ -158,6 +165,7 @@ class Share:
 
     @staticmethod
     def _evaluated(value: Polynomial, at: dict[str, Lanes], size: int) -> Lanes:
+        """A polynomial at ``size`` points. ``at``: name -> its value at each point."""
         total: Any = np.zeros(size, np.int64)
         for monomial, coefficient in value.in_lane(0).items():
             total = total + coefficient * prod((at[name] for name in monomial), start=np.ones(size, np.int64))

@@ -1,9 +1,9 @@
-"""A CTA's shared memory: what its elements are, and whether the accesses of its threads are ordered.
+"""A CTA's shared memory in a proof: which elements it holds, and whether its threads' accesses are ordered.
 
-Threads run in program order, and meet at barriers that all of them reach; nothing else orders them here. So of all
-earlier accesses only those since the last barrier matter, and copies that have not been waited for: each element has
-the thread that wrote it since then, the thread that read it (or that several did), and whether a copy to it is pending.
-That state has no times in it, so a loop's state can be compared with that of an earlier turn.
+Only program order, and barriers that all threads reach, order accesses here. So of all earlier accesses only those
+matter that came after the last barrier, and copies that have not been waited for. Each element of the memory has the
+thread that wrote it since the barrier, the thread that read it (or a mark for several), and the thread that is copying
+to it. This state contains no times, so the state of a loop can be compared with that of an earlier iteration.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes
 
 NOBODY, SEVERAL = -1, -2
-ELEMENT = 2  # bytes that one tag describes
+ELEMENT = 2  # bytes of an element
 
 
 @dataclass
 class Contents:
-    """The elements' kinds and offsets; ``writer``, ``reader``: see the module. ``pending``: who copies to it.
+    """The state of all elements, each array of shape (elements,). ``kinds``, ``rows``, ``cols``: as in ``Cells``.
+    ``writer``, ``reader``: the thread that has accessed an element since the last barrier, or NOBODY or SEVERAL.
+    ``pending``: the thread that is copying to it, or NOBODY.
 
-    Copies of a state share arrays, which are read-only from then on; ``own`` comes before every change.
+    Copies of a state share arrays, which are read-only from then on. ``own`` must be called before every change.
     """
 
     kinds: Lanes
@@ -38,7 +40,7 @@ class Contents:
 
     @classmethod
     def empty(cls, size: int) -> Contents:
-        """Nothing is known of ``size`` elements, and nothing has happened to them."""
+        """The state of ``size`` unknown elements that nobody has accessed."""
         kinds, rows, cols = (np.zeros(size, np.int64) for _ in range(3))
         writer, reader, pending = (np.full(size, NOBODY, np.int32) for _ in range(3))
         return cls(kinds, rows, cols, writer, reader, pending)
@@ -48,13 +50,13 @@ class Contents:
         return self.kinds, self.rows, self.cols, self.writer, self.reader, self.pending
 
     def copied(self) -> Contents:
-        """The same state, which changes by itself."""
+        """A copy that changes independently."""
         for array in self._arrays:
             array.flags.writeable = False
         return replace(self, groups=list(self.groups), open=list(self.open))
 
     def own(self) -> Contents:
-        """This state, with arrays that it shares with no other one."""
+        """This state, after it has copied all arrays that it shares with another one."""
         self.kinds, self.rows, self.cols, self.writer, self.reader, self.pending = (
             array if array.flags.writeable else array.copy() for array in self._arrays
         )
@@ -86,7 +88,8 @@ class SharedMemory:
         state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
 
     def _claim(self, at: Lanes, lanes: Lanes) -> None:
-        """Check that nobody else has touched places since the last barrier."""
+        """Check that no other thread has accessed places since the last barrier, and that no copy to them is
+        pending."""
         state, mine = self.state, lanes[:, None]
         if np.unique(at).size != at.size:
             raise NotCertified("two lanes write the same byte of shared memory in one instruction")
@@ -97,7 +100,7 @@ class SharedMemory:
                 raise NotCertified(f"shared memory is written that another thread has {what} since the last barrier")
 
     def read(self, at: Lanes, lanes: Lanes | None) -> Cells:
-        """Lanes load elements; if ``lanes`` is None, those of a warp read together."""
+        """Lanes load elements. If ``lanes`` is None, the lanes of a warp read them together."""
         state = self.state.own()
         if (state.pending[at] != NOBODY).any():
             raise NotCertified("shared memory is read while a copy to it is pending")
@@ -111,7 +114,7 @@ class SharedMemory:
             before = state.reader[at]
             reader = np.broadcast_to(lanes[:, None], at.shape)
             state.reader[at] = reader
-            # Of several lanes that read a place now, one has been noted.
+            # If several lanes read a place in this instruction, the assignment has kept one of them.
             others = (state.reader[at] != reader) | ((before != NOBODY) & (before != reader))
             state.reader[at[others]] = SEVERAL
         return Cells(state.kinds[at], state.rows[at], state.cols[at], ELEMENT)
@@ -127,14 +130,15 @@ class SharedMemory:
         state.open.append(at.reshape(-1))
 
     def commit(self) -> None:
-        """All copies since the last commit are a group. An empty group behind which no other is pending has landed."""
+        """All copies since the last commit become a group. An empty group that follows no pending one is left out."""
         state = self.state
         if state.open or state.groups:
             state.groups.append(np.sort(np.concatenate(state.open)) if state.open else np.zeros(0, np.int64))
         state.open = []
 
     def wait(self, most: int) -> None:
-        """All groups but the last ``most`` have landed, each thread's own for that thread alone."""
+        """Wait until all groups but the last ``most`` have landed. Each thread then sees its own copies; to the others
+        they are like its writes."""
         state = self.state.own()
         while state.groups and (len(state.groups) > most or not len(state.groups[0])):
             landed = state.groups.pop(0)
@@ -142,7 +146,7 @@ class SharedMemory:
             state.pending[landed] = NOBODY
 
     def barrier(self) -> None:
-        """All threads of the CTA meet: what they did before is before all that they do later."""
+        """All threads of the CTA meet: earlier accesses are ordered before all later ones."""
         state = self.state.own()
         state.writer.fill(NOBODY)
         state.reader.fill(NOBODY)

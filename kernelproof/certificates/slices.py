@@ -1,11 +1,11 @@
-"""Slices of k: the CTAs of a tile leave partial sums in a workspace, and the one that arrives last adds them, in order.
+"""Split-k: the CTAs of a tile store partial sums to a workspace, and the CTA that arrives last adds them, in order.
 
-Each CTA stores its sums to its own slab of the workspace, fences, meets at a barrier and counts itself in its tile's
-counter by one thread. Counters are zero before a launch, so of a tile's ``count`` CTAs exactly one finds ``count - 1``
-there, and all others less: that is the one that arrives last. It is counted by an increment that wraps around at
-``count - 1``, so the launch leaves the counter at zero. Behind another barrier and fence it sees all slabs. All
-CTAs of a tile run one text with the same threads, so the others' slabs hold the sums of the same elements at the same
-places as its own.
+Each CTA stores its sums to its own slab of the workspace. Its threads fence and meet at a barrier, and then one thread
+counts the CTA in the tile's counter. Counters are zero before a launch, so of a tile's ``count`` CTAs exactly one finds
+``count - 1`` there, and all others less: that one arrives last. The increment wraps around at ``count - 1``, so the
+launch leaves the counter at zero. After another barrier and fence the last CTA sees all slabs. All CTAs of a tile
+execute the same text with the same threads, so the other slabs have sums of the same elements at the same places as its
+own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ EMPTY = -1
 
 @dataclass(frozen=True)
 class Slices:
-    """A CTA's part of its tile's k: ``own`` of ``count``. ``tile``: the number of its tile. ``elements``: sums of a
-    slab. ``arrived``: how many of the tile's CTAs have been counted before it; a number for the one that is last."""
+    """A CTA's slice of its tile's k: number ``own`` of ``count``. ``tile``: the number of the tile. ``elements``: how
+    many sums a slab has. ``arrived``: how many of the tile's CTAs were counted before this one."""
 
     count: int
     own: Polynomial
@@ -37,29 +37,30 @@ class Slices:
 
     @property
     def last(self) -> bool:
-        """Does the CTA arrive last?"""
+        """Whether the CTA arrives last."""
         return self.arrived.equals(Polynomial.of(self.count - 1))
 
     def put(self, change: Callable[[Polynomial], Polynomial]) -> Slices:
-        """The same for other problems."""
+        """The slice with its polynomials changed by a function, for other problems."""
         return replace(self, own=change(self.own), tile=change(self.tile))
 
 
 class Stage(IntEnum):
-    """How far a CTA has come. Each is reached from the one before, by all threads but where one is named."""
+    """How far a CTA is with its partial sums. A stage follows the one before it. All threads reach it together, except
+    for COUNTED."""
 
     SUMMING = 0
     STORED = 1
     FENCED = 2
-    MET = 3  # at a barrier
-    COUNTED = 4  # by one thread
-    TOLD = 5  # at a barrier
-    SEEING = 6  # behind a fence
+    MET = 3  # after a barrier
+    COUNTED = 4  # one thread has counted the CTA
+    TOLD = 5  # after another barrier
+    SEEING = 6  # after another fence: all slabs may be loaded
 
 
 @dataclass
 class SlabContents:
-    """What a CTA has left in its slab: for each element the number of its kind (``EMPTY`` for none), row and column."""
+    """What a CTA has stored to its slab: for each place the number of the kind (``EMPTY`` for none), row and column."""
 
     stage: Stage
     kinds: Lanes
@@ -72,7 +73,7 @@ class SlabContents:
         return cls(Stage.SUMMING, *(np.full(elements, EMPTY, np.int64) for _ in range(3)))
 
     def same(self, other: SlabContents) -> bool:
-        """Has a CTA left the same?"""
+        """Whether the same has been stored to two slabs."""
         arrays = ((self.kinds, other.kinds), (self.rows, other.rows), (self.cols, other.cols))
         return self.stage == other.stage and all(np.array_equal(mine, its) for mine, its in arrays)
 
@@ -81,7 +82,8 @@ class SlabContents:
 
 
 class Partial(Cells):
-    """Sums over the slices from ``first`` to before ``end``. Only those over all are known as sums."""
+    """Sums over the slices from ``first`` to before ``end``, of ``count``. Once all slices are added, ``whole`` takes
+    their place: the elements as complete sums."""
 
     __slots__ = ("count", "end", "first", "is_float", "whole")
 
@@ -123,13 +125,14 @@ class Partial(Cells):
 
 
 class Workspace:
-    """A CTA's use of the workspace, None of it if there are no slices."""
+    """A CTA's use of the workspace. If k has no slices (None), every use raises NotCertified."""
 
     def __init__(self, slices: Slices | None) -> None:
         self.slices = slices
         self.left = SlabContents.nothing(slices.elements if slices else 0)
 
     def _sliced(self) -> Slices:
+        """The CTA's slice. Raises NotCertified if k has no slices."""
         if self.slices is None:
             raise NotCertified("a kernel whose k has no slices uses a workspace")
         return self.slices
@@ -147,7 +150,7 @@ class Workspace:
         left.stage = Stage.STORED
 
     def load(self, slab: Polynomial, at: Lanes) -> Cells:
-        """What a CTA of the tile has left at places of a slab."""
+        """The partial sums that a CTA of the tile has stored at places of its slab."""
         slices, left = self._sliced(), self.left
         if not slices.last or left.stage != Stage.SEEING:
             raise NotCertified("partial sums are loaded before all CTAs of the tile are known to have stored theirs")
@@ -175,7 +178,7 @@ class Workspace:
         return self._sliced().count - 1
 
     def arrive(self, counter: Polynomial) -> Polynomial:
-        """One thread adds 1 to a counter; what it was before."""
+        """One thread adds 1 to a counter. Returns the counter's value before."""
         slices = self._sliced()
         if self.left.stage != Stage.MET:
             raise NotCertified("a CTA is counted before a fence and a barrier behind its partial sums, or twice")
@@ -185,17 +188,17 @@ class Workspace:
         return slices.arrived
 
     def finish(self) -> None:
-        """Check that a CTA has left what the last one adds."""
+        """Check that a CTA has stored and counted all that the last CTA adds."""
         if self.slices is not None and (self.left.stage < Stage.COUNTED or (self.left.kinds == EMPTY).any()):
             raise NotCertified("a CTA ends without leaving all of its partial sums")
 
 
 class ItemWorkspace(Workspace):
-    """The use of the workspace by a group that computes one of many items: it stores its partial sums, meets at its
-    barrier, and one thread counts the item with release, which covers what the group has stored before the barrier."""
+    """The use of the workspace by a group of consumers, for one item. The group stores its partial sums and meets at
+    its barrier. Then one thread counts the item, with release, which covers all that was stored before the barrier."""
 
     def fence(self) -> None:
-        """Fences are not needed, and change nothing."""
+        """Do nothing: a group needs no fence."""
 
     def barrier(self) -> None:
         """A barrier of all threads of the group."""

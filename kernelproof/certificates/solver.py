@@ -8,7 +8,7 @@ from typing import Any
 from kernelproof.certificates.polynomials import Monomial
 from kernelproof.ground.errors import WrongInput, installation
 
-# The work that the solver may do for one question, in its own units: a second, or a few. Unlike a limit of time, it
+# The work that z3 may do for one question, in z3's units (``rlimit``): one to a few seconds. Unlike a limit of time, it
 # gives the same answer on a busy machine.
 MOST_WORK = 50_000_000
 Terms = Mapping[Monomial, int]
@@ -59,10 +59,12 @@ def counterexample(
 
 
 def _spelled(terms: Terms) -> str:
+    """A sum of monomials in words."""
     return " + ".join(f"{c}{'*' if x else ''}{'*'.join(x)}" for x, c in terms.items()) or "0"
 
 
 def _z3() -> Any:
+    """The module z3, which is optional."""
     try:
         import z3
     except ImportError:

@@ -1,7 +1,8 @@
-"""One thread of a group of consumers, any of them, that adds partial sums of tiles.
+"""Executes any thread of a group of consumers that adds partial sums of tiles.
 
-The number of the thread is a polynomial in a few names, as sizes are. A branch by a condition that holds for some
-threads or problems only is taken both ways, each way with what is known there, up to the block at which the ways meet.
+The number of the thread is a polynomial in a few names, as sizes are. If the condition of a branch holds for some
+threads or problems only, both sides are executed up to the block at which they meet, each with the facts that hold
+there.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
 
-SLAB = "slab"  # partial sums by their places in a slab of the workspace
+SLAB = "slab"  # the kind of partial sums, which are known by their places in a slab of the workspace
 VECTOR = 4  # sums of a vector
-COUNTER_HALF = 1 << 16  # a counter has parts below, and vectors from here on
+COUNTER_HALF = 1 << 16  # the low 16 bits of a counter count parts, the high ones vectors
 Registers = dict[str, Any]
 Reached = Callable[[int | None, Registers], None]
 
 
 class Phase(IntEnum):
-    """What a thread may do besides computing."""
+    """What a thread is doing, which decides what it may do besides computing."""
 
-    START = 0  # up to its group's first item
-    SHARE = 1  # up to its share of the vectors
+    START = 0  # the way to its group's first item
+    SHARE = 1  # the way to its share of the vectors
     TILE = 2  # a tile of its share
     VECTORS = 3  # the vectors of a tile
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a sum is stored: its place in D, and the vector that it is of. ``exactly``: if that is within D, and the
-    vector is one of the share, and not otherwise."""
+    """The store of a sum: its place in D, and the vector to which it belongs. ``exactly``: it is stored if and only if
+    its place lies in D and the vector in the share."""
 
     row: Polynomial
     col: Polynomial
@@ -60,8 +61,9 @@ class Stored:
 
 @dataclass
 class Doings:
-    """What a thread has done for a tile. ``cleared``: None if exactly the last group has returned the counter to
-    zero."""
+    """What a thread has done for a tile. ``waited``: for all parts of the tile. ``counted``: its group's vectors.
+    ``met``: at the group's barrier. ``added``: all vectors. ``cleared``: it has returned the counter to zero; None if
+    it does so exactly when its group is the last. ``stored``: vector and element -> the store of that sum."""
 
     waited: bool = False
     counted: bool = False
@@ -75,8 +77,10 @@ class Doings:
 
 
 class SumMachine(Machine):
-    """``share``: what its group adds. ``phase``: what it does; ``at``: the vector of the turn in VECTORS. ``threads``:
-    names of which its number consists. ``taken``: where branches went in the phase TILE that are decided."""
+    """The machine of one thread. ``share``: what its group adds. ``phase``: what the thread is doing. ``at``: in
+    VECTORS, the vector of the iteration. ``depth``: how many sides of branches by the thread's number it is in.
+    ``taken``: for branches that are decided in the phase TILE, block -> target. ``special``: heads of loops that are
+    proven by a function, which returns the block after the loop and the registers there."""
 
     facts: OpenFacts
 
@@ -99,7 +103,7 @@ class SumMachine(Machine):
         }  # fmt: skip
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """Those of a thread that adds; before its items, what other proofs check does nothing."""
+        """The units of a thread that adds. Instructions that the proofs of roles check do nothing."""
         return {
             "G": {"load": self.load, "store": self.store, "grid_wait": self.nothing},
             "Q": {"apply": self.count_vectors}, "Z": {}, "S": {}, "H": {}, "C": {},
@@ -119,8 +123,9 @@ class SumMachine(Machine):
     def follow(
         self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
     ) -> Any:
-        """Go on from a block to ``until``, and return the registers there; None if all ways end before. Each way that
-        comes to the kernel's end or to one of the stops, other than at first, is reported."""
+        """Execute from a block to ``until``, and return the registers there; None if all paths end before. ``reached``
+        is called for each path that comes to the kernel's end (with None) or to a block of ``stops``, except for the
+        first block."""
         first = True
         while block != until or first:
             if block in stops and not first:
@@ -146,7 +151,8 @@ class SumMachine(Machine):
         return registers
 
     def _step(self, block: int, registers: Registers) -> int | Condition | None:
-        """Execute a block. The block that follows, or the condition under which that is the first of its targets."""
+        """Execute a block. Returns the block that follows, None at the end, or the condition under which the first of
+        the block's targets follows."""
         node, piece = self.program.blocks[block], self.program.pieces[block]
         end = self._end_of(block, registers)
         if end != "cond":
@@ -166,7 +172,7 @@ class SumMachine(Machine):
         if self.phase != Phase.START:
             super()._execute(block, registers)
             return
-        # What only items need may be unknown. What a thread does here besides is proven of its role.
+        # Values that only items need may be unknown here. The proof of the thread's role checks everything else.
         for line in self.program.pieces[block].text:
             name, equals, _ = line.partition(" = ")
             try:
@@ -179,7 +185,7 @@ class SumMachine(Machine):
     def _both(
         self, block: int, test: Condition, registers: Registers, stops: Iterable[int], reached: Reached
     ) -> Registers | None:
-        """Both sides of a branch, and the registers where they meet."""
+        """Execute both sides of a branch, and return the registers where they meet; None if both end before."""
         join, before = self.program.joins[block], self.doings
         by_thread = bool(test.names() & self.share.lane_names)
         sides: list[tuple[Condition, Any, Doings]] = []
@@ -211,7 +217,7 @@ class SumMachine(Machine):
     def follow_side(
         self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
     ) -> Any:
-        """The same as ``follow``, from a block that may itself be a stop."""
+        """As ``follow``, from a block that may itself be a stop."""
         if block in stops:
             reached(block, registers)
             return None
@@ -221,8 +227,8 @@ class SumMachine(Machine):
         return self.follow(block, registers, until, stops, reached)
 
     def _met_doings(self, sides: list[tuple[Condition, Any, Doings]]) -> Doings:
-        """What has been done where two sides meet: the same, but for sums that lie beyond D, or vectors beyond the
-        share, on the side that does not store them."""
+        """What has been done where two sides meet. Both must have done the same, except that one may leave out sums
+        that lie beyond D, or vectors beyond the share."""
         (_, _, a), (_, _, b) = sides
         if (a.waited, a.counted, a.met, a.added) != (b.waited, b.counted, b.met, b.added):
             raise NotCertified("a part of a group's threads waits, counts or meets")
@@ -243,14 +249,14 @@ class SumMachine(Machine):
         return out
 
     def _check_beyond(self, stored: Stored) -> None:
-        """Check that a sum does not have to be stored."""
+        """Check that a sum need not be stored: its place lies beyond D, or its vector beyond the share."""
         d = self.matrix("D")
         gaps = (stored.row - d.rows, stored.col - d.cols, stored.vector - self.share.last)
         if not any(self.facts.truth(gap) for gap in gaps):
             raise NotCertified(f"D({stored.row}, {stored.col}) may not be stored")
 
     def matrix(self, name: str) -> Matrix:
-        """An operand."""
+        """The operand with a name."""
         return next(x for x in self.contract.matrices if x.name == name)
 
     # --- values
@@ -263,7 +269,7 @@ class SumMachine(Machine):
         return np.zeros(1, "u4") if name in ("%tid.y", "%tid.z") else self._special(name)
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, _site: int) -> Any:
-        """shfl.sync of what all lanes of a warp have, by all of them."""
+        """shfl.sync by all lanes of a warp, of a value that is the same in all of them."""
         whole = mode == "idx" and not self._number(lane).any() and (self._number(clamp) == 31).all()
         if m is not None or self.depth or not whole or (self._number(members) != 0xFFFFFFFF).any():
             raise NotCertified("a shuffle that does not bring what the warp's first lane has to all")
@@ -272,13 +278,13 @@ class SumMachine(Machine):
         return value, np.ones(1, bool)
 
     def divide(self, a: Any, b: Any) -> Any:
-        """A quotient, which may be one that is defined as such."""
+        """A quotient, which may be a name that is defined as this quotient (``fractions``)."""
         word = a if isinstance(a, Word) else b
         if isinstance(word, Word):
             x, y = (Word(polynomial(each, word.bits), word.bits, self.facts, word.signed).number() for each in (a, b))
             for each in self.facts.fractions:
                 if x.equals(each.dividend) and y.equals(each.divisor) and self.facts.holds(y - 1):
-                    # It is at most the dividend, which is a number of so many bits.
+                    # The quotient is at most the dividend, which fits the word.
                     self.facts.learn(Polynomial.of((1 << min(word.bits - word.signed, 62)) - 1) - each.whole)
                     return Word(each.whole, word.bits, self.facts, word.signed)
         return abstract.divide(a, b)
@@ -286,7 +292,7 @@ class SumMachine(Machine):
     # --- other groups: barriers and counters
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
-        """The CTA's barrier before its items; then that of the group, once for a tile."""
+        """bar.sync: of the CTA before its items, then of the group, once per tile."""
         if self.phase == Phase.START:
             return
         share, doings = self.share, self.doings
@@ -306,8 +312,8 @@ class SumMachine(Machine):
             raise NotCertified(f"the counter of tile {number}, not of the group's tile")
 
     def wait_for_parts(self, block: int, registers: Registers) -> tuple[int, Registers]:
-        """The loop in which the first thread waits for all parts of a tile: for every value that the counter may have,
-        it goes on exactly if all parts are counted."""
+        """Prove the loop in which the first thread waits for all parts of a tile: for every value that the counter may
+        have, it ends exactly if all parts are counted. Returns the block after the loop, and the registers there."""
         share, doings = self.share, self.doings
         if self.phase != Phase.TILE or not share.first or doings.waited or doings.met:
             raise NotCertified("a wait for a counter that is not the one of a group's first thread")
@@ -332,7 +338,7 @@ class SumMachine(Machine):
         return after, registers | dict.fromkeys(written, UNKNOWN)
 
     def count_vectors(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
-        """The first thread counts the vectors that its group adds; what the counter was before."""
+        """atom.add: the first thread counts the vectors that its group adds. Returns the counter's value before."""
         share, doings = self.share, self.doings
         if self.phase != Phase.TILE or not share.first or m is not None or self.depth or doings.counted:
             raise NotCertified("an atomic that does not count a group's vectors once")
@@ -347,7 +353,7 @@ class SumMachine(Machine):
         return Word(share.before * COUNTER_HALF + share.count, 32, self.facts)
 
     def check_not_last(self) -> None:
-        """Check that other groups have vectors left to count."""
+        """Check that other groups have vectors of the tile left to count."""
         share = self.share
         if share.first and not self.facts.holds(
             Polynomial.of(share.vectors - 1) - share.before - (share.last - share.at)
@@ -355,7 +361,7 @@ class SumMachine(Machine):
             raise NotCertified("the last group to count its vectors does not return the counter to zero")
 
     def _clear(self, address: Any, value: Any, size: int, strength: int) -> None:
-        """A store to a counter."""
+        """A store to a counter: the first thread of the last group returns it to zero."""
         share, doings = self.share, self.doings
         self.check_counter(address)
         if (
@@ -375,7 +381,7 @@ class SumMachine(Machine):
     # --- global memory
 
     def load(self, address: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> Any:
-        """Partial sums, which may be loaded under a condition; or a counter in a loop that waits for it."""
+        """ld.global of partial sums, maybe under a condition; or of a counter, in the loop that waits for it."""
         if self.counter_value is not None:
             self.check_counter(address)
             if m is not None or size != VECTOR or not strength & ORDERS or strength & 3 != Scope.GPU:
@@ -390,6 +396,7 @@ class SumMachine(Machine):
             return self._load(address, size, strength)
 
     def _load(self, address: Any, size: int, strength: int) -> Partial:
+        """Load partial sums of one slab of the tile."""
         if self.phase != Phase.VECTORS or not self.doings.met:
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:
@@ -410,7 +417,7 @@ class SumMachine(Machine):
         return Partial(whole, number.constant, number.constant + 1, self.share.count)
 
     def store(self, address: Any, value: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> None:
-        """Sums to D; or zero to a counter."""
+        """st.global of sums to D, or of zero to a counter."""
         test = settled(m)
         if isinstance(test, np.ndarray) and not test.any():
             return
@@ -451,7 +458,7 @@ class SumMachine(Machine):
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Do two ways lead to the same value of a register?"""
+    """Whether two values of a register are the same."""
     if a is b:
         return True
     return is_number(a) and is_number(b) and bits_of(a) == bits_of(b) and poly_of(a).equals(poly_of(b))
