@@ -1,4 +1,4 @@
-"""Verdicts on built kernels. The emulator executes PTX, or a device the binary, on problems that stress the kernel.
+"""Judges built kernels: the emulator or a GPU executes them on problems that stress them, and the results are checked.
 
 - ``problems``: the shapes and inputs with which a record is executed, and how its matrices are stored.
 - ``emulated``: the emulator's verdict; this package also exports its names, such as ``validator.validate``.
@@ -6,8 +6,8 @@
 - ``matrices``, ``device``: a device's verdict, with matrices in guarded memory.
 - ``sanitizer``: compute-sanitizer on one launch. ``agreement``: compares a device with the emulator, bit for bit.
 - ``judgement``: a device's verdict, optionally with the sanitizer and the comparison with the emulator.
-
-- ``correctness``: the definition of a right product.
+- ``correctness``, ``fused``: when a product is right, plain or fused. ``rounding``: models of how tensor cores round.
+- ``proofs``: proofs for every problem. ``contracts``, ``ring_contracts``, ``slice_facts``: what these proofs are about.
 """
 
 from cudal2gen.validator.correctness import INPUTS as INPUTS

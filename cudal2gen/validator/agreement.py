@@ -1,4 +1,4 @@
-"""Compares a device with the emulator, bit for bit: the same binary computes the same numbers."""
+"""Compares a device with the emulator, bit for bit, on the same binary and the same inputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-LENGTHS = (32, 256, 2048)  # values of k, for few and for many steps
+LENGTHS = (32, 256, 2048)  # values of k that are compared: few and many steps
 EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up to 2048 also in fp16
 
 
 def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
-    """Compares one tile for several k.
+    """Compares one tile for several k. Returns the cases, and how the device rounds.
 
-    Inputs whose sums are exact in any order must agree; they give the cases. Every kind of inputs gives a line that
-    shows how the device rounds.
+    A case has inputs whose sums are exact in any order, so both results must be equal. Every kind of inputs gives a
+    ``Rounding``.
     """
     record, artifact = built.record, built.artifact
     contender = built.open(device)
@@ -40,14 +40,14 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
         for inputs in (*EXACT_INPUTS, "normal", "cancelling"):
             emulated = execute(record, artifact, built.library, shape, inputs, hazards=False, seed=k)
             d = product(device, record, contender, emulated)
-            apart = ulps(d, emulated.d)
+            distances = ulps(d, emulated.d)
             # Other activations are approximations, which may differ in their last bits.
             exact = inputs in EXACT_INPUTS and record.fusion.activation in ("none", "relu")
-            differing, predicts = int((apart != 0).sum()), not (exact or record.fusion)
+            differing, has_models = int((distances != 0).sum()), not (exact or record.fusion)
             if exact:
                 wrong = [f"differs-from-emulator: {differing} of {d.size} elements"] if differing else []
                 findings, ctas = [*emulated.findings, *wrong], shape.ctas(record)
-                cases.append(shape.case(inputs, ctas, "equality with the emulator", findings, float(apart.max())))
+                cases.append(shape.case(inputs, ctas, "equality with the emulator", findings, float(distances.max())))
             lines.append(
                 Rounding(
                     on=device.model,
@@ -62,9 +62,9 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
                     k=k,
                     inputs=inputs,
                     differing=differing / d.size,
-                    max_ulp=int(apart.max()),
-                    compared=min(SAMPLE, shape.m) * min(SAMPLE, shape.n) if predicts else 0,
-                    models=agreement(record.acc, emulated.a, emulated.b, d, record.k_order(k)) if predicts else {},
+                    max_ulp=int(distances.max()),
+                    compared=min(SAMPLE, shape.m) * min(SAMPLE, shape.n) if has_models else 0,
+                    models=agreement(record.acc, emulated.a, emulated.b, d, record.k_order(k)) if has_models else {},
                 )
             )
     return cases, lines

@@ -1,7 +1,8 @@
-"""What a proof is told of a record's kernel: the launches that the launcher accepts, and the main loop's ring.
+"""States what a proof is about: the launches that the launcher accepts for a record's kernel, and the main loop's ring.
 
-The sizes are named integers: m is (tile_m + below + 1) * bm, so that a CTA's tile lies within D by construction,
-and likewise n; k is k_tiles * k_step. Leading dimensions are multiples of a vector, pointers of 16 bytes.
+A proof covers all sizes at once, so sizes are polynomials of named integers. If ``below`` rows of tiles lie below a
+CTA's tile in row ``row``, m is (row + below + 1) * bm: so the tile lies within D by construction. Likewise n; k is
+k_tiles * k_step. Leading dimensions are multiples of a vector, pointers are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from kernelproof.certificates import (
     Tile,
 )
 
-ALIGNMENT = 16  # of the operands' addresses, bytes
-MOST_TILES = 1 << 30  # of a launch
-_MOST_ADDRESS = 1 << 60
+ALIGNMENT = 16  # bytes to which the operands' addresses are aligned
+MOST_TILES = 1 << 30  # most CTA tiles of a launch
+_MOST_ADDRESS = 1 << 60  # upper bound of every name that stands for an address or a distance in elements
 named = Polynomial.named
 
 
@@ -61,7 +62,7 @@ def refusal(record: Record) -> str:
 
 
 def claims(record: Record, program: Program) -> Iterator[Claim]:
-    """What must hold of a record's kernel; the claims together are about every launch.
+    """The claims that a proof of a record's kernel must show. Together they cover every launch and every CTA.
 
     Raises NotCertified for a record that ``refusal`` refuses.
     """
@@ -73,7 +74,8 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
     assert isinstance(record, MmaSyncKernel)
     assert isinstance(record.launch, Tiles)
     stages = record.stages if isinstance(record, RingRecord) else 1
-    # In the loop's last iterations nothing is copied, or, without a ring, loaded ahead.
+    # An iteration of the main loop copies a k-tile ahead, or without a ring loads one. The last stages - 1 iterations
+    # (at least one) do not, because k has ended.
     ring = Ring(stages, max(1, stages - 1), MAX_EXTENT // record.k_step, record.baked_k // record.k_step)
     for grid in {"plain": _plain, "zsplit": _zsplit, "persistent": _persistent}[record.launch.raster](record):
         items = None
@@ -86,7 +88,10 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
 
 
 def _arrivals(record: MmaSyncKernel, grid: _Grid) -> Iterator[tuple[Polynomial, str]]:
-    """How many CTAs of its tile are counted before a CTA, and how its claim is told from others."""
+    """The cases in which a CTA may arrive at its tile's counter, if k is split; a single case otherwise.
+
+    Yields how many CTAs of the tile arrived before it, and what the claim's title says of the case.
+    """
     if record.split_k == 1 or grid.tile is None:
         yield ZERO, ""
         return
@@ -95,8 +100,8 @@ def _arrivals(record: MmaSyncKernel, grid: _Grid) -> Iterator[tuple[Polynomial, 
 
 
 def problems(record: Record) -> tuple[str, ...]:
-    """The launches that the claims about a record that is not refused are about, as a reader of a certificate asks for
-    them."""
+    """The launches that the claims of a record cover, in words for the reader of a certificate. The record must not be
+    refused."""
     if isinstance(record, Warpgroups):
         return ring_contracts.problems(record)
     assert isinstance(record, MmaSyncKernel)
@@ -121,11 +126,15 @@ def problems(record: Record) -> tuple[str, ...]:
 
 
 class _Grid(NamedTuple):
-    """Some CTAs of a launch. ``special``: their special registers. ``rows``, ``cols``: the tiles of D along m and n;
-    ``tile``: the CTA's own among them, None if it has none.
+    """One kind of CTAs of a launch, such as those that have a tile.
 
-    For persistent CTAs: ``item``, which is the CTA's ``last`` or not, and ``entry``, the CTAs before their first item,
-    whose ``names`` mean more in the body.
+    ``special``: their special registers. ``rows``, ``cols``: how many tiles D has along m and n. ``tile``: row and
+    column of the CTA's tile, None if it has none. ``bounds``: the range of every name. ``assumed``: polynomials that
+    are at least 0.
+
+    For persistent CTAs the kind is those that compute some item. ``item``: the number of their tile; ``last``: whether
+    it is their last one. ``entry``: these CTAs before their first item. ``names``: the values that names of ``entry``
+    have here.
     """
 
     title: str
@@ -141,14 +150,14 @@ class _Grid(NamedTuple):
     last: bool = False
 
 
-def _most(record: MmaSyncKernel) -> tuple[int, int]:
+def _max_tiles(record: MmaSyncKernel) -> tuple[int, int]:
     """The most tiles along m and n."""
     return MAX_EXTENT // record.bm, MAX_EXTENT // record.bn
 
 
 def _plain(record: MmaSyncKernel) -> Iterator[_Grid]:
-    """A CTA for each tile."""
-    most = _most(record)[1]
+    """The CTAs of a grid with one CTA for each tile."""
+    most = _max_tiles(record)[1]
     x, y, rows, bounds = _by_rows(record)
     bounds |= {("cta_x",): (0, most - 1), ("right",): (0, most - 1)}
     special = {"%ctaid.x": x, "%ctaid.y": _along_y(record, y)}
@@ -159,21 +168,25 @@ def _plain(record: MmaSyncKernel) -> Iterator[_Grid]:
 
 
 def _by_rows(record: MmaSyncKernel) -> tuple[Polynomial, Polynomial, Polynomial, Bounds]:
-    """A CTA's column and row in a grid whose y is a row of tiles, how many rows there are, and bounds of the names."""
-    most = min(_most(record)[0], MAX_GRID_YZ // record.split_k)
+    """For a grid whose y counts rows of tiles: a CTA's x and y, the number of rows, and bounds of these names."""
+    most = min(_max_tiles(record)[0], MAX_GRID_YZ // record.split_k)
     y = named("cta_y")
     return named("cta_x"), y, y + named("below") + 1, {("cta_y",): (0, most - 1), ("below",): (0, most - 1)}
 
 
 def _along_y(record: MmaSyncKernel, row: Polynomial) -> Polynomial:
-    """A CTA's number along y: the slices of a row of tiles follow each other."""
+    """A CTA's index along y: a row of tiles has one index for each slice of k."""
     return row * record.split_k + named("slice") if record.split_k > 1 else row
 
 
 def _zsplit(record: MmaSyncKernel) -> Iterator[_Grid]:
-    """Slices of columns along z. grid.x is the columns of tiles divided by the slices, rounded up: so a slice begins
-    before the columns and the slices together; and a column is that of one CTA, because cta_x < grid_x."""
-    most = _most(record)[1]
+    """The CTAs of a grid whose z counts slices of columns, with and without a tile.
+
+    A CTA's column of tiles is cta_z * grid_x + cta_x, which no other CTA of its row has, because cta_x < grid_x. grid_x
+    is the number of columns divided by the number of slices, rounded up. So the last slices may begin after the last
+    column, but by less than the number of slices.
+    """
+    most = _max_tiles(record)[1]
     x, y, rows, bounds = _by_rows(record)
     special = {"%ctaid.x": x, "%ctaid.y": _along_y(record, y), "%ctaid.z": named("cta_z"), "%nctaid.x": named("grid_x")}
     bounds |= {("cta_x",): (0, most - 1), ("cta_z",): (0, MAX_GRID_YZ - 1), ("grid_x",): (1, most)}
@@ -186,9 +199,12 @@ def _zsplit(record: MmaSyncKernel) -> Iterator[_Grid]:
 
 
 def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
-    """CTAs that take tiles in turn: a CTA's first is that of its own number, and the next one is grid_x tiles later.
-    So two CTAs have no tile in common, and all tiles are taken."""
-    most_rows, most_cols = _most(record)
+    """Persistent CTAs at some tile: at their last one, or at an earlier one.
+
+    A CTA's first tile is that of its own number, and each next one is grid_x tiles later. So no two CTAs have a tile in
+    common, and every tile is computed.
+    """
+    most_rows, most_cols = _max_tiles(record)
     x, step = named("cta_x"), named("grid_x")
     special = {"%ctaid.x": x, "%nctaid.x": step}
     bounds: Bounds = {("cta_x",): (0, MOST_TILES), ("grid_x",): (1, MOST_TILES)}
@@ -201,9 +217,9 @@ def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
     item = named("tile_m") * cols + named("tile_n")
     bounds |= {(name,): (0, most_rows - 1) for name in ("tile_m", "below")}
     bounds |= {(name,): (0, most_cols - 1) for name in ("tile_n", "right")}
-    left = rows * cols - 1 - item - step
+    after_next = rows * cols - 1 - item - step  # tiles after the CTA's next one; negative if this is its last
     within = (MOST_TILES - rows * cols, MOST_TILES - 1 - item, 2 * MOST_TILES - 1 - item - step)
-    for last, rest in ((False, left), (True, -left - 1)):
+    for last, rest in ((False, after_next), (True, -after_next - 1)):
         title = "the last tile of a CTA" if last else "a tile before the last one of a CTA"
         yield _Grid(
             title, special, rows, cols, (named("tile_m"), named("tile_n")), bounds, (*within, rest), entry,
@@ -212,14 +228,18 @@ def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
 
 
 def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: Polynomial = ZERO) -> Contract:
+    """The contract of one kind of CTAs. ``offsets``: the byte offsets of the kernel's parameters.
+
+    ``arrived``: how many CTAs of the tile arrived at its counter before this one.
+    """
     element, output = record.element, record.output
     rows, cols = grid.rows * record.bm, grid.cols * record.bn
     slices = _slices(record, grid, arrived)
     k = named(TILES) * record.k_step
     first = named("first_tile") * record.k_step if slices else ZERO
-    packed, along = Polynomial.of(record.baked_k), record.along_k
-    lda = packed if record.baked_k and along.a else named("lda_vectors", element.vector)
-    ldb = packed if record.baked_k and along.b else named("ldb_vectors", element.vector)
+    baked_k, along = Polynomial.of(record.baked_k), record.along_k
+    lda = baked_k if record.baked_k and along.a else named("lda_vectors", element.vector)
+    ldb = baked_k if record.baked_k and along.b else named("ldb_vectors", element.vector)
     ldd = named("ldd_vectors", output.vector)
     strides = [named(f"{name}_stride", x.vector) for name, x in (("a", element), ("b", element), ("d", output))]
     to_product = [stride * named("cta_z") if record.batched else ZERO for stride in strides]
@@ -231,6 +251,7 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
         Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=parts[2]),
     ]
     a, b, d = (named(matrix.base, ALIGNMENT) for matrix in matrices)
+    # The value and the bits of each parameter, in the order of the kernel's signature.
     arguments = (
         (a, 64), (lda, 32), (b, 64), (ldb, 32), (d, 64), (ldd, 32), (rows, 32), (cols, 32),
         (named("all_tiles", record.k_step) if slices else k, 32),
@@ -250,6 +271,7 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
     bounds[(TILES,)] = (1, MAX_EXTENT // record.k_step)
     facts = Facts(bounds, list(grid.assumed))
     if slices:
+        # A slab has the partial sums of one slice of one tile.
         count, slab = record.split_k, Polynomial.of(slices.elements)
         slabs = grid.rows * grid.cols * count
         matrices.append(Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, slabs, slab, "f32", None))
@@ -261,7 +283,7 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
 
 
 def _slices(record: MmaSyncKernel, grid: _Grid, arrived: Polynomial) -> Slices | None:
-    """How a CTA shares its tile's k with others."""
+    """The CTA's slice of its tile's k; None if k is not split or the CTA has no tile."""
     if record.split_k == 1 or grid.tile is None:
         return None
     tile = grid.tile[0] * grid.cols + grid.tile[1]

@@ -1,4 +1,4 @@
-"""The definition of a right product: kinds of inputs, the comparison with the fp64 product, and the error bound.
+"""Defines when a product is right: kinds of inputs, the comparison with the fp64 product, and the error bound.
 
 All functions take NumPy arrays or torch tensors; ``Array`` stands for either, but a call must not mix them. D (m,n) is
 the product of A (m,k) and B (n,k), in their ``Element`` or in fp32. The kind of inputs decides the comparison:
@@ -46,15 +46,15 @@ class Library(Protocol[Array]):
     """The operations of this module that NumPy and torch spell differently."""
 
     def wide(self, values: Array) -> Array:
-        """In fp64."""
+        """The values in fp64."""
         ...
 
     def single(self, values: Array) -> Array:
-        """In fp32."""
+        """The values in fp32."""
         ...
 
     def rounded(self, values: Array, element: Element) -> Array:
-        """To the nearest number of the element, in its type."""
+        """The values rounded to the nearest numbers of the element, in its type."""
         ...
 
     def product(self, a: Array, b: Array) -> Array:
@@ -171,6 +171,8 @@ def library(values: NDArray[Any] | torch.Tensor) -> Library[NDArray[Any]] | Libr
 
 
 class _NumPyDraws:
+    """``Draws`` from NumPy's generator."""
+
     def __init__(self, rng: np.random.Generator, element: Element) -> None:
         self._rng, self._type = rng, element.numpy_dtype
 
@@ -185,7 +187,7 @@ class _NumPyDraws:
 
 
 class _TorchDraws:
-    """On the generator's device."""
+    """``Draws`` from torch's generator, on its device."""
 
     def __init__(self, generator: torch.Generator, element: Element) -> None:
         import torch
@@ -232,7 +234,8 @@ def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: El
         return draws.integers(-2, 2, m, k), draws.integers(-2, 2, n, k)
     a, b = draws.normal(m, k), draws.normal(n, k)
     if inputs == "cancelling":
-        # The second half of k is the mirrored first half with A negated. In fp32, since torch has no 8-bit arithmetic.
+        # The second half of k is the mirrored first half with A negated, so every sum is zero. The halves are computed
+        # in fp32, because torch has no 8-bit arithmetic.
         arrays, half = library(a), k // 2
         a, b = arrays.single(a), arrays.single(b)
         mirrored = list(reversed(range(half)))
@@ -295,8 +298,10 @@ def first_place(wrong: Array) -> tuple[int, int]:
 
 
 class Bounds(Generic[Array]):
-    """The fp64 product of A (m,k) and B (n,k), and the error allowed for each element. It serves to compare many D of
-    type ``output``."""
+    """The fp64 product of A (m,k) and B (n,k), and the error allowed for each element.
+
+    They are computed once, to compare any number of D (m,n) of type ``output`` with them.
+    """
 
     def __init__(self, acc: Acc, a: Array, b: Array, order: Order, output: Element) -> None:
         arrays = library(a)
@@ -342,7 +347,7 @@ def compare(acc: Acc, inputs: str, a: Array, b: Array, d: Array, order: Order) -
 
 
 def _blocks(a: Array, wide_b: Array, d: Array) -> Iterator[tuple[range, Array, Array, Array]]:
-    """Blocks of rows: their numbers, the rows of A in fp64, those of D, and those of the fp64 product."""
+    """Yields blocks of rows: their numbers, and these rows of A in fp64, of D, and of the fp64 product."""
     arrays = library(a)
     m, n = d.shape
     step = max(1, CHUNK // n)
@@ -353,6 +358,7 @@ def _blocks(a: Array, wide_b: Array, d: Array) -> Iterator[tuple[range, Array, A
 
 
 def _compare_places(a: Array, wide_b: Array, d: Array) -> Comparison:
+    """Compares where D and the reference have NaN and infinities; finite values are not compared."""
     arrays = library(a)
     comparison = Comparison("NaN and infinities in their places", d.shape[0] * d.shape[1])
     for rows, _, part, reference in _blocks(a, wide_b, d):
@@ -365,9 +371,10 @@ def _compare_places(a: Array, wide_b: Array, d: Array) -> Comparison:
 
 
 def _compare_exact(acc: Acc, a: Array, wide_b: Array, d: Array) -> Comparison:
+    """Compares for equality, for inputs whose sums are integers."""
     arrays = library(a)
     comparison, element = Comparison("equality", d.shape[0] * d.shape[1]), output_of(d)
-    # A sum in fp16 may stop growing at the last integer that it reaches by steps of one.
+    # The largest sum that must be exact. A sum in fp16 may stop growing at the last integer that fp16 counts up to.
     last = min(element.exact, F16.exact) if acc == "f16" else element.exact
     # The largest error of the elements that must be exact, or of all elements if none must be.
     largest, largest_exact = 0.0, -1.0

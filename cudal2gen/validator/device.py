@@ -1,13 +1,13 @@
-"""A device's verdict on a contender: whether its results are right, and whether it stays within its memory.
+"""Judges a kernel on a device: whether its results are right, and whether it writes only to its outputs.
 
-Every problem runs three times: on fresh matrices, on other fresh ones with the same numbers, and once more on the first
-ones with new numbers in them. D and aux are poisoned before each run, differently in the second; ``matrices`` says how
-writes beside them show. The comparison is ``correctness.compare``, on the device, in chunks; for the 0/1 inputs that is
-the published test as well, since their fp32 product equals the fp64 one.
+Every problem runs three times: on new matrices, on other new matrices with the same numbers, and on the first matrices
+with new numbers in them. D and aux are poisoned before each run, with another value in the second. ``matrices`` finds
+writes outside of them. Results are compared by ``correctness.compare``, on the device, in chunks. For inputs of 0 and 1
+this is also the published test, since their fp32 product equals the fp64 one.
 
-Two checks are made once per kernel: that it works on the given stream, in order, and, where a baseline is handed in,
-the published criterion: its largest error against an fp32 product of normal inputs exceeds the baseline's by chance at
-most.
+Two checks are made once per kernel. It must work on the given stream, in order. If there is a baseline, it must meet
+the published criterion: its largest error against an fp32 product of normal inputs may exceed the baseline's by no more
+than chance explains.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Open = Callable[[Record], Contender]
 Baseline = Callable[[Problem], Contender]
 
 DRAWS = 3  # draws of normal inputs for the published criterion
-# Relative margins by which the largest error and the root mean square error may exceed the baseline's. Which of two
-# orders of sums has the larger maximum is chance: on 64x64 it varies by a sixth, the root mean square by 2 %.
+# Relative margins by which the largest error and the root mean square error may exceed the baseline's. Two orders of
+# summation differ in the largest error by chance: by a sixth on 64x64, while the root mean square differs by 2 %.
 SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
 DEVICE_ERROR = "device-error"  # a finding that begins so means that the device no longer works
 
@@ -103,9 +103,9 @@ def run_case(
         _finish(device, contender.bind(second.operands))
         same_bits = second.holds(bits)
         # The second poison is an ordinary number, so the comparison finds elements where it remains.
-        elsewhere = [finding for finding in second.findings(number) if not finding.startswith("unwritten")]
-        elsewhere += [] if same_bits else second.compare(inputs).findings
-        findings += [f"in other memory: {finding}" for finding in elsewhere]
+        second_findings = [finding for finding in second.findings(number) if not finding.startswith("unwritten")]
+        second_findings += [] if same_bits else second.compare(inputs).findings
+        findings += [f"in other memory: {finding}" for finding in second_findings]
 
         first.draw(inputs, seed + 1, nan)
         _finish(device, call)
@@ -181,10 +181,10 @@ def stream_case(device: VerdictDevice, record: Record, contender: Contender, sha
 def accuracy_case(
     device: VerdictDevice, record: Record, contender: Contender, baseline: Contender, shape: Shape
 ) -> Case:
-    """The published criterion: the error against fp32 must not exceed the baseline's. Raises Absent if the baseline
-    does.
+    """Checks the published criterion: the error against fp32 must not exceed the baseline's.
 
-    If the largest error is larger, the root mean square error decides whether that was chance.
+    If the largest error exceeds it, the root mean square error decides whether that was chance. Raises Absent if the
+    baseline cannot compute the problem.
     """
     largest, squares = {contender: 0.0, baseline: 0.0}, {contender: 0.0, baseline: 0.0}
     for seed in range(DRAWS):
@@ -196,8 +196,8 @@ def accuracy_case(
             error, rms = errors_of_single(operands.a, operands.b, operands.d)
             largest[side], squares[side] = max(largest[side], error), squares[side] + rms**2 / DRAWS
     error, allowed = largest[contender], largest[baseline] * (1 + SLACK)
-    likely = squares[contender] <= squares[baseline] * (1 + SLACK_RMS) ** 2
-    by_chance = likely and allowed < error < float("inf")
+    similar_rms = squares[contender] <= squares[baseline] * (1 + SLACK_RMS) ** 2
+    by_chance = similar_rms and allowed < error < float("inf")
     comparison = Comparison(f"largest error against fp32, at most that of {baseline.name}", 0, error, allowed)
     comparison.compared += ", larger by chance: the root mean square is not" if by_chance else ""
     findings = []
@@ -206,15 +206,15 @@ def accuracy_case(
     return _case(record, shape, "normal", comparison, findings)
 
 
-class _Openings:
-    """The contenders of one binary, each opened once per set of launch options."""
+class _OpenContenders:
+    """The contenders of one binary, one for each set of launch options."""
 
     def __init__(self, record: Record, open_kernel: Open) -> None:
         self._record, self._open = record, open_kernel
         self._contenders: dict[tuple[tuple[str, int], ...], Contender] = {}
 
     def contender(self, shape: Shape) -> Contender:
-        """Raises LaunchError."""
+        """The contender with the shape's launch options, opened at its first use. Raises LaunchError."""
         options = shape.launch_options
         key = tuple(options.items())
         if key not in self._contenders:
@@ -238,35 +238,36 @@ def validate(
     device nothing else is run on it.
     """
     own = Shape(record.m, record.n, record.k, record.launch_options.get("swizzle_stride"))
-    openings = _Openings(record, open_kernel)
+    contenders = _OpenContenders(record, open_kernel)
     cases: list[Case] = []
     tools: dict[str, str] = {}
     deterministic = True
 
-    def alive() -> bool:
+    def device_works() -> bool:
         return not (cases and any(finding.startswith(DEVICE_ERROR) for finding in cases[-1].findings))
 
     refusals: list[str] = []
     try:
-        with _refusals(refusals):  # refusals while opening it
+        with _refusals(refusals):  # a contender may fail to open
             for shape, inputs in _plan(record, own):
-                if alive():
+                if device_works():
                     seed = 2 * len(cases)
-                    case, same_bits = run_case(device, record, openings.contender(shape), shape, inputs, seed)
+                    case, same_bits = run_case(device, record, contenders.contender(shape), shape, inputs, seed)
                     cases.append(case)
                     deterministic &= same_bits
-            if alive():
-                cases.append(stream_case(device, record, openings.contender(own), own))
+            if device_works():
+                cases.append(stream_case(device, record, contenders.contender(own), own))
             if baseline is not None and all(case.passed for case in cases):
                 try:
-                    cases.append(accuracy_case(device, record, openings.contender(own), baseline(record.problem), own))
+                    contender = contenders.contender(own)
+                    cases.append(accuracy_case(device, record, contender, baseline(record.problem), own))
                 except (Absent, RuntimeError) as error:
                     tools["baseline"] = f"not run: {error}"
         if refusals:
             cases.append(_case(record, own, "none", Comparison("nothing", 0), refusals))
     finally:
-        if alive():
-            openings.close()
+        if device_works():
+            contenders.close()
     return Verdict(
         record=record.name,
         digest=digest,

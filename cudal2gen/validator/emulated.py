@@ -1,5 +1,4 @@
-"""The emulator's verdict: a built kernel's PTX, or its machine code, is executed on the CPU, through the launcher, and
-D is compared.
+"""Judges a kernel in the emulator: executes its PTX or machine code on the CPU, through the launcher, and compares D.
 
 Every problem is executed once with hazard detection. If warpgroups wait for each other at mbarriers, the largest
 problem is executed again in an adverse order. Leading dimensions are longer than rows unless sizes are compiled in; the
@@ -120,13 +119,13 @@ class _Matrices:
             _fused_drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
             for product_rows in self._rows
         ]
-        several_a = [_widened(a, len(a), k) for a, _ in products]
-        several_b = [_widened(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
+        several_a = [_zero_padded(a, len(a), k) for a, _ in products]
+        several_b = [_zero_padded(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
         self._operands = list(zip(several_a, several_b * (len(products) if shape.shared_b else 1), strict=True))
         wide_a = self._by_rows(several_a, rows)
-        wide_b = [_widened(b, len(cols), k) for b in several_b]
-        address_a = self._factor("A", record.along_k.a, (m, lda), rows, wide_a, self.batches.a)
-        address_b = self._factor("B", record.along_k.b, (n, ldb), cols, wide_b, self.batches.b)
+        wide_b = [_zero_padded(b, len(cols), k) for b in several_b]
+        address_a = self._upload_factor("A", record.along_k.a, (m, lda), rows, wide_a, self.batches.a)
+        address_b = self._upload_factor("B", record.along_k.b, (n, ldb), cols, wide_b, self.batches.b)
         self._d_shape = (m, ldd)
         # A kernel that stores no vectors must take a D and a C that are aligned only to an element.
         self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
@@ -140,24 +139,30 @@ class _Matrices:
         self.several = self._several(shape)
         self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
 
-    def _factor(
+    def _upload_factor(
         self, name: str, along_k: bool, extent_and_ld: tuple[int, int], rows: Array, values: list[Array], stride: int
     ) -> int:
-        """Uploads A or B, of which each of ``values`` has the given ``rows`` and all of k, as it is stored: in rows
-        along k or across it."""
+        """Uploads A or B as it is stored, in rows along k or across it, and returns its address.
+
+        ``values``: for each product the given ``rows`` with all of k. ``extent_and_ld``: rows of the complete matrix,
+        and its leading dimension.
+        """
         (extent, ld), depth = extent_and_ld, values[0].shape[1]
         if along_k:
             return self._input(name, (extent, ld), rows, np.arange(depth), values, stride)
         return self._input(name, (depth, ld), np.arange(depth), rows, [value.T for value in values], stride)
 
     def _by_rows(self, values: list[Array], rows: Array) -> list[Array]:
-        """Values with a row per row of D, as they lie in memory: for each product with zeros below, as a caller pads;
-        for groups one after the other, with NaN below."""
+        """Values that have a row for each row of D, as they lie in memory.
+
+        Each product is followed by rows of zeros, as a caller pads. Groups lie one after the other, and the rows after
+        them are NaN.
+        """
         if self._grouped:
             stacked = np.concatenate(values)
             after = np.full((len(rows) - len(stacked), stacked.shape[1]), np.nan, stacked.dtype)
             return [np.concatenate([stacked, after])]
-        return [_widened(value, len(rows), value.shape[1]) for value in values]
+        return [_zero_padded(value, len(rows), value.shape[1]) for value in values]
 
     def _output(self, name: str, written: Array) -> emulator.Buffer:
         """A matrix in which the kernel must write exactly the elements of the mask."""
@@ -187,13 +192,13 @@ class _Matrices:
         vectors = [operands.bias for operands in self._fused if operands.bias is not None]
         matrices = [operands.c for operands in self._fused if operands.c is not None]
         if record.fusion.bias == "n":
-            values = [_widened(vector[None, :], 1, len(cols)) for vector in vectors]
+            values = [_zero_padded(vector[None, :], 1, len(cols)) for vector in vectors]
             bias = self._input("bias", (1, n), np.arange(1), cols, values, self.batches.bias)
         if record.fusion.bias == "m":
             values = [column.T for column in self._by_rows([vector[:, None] for vector in vectors], rows)]
             bias = self._input("bias", (1, m), np.arange(1), rows, values, self.batches.bias)
         if matrices:
-            values = self._by_rows([_widened(matrix, len(matrix), len(cols)) for matrix in matrices], rows)
+            values = self._by_rows([_zero_padded(matrix, len(matrix), len(cols)) for matrix in matrices], rows)
             c = self._input("C", (m, ld), rows, cols, values, self.batches.c, of_d=True)
         aux, ldaux = (self._aux.address, self._aux_shape[1]) if self._aux else (0, 0)
         return Fused(bias, c, ld, self._fused[0].alpha, self._fused[0].beta, aux, ldaux)
@@ -216,11 +221,11 @@ class _Matrices:
         dtype, odd = (self._type_d, self._odd) if of_d else (self._type, 0)
         elements = odd + (len(values) - 1) * stride + size[0] * size[1]
         buffer = self.memory.allocate(elements * dtype.itemsize, "inout", name=name)
-        whole = buffer.bytes().view(dtype)
+        contents = buffer.bytes().view(dtype)
         if len(values) > 1:
-            whole[:] = np.nan
+            contents[:] = np.nan
         for number, value in enumerate(values):
-            matrix = whole[odd + number * stride :][: size[0] * size[1]].reshape(size)
+            matrix = contents[odd + number * stride :][: size[0] * size[1]].reshape(size)
             matrix[rows] = np.nan
             matrix[np.ix_(rows, cols)] = value
         buffer.role = "input"
@@ -247,15 +252,14 @@ def _is_fault(record: Record, report: emulator.Report) -> bool:
     return report.is_error or (report.kind == "tcgen05-fence" and not record.TEXTUAL)
 
 
-def _left_counters(kernel: OpenKernel, memory: emulator.Memory) -> list[str]:
-    """A finding if a launch leaves counters that are not zero: the next one on its stream would take them for its
-    own."""
+def _counter_findings(kernel: OpenKernel, memory: emulator.Memory) -> list[str]:
+    """A finding if a launch leaves counters that are not zero: the next launch on its stream would start with them."""
     address, size = kernel.counters()
     counters = memory.find(address - memory.base) if size else None
-    left = [] if counters is None else np.flatnonzero(counters.bytes().view(np.uint32)).tolist()
-    if not left:
+    nonzero = [] if counters is None else np.flatnonzero(counters.bytes().view(np.uint32)).tolist()
+    if not nonzero:
         return []
-    return [f"counters-left: {len(left)} counters are not zero after the launch, the first is number {left[0]}"]
+    return [f"counters-left: {len(nonzero)} counters are not zero after the launch, the first is number {nonzero[0]}"]
 
 
 def execute(
@@ -305,7 +309,7 @@ def execute(
                 kernel.launch(
                     *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.several
                 )
-                findings += _left_counters(kernel, memory)
+                findings += _counter_findings(kernel, memory)
         except LaunchError as error:
             findings.append(f"launch-refused: {error}")
     findings += [str(report) for report in session.reports if _is_fault(record, report)]
@@ -330,7 +334,7 @@ def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]
     tiles_m, tiles_n = ceil_div(shape.m, record.bm), ceil_div(shape.n, record.bn)
     if not shape.corners:
         return list(range(tiles_m)), list(range(tiles_n))
-    width = tiles_n
+    width = tiles_n  # columns of tiles in a slice of the raster
     if stride := shape.swizzle_stride or record.launch_options.get("swizzle_stride"):
         width = ceil_div(tiles_n, ceil_div(tiles_n * record.bn, stride))
     ends = {0, width - 1, (tiles_n - 1) // width * width, tiles_n - 1}
@@ -340,6 +344,7 @@ def _executed_tiles(shape: Shape, record: Record) -> tuple[list[int], list[int]]
 def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[int], split_k: int) -> Array:
     """The linear indices of the CTAs of these tiles, with all their slices of k, and of the grid's last CTA."""
     x_size, y_size, z_size = grid
+    # A column of tiles is (z, x): slices of the raster lie along z. A row of tiles and a slice of k give y.
     rows = [tile * split_k + part for tile in tiles_m for part in range(split_k)]
     numbers = {(tile // x_size * y_size + y) * x_size + tile % x_size for tile in tiles_n for y in rows}
     return np.array(sorted(numbers | {x_size * y_size * z_size - 1}))
@@ -354,13 +359,13 @@ def _drawn(record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.G
 def _fused_drawn(
     record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator
 ) -> fused.FusedOperands[Array]:
-    """The fused operands for these."""
+    """The further operands of a fused product with m rows, where m may be 0."""
     operands = fused.draw(record.fusion, inputs, max(1, m), n, rng, record.element, record.output, k=k)
     return operands.of_rows(record.fusion, slice(m))
 
 
 def _cols_of_d(record: Record, cols: Array) -> Array:
-    """The columns of D that follow from some columns of the product: all of them, or one for each gated pair."""
+    """The columns of D that some columns of the product give: the same ones, or one for each gated pair."""
     if not record.fusion.gate:
         return cols
     half = GATE_COLS // 2
@@ -370,18 +375,19 @@ def _cols_of_d(record: Record, cols: Array) -> Array:
 
 
 def _columns(shape: tuple[int, int], n: int) -> Array:
-    """The first n columns of a matrix."""
+    """The mask of the first n columns of a matrix."""
     inside = np.zeros(shape, bool)
     inside[:, :n] = True
     return inside
 
 
-def _widened(matrix: Array, rows: int, cols: int) -> Array:
+def _zero_padded(matrix: Array, rows: int, cols: int) -> Array:
     """The matrix, padded with zeros below and to the right."""
     return np.pad(matrix, [(0, rows - matrix.shape[0]), (0, cols - matrix.shape[1])])
 
 
 def _extents(tiles: list[int], tile: int, extent: int) -> Array:
+    """The rows or columns of a matrix that lie in these tiles; ``tile``: the size of a tile."""
     return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
 
 
@@ -396,7 +402,7 @@ def _compared(record: Record, inputs: str, product: ComputedProduct, order: list
 def run_case(
     record: Record, artifact: Artifact, library: Path, shape: Shape, inputs: str, **modes: Unpack[Modes]
 ) -> tuple[Case, Execution]:
-    """Executes one problem with one kind of inputs and compares. ``modes``: as of ``execute``."""
+    """Executes one problem with one kind of inputs and compares its results. ``modes``: see ``execute``."""
     execution = execute(record, artifact, library, shape, inputs, **modes)
     comparison, wrong = Comparison("nothing", 0), []
     if execution.ctas:
@@ -431,21 +437,21 @@ def validate(
     cases: list[Case] = []
     counters: dict[str, float] = {}
     shapes = stress_shapes(record)
-    largest = thorough_shape(record, shapes)
+    thorough = thorough_shape(record, shapes)
     for shape in shapes:
         # Hazards do not depend on data, so one kind of inputs is enough to find them.
-        for number, inputs in enumerate(kinds(shape, shape == largest, record.output.exact)):
+        for number, inputs in enumerate(kinds(shape, shape == thorough, record.output.exact)):
             case, execution = run_case(
                 record, artifact, library, shape, inputs,
-                hazards=number == 0, counters=number == 1 and shape == largest, rounding=rounding, seed=len(cases),
+                hazards=number == 0, counters=number == 1 and shape == thorough, rounding=rounding, seed=len(cases),
                 machine_code=machine_code,
             )  # fmt: skip
             cases.append(case)
             counters |= summary(record, execution)
     if record.waits_by_mbarriers:
-        most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
+        largest = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
         modes = Modes(adverse=True, rounding=rounding, machine_code=machine_code)
-        cases.append(run_case(record, artifact, library, most, "binary", **modes)[0])
+        cases.append(run_case(record, artifact, library, largest, "binary", **modes)[0])
     return Verdict(
         record=record.name,
         digest=artifact.digest,

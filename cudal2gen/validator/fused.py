@@ -1,4 +1,4 @@
-"""Fused products: operands beside A and B, and the comparison of D with the fp64 reference and an error bound.
+"""Compares fused products with their fp64 reference: draws the operands besides A and B, and bounds D's error.
 
 D = activation(Z), Z = alpha A B + bias + beta C, see ``kernel.fusion``. The bound of an element adds, in this order:
 
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 # Steepest slopes: of silu at 2.4, of both gelu at sqrt(2), rounded up.
 SLOPES: dict[Activation, float] = {"none": 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
-# x times 1 / (1 + 2^(x f(x))): ex2.approx and rcp.approx err by 2 ulp each at most (PTX ISA 9.0, 2^-22 and 1 ulp), the
-# sum and the products by half an ulp each; the exponent's own roundings count with their size, below.
+# Error of a kernel's silu and gelu_tanh, x / (1 + 2^(x f(x))). ex2.approx and rcp.approx err by at most 2 ulp each (PTX
+# ISA 9.0: 2^-22 and 1 ulp), the sum and the products by half an ulp each. ``own_error`` adds that of the exponent.
 SIGMOID_ULPS = 16.0
-# Absolute, of the normal distribution: 7.5e-8 of its polynomial (Abramowitz and Stegun 26.2.17), and roundings of terms
-# whose sum of magnitudes is below 2.3.
+# Absolute error of a kernel's normal distribution: 7.5e-8 of the polynomial (Abramowitz and Stegun 26.2.17), and the
+# roundings of its terms, whose magnitudes sum to less than 2.3.
 NORMAL_ERROR = 8 * SINGLE_ERROR
 FLUSHED = 2.0**-118  # largest silu or gelu that becomes 0 because ex2 overflows or its result is flushed
 
 
 class FusedOperands(NamedTuple, Generic[Array]):
-    """Operands beside A and B: bias (n,) or (m,) in their type, C (m,n) in the type of D; None where the fusion lacks
-    the part."""
+    """The operands besides A and B: bias (n,) or (m,) in the type of A and B, C (m,n) in the type of D. An operand is
+    None if the fusion does not have it."""
 
     bias: Array | None
     c: Array | None
@@ -103,21 +103,25 @@ def draw(
     *,
     k: int = 1,
 ) -> FusedOperands[NDArray[Any]] | FusedOperands[torch.Tensor]:
-    """Operands of one kind of ``INPUTS`` from NumPy's or torch's generator, without the NaN of ``special``: those are
-    of A and B. Normal ones are as large as sums of ``k`` products, so that the bound of these sees a wrong one."""
+    """Operands of one kind of ``INPUTS``, drawn from NumPy's or torch's generator, without the NaN of ``special``.
+
+    Normal operands are scaled to the size of sums of ``k`` products. Otherwise the error bound of such sums would hide
+    a wrong bias or C.
+    """
     kind = "integers" if inputs in ("binary", "sparse", "integers") else "normal"
     extent, scale = {"none": 0, "n": n, "m": m}[fusion.bias], 1 << (k.bit_length() // 2 if kind == "normal" else 0)
     # One branch per library, because their arrays do not mix.
     if isinstance(rng, np.random.Generator):
         vector = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
         matrix = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
-        return FusedOperands(_as(vector, element), _as(matrix, output))
+        return FusedOperands(_rounded(vector, element), _rounded(matrix, output))
     bias = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
     c = operands(kind, m, 1, n, rng, output)[0] * scale if fusion.residual else None
-    return FusedOperands(_as(bias, element), _as(c, output))
+    return FusedOperands(_rounded(bias, element), _rounded(c, output))
 
 
-def _as(values: Array | None, element: Element) -> Array | None:
+def _rounded(values: Array | None, element: Element) -> Array | None:
+    """The values rounded to an element, in its type."""
     return None if values is None else library(values).rounded(values, element)
 
 
@@ -139,33 +143,36 @@ def apply(activation: Activation, z: Array) -> Array:
 
 
 def own_error(activation: Activation, z: Array, result: Array) -> Array:
-    """The error of the kernel's evaluation of an activation, in addition to that of its argument."""
+    """The error with which a kernel evaluates an activation of an exact argument."""
     error: Array = library(z).zeros(z)
     if activation == "gelu":
         error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + FLUSHED
     elif activation in ("silu", "gelu_tanh"):
         exponent = 1.45 * abs(z) if activation == "silu" else abs(z) * (2.31 + 0.103 * z * z)
-        # Two roundings of the exponent, or of three factors of it, each relative; e^x - 1 < 2 x for what stays small.
+        # The exponent has a few relative roundings; e^x - 1 < 2 x for an exponent's small error x.
         error = (4 * exponent + SIGMOID_ULPS) * SINGLE_ERROR * abs(result) + FLUSHED
     return error
 
 
 @dataclass(frozen=True)
 class Reference(Generic[Array]):
-    """The fused product in fp64, and by how much each element of D may differ."""
+    """The fused product in fp64 (``result``), and by how much each element of D may differ from it (``allowed``)."""
 
     result: Array
     allowed: Array
     exact: bool  # whether D must equal the reference rounded once
-    # Elements in which infinity is multiplied by a value that may be 0 within its error: NaN or infinity of any sign is
-    # right.
+    # Elements in which infinity is multiplied by a value that may be 0 within its error. There NaN and both infinities
+    # are right.
     undetermined: Array | bool = False
 
 
 @dataclass(frozen=True)
 class FusedProduct(Generic[Array]):
-    """A fused product of A (m,k) and B (n,k). ``inputs``: their kind, of ``INPUTS``; ``operands``: what is read beside
-    them. ``order``: the k of each partial sum, a record's ``k_order``; ``output``: the type of D."""
+    """A fused product of A (m,k) and B (n,k).
+
+    ``inputs``: the kind of all inputs, one of ``INPUTS``. ``operands``: the operands besides A and B. ``order``: the k
+    of each partial sum, a record's ``k_order``. ``output``: the type of D.
+    """
 
     acc: Acc
     fusion: Fusion
@@ -181,8 +188,11 @@ class FusedProduct(Generic[Array]):
         return replace(self, a=self.a[rows], operands=self.operands.of_rows(self.fusion, rows))
 
     def reference(self, roundings: int = 0) -> Reference[Array]:
-        """The product in fp64 with its error bounds. ``roundings``: to D's type before the activation, by a contender
-        that adds the parts one after the other; a fused kernel has none."""
+        """The product in fp64 with its error bounds.
+
+        ``roundings``: how often a contender rounds to D's type before the activation. A contender that adds the parts
+        one by one rounds each sum; a fused kernel does not round.
+        """
         fusion, operands = self.fusion, self.operands
         arrays = library(self.a)
         wide_a, wide_b = arrays.wide(self.a), arrays.wide(self.b)
@@ -190,7 +200,7 @@ class FusedProduct(Generic[Array]):
             product = arrays.product(wide_a, wide_b)
             scale = operands.alpha if fusion.scale else 1.0
             z, magnitude = scale * product, abs(scale * product)
-            for part in _added(fusion, operands):
+            for part in _addends(fusion, operands):
                 z, magnitude = z + part, magnitude + abs(part)
             error = arrays.zeros(z)
             sums_are_exact = self.inputs not in BOUNDED and (
@@ -201,16 +211,16 @@ class FusedProduct(Generic[Array]):
                 if self.acc == "f16" and len(self.order) > 1:
                     error = error + abs(scale) * rounding_error(product, error, F16)
                 error = error + (3 * SINGLE_ERROR + roundings * self.output.unit_roundoff) * (magnitude + error)
-            result, error, undetermined = _activated(fusion, z, error)
+            result, error, undetermined = _activation_result(fusion, z, error)
             allowed = error + rounding_error(result, error, self.output)
         exact = sums_are_exact and not fusion.gate and fusion.activation in ("none", "relu")
         return Reference(result, allowed, exact, undetermined)
 
     def compare(self, d: Array) -> Comparison:
-        """D (m,n) against the reference, by the criterion of the inputs, some rows at a time.
+        """Compares D (m,n) with the reference, by the criterion of the inputs, some rows at a time.
 
-        As of plain products (``correctness``), the bound of an fp16 accumulator on a large problem is computed for some
-        rows; elsewhere twice its largest holds.
+        As for plain products (``correctness``), the bound of an fp16 accumulator on a large problem is computed for
+        some rows only; the other rows are allowed twice the largest of these bounds.
         """
         (m, n), k = d.shape, self.a.shape[1]
         stride = m * n * k // SAMPLED if self.acc == "f16" and self.inputs in BOUNDED else 0
@@ -219,7 +229,7 @@ class FusedProduct(Generic[Array]):
         if stride > 1:
             some = slice(None, None, stride)
             bounds = self.of_rows(some).reference()
-            _add(comparison, range(0, m, stride), self.inputs, bounds, d[some], self.output, None)
+            _add_rows(comparison, range(0, m, stride), self.inputs, bounds, d[some], self.output, None)
             comparison.compared += f" in {len(range(0, m, stride))} rows, twice its largest in all"
             ceiling = 2 * float(bounds.allowed.max())
         # With a ceiling only the values matter, so the bound is that of fp32 sums, which is cheap to compute.
@@ -228,7 +238,7 @@ class FusedProduct(Generic[Array]):
         for top in range(0, m, step):
             rows = slice(top, min(m, top + step))
             bounds = bounded.of_rows(rows).reference()
-            _add(comparison, range(rows.start, rows.stop), self.inputs, bounds, d[rows], self.output, ceiling)
+            _add_rows(comparison, range(rows.start, rows.stop), self.inputs, bounds, d[rows], self.output, ceiling)
         return comparison
 
     def compare_stored(self, d: Array, aux: Array | None) -> Comparison:
@@ -236,12 +246,12 @@ class FusedProduct(Generic[Array]):
         comparison = self.compare(d)
         if aux is None:
             return comparison
-        beside = replace(self, fusion=self.fusion.before_activation).compare(aux)
-        return replace(beside, first=f"aux, {beside.first}") if beside.wrong else comparison
+        of_z = replace(self, fusion=self.fusion.before_activation).compare(aux)
+        return replace(of_z, first=f"aux, {of_z.first}") if of_z.wrong else comparison
 
 
-def _activated(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Array | bool]:
-    """The result of activation and gate for Z, its error given that of Z, and which elements are undetermined."""
+def _activation_result(fusion: Fusion, z: Array, error: Array) -> tuple[Array, Array, Array | bool]:
+    """The result of activation and gate for Z, its error given Z's, and which elements are undetermined."""
     first, first_error = _half(fusion, z, 0), _half(fusion, error, 0)
     result = apply(fusion.activation, first)
     result_error = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
@@ -263,8 +273,8 @@ def _half(fusion: Fusion, z: Array, half: int) -> Array:
     return z.reshape(m, n // GATE_COLS, 2, GATE_COLS // 2)[:, :, half].reshape(m, n // 2)
 
 
-def _added(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
-    """The parts that are added to the product, in shapes that broadcast over D."""
+def _addends(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
+    """Bias and beta C, which are added to the product, in shapes that broadcast over D."""
     if fused.bias is not None:
         bias = library(fused.bias).wide(fused.bias)
         yield bias[None, :] if fusion.bias == "n" else bias[:, None]
@@ -272,7 +282,7 @@ def _added(fusion: Fusion, fused: FusedOperands[Array]) -> Iterator[Array]:
         yield fused.beta * library(fused.c).wide(fused.c)
 
 
-def _add(
+def _add_rows(
     comparison: Comparison,
     rows: range,
     inputs: str,
@@ -281,7 +291,7 @@ def _add(
     output: Element,
     ceiling: float | None,
 ) -> None:
-    """Adds the comparison of these rows of D. ``ceiling``: one bound for all errors, in place of a bound for each."""
+    """Adds these rows of D to a comparison. ``ceiling``: one bound for all errors, in place of a bound for each."""
     arrays = library(d)
     wide = arrays.wide(d)
     with np.errstate(all="ignore"):

@@ -24,7 +24,7 @@ def judge(
     sanitize: int | None = None,
     emulator: bool = False,
 ) -> tuple[Verdict, list[Rounding]]:
-    """The verdict on one kernel, and how the device rounds, in which it may differ from the emulator.
+    """The verdict on one kernel, and how the device's rounding compares with the emulator's.
 
     ``baseline``: a library's product, whose largest error becomes a bound too. ``sanitize``: the number of the CUDA
     device on which compute-sanitizer runs; None to leave it out. ``emulator``: compare with the emulator, if the kernel
@@ -35,7 +35,7 @@ def judge(
     cases, tools = list(verdict.cases), dict(verdict.tools)
     lines: list[Rounding] = []
     if sanitize is not None:
-        sanitizer_cases, answers = sanitized(device, built, sanitize)
+        sanitizer_cases, answers = run_sanitizer(device, built, sanitize)
         cases, tools = cases + sanitizer_cases, tools | answers
     if emulator and verdict.passed:
         agreement_cases, lines = against_emulator(device, built)
@@ -61,7 +61,7 @@ def judge_all(
             raise Failure(f"the device has stopped over {kernel.record.name}: {str(error).splitlines()[0]}") from None
 
 
-def sanitized(
+def run_sanitizer(
     device: VerdictDevice, built: BuiltKernel, number: int, timeout_s: float = 120
 ) -> tuple[list[Case], dict[str, str]]:
     """Runs compute-sanitizer on one small launch on CUDA device ``number``.

@@ -1,6 +1,6 @@
-"""Verdicts on the machine code of kernels: the emulator executes the cubin in place of its PTX.
+"""Judges the machine code of kernels: the emulator executes the cubin in place of its PTX.
 
-What the emulator does not execute yet, such as the code of an architecture, has no verdict, and is never called wrong.
+Code that the emulator cannot execute yet, such as that of some architecture, gets no verdict and is never called wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def judge_all(
 
 
 def known(artifact: Artifact, stored: Mapping[tuple[str, str], Verdict]) -> Verdict | None:
-    """The stored verdict on a kernel's machine code, if it is of the very cubin that is there now. ``stored``: verdicts
-    by digest and place."""
+    """The stored verdict on a kernel's machine code, or None if there is none for exactly its present cubin.
+
+    ``stored``: verdicts by digest and place.
+    """
     verdict = stored.get((artifact.digest, IN_MACHINE_CODE))
     return verdict if verdict and verdict.machine_code == MachineCode.of(artifact.cubin.read_bytes()) else None

@@ -1,4 +1,4 @@
-"""Matrices in guarded memory, which reveals accesses outside of them.
+"""Stores matrices in guarded memory, which reveals accesses outside of them.
 
 Every matrix lies inside a larger allocation, and its rows are longer than needed unless sizes are compiled in. The
 elements around A, B, bias and C are NaN. The elements around D and aux, and all inputs, must not change. The products
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 GUARD = 4096  # guard elements before and after each matrix
 
 
-class Guarded:
+class GuardedMatrix:
     """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, filled with the bits of ``around``.
 
-    ``count``: this many matrices, as a tensor of three dimensions, with ``gap`` elements between them; None for one
-    matrix of two dimensions.
+    ``count``: how many such matrices there are, as a tensor of three dimensions, with ``gap`` elements between them;
+    None for one matrix of two dimensions.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Guarded:
         self.bits = self.matrix.view(bits)
         between = inside[:, :, cols:].view(bits)  # a view, so that writes are seen
         self._between = between if count is not None else between[0]
-        self._behind_products = products[:, rows * stride :].view(bits)
+        self._between_products = products[:, rows * stride :].view(bits)
         self._bits_before: torch.Tensor | None = None
 
     def keep(self) -> None:
@@ -77,7 +77,7 @@ class Guarded:
             (f"before {self.name}", self._bits[None, :GUARD]),
             (f"after {self.name}", self._bits[None, -GUARD:]),
             (f"between rows of {self.name}", self._between),
-            (f"between products of {self.name}", self._behind_products),
+            (f"between products of {self.name}", self._between_products),
         ):
             if places := _places(bits != self._around):
                 yield f"written-outside: {places} {place}"
@@ -119,40 +119,42 @@ class Matrices:
         several_b = None if not record.batched else 1 if shared_b else self._count
         several = None if record.grouped else self._count if record.batched else None
 
-        def guarded(name: str, rows: int, cols: int, ld: int, number: int | None = several, gaps: int = 1) -> Guarded:
+        def guarded_input(
+            name: str, rows: int, cols: int, ld: int, number: int | None = several, gaps: int = 1
+        ) -> GuardedMatrix:
             gap = 0 if number is None else gaps * vector
-            return Guarded(empty, element, name, rows, cols, ld, element.nan, count=number, gap=gap)
+            return GuardedMatrix(empty, element, name, rows, cols, ld, element.nan, count=number, gap=gap)
 
-        stored_a = guarded("A", *((m, k) if along.a else (k, m)), stride.a)
-        stored_b = guarded("B", *((n, k) if along.b else (k, n)), stride.b, several_b, 2)
-        # A (m,k) and B (n,k), or as many of them as there are: views of what is stored.
+        stored_a = guarded_input("A", *((m, k) if along.a else (k, m)), stride.a)
+        stored_b = guarded_input("B", *((n, k) if along.b else (k, n)), stride.b, several_b, 2)
+        # Views of the stored matrices as A (m,k) and B (n,k), or with products as the first dimension.
         self._a = stored_a.matrix if along.a else stored_a.matrix.mT
         self._b = stored_b.matrix if along.b else stored_b.matrix.mT
         # The pattern around D differs from both poisons.
         gap_d = 0 if several is None else 3 * (vector if record.launch.stores_vectors else 1)
-        self.d = Guarded(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
-        self._read = {"A": stored_a, "B": stored_b}
+        self.d = GuardedMatrix(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
+        self._inputs = {"A": stored_a, "B": stored_b}
         more: dict[str, torch.Tensor | float] = {}
         if fusion.bias != "none":
             extent = n if fusion.bias == "n" else m
             is_batched = record.batched and not (record.grouped and fusion.bias == "m")
-            bias = guarded(
+            bias = guarded_input(
                 "bias",
                 self._count if is_batched else 1,
                 extent,
                 aligned(extent, vector) + (vector if is_batched else 0),
                 None,
             )
-            self._read["bias"], more["bias"] = bias, bias.matrix if is_batched else bias.matrix[0]
+            self._inputs["bias"], more["bias"] = bias, bias.matrix if is_batched else bias.matrix[0]
         if fusion.residual:
-            c = Guarded(empty, output, "C", m, problem.d_cols, stride.d, output.nan, count=several, gap=gap_d)
-            self._read["C"], more["c"] = c, c.matrix
+            c = GuardedMatrix(empty, output, "C", m, problem.d_cols, stride.d, output.nan, count=several, gap=gap_d)
+            self._inputs["C"], more["c"] = c, c.matrix
         more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
-        self._written = [self.d]
+        self._outputs = [self.d]
         if fusion.aux:  # aux exists for a single product only
-            aux = Guarded(empty, output, "aux", m, n, aligned(n, vector) + vector, output.canary)
+            aux = GuardedMatrix(empty, output, "aux", m, n, aligned(n, vector) + vector, output.canary)
             more["aux"] = aux.matrix
-            self._written.append(aux)
+            self._outputs.append(aux)
         if self._groups:
             more["ends"] = _ends(empty, self._groups)
         b = self._b.expand(self._count, -1, -1) if record.batched else self._b
@@ -161,10 +163,10 @@ class Matrices:
     @property
     def stored(self) -> tuple[torch.Tensor, ...]:
         """The outputs of a run: D, and aux if the fusion has it."""
-        return tuple(matrix.matrix for matrix in self._written)
+        return tuple(matrix.matrix for matrix in self._outputs)
 
     def _parts(self, d: torch.Tensor, aux: torch.Tensor | None = None) -> list[_Part]:
-        """The products that have rows. ``d`` and ``aux``: their outputs, or copies of these."""
+        """The products that have at least one row. ``d`` and ``aux``: the outputs of a run, or copies of them."""
         operands, record = self.operands, self._record
         if not record.batched:
             return [_Part(0, operands.a, operands.b, d, operands.bias, operands.c, aux)]
@@ -215,7 +217,7 @@ class Matrices:
             for target, values in ((part.bias, read.bias), (part.c, read.c)):
                 if target is not None and values is not None:
                     target.copy_(values)
-        self._begin(poison)
+        self._prepare(poison)
 
     def _generator(self, seed: int) -> torch.Generator:
         import torch
@@ -237,23 +239,23 @@ class Matrices:
         for target, values in ((self.operands.bias, bias), (self.operands.c, c)):
             if target is not None and values is not None:
                 target.copy_(values)
-        self._begin(poison)
+        self._prepare(poison)
 
-    def _begin(self, poison: int) -> None:
-        """Poisons D and aux. Inputs must not change afterwards."""
-        for matrix in self._written:
+    def _prepare(self, poison: int) -> None:
+        """Poisons D and aux before a run, and remembers the inputs, which the run must not change."""
+        for matrix in self._outputs:
             matrix.bits.fill_(poison)
-        for matrix in self._read.values():
+        for matrix in self._inputs.values():
             matrix.keep()
 
     def findings(self, poison: int) -> list[str]:
         """Faults of a run other than wrong values: changed inputs, writes outside of D and aux, and elements of these
         that were not written."""
-        findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._read.values(), *self._written)))
+        findings = list(chain.from_iterable(matrix.changes() for matrix in (*self._inputs.values(), *self._outputs)))
         after = self.d.bits[sum(self._groups) :] if self._groups else self.d.bits[:0]
         if places := _places(after != poison):
             findings.append(f"written-outside: {places} after the last group of D")
-        for matrix, bits in zip(self._written, self.computed_bits, strict=True):
+        for matrix, bits in zip(self._outputs, self.computed_bits, strict=True):
             if places := _places(bits == poison):
                 findings.append(f"unwritten-output: {places} of {matrix.name}")
         return findings
@@ -262,7 +264,7 @@ class Matrices:
     def computed_bits(self) -> tuple[torch.Tensor, ...]:
         """The bits of a run's outputs, without rows after the last group."""
         rows = slice(sum(self._groups)) if self._groups else slice(None)
-        return tuple(matrix.bits[rows] for matrix in self._written)
+        return tuple(matrix.bits[rows] for matrix in self._outputs)
 
     def holds(self, bits: Sequence[torch.Tensor]) -> bool:
         """Whether the outputs of the run have these bits."""
@@ -276,12 +278,12 @@ class Matrices:
         parts = self._parts(*(self.stored if stored is None else stored))
         if not parts:
             return Comparison("nothing", 0)
-        comparisons = [self._compared(inputs, part) for part in parts]
+        comparisons = [self._compare_part(inputs, part) for part in parts]
         part, worst = max(zip(parts, comparisons, strict=True), key=lambda pair: (pair[1].wrong, pair[1].max_error))
         numbered = worst.wrong and self._record.batched
         return replace(worst, first=f"product {part.number}, {worst.first}") if numbered else worst
 
-    def _compared(self, inputs: str, part: _Part) -> Comparison:
+    def _compare_part(self, inputs: str, part: _Part) -> Comparison:
         record, operands = self._record, self.operands
         _, a, b, d, bias, c, aux = part
         if not record.fusion:

@@ -1,4 +1,4 @@
-"""The problems that stress a record: their shapes, their kinds of inputs, and how their matrices are stored."""
+"""Lists the problems that stress a record: their shapes, their kinds of inputs, and how their matrices are stored."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Shape:
 
     @property
     def products(self) -> dict[str, int]:
-        """What a case states about a batch: nothing for a single product; for groups also the rows that belong to
-        one."""
+        """The fields of a case that describe a batch or groups; empty for a single product. ``rows``: those that belong
+        to a group."""
         several = {"batch": self.batch} if self.batch > 1 else {}
         grouped = {"groups": len(self.groups), "rows": sum(self.groups)} if self.groups else {}
         return several | grouped | ({"shared_b": 1} if self.shared_b else {})
@@ -113,7 +113,7 @@ class Strides(NamedTuple):
 
 
 def strides(record: Record, sizes: Sizes, packed: bool = False) -> Strides:
-    """Leading dimensions that a record's kernel takes, longer than rows unless they are compiled in.
+    """Leading dimensions that a record's kernel takes, longer than the rows unless the lengths are compiled in.
 
     ``packed``: as short as alignment allows. Rows of D are aligned only if the kernel stores vectors.
     """
@@ -256,7 +256,7 @@ def own_shape(record: Record) -> Shape:
 def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
     """The shape that is executed with every kind of inputs.
 
-    Preferred are shapes larger than a tile, then ragged ones, then those with the longest sums, then the largest.
+    Shapes larger than a tile are preferred, then ragged ones, then those with the longest sums, then the largest.
     """
 
     def worth(shape: Shape) -> tuple[bool, bool, int, int]:
@@ -269,7 +269,7 @@ def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
 
 
 def kinds(shape: Shape, thorough: bool, exact: int) -> Iterator[str]:
-    """The kinds of inputs with which a problem is executed. ``exact``: that of its element."""
+    """The kinds of inputs with which a problem is executed. ``exact``: the integer up to which D's type is exact."""
     yield "binary"
     if shape.k > 2 * exact:
         yield "sparse"

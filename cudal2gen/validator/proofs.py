@@ -40,7 +40,10 @@ class ProofAttempt(NamedTuple):
 
 
 def prove(record: Record, artifact: Artifact, library: Path) -> ProofAttempt:
-    """Prove a built kernel. If that fails, a problem that shows it is looked for; ``library``: the launcher."""
+    """Proves a built kernel. If the proof fails, searches for a problem on which the kernel is wrong.
+
+    ``library``: the launcher.
+    """
     start = time.process_time()
     certified, why, executed = None, "", ""
     outcome: ProofOutcome = "not certified"
@@ -68,7 +71,10 @@ def prove(record: Record, artifact: Artifact, library: Path) -> ProofAttempt:
 
 
 def _executed(record: Record, artifact: Artifact, library: Path, error: NotCertified) -> tuple[bool, str]:
-    """Whether an execution fails that the failed proof suggests, and what was executed."""
+    """Executes the problem that the failed proof suggests, then the stress problems of ``validate``.
+
+    Returns whether one of them fails, and what was executed, in words.
+    """
     named = ""
     if error.extents:
         (m, k), (_, n) = error.extents["A"], error.extents["D"]
@@ -97,7 +103,7 @@ def prove_all(
 
 
 def recheck(certificate: Certificate, record: Record, ptx: str) -> None:
-    """Check a certificate again, for the PTX of its record's kernel. Raises NotCertified."""
+    """Checks a certificate again, for the PTX of its record's kernel. Raises NotCertified."""
     if not refusal(record) and certificate.problems != problems(record):
         raise NotCertified("the certificate is about other problems than the launcher's")
     recheck_text(certificate, ptx, partial(claims, record))

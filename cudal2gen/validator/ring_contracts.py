@@ -1,7 +1,8 @@
-"""What a proof is told of kernels that load boxes into a ring: launches, items of work and groups of consumers.
+"""States what a proof is about, for kernels that load boxes into a ring: launches, items of work, consumer groups.
 
 m is (rows - 1) * bm + 1 + in_m with 0 <= in_m < bm, so the last tiles may reach beyond the problem; likewise n and k.
-Tiles follow each other in bands, in which those at one place along the band come first (``templates/macros/tiles.j2``).
+Tiles are numbered band by band. Within a band, the tiles at the same place along it have successive numbers
+(``templates/macros/tiles.j2``). An item of work is a tile, or with split k a slice of a tile's k.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from kernelproof.certificates import (
 )
 from kernelproof.ground.integers import ceil_div
 
-ALIGNMENT = 16  # of the operands' addresses, bytes
-MOST_TILES = 1 << 30  # of a launch
-MOST_RESIDENT = 1 << 16  # CTAs that a GPU runs at once
-WARPGROUP = 128
-_MOST_ADDRESS = 1 << 60
+ALIGNMENT = 16  # bytes to which the operands' addresses are aligned
+MOST_TILES = 1 << 30  # most CTA tiles of a launch
+MOST_RESIDENT = 1 << 16  # most CTAs that a GPU runs at once
+WARPGROUP = 128  # threads
+_MOST_ADDRESS = 1 << 60  # upper bound of every name that stands for an address
 named = Polynomial.named
 
 
@@ -61,7 +62,7 @@ def refusal(record: Warpgroups) -> str:
 
 
 def problems(record: Warpgroups) -> tuple[str, ...]:
-    """The launches that the claims are about, as a reader of a certificate asks for them."""
+    """The launches that the claims of a record cover, in words for the reader of a certificate."""
     vector, of_d = record.element.vector, record.output.vector
     extents = f"m, n and k from 1 to {MAX_EXTENT}, tiles of {record.bm} x {record.bn}, k-tiles of {record.bk}"
     bands, shapes = (
@@ -89,11 +90,14 @@ def problems(record: Warpgroups) -> tuple[str, ...]:
 
 
 def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
-    """What must hold of a record's kernel; the claims together are about every launch."""
+    """The claims that a proof of a record's kernel must show. Together they cover every launch and every item.
+
+    A claim is about all CTAs of a cluster: that of rank 0 and its peers.
+    """
     for along_n in (0, 1):
-        for whole in (True, False):
-            item = _item(along_n, whole)
-            kind = "a whole band" if whole else "the last and narrower band"
+        for full in (True, False):
+            item = _item(along_n, full)
+            kind = "a whole band" if full else "the last and narrower band"
             title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
             ranks = range(record.cluster_ctas)
             ctas = [_contract(record, program, item, along_n, rank) for rank in ranks]
@@ -103,33 +107,39 @@ def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
 
 
 class _Item(NamedTuple):
-    """A CTA's item, as a place among all tiles. ``band``: the most tiles across a band. ``number``: the item's among
-    all. ``rows``, ``cols``: of all tiles; ``tile``: those of the item. ``whole``: it is in a band that is whole."""
+    """The tile of a CTA's item, and its place among all tiles (a tile of a cluster counts as one).
+
+    ``band``: tiles across a full band. ``number``: the tile's number. ``rows``, ``cols``: how many rows and columns of
+    tiles there are. ``tile``: the tile's row and column. ``full``: whether its band is a full one.
+    """
 
     band: Polynomial
     number: Polynomial
     rows: Polynomial
     cols: Polynomial
     tile: tuple[Polynomial, Polynomial]
-    whole: bool
+    full: bool
 
 
-def _item(along_n: int, whole: bool) -> _Item:
-    """Any item in a band that is whole, or in the last one if that is narrower. All before it is bands * band tiles
-    across; its place is (at_along, in_band)."""
-    width = named("in_band") + named("in_band_rest") + 1
-    band = width if whole else width + named("more") + 1
-    across = named("bands") * band + (band + named("more") if whole else width)
+def _item(along_n: int, full: bool) -> _Item:
+    """An arbitrary item in a full band, or in the last band if that is narrower.
+
+    Before its band there are ``bands`` full ones. The item's place in its band is ``at_along`` along it and ``in_band``
+    across it.
+    """
+    width = named("in_band") + named("in_band_rest") + 1  # tiles across the item's band
+    band = width if full else width + named("more") + 1
+    across = named("bands") * band + (band + named("more") if full else width)
     along = named("at_along") + named("along_rest") + 1
     at_across = named("bands") * band + named("in_band")
     number = named("bands") * band * along + named("at_along") * width + named("in_band")
     at = (named("at_along"), at_across)
     rows, cols = (across, along) if along_n else (along, across)
-    return _Item(band, number, rows, cols, at[::-1] if along_n else at, whole)
+    return _Item(band, number, rows, cols, at[::-1] if along_n else at, full)
 
 
 def _bounds(record: Warpgroups) -> Bounds:
-    """Bounds of the names that do not tell an item's place."""
+    """Bounds of all names but those that describe the place of an item."""
     bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", PARTIALS, ARRIVALS)}
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
     for x, size in zip("mnk", _extents(record), strict=True):
@@ -141,18 +151,22 @@ def _bounds(record: Warpgroups) -> Bounds:
 
 
 def _extents(record: Warpgroups) -> tuple[int, int, int]:
-    """The tile of a cluster along m and n, and of k."""
+    """The extents of a cluster's tiles along m and n, and of a k-tile."""
     return record.bm * record.cluster[0], record.bn * record.cluster[1], record.bk
 
 
 def _most_clusters(record: Warpgroups) -> int:
-    """The most tiles of clusters. Clusters may reach beyond D by up to three tiles along m and n, of which there are at
-    most 2^20 each: so the tiles of all clusters are few more than those of D."""
+    """An upper bound of the number of clusters that have a tile.
+
+    Clusters may reach beyond D by up to three tiles along m and n, where D has at most 2^20 tiles each. So the tiles of
+    all clusters are few more than those of D.
+    """
     beyond = 1 << 23 if record.cluster_ctas > 1 else 0
     return (MOST_TILES + beyond) // record.cluster_ctas
 
 
 def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
+    """The roles of a CTA's warps, for the CTA of this rank in its cluster."""
     most_rows, most_cols = (ceil_div(MAX_EXTENT, size) for size in _extents(record)[:2])
     bounds = _bounds(record) | {
         ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("band",): (1, MAX_BAND),
@@ -170,38 +184,41 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
         (WARPGROUP + first, WARPGROUP + first + sharers) for first in range(0, WARPGROUP * record.consumers, sharers)
     )
     current, parts = _current(record, item), None
+    # Items after the CTA's next one; negative if it has no next one.
     left = item.rows * item.cols * count - 1 - current - named("grid_x")
     if count > 1:
         vectors = record.bm * record.bn // (4 * sharers)
         parts = Parts(count, vectors, record.cols // 8, rows * cols, item.number, named("cta_x"), named("grid_x"))
     at_m, at_n = rank % record.cluster[0], rank // record.cluster[0]
     ranks = range(record.cluster_ctas)
-    beside = frozenset(x for x in ranks if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n)
-    share = record.bm // record.sharers_a + record.bn // record.sharers_b
+    # CTAs in the same row or column of the cluster load boxes into each other's stages.
+    senders = frozenset(x for x in ranks if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n)
+    share = record.bm // record.sharers_a + record.bn // record.sharers_b  # rows of A and B that a CTA loads itself
     return Pipeline(
         record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
         named("grid_x"), left, rank, len(ranks),
-        share * record.bk * record.element.bytes if len(ranks) > 1 else None, beside, parts=parts,
+        share * record.bk * record.element.bytes if len(ranks) > 1 else None, senders, parts=parts,
     )  # fmt: skip
 
 
 def _current(record: Warpgroups, item: _Item) -> Polynomial:
-    """The number of an item of work: a tile, or a slice of k of one."""
+    """The number of an item of work. The slices of a tile have successive numbers."""
     return item.number * record.split_k + named("slice") if record.split_k > 1 else item.number
 
 
 def _limits(record: Warpgroups) -> list[Polynomial]:
-    """What else is known of how far the problem reaches into its last tiles, without 1."""
+    """Polynomials that are at least 0 because ``in_m``, ``in_n`` and ``in_k`` are below a tile's extents."""
     sizes = zip("mnk", _extents(record), strict=True)
     return [limit for x, size in sizes for limit in rests.limits(f"in_{x}", size)]
 
 
 def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+    """The contract of the CTA of this rank while it computes an item."""
     most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
     bounds = _bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
     bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}
-    bounds[("more",)] = (0, most if item.whole else MAX_BAND - 1)
-    # What is before a band lies within the tiles.
+    bounds[("more",)] = (0, most if item.full else MAX_BAND - 1)
+    # The bands before the item's lie within D, so ``bands`` times the width of a band is at most all tiles across.
     bounds |= {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
     count, current = record.split_k, _current(record, item)
     tiles, most_tiles = item.rows * item.cols * count, _most_clusters(record)
@@ -236,17 +253,19 @@ def _launch(
     facts: Facts,
     rank: int,
 ) -> Contract:
-    """The launch of a problem with so many rows and columns of tiles of clusters, for the CTA with a rank."""
+    """The contract of a launch, for the CTA of this rank. ``rows``, ``cols``: rows and columns of clusters' tiles."""
     launch = record.launch
     rest = launch.box_d_rest_cols
+    # Tensor maps of A, B and D are parameters 0 to 2; a map for the rest of D's columns is the last one.
     if len(program.offsets) != 14 + bool(rest):
         raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
     own = named(TILES) * record.bk  # the k that an item sums over
     padded = named("all_tiles") * record.bk if record.split_k > 1 else own
     high, wide, _ = _extents(record)
+    # The last tile has in_m + 1 rows within the problem; likewise n and k.
     m, n, k = (
-        whole - (size - 1) + rests.number(f"in_{x}", size)
-        for x, whole, size in (
+        covered - (size - 1) + rests.number(f"in_{x}", size)
+        for x, covered, size in (
             ("m", rows * high, high), ("n", cols * wide, wide), ("k", padded, record.bk)
         )
     )  # fmt: skip
@@ -279,5 +298,6 @@ def _launch(
 
 
 def _span(row_bytes: int) -> int:
-    """The span, in bytes, of the swizzle that the launcher chooses for a box with such rows (``map_cache.h``)."""
+    """The span, in bytes, of the swizzle that the launcher chooses for a box with rows of ``row_bytes``
+    (``map_cache.h``)."""
     return row_bytes if row_bytes in (64, 128) else 32

@@ -1,4 +1,4 @@
-"""Models of how a tensor core may round, and how often each model predicts a device's results.
+"""Models how a tensor core may round, and computes how often each model predicts a device's results.
 
 A tensor core adds up a product of matrices in steps: the 16 k of an instruction at once or in parts. In a step it adds
 the products and the sum so far exactly, or it first aligns them to the largest one and cuts them off some bits below
@@ -27,8 +27,11 @@ ALIGNED_BITS = (23, 24, 25, 26)  # candidates: bits kept below the largest expon
 
 
 class SumModel(NamedTuple):
-    """``width``: the k of a step, None for all k. ``bits``: how many are kept below the largest exponent, None for
-    all."""
+    """A model of how a tensor core adds. ``width``: the k of a step, None for all k.
+
+    ``bits``: how many bits below the largest exponent of a step are kept, None for all. ``toward_zero``: how the sum of
+    a step is rounded to the accumulator's type; otherwise to nearest.
+    """
 
     width: int | None
     bits: int | None
@@ -42,7 +45,7 @@ class SumModel(NamedTuple):
 
 
 def models(acc: Acc) -> Iterator[SumModel]:
-    """The candidates. For an fp16 accumulator there is also one that sums in fp32 until it stores."""
+    """The candidate models. For an fp16 accumulator, one of them rounds only once, after all k of a slice."""
     for width in (4, 8, 16):
         yield SumModel(width, None, False)
         yield SumModel(width, None, True)
@@ -62,6 +65,7 @@ def predict(model: SumModel, acc: Acc, a: Array, b: Array, order: Order, output:
 
 
 def _accumulate(model: SumModel, acc: Acc, a: Array, b: Array, part: list[list[int]]) -> Array:
+    """The model's sum (m,n) over the k of one slice, in fp64."""
     kind = np.dtype(F16.dtype if acc == "f16" else "float32")
     total = np.zeros((a.shape[0], b.shape[0]))
     for step in _steps(part, model.width):
@@ -85,19 +89,22 @@ def _steps(part: list[list[int]], width: int | None) -> Iterator[list[int]]:
 
 
 def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tuple[Array, Array]:
-    """Products and sum, cut off ``bits`` below the largest exponent. A product's exponent is the sum of its
-    factors'."""
-    none = -10_000
-    factors = [np.where(values == 0, none, np.frexp(values)[1] - 1) for values in (a, b)]
+    """Products (m,n,step) and sum (m,n), cut off ``bits`` below the largest exponent of an element's step.
+
+    A product's exponent is the sum of its factors' exponents, even if the product of their fractions is 2 or more.
+    """
+    of_zero = -10_000  # the exponent of 0, below all others
+    factors = [np.where(values == 0, of_zero, np.frexp(values)[1] - 1) for values in (a, b)]
     exponents = factors[0][:, None, :] + factors[1][None, :, :]
-    largest = np.maximum(exponents.max(-1), np.where(total == 0, none, np.frexp(total)[1] - 1))
-    unit = bits - np.maximum(largest, -200)
+    largest = np.maximum(exponents.max(-1), np.where(total == 0, of_zero, np.frexp(total)[1] - 1))
+    unit = bits - np.maximum(largest, -200)  # limited, so that a step of zeros is not scaled beyond fp64
     return np.ldexp(np.trunc(np.ldexp(products, unit[..., None])), -unit[..., None]), np.ldexp(
         np.trunc(np.ldexp(total, unit)), -unit
     )
 
 
 def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
+    """Values rounded to a type, as fp64."""
     near = values.astype(kind)
     if toward_zero:
         beyond = np.abs(near.astype(np.float64)) > np.abs(values)
@@ -107,13 +114,14 @@ def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
 
 def ulps(values: Array, others: Array) -> Array:
     """Distances of numbers of 16 or 32 bits in units of the last place. NaN agrees only with NaN."""
-    apart: Array = np.abs(_place(values) - _place(others))
+    distances: Array = np.abs(_place(values) - _place(others))
     nan, other_nan = np.isnan(values), np.isnan(others)
-    return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 8 * values.itemsize), apart)
+    return np.where(nan | other_nan, np.where(nan & other_nan, 0, 1 << 8 * values.itemsize), distances)
 
 
 def _place(values: Array) -> Array:
     """Numbers as integers, counted from zero, so that neighbours differ by one."""
+    # Floating-point numbers are sign and magnitude, so a negative number becomes minus its magnitude.
     bits = values.view(f"i{values.itemsize}").astype(np.int64)
     return np.where(bits < 0, -(bits & (1 << 8 * values.itemsize - 1) - 1), bits)
 
@@ -129,7 +137,7 @@ def agreement(acc: Acc, a: Array, b: Array, d: Array, order: Order) -> dict[str,
 
 
 def markdown(lines: Iterable[Rounding]) -> str:
-    """The comparisons as a table."""
+    """The comparisons as a Markdown table."""
     head = ["on", "acc", "family", "m_n_k", "inputs", "differing", "max ulp", "models that predict most", "of them"]
     rows = []
     for line in sorted(lines, key=lambda line: (line.on, line.acc, line.family, line.inputs, line.k, line.m, line.n)):

@@ -1,4 +1,4 @@
-"""What is known of slices of k: which k-tiles each of them has."""
+"""States for proofs which k-tiles each slice of a split k has."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ named = Polynomial.named
 
 
 def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
-    """Facts, and those of slices: slice s of S has the k-tiles from T * s / S to before T * (s + 1) / S, rounded
-    down."""
+    """The facts, and those about slices.
+
+    Of T k-tiles, slice s of ``count`` slices has those from T * s / count to before T * (s + 1) / count, rounded down.
+    """
     total, own, first = named("all_tiles"), named("slice"), named("first_tile")
     most = ceil_div(MAX_EXTENT, k_step)
     bounds: Bounds = {
@@ -19,11 +21,11 @@ def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
         ("arrived",): (0, count - 2), ("slice_half",): (0, (count - 1) // 2), ("slice_odd",): (0, 1),
         ("first_rest",): (0, count - 1), ("end_rest",): (0, count - 1),
     }  # fmt: skip
-    out = facts.also(bounds, total - first - named(TILES))
-    out.quotients += [
+    extended = facts.also(bounds, total - first - named(TILES))
+    extended.quotients += [
         Quotient(total * own, count, first, named("first_rest")),
         Quotient(total * own + total, count, first + named(TILES), named("end_rest")),
-        # Compilers halve a slice's number along y before they divide it by half of an even number.
+        # A compiler divides by an even number by halving both numbers first, so half of the slice's number has a name.
         Quotient(own, 2, named("slice_half"), named("slice_odd")),
     ]
-    return out
+    return extended

@@ -20,7 +20,7 @@ from cudal2gen.launch import gpu
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import Verdict
 from cudal2gen.validator import Shape, agreement, device, rounding, sanitizer
-from cudal2gen.validator.matrices import GUARD, Guarded, Matrices
+from cudal2gen.validator.matrices import GUARD, GuardedMatrix, Matrices
 from kernelproof.ground.element import F16
 from tests.cudal2gen.adversaries import FINDINGS, AccumulatesInHalf, Adversary, ChangesItsInput
 from tests.cudal2gen.emulated import OTHER_STREAM, EmulatedDevice
@@ -256,7 +256,7 @@ def test_a_guarded_matrix_tells_where_it_was_written() -> None:
     def empty(*shape: int) -> Any:
         return torch.empty(shape, dtype=torch.float16)
 
-    matrix = Guarded(empty, F16, "D", 4, 6, 8, F16.canary)
+    matrix = GuardedMatrix(empty, F16, "D", 4, 6, 8, F16.canary)
     matrix.matrix.fill_(1.0)
     assert list(matrix.changes()) == []
     matrix.keep()
@@ -277,7 +277,7 @@ def test_a_guarded_batch_tells_which_product_was_written() -> None:
     def empty(*shape: int) -> Any:
         return torch.empty(shape, dtype=torch.float16)
 
-    matrix = Guarded(empty, F16, "D", 4, 6, 8, F16.canary, count=3, gap=5)
+    matrix = GuardedMatrix(empty, F16, "D", 4, 6, 8, F16.canary, count=3, gap=5)
     matrix.matrix.fill_(1.0)
     assert matrix.matrix.shape == (3, 4, 6)
     assert list(matrix.changes()) == []
