@@ -54,7 +54,7 @@
       svg(root, "line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(at), y2: y(at) });
       svg(root, "text", { x: LEFT - 6, y: y(at) + 4, "text-anchor": "end" }, label);
     }
-    let end = 0;  // of the last label
+    let end = 0;  // where the last label ends
     for (const [at, label] of xTicks) {
       const half = label.length * LETTER / 2;
       if (at < xs[0] || at > xs[1] || x(at) - half < end) continue;
