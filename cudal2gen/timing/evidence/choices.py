@@ -1,8 +1,8 @@
-"""Does the timing model prefer the kernels that others found fastest on hardware?
+"""Checks whether the timing model prefers the kernels that others found fastest on hardware. It needs no GPU.
 
-Two questions are asked, each without a GPU. ``published_choices``: where is a published kernel of CUDA-L2 if all legal
-candidates for its problem are sorted by modelled time? ``published_tiles``: does the model choose the tile that a
-search of CUTLASS's kernels chose on an H100? docs/timing-model.md has the answers.
+``published_choices``: how far at the front is a published kernel of CUDA-L2 if all legal candidates for its problem are
+sorted by modelled time? ``published_tiles``: does the model choose the tile that a search of CUTLASS's kernels chose on
+an H100? docs/timing-model.md has the answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudal2gen.timing.evidence.published import SETS, hopper_configurations, reg
 from cudal2gen.timing.evidence.section import Finding
 
 CANDIDATES = 400  # most candidates of a problem; if there are more, a random sample
-TILE = (128, 256)  # that most published H100 kernels have; always choosing it is the baseline of the second question
+TILE = (128, 256)  # the tile of most published H100 kernels; a baseline of ``published_tiles`` always chooses it
 
 
 def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
@@ -41,7 +41,7 @@ def published_choices(problems: int, held_out: bool = False) -> list[Finding]:
 
 
 def rank(record: Record) -> float:
-    """The share of candidates for a record's problem that are modelled as faster. Equal ones count half."""
+    """The share of candidates for a record's problem that are modelled as faster. Equally fast ones count half."""
     candidates = space.candidates(record.problem, most=CANDIDATES).records
     own = model.estimate(record).us
     times = [model.estimate(candidate).us for candidate in candidates]
@@ -51,44 +51,49 @@ def rank(record: Record) -> float:
 def published_tiles(held_out: bool = False) -> list[Finding]:
     """How often the model's choice has the tile of a published H100 configuration.
 
-    The first finding is of a choice among all candidates, the second of one among those whose tile some published
-    kernel has. ``held_out``: use the problems that were held out while the model's constants were chosen, or the
-    others.
+    The first finding is about a choice among all candidates, the second about a choice among candidates whose tile some
+    published kernel has. ``held_out``: whether to use the problems that were held out while the model's constants were
+    chosen, or the others.
     """
     configurations = hopper_configurations()
     tiles = {(facts["bm"], facts["bn"]) for facts in configurations}
-    chosen: list[float] = []
-    restricted: list[float] = []
-    always: list[float] = []
+    hits: list[float] = []
+    restricted_hits: list[float] = []
+    baseline_hits: list[float] = []
     for facts in configurations:
         if development(facts["n"], facts["k"]) == held_out:
             continue
         published = (facts["bm"], facts["bn"])
         problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
         times = tile_times(problem)
-        chosen.append(min(times, key=times.__getitem__) == published)
+        hits.append(min(times, key=times.__getitem__) == published)
         published_times = {tile: us for tile, us in times.items() if tile in tiles}
-        restricted.append(bool(published_times) and min(published_times, key=published_times.__getitem__) == published)
-        always.append(published == TILE)
-    baselines = {f"always {TILE[0]}x{TILE[1]}": float(np.mean(always))}
+        best = min(published_times, key=published_times.__getitem__, default=None)
+        restricted_hits.append(best == published)
+        baseline_hits.append(published == TILE)
+    baselines = {f"always {TILE[0]}x{TILE[1]}": float(np.mean(baseline_hits))}
+    figure = "share with the tile"
     return [
-        mean_finding("tiles", "H100, all candidates", "share with the tile", chosen, ">= 0.66 (150 of 226)", baselines),
-        mean_finding("tiles", "H100, tiles that were published", "share with the tile", restricted, None, baselines),
+        mean_finding("tiles", "H100, all candidates", figure, hits, ">= 0.66 (150 of 226)", baselines),
+        mean_finding("tiles", "H100, tiles that were published", figure, restricted_hits, None, baselines),
     ]
 
 
 def tile_times(problem: Problem) -> dict[tuple[int, int], float]:
     """For each tile, the least modelled time of candidates with it, in microseconds."""
     times: dict[tuple[int, int], float] = {}
-    for record in _deepest(problem):
+    for record in _deepest_candidates(problem):
         us = model.estimate(record).us
         tile = (record.bm, record.bn)
         times[tile] = min(us, times.get(tile, us))
     return times
 
 
-def _deepest(problem: Problem) -> Iterator[Record]:
-    """The legal candidates. Of those that differ only in stages, which come deepest first, the first legal one."""
+def _deepest_candidates(problem: Problem) -> Iterator[Record]:
+    """The legal candidates. Of those that differ only in ``stages`` it yields the legal one with the most stages.
+
+    On the H100, families propose these in the order of descending stages.
+    """
     decided = set()
     for fields in space.proposals(problem):
         key = str({name: value for name, value in fields.items() if name != "stages"})
@@ -104,6 +109,7 @@ def _deepest(problem: Problem) -> Iterator[Record]:
 
 
 def _median_finding(subject: str, ranks: Sequence[float], target: str | None) -> Finding:
+    """The finding of a median rank, one rank for each problem."""
     array = np.array(ranks)
     low, high = interval(len(array), lambda places: float(np.median(array[places])))
     return Finding("choices", subject, "median rank", len(ranks), median(ranks), low, high, target, {"random": 0.5})

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of figures, and the split of problems into development and held-out ones."""
+"""Computes bootstrap intervals of figures, and splits problems into development and held-out ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A correction of modelled speedups that is learned from published ones: a Gaussian process over extents and the
-model's own speedup. It stands beside the untrained model, and is of use only where it beats it on larger problems than
-it has seen."""
+"""Learns a correction of modelled speedups from published ones, by a Gaussian process over extents and model speedup.
+
+It is a baseline of the untrained model. It is useful only if it predicts larger problems than it has learned from
+better than the untrained model does.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,29 @@ import numpy as np
 
 from cudal2gen.timing.evidence.findings import Array
 
-NOISE, LINEAR = 0.5, 0.3  # variance of the noise, and of the linear part, over that of the process
+NOISE, LINEAR = 0.5, 0.3  # variances of the noise and of the linear part, relative to that of the process
 
 
-def corrected(seen: Array, published: Array, asked: Array) -> Array:
-    """Predicted logarithms of speedups. Rows of ``seen`` and ``asked`` have m, n, k and the modelled speedup; of the
-    first the published speedups are known."""
-    places, others = np.log2(seen), np.log2(asked)
-    centre, scale = places.mean(0), places.std(0) + 1e-9
-    places, others = (places - centre) / scale, (others - centre) / scale
+def corrected(learned: Array, published: Array, queried: Array) -> Array:
+    """Predicted logarithms of speedups for the rows of ``queried``.
+
+    Rows of ``learned`` and ``queried`` have m, n, k and the modelled speedup. ``published`` has the published speedup
+    of each row of ``learned``.
+    """
+    points, queries = np.log2(learned), np.log2(queried)
+    centre, scale = points.mean(0), points.std(0) + 1e-9
+    points, queries = (points - centre) / scale, (queries - centre) / scale
     target = np.log(published)
     weights = np.linalg.solve(
-        _kernel(places, places) + NOISE * np.eye(len(places)), (target - target.mean()) / (target.std() + 1e-9)
+        _covariance(points, points) + NOISE * np.eye(len(points)), (target - target.mean()) / (target.std() + 1e-9)
     )
-    predicted: Array = _kernel(others, places) @ weights * target.std() + target.mean()
+    predicted: Array = _covariance(queries, points) @ weights * target.std() + target.mean()
     return predicted
 
 
-def _kernel(first: Array, second: Array) -> Array:
+def _covariance(first: Array, second: Array) -> Array:
+    """The covariances (len(first), len(second)) of points: a Gaussian of their distance, plus a linear part."""
     columns = first.shape[1]
     squares = ((first[:, None] - second[None]) ** 2).sum(2)
-    kernel: Array = np.exp(-squares / (2 * columns)) + LINEAR * first @ second.T / columns
-    return kernel
+    covariance: Array = np.exp(-squares / (2 * columns)) + LINEAR * first @ second.T / columns
+    return covariance

@@ -1,4 +1,4 @@
-"""Records that regenerate published CUDA-L2 kernels, and facts about the published kernels of the H100."""
+"""Loads records that regenerate published CUDA-L2 kernels, and facts about the published kernels of the H100."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def regenerated(gpu: str, acc: str, held_out: bool) -> list[Record]:
 
 
 def hopper_configurations() -> list[dict[str, Any]]:
-    """Facts about published H100 kernels that are one certain CUTLASS configuration with TMA, as configs/published has
-    them."""
+    """Facts, from configs/published, about those published H100 kernels that can only be one CUTLASS configuration,
+    with TMA."""
     with lzma.open(places.shipped("configs") / "published" / "h100_f32.jsonl.xz", "rt") as lines:
         kernels = [json.loads(line) for line in lines]
     return [

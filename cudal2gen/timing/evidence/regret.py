@@ -1,4 +1,4 @@
-"""Regret on recorded timings: how much slower the model's choice of a tile is than the fastest tile that was timed."""
+"""Computes regret on recorded timings: how much slower the model's choice of a tile is than the fastest timed tile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from kernelproof.ground.errors import MissingLibrary
 
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
 
-NEAR, FEWEST = 1.3, 5  # times over the best that count as near it, and the least number of tiles that have an order
+NEAR = 1.3  # a tile is near the best if its time is at most this multiple of the best time
+FEWEST = 5  # the fewest tiles for which a rank correlation is computed
 
 Score = Callable[[Recording, Tile], float]  # the tile with the least score is chosen
 
@@ -59,8 +60,10 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
 
 
 def _orders(gpu: str, recordings: Sequence[Recording]) -> Iterator[Finding]:
-    """How well the model orders the tiles of a problem: the mean rank correlation of modelled with recorded times, of
-    all tiles and of those near the best, of short and of long problems."""
+    """How well the model orders the tiles of a problem, as the mean rank correlation of modelled with recorded times.
+
+    There is a finding for all tiles and one for those near the best, each for short and for long k.
+    """
     for name, chosen in (
         (f", k <= {SHORT_K}", [item for item in recordings if item.sizes.k <= SHORT_K]),
         (f", k > {SHORT_K}", [item for item in recordings if item.sizes.k > SHORT_K]),
@@ -86,7 +89,7 @@ def modelled_us(gpu: str, recording: Recording, tile: Tile) -> float:
 
 
 def regret(recording: Recording, ranked: Sequence[Tile], first: int = 1) -> float:
-    """By which fraction the fastest of the ``first`` ranked tiles is slower than the fastest of all."""
+    """The fraction by which the fastest of the ``first`` ranked tiles is slower than the fastest of all tiles."""
     return min(recording.tiles[tile] for tile in ranked[:first]) / min(recording.tiles.values()) - 1
 
 

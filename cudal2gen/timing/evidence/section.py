@@ -1,4 +1,4 @@
-"""The report's section about the timing model, from what ``cudal2gen model --json`` printed."""
+"""Makes the report's section about the timing model from the output of ``cudal2gen model --json``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("data", "figure", "problems", "value", "95 %", "target", "baselines")
 
 
 class Finding(NamedTuple):
-    """A figure of the model beside its baselines.
+    """A figure of the model, with the same figure of its baselines.
 
     ``part``: a key of ``PARTS``. ``subject``: the data. ``figure``: the name of the number, such as ``top-1 regret``.
     ``problems``: how many there are. ``low`` and ``high``: the 95 % bootstrap interval of ``value`` over problems.

@@ -2,13 +2,14 @@
 
 The published tables have no times. The modelled speedup is a stand-in for the vendor's time, divided by the modelled
 time of the record that regenerates the kernel. For A100 and RTX 3090 the stand-in is the least time that
-nvidia-matmul-heuristics models for the problem. The A100 multiplies equally fast with fp16 and fp32 sums, so that the
-vendor's time with fp16 sums is at most that with fp32 sums. For small problems the library disagrees (64 cubed: 84 us
-against 15), and the lesser time counts.
+nvidia-matmul-heuristics models for the problem. The A100 multiplies equally fast with fp16 and fp32 sums, so the
+vendor's time with fp16 sums should be at most that with fp32 sums. For small problems the library says otherwise (64
+cubed: 84 us against 15 us), so the lesser of its two times is taken.
 
-Of the H100 only tiles are published. There the own time is the least modelled one of candidates with the tile, and the
-stand-in the least of all candidates: the library's times of an H100 are too far from recorded ones of cuBLAS
-(``vendors``), so far that its order with the kernels' true times is the reverse of the true one.
+For the H100 only tiles are published. There the kernel's time is the least modelled time of candidates with its tile,
+and the stand-in is the least modelled time of all candidates. The library's times are not used there: with them even
+the true times of kernels give the reverse of the true order, because they are too far from recorded times of cuBLAS
+(``vendors``).
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
     """Rank correlations by set, mode and baseline: of all problems, of those above ``LARGE_FLOPS``, and of the quarter
     with the most FLOP.
 
-    ``code``: take only kernels in the build folder, with times modelled from machine code, which take half a second
-    each. Raises WrongInput if the folder has no table, or if ``code`` is given and no kernel is built; MissingLibrary
-    if nvidia-matmul-heuristics is not installed.
+    ``code``: use only kernels in the build folder, and model their times from machine code, half a second each.
+
+    Raises WrongInput if the folder has no table, or if ``code`` is given and no kernel is built; MissingLibrary if
+    nvidia-matmul-heuristics is not installed.
     """
     heuristics = MatmulHeuristics()
     findings: list[Finding] = []
@@ -104,6 +106,7 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
 def _regenerated(
     gpu: str, acc: str, held_out: bool, known: frozenset[str], heuristics: MatmulHeuristics, code: bool
 ) -> Iterator[ModelledSpeedup]:
+    """The regenerated kernels of a GPU and an accumulator. ``known``: the problems of the published tables."""
     for record in regenerated(gpu, acc, held_out):
         own = None if record.mnk not in known else _code_us(record) if code else model.estimate(record).us
         if own is not None:
@@ -121,11 +124,13 @@ def _hopper(held_out: bool) -> Iterator[ModelledSpeedup]:
 
 
 def _parts(
-    priced: Sequence[ModelledSpeedup], speedups: Mapping[str, float], held_out: bool
+    modelled: Sequence[ModelledSpeedup], speedups: Mapping[str, float], held_out: bool
 ) -> Iterator[tuple[str, list[ModelledSpeedup], list[str]]]:
-    """Parts of the problems by name, each with the problems of the table from which neighbours may come: those of
-    development, and for the largest quarter those that are smaller than all of it."""
-    present = [item for item in priced if item.problem.mnk in speedups]
+    """Parts of the problems: name, problems, and the problems of the table whose speedups the baselines may use.
+
+    Baselines of held-out problems use development ones. Those of the largest quarter use only smaller problems.
+    """
+    present = [item for item in modelled if item.problem.mnk in speedups]
     if not present:
         return
     known = [mnk for mnk in speedups if not held_out or development(*_extents(mnk)[1:])]
@@ -174,7 +179,11 @@ def _finding(
     subject: str, chosen: Sequence[ModelledSpeedup], speedups: Mapping[str, float], known: Sequence[str],
     seen: Sequence[ModelledSpeedup], target: float | None,
 ) -> Finding:  # fmt: skip
-    """``known``: problems whose speedups the baselines may know; ``seen``: those of them from which one learns."""
+    """The rank correlation of modelled with published speedups for the ``chosen`` problems.
+
+    ``known``: problems whose speedups the baselines may use. ``seen``: those of them that have a modelled speedup, from
+    which the learned correction learns.
+    """
     mnks = [item.problem.mnk for item in chosen]
     published = np.array([speedups[mnk] for mnk in mnks])
     own, vendor = (np.array([getattr(item, name) for item in chosen], np.float64) for name in ("own_us", "vendor_us"))
@@ -193,14 +202,14 @@ def _finding(
     )
 
 
-def _facts(priced: Sequence[ModelledSpeedup]) -> Array:
-    """m, n, k and the modelled speedup, a row for each problem."""
-    return np.array([(*_extents(item.problem.mnk), item.vendor_us / item.own_us) for item in priced], np.float64)
+def _facts(modelled: Sequence[ModelledSpeedup]) -> Array:
+    """A row for each problem: m, n, k and the modelled speedup."""
+    return np.array([(*_extents(item.problem.mnk), item.vendor_us / item.own_us) for item in modelled], np.float64)
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:
-    """The speedups of a table, by problem and column; empty if there is no file. Raises WrongInput for another
-    table."""
+    """The speedups of a table, by problem and column; empty if there is no file. Raises WrongInput for a file of
+    another form."""
     if not path.is_file():
         return {}
     with path.open(encoding="utf-8", newline="") as lines:

@@ -1,5 +1,8 @@
-"""Whose fault a wrong order is: on recorded timings, where the true times of cuBLAS and of the fastest tile are known,
-the modelled speedup is taken apart into the stand-in for the vendor's time and the model of the kernel."""
+"""Finds why modelled speedups are in the wrong order: because of the vendor's modelled time, or of the kernel's.
+
+A modelled speedup is a stand-in for the vendor's time, divided by the kernel's modelled time. On recorded timings the
+true times of cuBLAS and of the fastest tile are known, so each of the two can be replaced by the truth.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from kernelproof.ground.errors import MissingLibrary
 
 
 class _Times(NamedTuple):
-    """True and modelled times of cuBLAS and of the fastest recorded tile, in microseconds; one of each per problem."""
+    """True and modelled times of cuBLAS and of the fastest recorded tile, in microseconds, one element per problem.
+
+    ``vendor``, ``kernel``: the true times. ``stand_in``: the modelled time of cuBLAS. ``modelled``: that of the tile.
+    """
 
     flops: Array
     vendor: Array
@@ -30,8 +36,10 @@ class _Times(NamedTuple):
 
 
 def recorded_vendors(folder: Path, held_out: bool = False) -> list[Finding]:
-    """For each GPU the rank correlation of modelled with true speedups over cuBLAS, if the vendor's true times are
-    known; the baselines have its stand-in in their place. None without nvidia-matmul-heuristics."""
+    """For each GPU, how well speedups over cuBLAS are ordered if cuBLAS has its true times and kernels modelled ones.
+
+    The baselines use the stand-in for cuBLAS's times. Returns an empty list without nvidia-matmul-heuristics.
+    """
     try:
         heuristics = MatmulHeuristics()
     except MissingLibrary:

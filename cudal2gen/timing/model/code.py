@@ -1,9 +1,9 @@
-"""The model's form for built kernels: it simulates their machine code, from prologue to epilogue.
+"""Models the time of built kernels by simulating their machine code, from prologue to epilogue.
 
-The CTAs that an SM holds at a time execute their instructions on one of its sub-cores
-(``kernelproof.sass.simulation``). Launch, device memory and sums of a split k come from ``memory``, as in the cheap
-form. If k is long, a few dozen iterations of the main loop are simulated, and the others are taken to last as long as
-the last of these. Times are in microseconds.
+One sub-core of an SM is simulated, with its share of the CTAs that the SM holds (``kernelproof.sass.simulation``).
+Launch, device memory and sums of a split k come from ``memory``, as in the cheap form. If k is long, a few dozen
+iterations of the main loop are simulated, and each further one is assumed to take as long as a late one of these. Times
+are in microseconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CodeEstimate:
 
 @dataclass(frozen=True)
 class Workload:
-    """A record's work, the ways in which its machine code does it, and the machine that runs it."""
+    """A record, the paths through its machine code (``ways``), and the machine that runs it."""
 
     record: Record
     ways: Ways
@@ -76,30 +76,30 @@ class Workload:
         """Warps that share the MMAs of one tile."""
         if self.ways.producer is None:
             return self.record.threads // 32
-        return 4 * self.consumers // self.alternating
+        return 4 * self.consumers // self.concurrent_tiles
 
     @cached_property
     def consumers(self) -> int:
-        """Warpgroups that multiply, if another one copies."""
+        """Warpgroups that multiply, for kernels in which another warpgroup copies."""
         return max(1, self.record.threads // 128 - 1)
 
     @cached_property
-    def alternating(self) -> int:
-        """How many tiles a CTA has under way, each in other warpgroups."""
+    def concurrent_tiles(self) -> int:
+        """How many tiles a CTA computes at a time, each by other warpgroups."""
         return self.consumers if self.record.work.epilogue_hidden else 1
 
     @cached_property
     def iterations(self) -> int:
-        """How often the main loop runs for one tile: it does the multiplications that the code before and after it
-        leaves over."""
+        """Iterations of the main loop for one tile. The loop does all multiplications of a tile but those of the code
+        before and after it."""
         way, record = self.ways.consumer, self.record
         total = record.bm * record.bn * record.k_step * self.tile_steps / self.warps
         iteration = _products(way.iteration)
         return max(1, round((total - _products(way.before) - _products(way.after)) / iteration)) if iteration else 0
 
-    def copying(self, iterations: int) -> Machine:
-        """The machine for a simulation with so many iterations, whose ring by cp.async copies no more than they
-        multiply."""
+    def machine_for(self, iterations: int) -> Machine:
+        """The machine for a simulation with so many iterations: a cp.async ring copies only the k-tiles that these
+        iterations multiply."""
         record = self.record
         iteration_steps = _products(self.ways.consumer.iteration) * self.warps / (record.bm * record.bn * record.k_step)
         return replace(
@@ -126,13 +126,14 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     rates, sms, work = record.target.rates, memory.usable_sms(record), record.work
     resident = resident or max(1, record.ctas_per_sm(function.registers))
     per_sm = ceil_div(record.ctas, sms)
-    together = min(per_sm, resident)
+    together = min(per_sm, resident)  # CTAs that run on the busiest SM at a time
     workload = Workload(record, Ways(function), machine_of(record, sms, together))
     timeline, cycles, iteration = _busiest_sm(workload, per_sm, together)
     sm_us = cycles / rates.mhz
     main_us = min(sm_us, per_sm / together * iteration * workload.iterations / rates.mhz)
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
-    # Stores overlap the part of the time in which the SMs do not multiply. Persistent CTAs store while others multiply.
+    # Stores overlap the part of the time in which the SMs do not multiply; the SMs wait for the other stores.
+    # Persistent CTAs do not run in step, so some store while others multiply.
     in_waves = not workload.ways.consumer.again
     stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
     around = LAUNCH_US + memory.sums_us(record, work, rates, sms, together)
@@ -187,7 +188,9 @@ def _sub_core(workload: Workload, ctas: int, tiles: int) -> tuple[Timeline, floa
     if not workload.ways.consumer.iteration:
         timeline = simulate(streams(workload, ctas, 0), workload.machine)
         return timeline, timeline.cycles * tiles, 0.0
-    first, more = min(tiles, workload.alternating), min(tiles, 2 * workload.alternating)
+    # Three simulations give the time of all tiles and iterations: the first tiles with many iterations (``timeline``),
+    # the same with fewer iterations (``before``), and more tiles with those fewer iterations (``after``).
+    first, more = min(tiles, workload.concurrent_tiles), min(tiles, 2 * workload.concurrent_tiles)
     issues = len(workload.ways.consumer.iteration) * len(streams(workload, ctas, 1, first))
     iterations = min(workload.iterations, max(ISSUES // issues, workload.record.ring_steps + MIN_ITERATIONS))
     fewer = max(1, min(iterations - 2, (iterations + workload.record.ring_steps) // 2))
@@ -195,18 +198,20 @@ def _sub_core(workload: Workload, ctas: int, tiles: int) -> tuple[Timeline, floa
     # shorter k.
     all_iterations = iterations == workload.iterations and tiles == 1
     timeline = simulate(
-        streams(workload, ctas, iterations, first), workload.copying(iterations) if all_iterations else workload.machine
+        streams(workload, ctas, iterations, first),
+        workload.machine_for(iterations) if all_iterations else workload.machine,
     )
     # The difference of a long and a short run is what further iterations add, without prologue and epilogue.
     if fewer < iterations:
         before = simulate(
-            streams(workload, ctas, fewer, first), workload.copying(fewer) if all_iterations else workload.machine
+            streams(workload, ctas, fewer, first), workload.machine_for(fewer) if all_iterations else workload.machine
         )
         iteration = (timeline.cycles - before.cycles) / (iterations - fewer)
     else:
         before, iteration = timeline, _only_iteration(timeline, streams(workload, ctas, iterations, first))
     cycles = timeline.cycles + (workload.iterations - iterations) * iteration
     if tiles > first:
+        # ``after`` are the cycles that ``more - first`` further tiles add, with ``fewer`` iterations each.
         after = simulate(streams(workload, ctas, fewer, more), workload.machine).cycles - before.cycles
         cycles += (
             (tiles - first)
@@ -226,10 +231,10 @@ def _only_iteration(timeline: Timeline, warps: Sequence[Stream]) -> float:
 def streams(workload: Workload, ctas: int, iterations: int, tiles: int | None = None) -> list[Stream]:
     """The warps of one sub-core, which has its share of ``ctas`` CTAs.
 
-    ``iterations``: iterations of the main loop per tile. ``tiles``: tiles of a CTA, by default as many as it has under
-    way.
+    ``iterations``: iterations of the main loop per tile. ``tiles``: tiles of a CTA, by default as many as it computes
+    at a time.
     """
-    tiles = tiles or workload.alternating
+    tiles = tiles or workload.concurrent_tiles
     way, warps = workload.ways.consumer, workload.record.threads // 32
     if workload.ways.producer is not None:
         return [
@@ -241,6 +246,7 @@ def streams(workload: Workload, ctas: int, iterations: int, tiles: int | None = 
 
 
 def _parts(way: Way, iterations: int, tiles: int) -> tuple[tuple[Sequence[Instruction], int], ...]:
+    """The code of a warp for several tiles, as parts that are repeated: pairs of instructions and repetitions."""
     first = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
     return first + ((way.again, 1), (way.iteration, iterations), (way.after, 1)) * (tiles - 1)
 
@@ -250,7 +256,7 @@ def _roles(workload: Workload, producer: Way, cta: int, iterations: int, tiles: 
     in the order of tiles."""
     multiplying = []
     for group in range(workload.consumers):
-        own = range(group % workload.alternating, tiles, workload.alternating)
+        own = range(group % workload.concurrent_tiles, tiles, workload.concurrent_tiles)
         fills = [tile * iterations + iteration for tile in own for iteration in range(iterations)]
         if fills:
             multiplying.append(Stream(_parts(workload.ways.consumer, iterations, len(own)), cta, fills))

@@ -1,4 +1,4 @@
-"""The cheap form of the model: a kernel's time by formulas from its parameters, in tens of microseconds per estimate.
+"""Models a kernel's time by formulas from its parameters. This cheap form takes tens of microseconds per estimate.
 
 A CTA computes k-steps one after the other. Each part of the chip bounds the time of a step: tensor cores, shared
 memory, the L2, device memory, issue, a CTA's chain of waits, and the latency of a load divided by the loads under way.
@@ -20,8 +20,8 @@ from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, TMA_CYCLES, Ch
 from kernelproof.profile import LAUNCH_US, l2_share
 
 # Exponents of the norm. Bounds delay one another: while a warp waits for one resource, it leaves another idle. With
-# exponent 4 two equal bounds take 2^(1/4) = 1.19 times either, and of two that differ much the larger counts alone. If
-# the TMA copies, no warp with MMAs waits for copies of its own, and the largest bound is nearly the whole time.
+# exponent 4, two equal bounds take 2^(1/4) = 1.19 times either of them, and if two differ much, only the larger counts.
+# If the TMA copies, no warp with MMAs waits for its own copies, and the time is nearly that of the largest bound.
 OVERLAP = {"threads": 4, "tma": 16}
 STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; bytes of TMA pass through shared memory twice
 # Share of the MMA rate that one warpgroup, or several, sustain. tcgen05.mma, which one thread queues, counts as
@@ -105,7 +105,7 @@ class Floor(NamedTuple):
 
 
 class Wave(NamedTuple):
-    """``times`` equal waves: ``ctas`` CTAs run at a time, of which ``together`` are on the busiest SM."""
+    """``times`` equal waves, in each of which ``ctas`` CTAs run, ``together`` of them on the busiest SM."""
 
     times: float
     ctas: int
@@ -190,7 +190,7 @@ def _waves(kernel: ModelledKernel, sms: int) -> Iterator[Wave]:
 
 
 class _Step:
-    """How many clocks one k-step of a CTA takes of each part of the chip. ``latency``: clocks of a load."""
+    """How many clocks of each part of the chip one k-step of a CTA takes. ``latency``: clocks of a load."""
 
     def __init__(self, kernel: ModelledKernel, latency: float) -> None:
         self._kernel = kernel
@@ -201,15 +201,15 @@ class _Step:
         if work.epilogue_hidden:
             # The epilogue takes no time of its own, but its accesses of shared memory delay the main loop's.
             self._shared += _store_clocks(kernel) / kernel.tile_steps
-        # Loads are in a CTA's chain of waits only if the CTA waits for each at once.
+        # A load delays the k-step only if the CTA waits for it at once.
         waits = latency if kernel.flight == 0 else 0.0
         self._chain = max(work.issue_clocks, self._lone_clocks()) + waits
 
     def _lone_clocks(self) -> float:
         """Clocks of a k-step by mma.sync if the CTA has the SM to itself, fitted to the machine code of such loops.
 
-        Fragments of one k-block are loaded while the MMAs of the block before run, which hide the iteration from one
-        k-step to the next as far as they last.
+        Fragments of one k-block are loaded while the MMAs of the previous block run. The MMAs of the last block hide as
+        much of ``ITERATION_CLOCKS`` as they take.
         """
         kernel = self._kernel
         if kernel.work.asynchronous:
@@ -234,16 +234,16 @@ def _mma_clocks(kernel: ModelledKernel) -> float:
     """Clocks that an SM's tensor cores take for one k-step of one CTA."""
     flops = 2 * kernel.bm * kernel.bn * kernel.k_step
     if kernel.work.asynchronous:
-        alone = kernel.work.instruction == "wgmma" and kernel.work.issuers == 1
-        return flops / kernel.problem.tensor_flops / ISSUE["one" if alone else "many"]
+        single_issuer = kernel.work.instruction == "wgmma" and kernel.work.issuers == 1
+        return flops / kernel.problem.tensor_flops / ISSUE["one" if single_issuer else "many"]
     return flops / kernel.problem.mma_sync_flops / MMA_SYNC_ISSUE
 
 
 def _ends_us(kernel: ModelledKernel, waves: list[Wave], latency_us: float) -> float:
-    """Time before the first MMA of CTAs and after their last.
+    """Time before the first MMA of CTAs and after their last MMA.
 
-    The first wave counts in full. Of further waves only what neither the SM's other CTAs nor the next tile's main loop
-    hides.
+    The first wave counts in full. Further waves count only as far as neither the SM's other CTAs nor the next tile's
+    main loop hides this time.
     """
     after = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
     ahead = PROLOGUE_US + latency_us

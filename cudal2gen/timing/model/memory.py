@@ -1,8 +1,7 @@
-"""Parts of the time model outside of a kernel's main loop: usable SMs, device-memory traffic, and sums of a split k.
+"""Models what lies outside of a kernel's main loop: usable SMs, device-memory traffic, and the sums of a split k.
 
-Both forms of the model use them, the one for records and the one for other kernels.
-
-Times are in microseconds.
+Both forms of the model use it, the cheap one (``estimate``) and the one for machine code (``code``). Times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ DESCRIPTOR_US = 0.35  # the first TMA of a kernel fetches its tensor map
 # Shared memory of another CTA of the cluster: clocks of an access, and bytes per clock and SM in clusters of four
 # (arXiv 2402.13499: 180 clocks; 2.65 TB/s over the 114 SMs of an H100 PCIe at 1755 MHz, in pairs 3.27 TB/s).
 PEER_CLOCKS, PEER_BYTES = 180, 13
-PEER_TRIPS = 2  # the word that a CTA's ring is free, then the parts
+PEER_TRIPS = 2  # trips between CTAs: the message that a CTA's ring is free, then the partial sums
 # Partial sums in device memory: 16-byte loads from the L2 that a thread has in flight, and round trips to the L2
 # before the first load (last store, arrival, look at the counter).
 SUM_LOADS, SUM_TRIPS = 8, 3
@@ -83,8 +82,8 @@ def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, at_once: int) -> float
 def sums_us(tiled: Tiled, work: CtaWork, rates: Rates, sms: int, together: int) -> float:
     """Time of the sums of a split k, in microseconds.
 
-    Within clusters CTAs send each other the parts that they do not add themselves. Else partial sums are written to the
-    L2 and read back. Both take round trips and bytes. ``together``: CTAs of an SM at a time.
+    Within clusters, CTAs send each other the parts that they do not add themselves. Otherwise partial sums are written
+    to the L2 and read back. Both take round trips and move bytes. ``together``: CTAs that an SM runs at a time.
     """
     if tiled.split_k > 1 and work.summed_by == "cluster":
         sent = ceil_div(tiled.ctas, sms) * tiled.bm * tiled.bn * 4 * (tiled.split_k - 1) / tiled.split_k

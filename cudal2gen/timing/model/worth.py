@@ -1,7 +1,7 @@
-"""What the model's order of a problem's kernels is worth, by recorded timings. Where it is nothing, nobody sorts by it.
+"""States how well the timing model orders the kernels of a problem, so that they are sorted only where that is useful.
 
-The figures are those of ``cudal2gen model --part recorded --held-out`` (docs/timing-model.md): mean rank correlations
-of modelled with recorded times of Triton's tiles, of all tiles and of those within 1.3 of the best.
+The figures come from ``cudal2gen model --part recorded --held-out`` (docs/timing-model.md). They are mean rank
+correlations of modelled with recorded times of Triton's tiles: of all tiles, and of those within 1.3 of the best.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from cudal2gen.kernel import Problem
 
-LEAST = 0.3  # from this rank correlation on an order says something
-SHORT_K = 128  # up to here a main loop has a few steps, and what surrounds it decides
-RECORDED = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the one whose recordings speak for it
+LEAST = 0.3  # the least rank correlation with which an order is useful
+SHORT_K = 128  # up to this k the main loop has few steps, and most of the time passes before and after it
+RECORDED = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the GPU whose recordings are used for it
 
 
 class Worth(NamedTuple):
@@ -28,7 +28,7 @@ class Worth(NamedTuple):
 
     @property
     def orders(self) -> bool:
-        """Whether the order of the fastest kernels says something."""
+        """Whether the order of the fastest kernels is useful."""
         return self.near >= LEAST
 
 
@@ -42,13 +42,13 @@ ORDERS = {
 
 
 def worth(problem: Problem) -> Worth | None:
-    """What recordings say of the order for problems of this kind; None if there are none of the GPU."""
+    """How well the model orders kernels for problems of this kind; None if there are no recordings for the GPU."""
     gpu = RECORDED.get(problem.gpu)
     return ORDERS[gpu, problem.k <= SHORT_K] if gpu else None
 
 
 def sorts(problem: Problem) -> bool:
-    """Whether kernels may be sorted by their modelled times: not where recordings say that the order is none."""
+    """Whether kernels may be sorted by their modelled times: not if recordings show that this order is useless."""
     known = worth(problem)
     return known is None or known.orders
 

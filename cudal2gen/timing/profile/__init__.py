@@ -1,4 +1,4 @@
-"""Profiles of records: the machine code of the built kernel, its launch, and advice about the record's fields.
+"""Profiles records: the machine code of the built kernel, its launch, and advice about the record's fields.
 
 ``of_record`` makes one and ``brief`` sums it up in three lines. ``kernelproof.profile`` prints and compares profiles.
 """

@@ -1,4 +1,4 @@
-"""Advice about a record: other values of one field that shorten the modelled time, by the model's cheap form."""
+"""Advises on a record: finds other values of one field that shorten the time of the model's cheap form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Occupancy of a record's launch: CTAs that an SM holds, tiles of the busiest SM, and idle time at the end."""
+"""Computes the occupancy of a record's launch: CTAs of an SM, tiles of the busiest SM, and idle time at the end."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class _SimulatedKernel:
         return min(self.workload.iterations, self.record.ring_steps + DETAILED_ITERATIONS)
 
     def _streams(self, iterations: int) -> list[Stream]:
-        """The warps of one scheduler, which make ``iterations`` turns each."""
+        """The warps of one scheduler, each with so many iterations of the main loop."""
         return streams(self.workload, self.estimate.resident, iterations)
 
     @cached_property
@@ -153,10 +153,10 @@ class _SimulatedKernel:
         if self.workload.ways.consumer.iteration and self.workload.iterations > 1:
             yield from advice.removals(self._streams, self.workload.machine, self.iterations)
         if not self.record.shares_last_wave and self.time.tail_share:
-            even = self.estimate.us - self.time.tail_share * self.estimate.sm_us
+            without_tail = self.estimate.us - self.time.tail_share * self.estimate.sm_us
             yield figures.Advice(
                 change=f"work for the {percent(self.time.tail_share)} of the SMs' time that is idle at the end",
-                figure="time", form="machine code", before=self.estimate.us, after=even,
+                figure="time", form="machine code", before=self.estimate.us, after=without_tail,
             )  # fmt: skip
         yield from edits(self.record)
 

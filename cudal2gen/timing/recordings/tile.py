@@ -1,7 +1,7 @@
-"""Recorded configurations of Triton's matrix product as records, so that the tuner's proposers can search among them.
+"""Turns recorded configurations of Triton's matrix product into records, so that the tuner can search among them.
 
-Their family has no template and no rules, and nothing proposes it for a GPU. Only what reads recordings registers it,
-by ``register``.
+Their family has no template and no rules, and is not proposed for any GPU. Code that reads recordings registers the
+family by ``register``.
 """
 
 from __future__ import annotations

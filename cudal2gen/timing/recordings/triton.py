@@ -1,4 +1,4 @@
-"""Parameters of Triton's matrix products that the timing model reads, as Triton 3.0 (August 2024) compiles them.
+"""Describes Triton's matrix products for the timing model, as Triton 3.0 (August 2024) compiles them.
 
 On the H100, tiles with 64 rows or more and whole warpgroups are multiplied by wgmma; all others by mma.sync. Both load
 by cp.async, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there are
@@ -23,7 +23,7 @@ LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # issue clocks of a warp per k-step and per 
 
 
 def problem_of(gpu: str, sizes: RecordedSizes) -> Problem:
-    """The problem that a recording is of."""
+    """The problem that a recording timed."""
     return Problem(gpu=gpu, acc="f32", layout="nn", m=sizes.m, n=sizes.n, k=sizes.k)
 
 
@@ -41,6 +41,7 @@ def kernel_of(problem: Problem, tile: Tile) -> ModelledKernel:
         issue = LOOP_CLOCKS + WGMMA_CLOCKS * ceil_div(atoms, groups) * ceil_div(tile.bk, MMA_K)
     else:
         read = (tile.bm * min(columns, tile.bn // MMA_COLS) + tile.bn * min(rows, tile.bm // MMA_ROWS)) * tile.bk * HALF
+        # Registers of the fragments of two MMA steps: bytes / 4 / 32 lanes, twice.
         fragments = MMA_K * HALF * (tile.bm // rows + tile.bn // columns) // 4 // 32 * 2
         buffers, flight, issue = max(1, tile.stages - 1), max(0, tile.stages - 2), 0
     registers = min(REGISTERS_THREAD, tile.bm * tile.bn // (32 * tile.warps) + fragments + LIVE_REGISTERS)
@@ -66,7 +67,8 @@ def uses_wgmma(gpu: str, tile: Tile) -> bool:
 def warps_of(tile: Tile) -> tuple[int, int]:
     """How many warps mma.sync has along m and n.
 
-    They are doubled along the extent of which each warp has more MMA tiles, m first, until all warps have a place.
+    Starting from one warp, their number is doubled along the extent in which a warp has more MMA tiles, with m
+    preferred, until all warps are placed.
     """
     along_m = along_n = 1
     while along_m * along_n < tile.warps:
