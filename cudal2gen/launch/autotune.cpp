@@ -1,5 +1,5 @@
-// Autotuning for callers in C: times the kernels of a pack beside the vendor's product on the caller's operands and stream.
-// A kernel is taken only if it wins twice: a heat of the kernels, and then a duel with the vendor's product.
+// Autotuning for callers in C: times the kernels of a pack and the vendor's product on the caller's operands and stream. A
+// kernel is chosen only if it wins twice: in a heat against the other kernels, and then in a duel with the vendor's product.
 #include "pack.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@ using namespace cudal2gen;
 namespace {
 
 constexpr size_t kMostKernels = 8, kMostRounds = 16, kMostPairs = 64, kFewestPairs = 12;
-constexpr double kSampleUs = 50;    // events resolve half a microsecond
-constexpr double kMargin = 1.01;    // a kernel must be so much faster than the vendor
+constexpr double kSampleUs = 50;    // length of a sample; events resolve half a microsecond, so the error is about 1 %
+constexpr double kMargin = 1.01;    // a kernel must be faster than the vendor by this factor
 constexpr int kVendor = -1;
 
 using Clock = std::chrono::steady_clock;
@@ -25,7 +25,8 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-// The lower end of the 95 % interval of a median, by ranks: nothing is assumed of the distribution.
+// The lower end of the 95 % confidence interval of a median. It is an order statistic, so no distribution is assumed: the rank is
+// the normal approximation of a binomial quantile, n / 2 - 1.96 * sqrt(n) / 2, minus one.
 double low_median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   double const n = double(values.size()), rank = n / 2 - 0.98 * std::sqrt(n) - 1;
@@ -66,7 +67,8 @@ class Race {
     return error ? host_.failed(error) : CUDAL2GEN_OK;
   }
 
-  // Makes plans of the nearest kernels that take the operands, and runs each once: a first launch also loads.
+  // Makes plans of the nearest kernels that accept the operands, and runs each once, since a first launch also loads. Then sets
+  // calls_ to the number of calls that fill a sample.
   int admit(cudal2gen_problem const& problem) {
     for (int number : pack_.candidates(problem)) {
       if (plans_.size() == kMostKernels) break;
@@ -88,7 +90,7 @@ class Race {
     return CUDAL2GEN_OK;
   }
 
-  // Times all contenders in turns, each round from another one on, for half of the time that is left.
+  // Times all kernels round robin for half of the remaining time. Each round starts with another kernel.
   int heat(cudal2gen_plan& best) {
     Clock::time_point const half = Clock::now() + (end_ - Clock::now()) / 2;
     int const count = int(plans_.size());
@@ -108,7 +110,7 @@ class Race {
     return CUDAL2GEN_OK;
   }
 
-  // Times the vendor and the fastest kernel in pairs, in either order by turns.
+  // Times the vendor and the fastest kernel in pairs, whose order alternates, and compares the median of their ratios.
   int duel(cudal2gen_plan& best) {
     std::vector<double> ratios;
     while (ratios.size() < kMostPairs && Clock::now() < end_) {
@@ -136,7 +138,7 @@ class Race {
                                          call_.workspace, call_.stream);
   }
 
-  // Microseconds of a call, as the device sees several in a row.
+  // Stores the microseconds of a call: the mean of calls_ consecutive ones between two events.
   int sample(int contender, double& us) {
     cudaError_t error = host_.event_record(start_, stream());
     for (int i = 0; i < calls_ && !error; ++i)
@@ -179,6 +181,6 @@ extern "C" int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem c
     if (code) return code;
     if (answer) *answer = plan->answer();
     *out = plan.release();
-    return refuse(CUDAL2GEN_OK, "");  // kernels that took no part may have said why
+    return refuse(CUDAL2GEN_OK, "");  // clears the messages of kernels that were not admitted
   });
 }

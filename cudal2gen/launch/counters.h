@@ -1,6 +1,6 @@
-// The counters of kernels that add partial sums of a tile in device memory. A kernel finds its counters at zero and leaves them at
-// zero, so they are set once, when the kernel is opened. Two launches that may run at once must not share counters: there is a
-// block of them for each stream, and for each stream within each capture of a graph. Nothing is allocated or set by a launch.
+// Holds the counters of kernels that add partial sums of a tile in device memory. A kernel finds its counters at zero and leaves them
+// at zero, so they are set once, when the kernel is opened. Two launches that may run concurrently must not share counters: there is
+// a block of them for each stream, and for each stream within each capture of a graph. A launch neither allocates nor sets counters.
 #ifndef CUDAL2GEN_COUNTERS_H
 #define CUDAL2GEN_COUNTERS_H
 
@@ -13,7 +13,7 @@
 
 namespace cudal2gen {
 
-// What the counters need of the CUDA runtime.
+// The functions of the CUDA runtime that the counters need.
 struct CounterRuntime {
   decltype(&cudaThreadExchangeStreamCaptureMode) capture_mode;
   decltype(&cudaStreamCreateWithFlags) stream_create;
@@ -32,9 +32,9 @@ class CounterBlocks {
   static constexpr int kBlocks = 64, kCounters = 1024;
   static constexpr size_t kBytes = size_t(kBlocks) * kCounters * sizeof(unsigned);
 
-  // Allocates all blocks and sets them to zero; waits until they are. Without memory for them there are none.
+  // Allocates all blocks, sets them to zero and waits for that. If there is no memory for them, `of` always returns null.
   cudaError_t open(CounterRuntime const& runtime) {
-    // Other threads may capture meanwhile: nothing here concerns the streams that they capture.
+    // Relaxed, since another thread may be capturing a stream, which this does not use.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = runtime.capture_mode(&mode);
     if (error) return error;
@@ -67,7 +67,7 @@ class CounterBlocks {
   void* memory() const { return memory_; }
 
  private:
-  // Sets all counters to zero on a stream of their own, which waits for no other.
+  // Sets all counters to zero on a new stream that does not synchronise with others.
   cudaError_t cleared(CounterRuntime const& runtime) {
     cudaStream_t stream;
     cudaError_t error = runtime.stream_create(&stream, cudaStreamNonBlocking);

@@ -1,5 +1,5 @@
 /* Matrix products by the kernels of a pack, for programs without Python: D(m,n) = A(m,k) B in fp16 or bf16, row-major.
-   If the pack has kernels for it, with a bias, C and an activation, and several products in one launch.
+   A pack may also have kernels that add a bias and C and apply an activation, or compute several products in one launch.
 
    cudal2gen pack --gpu h200 --out pack     makes the folder; this header and libcudal2gen.so are in it.
    g++ gemm.c -Ipack -Lpack -lcudal2gen     builds a program; neither nvcc nor the CUDA headers are needed.
@@ -14,7 +14,7 @@
    cublasGemmStridedBatchedEx       problem.batch = CUDAL2GEN_STRIDED, and the strides of cudal2gen_operands
    cublasLtMatmul with an epilogue  problem.fusion, and cudal2gen_gemm
    cublasLtMatmulAlgoGetHeuristic   cudal2gen_plan_create; cudal2gen_plan_run then chooses nothing
-   CUBLAS_GEMM_AUTOTUNE             cudal2gen_plan_autotune, beside your own call of cuBLAS
+   CUBLAS_GEMM_AUTOTUNE             cudal2gen_plan_autotune, against your own call of cuBLAS
    cublasSetStream, SetWorkspace    arguments of each call; a call never waits, allocates no device memory, and may be
                                     captured in a graph once its kernel is loaded (by a query or a plan)
    CUBLAS_STATUS_INVALID_VALUE      CUDAL2GEN_INVALID_VALUE; cudal2gen_last_error() names the argument
@@ -22,7 +22,7 @@
 
    As in BLAS nothing is done where m, n or the number of products is 0, whatever the addresses; where k is 0, D is filled
    with zeros (if the problem has a fusion or a batch, the answer is CUDAL2GEN_VENDOR). A null argument, a value outside of
-   an enum, a negative size, a leading dimension shorter than a row and a misaligned address are answered by a code. D must
+   an enum, a negative size, a leading dimension shorter than a row and a misaligned address return an error. D must
    not overlap with A or B; this is not checked.
 
    Functions return CUDAL2GEN_OK, one of the numbers below, or a positive cudaError_t. cudal2gen_last_error() then says in
@@ -32,7 +32,7 @@
 
 #include <stdint.h>
 
-/* Of this interface, 10000 major + 100 minor + patch. A library serves programs that were compiled with a header of the same
+/* The version of this interface, 10000 major + 100 minor + patch. A library serves programs that were compiled with a header of the same
    major version that is not newer: structures do not change within a major version, and functions are only added. */
 #define CUDAL2GEN_VERSION 10000
 
@@ -42,9 +42,9 @@ extern "C" {
 
 enum {
   CUDAL2GEN_OK = 0,
-  CUDAL2GEN_INVALID_VALUE = 1, /* cudaErrorInvalidValue: an argument is none that a product can have; nothing was done */
-  CUDAL2GEN_VENDOR = -1,   /* no kernel is known to be faster, or none fits: call the vendor's library */
-  CUDAL2GEN_BAD_PACK = -2, /* missing, truncated, altered, or without a kernel that runs on this GPU */
+  CUDAL2GEN_INVALID_VALUE = 1, /* cudaErrorInvalidValue: an argument is not valid; nothing was done */
+  CUDAL2GEN_VENDOR = -1,   /* no kernel is known to be faster, or none computes this: call the vendor's library */
+  CUDAL2GEN_BAD_PACK = -2, /* the pack is missing, truncated, altered, or has no kernel that runs on this GPU */
   CUDAL2GEN_REFUSED = -3   /* the driver refuses the kernel's image: call the vendor's library. An open pack does not try that
                               kernel again; update the driver, or make the pack anew */
 };
@@ -57,7 +57,7 @@ typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type o
 typedef enum {
   CUDAL2GEN_MEASURED, /* a kernel that was measured faster than the vendor's library at exactly these sizes */
   CUDAL2GEN_KERNEL,   /* the nearest kernel that computes the product */
-  CUDAL2GEN_INFERRED  /* as measured; if a fusion or batch was not, the design of the plain kernel that was faster */
+  CUDAL2GEN_INFERRED  /* as measured; for a fusion or batch that was not, the kernel with the design of the fastest plain one */
 } cudal2gen_prefer;
 
 typedef enum { CUDAL2GEN_NO_BIAS, CUDAL2GEN_BIAS_N, CUDAL2GEN_BIAS_M } cudal2gen_bias; /* one element for each column of D, or for each row */
@@ -81,8 +81,8 @@ typedef struct {
 
 typedef enum {
   CUDAL2GEN_ALONE,   /* one product in a launch */
-  CUDAL2GEN_STRIDED, /* several of the same sizes, evenly spaced */
-  CUDAL2GEN_GROUPED  /* consecutive rows of A and D in groups, each times its own B; m counts the rows of all */
+  CUDAL2GEN_STRIDED, /* several products of the same sizes, whose matrices are evenly spaced */
+  CUDAL2GEN_GROUPED  /* groups of consecutive rows of A and D, each with its own B; m counts the rows of all groups */
 } cudal2gen_batch;
 
 /* Fill it with zeros first: they mean one plain product in fp16, by a measured kernel. */
@@ -98,25 +98,25 @@ typedef struct {
   int products; /* how many products a batch has, or how many groups; 0 for one product */
 } cudal2gen_problem;
 
-/* What a fused or batched product reads and stores beside A, B and D. Only the members that its fusion and batch need are
+/* What a fused or batched product reads and stores in addition to A, B and D. Only the members that its fusion and batch need are
    read. Addresses are device addresses, aligned to 16 bytes; leading dimensions and strides count elements. */
 typedef struct {
   void const* bias; /* n or m elements in the type of A and B */
-  void const* c;    /* as D, in its type */
+  void const* c;    /* the shape and type of D */
   int ldc;
   float alpha, beta;
   void* aux; /* (m,n) in the type of D */
   int ldaux;
-  int64_t stride_a, stride_b, stride_d;       /* of a batch: from one product to the next; 0 shares A or B. Groups have */
+  int64_t stride_a, stride_b, stride_d;       /* of a batch: from one product to the next; 0: all share A or B. Groups use */
   int64_t stride_bias, stride_c, stride_aux;  /* stride_b alone, and stride_bias for a bias along n */
-  int const* ends; /* of groups: on the device, for each group the row after its last one, ascending */
+  int const* ends; /* of groups: an array on the device with the row after the last one of each group, ascending */
 } cudal2gen_operands;
 
 typedef struct {
-  char const* kernel;      /* its digest, which belongs to the pack; "" if none is needed (m, n or k is 0) */
+  char const* kernel;      /* its digest, a string that lives as long as the pack; "" if none is needed (m, n or k is 0) */
   double speedup;          /* over the vendor's library, lower end of the interval; 0 if it was not measured */
-  int64_t workspace_bytes; /* what a launch needs, aligned to 256 bytes. It needs no initial value: the library sets what must be
-                              zero. Launches that may run at once, on two streams or in a graph, must not share it. */
+  int64_t workspace_bytes; /* size of the workspace, which must be aligned to 256 bytes. It needs no initial value. Launches that
+                              may run concurrently, on two streams or in a graph, must not share it. */
 } cudal2gen_answer;
 
 typedef struct cudal2gen_pack cudal2gen_pack;
@@ -125,15 +125,15 @@ typedef struct cudal2gen_plan cudal2gen_plan;
 /* CUDAL2GEN_VERSION of the library, which may differ from that of the header. */
 int cudal2gen_version(void);
 
-/* Opens a pack for the current device after checking every file, and that the device runs kernels of it. On a card of
-   another model than the pack's nothing counts as measured: only CUDAL2GEN_KERNEL takes its kernels. runtime: file name or
+/* Opens a pack for the current device. It first checks every file, and that the device runs kernels of the pack. On a card
+   of another model than the pack's nothing counts as measured: only CUDAL2GEN_KERNEL uses its kernels. runtime: file name or
    path of the CUDA runtime library, null for libcudart.so of CUDA 13. Any threads may use the pack, with the same device. */
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out);
 
-/* Unloads its kernels: no plan of it may be run afterwards, and no launch of it may still be under way. Null does nothing. */
+/* Unloads a pack's kernels. None of its plans may be run afterwards, and no launch may still be running. Null does nothing. */
 int cudal2gen_pack_close(cudal2gen_pack* pack);
 
-/* Says which kernel would compute a problem. The first query that a kernel answers loads it. */
+/* Says which kernel would compute a problem. The first query whose answer is a kernel loads it. */
 int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer);
 
 /* Enqueues one plain product on the stream. Leading dimensions count elements; workspace may be null if none is needed. */
@@ -144,15 +144,15 @@ int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, voi
 int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream);
 
-/* Chooses once for calls of one problem: cudal2gen_plan_run is then only a launch. answer may be null. A plan is constant, so
-   threads may share it; it must not be run once its pack is closed. To destroy null does nothing. */
+/* Chooses the kernel once for many calls of one problem: cudal2gen_plan_run then only launches it. answer may be null. A plan
+   is constant, so threads may share it. It must not be run after its pack is closed. Destroying null does nothing. */
 int cudal2gen_plan_create(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer,
                           cudal2gen_plan** plan);
 int cudal2gen_plan_run(cudal2gen_plan const* plan, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                        cudal2gen_operands const* operands, void* workspace, void* stream);
 int cudal2gen_plan_destroy(cudal2gen_plan* plan);
 
-/* What cudal2gen_plan_autotune times: a call on real operands, with a workspace of so many bytes for kernels that need one. */
+/* The call that cudal2gen_plan_autotune times: its operands, and a workspace of workspace_bytes for kernels that need one. */
 typedef struct {
   void const* a;
   int lda;
@@ -161,7 +161,7 @@ typedef struct {
   void* d;
   int ldd;
   cudal2gen_operands const* operands; /* null for a plain product */
-  void* workspace;                    /* aligned to 256 bytes; null for kernels without one */
+  void* workspace;                    /* aligned to 256 bytes; null admits only kernels that need none */
   int64_t workspace_bytes;
   void* stream;
 } cudal2gen_call;
@@ -169,19 +169,19 @@ typedef struct {
 /* Enqueues the same product by the vendor's library on the stream. Returns 0, or its error. */
 typedef int (*cudal2gen_vendor)(void* context, void* stream);
 
-/* Makes a plan by measuring on this card: up to 8 nearest kernels in turns, then the fastest beside the vendor's product, in
-   pairs of either order. The plan has the kernel if the 95 % interval of the median ratio of at least 12 pairs is above 1.01;
-   else the answer is CUDAL2GEN_VENDOR. answer.speedup is the interval's low end. vendor may be null: the fastest kernel is
-   taken, and speedup is 0. problem.prefer does not count.
+/* Makes a plan by measuring on this card. First up to 8 nearest kernels are timed round robin, then the fastest one and the
+   vendor's product, in pairs whose order alternates. The plan has the kernel if the 95 % interval of the median ratio of at
+   least 12 pairs is above 1.01; else CUDAL2GEN_VENDOR is returned. answer.speedup is the interval's lower end. If vendor is
+   null, the fastest kernel is chosen, and speedup is 0. problem.prefer is ignored.
 
    It waits for the stream, runs each contender hundreds of times on the same operands, so that those that fit are in the L2,
-   and stops after about so many milliseconds. D must be none of the operands. In a captured stream nothing is timed, and the
-   answer is CUDAL2GEN_VENDOR. */
+   and stops after about `milliseconds`. D must not overlap with an operand. In a captured stream nothing is timed, and
+   CUDAL2GEN_VENDOR is returned. */
 int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_call const* call,
                             cudal2gen_vendor vendor, void* context, double milliseconds, cudal2gen_answer* answer,
                             cudal2gen_plan** plan);
 
-/* In words, why the last call of this thread returned no CUDAL2GEN_OK; "" if it did. Valid until its next call. */
+/* Says why the last call of this thread did not return CUDAL2GEN_OK; "" if it did. Valid until the thread's next call. */
 char const* cudal2gen_last_error(void);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-// The C interface (cudal2gen.h): it checks what callers hand over, makes plans and runs them. Whatever the arguments, a call
-// returns a code; only addresses that are neither null nor valid cannot be told.
+// The C interface (cudal2gen.h): it checks the arguments of callers, makes plans and runs them. A call returns a code for every
+// wrong argument, except for addresses that are neither null nor valid, which cannot be recognised.
 #include "pack.h"
 
 #include <exception>
@@ -12,7 +12,7 @@ namespace {
 
 thread_local std::string message;
 
-// Stores zeros in D (m,n), as beta = 0 does in BLAS where k is 0.
+// Stores zeros in D (m,n), the product for k = 0.
 int clear(cudal2gen_plan const& plan, void* d, int ldd, void* stream) {
   cudal2gen_problem const& problem = plan.problem;
   size_t const bytes = problem.d == CUDAL2GEN_D_F32 ? 4 : size_t(kElements[problem.ab].bytes);
@@ -45,7 +45,7 @@ int cudal2gen::make_plan(cudal2gen_pack& pack, cudal2gen_problem const& problem,
 cudal2gen_answer cudal2gen_plan::answer() const {
   if (choice.kernel < 0) return {"", 0, 0};
   PackKernel const& kernel = pack->kernels[size_t(choice.kernel)];
-  // A grouped launch sums within its CTAs and needs no workspace, however many groups there are.
+  // A grouped launch sums within its CTAs and needs no workspace for any number of groups.
   int const products = problem.batch == CUDAL2GEN_GROUPED ? 1 : products_of(problem);
   return {kernel.digest.c_str(), choice.speedup,
           cudal2gen_batch_workspace_bytes(kernel.opened, problem.m, problem.n, problem.k, products)};
@@ -94,7 +94,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
       if (int const code = load(*pack, runtime)) return code;
     } catch (std::bad_alloc const&) {
       throw;
-    } catch (std::exception const&) {  // undamaged, and yet written by something else
+    } catch (std::exception const&) {  // the digest is right, so another version wrote this file
       return refuse(CUDAL2GEN_BAD_PACK, pack->directory + "/pack.txt is not one that this library understands");
     }
     *out = pack.release();

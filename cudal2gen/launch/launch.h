@@ -1,5 +1,5 @@
-// The contract with kernel/launch.py: the facts of a built kernel in its file kernel.launch, the options with which it is
-// opened, and the sizes and matrices that the launcher refuses.
+// What the launcher shares with kernel/launch.py: the facts of a built kernel in its file kernel.launch, the options with which
+// it is opened, and the rules by which sizes and matrices are refused.
 #ifndef CUDAL2GEN_LAUNCH_H
 #define CUDAL2GEN_LAUNCH_H
 
@@ -31,15 +31,15 @@ struct Refusal {
   explicit operator bool() const { return code != cudaSuccess; }
 };
 
-// The operations that a kernel applies to its sums, see `Fusion` in kernel/fusion.py. The launcher need not know the activation.
+// The operations that a kernel applies to its sums, see `Fusion` in kernel/fusion.py. The launcher does not need the activation.
 struct Fusion {
   bool any = false, bias_n = false, bias_m = false, residual = false, aux = false, gate = false;
 
   bool bias() const { return bias_n || bias_m; }
 };
 
-// Reads parts joined by +, in the order of application, at most one of each kind, in a legal combination; or "none". Returns
-// false if the text is neither.
+// Parses "none", or parts joined by +, in the order in which they are applied and at most one of each kind. Returns false if
+// the text is not such a list, or if parts in it exclude each other.
 inline bool parse_fusion(std::string const& text, Fusion& fusion) {
   static constexpr std::pair<char const*, int> kParts[] = {
       {"alpha", 0}, {"bias_n", 1}, {"bias_m", 1}, {"residual", 2},
@@ -63,7 +63,7 @@ inline bool parse_fusion(std::string const& text, Fusion& fusion) {
   return !(fusion.residual && fusion.gate) && !(fusion.aux && last < 4);
 }
 
-// Tokens `name=value`, separated by white space. The class remembers which ones were read, and the first fault.
+// Tokens `name=value`, separated by white space. A token is removed when it is read. The first fault is kept.
 class Tokens {
  public:
   // noun: the word for a token in messages.
@@ -139,7 +139,7 @@ struct Element {
   CUtensorMapDataType map_type;
 };
 
-// The types of A and B, as in element.py, and the type of D if it is another.
+// The types of A and B, as in element.py, and the additional type of D.
 constexpr Element kElements[] = {{"f16", 2, CU_TENSOR_MAP_DATA_TYPE_FLOAT16}, {"bf16", 2, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16}};
 constexpr Element kF32 = {"f32", 4, CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
 
@@ -168,8 +168,9 @@ struct Matrix {
 
 constexpr int kMostRows = 1 << 24;
 
-// Consecutive rows of A and D in groups, each times its own B: on the device, the row behind each group's last, ascending;
-// elements from a group's B, and from its bias along n, to the next one's, 0 shares it. Kernels take it as it is.
+// Groups of consecutive rows of A and D, each with its own B. `ends`: an array on the device with the row after the last one of
+// each group, ascending. `b`, `bias`: elements from one group's B, and from its bias along n, to the next one's; 0: all groups
+// share it. It is an argument of the kernel, so its layout is that of the kernel's struct.
 struct Groups {
   int const* ends = nullptr;
   int count = 0;
@@ -178,9 +179,9 @@ struct Groups {
 
 enum class Batch { kNone, kStrided, kGrouped };
 constexpr int kMostGroups = 65535;
-constexpr int64_t kMostStride = int64_t(1) << 48;  // so that bytes of a stride are counted without overflow
+constexpr int64_t kMostStride = int64_t(1) << 48;  // so that the bytes of a stride do not overflow
 
-// The workspace: room for a counter for each tile whose sum is kept in parts, padded to a multiple of 256 bytes; then the parts.
+// The layout of the workspace: a counter for each tile whose sum is stored in parts, padding to a multiple of 256 bytes, the parts.
 struct Scratch {
   int64_t tiles = 0, parts = 0;
 
@@ -188,7 +189,7 @@ struct Scratch {
   int64_t parts_at() const { return ceil_div(counter_bytes(), 256) * 256; }
 };
 
-// What is true of a kernel, as kernel/launch.py's `Launch`; and what it takes by that.
+// The facts of a kernel, as in `Launch` of kernel/launch.py, and the sizes and operands that follow from them as legal.
 struct Launch {
   std::string entry;
   Convention convention;
@@ -197,9 +198,9 @@ struct Launch {
   Raster raster = Raster::kPlain;
   Reduce reduce = Reduce::kNone;
   bool predicated = true, persistent = false, stream_k = false;
-  bool returns_counters = false;  // a launch leaves the counters of tiles at zero, as it found them
+  bool returns_counters = false;  // whether a launch leaves the counters of tiles at zero, as it finds them
   int baked_k = 0, cluster_m = 1, cluster_n = 1;
-  int k_steps = 0;  // of k that a CTA holds, 0 for any number
+  int k_steps = 0;  // how many k-tiles of a slice a CTA can hold; 0: no limit
   Box box_a, box_b, box_d, box_rest;
   Element element = kElements[0], output = kElements[0];  // of A and B; of D
   Fusion fusion;
@@ -207,23 +208,23 @@ struct Launch {
 
   explicit Launch(Tokens& facts);
 
-  // CTAs that are launched together: the tiles of a cluster, or all slices of one.
+  // The CTAs of a cluster: one for each of its tiles, or for each slice of k of one tile.
   int cluster() const { return reduce == Reduce::kCluster ? split_k : cluster_m * cluster_n; }
   bool workspace() const { return reduce == Reduce::kWorkspace || stream_k; }
-  // Whether its CTAs wait for each other's partial sums, so that all must run at once, whatever else the device does.
+  // Whether CTAs wait for each other's partial sums, so that all must run at the same time: a cooperative launch.
   bool waits() const { return convention == Convention::kTma && workspace(); }
   bool stores_vectors() const { return box_d.cols > 0 || !predicated; }
-  // Elements of a row of A and of B, and how many rows they have.
+  // The elements in a row of A and of B as stored, and their numbers of rows.
   int row_a(int m, int k) const { return a_along_k ? k : m; }
   int row_b(int n, int k) const { return b_along_k ? k : n; }
   int rows_a(int m, int k) const { return a_along_k ? m : k; }
   int rows_b(int n, int k) const { return b_along_k ? n : k; }
-  // Columns of D where those of the product are n.
+  // The columns of D if the product has n columns.
   int d_cols(int n) const { return fusion.gate ? n / 2 : n; }
-  // Tiles along m; of several groups the most that their rows may take, whose kernel finds which of them it needs.
+  // Tiles along m. For several groups this is an upper bound for any division of the m rows; the kernel leaves unused ones out.
   int64_t row_tiles(int m, int groups) const { return (m + int64_t(groups) * (bm - 1)) / bm; }
   int64_t tiles(int m, int n, int groups = 1) const { return row_tiles(m, groups) * ceil_div(n, bn); }
-  // Clusters that have work, of a GPU that holds as many at once as it likes.
+  // The most clusters that can have work at the same time.
   int64_t clusters(int m, int n, int k, int count, int groups = 1) const {
     int64_t const slices = stream_k ? ceil_div(k, bk) : reduce == Reduce::kWorkspace ? split_k : 1;
     return cluster_tiles(m, n, groups) * count * slices;
@@ -319,7 +320,7 @@ inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
   return {};
 }
 
-// Refuses matrices that the kernel does not take where they lie, by the rule of `Launch.takes` in kernel/launch.py.
+// Refuses matrices whose address, leading dimension or alignment the kernel cannot use, as `Launch.takes` in kernel/launch.py.
 inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix const& d) const {
   if (a.ld > kMostRows || b.ld > kMostRows || d.ld > kMostRows)
     return {cudaErrorInvalidValue, "leading dimensions must not exceed 16777216: offsets within a tile are 32-bit"};
@@ -334,7 +335,7 @@ inline Refusal Launch::refuse_operands(Matrix const& a, Matrix const& b, Matrix 
   return {};
 }
 
-// Refuses a bias, C or aux that the kernel does not take where it lies. The rule for C is that of D.
+// Refuses a bias, C or aux whose address, leading dimension or alignment the kernel cannot use. The rule for C is that of D.
 inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix const& aux) const {
   if (fusion.bias() && (!bias || reinterpret_cast<uintptr_t>(bias) % 16))
     return {cudaErrorMisalignedAddress, "this kernel adds a bias, which must be aligned to 16 bytes"};
@@ -350,7 +351,7 @@ inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix co
   return {};
 }
 
-// Refuses more products of these sizes, or groups of rows, than a launch counts.
+// Refuses counts of products or groups for which a launch would have more CTA tiles than are counted.
 inline Refusal Launch::refuse_count(int count, int m, int n) const {
   if (batch == Batch::kGrouped) {
     if (count < 1 || count > kMostGroups) return {cudaErrorInvalidValue, "a grouped launch has from 1 to 65535 groups"};
@@ -363,7 +364,7 @@ inline Refusal Launch::refuse_count(int count, int m, int n) const {
   return {};
 }
 
-// Refuses batches that the kernel does not take: matrices D must not overlap, and each matrix must be aligned like a single one.
+// Refuses batches that the kernel cannot use: matrices D must not overlap, and each matrix must be aligned like a single one.
 inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int64_t ldd) const {
   if (Refusal const refusal = refuse_count(batches.count, m, n)) return refusal;
   if (batches.count == 1) return {};
@@ -374,8 +375,10 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
   if (batches.a < 0 || batches.b < 0 || batches.bias < 0 || batches.c < 0 || batches.aux < 0)
     return {cudaErrorInvalidValue, "strides of a batch must not be negative"};
   int const cols = d_cols(n);
-  bool const behind = batches.d >= (m - 1) * ldd + cols, beside = batches.d >= cols && (batches.count - 1) * batches.d + cols <= ldd;
-  if (!behind && !beside) return {cudaErrorInvalidValue, "matrices D of a batch overlap"};
+  // Matrices D do not overlap if each begins after the last element of the previous one, or if all lie within the rows of the first.
+  bool const disjoint = batches.d >= (m - 1) * ldd + cols;
+  bool const interleaved = batches.d >= cols && (batches.count - 1) * batches.d + cols <= ldd;
+  if (!disjoint && !interleaved) return {cudaErrorInvalidValue, "matrices D of a batch overlap"};
   if (batches.a * element.bytes % 16 || batches.b * element.bytes % 16 || (stores_vectors() && batches.d * output.bytes % 16))
     return {cudaErrorMisalignedAddress, "matrices of a batch must be aligned to 16 bytes, as the first ones are"};
   if (fusion.bias() && batches.bias * element.bytes % 16)
@@ -387,7 +390,7 @@ inline Refusal Launch::refuse_batches(Batches const& batches, int m, int n, int6
   return {};
 }
 
-// Refuses groups that the kernel does not take. The values of `ends` lie on the device, so a launch cannot check them.
+// Refuses groups that the kernel cannot use. The values of `ends` are on the device, so a launch cannot check them.
 inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
   if (batch != Batch::kGrouped)
     return {cudaErrorInvalidValue, "this kernel computes no groups; one of batch=grouped does"};
@@ -404,7 +407,7 @@ inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
 // L2 eviction priorities, as createpolicy.fractional encodes them: normal, first, last.
 constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
 
-// Data that is not compiled in: the options of each convention in kernel/launch.py.
+// The options of a launch, which are not compiled into the kernel; see kernel/launch.py for those of each convention.
 struct Options {
   int64_t swizzle_stride = 0;
   int along_n = 0, band = 1;

@@ -2,8 +2,8 @@
 // emulator's runtime: nothing is linked at build time, and the runtime is loaded by name when a kernel is opened.
 //
 // All functions return a cudaError_t as int; cudal2gen_message() returns the message of this thread's last error. A kernel is
-// opened and loaded for the current device. A launch does not wait; it encodes the tensor maps of new operands and keeps
-// them.
+// opened and loaded for the current device. A launch does not wait. It encodes tensor maps for operands that it has not seen
+// before, and keeps them.
 #include "counters.h"
 #include "launch.h"
 #include "map_cache.h"
@@ -58,7 +58,7 @@ struct Runtime {
   decltype(&cudaStreamGetCaptureInfo) capture_info;
   decltype(&cudaGraphNodeGetType) node_type;
 
-  // Lets a kernel have this much shared memory.
+  // Raises the limit of a kernel's dynamic shared memory.
   cudaError_t raise_smem(cudaKernel_t kernel, int bytes, int device) const {
     if (set_attribute) return set_attribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes, device);
     auto const attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -91,9 +91,9 @@ bool find_in_driver(Runtime const& runtime, char const* name, Function& function
   return function;
 }
 
-// What loads kernels. The runtime does so from CUDA 12.8 on. Before, the driver's functions of the same arguments do: a CUlibrary is
-// a cudaLibrary_t, a CUkernel a cudaKernel_t, and errors have one number. The driver must have been initialised, which the runtime does
-// when it is asked about a device.
+// Finds the functions that load kernels. The runtime has them from CUDA 12.8 on. With an earlier one the driver's functions are used,
+// which have the same arguments: a CUlibrary is a cudaLibrary_t, a CUkernel a cudaKernel_t, and error numbers are the same. The driver
+// must be initialised first, which the runtime does when a device is queried.
 bool connect_loading(void* library, Runtime& runtime) {
   if (dlsym(library, "cudaLibraryLoadFromFile"))
     return find(library, "cudaLibraryLoadFromFile", runtime.load) && find(library, "cudaLibraryUnload", runtime.unload) &&
@@ -133,7 +133,7 @@ bool connect_counters(void* library, CounterRuntime& runtime) {
 }
 
 bool connect_capture(void* library, Runtime& runtime) {
-  // CUDA 12 has the function of CUDA 13 by the name with a version, and another one by the name without.
+  // CUDA 12 has this function of CUDA 13 under the name with a version; there the plain name is an older function.
   char const* const info = dlsym(library, "cudaStreamGetCaptureInfo_v3") ? "cudaStreamGetCaptureInfo_v3" : "cudaStreamGetCaptureInfo";
   return find(library, "cudaStreamIsCapturing", runtime.is_capturing) && find(library, info, runtime.capture_info) &&
          find(library, "cudaGraphNodeGetType", runtime.node_type);
@@ -150,7 +150,7 @@ struct cudal2gen_kernel {
   int64_t resident = 0;  // for a persistent kernel: how many clusters (or CTAs without clusters) the device holds at once
   mutable MapCache maps;
   mutable CounterBlocks counters;
-  mutable std::atomic<bool> cooperation_overlaps = true;  // until the driver has refused both in one launch
+  mutable std::atomic<bool> cooperation_overlaps = true;  // false once the driver has refused a launch with both attributes
 
   cudal2gen_kernel(Launch launch, Options options) : launch(std::move(launch)), options(options) {}
   void const* function() const { return reinterpret_cast<void const*>(kernel); }
@@ -168,7 +168,7 @@ cudaLaunchAttribute cluster_of(int ctas) {
   return attribute;
 }
 
-// How many clusters (or CTAs without clusters) the device holds at once. A cluster must lie in one group of SMs.
+// Sets `resident`: how many clusters (or CTAs without clusters) the device holds at once. A cluster must fit into one GPC.
 cudaError_t count_resident(cudal2gen_kernel& own, int device) {
   Launch const& launch = own.launch;
   int number = 0;
@@ -203,7 +203,7 @@ int connect_runtime(char const* name, cudal2gen_kernel& own) {
   return cudaSuccess;
 }
 
-// In a loaded library: finds the kernel, raises its limits, and queries the facts of device and driver that launches need.
+// Finds the kernel in the loaded library, raises its limits, and queries what launches need to know of device and driver.
 int prepare(cudal2gen_kernel& own, std::string const& cubin) {
   Runtime const& cuda = own.runtime;
   Launch const& launch = own.launch;
@@ -236,7 +236,7 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
 
 // ---- launching ----
 
-// A stream as a launch finds it: whether it is captured, and if so, by which capture and behind which nodes.
+// The state of a stream at a launch: whether it is captured, and if so, the capture and the nodes on which the launch depends.
 struct StreamState {
   bool captured = false;
   unsigned long long capture = 0;
@@ -253,8 +253,8 @@ int find_state(Runtime const& cuda, cudaStream_t stream, StreamState& state) {
   return error ? cuda.refuse(error) : cudaSuccess;
 }
 
-// Where a launch keeps its counters and partial sums. The workspace has room for the counters before the partial sums. It is used,
-// and cleared by a memset, if the kernel does not return its counters to zero, or the launch gets no block of them.
+// Where a launch keeps its counters and partial sums. Partial sums are in the workspace. The counters are there too, and `clears` says
+// that a memset sets them to zero, if the kernel does not return its counters to zero or the launch gets no block of CounterBlocks.
 struct Parts {
   unsigned* arrivals = nullptr;
   float* sums = nullptr;
@@ -301,8 +301,8 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
   return cudaSuccess;
 }
 
-// Whether the kernel may start while the previous work on the stream ends. In a captured stream only a kernel can be the earlier
-// side of such an edge, so after a copy or a memset, even one by the caller, the launch is an ordinary one.
+// Clears `allowed` if the kernel must not start before the previous work on the stream has ended. In a captured stream only a kernel
+// can precede a programmatic launch, so after a copy or a memset, even one by the caller, the launch is an ordinary one.
 int may_overlap(Runtime const& cuda, StreamState const& state, bool& allowed) {
   cudaError_t error = cudaSuccess;
   for (size_t i = 0; !error && i < state.count; ++i) {
@@ -321,8 +321,8 @@ cudaLaunchAttribute flag(cudaLaunchAttributeID id) {
   return attribute;
 }
 
-// Launches with the attributes of the kernel. `together`: all CTAs must run at once. `overlaps`: with the kernel before it. No source
-// says that a driver takes both in one launch; one that does not gets the launch again without the overlap.
+// Launches with the attributes of the kernel. `together`: a cooperative launch. `overlaps`: a programmatic launch, which may start
+// before the previous kernel ends. A driver may refuse both in one launch; then the launch is repeated without the overlap.
 int launch_as(cudal2gen_kernel const& own, cudaLaunchConfig_t& config, void** arguments, bool together, bool overlaps) {
   cudaLaunchAttribute attributes[3];
   config.attrs = attributes;
@@ -347,8 +347,8 @@ extern "C" {
 
 char const* cudal2gen_message() { return message.c_str(); }
 
-// directory: that of a built kernel. options: data that is not compiled in, such as "swizzle_stride=2048", or null.
-// runtime: the file name or path of the CUDA runtime library; null for that of find_runtime.
+// Opens the built kernel in a directory. options: text such as "swizzle_stride=2048", or null. runtime: the file name or path of
+// the CUDA runtime library; null for that of find_runtime.
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out) {
   message.clear();
   *out = nullptr;
@@ -388,7 +388,7 @@ int cudal2gen_close(cudal2gen_kernel* kernel) {
   return error ? own->runtime.refuse(error) : cudaSuccess;
 }
 
-// The bytes of workspace, aligned to 256, that a launch of `count` products of this size needs; may be 0.
+// Returns the bytes of workspace, aligned to 256, that a launch of `count` products of this size needs, or 0.
 int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count) {
   Launch const& launch = kernel->launch;
   Scratch const scratch = launch.scratch(m, n, k, count, kernel->resident);
@@ -399,8 +399,8 @@ int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, 
   return cudal2gen_batch_workspace_bytes(kernel, m, n, k, 1);
 }
 
-// The counters that the kernel's launches share out among streams, for whoever checks that a launch leaves them at zero; returns how
-// many bytes they have, 0 if the kernel has none.
+// Stores the address of the kernel's counters and returns their size in bytes, 0 if it has none. It serves to check that a launch
+// leaves them at zero.
 int64_t cudal2gen_counters(cudal2gen_kernel const* kernel, void const** out) {
   *out = kernel->counters.memory();
   return *out ? int64_t(CounterBlocks::kBytes) : 0;
@@ -408,7 +408,7 @@ int64_t cudal2gen_counters(cudal2gen_kernel const* kernel, void const** out) {
 
 namespace {
 
-// The products of a launch: evenly spaced, or groups of rows. There is at least one.
+// The products of a launch: evenly spaced ones, or groups of rows if groups.count > 0.
 struct Several {
   Batches batches;
   Groups groups;
@@ -421,7 +421,7 @@ Refusal refuse_several(Launch const& launch, Several const& several, int m, int 
   return launch.refuse_batches(several.batches, m, n, ldd);
 }
 
-// Enqueues D(m,n) = A(m,k) * B on the given stream, for each product of a batch or of groups, and fused if the kernel is.
+// Enqueues D(m,n) = A(m,k) * B on the given stream, for each product of a batch or of groups, with the kernel's fused operations.
 int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd, int m, int n, int k,
             Several several, cudal2gen_fused const* fused, void* workspace, void* stream) {
   message.clear();
@@ -487,14 +487,14 @@ int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int ld
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, fused, workspace, stream);
 }
 
-// The same for several products, evenly spaced; workspace: cudal2gen_batch_workspace_bytes().
+// Launches several products, evenly spaced. workspace: cudal2gen_batch_workspace_bytes().
 int cudal2gen_launch_batched(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                              int m, int n, int k, Batches const* batches, cudal2gen_fused const* fused, void* workspace,
                              void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {*batches, {}}, fused, workspace, stream);
 }
 
-// The same for groups of rows: A (m,k) and D (m,n) have the rows of all groups, B is that of the first. The kernel reads the ends of
+// Launches groups of rows: A (m,k) and D (m,n) have the rows of all groups, B is that of the first. The kernel reads the ends of
 // groups, `groups->ends`, on the device when it runs; the host does not wait. Rows of D after the last group keep their values. If
 // ends descend or exceed m, rows of D get undefined values, but nothing outside of D is written.
 int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
@@ -504,7 +504,7 @@ int cudal2gen_launch_grouped(cudal2gen_kernel const* kernel, void const* a, int 
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {{}, *groups}, fused, nullptr, stream);
 }
 
-// The same for a kernel without fused parts.
+// Launches a kernel without fused operations.
 int cudal2gen_launch(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                      int m, int n, int k, void* workspace, void* stream) {
   return enqueue(kernel, a, lda, b, ldb, d, ldd, m, n, k, {}, nullptr, workspace, stream);

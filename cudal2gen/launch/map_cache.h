@@ -1,4 +1,4 @@
-// Tensor maps of operands, kept between launches.
+// A cache of the tensor maps of operands, kept between launches.
 #ifndef CUDAL2GEN_MAP_CACHE_H
 #define CUDAL2GEN_MAP_CACHE_H
 
@@ -13,15 +13,15 @@
 
 namespace cudal2gen {
 
-// A cache of tensor maps by what they describe: address, columns, rows, leading dimension, box, type, and for a batch the number of
-// matrices, at least one, and the elements from one to the next. Encoding takes a microsecond, so the map of operands that come
-// again is kept. The cache has a fixed size: a caller with ever new operands does not use more memory.
+// Maps from what a tensor map describes to the encoded map. The key has address, columns, rows, leading dimension, box, type, and for
+// a batch the number of matrices and the elements from one to the next. Encoding takes a microsecond, so a map is kept for later calls
+// with the same operands. The cache is emptied when it is full, so its memory is bounded.
 class MapCache {
  public:
   using Key = std::array<uint64_t, 9>;
   decltype(&cuTensorMapEncodeTiled) encode = nullptr;
 
-  // depth: the third extent; 0 for a map of two dimensions.
+  // Stores the map of a matrix, or of `depth` matrices if depth > 0. Returns false if the driver refuses to encode it.
   bool find(Matrix const& matrix, int64_t rows, int depth, int64_t stride, Box box, Element const& element, CUtensorMap& map) {
     Key const key = {reinterpret_cast<uint64_t>(matrix.address), uint64_t(matrix.cols), uint64_t(rows), uint64_t(matrix.ld),
                      uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type), uint64_t(depth),

@@ -1,5 +1,5 @@
-// Reads a pack: pack.txt and the digests of its files, and chooses kernels by its table. It is linked into one library with
-// the generic launcher (launcher.cpp) and the C interface (interface.cpp), and against no CUDA library.
+// Reads a pack, which is pack.txt and the files whose digests it has, and chooses kernels by its table. It is linked into one
+// library with the generic launcher (launcher.cpp) and the C interface (interface.cpp), but with no CUDA library.
 #include "pack.h"
 
 #include "runtime.h"
@@ -62,8 +62,8 @@ Kind kind_of(cudal2gen_problem const& problem) {
   return {{problem.ab, problem.d, problem.acc, problem.layout, problem.batch}, spell(problem.fusion)};
 }
 
-// Whether this code says that the driver refuses a kernel's image: the driver is too old, or the image is for other
-// cards. Such an answer is final (see open).
+// Whether an error code means that the driver refuses a kernel's image: the driver is too old, or the image is for other
+// cards. `open` does not try such a kernel again.
 bool unloadable(int code) {
   return code == cudaErrorInsufficientDriver || code == cudaErrorInvalidKernelImage ||
          code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidPtx || code == cudaErrorUnsupportedPtxVersion;
@@ -90,8 +90,8 @@ int products_of(cudal2gen_problem const& problem) { return problem.batch == CUDA
 
 namespace {
 
-// Returns the number that a caller stored in an enum. It may be none of the enum's values, and reading such a number as the enum is
-// undefined in C++.
+// Returns the number that a caller stored in an enum. It may be out of the enum's range, and reading such a number as the enum would
+// be undefined behaviour.
 template <class Enum>
 int stored(Enum const& field) {
   static_assert(sizeof(Enum) == sizeof(int));
@@ -210,8 +210,8 @@ void connect(void* library, HostRuntime& host) {
   find(library, "cudaGetLastError", host.last_error);
 }
 
-// Reads the current device, and whether it is of the pack's model: its name has all words of the title and none of other
-// models', and it has as many SMs. The Python package decides alike (chips.py) and wrote these words.
+// Identifies the current device. It is of the pack's model if its name has all words of the model's title and no word that
+// only other models have, and if it has the model's number of SMs. chips.py has the same rule and wrote these words.
 int identify(Values const& facts, char const* runtime, HostRuntime& host, Card& card) {
   cudaError_t unusable = cudaSuccess;
   std::string why;
@@ -222,7 +222,7 @@ int identify(Values const& facts, char const* runtime, HostRuntime& host, Card& 
   auto const properties = reinterpret_cast<cudaError_t (*)(void*, int)>(dlsym(library, "cudaGetDeviceProperties"));
   connect(library, host);
   if (!get_device || !attribute || !properties || !host.last_error || !host.error_string) return refuse(cudaErrorSymbolNotFound, "the CUDA runtime lacks functions of CUDA " + std::to_string(CUDAL2GEN_CUDA));
-  // What CUDA 12 and 13 write here differs in its length and behind the name, with which it begins.
+  // CUDA 12 and 13 write structures of different lengths. Both begin with the name, which is all that is read here.
   alignas(cudaDeviceProp) char device_name[4 * sizeof(cudaDeviceProp)] = {};
   int device = 0, major = 0, minor = 0, sms = 0, smem = 0;
   cudaError_t error = get_device(&device);
@@ -250,7 +250,7 @@ int number(Values const& tokens, char const* name) {
 
 int enumerated(Values const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
-// The type of A and B, which a line states if it is not the first of its enum; the enum has the order of `kElements`.
+// The type of A and B as a number of the enum, which has the order of `kElements`. A line without it means fp16.
 int typed_ab(Values const& tokens) {
   auto const token = tokens.find("ab");
   if (token == tokens.end()) return CUDAL2GEN_AB_F16;
@@ -329,7 +329,7 @@ int load(cudal2gen_pack& pack, char const* runtime) {
       add(pack, kind, tokens);
     }
   }
-  // at() throws for a choice of a kernel that is not there.
+  // at() throws if a choice names a kernel that the pack does not have.
   for (auto const& [problem, choice] : pack.chosen) pack.kernels.at(size_t(choice.kernel));
   if (!pack.kernels.empty() || !pack.card.other_model()) return CUDAL2GEN_OK;
   return refuse(CUDAL2GEN_BAD_PACK, "no kernels for " + pack.card.name + " (sm_" + std::to_string(pack.card.capability) +

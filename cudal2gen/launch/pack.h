@@ -1,5 +1,5 @@
-// An opened pack: its kernels, and which of them computes a problem. pack.cpp reads it; the C interface (interface.cpp,
-// autotune.cpp) asks it.
+// An opened pack: its kernels, and the table that says which of them computes a problem. pack.cpp reads it, and the C interface
+// (interface.cpp, autotune.cpp) queries it.
 #ifndef CUDAL2GEN_PACK_H
 #define CUDAL2GEN_PACK_H
 
@@ -55,13 +55,13 @@ struct PackKernel {
   Launch launch;
   bool fits;  // whether the card has enough shared memory
   cudal2gen_kernel* opened;
-  std::string refused;  // why the driver does not load it; empty if it was not tried or loads. Guarded by `opening`
+  std::string refused;  // why the driver refused it; empty if it did not. Guarded by `opening`
 
-  // Whether it computes so many products of these sizes with A and B packed. D's leading dimension is not known before
-  // the call: here the next whole vector stands for it, and the launcher checks the real one.
+  // Whether it computes this many products of these sizes with A and B packed. D's leading dimension is not known before
+  // the call: it is assumed to be rounded up to a whole vector, and the launcher checks the real one.
   bool takes(Sizes const& problem, int products) const;
 
-  // How far these sizes are from its own, in octaves summed over m, n and k; the same measure as kernel/serving.py.
+  // The distance of these sizes from its own: |log2| of the ratios summed over m, n and k, as in kernel/serving.py.
   double distance(Sizes const& problem) const;
 };
 
@@ -75,9 +75,9 @@ struct Card {
   bool other_model() const { return !pack_gpu.empty(); }
 };
 
-// What computes a problem. `kernel`: its number in the pack, or one of these.
-constexpr int kNothing = -1;  // there is no element of D
-constexpr int kZeros = -2;    // sums of no products
+// The kernel that was chosen for a problem: its number in the pack, or one of these.
+constexpr int kNothing = -1;  // D has no elements, so nothing is done
+constexpr int kZeros = -2;    // k is 0, so D is filled with zeros
 struct Choice {
   int kernel;
   double speedup;
@@ -85,7 +85,7 @@ struct Choice {
 
 int products_of(cudal2gen_problem const& problem);
 
-// CUDAL2GEN_OK if a problem is one that the header describes: its enums, sizes that are not negative, products of a batch.
+// Checks that a problem's enums are in range, and its sizes and number of products not negative. Returns CUDAL2GEN_OK if so.
 int check(cudal2gen_problem const& problem);
 
 // The functions of the CUDA runtime that the interface itself calls; null where the runtime lacks one.
@@ -100,8 +100,8 @@ struct HostRuntime {
   decltype(&cudaGetErrorString) error_string;
   decltype(&cudaGetLastError) last_error;
 
-  // Reports an error of the runtime. The process shares its last error, which is cleared: the program would find it at
-  // its own next call.
+  // Reports an error of the runtime, and clears the runtime's last error: all code of the process shares it, and the program
+  // would take it for an error of its own next call.
   int failed(cudaError_t error) const {
     last_error();
     return refuse(error, error_string(error));
@@ -115,13 +115,13 @@ struct cudal2gen_pack {
   cudal2gen::Card card;
   cudal2gen::HostRuntime host = {};
   std::vector<cudal2gen::PackKernel> kernels;
-  // The int counts the products of a batch; 1 without.
+  // The table of measured choices. The int is the number of products of a batch, 1 without one.
   std::map<std::tuple<cudal2gen::Kind, cudal2gen::Sizes, int>, cudal2gen::Choice> chosen;
-  std::mutex opening;  // guards `opened` and `refused` of all kernels; everything else is constant after the load
+  std::mutex opening;  // guards `opened` and `refused` of all kernels; nothing else changes after the load
 
-  // Chooses what computes a problem that `check` accepts.
+  // Chooses the kernel for a problem that `check` accepts. Returns CUDAL2GEN_VENDOR with a reason if there is none.
   int choose(cudal2gen_problem const& problem, cudal2gen::Choice& choice) const;
-  // Kernels that compute a problem, the nearest ones first.
+  // The numbers of the kernels that compute a problem, the nearest ones first.
   std::vector<int> candidates(cudal2gen_problem const& problem) const;
   int open(int kernel);
   std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
@@ -130,7 +130,7 @@ struct cudal2gen_pack {
   bool infer(cudal2gen::Kind const& kind, cudal2gen::Sizes const& sizes, int products, cudal2gen::Choice& choice) const;
 };
 
-// A problem, and what was chosen for it when the plan was made.
+// A problem and the kernel that was chosen for it when the plan was made.
 struct cudal2gen_plan {
   cudal2gen_pack* pack;
   cudal2gen_problem problem;
@@ -147,10 +147,10 @@ namespace cudal2gen {
 // Reads a pack's folder and identifies the current device. runtime: as for cudal2gen_pack_open.
 int load(cudal2gen_pack& pack, char const* runtime);
 
-// Makes a plan of a problem; `*plan` keeps its value if that is refused.
+// Makes the plan for a problem. If it returns an error, `plan` is unchanged.
 int make_plan(cudal2gen_pack& pack, cudal2gen_problem const& problem, cudal2gen_plan& plan);
 
-// Runs a function that returns a code, and returns a code for what it throws: no exception reaches a caller in C.
+// Runs a function that returns a code, and turns an exception into a code, since none may reach a caller in C.
 template <class Body>
 int guarded(Body body) {
   try {

@@ -1,5 +1,5 @@
-// Opens the CUDA runtime of a process and says in one sentence what is wrong with one that kernels cannot use. What they need is
-// stated in torch_range.py alone, from which the compiler's flags give CUDAL2GEN_CUDA, CUDAL2GEN_DRIVER and CUDAL2GEN_RUNTIMES.
+// Opens the CUDA runtime of a process, or says in one sentence why kernels cannot use it. torch_range.py states the versions that they
+// need; the compiler's flags pass them on as CUDAL2GEN_CUDA, CUDAL2GEN_DRIVER and CUDAL2GEN_RUNTIMES.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@ inline std::string cuda_version(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
-// The first runtime of this process, or else of this machine, that serves the kernels; null if there is none.
+// Returns the first runtime of CUDAL2GEN_RUNTIMES that this process has loaded, else the first one on this machine, else null.
 inline void* find_runtime() {
   for (int const flags : {RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, RTLD_NOW | RTLD_LOCAL})
     for (char const* name : {CUDAL2GEN_RUNTIMES})
@@ -21,8 +21,8 @@ inline void* find_runtime() {
   return nullptr;
 }
 
-// name: of the library's file, with or without its path; null for that of find_runtime. Null with the error and why, if there is no
-// such library, or if it or the driver below it is of an earlier CUDA.
+// Opens the runtime library `name`, a file name with or without a path, or that of find_runtime if name is null. Returns null and
+// stores the error and its reason if there is no such library, or if it or the driver is too old.
 inline void* open_runtime(char const* name, cudaError_t& error, std::string& why) {
   std::string const needed = "kernels need the runtime of CUDA " + std::to_string(CUDAL2GEN_CUDA) + " and driver " +
                              std::to_string(CUDAL2GEN_DRIVER) + " or newer";

@@ -1,4 +1,4 @@
-// SHA-256, by which a pack's files are checked.
+// SHA-256, which checks the files of a pack.
 #ifndef CUDAL2GEN_SHA256_H
 #define CUDAL2GEN_SHA256_H
 
@@ -10,8 +10,8 @@
 
 namespace cudal2gen {
 
-// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the first 32 bits of the fractions of square and cube roots of
-// the first primes, for which a long double has enough digits.
+// SHA-256 (FIPS 180-4) in hexadecimal. Its constants are the first 32 bits of the fractional parts of the square and cube
+// roots of the first primes. They are computed here, since a long double has enough digits for them.
 class Sha256 {
  public:
   static std::string of(std::string data) {
@@ -42,20 +42,20 @@ class Sha256 {
   }
 
   static uint32_t fraction(long double root) { return uint32_t((root - std::floor(root)) * 4294967296.0L); }
-  static uint32_t turn(uint32_t word, int by) { return word >> by | word << (32 - by); }
+  static uint32_t rotate(uint32_t word, int by) { return word >> by | word << (32 - by); }
 
   void block(unsigned char const* data) {
     std::array<uint32_t, 64> w;
     for (int i = 0; i < 16; ++i, data += 4)
       w[i] = uint32_t(data[0]) << 24 | uint32_t(data[1]) << 16 | uint32_t(data[2]) << 8 | data[3];
     for (int i = 16; i < 64; ++i)
-      w[i] = w[i - 16] + w[i - 7] + (turn(w[i - 15], 7) ^ turn(w[i - 15], 18) ^ w[i - 15] >> 3) +
-             (turn(w[i - 2], 17) ^ turn(w[i - 2], 19) ^ w[i - 2] >> 10);
+      w[i] = w[i - 16] + w[i - 7] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+             (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
     std::array<uint32_t, 8> v = hash_;
     for (int i = 0; i < 64; ++i) {
-      uint32_t const t1 = v[7] + (turn(v[4], 6) ^ turn(v[4], 11) ^ turn(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
+      uint32_t const t1 = v[7] + (rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25)) + ((v[4] & v[5]) ^ (~v[4] & v[6])) +
                            rounds_[i] + w[i];
-      uint32_t const t2 = (turn(v[0], 2) ^ turn(v[0], 13) ^ turn(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+      uint32_t const t2 = (rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22)) + ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
       v = {t1 + t2, v[0], v[1], v[2], v[3] + t1, v[4], v[5], v[6]};
     }
     for (int i = 0; i < 8; ++i) hash_[i] += v[i];

@@ -1,4 +1,4 @@
-// Launches as callers make them to whom each argument of a call costs time: what launcher.cpp offers and torch_launcher.cpp calls,
+// Launches for callers to whom each argument of a call costs time. launcher.cpp implements them and torch_launcher.cpp calls them,
 // without a header of CUDA.
 #pragma once
 
@@ -7,7 +7,7 @@
 struct cudal2gen_kernel;
 
 extern "C" {
-// The operands of a fused kernel besides A, B and D; its last parameter has this struct. Members that its parts do not need are
+// The operands of a fused kernel besides A, B and D; it is the kernel's last parameter. Members that its operations do not need are
 // ignored. `bias` has the type of A and B; C and aux are (m,n), row-major, in the type of D; ldc and ldaux count elements. New
 // members must come after these.
 struct cudal2gen_fused {
@@ -21,8 +21,8 @@ struct cudal2gen_fused {
 
 namespace cudal2gen {
 
-// How many products a launch computes, and elements from the matrices of one to those of the next; 0 shares A, B,
-// bias or C. Kernels take it as it is; those that are not fused without the last three.
+// How many products a launch computes, and how many elements lie between the matrices of one and the next; 0: all share A,
+// B, bias or C. It is an argument of the kernel; kernels that are not fused read only the members before `bias`.
 struct Batches {
   int count = 1;
   int64_t a = 0, b = 0, d = 0;
@@ -33,7 +33,7 @@ struct Batches {
 
 extern "C" {
 
-// A launch with fixed sizes; also for a batch, whose workspace is cudal2gen_batch_workspace_bytes().
+// A launch with fixed sizes, of one product or a batch. workspace: cudal2gen_batch_workspace_bytes().
 struct cudal2gen_sized {
   cudal2gen_kernel const* kernel;
   int lda, ldb, ldd, m, n, k;
@@ -42,8 +42,8 @@ struct cudal2gen_sized {
 
 int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace, void* stream);
 
-// Enqueues D(m,n) = activation(alpha A(m,k) * B + bias + beta C) on the given stream, with those parts that the kernel has; `fused`
-// may be null if it has none. D of a gated kernel has n / 2 columns. Leading dimensions count elements. workspace:
+// Enqueues D(m,n) = activation(alpha A(m,k) * B + bias + beta C) on the given stream, with those operations that the kernel has;
+// `fused` may be null if it has none. D of a gated kernel has n / 2 columns. Leading dimensions count elements. workspace:
 // cudal2gen_workspace_bytes().
 int cudal2gen_launch_fused(cudal2gen_kernel const* kernel, void const* a, int lda, void const* b, int ldb, void* d, int ldd, int m,
                            int n, int k, cudal2gen_fused const* fused, void* workspace, void* stream);

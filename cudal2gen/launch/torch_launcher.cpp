@@ -1,6 +1,6 @@
-// Makes planned calls without Python: operators of torch that look up a call's plan by its tensors' shapes, strides and
-// types, allocate D unless the call brings it, and launch. Python decides what a call does and stores the plan here (operators/call_native.py). A
-// call without a plan returns an undefined tensor, and Python makes the call.
+// Makes planned calls without Python. Its operators of torch look up a call's plan by the shapes, strides and types of its
+// tensors, allocate D unless it is an argument, and launch. Python decides what a call does and stores the plan here
+// (operators/call_native.py). A call without a plan returns an undefined tensor, and then Python makes the call.
 //
 // One binary serves every torch from 2.10 on, with any CUDA: it calls only C functions of torch's stable ABI, which are
 // found by name when the library is connected. Nothing is linked, and no header of torch is needed to compile it.
@@ -29,7 +29,7 @@ using OperatorKernel = void (*)(Cell*, uint64_t, uint64_t);
 
 constexpr uint64_t kTorchVersion = uint64_t(2) << 56 | uint64_t(10) << 48;
 
-// torch's functions. Each member has the name of its function, by which it is found.
+// torch's functions. Each member has the name of the function that it points to.
 struct Torch {
   int32_t (*aoti_torch_dtype_float32)();
   int32_t (*aoti_torch_layout_strided)();
@@ -66,17 +66,16 @@ using namespace cudal2gen_torch;
 
 extern "C" {
 
-// What the third operand of a call is: there is none; D itself; linear's bias, which the kernel adds; the same, which torch adds
-// to the kernel's D.
+// The third operand of a call: none, D itself, linear's bias that the kernel adds, or linear's bias that torch adds to the kernel's D.
 enum cudal2gen_third { kNone, kOut, kBias, kBiasAfter };
 
-// What a planned call does, as Python fills it in (_Plan in call_native.py; change both, and the version below).
+// A planned call, filled in by Python (_Plan in call_native.py; change both, and the version below).
 //   torch_operator: if not null, this operator of torch is called with A, B and the third operand, or nothing for linear's bias.
-//   torch_overload: its name, empty for the first. Else
-//   launch: cudal2gen_launch_sized of a launcher, with `sized` as its first argument, which is copied here; or for kBias
-//   launch_fused: cudal2gen_launch_fused of that launcher.
-//   scratch: elements of A's type. sizes: of D, which is contiguous. spans: bytes from the first to the last element of A, B, and D
-//   if it is kOut.
+//   torch_overload: the name of its overload, empty for the first one.
+//   launch: else cudal2gen_launch_sized of a launcher is called with `sized` as its first argument, which is copied here,
+//   launch_fused: or, for kBias, cudal2gen_launch_fused of that launcher.
+//   scratch: the size of the workspace in elements of A's type. sizes: those of D, which is contiguous. spans: bytes from the first to
+//   the last element of A, B, and D if it is kOut.
 //   device: the CUDA device on whose current stream to launch; -1 to launch on `stream`.
 //   guard: whether another device may be the current one, so that `device` must be made current.
 struct cudal2gen_plan {
@@ -108,14 +107,15 @@ int32_t strided;
 
 // ---- keys: what a plan depends on ----
 
-// The kind of call, and of each tensor one word that packs dimensions (8 bits), type (16), device type (8), device index
-// (16) and address modulo 16 (from bit 48), followed by its sizes and strides in turns. Two calls of one key may differ
-// only in their data, so one plan serves both.
+// The first word is the kind of call. For each tensor there is a word with the number of dimensions (8 bits), type (16), device
+// type (8), device index (16) and address modulo 16 (from bit 48), then its sizes and strides, alternating. Two calls with equal
+// keys may differ only in their data, so one plan serves both.
 class Key {
  public:
   explicit Key(int64_t kind) { add(kind); }
 
-  // False for a tensor that no plan serves: of another layout, without memory, or with more dimensions than fit.
+  // Adds a tensor and stores its address. Returns false if no plan serves it: it is not strided, has no memory, or more than
+  // kMostDims dimensions.
   bool add(Tensor tensor, void** address) {
     int32_t layout, dtype, device_type, device_index;
     int64_t dims, *sizes, *strides;
@@ -192,7 +192,7 @@ class PlanTable {
     --plan.calls;
   }
 
-  // Counts and drops at once, so that no call is made in between and lost to the count.
+  // Returns how many calls a plan has made, and drops the plan if asked to. One lock covers both, so every call is counted.
   int64_t calls(int64_t number, bool drop) {
     std::lock_guard<std::mutex> const guard(mutex_);
     auto const hash = hashes_.find(number);
@@ -279,7 +279,7 @@ struct Operands {
   }
 };
 
-// torch's product; null if it fails, or if it allocated D and that is not contiguous, and then Python makes the call.
+// Calls torch's product. Returns null, so that Python makes the call, if it fails or if the D that it allocated is not contiguous.
 Tensor by_torch(Plan const& plan, Operands const& operands) {
   Owned left(nullptr), right(nullptr), third(nullptr);
   Tensor const a = operands.a.get(), b = operands.b.get(), c = operands.third.get();
@@ -288,17 +288,17 @@ Tensor by_torch(Plan const& plan, Operands const& operands) {
     return nullptr;
   Cell stack[] = {reinterpret_cast<Cell>(left.release()), reinterpret_cast<Cell>(right.release()),
                   reinterpret_cast<Cell>(third.release())};
-  // An optional tensor that is there is a cell on the heap, which torch deletes.
+  // An optional tensor that is present is a pointer to a cell on the heap, which torch deletes.
   if (c && plan.call.third != kOut) stack[2] = reinterpret_cast<Cell>(new Cell(stack[2]));
   if (torch.torch_call_dispatcher(plan.torch_operator.c_str(), plan.torch_overload.c_str(), stack, kTorchVersion))
     return nullptr;
   Owned d(as_tensor(stack[0]));
-  if (plan.call.third == kOut) return d.release();  // it lies as the caller wants it
+  if (plan.call.third == kOut) return d.release();  // the caller chose its strides
   bool contiguous;
   return torch.aoti_torch_is_contiguous(d.get(), &contiguous) || !contiguous ? nullptr : d.release();
 }
 
-// D of a launch; null if anything is refused: Python then makes the call, and reports the reason.
+// Launches a kernel and returns D. Returns null if anything is refused: Python then makes the call and reports the reason.
 Tensor launched(Plan const& plan, Operands const& operands) {
   cudal2gen_plan const& call = plan.call;
   OnDevice const on_device(call);
@@ -335,7 +335,7 @@ Tensor launched(Plan const& plan, Operands const& operands) {
   return add(d.get(), operands.third.get(), 1, &sum) ? nullptr : sum;
 }
 
-// D of a call that has a plan; null if it has none, or if Python has to make it.
+// Returns D of a call that has a plan; null if it has none, or if Python has to make the call.
 Tensor planned_result(Operands& operands, int64_t kind) {
   Key key(kind);
   if (!operands.describe(key)) return nullptr;
@@ -373,8 +373,8 @@ void planned_into(Cell* stack, uint64_t, uint64_t) {
   stack[0] = d.get() != nullptr;
 }
 
-// The same where there is never a plan: for nested tensors, which have no sizes, under autocast, and for tensors that are
-// conjugated or negated lazily.
+// These stand for the operators above in calls that never have a plan: with nested tensors, which have no sizes, under autocast,
+// and with tensors that are conjugated or negated lazily.
 void unplanned(Cell* stack, uint64_t, uint64_t) {
   Operands const operands(stack, false);
   return_tensor(stack, nullptr);
@@ -443,16 +443,16 @@ int cudal2gen_torch_version() { return 2; }
 
 char const* cudal2gen_torch_message() { return message.c_str(); }
 
-// Gives the operators _planned, _plan and those like them, which Python has defined in a namespace, their kernels. Returns 0, or
-// 1 with a message. CompositeExplicitAutograd is below autograd and serves every device. Keys of their own, which come before it,
-// have nested tensors, autocast, and lazy conjugates and negatives: Python makes their calls, since operands may have to be cast,
-// and torch gives only an operator that returns its ``out`` such a tensor.
+// Registers the kernels of the operators below, which Python has defined in the namespace `name`. Returns 0, or 1 with a message.
+// The dispatch key CompositeExplicitAutograd comes after autograd and serves every device. Nested tensors, autocast, and lazy
+// conjugates and negatives have dispatch keys that come before it. For them Python makes the calls, since operands may have to be
+// cast, and torch passes such an ``out`` only to an operator that returns it.
 int cudal2gen_torch_connect(char const* name) {
   if (!connect_torch()) return 1;
   strided = torch.aoti_torch_layout_strided();
   struct {
     char const* name;
-    OperatorKernel kernel, unplanned;  // null: has none
+    OperatorKernel kernel, unplanned;  // null: not registered
   } const operators[] = {{"_planned", planned, unplanned},
                          {"_planned_biased", planned_biased, unplanned_biased},
                          {"_planned_into", planned_into, unplanned_into},
@@ -475,7 +475,7 @@ int cudal2gen_torch_connect(char const* name) {
 // Whether plans can be kept for CUDA devices.
 int cudal2gen_torch_on_cuda() { return connect_cuda(); }
 
-// How many calls the plan of this number made; drop: it makes no more.
+// Returns how many calls the plan of this number made. drop: removes the plan.
 int64_t cudal2gen_torch_calls(int64_t number, int drop) { return table().calls(number, drop); }
 
 }  // extern "C"
