@@ -1,6 +1,7 @@
-/* Linked with programs that are checked. Calls that pass memory to the system, where a forbidden access would be refused
-   without a fault, tell the emulated runtime of it first. Allocations get pages for themselves, so that they can be
-   protected while a copy to them is under way (emulator/host/guard.c). A program's own functions of these names win. */
+/* Functions that are linked with a checked program in place of those of the C library. Calls that pass memory to the system
+   report it to the emulated runtime first, since the system refuses a forbidden access without a fault. Allocations get
+   pages for themselves, so that they can be protected during an asynchronous copy (emulator/host/guard.c). If the program
+   defines a function of one of these names, its own is used. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@ void *kernelproof_allocate(size_t);
 void kernelproof_release(void *);
 
 #define OURS __attribute__((visibility("hidden"), weak))
-/* The function that the program would have called. */
+/* The next function of this name, which the program would have called. */
 #define REAL(name, result, params)                                  \
   ({                                                                \
     static void *real;                                              \
@@ -30,7 +31,7 @@ OURS ssize_t recv(int file, void *p, size_t n, int flags) { kernelproof_touch(p,
 OURS ssize_t send(int file, const void *p, size_t n, int flags) { kernelproof_touch(p, n, 0); return REAL("send", ssize_t, (int, const void *, size_t, int))(file, p, n, flags); }
 OURS size_t fread(void *p, size_t size, size_t n, FILE *file) { kernelproof_touch(p, size * n, 1); return REAL("fread", size_t, (void *, size_t, size_t, FILE *))(p, size, n, file); }
 OURS size_t fwrite(const void *p, size_t size, size_t n, FILE *file) { kernelproof_touch(p, size * n, 0); return REAL("fwrite", size_t, (const void *, size_t, size_t, FILE *))(p, size, n, file); }
-/* Of programs that are compiled with _FORTIFY_SOURCE. */
+/* What read and fread become in programs that are compiled with _FORTIFY_SOURCE. */
 OURS ssize_t __read_chk(int file, void *p, size_t n, size_t room) { kernelproof_touch(p, n, 1); return REAL("__read_chk", ssize_t, (int, void *, size_t, size_t))(file, p, n, room); }
 OURS size_t __fread_chk(void *p, size_t room, size_t size, size_t n, FILE *file) { kernelproof_touch(p, size * n, 1); return REAL("__fread_chk", size_t, (void *, size_t, size_t, size_t, FILE *))(p, room, size, n, file); }
 /* std::istream::read and std::ostream::write. */

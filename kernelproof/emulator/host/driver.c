@@ -1,14 +1,14 @@
-/* The driver's face of the stand-in runtime: a part of runtime.c's text, whose calls it shares. Kernels, modules and
-   libraries are the handles that the session gives; there is one device and one context. */
+/* The CUDA driver's functions (cu..) of the stand-in runtime. This is a part of runtime.c's text and uses its calls. Kernels,
+   modules and libraries are handles that the session assigns. There is one device and one context. */
 
-/* A driver call leaves the runtime's last error as it is. */
+/* A driver call does not change the runtime's last error. */
 static int driver_call(const char *name, int64_t *args) { return answered(name, args); }
 #define DRIVER(name, ...)                  \
   do {                                     \
     int64_t words[] = {__VA_ARGS__, 0};    \
     return driver_call(name, words);       \
   } while (0)
-/* Functions whose stream may be the thread's own have a second name. */
+/* Functions with a stream have a second name, with _ptsz, for which stream 0 is the thread's own default stream. */
 #define WITH_STREAM(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { PER_THREAD(name args); } EXPORT int name params
 typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; unsigned count; } driver_config_t;
 static char g_context;
@@ -89,7 +89,7 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, void *f,
   (void)flags;
   return cuOccupancyMaxActiveBlocksPerMultiprocessor(n, f, block, shared);
 }
-/* The largest block of those that keep most threads on an SM, and a grid of it that fills the device. */
+/* Finds the block size with which the most threads fit on an SM, the largest of several, and a grid that fills the device. */
 EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *f, size_t (*shared_of)(int), size_t shared, int limit, unsigned flags) {
   int sms, most, count, rc = cuDeviceGetAttribute(&sms, 16, 0);
   (void)flags;

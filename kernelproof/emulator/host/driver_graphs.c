@@ -1,7 +1,7 @@
-/* The driver's face of graphs.c and of copies of boxes: a part of runtime.c's text, whose functions it calls. Layouts of
-   kernel, memset, host and memory nodes begin like those of the runtime. */
+/* The CUDA driver's functions for graphs and for 2D and 3D copies, by means of those in graphs.c. This is a part of
+   runtime.c's text. The parameters of kernel, memset, host and memory nodes begin with the same fields as the runtime's. */
 
-/* A function that does what one of the runtime does, and leaves the runtime's last error as it is. */
+/* Defines a driver function that calls one of the runtime and restores the runtime's last error. */
 #define FACE(name, work, params)                 \
   EXPORT int name params {                       \
     int last = g_last_error, code = work;        \
@@ -9,7 +9,7 @@
     return code;                                 \
   }
 
-/* --- boxes: layouts of CUDA_MEMCPY3D and CUDA_MEMCPY2D --- */
+/* --- 2D and 3D copies, with the layouts of CUDA_MEMCPY3D and CUDA_MEMCPY2D --- */
 enum { kHostMemory = 1, kDeviceMemory = 2, kArrayMemory = 3 };
 typedef struct { size_t x, y, z, level; int memory; char *host; address_t device; void *array, *reserved; size_t pitch, height; } corner_t;
 typedef struct { corner_t from, to; size_t width, height, depth; } driver_box_t;
@@ -85,7 +85,7 @@ FACE(cuGraphExecUpdate_v2, cudaGraphExecUpdate(executable, graph, result), (void
 /* --- nodes --- */
 #define NEW void **node, void *graph, void *const *before, size_t n
 typedef struct { kernel_node_t kernel; void *other, *context; } driver_kernel_node_t;
-/* Behind the runtime's fields, a kernel of a library, which counts where there is no function. */
+/* The driver's structure has a kernel of a library after the runtime's fields. It is used if the function is null. */
 static kernel_node_t kernel_of(const driver_kernel_node_t *d) {
   kernel_node_t k = d->kernel;
   if (!k.kernel) k.kernel = d->other;

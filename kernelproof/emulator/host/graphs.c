@@ -1,6 +1,6 @@
-/* Graphs built node by node, copies of boxes, and memory pools: a part of runtime.c's text, whose calls it shares. */
+/* Graphs that are built node by node, 3D copies, and memory pools. This is a part of runtime.c's text and uses its calls. */
 
-/* --- boxes: layouts of cudaPitchedPtr, cudaExtent, cudaPos, cudaMemcpy3DParms --- */
+/* --- 3D copies, with the layouts of cudaPitchedPtr, cudaExtent, cudaPos and cudaMemcpy3DParms --- */
 typedef struct { char *p; size_t pitch, width, height; } pitched_t;
 typedef struct { size_t width, height, depth; } extent_t;
 typedef struct {
@@ -36,7 +36,7 @@ EXPORT int cudaMalloc3D(pitched_t *p, extent_t e) {
   return cudaMallocPitch((void **)&p->p, &p->pitch, e.width, e.height * e.depth);
 }
 
-/* --- memory pools: all of them are the device's memory, whose order of allocations on streams is checked --- */
+/* --- memory pools: all are the device's memory; the session checks the stream order of allocations --- */
 static char g_pool;
 static uint64_t g_release_threshold;
 enum { kReleaseThreshold = 4, kAccessReadWrite = 3 };
@@ -69,17 +69,17 @@ static int pool_attribute(int attribute, void *value, int set) {
 POOLS(cuda)
 POOLS(cu)
 
-/* --- nodes: what is given on the stream NODE between "node_begin" and "node_end" is the node's work --- */
+/* --- nodes: calls on the stream NODE between "node_begin" and "node_end" are recorded as the node's work --- */
 #define NODE ((void *)3)
 typedef struct { void *kernel; dim3_t grid, block; unsigned shared; void **arguments, **extra; } kernel_node_t;
 typedef struct { void *to; size_t pitch; unsigned value, size; size_t width, height; } fill_node_t;
 typedef struct { void (*f)(void *); void *data; } host_node_t;
-/* cudaMemAllocNodeParams. The address is fixed when the node is made; a launch allocates. */
+/* cudaMemAllocNodeParams. The address is fixed when the node is made, and a launch of the graph allocates the memory there. */
 typedef struct { char pool[88]; const void *access; size_t count, bytes; void *address; } allocation_node_t;
 typedef struct { int type, reserved[3]; union { kernel_node_t kernel; struct { int flags[4]; box_copy_t box; } copy; fill_node_t fill; host_node_t host; void *graph; allocation_node_t allocation; void *freed; }; } any_node_t;
 enum { kKernel, kCopy, kFill, kHost, kChild, kEmpty, kAllocation = 10, kFree };
 
-/* What a node was made of, for those who ask. */
+/* The parameters of a node, for the functions cudaGraph..NodeGetParams. */
 typedef struct { void *node; int type; union { kernel_node_t kernel; box_copy_t box; fill_node_t fill; host_node_t host; void *graph; allocation_node_t allocation; void *freed; }; } made_node_t;
 static made_node_t *g_nodes;
 static int g_node_count;
@@ -110,7 +110,7 @@ static void *packed_arguments(const kernel_node_t *k) {
     if ((intptr_t)e[0] == 1) return e[1]; /* CU_LAUNCH_PARAM_BUFFER_POINTER */
   return 0;
 }
-/* A kernel's arguments are the node's own: the caller's may be gone. */
+/* Copies the arguments of a kernel into the node, since the caller's may be freed before they are queried. */
 static int keep_kernel(void *node, const kernel_node_t *k) {
   kernel_node_t own = *k;
   char *packed = packed_arguments(k);
@@ -132,7 +132,7 @@ static int params_of(void *node, int type, void *out, size_t size) {
 }
 
 static int begin(void **node, void *graph, void *const *before, size_t n) { CALL("node_begin", W(node), W(graph), W(before), W(n)); }
-/* A node of a graph, or of an executable one, gets other work. */
+/* Begins the new work of a node of a graph, or of an executable graph. */
 static int again(void *executable, void *node) { CALL("node_again", W(executable), W(node)); }
 static int ended(int code) {
   int64_t words[] = {code, 0};
@@ -153,7 +153,7 @@ static box_copy_t row(void *to, const void *from, size_t bytes, int kind) {
   c.from = source, c.to = target, c.extent = extent, c.kind = kind;
   return c;
 }
-/* Behind the work of a new node, or of one that gets other work: what it is made of is kept. */
+/* Records the work of a new node, or new work of an existing one, and then keeps its parameters by "keeping". */
 #define MAKE(node, graph, before, n, work, keeping)      \
   int rc = begin(node, graph, before, n);                \
   if (!rc) rc = ended(work);                             \
@@ -164,7 +164,7 @@ static box_copy_t row(void *to, const void *from, size_t bytes, int kind) {
   if (!rc) rc = ended(work);                             \
   void *which = node;                                    \
   return rc || executable ? rc : keeping
-/* AddNAME, SetParams of a node and of an executable graph's node, for one kind of work. */
+/* Defines cudaGraphAdd..Node, and ..NodeSetParams for graphs and executable graphs, for one kind of work. */
 #define NODES(name, type, work, keeping)                                                                                \
   EXPORT int cudaGraphAdd##name##Node(void **node, void *graph, void *const *before, size_t n, type p) {                  \
     MAKE(node, graph, before, n, work, keeping);                                                                        \

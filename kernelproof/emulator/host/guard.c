@@ -1,8 +1,9 @@
-/* Host code that touches what it must not touch now: a part of runtime.c's text. The addresses that programs get for the
-   emulated memory are a second mapping of it, whose pages are protected one by one (memory/host_view.py). A fault there is
-   handed to the session like a runtime call, with the address and whether it is a write. The session allows the access,
-   and it is made again; or it does not, and the signal does what it would have done. Of a page that is only in part
-   forbidden the session says which bytes are: an access to others is made alone, and the page is protected again. */
+/* Detects host code that accesses memory which it must not access at that time, such as the target of a copy that has not
+   ended. This is a part of runtime.c's text. The addresses that programs get for emulated memory are a second mapping of
+   it, whose pages are protected one by one (memory/host_view.py). A fault there is passed to the session like a runtime
+   call, with the address and whether it is a write. If the session allows the access, the instruction is executed again;
+   if not, the previous handler gets the signal. If only some bytes of a page are forbidden, the session says which. An
+   access to other bytes of the page is single-stepped, and then the page is protected again. */
 #include <errno.h>
 #include <execinfo.h>
 #include <malloc.h>
@@ -10,26 +11,26 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-/* The callers of the runtime call or access that a thread is in, the innermost first. All are return addresses: one byte
-   before each lies the instruction. */
+/* The call stack of the runtime call or access that a thread is executing, the innermost frame first, as return addresses:
+   the byte before each belongs to the instruction. */
 enum { kFrames = 14 };
 static __thread void *g_frames[kFrames];
 static __thread int g_frame_count;
 static __thread int g_inside; /* how many runtime calls the thread is in */
 static struct { uintptr_t start, end; } g_guarded;
-static struct sigaction g_other, g_other_trap; /* what handled faults and traps before */
+static struct sigaction g_other, g_other_trap; /* the previous handlers of faults and traps */
 
-/* Pages that are in part forbidden. "mask" per byte: 1 forbids to write, 2 to read. "left": how many more accesses are
-   made alone; behind them the page is open until the session looks again. */
+/* Pages of which some bytes are forbidden. "mask" for each byte: bit 1 forbids writes, bit 2 reads. "left": how many more
+   accesses are single-stepped; after these the page stays open until the session protects it again. */
 enum { kPage = 4096, kPartial = 64, kAlone = 65536, kSteps = 4 };
 typedef struct { uintptr_t page; int access, left; unsigned char mask[kPage]; } partial_t;
 static partial_t g_partial[kPartial];
 static int g_partial_count;
-/* The pages that the instruction which a thread executes alone has open. */
+/* The pages that are open for the instruction that a thread single-steps. */
 static __thread struct { uintptr_t page; int access; } g_steps[kSteps];
 static __thread int g_step_count;
 
-/* Answers 0 where instructions cannot be executed alone, or there are too many pages. */
+/* Adds a page of which some bytes are forbidden. Returns 0 if this machine cannot single-step, or there are too many pages. */
 EXPORT int emulator_partial(uintptr_t page, int access, const unsigned char *mask) {
 #if defined(__x86_64__)
   partial_t *p = &g_partial[g_partial_count];
@@ -75,7 +76,7 @@ static int is_write(const ucontext_t *c) {
   return c->uc_mcontext.gregs[REG_ERR] >> 1 & 1;
 #else
   (void)c;
-  return 0; /* Unknown: a page that may only be read says so itself. */
+  return 0; /* unknown on this machine; the session assumes a write if the page may be read */
 #endif
 }
 static void note_fault(const ucontext_t *c) {
@@ -86,11 +87,11 @@ static void note_fault(const ucontext_t *c) {
   g_frame_count = 1;
   for (int i = first + 1; i < n && g_frame_count < kFrames; ++i) g_frames[g_frame_count++] = raw[i];
 }
-/* Memory of the program's own to which copies are under way. */
+/* The program's own memory to or from which asynchronous copies are running. */
 enum { kOwn = 64 };
 static struct { uintptr_t start, end; } g_own[kOwn];
 static int g_own_count;
-/* Protect whole pages of the program's own memory; answers 0 if that cannot be. */
+/* Protects whole pages of the program's own memory. Returns 0 if that fails. */
 EXPORT int emulator_watch_own(uintptr_t start, uintptr_t end, int access) {
   if (g_own_count == kOwn || mprotect((void *)start, end - start, access)) return 0;
   g_own[g_own_count].start = start;
@@ -112,7 +113,7 @@ static uintptr_t own(uintptr_t at) {
 }
 static int is_guarded(uintptr_t at) { return (at >= g_guarded.start && at < g_guarded.end) || own(at); }
 
-/* What a program passes to the system (host_calls.c) is judged before: the system would refuse it without a fault. */
+/* Reports memory that a program passes to the system (host_calls.c) before the call, which would fail without a fault. */
 EXPORT void kernelproof_touch(const void *p, size_t n, int write) {
   uintptr_t at = (uintptr_t)p, page = at / kPage * kPage;
   int guarded = 0;
@@ -125,18 +126,18 @@ EXPORT void kernelproof_touch(const void *p, size_t n, int write) {
     g_callback("host_range", words);
   }
 }
-/* Allocations of the program's own that have whole pages for themselves, so that they can be protected. Their chunks are
-   those of malloc, which anybody may free. */
+/* The program's allocations that have whole pages for themselves, so that they can be protected. They come from memalign,
+   so free accepts them. The table is a hash table without probing: a colliding block replaces the previous one. */
 enum { kBlocks = 1 << 14 };
 static struct { uintptr_t start, end; } g_blocks[kBlocks];
-static int g_block_count; /* of those that are not released; more of them would take too much memory */
+static int g_block_count; /* how many are not released; the limit bounds the memory that rounding up costs */
 static size_t slot(uintptr_t start) { return start / kPage * 0x9E3779B97F4A7C15u >> 50; }
 EXPORT void *kernelproof_allocate(size_t n) {
   size_t whole = (n + kPage - 1) / kPage * kPage;
   if (!g_guarded.start || !n || whole < n || g_block_count >= kBlocks) return 0;
   uintptr_t start = (uintptr_t)memalign(kPage, whole);
   size_t i = slot(start);
-  /* A block that is forgotten here is only not watched. */
+  /* A block that is replaced here is merely not watched. */
   if (start) {
     g_blocks[i].start = start;
     g_blocks[i].end = start + whole;
@@ -152,8 +153,8 @@ EXPORT void kernelproof_release(void *p) {
     __atomic_sub_fetch(&g_block_count, 1, __ATOMIC_RELAXED);
   }
 }
-/* The whole pages that memory of the program has for itself: those of its allocation, or those that it fills. Not of a
-   stack: signals need it. */
+/* Finds the whole pages that the program's memory has for itself: those of its allocation, or those that it fills. Returns
+   0 if there are none, or for memory on the stack, which signal handlers need. */
 EXPORT int emulator_own_pages(uintptr_t at, size_t n, uintptr_t *start, uintptr_t *end) {
   uintptr_t stack = (uintptr_t)__builtin_frame_address(0);
   if (at + n > stack && at < stack + (16 << 20)) return 0;
@@ -168,7 +169,7 @@ EXPORT int emulator_own_pages(uintptr_t at, size_t n, uintptr_t *start, uintptr_
   return *start < *end;
 }
 
-/* Execute the instruction alone if it touches a byte of a page that is not forbidden. */
+/* Single-steps the instruction if the byte that it accesses is an allowed one of a partly forbidden page. */
 static int step(uintptr_t at, int write, ucontext_t *c) {
 #if defined(__x86_64__)
   for (int i = 0; i < g_partial_count; ++i) {
@@ -202,7 +203,7 @@ static void on_trap(int number, siginfo_t *info, void *context) {
 static void on_fault(int number, siginfo_t *info, void *context) {
   uintptr_t at = (uintptr_t)info->si_addr;
   (void)number;
-  if (g_inside && own(at)) { /* The session itself copies. */
+  if (g_inside && own(at)) { /* the session itself copies */
     emulator_leave_own(own(at));
     return;
   }
@@ -215,9 +216,9 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     errno = saved;
     if (!refused) return;
   }
-  sigaction(SIGSEGV, &g_other, 0); /* The instruction is executed again, and faults again. */
+  sigaction(SIGSEGV, &g_other, 0); /* the instruction is executed again, and faults again */
 }
-/* From now on the addresses between "start" and "end" are guarded; 0, 0: none. */
+/* Guards the addresses from "start" to "end"; 0, 0: none. */
 EXPORT void emulator_guard(uintptr_t start, uintptr_t end) {
   struct sigaction now, own = {0};
   g_guarded.start = start;
@@ -232,7 +233,7 @@ EXPORT void emulator_guard(uintptr_t start, uintptr_t end) {
   own.sa_sigaction = on_trap;
   sigaction(SIGTRAP, &own, &g_other_trap);
 }
-/* Do faults still come here? A program may handle the signal itself. */
+/* Returns whether faults still reach this handler. A program may have installed its own. */
 EXPORT int emulator_guards(void) {
   struct sigaction now;
   return !sigaction(SIGSEGV, 0, &now) && now.sa_sigaction == on_fault;

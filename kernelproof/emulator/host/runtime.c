@@ -1,7 +1,8 @@
-/* A stand-in for the CUDA runtime: keeps what nvcc's generated code registers, hands every call to one callback.
-   Arguments travel as 64-bit words; pointers stay pointers. guard.c has the host's own accesses, driver.c has the driver's face of the same calls, graphs.c
-   graphs, boxes and pools, driver_graphs.c the driver's face of those. All are compiled as one text with the system's C
-   compiler, behind it a function for every other name in symbols.txt, which answers "not supported". */
+/* A stand-in for the CUDA runtime. It keeps what nvcc's generated code registers, and passes every call to one callback, the
+   session. Arguments are passed as 64-bit words, pointers included. Further parts are guard.c (accesses of the host),
+   driver.c (the driver's functions), graphs.c (graphs, 3D copies, memory pools) and driver_graphs.c (the driver's functions
+   for these). All are compiled as one text with the system's C compiler. At its end a function is appended for every other
+   name in symbols.txt, which returns "not supported". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -26,7 +27,8 @@ static int g_function_count, g_variable_count, g_managed_count, g_image_count;
 static image_t *g_images;
 static __thread struct { dim3_t grid, block; size_t shared; void *stream; } g_config[16];
 static __thread int g_depth;
-/* Is this thread in a function of which stream 0 is the thread's own default stream (nvcc --default-stream per-thread)? */
+/* Whether this thread is in a function for which stream 0 is the thread's own default stream (nvcc --default-stream
+   per-thread). */
 static __thread int g_per_thread;
 #define PER_THREAD(call) do { ++g_per_thread; int rc_ = (call); --g_per_thread; return rc_; } while (0)
 
@@ -39,7 +41,7 @@ static const entry_t *find(const entry_t *table, int count, const void *host) {
     if (table[i].host == host) return &table[i];
   return 0;
 }
-/* The device name behind a host symbol, and who registered it (the owner set when its library was opened). */
+/* Returns the device name of a host symbol, and its owner: the number that was set when its library was opened. */
 static const char *described(const entry_t *e, int *owner, int *image) {
   if (!e) return 0;
   *owner = e->owner;
@@ -52,14 +54,15 @@ EXPORT const char *emulator_function(const void *host, int *owner, int *image) {
 EXPORT const char *emulator_variable(const void *host, int *owner, int *image) {
   return described(find(g_variables, g_variable_count, host), owner, image);
 }
-/* The wrapper of a registered fat binary (numbers count from 0), who registered it, and the group that it is linked in,
-   0 if alone; 0 behind the last. */
+/* Returns the wrapper of a registered fat binary, whose numbers count from 0, or 0 after the last one. Also stores its owner,
+   and the group in which it is linked, 0 if it is not. */
 EXPORT const void *emulator_image(int image, int *owner, const void **group) {
   if (image < 0 || image >= g_image_count) return 0;
   *owner = g_images[image].owner;
   *group = g_images[image].group;
   return g_images[image].wrapper;
 }
+/* Doubles a table when its count is a power of two, so that there is room for one more entry. */
 static void *grown(void *table, int count, size_t size) {
   return count & (count - 1) ? table : realloc(table, size * (size_t)(count ? 2 * count : 1));
 }
@@ -76,7 +79,7 @@ static int call(const char *name, int64_t *args) {
   if (rc) g_last_error = rc;
   return rc;
 }
-/* Functions of the real libraries that nothing here stands for. */
+/* Reports a call of a function that has no substitute here. */
 static int unsupported(const char *name) {
   int64_t words[] = {(int64_t)name, 0};
   return call("unsupported", words);
@@ -100,7 +103,7 @@ static void **register_image(void *wrapper, const void *group) {
   return handle;
 }
 EXPORT void **__cudaRegisterFatBinary(void *wrapper) { return register_image(wrapper, 0); }
-/* Relocatable device code: the images of a group are linked where one of them is used. "callback" registers symbols. */
+/* Relocatable device code: the images of a group are linked when one of them is used. "callback" registers symbols. */
 EXPORT void kernelproof_register_linked(void (*callback)(void **), void *wrapper, const void *group) {
   callback(register_image(wrapper, group));
 }
@@ -121,7 +124,7 @@ EXPORT void __cudaRegisterVar(void **handle, char *host, char *device, const cha
   (void)device; (void)ext; (void)constant; (void)global;
   add(&g_variables, &g_variable_count, host, name, image_of(handle), size);
 }
-/* A __managed__ variable: the host reads it through a pointer, which is set when the module is placed. */
+/* A __managed__ variable: the host reads it through a pointer, which is set when the module is loaded. */
 EXPORT void __cudaRegisterManagedVar(void **handle, void **pointer, char *device, const char *name, int ext, size_t size, int constant, int global) {
   (void)device; (void)ext; (void)constant; (void)global;
   add(&g_managed, &g_managed_count, pointer, name, image_of(handle), size);
@@ -151,7 +154,7 @@ EXPORT int __cudaPopCallConfiguration(dim3_t *grid, dim3_t *block, size_t *share
 }
 EXPORT int __cudaGetKernel(void **kernel, const void *host) { *kernel = (void *)host; return 0; }
 
-/* "packed": the parameters as one block, in place of "args". */
+/* "packed": the parameters as one block of memory, if not null, instead of "args". */
 static int launch_packed(const void *kernel, dim3_t grid, dim3_t block, void **args, size_t shared, void *stream, void *attrs, unsigned count, void *packed) {
   CALL("launch", W(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z, W(shared), W(args), W(stream), W(attrs), count, W(packed));
 }
@@ -239,7 +242,7 @@ EXPORT int cudaLibraryUnload(void *library) { CALL("library_unload", W(library))
 EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) { CALL("library_get_kernel", W(kernel), W(library), W(name)); }
 
 /* --- memory --- */
-/* Copies and fills end with their stream, and whether the call may return before it is done. */
+/* The last arguments of copies and fills are the stream, and whether the call may return before the operation ends. */
 #define BOTH(name, params, args) EXPORT int name params; EXPORT int name##_ptds params { PER_THREAD(name args); } EXPORT int name params
 #define BOTH_ASYNC(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { PER_THREAD(name args); } EXPORT int name params
 EXPORT int cudaMalloc(void **p, size_t n) { CALL("malloc", W(p), W(n)); }
@@ -325,13 +328,13 @@ EXPORT int cudaDeviceGetLimit(size_t *value, int limit) { (void)limit; *value = 
 EXPORT int cudaDeviceSetCacheConfig(int config) { (void)config; return 0; }
 EXPORT int cudaDriverGetVersion(int *v) { *v = 13000; return 0; }
 EXPORT int cudaRuntimeGetVersion(int *v) { *v = 13000; return 0; }
-/* A driver function: its errors are CUresults, the runtime's last error stays as it is. */
+/* A driver function: it returns a CUresult and does not change the runtime's last error. */
 static int tensor_map_encode(void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,
                              const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
   int64_t words[] = {W(map), type, rank, W(address), W(dims), W(strides), W(box), W(steps), interleave, swizzle, promotion, fill};
   return g_callback ? g_callback("tensor_map", words) : kErrorNoDevice;
 }
-/* A driver function by name, in its newest version. */
+/* Returns the newest version of a driver function. */
 static void *driver_function(const char *symbol) {
   Dl_info info;
   if (!strcmp(symbol, "cuTensorMapEncodeTiled")) return (void *)tensor_map_encode;
@@ -356,7 +359,7 @@ EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **f, unsigned long l
   return cudaGetDriverEntryPointByVersion(symbol, f, 0, flags, status);
 }
 
-/* --- streams and events: work is done when it is given, in an order that the session checks --- */
+/* --- streams and events: work is executed when it is enqueued; the session checks that the order is forced --- */
 EXPORT int cudaStreamCreateWithPriority(void **s, unsigned flags, int priority) { (void)priority; CALL("stream_create", W(s), flags); }
 EXPORT int cudaStreamCreateWithFlags(void **s, unsigned flags) { return cudaStreamCreateWithPriority(s, flags, 0); }
 EXPORT int cudaStreamCreate(void **s) { return cudaStreamCreateWithPriority(s, 0, 0); }

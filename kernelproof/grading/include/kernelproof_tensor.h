@@ -1,7 +1,7 @@
 // A substitute for torch's C++ headers: the part of the interface that launchers of inline extensions use. It has tensors
 // in memory of the (emulated) CUDA runtime, factories, checks, dispatch by type, and the current stream. No operation here
-// computes a result: operators of torch are handed to the real torch if the process has it, which also records them, and
-// fail otherwise.
+// computes a result: operators of torch are passed to the real torch, which also records them. They fail if the process
+// has no torch.
 #pragma once
 
 #include <kernelproof_build.h>
@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-// Torch's headers bring nearly all of the C++ library along. Here that would be most of the time of a compilation, so
-// launcher.py includes what a text names.
+// Torch's headers include nearly all of the C++ library. Here that would be most of the time of a compilation, so
+// launcher.py includes only those headers whose names a text uses.
 
 namespace kernelproof_torch {
 
@@ -58,7 +58,7 @@ struct IntArrayRef;
 std::string spelled(const Device&);
 std::string spelled(const IntArrayRef&);
 inline std::string spelled(ScalarType t) { return toString(t); }
-// A part of a message. What has no spelling here appears as a question mark; no result depends on a message.
+// The text of a value in a message. Values of other types appear as a question mark; no result depends on a message.
 template <class T> std::string spelled(const T& x) {
   if constexpr (std::is_same_v<T, char>) return std::string(1, x);
   else if constexpr (std::is_arithmetic_v<T>) return std::to_string(x);
@@ -128,7 +128,7 @@ KERNELPROOF_TYPE(float, Float) KERNELPROOF_TYPE(double, Double) KERNELPROOF_TYPE
 KERNELPROOF_TYPE(__nv_bfloat16, BFloat16)
 #undef KERNELPROOF_TYPE
 
-// Views of a tensor that kernels take by value: x[i][j] is an element, and sizes and strides are in elements.
+// Views of a tensor that are passed to kernels by value: x[i][j] is an element, and sizes and strides are in elements.
 template <class T> struct DefaultPtrTraits { typedef T* PtrType; };
 template <class T> struct RestrictPtrTraits { typedef T* __restrict__ PtrType; };
 template <class T, size_t N, template <class> class P = DefaultPtrTraits, class Index = int64_t> struct TensorAccessor {
@@ -167,8 +167,7 @@ using PackedTensorAccessor64 = GenericPackedTensorAccessor<T, N, P, int64_t>;
 
 // An argument or a result, as launcher.py passes it. kind is 0 for a tensor, 1 for an integer, 2 for a number, 3 for None,
 // 4 for a list of integers, 5 for a type. A list has its integers in sizes, and their number in dims. Strides count
-// elements.
-// The layouts of Value and Results must equal those in launcher.py.
+// elements. The layouts of Value and Results must equal those in launcher.py.
 struct Value {
   int kind, dtype, dims;
   int64_t sizes[8], strides[8];
@@ -181,13 +180,13 @@ struct Results {
   Value values[16];
   char message[400];
 };
-// Has the real torch run an operator; null where it is absent.
+// A function that runs an operator by the real torch; null if the process has no torch.
 using Operator = int (*)(const char* name, const Value* arguments, int count, Results* results);
 inline Operator& torch_operator() {
   static Operator function = nullptr;
   return function;
 }
-// The code needs a part of torch that is not there, so that nothing is known about it.
+// The code needs a part of torch that is missing here, so it cannot be graded.
 struct NeedsTorch : std::runtime_error { using std::runtime_error::runtime_error; };
 
 #define KERNELPROOF_OPERATORS(X) \
