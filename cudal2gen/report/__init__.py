@@ -94,6 +94,6 @@ def comparison(
     names: tuple[str, str] = ("A", "B"),
     predicate: Callable[[Measurement], bool] = lambda _: True,
 ) -> Report:
-    """The report that compares measurements B with measurements A, problem by problem. ``names``: how texts call A and
-    B."""
+    """The report that compares measurements B with measurements A, problem by problem. ``names``: the names of A and B
+    in the report's title."""
     return Report(f"cudal2gen: {names[1]} (B) against {names[0]} (A)", tuple(compare(a, b, predicate)), {}, ())

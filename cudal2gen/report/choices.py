@@ -166,6 +166,7 @@ def _table(rows: Sequence[Decisions]) -> Table:
 
 
 def _discs(x: Sequence[float], y: Sequence[float], x_label: str, y_label: str) -> dict[str, object]:
+    """The data of a chart of discs: each distinct (x, y) with its count, and the line of the medians of y by x."""
     return {
         "x": x_label,
         "y": y_label,
@@ -187,6 +188,7 @@ def _pair_chart(rows: Sequence[Decisions], decision: str, size: str, paper: floa
 
 
 def _use_chart(rows: Sequence[Decisions]) -> Chart:
+    """The chart of how many records choose block swizzle, in bins of log2 M·N·K."""
     bins: dict[int, list[Decisions]] = defaultdict(list)
     for row in rows:
         bins[int(math.log2(row.mnk))].append(row)

@@ -58,11 +58,13 @@ def compare(
 
 def pairs(before: Group, after: Group, contender: str = KERNEL) -> list[Pair]:
     """The problems on which both groups timed this contender, in the order of ``before``."""
-    later = {measurement.mnk: measurement for measurement in after.measurements}
+    after_by_size = {
+        measurement.mnk: measurement for measurement in after.measurements if measurement.timing(contender)
+    }
     shared = [
-        (measurement, later[measurement.mnk])
+        (measurement, after_by_size[measurement.mnk])
         for measurement in before.measurements
-        if measurement.mnk in later and measurement.timing(contender) and later[measurement.mnk].timing(contender)
+        if measurement.mnk in after_by_size and measurement.timing(contender)
     ]
     ratios = zip(_ratios([old for old, _ in shared], [new for _, new in shared], contender), shared, strict=True)
     return [Pair(old, new, ratio) for ratio, (old, new) in ratios]
@@ -156,8 +158,8 @@ def _changes(kernel_pairs: list[Pair], verdict: str) -> Table:
 
 def _row(pair: Pair) -> tuple[str, ...]:
     old, new = pair.before.timing(KERNEL), pair.after.timing(KERNEL)
-    assert old, "paired by it"
-    assert new, "paired by it"
+    assert old, "a pair has our kernel's time before"
+    assert new, "a pair has our kernel's time after"
     return (
         pair.before.mnk,
         pair.before.problem.size_class,

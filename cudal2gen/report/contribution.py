@@ -39,20 +39,21 @@ def anonymous(measurements: Measurements) -> Measurements:
     rows = measurements.measurements
     numbers = {name: f"card-{number}" for number, name in enumerate(dict.fromkeys(row.environment for row in rows), 1)}
     environments = {
-        number: _cleaned(measurements.environments[name]).model_copy(update={"id": number})
+        number: _anonymous_row(measurements.environments[name]).model_copy(update={"id": number})
         for name, number in numbers.items()
     }
     return Measurements(
-        environments, [_cleaned(row).model_copy(update={"environment": numbers[row.environment]}) for row in rows]
+        environments, [_anonymous_row(row).model_copy(update={"environment": numbers[row.environment]}) for row in rows]
     )
 
 
-def _cleaned(row: Row) -> Row:
+def _anonymous_row(row: Row) -> Row:
     """The row with this machine's names removed from all of its texts."""
     return type(row).model_validate(_without_names(row.model_dump()))
 
 
 def _without_names(value: Any) -> Any:
+    """A JSON value without the names of this machine and its user in any of its texts."""
     if isinstance(value, dict):
         return {key: _without_names(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -103,27 +104,28 @@ def inspect(path: Path) -> Inspection:
         measurements = results.measurements(path)
     faults = [str(warning.message) for warning in skipped if issubclass(warning.category, SkippedLine)]
     for environment in measurements.environments.values():
-        faults += _missing(environment)
+        faults += _missing_facts(environment)
     with warnings.catch_warnings(action="ignore", category=SkippedLine):  # these lines are among the faults already
-        faults += _misnamed(path)
+        faults += _wrong_models(path)
     for row in measurements.measurements:  # one at a time, since groups keep only the latest measurement of a problem
         for group in by_conditions(measurements._replace(measurements=[row])):
             faults += [doubt.words for doubt in group.doubts]
             faults += _fast_samples(group)
-    faults += [fault for row in measurements.measurements for fault in _of_measurement(row)]
+    faults += [fault for row in measurements.measurements for fault in _sample_faults(row)]
     faults += _copies(measurements)
     if not measurements.measurements:
         faults.append("no measurement is in it")
     return Inspection(measurements, faults)
 
 
-def _missing(environment: Environment) -> Iterator[str]:
-    lacks = [name for name in NEEDED if not getattr(environment, name)]
-    if lacks:
-        yield f"environment {environment.id}: {', '.join(lacks)} not stated, so its times have no floor"
+def _missing_facts(environment: Environment) -> Iterator[str]:
+    """The fault of an environment that lacks facts about its card."""
+    missing = [name for name in NEEDED if not getattr(environment, name)]
+    if missing:
+        yield f"environment {environment.id}: {', '.join(missing)} not stated, so its times have no floor"
 
 
-def _misnamed(path: Path) -> Iterator[str]:
+def _wrong_models(path: Path) -> Iterator[str]:
     """Faults of environments whose ``gpu`` is not the model that the card's name and number of SMs identify.
 
     An empty ``gpu`` makes no claim, so it is no fault.
@@ -150,7 +152,8 @@ def _fast_samples(group: Group) -> Iterator[str]:
                 yield f"{row.mnk}, {timing.contender}: a sample of {least} is below the card's floor of {floor:g} us"
 
 
-def _of_measurement(row: Measurement) -> Iterator[str]:
+def _sample_faults(row: Measurement) -> Iterator[str]:
+    """Faults of one measurement: too few or constant samples, a wrong result, or a single contender."""
     for timing in row.timings:
         if len(timing.samples_us) < MIN_SAMPLES:
             yield f"{row.mnk}, {timing.contender}: {len(timing.samples_us)} samples; a measurement has {MIN_SAMPLES}"

@@ -49,14 +49,14 @@ def predictions(group: Group, records: Mapping[tuple[str, str], Record]) -> list
     ]
 
 
-def each(group: Group, predictions: Sequence[Prediction]) -> Table:
+def by_problem(group: Group, predictions: Sequence[Prediction]) -> Table:
     """The table of all problems, those closest to their lower bound first. A time below the bound is pointed out."""
     rows = []
     for measurement, us, modelled in predictions:
         floor = group.floor_us(measurement)
         over = f"{times(us / floor)}{': faster than the card can be' if us < floor else ''}"
-        beside = (microseconds(modelled), times(us / modelled)) if modelled else ("—", "—")
-        rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *beside)))
+        model_cells = (microseconds(modelled), times(us / modelled)) if modelled else ("—", "—")
+        rows.append((us / floor, (measurement.mnk, microseconds(us), microseconds(floor), over, *model_cells)))
     return Table(
         "Beside the card's floor (FLOP at peak, bytes at full bandwidth, an empty kernel) and the timing model",
         COLUMNS,
@@ -91,7 +91,7 @@ def by_class(group: Group, predictions: Sequence[Prediction]) -> Table | None:
     )
 
 
-def apart(predictions: Sequence[Prediction]) -> str:
+def model_summary(predictions: Sequence[Prediction]) -> str:
     """A sentence on how far measured and modelled times differ; empty if no kernel has both."""
     ratios = [prediction.measured_us / prediction.modelled_us for prediction in predictions if prediction.modelled_us]
     if not ratios:
@@ -104,6 +104,7 @@ def apart(predictions: Sequence[Prediction]) -> str:
 
 
 def _modelled_us(group: Group, record: Record | None) -> float | None:
+    """The modelled time of a record on the group's card; None if the record or the card's rates are not known."""
     if record is None or not group.card:
         return None
     try:

@@ -75,23 +75,24 @@ class _Records:
         return self._places[key]
 
     @cached_property
-    def _named(self) -> dict[tuple[str, str], list[Record]]:
+    def _by_name(self) -> dict[tuple[str, str], list[Record]]:
         """The records by name and sizes; all records of a name under empty sizes."""
-        named: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        by_name: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in self._catalog:
-            name = record.name  # a digest of its fields
-            named[name, record.mnk].append(record)
-            named[name, ""].append(record)
-        return named
+            name = record.name  # read once, because it is a digest that is computed at each access
+            by_name[name, record.mnk].append(record)
+            by_name[name, ""].append(record)
+        return by_name
 
     def _find(self, measurement: Measurement, name: str) -> Record | None:
         """The record of that name: the measured problem's own, else one of its sizes, else any."""
         key = measurement.problem.key
-        candidates = self._named.get((name, measurement.mnk)) or self._named.get((name, ""), [])[:1]
+        candidates = self._by_name.get((name, measurement.mnk)) or self._by_name.get((name, ""), [])[:1]
         return min(candidates, key=lambda record: record.key != key, default=None)
 
 
 def _group(group: Group, records: _Records) -> dict[str, Any]:
+    """A group of measurements as the script expects it."""
     doubts: dict[str, list[str]] = defaultdict(list)
     for doubt in group.doubts:
         doubts[doubt.measurement.mnk].append(f"{doubt.contender}: {doubt.tflops:.0f} TFLOP/s, limit {doubt.limit:.0f}")

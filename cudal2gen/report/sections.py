@@ -1,6 +1,6 @@
 """Writes the sections of a report that describe measurements: an overview, then one section for each group.
 
-A group's section tells the environment and conditions, the paper's tables of speedups, the worst cases, doubts about
+A group's section has the environment and conditions, the paper's tables of speedups, the worst cases, doubts about
 results, and charts.
 """
 
@@ -112,20 +112,20 @@ def section(group: Group, anchor: str, published: Published, records: Mapping[tu
     charts: tuple[Chart, ...] = ()
     if group.baselines:
         tables += [table_1(group), table_2(group), by_class(group), worst(group)]
-        beside = _beside(group, published)
-        tables += [beside] if beside else []
-        promised = aims.table(group)
-        tables += [promised] if promised else []
+        published_table = _published_table(group, published)
+        tables += [published_table] if published_table else []
+        aims_table = aims.table(group)
+        tables += [aims_table] if aims_table else []
     predictions = floors.predictions(group, records)
     if group.measurements:
-        predicted = floors.by_class(group, predictions)
-        tables += [predicted] if predicted else []
-        tables.append(floors.each(group, predictions))
+        model_table = floors.by_class(group, predictions)
+        tables += [model_table] if model_table else []
+        tables.append(floors.by_problem(group, predictions))
         charts = _charts(group, anchor)
     return Section(
         anchor,
         group.title,
-        (" ".join(words), _samples(group) + floors.apart(predictions)),
+        (" ".join(words), _samples(group) + floors.model_summary(predictions)),
         tuple(_alerts(group)),
         tuple(tables),
         charts,
@@ -133,7 +133,7 @@ def section(group: Group, anchor: str, published: Published, records: Mapping[tu
 
 
 def table_1(group: Group) -> Table:
-    """The paper's Table 1, and what it lacks: geometric means, intervals, losses."""
+    """The paper's Table 1, with geometric means, intervals and losses, which the paper does not have."""
     return Table(
         f"Table 1. Speedup of our kernels over each baseline ({group.title})",
         (*STATISTICS, "wins", "wins beyond noise", "losses", "losses beyond noise"),
@@ -213,6 +213,7 @@ def _principal(group: Group) -> list[str]:
 
 
 def _samples(group: Group) -> str:
+    """Sentences on the samples: their number and dates, who took them, and how many problems are padded."""
     fewest, most, median = group.samples
     dates = [measurement.when for measurement in group.measurements]
     exceeded = sum(measurement.l2 == "exceeded" for measurement in group.measurements)
@@ -236,6 +237,7 @@ def _samples(group: Group) -> str:
 
 
 def _alerts(group: Group) -> list[str]:
+    """Sentences on what a reader must know before using the figures: clocks, mixed environments, absences, doubts."""
     alerts = []
     if throttled := group.throttled():
         reasons = ", ".join(f"{reason} in {count}" for reason, count in sorted(throttled.items()))
@@ -266,6 +268,7 @@ def _alerts(group: Group) -> list[str]:
 
 
 def _differences(group: Group) -> list[str]:
+    """The facts and library versions in which the group's environments differ."""
     fields = [name for name in Environment.model_fields if name not in ("id", "kind", "versions")]
     first, *rest = group.environments
     names = [name for name in fields if any(getattr(environment, name) != getattr(first, name) for environment in rest)]
@@ -314,7 +317,8 @@ def _conditions(group: Group) -> Table:
     return Table("Read while it ran", ("what", "lowest to highest"), rows)
 
 
-def _beside(group: Group, published: Published) -> Table | None:
+def _published_table(group: Group, published: Published) -> Table | None:
+    """Our figures beside CUDA-L2's published ones; None if no published set fits."""
     mode = "server" if group.protocol == "server" else "offline"
     of_half = group.types == group.acc  # fp16 operands without fusion or batch, as in all published figures
     published_rows = published.nearest(group.gpu, group.acc, mode) if of_half else {}

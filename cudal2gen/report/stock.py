@@ -19,11 +19,11 @@ CHANGED = "'cudal2gen validate --changed' executes the records whose binaries ha
 
 
 class Stock(NamedTuple):
-    """What the section counts.
+    """The things that the section counts.
 
     ``sources``: the files that were searched for measurements. ``entries``: the problems and origins of the catalog's
     records. ``verdicts``: outcomes of checks. ``builds``: the number of compiled kernels in ``folder``. ``proofs``:
-    those that kernels are right for every problem.
+    outcomes of proofs that kernels are right for every problem.
     """
 
     sources: Sequence[str]
