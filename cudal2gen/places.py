@@ -1,4 +1,4 @@
-"""Paths of the checkout or the installed package, the catalog, the build directory, and the caches."""
+"""Finds the checkout or the installed package, the catalog, the build directory, and the caches."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def results() -> Path:
     return (root if root is not None else user_data()) / "results"
 
 
-# A message names them in this order.
+# Messages that list the folders of the program name them in this order.
 ground.FOLDERS.update(
     {
         "CUDAL2GEN_RESULTS": results,

@@ -1,15 +1,15 @@
-"""Plugins for vLLM and SGLang: their unquantised linear layers compute by the operator ``cudal2gen::linear`` where a
-kernel was measured faster, and by the host's own function everywhere else.
+"""Plugins that let unquantised linear layers of vLLM and SGLang use our kernels where these were measured faster.
 
-Both hosts find these functions by entry points in every process, and may call them more than once. A plugin does
-nothing unless ``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1`` is set.
+The layers then call the operator ``cudal2gen::linear``, and the host's own function everywhere else. Both hosts find
+the plugins by entry points in every process, and may call them more than once. A plugin does nothing unless
+``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1`` is set.
 
-- A layer for whose weight no number of rows was won is the host's, also in compiled graphs.
-- Of other layers each call asks the plan of its sizes. Graphs have the operator as one node, which runs
-  ``torch.nn.functional.linear`` at sizes that are not won; that is what the host's function does.
-- Where the host's function may do something else, the layer is the host's: measurements compare kernels with torch.
-  That is so in batch-invariant modes, and for bf16 if SGLang has chosen kernels of its own (cutedsl, gemv, split-k).
-  vLLM with a ``--linear-backend`` does not call the function that is replaced.
+- If our kernels won for no number of rows of a layer's weight, the host computes the layer, also in compiled graphs.
+- For other layers, each call looks up the plan of its sizes. Graphs have the operator as one node. At sizes that are
+  not won it runs ``torch.nn.functional.linear``, as the host's function does.
+- If the host's function may do something else than torch, the host computes the layer, because kernels were measured
+  against torch. That is the case in batch-invariant modes, and for bf16 if SGLang has chosen kernels of its own
+  (cutedsl, gemv, split-k). vLLM with a ``--linear-backend`` does not call the function that is replaced.
 
 If a host's hook point is not as known here, the host is left unchanged, and its log says so.
 """
@@ -42,8 +42,11 @@ class UnknownHook(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """A server of models. ``variable``: turns the plugin on; ``layers``: the function that computes unquantised linear
-    layers; ``parameters``: those of that function; ``left``: what stays the host's by itself, for its log."""
+    """A server of models that has a plugin.
+
+    ``variable``: the environment variable that turns the plugin on. ``layers``: the function that computes unquantised
+    linear layers; ``parameters``: its parameters. ``left``: for the host's log, what the host still computes itself.
+    """
 
     name: str
     package: str
@@ -66,11 +69,11 @@ class Host:
 
     @property
     def logger(self) -> logging.Logger:
-        """A logger below the host's own, so that the host's settings hold."""
+        """A child of the host's logger, so that the host's settings of logging apply."""
         return logging.getLogger(f"{self.package}.cudal2gen")
 
     def check(self, function: Callable[..., Any]) -> None:
-        """Raises UnknownHook for a function of other parameters."""
+        """Raises UnknownHook if the function has other parameters than those known here."""
         parameters = tuple(inspect.signature(function).parameters)
         if parameters != self.parameters:
             raise UnknownHook(f"{self.layers} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})")
@@ -108,6 +111,7 @@ def sglang() -> None:
 
 
 def _register(host: Host, replace: Callable[[], bool]) -> None:
+    """Replaces the host's function if the plugin is on, and writes into the host's log what was done."""
     if not host.enabled:
         return
     try:
@@ -120,8 +124,10 @@ def _register(host: Host, replace: Callable[[], bool]) -> None:
 
 
 def _replace_in_vllm() -> bool:
-    """Replaces vLLM's function; returns whether that was done now rather than before. Raises ImportError,
-    AttributeError or UnknownHook if vLLM is not as known here."""
+    """Replaces vLLM's function. Returns False if it was replaced before.
+
+    Raises ImportError, AttributeError or UnknownHook if vLLM is not as known here.
+    """
     path, _, name = VLLM.layers.rpartition(".")
     layers = importlib.import_module(path)
     default = getattr(layers, name)
@@ -139,15 +145,17 @@ def _replace_in_vllm() -> bool:
         d = layer_of(x, weight, bias)
         return default(layer, x, weight, bias) if d is None else d
 
-    # dispatch_unquantized_gemm looks its result up in its module at each call, so every importer of it gets this one.
+    # dispatch_unquantized_gemm looks up the function in its module at each call, so all its callers get this one.
     setattr(layers, name, gemm)
     REPLACEMENTS[VLLM.name] = gemm
     return True
 
 
 def _hook_in_sglang() -> bool:
-    """Hooks SGLang's function; returns whether that was done now rather than before. Raises ImportError,
-    AttributeError or UnknownHook if SGLang is not as known here."""
+    """Hooks SGLang's function. Returns False if it was hooked before.
+
+    Raises ImportError, AttributeError or UnknownHook if SGLang is not as known here.
+    """
     import torch
 
     from kernelproof.ground.element import BF16
@@ -176,8 +184,11 @@ def _hook_in_sglang() -> bool:
 
 
 def _sglang_defers(layers: ModuleType, bf16: bool) -> bool:
-    """Whether SGLang's function may compute by something else than torch's linear layer: in its batch-invariant mode,
-    or for bf16 by kernels that it has chosen. Versions without such choices compute by torch."""
+    """Whether SGLang's function may compute by something else than torch's linear layer.
+
+    It does so in its batch-invariant mode, and for bf16 if it has chosen other kernels. Versions of SGLang without such
+    choices compute by torch.
+    """
     batch_invariant = getattr(layers, "is_batch_invariant_mode_enabled", None)
     if batch_invariant is not None and batch_invariant():
         return True
@@ -190,7 +201,7 @@ class _Layers:
     """Computes linear layers in place of a host. A call with x, weight and bias returns the result, or None if the host
     has to compute the layer itself.
 
-    ``defers`` tells, for a type of operands, whether the host may compute by something else than torch's linear layer.
+    ``defers`` says for a type of operands whether the host may compute by something else than torch's linear layer.
     """
 
     def __init__(self, defers: Callable[[torch.dtype], bool]) -> None:
@@ -199,7 +210,7 @@ class _Layers:
 
         from cudal2gen.operators import hosted
 
-        # torch.compile takes these answers as constants: it traces neither this package nor the host's settings.
+        # torch.compile treats the results as constants, so it traces neither this package nor the host's settings.
         constant = torch.compiler.assume_constant_result
         self._hopes, self._defers = constant(hosted.hopes), constant(defers)
         self._by_kernel, self._is_wrapper = hosted.by_kernel, is_traceable_wrapper_subclass

@@ -1,6 +1,7 @@
-"""The releases of torch, CUDA and the driver for which the operators are made.
+"""States the releases of torch, CUDA and the driver that the operators support.
 
-The extras of pyproject.toml and docs/pytorch.md state the same, see ``tests/cudal2gen/test_torch_range.py``.
+The extras of pyproject.toml and docs/pytorch.md state the same releases; ``tests/cudal2gen/test_torch_range.py`` checks
+that.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from typing import NamedTuple
 
 
 class CudaRelease(NamedTuple):
-    """What machine code of a CUDA needs: its runtime's file, where no other is named, and the first driver that loads
-    it."""
+    """What machine code of a major version of CUDA needs. ``runtime``: the file of the runtime library, unless the user
+    names another. ``driver``: the first driver that loads the code."""
 
     runtime: str
     driver: int
 
 
-OLDEST = "2.10.0"  # all of whose tests pass; C++ needs its stable ABI
-NEWEST = "2.15.0"  # the newest that was tested; later ones are tried, and `doctor` says so
-BESIDE = ("2.11.0",)  # is tested beside these two: many servers have it
-# By the major version of the ptxas that wrote the machine code, whose minor versions are compatible. A later runtime
+OLDEST = "2.10.0"  # the oldest with which all tests pass; the launcher in C++ needs its stable ABI
+NEWEST = "2.15.0"  # the newest that was tested; newer ones are used all the same, and `doctor` says so
+ALSO_TESTED = ("2.11.0",)  # tested as well, because many servers have it
+# By the major version of the ptxas that wrote the machine code. Minor versions are compatible, and a later runtime
 # serves too.
 CUDAS = {number: CudaRelease(f"libcudart.so.{number}", driver) for number, driver in ((12, 525), (13, 580))}
-CUDA = max(CUDAS)  # that of kernels which nvcc's own ptxas assembles
+CUDA = max(CUDAS)  # the version of the kernels that nvcc's own ptxas assembles
 RUNTIME, DRIVER = CUDAS[CUDA]
 PTXAS = "12.9.86"  # the last release of CUDA 12's ptxas on PyPI, which knows every architecture of the catalog
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A release's first three numbers, without what a build adds to them: (2, 11, 0) of "2.11.0+cu130"."""
+    """The first three numbers of a release, without the suffix of a build: (2, 11, 0) for "2.11.0+cu130"."""
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
@@ -49,7 +50,7 @@ def major(cuda: str) -> int:
 
 
 def spelled(version: int) -> str:
-    """A version of CUDA that a driver or a runtime states, such as 12080: 12.8."""
+    """A version of CUDA as text, from the number that a driver or a runtime states: "12.8" for 12080."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -59,8 +60,10 @@ def runtimes(cuda: int) -> list[str]:
 
 
 def other_cuda(cuda: str) -> str:
-    """What a build of torch for a CUDA before ``CUDA`` means, in a sentence; "" for others. ``cuda``: such as 12.8, ""
-    for a build without CUDA."""
+    """A sentence on which packs work with a torch that is built for a CUDA older than ``CUDA``; "" for another torch.
+
+    ``cuda``: a version such as 12.8, or "" for a build without CUDA.
+    """
     number = major(cuda)
     if not number or number >= CUDA:
         return ""
@@ -73,8 +76,10 @@ def other_cuda(cuda: str) -> str:
 
 
 def old_driver(version: int, cuda: int = CUDA) -> str:
-    """What is wrong with a driver that supports CUDA up to ``version`` (12080 for 12.8) for kernels of ``cuda``, in a
-    sentence; "" if nothing is, or if it is unknown (0)."""
+    """A sentence on a driver that is too old for kernels of ``cuda``; "" if it is not, or if its version is unknown.
+
+    ``version``: the newest CUDA that the driver supports, 12080 for 12.8, or 0 if that is unknown.
+    """
     if not version or version >= 1000 * cuda:
         return ""
     number = version // 1000

@@ -2,8 +2,9 @@
 
     python -m scripts.torch_matrix [--torch VERSION ...] [words for pytest]
 
-Without versions: the oldest that is supported, those of ``torch_range.BESIDE``, and the newest on PyPI. Each lies in a
-folder of its own in the user's cache, and takes 1.5 GB there; everything else is of the environment that runs this.
+Without versions: the oldest that is supported, those of ``torch_range.ALSO_TESTED``, and the newest on PyPI. Each lies
+in a folder of its own in the user's cache, and takes 1.5 GB there; everything else comes from the environment that runs
+this program.
 PyPI's builds for Linux need NVIDIA's libraries even to be imported, so others stand in for them, by which there is no
 CUDA device. Exit code 1 if a test fails with one of the versions.
 """
@@ -20,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from cudal2gen import places
-from cudal2gen.torch_range import BESIDE, NEWEST, OLDEST
+from cudal2gen.torch_range import ALSO_TESTED, NEWEST, OLDEST
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 TESTS = CHECKOUT / "tests" / "cudal2gen"
@@ -120,7 +121,7 @@ def main() -> int:
     parser.add_argument("--torch", action="append", metavar="VERSION", help=f"such as {NEWEST}")
     arguments, words = parser.parse_known_args()
     failed = []
-    for version in arguments.torch or [OLDEST, *BESIDE, newest()]:
+    for version in arguments.torch or [OLDEST, *ALSO_TESTED, newest()]:
         folder = installed(version)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(CHECKOUT)])}
         stated = subprocess.run(

@@ -67,6 +67,13 @@ class Compilation:
         pairs = zip(records, outcomes, strict=True)
         return [(record, outcome) for record, outcome in pairs if isinstance(outcome, compiler.Artifact)]
 
+    def distinct(self, records: Sequence[Record]) -> dict[str, Record]:
+        """One record for each distinct kernel, by the digest that the kernel will have when it is built."""
+        from cudal2gen.generation import compiler
+
+        tools = self.toolchain()
+        return {compiler.job(record, tools).digest: record for record in records}
+
     def kernels(self, records: Sequence[Record]) -> dict[Problem, BuiltKernel]:
         """Built kernels by problem, ready to be opened on a device; see ``attempt``."""
         from cudal2gen.validator.device import BuiltKernel
@@ -83,7 +90,7 @@ class Compilation:
 
 @verb(app, "build")
 def build(selection: SeveralRecords, compilation: Compilation, as_json: Json = False) -> None:
-    """Compile the kernels of records. One that does not compile, spills or has a stack frame fails."""
+    """Compile the kernels of records. A kernel that does not compile, spills or has a stack frame fails."""
     from cudal2gen.generation import compiler
 
     records = selection.records()

@@ -1,7 +1,7 @@
-"""The verbs ``explain`` and ``tune-model``.
+"""The verbs ``explain`` and ``tune-model`` say which kernels ``cudal2gen.matmul`` runs, and which a model needs.
 
-``explain`` says which kernel ``cudal2gen.matmul`` would run for a product, and why. ``tune-model`` runs a user's model
-without data and lists the products that it computes, so that these can be measured and tuned.
+``explain`` says which kernel would run for a product, and why. ``tune-model`` runs a user's model without data and
+lists the products that it computes, so that these can be measured and tuned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 
 from cudal2gen.cli.measuring import measurements
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import FILTERS, SIZE, VARIANT_FIELDS, Selection
+from cudal2gen.cli.selection import FILTERS, SIZE_HELP, VARIANT_FIELDS, Selection
 from cudal2gen.kernel.fusion import NONE, PLAIN
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import note, refuse
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @verb(app, "explain")
 def explain(
     selection: Annotated[
-        Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "products"), single=("mnk",), helps=SIZE)
+        Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "products"), single=("mnk",), helps=SIZE_HELP)
     ],
     sources: Annotated[
         list[Path] | None,
@@ -64,8 +64,11 @@ def explain(
 
 
 def explanation(selection: Selection, directory: Path | None, result_files: Sequence[Path]) -> dict[str, str | None]:
-    """What ``explain`` prints: what would run and why, the kernel that would run if one were demanded, where the table
-    of measurements comes from, and a remark."""
+    """The texts that ``explain`` prints.
+
+    ``runs``: what would run. ``why``: the reason. ``kernel``: the kernel that would run if the user demanded one.
+    ``source``: where the table of measurements comes from. ``remark``: a note for the user, or None.
+    """
     from cudal2gen.kernel.launch import LaunchOperands
     from cudal2gen.kernel.serving import sizes_of
     from cudal2gen.results import rivals
@@ -86,6 +89,7 @@ def explanation(selection: Selection, directory: Path | None, result_files: Sequ
 
 
 def _spelled(table: Table, choice: Choice, vendor: str) -> str:
+    """A choice in words: its kernel and how that is launched, or the name of the ``vendor``'s function."""
     if choice.kernel is None or choice.use is None:
         return vendor
     record, use = table.kernels[choice.kernel].record, choice.use
@@ -122,9 +126,9 @@ def _table(selection: Selection, directory: Path | None, result_files: Sequence[
         # If the fused or batched problem was not measured, the choice falls back to its plain product's measurement and
         # to that kernel with the fusion or batch added, so the table needs both records.
         plain = selection.problem().revised(fusion=PLAIN, batch=NONE)
-        alone = answers.answer(plain, measured).record
-        with_it, _ = choice.variants([alone], [str(match.record.fusion)], [match.record.batch])
-        records |= {record.problem: record for record in [alone, *with_it] if record.problem not in records}
+        plain_record = answers.answer(plain, measured).record
+        variants, _ = choice.variants([plain_record], [str(match.record.fusion)], [match.record.batch])
+        records |= {record.problem: record for record in [plain_record, *variants] if record.problem not in records}
     table = choice.tabulate(selection.gpu, list(records.values()), measured)
     return table, f"no pack; the catalog, {len(table.rows)} problems measured", match.note
 

@@ -1,7 +1,7 @@
-"""The verbs ``compare`` and ``export``, which concern what the tuner and language models learn.
+"""The verbs ``compare`` and ``export`` evaluate what the tuner has learned, and write training data.
 
 ``compare`` measures how well the proposers do on problems that they have not learned from. ``export`` writes a language
-model's answers with their rewards, as training data.
+model's answers with their rewards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HELD_OUT = Annotated[
     Selection,
     Offer(
         only=("sample", "gpu", "acc"),
-        helps={"sample": "the number of held-out problems; the modelled campaign before is in proportion"},
+        helps={"sample": "the number of held-out problems; proposers learn from a number in proportion to it"},
     ),
 ]
 

@@ -121,7 +121,9 @@ def _packs(search: PackSearch) -> Check:
 
 def _torch(packs: Mapping[str, Pack]) -> Check:
     """The installed torch: whether it is in the supported range, and which CUDA it brings. It is not imported.
-    ``packs``: whose kernels need a CUDA."""
+
+    ``packs``: the usable packs, whose kernels need the CUDA of their ptxas or a newer one.
+    """
     try:
         distribution = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
@@ -146,7 +148,7 @@ def _vendor() -> Check:
 
 
 def _calls(packs: Mapping[str, Pack]) -> Check:
-    """Whether torch can call our kernels from C++ without Python. It is found out without importing torch."""
+    """Whether torch can call our kernels from C++ without Python. Torch is not imported for this."""
     from cudal2gen.generation import compiler
     from cudal2gen.launch.launcher import TORCH_LIBRARY
 
@@ -181,10 +183,10 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
 
 
 def _cuda(card: CardFacts, packs: Mapping[str, Pack]) -> int:
-    """The CUDA that kernels for a card need: that of its pack."""
+    """The major version of CUDA that kernels for a card need: that of its pack, or of this version without one."""
     from cudal2gen import pack
 
-    with contextlib.suppress(WrongInput):  # which ``_service`` states
+    with contextlib.suppress(WrongInput):  # ``_service`` reports this error
         if served := pack.serving(packs, card):
             return served.cuda
     return torch_range.CUDA

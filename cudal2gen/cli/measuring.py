@@ -1,5 +1,4 @@
-"""The verbs on measurements: ``bench`` takes them, ``report`` shows them, and ``contribute`` writes them to a file to
-share."""
+"""The verbs ``bench``, ``report`` and ``contribute`` take measurements, show them, and write them to share them."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class TimingOptions:
     target_qps: Annotated[
         float, Shared("qps", "arrivals per second in the protocol server, 1000", _rate, option="--timing")
     ] = 1000.0
-    seed: Annotated[int, Shared("seed", "of inputs and order, 0", int, option="--timing")] = 0
+    seed: Annotated[int, Shared("seed", "seed of inputs and of the order of problems, 0", int, option="--timing")] = 0
     baselines: Annotated[
         Names | None,
         listed_names(
@@ -127,7 +126,7 @@ class TimingOptions:
         return baselines.contenders([name for name in names if name != "none"], problem.acc, card, tuned)
 
 
-FORMS = (".html", ".md")  # that a report is written in
+FORMS = (".html", ".md")  # suffixes of the files that a report can be written to
 ResultFiles = Annotated[
     list[Path] | None,
     typer.Argument(metavar="[FILES]", help="Files of measurements; by default the store's.", show_default=False),
@@ -232,8 +231,8 @@ def write_report(
 ) -> None:
     """Report what was measured, beside what others published.
 
-    In tables and pictures, with the catalog's choices and verdicts. FILES are measurements (.jsonl), by default those
-    of the store, and what `cudal2gen model --json` printed (.json), which becomes a section.
+    The report has tables and pictures, and the catalog's choices and verdicts. FILES are measurements (.jsonl), by
+    default those of the store, and the output of `cudal2gen model --json` (.json), which becomes a section.
     """
     from cudal2gen import report, results
     from cudal2gen.timing.evidence import section
@@ -300,7 +299,7 @@ def contribute(
 
 
 def _stock(result_files: Sequence[Path]) -> report.Stock:
-    """What a report counts besides measurements, and the files that it searched for measurements."""
+    """The counts of a report besides measurements, and the files that it searched for measurements."""
     from cudal2gen import places, report, results
     from cudal2gen.generation import compiler
     from cudal2gen.results.proofs import proofs

@@ -19,7 +19,7 @@ from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.measuring import ResultFiles, measurements
 from cudal2gen.cli.program import app
 from cudal2gen.cli.selection import ANY, BATCHES, FILTERS, LAYOUTS, Selection
-from cudal2gen.cli.validating import stored
+from cudal2gen.cli.validating import store_verdicts
 from cudal2gen.kernel import Layout, Record
 from cudal2gen.kernel import explain as explain_fault
 from cudal2gen.kernel.fusion import Fusion
@@ -42,7 +42,7 @@ SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
 
 @dataclass(frozen=True)
 class Additions:
-    """What a pack contains in addition to plain kernels: other layouts, fusions, batches, and PTX."""
+    """The options for what a pack contains besides plain kernels: other layouts, fusions, batches, and PTX."""
 
     names: Annotated[
         tuple[str, ...],
@@ -83,7 +83,7 @@ class Additions:
         """The fusions with which every plain kernel is packed as well."""
         return tuple(name for name in self.names if name not in (PTX, *BATCHES[1:], *LAYOUTS))
 
-    def beside(self, records: list[Record]) -> list[Record]:
+    def added_to(self, records: list[Record]) -> list[Record]:
         """The records, followed by each plain one in every layout and with every fusion and batch that --also names.
 
         Combinations that break a rule are left out, and a note says how many.
@@ -115,7 +115,7 @@ def write_pack(
     selection: Annotated[Selection, PACKED],
     added: Additions,
     compilation: Compilation,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel where it ends in .whl.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel if it ends in .whl.")],
     measured_files: ResultFiles = None,
     candidates: Annotated[
         bool,
@@ -133,7 +133,7 @@ def write_pack(
 ) -> None:
     """Write what a machine without a compiler needs.
 
-    Cubins, the table of choices, the launcher, a C header.
+    That is: cubins, the table of choices, the launcher and a C header.
 
     A cubin is packed if its own machine code has a verdict that it is right. Kernels without one are executed first,
     which takes seconds for each; 'cudal2gen validate --on emulator:machine-code' does it beforehand.
@@ -146,7 +146,7 @@ def write_pack(
         pack.check_target(out)  # before anything is compiled
     measured = measurements(measured_files or ())
     if candidates:
-        table, built = _candidates(added.beside(selection.candidates()), compilation, measured)
+        table, built = _candidates(added.added_to(selection.candidates()), compilation, measured)
     else:
         table, built = _measured(selection, added, compilation, measured)
     proofs = _proofs(table, built, compilation)
@@ -178,7 +178,7 @@ def _measured(
             f"no measurements for {selection.gpu}: run 'cudal2gen bench' there, choose records by --mnk or --all, or "
             "pack --candidates"
         )
-    records = added.beside(records)
+    records = added.added_to(records)
     artifacts = compilation.build(records)
     for record, artifact in zip(records, artifacts, strict=True):
         if artifact.ptxas.findings:
@@ -213,7 +213,7 @@ def _candidates(
 
 
 def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) -> dict[str, str]:
-    """What is known of the machine code of each binary of a table, in words, by digest.
+    """The verdict on the machine code of each binary of a table, in words, by digest.
 
     Binaries without a verdict on their machine code are executed, and the verdicts stored. Raises Failure if one is
     wrong or gets no verdict. Machine code that the emulator does not execute yet is packed, and a note counts it.
@@ -239,7 +239,7 @@ def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) 
 
     if pending:
         note(f"{counted(len(pending), 'kernel')} without a verdict on the machine code: executed first")
-        verdicts |= {verdict.digest: verdict for verdict in stored(judgements(), len(pending))}
+        verdicts |= {verdict.digest: verdict for verdict in store_verdicts(judgements(), len(pending))}
     for digest, record in records.items():
         verdict = verdicts.get(digest)
         if verdict and not verdict.passed:

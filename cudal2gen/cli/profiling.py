@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import FILTERS, SIZE, VARIANT_FIELDS, Selection
+from cudal2gen.cli.selection import FILTERS, SIZE_HELP, VARIANT_FIELDS, Selection
 from kernelproof.cli.profiling import ProfileOutput, print_comparison, profile_of_file
 from kernelproof.ground.command_line.groups import Offer, verb
 from kernelproof.ground.command_line.messages import refuse
@@ -22,7 +22,7 @@ COMPARE = {"compare": "Compare two: 'M_N_K FIELD=VALUE ...' in quotes, a cubin, 
 
 @verb(app, "profile")
 def profile_record(
-    selection: Annotated[Selection, Offer(only=("mnk", *SELECTED, "changes", "fit"), helps=SIZE)],
+    selection: Annotated[Selection, Offer(only=("mnk", *SELECTED, "changes", "fit"), helps=SIZE_HELP)],
     compilation: Compilation,
     output: Annotated[ProfileOutput, Offer(only=("html", "compare", "as_json"), helps=COMPARE)],
 ) -> None:

@@ -1,4 +1,4 @@
-"""The verbs ``prove`` and ``recheck``: certificates that kernels are right for every problem that they take."""
+"""The verbs ``prove`` and ``recheck`` write and check certificates that kernels are right for every problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ALL, FILTERS, PLAIN, VARIANT_FIELDS, Selection
+from cudal2gen.cli.selection import ALL_HELP, FILTERS, PLAIN, VARIANT_FIELDS, Selection
 from cudal2gen.kernel import Record
 from kernelproof.ground.command_line import progress, signals
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @verb(app, "prove")
 def prove(
-    selection: Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL)],
+    selection: Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL_HELP)],
     compilation: Compilation,
     changed: Annotated[
         bool,
@@ -54,10 +54,10 @@ def prove(
     Each proof is stored before the next kernel is proven.
     """
     records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
-    kernels = _distinct(records, compilation)
+    kernels = compilation.distinct(records)
     pending = _without_proof(kernels) if changed else list(kernels.values())
     built = compilation.attempt(pending)
-    attempts = _stored(_proofs(built, compilation), len(built), out)
+    attempts = _store_proofs(_proofs(built, compilation), len(built), out)
     proofs = [attempt.proof for attempt in attempts]
     for attempt in attempts:
         if as_json:
@@ -79,7 +79,7 @@ def recheck(
 ) -> None:
     """Check certificates again, without any search.
 
-    Each holds by the invariants that it states. Exit code 2: one does not hold.
+    The invariants that a certificate states are checked for its kernel's PTX. Exit code 2: a certificate does not hold.
     """
     from cudal2gen.kernel import parse
     from cudal2gen.validator import proofs
@@ -109,14 +109,6 @@ def recheck(
         raise typer.Exit(EXIT_USAGE)
 
 
-def _distinct(records: Sequence[Record], compilation: Compilation) -> dict[str, Record]:
-    """One record for each distinct kernel, by the digest that the kernel will have when it is built."""
-    from cudal2gen.generation import compiler
-
-    tools = compilation.toolchain()
-    return {compiler.job(record, tools).digest: record for record in records}
-
-
 def _without_proof(kernels: dict[str, Record]) -> list[Record]:
     from cudal2gen.results import proofs
 
@@ -133,7 +125,7 @@ def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) 
             yield from answers
 
 
-def _stored(answers: Iterator[ProofAttempt | Lost], total: int, out: Path | None) -> list[ProofAttempt]:
+def _store_proofs(answers: Iterator[ProofAttempt | Lost], total: int, out: Path | None) -> list[ProofAttempt]:
     """Stores each proof before it waits for the next one. An error line names each kernel without a proof."""
     from cudal2gen import results
     from cudal2gen.results.proofs import proofs_store

@@ -1,4 +1,4 @@
-"""The verbs on records of the catalog: ``list``, ``show``, ``render`` and ``edit``."""
+"""The verbs ``list``, ``show``, ``render`` and ``edit`` print and change records of the catalog."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
     from cudal2gen.results import Verdict
 
-MEANINGS = {  # what each fact of ``show`` means; families add facts of their own
+MEANINGS = {  # the meaning of each fact that ``show`` prints; families add facts of their own
     "threads": "threads of a CTA",
     "smem_bytes": "shared memory of a CTA, bytes",
     "smem_limit_bytes": "the most that a CTA has on this GPU, bytes",
@@ -98,7 +98,8 @@ def _line(record: Record) -> str:
 def show(selection: OneRecord, as_json: Json = False) -> None:
     """Show a record, what its fields mean, and what follows.
 
-    What follows: threads, shared memory, registers, CTAs per SM, waves; of a built kernel its verdict, proof, counters.
+    From a record follow threads, shared memory, registers, CTAs per SM and waves. A built kernel also has its verdict,
+    proof and counters.
     """
     record = selection.record()
     facts = _facts(record, _built(record))
@@ -150,6 +151,7 @@ def _fields(record: Record) -> list[tuple[str, object, str | None]]:
 
 
 def _built(record: Record) -> Artifact | None:
+    """The record's compiled kernel, or None if it is not built or there is no compiler."""
     from cudal2gen.generation import compiler
     from kernelproof.ground import toolchain
 
@@ -181,15 +183,15 @@ def _facts(record: Record, artifact: Artifact | None) -> dict[str, Fact]:
         from cudal2gen.results.proofs import in_words, proofs
 
         verdicts = [results.verdict(artifact.digest, on) for on in (results.IN_PTX, results.IN_MACHINE_CODE)]
-        facts |= _proven([verdict for verdict in verdicts if verdict])
+        facts |= _verdict_facts([verdict for verdict in verdicts if verdict])
         facts["certified"] = in_words(proofs().get(artifact.digest))
-        facts |= _modelled(record, artifact)
+        facts |= _modelled_facts(record, artifact)
         facts |= {"directory": str(artifact.directory), "findings": artifact.ptxas.findings}
     return facts
 
 
-def _proven(verdicts: Sequence[Verdict]) -> dict[str, Fact]:
-    """What the verdicts on a built kernel say together, the forms that were executed, and counters of the first."""
+def _verdict_facts(verdicts: Sequence[Verdict]) -> dict[str, Fact]:
+    """The common outcome of the verdicts on a built kernel, the forms that were executed, and the first's counters."""
     from cudal2gen import results
 
     if not verdicts:
@@ -202,8 +204,8 @@ def _proven(verdicts: Sequence[Verdict]) -> dict[str, Fact]:
     return {"verdict": outcome, "executed": " and ".join(forms), **results.executed(verdicts[0].counters)}
 
 
-def _modelled(record: Record, artifact: Artifact) -> dict[str, str]:
-    """What the timing model predicts from the machine code of a built kernel; empty without a disassembler."""
+def _modelled_facts(record: Record, artifact: Artifact) -> dict[str, str]:
+    """The timing model's predictions from the machine code of a built kernel; empty without a disassembler."""
     from cudal2gen.timing import profile
     from kernelproof import sass
     from kernelproof.ground import toolchain

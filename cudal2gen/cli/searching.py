@@ -1,4 +1,4 @@
-"""What the tuner's verbs (``tune``, ``write``, ``train``, ...) share: their options and files.
+"""Defines the options and files that verbs of the tuner (``tune``, ``write``, ``export``) share.
 
 ``Trials`` says where trials run and where they are stored. ``LanguageModel`` connects to a language model's server.
 """
@@ -167,9 +167,9 @@ class LanguageModel:
     def proposer(self, lessons: Memory, pool: Sequence[Record], run: str, alone: bool = False) -> LlmProposer:
         """The proposer of a run. Raises WrongInput and MissingLibrary.
 
-        A GPU must not wait for answers, so exchanges run beside its measurements; trials of a model or of recordings
-        cost nothing, so they wait for each answer. Beside measurements questions show machine code, which is built
-        anyway.
+        A GPU must not wait for answers, so exchanges run while it measures. Trials of a model or of recordings cost
+        nothing, so they wait for each answer. If trials are measured, questions also show machine code, because the
+        kernels are built anyway.
         """
         from cudal2gen.tuner.llm_proposer import LlmProposer
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cudal2gen.results import Measurement
 
 ANY: Final = "any"
-MOST = 65_535  # the most products in a launch: they are counted by a grid dimension of 16 bits
+MAX_PRODUCTS = 65_535  # the most products in a launch: they are counted by a grid dimension of 16 bits
 Kind = dict[str, Any]  # types and layout, by the names of a problem's fields
 ABS: tuple[ElementName, ...] = get_args(ElementName)
 DS: tuple[OutputName, ...] = get_args(OutputName)
@@ -41,8 +41,8 @@ BATCHES: tuple[Batch, ...] = get_args(Batch)
 
 def _count(text: str) -> int:
     """A number of at least 1, of at most five digits. Raises ValueError."""
-    if not text.isdecimal() or not 0 < int(text) <= MOST:
-        raise ValueError(f"expected a number from 1 to {MOST}")
+    if not text.isdecimal() or not 0 < int(text) <= MAX_PRODUCTS:
+        raise ValueError(f"expected a number from 1 to {MAX_PRODUCTS}")
     return int(text)
 
 
@@ -217,7 +217,7 @@ class Selection:
         """
         self._check_size_options()
         if self.listed is not None:
-            return list(self._of_list_or_left_out(self.listed, source))
+            return list(self._records_of_list(self.listed, source))
         if self.mnk:
             answer = self._answers(source)
             return [answer(named) for named in self._named()]
@@ -329,7 +329,7 @@ class Selection:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The selected layouts; for ``any`` those of A (m,k). Kernels for others are wanted by those who name them."""
+        """The selected layouts; for ``any`` those with A (m,k). The others are selected only by name."""
         return tuple(each for each in LAYOUTS if along_k(each).a) if self.layout == ANY else (self.layout,)
 
     @property
@@ -345,10 +345,10 @@ class Selection:
         """
         operands = ABS if self.ab == ANY else (self.ab,)
         ds = DS if self.d == ANY else (self.d,)
-        spelt = list(product(operands, ds, self.accs, layouts))
+        combinations = list(product(operands, ds, self.accs, layouts))
         return [
             {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._variant
-            for ab, d, acc, layout in [kind for kind in spelt if Problem.exists(*kind[:3])] or spelt
+            for ab, d, acc, layout in [kind for kind in combinations if Problem.exists(*kind[:3])] or combinations
         ]
 
     def _named(self) -> list[Problem]:
@@ -370,7 +370,7 @@ class Selection:
     def _answers(self, source: str | None = None) -> Callable[[Problem], Record]:
         """A function that gives the record for a problem, after changes; only records of ``source`` if it is given.
 
-        It notes whose record it is where the problem has none of its own.
+        If the problem has no record of its own, the function prints a note that says whose record it gives.
         """
         from cudal2gen import results
         from cudal2gen.generation import answers
@@ -388,7 +388,7 @@ class Selection:
 
         return answer
 
-    def _of_list_or_left_out(self, path: Path, source: str | None) -> Iterator[Record]:
+    def _records_of_list(self, path: Path, source: str | None) -> Iterator[Record]:
         """The records for the problems of a list. A note names each problem that no record can serve."""
         answer = self._answers(source)
         for problem in self._of_list(path):
@@ -446,18 +446,19 @@ FILTERS = ("gpu", "ab", "d", "acc", "layout")
 SHORT = ("gpu", "acc", "layout")  # those of them that are options of their own; the others are values of --where
 # The fields that verbs offer if they take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
-OF_GPU = "the GPU model; after a colon the CUDA index of the card, as in h200:1"
+GPU_HELP = "the GPU model; after a colon the CUDA index of the card, as in h200:1"
 VARIANT_FIELDS = ("fusion", "batch")  # verbs that take fused and batched products have these too
-SIZE = {"mnk": "Problem size, e.g. 4096_4096_64."}
-ALL = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
-# Verbs on one record, on one problem, on several records, and those that list or report what there is.
+SIZE_HELP = {"mnk": "Problem size, e.g. 4096_4096_64."}
+ALL_HELP = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
+# The selections of verbs on one record, on one problem, on several records, and (``Filter``) of those that list or
+# report.
 OneRecord = Annotated[
-    Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "changes", "fit"), single=("mnk",), helps=SIZE)
+    Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "changes", "fit"), single=("mnk",), helps=SIZE_HELP)
 ]
-OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), helps=SIZE)]
-SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL)]
+OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), helps=SIZE_HELP)]
+SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL_HELP)]
 LISTED = (*FILTERS, *VARIANT_FIELDS)
-OF_LISTED = {
+LIST_HELP = {
     "mnk": "only of this size, such as 4096_4096_64; several may be given",
     "gpu": "only of this GPU model",
     "size_class": "only sizes of this class",
@@ -469,6 +470,6 @@ Filter = Annotated[
         shared=("mnk",),
         wildcards=LISTED,
         defaults=dict.fromkeys(LISTED, ANY),
-        helps=OF_LISTED,
+        helps=LIST_HELP,
     ),
 ]

@@ -82,9 +82,9 @@ def _range(setting: str, match: re.Match[str], listed: Sequence[object]) -> Valu
     numbers = range(first, last + 1, step or 1)
     if match[3] == "0" or not numbers:
         refuse(f"--set {setting}: {match[0]} is no range; write the smaller number first, as in 2..5")
-    if step or not (whole := [value for value in listed if type(value) is int]):
+    if step or not (integers := [value for value in listed if type(value) is int]):
         return numbers
-    values = [str(value) for value in whole if value in numbers]
+    values = [str(value) for value in integers if value in numbers]
     if not values:
-        refuse(f"--set {setting}: the field takes no value of {match[0]}, but {', '.join(map(str, whole))}")
+        refuse(f"--set {setting}: the field takes no value of {match[0]}, but {', '.join(map(str, integers))}")
     return values

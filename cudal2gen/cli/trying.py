@@ -18,7 +18,7 @@ from cudal2gen.cli import spellings
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
 from cudal2gen.cli.records import own_record, put
-from cudal2gen.cli.selection import FILTERS, OF_GPU, SIZE, VARIANT_FIELDS, Selection
+from cudal2gen.cli.selection import FILTERS, GPU_HELP, SIZE_HELP, VARIANT_FIELDS, Selection
 from cudal2gen.kernel import Difference, Record, fieldset, spell
 from kernelproof.ground.command_line import progress, signals
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -64,11 +64,16 @@ class OutputOptions:
 def try_edits(
     selection: Annotated[
         Selection,
-        Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU}),
+        Offer(
+            only=("mnk", *FILTERS, *VARIANT_FIELDS),
+            single=("mnk",),
+            indexed=("gpu",),
+            helps=SIZE_HELP | {"gpu": GPU_HELP},
+        ),
     ],
     edits: Edits,
     compilation: Compilation,
-    answer: OutputOptions,
+    output: OutputOptions,
     measure: Annotated[
         bool,
         typer.Option("--time", help="Time the right kernels on the GPU, in turns; without it, times are modelled."),
@@ -82,7 +87,7 @@ def try_edits(
     """
     if not edits.settings:
         refuse("nothing to try; give --set FIELD=VALUES, such as --set bm=64,128 --set stages=2..5")
-    record = own_record(selection.problem()) if answer.write else selection.record()
+    record = own_record(selection.problem()) if output.write else selection.record()
     variants = spellings.edits(record, edits.settings, edits.limit)
     card = _card(selection.device, record) if measure else None
 
@@ -95,16 +100,16 @@ def try_edits(
         refuse(f"all {len(refusals)} edits are refused, {spelling} by: {reason}" if others else f"{spelling}: {reason}")
     rows = _rows(kernels, compilation, card, selection.device)
     winners = grid.best(rows, len(rows))
-    printed = winners[: answer.best] if answer.best else grid.ranked(rows)
-    written = _write(winners) if answer.write else None
-    if answer.as_json:
+    printed = winners[: output.best] if output.best else grid.ranked(rows)
+    written = _write(winners) if output.write else None
+    if output.as_json:
         print(json.dumps(_document(record, printed, refusals, written), indent=1))
     else:
         names = dict.fromkeys(setting.partition("=")[0] for setting in edits.settings)
         _print_table(printed, _spelled(record, names))
-        if answer.best is None:
+        if output.best is None:
             _print_reasons(rows, refusals)
-        print(_sums(rows, refusals))
+        print(_totals(rows, refusals))
         if written:
             print(written)
     if not winners or any(row.outcome in ("wrong result", "no verdict") for row in rows):
@@ -180,7 +185,7 @@ def _cells(row: grid.TriedKernel, as_it_is: str, timed: bool) -> list[str]:
     ptxas = row.artifact.ptxas if row.artifact else None
     cells = [
         _edit(row.candidate, as_it_is),
-        ", ".join(map(_moved, row.candidate.differences)),
+        ", ".join(map(_difference, row.candidate.differences)),
         str(ptxas.registers) if ptxas else "",
         str(max(ptxas.spill_store_bytes, ptxas.spill_load_bytes)) if ptxas else "",
         str(row.record.smem_bytes),
@@ -212,11 +217,13 @@ def _spelled(record: Record, names: Iterable[str]) -> str:
     return " ".join(f"{name}={spell(values[name])}" for name in names if name in values)
 
 
-def _moved(difference: Difference) -> str:
+def _difference(difference: Difference) -> str:
+    """A field that had to follow an edit, without the rule that ``str`` would add."""
     return f"{difference.field} {spell(difference.before)} -> {spell(difference.after)}"
 
 
-def _sums(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Refusal]) -> str:
+def _totals(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Refusal]) -> str:
+    """A line that counts edits, refusals and outcomes, and says where the times come from."""
     edits = sum(len(row.candidate.edits) for row in rows) + len(refusals)
     counts = Counter(row.outcome for row in rows)
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())

@@ -14,7 +14,7 @@ import typer
 from cudal2gen.cli.options import Duration
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials
-from cudal2gen.cli.selection import FILTERS, OF_GPU, Selection
+from cudal2gen.cli.selection import FILTERS, GPU_HELP, Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -36,7 +36,7 @@ PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # most gains that are printed but not written, so that the output fits a page
 PRUNE = 4.0  # records are not measured if their modelled time exceeds this multiple of the least modelled time
 TUNED = Offer(
-    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": OF_GPU}
+    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": GPU_HELP}
 )
 
 
@@ -91,7 +91,7 @@ class Participants:
         self.learning.learn(self._stored(place))
 
         def llm() -> LlmProposer:
-            self._llm = self._language_model.proposer(lessons, pool, self.run_name, self._alone)
+            self._llm = self._language_model.proposer(lessons, pool, self.run_name, self._llm_alone)
             return self._llm
 
         return named_proposers.ProposerFactory(self._options.proposers, self.learning, self._options.seed, llm)
@@ -99,8 +99,8 @@ class Participants:
     def _stored(self, place: EvaluationPlace) -> list[Trial]:
         """The stored trials from which the cost model learns at the start.
 
-        What a GPU measured teaches every run. A model's or a recording's trials teach their own run alone, so that runs
-        can be compared.
+        Every run learns from the trials that a GPU measured. Trials of a model or of recordings teach only their own
+        run, so that runs can be compared.
         """
         from cudal2gen import results
 
@@ -121,7 +121,8 @@ class Participants:
         return f"interrupted: trials are in {self._trials.store}; the same command continues from there"
 
     @property
-    def _alone(self) -> bool:
+    def _llm_alone(self) -> bool:
+        """Whether the language model is the only proposer."""
         return self._options.proposers == ("llm",)
 
     def print_cost(self) -> None:
@@ -131,7 +132,7 @@ class Participants:
         """
         if self._llm is not None:
             print(self._language_model.cost(self._llm.usage))
-            if self._llm.failure and (self._alone or not self._llm.usage.answered):
+            if self._llm.failure and (self._llm_alone or not self._llm.usage.answered):
                 raise Failure(
                     f"the model did not answer: {self._llm.failure}; then the same command continues from there"
                 )

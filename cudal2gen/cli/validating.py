@@ -19,7 +19,7 @@ import typer
 
 from cudal2gen.cli.building import Compilation
 from cudal2gen.cli.program import app
-from cudal2gen.cli.selection import ALL, FILTERS, OF_GPU, PLAIN, VARIANT_FIELDS, OneRecord, Selection
+from cudal2gen.cli.selection import ALL_HELP, FILTERS, GPU_HELP, PLAIN, VARIANT_FIELDS, OneRecord, Selection
 from cudal2gen.kernel import Record
 from kernelproof.ground.command_line import progress, signals
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 HELP_ON = (
     "Where kernels run: on the CPU by emulation. Its tensor cores round fp32 sums once; with :a100 or :h100 they round "
     "bit by bit as published of that GPU, which is slow. With :machine-code the cubin's instructions are executed in "
-    "place of PTX; for sm_80 and later, tcgen05 apart"
+    "place of PTX; for sm_80 and later, except tcgen05"
 )
 Emulator = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-code"]
 Place = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-code", "gpu"]
@@ -76,9 +76,10 @@ def run(
     on: Annotated[Emulator, typer.Option("--on", help=f"{HELP_ON}.")] = "emulator",
     as_json: Json = False,
 ) -> None:
-    """Build and execute a kernel on one problem, beside NumPy.
+    """Execute a kernel on one problem, and compare it with NumPy.
 
-    The problem is the record's own. Of a large one only the CTAs at the corners of the grid are executed.
+    The kernel is built if it is not. The problem is the record's own; if it is large, only the CTAs at the corners of
+    the grid are executed.
     """
     from cudal2gen import validator
     from kernelproof import emulator
@@ -122,12 +123,12 @@ def run(
 def validate(
     selection: Annotated[
         Selection,
-        Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, indexed=("gpu",), helps=ALL | {"gpu": OF_GPU}),
+        Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, indexed=("gpu",), helps=ALL_HELP | {"gpu": GPU_HELP}),
     ],
     compilation: Compilation,
     changed: Annotated[
         bool,
-        typer.Option("--changed", help="Only kernels without a verdict; resumes an interrupted run. Alone: of all."),
+        typer.Option("--changed", help="Only kernels without a verdict, by default of all records; resumes a run."),
     ] = False,
     on: Annotated[Place, typer.Option("--on", help=f"{HELP_ON}; or on a GPU.")] = "emulator",
     extra: Annotated[
@@ -156,7 +157,7 @@ def validate(
         refuse(f"--also {','.join(extra)}: needs --on gpu")
     records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
     card = _gpu(selection.device, records) if on == "gpu" else None
-    kernels = _kernels(records, compilation)
+    kernels = compilation.distinct(records)
     pending = _without_verdict(kernels, card.model if card else _emulator(on)) if changed else list(kernels.values())
     built = compilation.attempt(pending)
     judgements = _emulated(built, compilation, on)
@@ -164,7 +165,7 @@ def validate(
         judgements = _on_gpu(
             card, built, compilation.launcher(), selection.device if sanitize else None, compare_emulator
         )
-    verdicts = stored(judgements, len(built))
+    verdicts = store_verdicts(judgements, len(built))
     if compare_emulator:
         _write_roundings()
     failed = [verdict for verdict in verdicts if not verdict.passed]
@@ -184,14 +185,6 @@ def validate(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _kernels(records: Sequence[Record], compilation: Compilation) -> dict[str, Record]:
-    """One record for each distinct kernel, by the digest that the kernel will have when it is built."""
-    from cudal2gen.generation import compiler
-
-    tools = compilation.toolchain()
-    return {compiler.job(record, tools).digest: record for record in records}
-
-
 def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
     from cudal2gen import results
 
@@ -206,6 +199,7 @@ def _rounding(on: str) -> RoundingName:
 
 
 def _emulator(on: str) -> str:
+    """The place under which verdicts of ``--on`` are stored."""
     from cudal2gen import validator
 
     return validator.place(_rounding(on), on == MACHINE_CODE)
@@ -239,7 +233,7 @@ def _on_gpu(
         yield verdict
 
 
-def stored(judgements: Iterable[Judgement], total: int) -> list[Verdict]:
+def store_verdicts(judgements: Iterable[Judgement], total: int) -> list[Verdict]:
     """Stores each verdict before it waits for the next one. An error line names each kernel without a verdict."""
     from cudal2gen import results
 

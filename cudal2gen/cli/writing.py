@@ -18,7 +18,7 @@ import typer
 from cudal2gen import places
 from cudal2gen.cli.program import app
 from cudal2gen.cli.searching import LanguageModel, ModelServer, Trials
-from cudal2gen.cli.selection import FILTERS, OF_GPU, SIZE, Selection
+from cudal2gen.cli.selection import FILTERS, GPU_HELP, SIZE_HELP, Selection
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import Problem, Record
 from kernelproof.ground.command_line.groups import Offer, verb
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from cudal2gen.tuner.writing.modelled import Profiler
     from cudal2gen.tuner.writing.session import Session
 
-PlainProblems = Annotated[Selection, Offer(only=("mnk", *FILTERS), indexed=("gpu",), helps=SIZE | {"gpu": OF_GPU})]
+PlainProblems = Annotated[
+    Selection, Offer(only=("mnk", *FILTERS), indexed=("gpu",), helps=SIZE_HELP | {"gpu": GPU_HELP})
+]
 
 
 @verb(app, "write")
@@ -42,7 +44,9 @@ def write_kernels(
     selection: PlainProblems,
     trials: Annotated[Trials, Offer(only=("chosen", "file", "settings_file"))],
     llm: ModelServer = "",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Questions, those of earlier starts included.")] = 4,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="How many questions to ask, including those of earlier starts.")
+    ] = 4,
     seed: Annotated[
         int, typer.Option("--seed", help="Seed of everything random; another one starts a run of its own.")
     ] = 0,
@@ -55,8 +59,8 @@ def write_kernels(
     """Let a language model write kernels for one or more problems.
 
     Each kernel is compiled, proven in the emulator and timed. With --environment model times are modelled from machine
-    code, so no GPU is needed. The same command continues where it ended: stored answers are not
-    asked for again, and stored trials are not repeated.
+    code, so no GPU is needed. The same command continues where it ended: stored answers are not requested again, and
+    stored trials are not repeated.
     """
     from cudal2gen.tuner import campaign
     from cudal2gen.tuner.language_model.transcript import NotSent
@@ -93,7 +97,8 @@ def write_kernels(
 
 
 def _chats(language_models: Sequence[LanguageModel], trials: Trials, seed: int) -> list[Chat]:
-    """A chat for each trajectory, whose run has a name of its own. Several models take turns, each at least once."""
+    """A chat for each trajectory, whose run has a name of its own. Several models get trajectories in rotation, at
+    least one each."""
     name = f"{trials.environment} writer seed {seed}"
     count = max(trials.settings.write.trajectories, len(language_models))
     return [
@@ -149,9 +154,9 @@ def _conclude(written: Session, store: Path, *, dry_run: bool, put_modelled: boo
     options say so."""
     from cudal2gen.tuner.writing import outcome
 
-    ended = [attempt.trial.outcome for attempt in written.attempts]
-    counts = ", ".join(f"{ended.count(kind)} {kind}" for kind in dict.fromkeys(ended))
-    print(f"{written.problem.title}: {len(ended)} kernels written{f': {counts}' if counts else ''}")
+    outcomes = [attempt.trial.outcome for attempt in written.attempts]
+    counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes))
+    print(f"{written.problem.title}: {len(outcomes)} kernels written{f': {counts}' if counts else ''}")
     if (winner := written.winner) is None:
         print("  none is beyond doubt faster than the catalog's record")
         return
