@@ -212,7 +212,7 @@ class _Layers:
 
         # torch.compile treats the results as constants, so it traces neither this package nor the host's settings.
         constant = torch.compiler.assume_constant_result
-        self._hopes, self._defers = constant(hosted.hopes), constant(defers)
+        self._hopes, self._defers = constant(hosted.may_win), constant(defers)
         self._by_kernel, self._is_wrapper = hosted.by_kernel, is_traceable_wrapper_subclass
         self._operator: Callable[..., Any] = torch.ops.cudal2gen.linear.default
         self._compiling = torch.compiler.is_compiling

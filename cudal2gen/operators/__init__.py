@@ -1,16 +1,17 @@
 """The library for PyTorch: products of fp16 and bf16 tensors by the fastest measured kernel, or by torch.
 
-A call goes one way, and calls and imports go down only. ``torch_operators``, ``fused_operators`` and ``grouped`` are
-the operators that torch knows (``registration``), which cast operands first if autocast is on (``casting``). They
+``torch_operators``, ``fused_operators`` and ``grouped`` define the operators, which ``registration`` registers with
+torch. If autocast is on, operands are cast first (``casting``). A call then takes three steps, of which none calls back
+into an earlier one:
 
-1. check: ``check_modes`` (is a gradient, a tracer or a subclass at work?) and ``check_operands`` (types, shapes);
-2. plan: ``plan_requests`` describes the tensors as matrices, and ``dispatch`` decides once per shapes and strides which
-   kernel of ``plan_packs`` computes such calls, or why torch does; the result is one of ``plans``;
-3. call: ``call_kernels`` launches a kernel, ``call_native`` does so from C++, ``call_torch`` is torch's own product.
+1. check: ``check_modes`` (does a gradient, a tracer or a subclass need torch's dispatcher?) and ``check_operands``
+   (types and shapes);
+2. plan: ``plan_requests`` describes the tensors as matrices. ``dispatch`` decides once for given shapes and strides
+   which kernel of ``plan_packs`` computes such calls, or why torch does. The decision is one of ``plans``.
+3. call: ``call_kernels`` launches a kernel, ``call_native`` does so from C++, and ``call_torch`` calls torch's product.
 
-``measuring`` is a second layer, which times kernels during calls. Only ``dispatch`` uses it. ``layers`` and
-``fused_layers`` let a model's layers call these operators; ``inductor`` offers them to torch.compile. Importing this
-imports torch.
+``measuring`` times kernels during calls; only ``dispatch`` uses it. ``layers`` and ``fused_layers`` let the layers of a
+model call these operators; ``inductor`` offers them to torch.compile. Importing this package imports torch.
 """
 
 from cudal2gen.operators.dispatch import autotune, emulated, load_pack, prefer, stats

@@ -1,4 +1,4 @@
-"""Binds an opened kernel to operands of one kind. The resulting function runs at every call, so it is kept short.
+"""Makes the functions that call an opened kernel with operands of one kind. They run at every call, so they are short.
 
 A call allocates D, scratch memory and padded copies from torch, and launches the kernel once on the current stream. It
 never waits for the device.
@@ -39,15 +39,26 @@ _OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten:
 
 
 def bind(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
-    """A function that calls a kernel with operands of one kind; it raises LaunchError if the launcher refuses them."""
+    """A function that calls a kernel with operands like those of ``request``.
+
+    It raises LaunchError if the launcher refuses the operands.
+    """
     problem = request.problem
     assert problem is not None
-    bound = _grouped if problem.grouped else _fused if problem.fusion else _padded if any(use.copied) else _direct
+    bound = (
+        _bind_grouped
+        if problem.grouped
+        else _bind_fused
+        if problem.fusion
+        else _bind_padded
+        if any(use.copied)
+        else _bind_direct
+    )
     run = bound(device, kernel, use, request, layout)
     if request.finish is not None:
-        run = _finished(run, request.finish)
+        run = _with_finish(run, request.finish)
     if request.pair:
-        run = _paired(device, run, request.by_torch)
+        run = _with_interleaving(device, run, request.by_torch)
     if device.alone:
         return run
 
@@ -59,10 +70,10 @@ def bind(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, l
 
 
 def native_call(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, run: Run) -> NativeCall | None:
-    """The call that ``bind`` returned, in the form that C++ makes; None if C++ cannot make it.
+    """The call of ``run``, which ``bind`` returned, in a form that C++ can make; None if C++ cannot make it.
 
-    C++ launches on the operands where they lie, plain kernels and those that add a bias: no other fusion, no groups or
-    padding, and of steps by torch only the bias.
+    C++ launches only plain kernels and kernels that add a bias, on the operands in place. It makes no calls with groups
+    or padded copies, and the only step that it leaves to torch is adding a bias.
     """
     problem, place = request.problem, device.place
     if place is None or problem is None or problem.grouped or any(use.copied):
@@ -79,13 +90,15 @@ def native_call(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Req
 
 
 def _third(request: Request, bias: int) -> int:
-    """What the third operand of a call is; ``bias``: the same of a bias."""
+    """The kind of a call's third operand (``OUT``, ``NONE``, ..); ``bias``: the kind if it is a bias."""
     return OUT if request.into else NONE if request.fusion == PLAIN else bias
 
 
 def native_by_torch(request: Request) -> NativeCall | None:
-    """torch's own product, in the form that C++ makes; None if it takes more than one operator of torch. On the CPU it
-    does, because operands are widened to fp32 first."""
+    """torch's own product in a form that C++ can make; None if it takes more than one operator of torch.
+
+    On the CPU it takes several, because operands are first converted to fp32.
+    """
     operator = _OPERATORS.get(request.by_torch)
     if operator is None or not (NATIVE.connected and on_gpu(request)):
         return None
@@ -97,8 +110,8 @@ def on_gpu(request: Request) -> bool:
     return request.device >= 0
 
 
-def _finished(run: Run, finish: Finish) -> Run:
-    """A plain kernel's call followed by torch's steps."""
+def _with_finish(run: Run, finish: Finish) -> Run:
+    """The call of a plain kernel, after which torch computes the rest (``finish``) of the fused operation."""
     if finish is add:
 
         def biased(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> Any:
@@ -112,11 +125,11 @@ def _finished(run: Run, finish: Finish) -> Run:
     return completed
 
 
-def _paired(device: LaunchDevice, run: Run, by_torch: Run) -> Run:
-    """A call with two weights. The kernel reads an interleaved copy of them, which is kept between calls.
+def _with_interleaving(device: LaunchDevice, run: Run, by_torch: Run) -> Run:
+    """A call with two weights, of which the kernel reads an interleaved copy that is kept between calls.
 
-    While a CUDA graph is captured, torch computes instead: replays of the graph would go on reading the old copy after
-    the weights have changed.
+    While a CUDA graph is captured, torch computes instead: replays of the graph would read the old copy even after the
+    weights have changed.
     """
 
     def on_copy(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
@@ -128,9 +141,9 @@ def _paired(device: LaunchDevice, run: Run, by_torch: Run) -> Run:
     return on_copy
 
 
-def _fused(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
-    """A launch of a fused kernel: D, and Z if the fusion has ``aux``, both contiguous. The third operand is a bias
-    along n."""
+def _bind_fused(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """A launch of a fused kernel. Returns D, and also Z if the fusion has ``aux``; both are contiguous. The third
+    operand is a bias along n."""
     (lda, ldb, ldd), sizes = (matrix.ld for matrix in request.operands), use.launched
     scratch_size, aux = _workspace(kernel, use, request), request.fusion.aux
     shape, shape_of_z = request.shape, (*request.shape[:-1], request.sizes.n)
@@ -153,8 +166,8 @@ def _fused(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request,
     return run
 
 
-def _grouped(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
-    """A launch on groups of rows; the third operand is ``offs``, for each group the row after its last."""
+def _bind_grouped(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """A launch on groups of rows. The third operand ``offs`` has for each group the index of the row after its last."""
     (lda, ldb, ldd), sizes, spacing = (matrix.ld for matrix in request.operands), use.launched, request.batches
     empty_d = d_memory(device, request)
 
@@ -169,15 +182,16 @@ def _grouped(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Reques
     return run
 
 
-def _direct(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+def _bind_direct(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
     a, b, d = request.operands
     launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch_size = _workspace(kernel, use, request, request.batches.products)
     empty, stream, shape, check = device.empty, device.stream, request.shape, kernel.check
     empty_d = d_memory(device, request)
 
-    # This repeats parts of ``_padded`` rather than share them, because it is the host's time of every call. Scratch is
-    # freed when it returns, before the kernel has run: torch gives its memory only to later work of the same stream.
+    # This repeats parts of ``_bind_padded``, because further Python calls would add to the host's time of every call.
+    # Scratch is freed when it returns, before the kernel has run. That is safe, because torch gives its memory only to
+    # later work of the same stream.
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         d = empty_d(a, *shape) if out is None else out
         if scratch_size:
@@ -192,14 +206,14 @@ def _direct(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request
     return run
 
 
-def _padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
+def _bind_padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A launch on padded copies of the operands that the kernel does not take in place."""
-    # m, n, k are the caller's extents; rows, cols, depth are those that are launched.
+    # m, n, k are the extents of the caller's product; rows, cols, depth are those of the launched, padded product.
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
     along = along_k(layout)
     a_own, a_wide = ((m, k), (rows, depth)) if along.a else ((k, m), (depth, rows))
     b_own, b_wide = ((n, k), (cols, depth)) if along.b else ((k, n), (depth, cols))
-    vector = _element(request).vector  # rows of D are whole vectors too: its elements are no smaller
+    vector = _element(request).vector  # elements in 16 bytes; rows of D are aligned too, as its elements are no smaller
     lda, ldb, ldd = (
         aligned(wide, vector) if copied else matrix.ld
         for matrix, copied, wide in zip(operands, use.copied, (a_wide[1], b_wide[1], cols), strict=True)
@@ -224,8 +238,7 @@ def _padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request
 
 
 def d_memory(device: LaunchDevice, request: Request) -> Callable[..., torch.Tensor]:
-    """A function that allocates D. The device allocates elements of A's type, so an fp32 D is a view of more of
-    them."""
+    """A function that allocates D. The device allocates elements of A's type; an fp32 D is a view of twice as many."""
     if request.problem is None or request.problem.d == "same":
         return device.empty
     dtype = request.problem.output.torch_dtype
@@ -243,13 +256,15 @@ def _element(request: Request) -> Element:
 
 
 def _workspace(kernel: OpenKernel, use: Use, request: Request, products: int = 1) -> int:
-    """Elements of A's type that the scratch memory of a launch needs."""
+    """The size of a launch's scratch memory, in elements of A's type."""
     return ceil_div(kernel.workspace_bytes(*use.launched, products), _element(request).bytes)
 
 
 def _wide(device: LaunchDevice, matrix: torch.Tensor, rows: int, ld: int) -> torch.Tensor:
-    """A copy of the matrix in the upper left corner of a larger one, which is zero elsewhere: zeros along k add nothing
-    to a sum, and further rows and columns of D are not copied back."""
+    """A copy of the matrix in the upper left corner of a larger one, which is zero elsewhere.
+
+    Zeros along k add nothing to a sum, and the additional rows and columns of D are not copied back.
+    """
     wide = device.empty(matrix, rows, ld)
     if wide.shape != matrix.shape:
         wide.zero_()

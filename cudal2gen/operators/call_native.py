@@ -1,9 +1,9 @@
-"""The interface of ``torch_launcher.cpp``, which makes calls of a known kind without Python.
+"""Connects ``torch_launcher.cpp``, a library that makes calls of a kind that was planned before without Python.
 
-Python plans a call. If the plan is one launch on the tensors where they lie, or one operator of torch, Python also
-stores it in C++. From then on C++ makes the calls of the same kind: it looks up the plan, counts the call, allocates D
-and launches. If Python drops a plan, it is removed from C++ too. A process has one such library, from a pack or
-compiled on this machine; without it, Python makes every call.
+Python plans a call. If the plan is one launch on the tensors in place, or one operator of torch, Python also stores the
+plan in C++. From then on C++ makes the calls of the same kind: it looks up the plan, counts the call, allocates D and
+launches. If Python drops a plan, it is removed from C++ too. A process has one such library, from a pack or compiled on
+this machine; without it, Python makes every call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 VERSION = 2  # version of cudal2gen_plan and of the operators
 NAMESPACE = "cudal2gen"
 MAX_DIMENSIONS = 8
-# What the third operand of a call is: there is none; D; linear's bias, which the kernel or torch's operator adds; the
-# same, which torch adds to the kernel's D.
+# Kinds of a call's third operand. NONE: there is none. OUT: it is D. BIAS: it is a bias that the kernel or torch's
+# operator adds. BIAS_AFTER: it is a bias that torch adds to the kernel's D.
 NONE, OUT, BIAS, BIAS_AFTER = range(4)
 _INT = ctypes.c_int64
 
 
 class _Plan(ctypes.Structure):
-    """``cudal2gen_plan`` of torch_launcher.cpp, field by field; ``VERSION`` changes with it."""
+    """The struct ``cudal2gen_plan`` of torch_launcher.cpp. A change of its fields changes ``VERSION``."""
 
     _fields_ = [
         *(("number", _INT), ("torch_operator", ctypes.c_char_p), ("torch_overload", ctypes.c_char_p)),
@@ -44,8 +44,8 @@ class _Plan(ctypes.Structure):
 
 
 class MemoryPlace(NamedTuple):
-    """A device whose memory is torch's. ``device``: the CUDA device on whose current stream calls run, or -1 for
-    ``stream``; ``guard``: whether another device may be the current one."""
+    """Where calls run. ``device``: the CUDA device, on whose current stream calls run; or -1 for the given ``stream``.
+    ``guard``: whether another device may be the current one, so that C++ must switch devices."""
 
     device: int = -1
     guard: bool = False
@@ -53,9 +53,12 @@ class MemoryPlace(NamedTuple):
 
 
 class NativeLaunch(NamedTuple):
-    """A kernel's launch. ``function``, ``sized``: what the kernel's ``sized_call`` returned; ``fused``: its
-    ``fused_call``. ``scratch``: the size of its scratch memory, in elements of A's type. ``shape``: that of D;
-    ``fp32``: whether D is in fp32."""
+    """A kernel's launch.
+
+    - ``function`` and ``sized``: the results of the kernel's ``sized_call``; ``fused``: that of its ``fused_call``.
+    - ``scratch``: the size of its scratch memory, in elements of A's type.
+    - ``shape``: the shape of D; ``fp32``: whether D is in fp32.
+    """
 
     function: int
     sized: bytes
@@ -74,10 +77,10 @@ class TorchCall(NamedTuple):
 
 
 class NativeCall:
-    """A plan's call as C++ makes it: a launch, or an operator of torch. ``run``: the same in Python; ``third``: what
-    its third operand is.
+    """A plan's call as C++ makes it: a launch, or an operator of torch.
 
-    C++ copies what it needs when the plan is kept; only the number names the plan afterwards.
+    ``run``: the same call in Python. ``third``: the kind of its third operand. ``keep`` copies the plan to C++;
+    afterwards both sides identify it by its number.
     """
 
     _numbers = count(1)
@@ -103,7 +106,7 @@ class NativeCall:
         self.kept = True
 
     def calls(self, drop: bool = False) -> int:
-        """How many calls C++ made. ``drop``: it makes no more of them."""
+        """The number of calls that C++ made. ``drop``: C++ makes no further ones."""
         if not self.kept:
             return 0
         self.kept = not drop
@@ -111,9 +114,13 @@ class NativeCall:
 
 
 class Native:
-    """The library of a process. ``planned(a, b, kind)`` returns D of a call that has a plan, else None, as under
-    autocast; ``planned_biased`` does so with a bias after b. ``planned_into``, with D there, returns whether it has
-    written it."""
+    """The library of a process, and its operators.
+
+    - ``planned(a, b, kind)`` makes a call that has a plan and returns D. It returns None without a plan, and always
+      under autocast. ``planned_biased(a, b, bias, kind)`` is the same with a bias.
+    - ``planned_into(a, b, out, kind)`` writes D into ``out``, and returns whether it did.
+    - ``state``: who makes calls, and why, in words.
+    """
 
     def __init__(self) -> None:
         self.planned: Callable[[torch.Tensor, torch.Tensor, int], Any] = _unplanned
@@ -128,11 +135,12 @@ class Native:
         self._tried: set[Path | None] = set()
 
     def serves(self, place: MemoryPlace, file: Path | None) -> bool:
-        """Whether C++ can make calls on a device. The first call connects the library: ``file``, or one compiled
-        here."""
+        """Whether C++ can make calls on a device. The first call connects the library: ``file``, or one that is
+        compiled on this machine."""
         if self._library is None and file not in self._tried:
             with self._lock:
-                # A library that failed is not tried again. Two would define the same operators, so the first one stays.
+                # A library that failed is not tried again. Two libraries would define the same operators, so the first
+                # one that connects is the only one.
                 for library in (file, None):
                     if self._library is None and library not in self._tried:
                         self._tried.add(library)
@@ -144,7 +152,7 @@ class Native:
         return self._library is not None
 
     def calls(self, number: int, drop: bool) -> int:
-        """How many calls the plan of this number made. ``drop``: it makes no more."""
+        """The number of calls that a plan made. ``drop``: it makes no further ones."""
         return int(self._library.cudal2gen_torch_calls(number, int(drop))) if self._library is not None else 0
 
     def _connect(self, file: Path | None) -> str:
@@ -172,8 +180,7 @@ class Native:
         ) as error:  # no library, one of another version, or another torch
             return f"calls are Python's: {error}"
         self._on_cuda = bool(on_cuda())
-        # Plans are kept only after this, and the library is set last: threads that do not take the lock see by it that
-        # the functions are ready.
+        # The library is set last, because threads without the lock take it as the sign that the functions are ready.
         for name, operator in operators.items():
             setattr(self, name, operator)
         self._library = library
@@ -181,7 +188,7 @@ class Native:
 
 
 def _unplanned(*_: Any) -> None:
-    """Stands for the operators of C++ while no library is connected."""
+    """Replaces the operators of C++ while no library is connected: no call has a plan."""
 
 
 _LIBRARIES: list[Any] = []
@@ -195,7 +202,7 @@ SCHEMAS = {
 
 
 def _operators() -> dict[str, Any]:
-    """The operators of torch_launcher.cpp, by the shortest way to torch's dispatcher."""
+    """The operators of torch_launcher.cpp, as the functions that reach torch's dispatcher fastest."""
     import torch
 
     if not _LIBRARIES:

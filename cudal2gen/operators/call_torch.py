@@ -1,7 +1,8 @@
-"""torch's own products, for calls that no kernel computes. On the CPU they sum in fp32. Autocast is off
-within them: operators follow it before (``casting``), and ``out`` decides the type of what is written there.
+"""Computes products by torch, for calls that no kernel computes.
 
-``torch_*`` compute a plan's calls; ``own_*`` use torch's functions alone, for tensor classes with rules of their own.
+On the CPU the products sum in fp32. Autocast is off within these functions, because operands were cast before
+(``casting``), and because ``out`` decides the type of its elements. ``torch_*`` compute a plan's calls. ``own_*`` use
+only torch's public functions, for tensor classes that override those.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _as_typed(product: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 
 def _summed_in_16_bits(tensor: torch.Tensor) -> bool:
-    """Whether torch's own product may sum in less than fp32, as it does for 16-bit elements on the CPU."""
+    """Whether torch's own product may sum in a narrower type than fp32, as it does for 16-bit elements on the CPU."""
     return element_or_none(tensor.dtype) is not None and tensor.device.type == "cpu" and not tensor.is_nested
 
 
@@ -58,7 +59,7 @@ def torch_matmul(
 
 
 def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
-    """The product in another type, by torch.mm or torch.bmm: torch.matmul has no such option."""
+    """The product with a result of another type, by torch.mm or torch.bmm, because torch.matmul has no such option."""
     import torch
 
     if a.ndim == b.ndim == 2:
@@ -87,7 +88,7 @@ def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 def torch_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """D and Z, see ``epilogues``, of x (..., K) times weight (N,K) transposed, plus bias; both contiguous."""
+    """D and Z (see ``epilogues``) of x (..., K) times weight (N,K) transposed, plus bias; both contiguous."""
     import torch
 
     # If sums are in fp32, Z stays in fp32 until D is computed from it, so that each is rounded once.
@@ -105,7 +106,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 def torch_pair(
     x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """D and Z of x and the two weights of a gate, which stay apart."""
+    """D and Z of x and the two separate weights of a gate."""
     import torch
 
     widened = epilogues.wide if _summed_in_16_bits(x) else _same
@@ -118,8 +119,10 @@ def torch_pair(
 def torch_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """torch's own grouped product on a GPU, contiguous. For operands that it does not take, one product for each group,
-    and then the host waits for ``offs``."""
+    """A grouped product, contiguous, by torch's own grouped product on a GPU.
+
+    For operands that this does not take, each group has a product of its own, and the host waits for ``offs``.
+    """
     import torch
 
     if offs is None:
@@ -197,8 +200,8 @@ def own_grouped(
 
 
 def _takes_grouped(matrices: torch.Tensor) -> bool:
-    """Whether torch's grouped product takes matrices of this type and these strides: rows or columns must be contiguous
-    and start on 16 bytes."""
+    """Whether torch's grouped product takes matrices of this type and with these strides: rows or columns must be
+    contiguous and start at multiples of 16 bytes."""
     rows, cols = matrices.stride()[-2:]
     row, col = matrices.shape[-2:]
     along, extent = (rows, col) if cols == 1 else (cols, row)

@@ -1,7 +1,7 @@
-"""Autocast: in which type torch's products compute now, and operands in that type.
+"""Casts the operands of our operators as torch's autocast does for its own products.
 
-Operators follow it as torch's own products do. Autocast kernels of theirs cast the operands and call the operator again
-(``registration``); below them, autocast is off.
+``registration`` gives each operator an autocast kernel, which casts the operands and calls the operator again. Below
+that kernel autocast is off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from cudal2gen.operators.check_modes import TORCH, lazy, undispatched
 if TYPE_CHECKING:
     import torch
 
-# Devices with an autocast and the keys of its kernels, found once: torch.compile of 2.11 does not trace the question.
+# The kinds of devices with autocast, and the dispatch keys of their autocast kernels. They are found once, because
+# torch.compile of 2.11 cannot trace is_autocast_available.
 KEYS = {
     kind: f"Autocast{kind.upper()}"
     for kind in ("cpu", "cuda", "hpu", "mps", "mtia", "xla", "xpu")
@@ -30,21 +31,22 @@ def autocast_type(kind: str) -> torch.dtype | None:
     return _type_of(kind) if on else None
 
 
-def casts(tensor: torch.Tensor) -> bool:
+def autocast_is_on(tensor: torch.Tensor) -> bool:
     """Whether autocast is on for a tensor's device."""
-    # A tensor says where it lies in a fifth of the time that the device's name takes.
+    # ``is_cuda`` and ``is_cpu`` take a fifth of the time of ``device.type``.
     kind = "cuda" if tensor.is_cuda else "cpu" if tensor.is_cpu else tensor.device.type
     return kind in KEYS and _is_on(kind)
 
 
 def undispatched_without(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """``undispatched`` of any number of tensors, none of them ``lazy``, and without autocast."""
+    """Whether a call with these tensors may skip torch's dispatcher: ``undispatched``, none ``lazy``, no autocast."""
     given = [tensor for tensor in tensors if tensor is not None]
-    return all(undispatched(tensor, tensor) for tensor in given) and not lazy(*given) and not casts(given[0])
+    return all(undispatched(tensor, tensor) for tensor in given) and not lazy(*given) and not autocast_is_on(given[0])
 
 
-def following(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is called as torch's products are under autocast: with operands in its type, and without it."""
+def with_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that behaves as torch's products do under autocast: it casts its operands and calls ``run`` with
+    autocast off."""
 
     @wraps(run)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -52,27 +54,28 @@ def following(run: Callable[..., Any]) -> Callable[..., Any]:
 
         if not torch._C._is_any_autocast_enabled():
             return run(*arguments, **options)
-        arguments = followed(arguments)
-        with torch._C._DisableAutocast():  # of all devices
+        arguments = cast_operands(arguments)
+        with torch._C._DisableAutocast():  # on all devices
             return run(*arguments, **options)
 
     return call
 
 
-def followed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values, of which tensors are in the type that autocast asks for."""
+def cast_operands(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values, with tensors cast to autocast's type."""
     return tuple(_cast(value) if isinstance(value, TORCH.Tensor) else value for value in values)
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in autocast's type; itself if that is its type, or if autocast casts none like it."""
+    """The tensor in autocast's type; the tensor itself if it has that type, or if autocast does not cast its type."""
     import torch
 
-    asked = autocast_type(tensor.device.type)
-    if asked in (None, tensor.dtype) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    dtype = autocast_type(tensor.device.type)
+    if dtype in (None, tensor.dtype) or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     if tensor.requires_grad and tensor.is_leaf:
-        # Autocast keeps what it casts of a parameter until its outermost context ends, but only its own operators get
-        # that. This one's result is a view of its operand. Where autocast does not know it (CPU), it casts nothing.
+        # Autocast caches the cast copy of a parameter until its outermost context ends, but only for operators of
+        # torch's. This einsum is such an operator, and its result is a view of the cached copy. On the CPU, where
+        # autocast does not know einsum, it casts nothing.
         tensor = torch.einsum("...->...", tensor)
-    return tensor.to(asked)
+    return tensor.to(dtype)

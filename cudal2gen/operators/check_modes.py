@@ -1,6 +1,7 @@
-"""Checks whether operands are tensors, and whether anything in torch has to see a call: a gradient, a mode, a tracer.
+"""Checks whether operands are tensors, and whether a call may skip torch's dispatcher.
 
-A call that nothing has to see skips torch's dispatcher. If torch's internals are not as known here, no call does.
+A call needs the dispatcher if a gradient, a mode, a transform or a tracer of torch must intercept it. If torch's
+internals are not those that this module expects, every call goes through the dispatcher.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
 
 OPTIONAL = ("bias", "offs")  # operands that a call may lack
 VARIABLE = "CUDAL2GEN_BATCH_INVARIANT"
-# How far calls with other numbers of rows must be computed alike. FREE: each by what is fastest for it. ALIKE, under
-# torch's deterministic algorithms: by one kernel for all numbers of rows, or by torch for all. INVARIANT, on demand: by
-# one kernel; what no kernel computes is refused, since torch's own products promise nothing of the kind.
-FREE, ALIKE, INVARIANT = range(3)
+# The levels of batch invariance. FREE: each number of rows is computed by what is fastest for it. UNIFORM, under
+# torch's deterministic algorithms: one kernel computes all numbers of rows, or torch computes all. INVARIANT, if
+# demanded: one kernel computes all. A call without a kernel is refused, since torch's products are not invariant.
+FREE, UNIFORM, INVARIANT = range(3)
 
 
 def check_tensors(**values: Any) -> None:
-    """Raises TypeError for a value that is no tensor and stands for none in a trace. Those of ``OPTIONAL`` may be
-    None."""
+    """Raises TypeError for a value that is neither a tensor nor a tracer's substitute for one. Values whose names are
+    in ``OPTIONAL`` may be None."""
     for name, value in values.items():
         if value is None and name in OPTIONAL:
             continue
@@ -37,11 +38,11 @@ def compiling() -> bool:
 
 
 def undispatched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> bool:
-    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient is at work.
+    """Whether a call may skip torch's dispatcher: no tracer, mode, transform, subclass or gradient needs it.
 
-    The dispatcher and the derivative's wrapper in Python take longer than everything else here. Autocast and ``lazy``
-    operands are not looked for, which takes long too: C++ has no plan for them, so only calls without a plan need to
-    look.
+    The dispatcher and the Python wrapper of the derivative take longer than all the rest of a call. Autocast and
+    ``lazy`` operands are not checked here, because that takes long too: C++ has no plan for such calls, so only calls
+    without a plan check for them.
     """
     # Written out without helpers, because every planned call runs all of it.
     if _is_compiling() or type(a) not in _PLAIN or type(b) not in _PLAIN:
@@ -57,13 +58,15 @@ def undispatched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None
 
 
 def lazy(*tensors: torch.Tensor | None) -> bool:
-    """Whether a tensor is negated lazily or is a zero tensor: only torch's dispatcher gives it its elements."""
+    """Whether a tensor is lazily negated or a zero tensor, whose elements only torch's dispatcher computes."""
     return any(tensor is not None and (tensor.is_neg() or tensor._is_zerotensor()) for tensor in tensors)
 
 
 def local(arguments: Sequence[Any]) -> bool:
-    """Whether an operator's tensors lie on the CPU or on a GPU and nothing in torch has to see the call. For calls
-    within the dispatcher, where gradients are dealt with already."""
+    """Whether an operator's tensors are on the CPU or on a GPU and nothing in torch must intercept the call.
+
+    This is for calls within the dispatcher, after the check for gradients.
+    """
     for argument in arguments:
         if type(argument) in _PLAIN:
             if not (argument.is_cuda or argument.is_cpu) or lazy(argument):
@@ -77,25 +80,26 @@ def local(arguments: Sequence[Any]) -> bool:
 
 
 def deterministic() -> bool:
-    """Whether torch was asked for deterministic algorithms, or warns of others."""
+    """Whether torch is set to use deterministic algorithms, or to warn of others."""
     return bool(_deterministic())
 
 
 class BatchInvariance:
-    """Whether all calls of the process are demanded to be batch-invariant: ``CUDAL2GEN_BATCH_INVARIANT``."""
+    """Whether all calls of the process must be batch-invariant (``always``), by ``CUDAL2GEN_BATCH_INVARIANT``."""
 
     always = False
 
 
 def invariance(demanded: bool = False) -> int:
-    """``FREE``, ``ALIKE`` or ``INVARIANT`` for a call of now; ``demanded``: by its own argument."""
+    """The level of batch invariance of a call now: ``FREE``, ``UNIFORM`` or ``INVARIANT``. ``demanded``: whether the
+    call's own argument demands invariance."""
     if demanded or BatchInvariance.always:
         return INVARIANT
-    return ALIKE if _deterministic() else FREE
+    return UNIFORM if _deterministic() else FREE
 
 
 def refusal(reason: str) -> Callable[..., Any]:
-    """A function that refuses a call which was to be batch-invariant: it raises RuntimeError."""
+    """A function that raises RuntimeError, for a call that must be batch-invariant and that no kernel computes."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError(
@@ -114,10 +118,11 @@ def _always() -> bool:
 
 
 def foreign(operands: Sequence[Any], *, functions: bool = False) -> str:
-    """Why torch's own functions have to compute with these operands, in words; "" if our operators may.
+    """Why torch's own functions must compute with these operands; "" if our operators may.
 
-    A subclass with rules of its own (a DTensor, a quantized weight) knows torch's functions and not ours, and a nested
-    tensor is no matrix. ``functions``: also of a subclass whose rules are for functions and not for operators.
+    A subclass with rules of its own (a DTensor, a quantized weight) supports torch's functions and not ours, and a
+    nested tensor is no matrix. ``functions``: whether to include subclasses whose rules are for functions
+    (``__torch_function__``) and not for operators.
     """
     for operand in operands:
         kind = type(operand)
@@ -158,7 +163,7 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
             in_forward_mode,
         )
     except AttributeError:
-        pass  # an unknown torch: the function above lets all calls go through its dispatcher
+        pass  # an unknown version of torch: the function above sends all calls through the dispatcher
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 

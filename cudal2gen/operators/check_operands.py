@@ -1,5 +1,7 @@
-"""Checks of a call's operands: types, shapes and devices. They read no elements, so they also work on fake and meta
-tensors."""
+"""Checks a call's operands: types, shapes and devices.
+
+The checks read no elements, so they also work on fake and meta tensors.
+"""
 
 from __future__ import annotations
 
@@ -58,20 +60,19 @@ def result_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_out(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, out_dtype: torch.dtype | None = None) -> None:
-    """Checks ``out``. Raises TypeError for another type, ValueError for another shape or device, and for elements that
-    lie in one place."""
+    """Checks ``out``. Raises TypeError for another type than the result's, ValueError for another shape or device, and
+    for elements that share memory."""
     if out.dtype != (out_dtype or a.dtype):
         raise TypeError(f"out: expected {out_dtype or a.dtype}, got {out.dtype}")
-    _check_places(a=a, out=out)
+    _check_devices(a=a, out=out)
     if tuple(out.shape) != (shape := result_shape(a.shape, b.shape)):
         raise ValueError(f"out: expected the shape {shape}, got {tuple(out.shape)}")
-    if plan_batches.overlapping(out.shape, out.stride()):
+    if plan_batches.do_overlap(out.shape, out.stride()):
         raise ValueError(f"out: several elements lie in one place (strides {out.stride()}); clone it")
 
 
 def check_no_gradient(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """Raises ValueError if a gradient of a call with ``out`` is needed. No plan depends on that, so it is checked at
-    each call."""
+    """Raises ValueError if a call with ``out`` needs a gradient. Plans do not depend on that, so each call checks."""
     import torch
 
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
@@ -130,7 +131,7 @@ def check_grouped(
     groups = {len(tensor) for tensor in (a, b) if tensor.ndim == 3}
     if offs is not None:
         check_tensors(offs=offs)
-        _check_places(mat_a=a, offs=offs)
+        _check_devices(mat_a=a, offs=offs)
         if offs.ndim != 1 or offs.dtype != torch.int32:
             raise TypeError(f"offs: expected int32 of one dimension, got {offs.dtype} {tuple(offs.shape)}")
         groups.add(len(offs))
@@ -153,17 +154,20 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
     """The shape of a grouped product's result.
 
-    It has a first dimension of groups if A and B have equally many dimensions: both 3 is a batch, both 2 are groups of
-    k, each with a D of its own. Otherwise the groups share D's rows or columns.
+    If A and B have the same number of dimensions, each group has a D of its own, and the first dimension counts the
+    groups: with 3 dimensions they are a batch, with 2 they are groups of k. Otherwise the groups are rows or columns of
+    one D.
     """
-    alone = a.ndim == b.ndim
-    groups = () if not alone else (a.shape[0],) if offs is None else (offs.shape[0],)
+    has_own_d = a.ndim == b.ndim
+    groups = () if not has_own_d else (a.shape[0],) if offs is None else (offs.shape[0],)
     return (*groups, a.shape[-2], b.shape[-1])
 
 
 def _check_types(**tensors: torch.Tensor) -> None:
-    """Raises TypeError unless all are strided tensors of one type, and ValueError unless they are on one device. Any
-    type will do: torch computes those that no kernel has."""
+    """Raises TypeError unless all are strided tensors of the same type, ValueError unless they are on one device.
+
+    Any type is allowed, because torch computes types for which there are no kernels.
+    """
     check_tensors(**tensors)
     first = next(iter(tensors.values()))
     for name, tensor in tensors.items():
@@ -172,10 +176,11 @@ def _check_types(**tensors: torch.Tensor) -> None:
             expected = first.dtype if element_or_none(first.dtype) else dtypes(first)
             odd = (name, tensor) if element_or_none(first.dtype) else (next(iter(tensors)), first)
             raise TypeError(f"{odd[0]}: expected {expected}, got {odd[1].dtype}")
-    _check_places(**tensors)
+    _check_devices(**tensors)
 
 
-def _check_places(**tensors: torch.Tensor) -> None:
+def _check_devices(**tensors: torch.Tensor) -> None:
+    """Raises TypeError for a tensor that is not strided, ValueError for tensors on different devices."""
     import torch
 
     for name, tensor in tensors.items():

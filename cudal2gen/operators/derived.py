@@ -1,10 +1,10 @@
-"""Interleaved copies of pairs of weights, for gated kernels. A copy is made when a kernel first needs it, and made
-again when a weight has changed.
+"""Keeps interleaved copies of pairs of weights for gated kernels.
 
-A change is detected by torch's version counter, which optimizers, ``load_state_dict`` and any operation in place raise,
-or by another storage (``.to()``). Two kinds of change are not detected: writes through ``tensor.data``, by which
-adapters are merged (call ``DERIVED.clear`` after them), and FSDP's gathering, so ``patch`` fuses no gate of weights
-that FSDP manages. In a graph capture torch computes: replays see the weights as they are then.
+A copy is made when a kernel first needs it, and made again when a weight has changed. A change is detected by torch's
+version counter, which optimizers, ``load_state_dict`` and every operation in place increment, or by another storage
+(``.to()``). Two kinds of change are not detected: writes through ``tensor.data``, by which adapters are merged (call
+``DERIVED.clear`` after them), and FSDP's gathering of weights. Therefore ``patch`` does not fuse gates whose weights
+FSDP manages. While a graph is captured torch computes, so that replays read the current weights.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ Empty = Callable[..., "torch.Tensor"]
 
 
 class DerivedCopy(NamedTuple):
-    """A copy. ``storages``: weak references to the weights' storages; while they exist, no other storage can get the
-    same address, so an equal key means the same storage. ``ready``: the event after the copying, on ``stream``; None on
-    the CPU."""
+    """An interleaved copy of two weights.
+
+    - ``storages``: weak references to the weights' storages. While they exist, no other storage can get the same
+      address, so an equal key means the same storage.
+    - ``versions``: the weights' version counters when they were copied.
+    - ``ready``: the event on ``stream`` after the copying; None on the CPU.
+    """
 
     storages: tuple[Any, Any]
     versions: tuple[int, int]
@@ -34,7 +38,7 @@ class DerivedCopy(NamedTuple):
 
 
 class Derived:
-    """The copies of a process, by storage, place and strides of their weights."""
+    """The copies of a process, by storage, offset, shape, strides and type of their weights."""
 
     def __init__(self) -> None:
         self._copies: dict[Any, DerivedCopy] = {}
@@ -44,13 +48,14 @@ class Derived:
         return len(self._copies)
 
     def interleaved(self, w1: torch.Tensor, w3: torch.Tensor, empty: Empty) -> torch.Tensor:
-        """W1 and W3 (h,k), h a multiple of 8, as (2h,k): 8 rows of one, then 8 of the other. ``empty`` allocates it.
+        """W1 and W3 (h,k), h a multiple of 8, as (2h,k): alternately 8 rows of W1 and 8 of W3.
 
-        Must not be called in a graph capture: replays would read the copy's memory after it was replaced and freed.
+        ``empty`` allocates the copy. Must not be called while a graph is captured, because replays would read the
+        copy's memory after it was replaced and freed.
         """
         key = tuple((w.untyped_storage()._cdata, w.storage_offset(), w.shape, w.stride(), w.dtype) for w in (w1, w3))
-        with self._lock:  # so that two threads do not make one copy twice, and neither reads a half-made one
-            # Read before the copying: a write during it raises the counter again, and the next call copies anew.
+        with self._lock:  # so that no copy is made twice at the same time, and no thread reads an unfinished one
+            # The versions are read before the copying: after a write during it the next call copies again.
             versions = w1._version, w3._version
             copy = self._copies.get(key)
             if copy is None or copy.versions != versions:
@@ -62,17 +67,17 @@ class Derived:
     def _interleave(self, w1: torch.Tensor, w3: torch.Tensor, versions: tuple[int, int], empty: Empty) -> DerivedCopy:
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        # Copies of weights that are gone; their keys may come again with other storages.
-        dead = [key for key, copy in self._copies.items() if any(storage.expired() for storage in copy.storages)]
-        for key in dead:
+        # Copies of freed weights are dropped, because other storages may get the same keys.
+        dead_keys = [key for key, copy in self._copies.items() if any(storage.expired() for storage in copy.storages)]
+        for key in dead_keys:
             del self._copies[key]
         rows, depth = w1.shape
         weight = empty(w1, 2 * rows, depth)
         pairs = weight.view(rows // HALF, 2, HALF, depth)
-        for place, source in enumerate((w1, w3)):
-            pairs[:, place].copy_(source.detach().view(rows // HALF, HALF, depth))
+        for half, source in enumerate((w1, w3)):
+            pairs[:, half].copy_(source.detach().view(rows // HALF, HALF, depth))
         storages = StorageWeakRef(w1.untyped_storage()), StorageWeakRef(w3.untyped_storage())
-        return DerivedCopy(storages, versions, weight, *_recorded(weight))
+        return DerivedCopy(storages, versions, weight, *_record_event(weight))
 
     def clear(self) -> None:
         """Drops all copies."""
@@ -80,8 +85,8 @@ class Derived:
             self._copies.clear()
 
 
-def _recorded(weight: torch.Tensor) -> tuple[Any, Any]:
-    """The current stream and an event after everything that it has to do; None and None on the CPU."""
+def _record_event(weight: torch.Tensor) -> tuple[Any, Any]:
+    """The current stream, and an event after all work that was enqueued there; None and None on the CPU."""
     import torch
 
     if not weight.is_cuda:
@@ -91,7 +96,8 @@ def _recorded(weight: torch.Tensor) -> tuple[Any, Any]:
 
 
 def _wait(copy: DerivedCopy) -> None:
-    """Lets a stream other than the copy's wait for it, and keeps its memory until that stream has read it."""
+    """If the current stream is not the copy's, lets it wait for the copying, and keeps the copy's memory until this
+    stream has read it."""
     import torch
 
     stream = torch.cuda.current_stream(copy.weight.device)

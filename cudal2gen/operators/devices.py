@@ -1,4 +1,4 @@
-"""Devices on which kernels are launched: a CUDA device of torch, and what tests put in its place."""
+"""Defines the devices on which kernels are launched: CUDA devices of torch, and the protocol for tests' substitutes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LaunchDevice(Protocol):
-    """What a device must offer to be launched on."""
+    """A device on which kernels can be launched."""
 
     @property
     def card(self) -> CardFacts:
@@ -31,7 +31,7 @@ class LaunchDevice(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether it is the only device, and thus always the current one."""
+        """Whether this is the only device, and thus always the current one."""
         ...
 
     @property
@@ -40,25 +40,25 @@ class LaunchDevice(Protocol):
         ...
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
-        """Memory for elements of the tensor's type."""
+        """Uninitialised memory of this shape, for elements of the tensor's type."""
         ...
 
     @property
     def place(self) -> MemoryPlace | None:
-        """The device for calls from C++; None if C++ cannot allocate its memory."""
+        """Where C++ makes calls; None if C++ cannot allocate the device's memory."""
         ...
 
     def capturing(self) -> bool:
-        """Whether a graph is captured by its current stream or by that of the current device: waiting for one device
-        may end a capture on another."""
+        """Whether the current stream of this device or of the current device captures a graph. Waiting for one device
+        may end a capture on another, so both count."""
         ...
 
     def meter(self) -> Meter:
-        """Its clock. Raises GpuError if none can be read."""
+        """The device's clock. Raises GpuError if it cannot be read."""
         ...
 
     def current(self) -> AbstractContextManager[None]:
-        """A context in which it is the current device."""
+        """A context in which this is the current device."""
         ...
 
 
@@ -85,7 +85,7 @@ class Cuda:
         return CudaMeter(self._index)
 
     def capturing(self) -> bool:
-        # torch tells it of the current device only, so that device and this one are asked in turn.
+        # torch answers for the current device only. So this asks for that device, and then for this one as the current.
         captures = self._torch.cuda.is_current_stream_capturing
         if captures() or self.alone:
             return bool(captures())
@@ -105,7 +105,7 @@ def _current_stream(index: int) -> int:
 
 
 class StaleMemory:
-    """A device whose memory is NaN of every type, all bits set: a result that a kernel does not write shows."""
+    """A device whose new memory has all bits set, which is NaN in every type, so that unwritten results are noticed."""
 
     def __init__(self, device: LaunchDevice) -> None:
         self._device = device

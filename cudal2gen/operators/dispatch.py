@@ -1,9 +1,9 @@
-"""The dispatcher: calls of the same shapes and strides get one plan, a kernel of a pack or torch's own product.
+"""The dispatcher decides once for calls of the same shapes and strides whether a kernel or torch computes them.
 
-A call goes in one direction. An operator checks its operands, asks the dispatcher for the plan of their kind, and
-calls the plan. The dispatcher chooses a kernel by what was measured (``measuring``), opens it (``plan_packs``) and
-binds it to the kind (``call_kernels``). Nothing below calls the dispatcher: what packs or the launcher refuse comes
-back as an exception.
+The decision is a plan. An operator checks its operands, asks the dispatcher for the plan of their kind, and calls the
+plan. The dispatcher chooses a kernel by measurements (``measuring``), opens it (``plan_packs``) and binds it to
+operands of that kind (``call_kernels``). None of these modules calls the dispatcher; if a pack or the launcher refuses
+something, they raise an exception.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 PREFER = "CUDAL2GEN_PREFER"
 MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
-ROWS = tuple(1 << octave for octave in range(16))  # numbers of rows for which layers are asked ahead of calls
-BIAS_US = 3.0  # microseconds of a second launch, which the vendor's product does not need
+ROWS = tuple(1 << octave for octave in range(16))  # numbers of rows for which ``may_win`` looks for a kernel
+BIAS_US = 3.0  # microseconds of the second launch that a plain kernel with a bias needs, and the vendor's does not
 
 
 class Dispatcher:
-    """Decides what the calls of a process do. ``device``: in tests, the one to which CPU tensors belong."""
+    """Decides what the calls of a process do. ``device``: in tests, the device that CPU tensors are treated as on."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Dispatcher:
         self.device = device
         self.prefer: Prefer = prefer or _preference()
         self._plans, self._packs = Plans(), Packs(packs)
-        self.plans = self._plans.by_key  # at hand for planned calls
-        self._hopes: dict[tuple[Any, ...], bool] = {}
+        self.plans = self._plans.by_key  # an attribute of its own, which makes the look-up of planned calls faster
+        self._may_win: dict[tuple[Any, ...], bool] = {}
         self._measuring, self._one_kernel = Measuring(mode_of(mode), self._plans, self._packs), OneKernel()
         self._cuda: dict[int, Cuda] = {}
 
     @property
     def mode(self) -> Mode:
-        """How calls measure."""
+        """Whether and when calls measure (``Mode``)."""
         return self._measuring.mode
 
     @mode.setter
@@ -70,29 +70,31 @@ class Dispatcher:
 
     @cached_property
     def any_kernel(self) -> Dispatcher:
-        """A dispatcher with the same packs and device that takes kernels whether they were measured or not, for callers
+        """A dispatcher with the same packs and device that also uses kernels that were not measured. It is for callers
         that measure by themselves."""
         return Dispatcher(list(self._packs.all().values()), self.device, "kernel", "off")
 
-    def plan(self, key: Key, request: Request, arguments: Arguments | None = None, alike: int = FREE) -> CallPlan:
-        """The plan for a key, made if there is none. ``arguments``: the call's, on which it may be measured;
-        ``alike``: its ``invariance``."""
-        plans, request = self._plans, request.alike(alike) if alike else request
+    def plan(self, key: Key, request: Request, arguments: Arguments | None = None, level: int = FREE) -> CallPlan:
+        """The plan for a key; it is made if there is none.
+
+        ``arguments``: the call's tensors, on which kernels may be measured. ``level``: see ``invariance``.
+        """
+        plans, request = self._plans, request.with_invariance(level) if level else request
         # The lock is held while a plan is decided, so each is made once, but not while a race runs, which may take a
         # tenth of a second. Hence the key is looked up again afterwards.
         with plans.lock:
             if key in self.plans:
                 return self.plans[key]
-            measured = self._measured_place(request)
+            measurable = self._measurable(request)
         watch = None
-        if measured is not None and arguments is not None:
-            watch = self._measuring.observe(*measured, request, arguments)  # may race, so without the lock
+        if measurable is not None and arguments is not None:
+            watch = self._measuring.observe(*measurable, request, arguments)  # may race, so without the lock
         if watch is not None and watch.busy:
             return plans.once(CallPlan("another thread measures", MEANWHILE, request.by_torch, False, request.by_torch))
         with plans.lock:
             if key in self.plans:  # another thread has made it meanwhile
                 return self.plans[key]
-            plan, lasting = self._decided(request)
+            plan, lasting = self._decide(request)
             plan.key = key
             if not lasting:
                 return plans.once(plan)
@@ -103,8 +105,8 @@ class Dispatcher:
             self.plans[key] = plan
             return plan
 
-    def _measured_place(self, request: Request) -> tuple[LaunchDevice, Pack] | None:
-        """The device and the pack whose kernels a call may measure; None if it measures nothing."""
+    def _measurable(self, request: Request) -> tuple[LaunchDevice, Pack] | None:
+        """The device and the pack whose kernels a call may measure; None if the call may not measure."""
         if self.prefer != "measured" or self.mode == "off" or request.problem is None or request.invariance:
             return None
         if self.device is None and request.device < 0:
@@ -117,8 +119,8 @@ class Dispatcher:
             return None
         return device, pack
 
-    def _decided(self, request: Request) -> tuple[CallPlan, bool]:
-        """The plan of a request, and whether later calls get the same."""
+    def _decide(self, request: Request) -> tuple[CallPlan, bool]:
+        """The plan of a request, and whether later calls get the same plan."""
         try:
             return self._fused_or_plain(request) if request.fusion else self._on_kernel(request), True
         except ByTorch as why:
@@ -129,17 +131,19 @@ class Dispatcher:
             plan.native = native_by_torch(request)
             return plan, why.lasting
 
-    def hopes(self, n: int, k: int, element: ElementName, device: int, biased: bool) -> bool:
-        """Whether a linear layer with a packed weight (n,k) may run on a kernel, for any number of rows. ``device``: as
-        a request's. While calls measure, every layer may for which there is a pack."""
+    def may_win(self, n: int, k: int, element: ElementName, device: int, biased: bool) -> bool:
+        """Whether a linear layer with a packed weight (n,k) may run on a kernel for some number of rows.
+
+        ``device``: as in a ``Request``. While calls measure, this is true for every layer if there is a pack.
+        """
         key = (n, k, element, device, biased, invariance())
-        known = self._hopes.get(key)
+        known = self._may_win.get(key)
         if known is None:
             with self._plans.lock:
-                known = self._hopes[key] = self._hoped(*key)
+                known = self._may_win[key] = self._find_winner(*key)
         return known
 
-    def _hoped(self, n: int, k: int, element: ElementName, index: int, biased: bool, invariance: int) -> bool:
+    def _find_winner(self, n: int, k: int, element: ElementName, index: int, biased: bool, invariance: int) -> bool:
         if self.prefer == "vendor" or (self.device is None and index < 0):
             return False
         device = self._device(index)
@@ -151,36 +155,39 @@ class Dispatcher:
         if not invariance and (self.mode != "off" or self.prefer != "measured"):
             return True
         rows = {row.m for row in table.rows if (row.n, row.k) == (n, k)}.union(ROWS)
-        requests = [linear_of_rows(m, n, k, element, index, biased).alike(invariance) for m in sorted(rows)]
+        requests = [linear_of_rows(m, n, k, element, index, biased).with_invariance(invariance) for m in sorted(rows)]
         variants = [*(each.fused for each in requests if biased), *requests]
         return any(self._wins(device, pack, each) for each in variants)
 
     def _wins(self, device: LaunchDevice, pack: Pack, request: Request) -> bool:
+        """Whether a kernel is chosen for a request."""
         if request.problem is None:
             return False
         problem = request.problem.model_copy(update={"gpu": pack.gpu})
         return self._choose(device, pack, problem, request).kernel is not None
 
     def memory(self, like: torch.Tensor) -> torch.Tensor:
-        """Memory for a contiguous copy of a tensor, which kernels can read."""
+        """Memory that kernels can read, for a contiguous copy of a tensor."""
         return like.new_empty(like.shape) if self.device is None else self.device.empty(like, *like.shape)
 
     def count(self, name: str, on_kernel: bool = False) -> None:
-        """Counts a call that has no plan: of a kernel, or of torch for the reason ``name``."""
+        """Counts a call without a plan: by the kernel ``name``, or by torch for the reason ``name``."""
         self._plans.count(name, on_kernel)
 
     def plan_foreign(self, run: Run, operands: Sequence[Any], invariance: int) -> CallPlan | None:
-        """A plan of one call by ``run`` for operands that only torch's functions know, which is refused if it must be
-        invariant; None for other operands."""
+        """The plan of one call by ``run``, for operands that only torch's functions support; None for other operands.
+
+        The call is refused if it must be batch-invariant.
+        """
         reason = foreign(operands)
         run = refusal(reason) if invariance == INVARIANT else run
         return self._plans.once(CallPlan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
 
     def keep(self, plan: CallPlan, kind: int, *operands: torch.Tensor) -> None:
-        """Lets C++ make the later calls of a plan. ``kind``: the part of its key that the tensors do not state."""
+        """Lets C++ make the later calls of a plan. ``kind``: the part of its key that does not follow from tensors."""
         with self._plans.lock:
             native, current = plan.native, self is Current.dispatcher and self.plans.get(plan.key) is plan
-            # A plan that was dropped meanwhile, or whose calls measure, stays Python's: C++ would bypass both.
+            # Python makes the calls of a plan that was dropped meanwhile or that measures: C++ would notice neither.
             if native is not None and current and plan.run is native.run:
                 native.keep(operands, kind, plan.spans)
 
@@ -191,7 +198,7 @@ class Dispatcher:
     def call(self, plan: CallPlan, *operands: Any) -> Any:
         """Runs a plan, or torch's product if the launcher refuses. Raises as ``replace``.
 
-        Plain products and linear layers write this out: one Python call more would add to the time of each.
+        Plain products and linear layers repeat this code, because one more Python call would add to each call's time.
         """
         plan.calls += 1
         run: Any = plan.run
@@ -202,14 +209,14 @@ class Dispatcher:
             return run(*operands)
 
     def replace(self, plan: CallPlan, error: LaunchError) -> CallPlan:
-        """torch's product in the place of a plan whose call the launcher refused, now and later.
+        """Replaces a plan whose call the launcher refused by torch's product, for this call and later ones.
 
-        Raises the error again if something else than the operands is its reason.
+        Raises the error again if the operands are not its reason.
         """
         return self._plans.replace(plan, error)
 
     def _fused_or_plain(self, request: Request) -> CallPlan:
-        """The plan of a fused kernel, else of a plain one after which torch does the rest. Raises ByTorch."""
+        """The plan of a fused kernel, else of a plain kernel after which torch computes the rest. Raises ByTorch."""
         try:
             return self._on_kernel(request.fused)
         except ByTorch as fused:
@@ -235,10 +242,10 @@ class Dispatcher:
         choice = self._choose(device, pack, problem, request)
         if choice.kernel is None or choice.use is None:
             raise ByTorch(choice.short, choice.reason)
-        alone = request.problem.suffix.strip()
-        if alone and any(choice.use.copied):
+        feature = request.problem.suffix.strip()  # such as a batch or a fusion, for which padded copies are not made
+        if feature and any(choice.use.copied):
             raise ByTorch(
-                f"{alone}: a kernel would copy operands", f"{choice.reason}: {choice.use.matrices} would be copied"
+                f"{feature}: a kernel would copy operands", f"{choice.reason}: {choice.use.matrices} would be copied"
             )
         kernel, n = pack.table.kernels[choice.kernel], request.sizes.n
         if request.problem.fusion.aux and not kernel.record.launch.takes_aux(n, Matrix(n)):
@@ -253,6 +260,7 @@ class Dispatcher:
         return plan
 
     def _choose(self, device: LaunchDevice, pack: Pack, problem: Problem, request: Request) -> Choice:
+        """The choice of a kernel for a request. ``problem``: the request's, with its GPU. Raises ByTorch."""
         try:
             if request.invariance and self.prefer != "vendor":
                 measured = request.invariance != INVARIANT and self.prefer != "kernel"
@@ -260,11 +268,11 @@ class Dispatcher:
                 return self._one_kernel.choose(table, problem, request.operands, measured, request.device)
             extra_us = 0.0
             if request.finish is not None:
-                # A bias or an activation is one more pass over D, which the vendor's product has built in.
+                # A plain kernel with a bias or an activation needs one more pass over D; the vendor's product does not.
                 moved = 2 * problem.output.bytes * problem.m * problem.n
                 extra_us = BIAS_US + moved / (self._packs.table(pack).bandwidth / 2)
             return self._measuring.choose(device, pack, problem, request, self.prefer, extra_us)
-        except WrongInput as error:  # the pack is undamaged, and yet has a record of another version
+        except WrongInput as error:  # the pack is intact, but has a record of another version
             raise self._packs.not_understood(error) from None
 
     def _device(self, index: int) -> LaunchDevice:
@@ -295,16 +303,19 @@ class Dispatcher:
         with self._plans.lock:
             self._measuring.drop()
             self._plans.forget()
-            self._hopes.clear()
+            self._may_win.clear()
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Calls by kernel (``kernel``), and calls that torch computed by reason (``torch``); and if there are any, the
-        microseconds that kernels saved against torch, as they were measured (``gained_us``), and the calls of kernels
-        that were measured for a bucket of rows (``by_bucket``)."""
+        """Counts of calls since the process began.
+
+        - ``kernel``: calls by kernel; ``torch``: calls that torch computed, by reason.
+        - ``gained_us``, if not empty: by kernel, the microseconds saved against torch according to measurements.
+        - ``by_bucket``, if not empty: by kernel, calls of kernels that were measured for a bucket of rows.
+        """
         counts, gained, of_buckets = self._plans.counts()
         if "any_kernel" in vars(self):
-            for place, of_place in self.any_kernel.stats().items():  # these plans have no measured gain
-                counts.update({(place == "kernel", name): calls for name, calls in of_place.items()})
+            for title, calls_of in self.any_kernel.stats().items():  # these plans have no measured gain
+                counts.update({(title == "kernel", name): calls for name, calls in calls_of.items()})
         table: dict[str, dict[str, int]] = {"kernel": {}, "torch": {}}
         for (on_kernel, name), calls in sorted(counts.items()):
             if calls:
@@ -333,29 +344,33 @@ def _preference() -> Prefer:
 
 
 class Current:
-    """Holds the dispatcher in use, in one object, so that compiled code finds it wherever it was traced."""
+    """Holds the dispatcher in use as an attribute, so that compiled code finds the present one."""
 
     dispatcher: Dispatcher | None = None
 
 
 def current() -> Dispatcher:
-    """The dispatcher in use, made at the first call."""
+    """The dispatcher in use. The first call makes it."""
     if Current.dispatcher is None:
         Current.dispatcher = Dispatcher()
     return Current.dispatcher
 
 
 def stats() -> dict[str, dict[str, int]]:
-    """Counts calls since the process began: by kernel (``kernel``: name to calls), and those that torch computed by
-    reason (``torch``: reason to calls)."""
+    """Counts calls since the process began: those of kernels by name (``kernel``), and those that torch computed by
+    reason (``torch``). If kernels were measured, there are also ``gained_us`` and ``by_bucket``: see
+    ``Dispatcher.stats``."""
     return current().stats()
 
 
 @contextmanager
 def prefer(what: Prefer) -> Iterator[None]:
-    """A context in which calls use the nearest kernel that computes them, measured or not (``kernel``), always torch
-    (``vendor``), or a kernel that was measured faster (``measured``, the default). It holds for the whole process, as
-    ``CUDAL2GEN_PREFER`` does. Raises ValueError for another name."""
+    """A context that decides which kernels calls use.
+
+    ``kernel``: the nearest kernel, measured or not. ``vendor``: none, so that torch computes. ``measured``, the
+    default: one that was measured faster than torch. The context applies to all threads of the process, as
+    ``CUDAL2GEN_PREFER`` does. Raises ValueError for another name.
+    """
     if what not in get_args(Prefer):
         raise ValueError(f"prefer={what!r}: must be one of {', '.join(get_args(Prefer))}")
     dispatcher = current()
@@ -371,9 +386,11 @@ def prefer(what: Prefer) -> Iterator[None]:
 @contextmanager
 def autotune(mode: Mode = "once") -> Iterator[None]:
     """A context in which calls measure which kernel is fastest for them: at the first call of a problem that was never
-    measured (``once``), between later calls (``background``), or not at all (``off``). It holds for the whole process,
-    as ``CUDAL2GEN_AUTOTUNE`` does. Results stay in the user's store, for the same card, driver, clocks and versions.
-    Raises WrongInput for another name."""
+    measured (``once``), between later calls (``background``), or not at all (``off``).
+
+    It applies to all threads of the process, as ``CUDAL2GEN_AUTOTUNE`` does. Results are stored for the user, and
+    count on the same card with the same driver, clocks and versions. Raises WrongInput for another name.
+    """
     dispatcher = current()
     before, dispatcher.mode = dispatcher.mode, mode_of(mode)
     dispatcher.forget()
@@ -393,8 +410,7 @@ def load_pack(directory: str | Path) -> Pack:
 
 @contextmanager
 def emulated(device: LaunchDevice, packs: Sequence[Pack], prefer: Prefer = "measured") -> Iterator[Dispatcher]:
-    """For tests: a context in which kernels of the packs compute with CPU tensors in the device's memory, as on a
-    GPU."""
+    """For tests: a context in which the packs' kernels compute on CPU tensors, as if ``device`` were their GPU."""
     with replaced(Dispatcher(packs, device, prefer)) as dispatcher:
         yield dispatcher
 

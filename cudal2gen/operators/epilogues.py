@@ -1,8 +1,8 @@
-"""Activations and gates by torch, their derivatives, and interleaved weights for gated kernels (``kernel.fusion``).
+"""Computes activations, gates and their derivatives by torch, and interleaves weights for gated kernels.
 
 Z (..., n) is the product plus bias, before any activation. With a gate, D (..., n/2) is the product of two halves of Z:
-blocks of 8 columns that are activated alternate with blocks of the 8 columns by which they are multiplied. 16-bit
-tensors are computed in fp32 and rounded once.
+blocks of 8 columns to which the activation is applied alternate with blocks of the 8 columns by which the results are
+multiplied. 16-bit tensors are computed in fp32 and rounded once. ``kernel.fusion`` defines what kernels support.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernelproof.ground.element import F32
 if TYPE_CHECKING:
     import torch
 
-HALF = GATE_COLS // 2  # columns in a block: activated ones, or those by which they are multiplied
+HALF = GATE_COLS // 2  # columns of a block
 NAMES = tuple(name for name in ACTIVATIONS if name != "none")
 
 
@@ -62,14 +62,14 @@ def apply(z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
 
 
 def apply_backward(grad: torch.Tensor, z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
-    """The gradient of Z, in Z's type, from that of D."""
+    """The gradient of Z, in Z's type, from ``grad``, the gradient of D."""
     if not gate:
         return activate_backward(grad, z, activation)
     return join_columns(*pair_backward(grad, z, activation))
 
 
 def pair_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of the columns of Z that are activated and of those that are not, from that of a gated D."""
+    """The gradients of both halves of Z (``split_columns``), from ``grad``, the gradient of a gated D."""
     z1, z3 = split_columns(wide(z))
     of_d = wide(grad)
     of_z1, of_z3 = activate_backward(of_d * z3, z1, activation), of_d * activate(z1, activation)
@@ -77,7 +77,7 @@ def pair_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> tuple
 
 
 def split_columns(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The columns of Z that are activated, and those that they are multiplied by, each (..., n/2)."""
+    """The half of Z to which the activation is applied, and the half by which it is multiplied, each (..., n/2)."""
     pairs = z.unflatten(-1, (z.shape[-1] // GATE_COLS, 2, HALF))
     return pairs[..., 0, :].flatten(-2), pairs[..., 1, :].flatten(-2)
 
@@ -91,10 +91,10 @@ def join_columns(z1: torch.Tensor, z3: torch.Tensor) -> torch.Tensor:
 
 
 def interleave(w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
-    """The weight (2h,k) that ``swiglu`` takes, from W1 and W3 (h,k): 8 rows of one, then 8 of the other. Biases (h,)
-    are interleaved alike.
+    """The weight (2h,k) that ``swiglu`` takes, from W1 and W3 (h,k): alternately 8 rows of W1 and 8 of W3. Biases (h,)
+    are interleaved in the same way.
 
-    Raises ValueError if h is no multiple of 8 or the two differ in shape.
+    Raises ValueError if h is no multiple of 8 or the shapes of W1 and W3 differ.
     """
     check_pair(w1, w3)
     return join_columns(w1.t(), w3.t()).t().contiguous() if w1.ndim > 1 else join_columns(w1, w3)

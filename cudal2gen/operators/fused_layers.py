@@ -1,8 +1,9 @@
-"""``patch``: lets a model's layers use our kernels, and on request fuses layers that one kernel computes together.
+"""Defines ``patch``, which lets a model's layers use our kernels, and on request fuses layers into one kernel's call.
 
-Whether a module is fused depends on what its ``forward`` does, not on its name. It is traced (``torch.fx``, without
-tracing into children); the trace must be a chain of children in which an activation follows a linear layer, or the
-gated product of three children, as in Llama. A child with hooks, another forward or another type is called as before.
+Whether a module is fused depends on what its ``forward`` does, not on its name. The forward is traced by ``torch.fx``,
+without tracing into children. The trace must be a chain of children in which an activation follows a linear layer, or
+the gated product of three children, as in Llama. Children with hooks, with another forward or of another type are
+called as before.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from cudal2gen.operators.layers import (
     CAST_TYPES,
     TYPES,
     Replaced,
-    as_typed,
     check_model,
     forward_linear,
+    has_our_types,
+    is_uncast,
     replace_layers,
     set_forward,
-    uncast,
 )
 
 if TYPE_CHECKING:
@@ -39,18 +40,20 @@ TRANSFORMERS: dict[str, Activation] = {
 
 
 def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
-    """Lets every ``nn.Linear`` of fp16, bf16 or fp32 in a model compute by ``cudal2gen.linear``; parameters and hooks
-    stay.
+    """Lets every ``nn.Linear`` of fp16, bf16 or fp32 in a model compute by ``cudal2gen.linear``.
 
-    A call has one type of fp16 and bf16, or runs under autocast to one of them, as fp32 models are trained; torch
-    computes other calls. A patched layer is not patched again.
+    Parameters and hooks are unchanged. A call uses ``cudal2gen.linear`` if its input and its weight are both fp16 or
+    both bf16, or if autocast casts them to one of these; torch computes other calls. A patched layer is not patched
+    again. ``fuse`` also fuses
 
-    ``fuse`` also fuses a linear layer with its activation, in ``nn.Sequential`` and in modules whose forward is a chain
-    of children; ``down(act(gate(x)) * up(x))`` of layers without biases; and transformers' experts, as grouped
-    products. To find these, each module with such children is traced once, on symbols. A kernel that computes a gate
-    reads an interleaved copy of both weights, so their memory doubles; ``derived`` says when copies are made again.
-    ``state_dict`` does not contain them. Gates and experts whose weights autocast would cast are not fused. Raises
-    TypeError for what is no module.
+    - a linear layer with its activation, in ``nn.Sequential`` and in modules whose forward is a chain of children;
+    - ``down(act(gate(x)) * up(x))`` of layers without biases;
+    - transformers' experts, as grouped products.
+
+    To find these, each module with such children is traced once on symbols. A kernel that computes a gate reads an
+    interleaved copy of both weights, so their memory doubles; ``derived`` describes when copies are made again.
+    ``state_dict`` does not contain the copies. Gates and experts whose weights autocast would cast are not fused.
+    Raises TypeError for a value that is no module.
     """
     check_model(model)
     replaced = replace_layers(model)
@@ -62,7 +65,7 @@ def patch(model: torch.nn.Module, fuse: bool = False) -> Replaced:
 
 
 def _fuse(module: torch.nn.Module) -> str:
-    """Fuses a module if possible; returns which of its layers, or ""."""
+    """Fuses layers of a module if possible. Returns their names in words, or "" if nothing was fused."""
     import torch
 
     if _are_experts(module):
@@ -121,7 +124,7 @@ def _is_pair(gate: torch.nn.Module, activation: torch.nn.Module, up: torch.nn.Mo
 
 
 def _fusable_pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
-    """The layers that an activation follows, each with it, in words."""
+    """In words, the linear layers that an activation follows, each with its activation; "" if there are none."""
     named = list(children)
     return "; ".join(
         f"{name}, {following}"
@@ -134,7 +137,7 @@ def _fusable_pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
 
 
 def _trace(module: torch.nn.Module) -> list[torch.fx.Node]:
-    """The nodes of a module's trace from its only argument to its result; none if there are several arguments or the
+    """The nodes of a module's trace, from its only argument to its result; empty if there are several arguments or the
     forward cannot be traced."""
     from torch import fx
 
@@ -152,8 +155,8 @@ def _trace(module: torch.nn.Module) -> list[torch.fx.Node]:
 
 
 def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str, ...]:
-    """Names of the children that these nodes call, each on the result of the one before; none if a node does anything
-    else."""
+    """The names of the children that these nodes call in a chain, the first of them on ``argument``; empty if a node
+    does anything else."""
     names = []
     for node in nodes:
         if node.op != "call_module" or node.args != (argument,) or node.kwargs or "." in node.target:
@@ -164,8 +167,8 @@ def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str,
 
 
 def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
-    """Names of gate, activation and up in ``down(act(gate(x)) * up(x))``, and of the chain after the product; or
-    nothing."""
+    """For a trace of ``down(act(gate(x)) * up(x))`` the names of gate, activation and up, and the names of the chain
+    after the product; empty for another trace."""
     products = [node for node in nodes if node.op == "call_function" and node.target is operator.mul]
     if len(products) != 1 or len(nodes) < 6 or products[0] is not nodes[4]:
         return ()
@@ -183,8 +186,8 @@ def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
 # --- forwards ---
 
 
-def _as_called(module: torch.nn.Module) -> bool:
-    """Whether calling a child runs its forward alone: it has no hooks and no forward of its own."""
+def _is_plain(module: torch.nn.Module) -> bool:
+    """Whether calling a child runs only the forward of its class or of ``patch``: it has no hooks."""
     from torch.nn.modules import module as modules
 
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -194,9 +197,9 @@ def _as_called(module: torch.nn.Module) -> bool:
     return "forward" not in module.__dict__ or getattr(module.__dict__["forward"], "func", None) is forward_linear
 
 
-def _gathered(module: torch.nn.Module) -> bool:
-    """Whether FSDP gathers a module's weights. It does so into the same memory and raises no version counter, so that
-    copies would be outdated unnoticed."""
+def _is_gathered(module: torch.nn.Module) -> bool:
+    """Whether FSDP gathers a module's weights. It writes them into the same memory without incrementing the version
+    counter, so interleaved copies would become outdated unnoticed."""
     return bool(module.__dict__.get("_is_fsdp_managed_module", False))
 
 
@@ -209,27 +212,27 @@ def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], x: Any) -> A
 
 
 def _run_chain(children: list[Any], x: Any) -> Any:
-    """Calls one child after the other, but a layer and the activation after it at once."""
-    place = 0
-    while place < len(children):
-        layer, following = children[place], children[place + 1] if place + 1 < len(children) else None
-        activation = None if following is None or not _is_layer(layer) else activation_of(following)
-        if activation is not None and as_typed(x, layer.weight) and _as_called(layer) and _as_called(following):
+    """Calls one child after the other, but a linear layer and the activation after it in one call."""
+    index = 0
+    while index < len(children):
+        layer, successor = children[index], children[index + 1] if index + 1 < len(children) else None
+        activation = None if successor is None or not _is_layer(layer) else activation_of(successor)
+        if activation is not None and has_our_types(x, layer.weight) and _is_plain(layer) and _is_plain(successor):
             x = linear(x, layer.weight.t() if _is_conv1d(layer) else layer.weight, layer.bias, activation)
-            place += 2
+            index += 2
         else:
             x = layer(x)
-            place += 1
+            index += 1
     return x
 
 
 def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, after: tuple[str, ...], x: Any) -> Any:
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018
-    # What autocast makes of weights is new in each of its contexts: a copy of it would be made for one call.
-    typed = as_typed(x, first.weight) and uncast(first.weight) and first.weight.dtype == second.weight.dtype
-    pair = typed and _is_pair(first, activation, second) and not (_gathered(first) or _gathered(second))
-    if pair and all(map(_as_called, (first, activation, second))):
+    # Each autocast context casts weights anew, so an interleaved copy of cast weights would serve only one call.
+    typed = has_our_types(x, first.weight) and is_uncast(first.weight) and first.weight.dtype == second.weight.dtype
+    pair = typed and _is_pair(first, activation, second) and not (_is_gathered(first) or _is_gathered(second))
+    if pair and all(map(_is_plain, (first, activation, second))):
         x = gated_pair(x, first.weight, second.weight, str(activation_of(activation)))
     else:
         x = activation(first(x)) * second(x)
@@ -253,16 +256,16 @@ def _forward_experts(
     import torch
 
     up, down = module.gate_up_proj, module.down_proj
-    # Of weights to be cast, torch's forward casts only those of the chosen experts.
-    typed = as_typed(hidden_states, up) and uncast(up) and down.dtype == up.dtype
+    # If weights must be cast, torch's forward is better: it casts only those of the chosen experts.
+    typed = has_our_types(hidden_states, up) and is_uncast(up) and down.dtype == up.dtype
     if not typed or getattr(module, "_is_expert_parallel", False):
         d: torch.Tensor = type(module).forward(module, hidden_states, top_k_index, top_k_weights)
         return d
     chosen, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    # For each expert, the rows of all experts up to it, counted on the device: the host does not wait.
+    # For each expert the number of rows of all experts up to it, counted on the device so that the host does not wait.
     experts = torch.arange(up.shape[0], device=chosen.device, dtype=chosen.dtype)
     offs = torch.searchsorted(chosen, experts, right=True, out_int32=True)
-    # Autocast casts no groups, and torch's forward computes layers, which it casts.
+    # torch's forward computes layers, which autocast casts; it does not cast grouped products, so this casts the rows.
     rows = grouped_mm(hidden_states[order // top_k_index.shape[-1]].to(up.dtype), up.mT, offs=offs)
     rows = grouped_mm(module._apply_gate(rows).to(down.dtype), down.mT, offs=offs)
     weighted = rows * top_k_weights.reshape(-1)[order, None]

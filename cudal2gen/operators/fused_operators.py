@@ -1,7 +1,7 @@
-"""The operators ``fused_linear`` and ``gated_pair``: linear layers with an activation or a gate.
+"""Defines the operators ``fused_linear`` and ``gated_pair``: linear layers with an activation or a gate.
 
-Each has a form ``_aux`` that also returns Z, the sums with bias. It is used if a gradient is needed, so that the
-derivative need not compute Z again.
+Each operator has a form ``_aux`` that also returns Z, the sums with bias. It is used if a gradient is needed, so that
+the derivative need not compute Z again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def linear(
     """``activation(x @ weight.T + bias)`` for x (..., K), weight (N,K) and bias (N,), as (..., N); sums in fp32.
 
     ``activation``: None, relu, gelu (with the error function), gelu_tanh or silu. A kernel that was built with it
-    applies bias and activation to the fp32 sums; if the pack has none, they are applied to the product's rounded
-    result. If a gradient is needed, the sums with bias are kept for it. torch computes types other than fp16 and bf16.
+    applies bias and activation to the fp32 sums; if the pack has no such kernel, they are applied to the product's
+    rounded result. If a gradient is needed, the sums with bias are kept for it. torch computes other types than fp16
+    and bf16.
     ``batch_invariant``: as in ``matmul``. Raises as ``matmul``, and ValueError for another activation.
     """
     if activation is None:
@@ -66,13 +67,13 @@ def swiglu(x: torch.Tensor, w13: torch.Tensor, *, batch_invariant: bool = False)
 
 
 def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
-    """``activation(x @ w1.T) * (x @ w3.T)``: as ``swiglu``, of two weights (H,K) that stay apart.
+    """``activation(x @ w1.T) * (x @ w3.T)``: like ``swiglu``, but with two separate weights (H,K).
 
-    A kernel reads an interleaved copy of them, which is made at the first call and when they have changed
+    A kernel reads an interleaved copy of the weights, which is made at the first call and when they have changed
     (``derived``).
     """
     if invariance() == INVARIANT:
-        # Captured graphs do not read the interleaved copy, so a kernel of it would not compute all calls alike.
+        # Captured graphs do not read the interleaved copy, so one kernel would not compute all calls.
         return epilogues.activate(linear(x, w1), activation) * linear(x, w3)
     return _call(("gated_pair", "gated_pair_aux"), _gated_pair, {"x": x, "w1": w1, "w3": w3}, activation)
 
@@ -88,9 +89,11 @@ def _call_fused(
 def _call(
     names: tuple[str, str], run: Any, operands: dict[str, torch.Tensor | None], *options: Any
 ) -> torch.Tensor:  # fmt: skip
-    """Calls an operator, past torch's dispatcher if nothing has to see it; its form ``_aux`` if a gradient is needed.
+    """Calls an operator, or its form ``_aux`` if a gradient is needed. Skips torch's dispatcher if possible.
 
-    ``names``: of the operator and of that form. ``operands``: its tensors by the names that the caller knows.
+    - ``names``: the names of the operator and of its form ``_aux``.
+    - ``run``: the function that computes the operator.
+    - ``operands``: its tensors by the names of the caller's parameters, which error messages use.
     """
     d: torch.Tensor
     tensors = tuple(operands.values())
@@ -105,41 +108,41 @@ def _call(
     return d
 
 
-# --- what runs ---
+# --- implementations ---
 
 
 def _fused_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool = False,
     aux: bool = False, batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
-    alike = invariance(batch_invariant)
-    x = in_rows(x, current().memory) if alike else x
-    plan = plan_fused(x, weight, bias, Epilogue(cast("Activation", activation), gate, aux), alike)
+    level = invariance(batch_invariant)
+    x = in_rows(x, current().memory) if level else x
+    plan = plan_fused(x, weight, bias, Epilogue(cast("Activation", activation), gate, aux), level)
     return current().call(plan, x, weight, bias)
 
 
 def plan_fused(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue, alike: int
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue, level: int
 ) -> CallPlan:
-    """The plan of a fused layer. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
+    """The plan of a fused layer. Its key has everything that the plan depends on. ``level``: see ``invariance``."""
     dispatcher, (activation, gate, aux) = current(), epilogue
     try:
-        key = ("fused", *epilogue, alike, *map(key_of, (x, weight, bias)))
+        key = ("fused", *epilogue, level, *map(key_of, (x, weight, bias)))
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
 
         def by_functions(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
             d, z = own_fused(x, weight, bias, activation, gate)
             return (d, z) if aux else d
 
-        if aside := dispatcher.plan_foreign(by_functions, (x, weight, bias), alike):
-            return aside
+        if foreign_plan := dispatcher.plan_foreign(by_functions, (x, weight, bias), level):
+            return foreign_plan
         check_fused(x, weight, bias, activation, gate)
         raise
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_fused(x, weight, bias, activation, gate)
         request = request_fused(x, weight, bias is not None, epilogue)
-        plan = dispatcher.plan(key, request, Arguments(x, weight, bias), alike)
+        plan = dispatcher.plan(key, request, Arguments(x, weight, bias), level)
     return plan
 
 
@@ -155,12 +158,12 @@ def _gated_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activat
 
 
 def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str, aux: bool) -> CallPlan:
-    """The plan of a gated layer whose weights are apart: that of their interleaved copy, which a kernel's call
-    makes."""
+    """The plan of a gated layer with two separate weights. It is a plan for their interleaved copy, which a kernel's
+    call makes."""
     dispatcher = current()
     try:
-        alike = invariance()
-        key = ("pair", activation, aux, alike, w1.is_inference() or w3.is_inference(), *map(key_of, (x, w1, w3)))
+        level = invariance()
+        key = ("pair", activation, aux, level, w1.is_inference() or w3.is_inference(), *map(key_of, (x, w1, w3)))
     except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_gated_pair(x, w1, w3, activation)
         raise
@@ -169,21 +172,21 @@ def plan_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: s
         return plan
     check_gated_pair(x, w1, w3, activation)
 
-    def apart(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
+    def by_torch(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None) -> Any:
         assert w3 is not None
         d, z = torch_pair(x, w1, w3, activation)
         return (d, z) if aux else d
 
-    # A stand-in without data: the copy's shape and strides decide the plan, and its memory is aligned.
+    # A tensor without data represents the copy: only the copy's shape and strides matter, and its memory is aligned.
     pair = w1.new_empty((2 * w1.shape[0], w1.shape[1]), device="meta")
-    request = request_fused(x, pair, False, Epilogue(cast("Activation", activation), True, aux), apart)
+    request = request_fused(x, pair, False, Epilogue(cast("Activation", activation), True, aux), by_torch)
     if w1.is_inference() or w3.is_inference():
         request = request._replace(problem=None, obstacle="weights of inference mode, not followed")
-        return dispatcher.plan(key, request, alike=alike)
-    return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3), alike)
+        return dispatcher.plan(key, request, level=level)
+    return dispatcher.plan(key, request._replace(pair=True), Arguments(x, w1, w3), level)
 
 
-# --- by torch's functions, for operands that know these alone ---
+# --- by torch's functions, for operands that support no others ---
 
 
 def _own_linear(
@@ -196,7 +199,7 @@ def _own_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activatio
     return own_pair(x, w1, w3, activation), epilogues.join_columns(own_linear(x, w1), own_linear(x, w3))
 
 
-# --- without data, and backwards ---
+# --- without data, and derivatives ---
 
 
 def _fake_linear(
@@ -292,7 +295,7 @@ def _pair_gradients(
 
 
 def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tensor:
-    """``grad @ weight``, of all rows; ``wide``: in fp32, because another such product is added."""
+    """``grad @ weight`` as one product of all rows. ``wide``: in fp32, because another such product is added to it."""
     rows = as_rows(grad)
     other = weight.conj() if weight.is_complex() else weight
     d: torch.Tensor = OPS["matmul"](rows, other, "f32", F32.torch_dtype if wide else None)
@@ -314,7 +317,7 @@ def _vmap_linear_aux(
     del info
     layer, product, plain = (named(name, batch_invariant) for name in ("fused_linear_aux", "matmul", "linear"))
     if in_dims[1] is None and in_dims[2] is None:
-        return _OPS[layer](vmapping.first(x, in_dims[0]), weight, bias, activation, gate), (0, 0)
+        return _OPS[layer](vmapping.in_front(x, in_dims[0]), weight, bias, activation, gate), (0, 0)
     z, _ = vmapping.linear(OPS[product], OPS[plain], in_dims[:3], x, weight, bias)
     return (epilogues.apply(z, activation, gate), z), (0, 0)
 
@@ -328,7 +331,7 @@ def _vmap_pair_aux(
     info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
 ) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
     if in_dims[1] is None and in_dims[2] is None:
-        return _OPS["gated_pair_aux"](vmapping.first(x, in_dims[0]), w1, w3, activation), (0, 0)
+        return _OPS["gated_pair_aux"](vmapping.in_front(x, in_dims[0]), w1, w3, activation), (0, 0)
     z1, z3 = (
         vmapping.linear(OPS["matmul"], OPS["linear"], (in_dims[0], dim), x, weight)[0]
         if (in_dims[0], dim) != (None, None)

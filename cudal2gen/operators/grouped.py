@@ -1,4 +1,4 @@
-"""The operator ``grouped_mm``: products of groups of rows, with offsets on the device, for mixtures of experts."""
+"""Defines the operator ``grouped_mm``: products of groups of rows, with offsets on the device, for experts' layers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def grouped_mm(
     mat_a: torch.Tensor, mat_b: torch.Tensor, *, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """``torch.nn.functional.grouped_mm``: a product for each group of rows of A, (M,K) and (G,K,N) to (M,N).
+    """``torch.nn.functional.grouped_mm``: a product for each group of rows of A. (M,K) and (G,K,N) give (M,N).
 
-    ``offs`` (G,) is int32 on the device and ascending: for each group the row after its last; the first group starts at
-    row 0. Rows after the last group are not computed: they are zeros on the CPU and may be anything elsewhere. The host
-    does not wait for the device if a kernel or torch's own grouped product runs.
+    - ``offs`` (G,) is int32, on the device and ascending. It has for each group the index of the row after its last;
+      the first group starts at row 0. Rows after the last group are not computed: on the CPU they are zeros, elsewhere
+      they may hold anything.
+    - ``bias`` is broadcast and added to each group's product.
+    - ``out_dtype``: the type of the result, that of A or torch.float32.
+    - ``batch_invariant``: as in ``matmul``, for all sizes of groups.
 
-    torch's other forms are served too: (M,K) and (K,N) with groups of K give (G,M,N); (G,M,K) and (K,N) with groups of
-    N give (M,N); (G,M,K) and (G,K,N) without ``offs`` are a batch. ``bias`` is broadcast and added to each group's
-    product. ``out_dtype``: that of A, or torch.float32. On CPU tensors torch computes, with fp32 sums. Autocast casts
-    nothing, as with torch's.
-    ``batch_invariant``: as in ``matmul``, for all sizes of groups. Raises TypeError or ValueError for operands that do
-    not fit, and as ``matmul``.
+    torch's other forms are supported too: (M,K) and (K,N) with groups of K give (G,M,N); (G,M,K) and (K,N) with groups
+    of N give (M,N); (G,M,K) and (G,K,N) without ``offs`` are a batch. On the CPU torch computes, with fp32 sums. If a
+    kernel or torch's own grouped product runs, the host does not wait for the device. As with torch's function,
+    autocast casts nothing. Raises TypeError or ValueError for operands that do not fit, and as ``matmul``.
     """
     plain = undispatched(mat_a, mat_b, offs) and (bias is None or undispatched(mat_a, bias))
     if plain and not lazy(mat_a, mat_b, offs, bias):
@@ -48,28 +49,28 @@ def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    alike = invariance(batch_invariant)
-    a = in_rows(a, current().memory) if alike else a
-    d: torch.Tensor = current().call(plan_grouped(a, b, offs, bias, out_dtype, alike), a, b, offs)
+    level = invariance(batch_invariant)
+    a = in_rows(a, current().memory) if level else a
+    d: torch.Tensor = current().call(plan_grouped(a, b, offs, bias, out_dtype, level), a, b, offs)
     return d if bias is None else d.add_(bias)
 
 
 def plan_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, bias: torch.Tensor | None,
-    out_dtype: torch.dtype | None, alike: int,
+    out_dtype: torch.dtype | None, level: int,
 ) -> CallPlan:  # fmt: skip
-    """The plan of a grouped product. Its key has everything that the plan depends on. ``alike``: its
+    """The plan of a grouped product. Its key has everything that the plan depends on. ``level``: see
     ``invariance``."""
     dispatcher = current()
     try:
-        key = ("grouped", alike, key_of(a), key_of(b), key_of(offs), key_of(bias), out_dtype)
+        key = ("grouped", level, key_of(a), key_of(b), key_of(offs), key_of(bias), out_dtype)
     except (RuntimeError, AttributeError):  # no strides, or no memory; or no tensor
         check_grouped(a, b, offs, bias, out_dtype)
         raise
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_grouped(a, b, offs, bias, out_dtype)
-        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype), Arguments(a, b, offs), alike)
+        plan = dispatcher.plan(key, request_grouped(a, b, offs, out_dtype), Arguments(a, b, offs), level)
     return plan
 
 
@@ -96,23 +97,23 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     of_a = of_b = None
     if ctx.needs_input_grad[0]:
         of_a = _OPS[ctx.rows](grad, b.mT, offs)
-        of_a = _within(of_a, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else of_a
+        of_a = _zero_after_groups(of_a, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else of_a
     if ctx.needs_input_grad[1]:
         of_b = product(a.mT, grad, offs)
-        of_b = _within(of_b, offs, -1 if rank_a == 3 else -2) if rank_b == 2 else of_b
+        of_b = _zero_after_groups(of_b, offs, -1 if rank_a == 3 else -2) if rank_b == 2 else of_b
     return of_a, of_b, None, of_bias, None
 
 
-def _within(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
-    """The gradient with zeros in rows or columns of no group, which a product leaves undefined."""
-    places = TORCH.arange(gradient.shape[dim], device=gradient.device)
-    inside = places < offs[-1] if offs.shape[0] else places < 0
+def _zero_after_groups(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
+    """The gradient with zeros in the rows or columns after the last group, which a product leaves undefined."""
+    indices = TORCH.arange(gradient.shape[dim], device=gradient.device)
+    inside = indices < offs[-1] if offs.shape[0] else indices < 0
     return TORCH.where(inside[:, None] if dim == -2 else inside, gradient, 0)
 
 
 def _vmap(name: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
-    """One product after the other: groups of several batches are no grouped product."""
-    mapped = [vmapping.first(value, dim) for value, dim in zip(arguments, in_dims, strict=True)]
+    """Computes one product after the other, because groups of several batches cannot be one grouped product."""
+    mapped = [vmapping.in_front(value, dim) for value, dim in zip(arguments, in_dims, strict=True)]
     each: Sequence[Any] = [
         _OPS[name](*(value if dim is None else value[i] for value, dim in zip(mapped, in_dims, strict=True)))
         for i in range(info.batch_size)

@@ -1,7 +1,7 @@
-"""Linear layers of a host (vLLM, SGLang) that calls its own function unless a kernel was measured faster.
+"""Computes linear layers of a host (vLLM, SGLang) if a kernel was measured faster than the host's own function.
 
-``hopes`` says whether any number of rows of a weight could run on a kernel, so that a host's other layers, and their
-compiled graphs, stay as they are. ``by_kernel`` makes the calls of the rest that a kernel wins.
+``may_win`` says whether a layer could run on a kernel for some number of rows. The host leaves its other layers, and
+their compiled graphs, unchanged. For the layers that remain, ``by_kernel`` makes the calls that a kernel wins.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     import torch
 
 
-def hopes(n: int, k: int, dtype: torch.dtype, kind: str, index: int | None, biased: bool) -> bool:
-    """Whether a linear layer with a weight (n,k) on the device ``kind:index`` may run on a kernel for any number of
-    rows, with the packs and preferences of now."""
+def may_win(n: int, k: int, dtype: torch.dtype, kind: str, index: int | None, biased: bool) -> bool:
+    """Whether a linear layer with a weight (n,k) on the device ``kind:index`` may run on a kernel for some number of
+    rows, with the present packs and preferences."""
     element = name_of(dtype)
     if element is None:
         return False
     device = CPU if kind == "cpu" else ELSEWHERE if kind != "cuda" or index is None else index
-    return current().hopes(n, k, element, device, biased)
+    return current().may_win(n, k, element, device, biased)
 
 
 def by_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """The layer's result if a kernel computes it, or if this call measures; None if it is the host's."""
+    """The layer's result if a kernel computes it or if this call measures; None if the host must compute it."""
     plan = plan_linear(x, weight, bias, invariance())
     if not plan.on_kernel and plan.run is plan.by_torch:
         plan.calls += 1

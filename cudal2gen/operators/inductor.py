@@ -1,8 +1,8 @@
-"""Offers our kernels to torch.compile: Inductor times them beside ATen's and Triton's and takes the fastest.
+"""Offers our kernels to torch.compile: Inductor times them together with ATen's and Triton's and takes the fastest.
 
-``offer`` does two things. ``cudal2gen_mm`` becomes a choice of every ``mm`` under max-autotune, and
-``cudal2gen::linear`` is timed in ranges of rows against torch's own product, which Inductor may compute by Triton.
-Inductor times the nearest kernel of a pack, whether `bench` measured it or not. The interfaces are those of torch 2.13.
+``offer`` makes ``cudal2gen_mm`` one of the choices for each ``mm`` under max-autotune. It also lets Inductor time
+``cudal2gen::linear`` in ranges of rows against torch's own product, which Inductor may compute by Triton. Inductor
+times the nearest kernel of a pack, whether `bench` measured it or not. The interfaces are those of torch 2.13.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 OFFERED = "offered_linear"
 FIRST = "2.13"  # the first torch with all parts of the interface
-# Rows at which another kernel often becomes the best: a decoded token, small batches, a prefill.
+# Numbers of rows between which another kernel is often the best: a decoded token, small batches, a prefill.
 SPLIT_POINTS = (1, 16, 64, 256, 1024, 4096)
 
 
 def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """``out = a @ b`` by the nearest kernel, for ``torch._inductor.config.external_matmul``: a (M,K), b (K,N) and out
-    (M,N) of any type and strides; torch computes if no kernel does."""
+    """``out = a @ b`` by the nearest kernel, or by torch if no kernel computes it.
+
+    It is made for ``torch._inductor.config.external_matmul``: a (M,K), b (K,N) and out (M,N) have any type and strides.
+    """
     import torch
 
     if element_or_none(a.dtype) is None or a.dtype != b.dtype or out.dtype != a.dtype:
@@ -67,13 +69,14 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = Non
 
 
 def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) -> None:
-    """Lets torch.compile choose our kernels by its own timings in this process. A second call changes only
-    ``split_points`` and ``least_gain``.
+    """Lets torch.compile choose our kernels by its own timings in this process.
 
-    ``split_points``: ascending numbers of rows of ``linear``'s input; for an input with dynamic rows, Inductor chooses
-    anew in each range between them. ``least_gain``: how many times faster than the unchanged operator a choice must be.
-    Raises WrongInput if the installed torch has no such interface, and if all calls are to be batch-invariant, since
-    Inductor chooses by the number of rows.
+    - ``split_points``: ascending numbers of rows of ``linear``'s input. If the number of rows is dynamic, Inductor
+      makes a choice for each range between them.
+    - ``least_gain``: how many times faster than the unchanged operator a choice must be.
+
+    A second call changes only these two. Raises WrongInput if the installed torch has no such interface, and if all
+    calls must be batch-invariant, because Inductor chooses by the number of rows.
     """
     import torch
 
@@ -93,12 +96,12 @@ def offer(split_points: Sequence[int] = SPLIT_POINTS, least_gain: float = 1.02) 
     )
     if cudal2gen_mm not in interface.external:
         interface.external.append(cudal2gen_mm)
-        interface.register_extern(cudal2gen_mm)  # at once, so that code from Inductor's cache finds it too
+        interface.register_extern(cudal2gen_mm)  # now, so that code from Inductor's cache finds it too
 
 
 def withdraw() -> None:
-    """Undoes ``offer``: code that is compiled from then on has none of our kernels as choices. Where torch has no
-    interface for them, nothing was offered."""
+    """Undoes ``offer``: code that is compiled later has none of our kernels as choices. Does nothing if the installed
+    torch has no such interface."""
     import torch
 
     try:
@@ -113,8 +116,9 @@ def withdraw() -> None:
 class _Interface(NamedTuple):
     """The parts of Inductor that ``offer`` uses.
 
-    ``external`` lists the external products, and ``register_extern`` makes one known. ``config`` makes a choice for an
-    operator, ``register`` registers choices, and ``lowerings`` has the operators for which there are some.
+    - ``external``: the list of external products; ``register_extern`` registers one of them.
+    - ``config`` makes a choice for an operator, ``register`` registers choices, and ``lowerings`` has the operators
+      with registered choices.
     """
 
     external: list[Any]
@@ -125,7 +129,7 @@ class _Interface(NamedTuple):
 
 
 def _interface() -> _Interface:
-    """The interface of the installed torch. Raises WrongInput if it lacks a part: then nothing has been changed."""
+    """The interface of the installed torch. Raises WrongInput if it lacks a part; then nothing was changed."""
     import torch
 
     try:
@@ -148,7 +152,7 @@ def _interface() -> _Interface:
 
 @cache
 def _offered() -> Any:
-    """The operator that Inductor times in place of ``linear``, defined once."""
+    """The operator that Inductor times instead of ``linear``. It is defined once."""
     import cudal2gen.operators.torch_operators  # noqa: F401  # defines linear
 
     schema = f"{OFFERED}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"

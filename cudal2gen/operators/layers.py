@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 TYPES = tuple(element.torch_dtype for element in ELEMENTS.values())
-CAST_TYPES = (*TYPES, F32.torch_dtype)  # which autocast casts to one of ours
+CAST_TYPES = (*TYPES, F32.torch_dtype)  # types that autocast casts to one of ``TYPES``
 
 
 class Replaced(NamedTuple):
-    """What ``patch`` did. ``layers``: names of replaced layers; ``left``: names of other linear layers, each with the
-    reason; ``fused``: names of modules that compute several of their layers at once, each with those layers."""
+    """What ``patch`` did.
+
+    - ``layers``: the names of the replaced layers.
+    - ``left``: the names of other linear layers, each with the reason.
+    - ``fused``: the names of modules that compute several of their layers in one call, each with those layers.
+    """
 
     layers: list[str]
     left: dict[str, str]
@@ -43,8 +47,8 @@ def check_model(model: object) -> None:
 
 
 def replace_layers(model: torch.nn.Module) -> Replaced:
-    """Lets every ``nn.Linear`` of fp16, bf16 or fp32 in a model compute by ``cudal2gen.linear`` where ``as_typed``
-    says so."""
+    """Lets every ``nn.Linear`` of fp16, bf16 or fp32 in a model compute by ``cudal2gen.linear``, in calls for which
+    ``has_our_types`` is true."""
     import torch
 
     replaced = Replaced([], {}, {})
@@ -64,14 +68,14 @@ def unpatch(model: torch.nn.Module) -> list[str]:
     check_model(model)
     undone = []
     for name, module in model.named_modules():
-        if patched(module):
+        if is_patched(module):
             del module.__dict__["forward"], module.__dict__["__prepare_scriptable__"]
             undone.append(name)
     return undone
 
 
 class Forward(partial[Any]):
-    """The forward of a patched module. It is an attribute of the module, and copied and pickled with it."""
+    """The forward of a patched module. It is an attribute of the module, and is copied and pickled with the module."""
 
 
 def set_forward(module: torch.nn.Module, forward: Callable[..., Any], *arguments: Any) -> None:
@@ -82,25 +86,25 @@ def set_forward(module: torch.nn.Module, forward: Callable[..., Any], *arguments
     )
 
 
-def patched(module: torch.nn.Module) -> bool:
+def is_patched(module: torch.nn.Module) -> bool:
     """Whether ``patch`` gave the module its forward."""
     return isinstance(module.__dict__.get("forward"), Forward)
 
 
-def as_typed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether our operators compute a layer with this weight and input: both have one type of ours, or autocast casts
-    them to one.
+def has_our_types(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether our operators compute a layer with this input and weight: both have the same one of ``TYPES``, or
+    autocast casts them to one.
 
-    This is tested at each call: a model may be converted or moved after it was patched.
+    Each call tests this, because a model may be converted or moved after ``patch``.
     """
-    asked = autocast_type(x.device.type)
-    if asked is None:
+    cast_type = autocast_type(x.device.type)
+    if cast_type is None:
         return x.dtype == weight.dtype and x.dtype in TYPES
-    return asked in TYPES and x.dtype in CAST_TYPES and weight.dtype in CAST_TYPES
+    return cast_type in TYPES and x.dtype in CAST_TYPES and weight.dtype in CAST_TYPES
 
 
-def uncast(weight: torch.Tensor) -> bool:
-    """Whether a product reads the weight as it lies, and not what autocast makes of it."""
+def is_uncast(weight: torch.Tensor) -> bool:
+    """Whether a product reads the weight itself, and not a copy that autocast casts."""
     return autocast_type(weight.device.type) in (None, weight.dtype)
 
 
@@ -110,7 +114,7 @@ def _why_not(module: torch.nn.Module) -> str:
 
     if type(module) is not torch.nn.Linear:
         return f"a {type(module).__name__}, which may compute something else"
-    if patched(module):
+    if is_patched(module):
         return "replaced before"
     if "forward" in module.__dict__:
         return "has a forward of its own"
@@ -123,6 +127,6 @@ def forward_linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     """The forward of a replaced layer."""
     import torch
 
-    if as_typed(x, module.weight):
+    if has_our_types(x, module.weight):
         return linear(x, module.weight, module.bias)
     return torch.nn.functional.linear(x, module.weight, module.bias)

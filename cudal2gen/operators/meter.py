@@ -1,4 +1,4 @@
-"""Device clocks, for measurements during calls."""
+"""Measures times of calls on a device and on the host, for measurements during calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Protocol
 from cudal2gen.launch.gpu import Card, evict
 from cudal2gen.results import Environment
 
-CYCLES_US = 2000  # cycles of an SM in a microsecond on fast cards; slower cards are held a little longer
-HOLD_MARGIN = 1.25
-FIRST_CALL_US, MAX_CALL_US = 20.0, 100.0  # time that the host takes for a call: assumed at first, believed at most
+CYCLES_US = 2000  # cycles of an SM in a microsecond on fast cards; on slower cards a stream stays busy a little longer
+HOLD_MARGIN = 1.25  # factor on the time for which a stream is kept busy
+FIRST_CALL_US, MAX_CALL_US = 20.0, 100.0  # the host's time for a call: the assumption at first, and the upper limit
 
 
 class Meter(Protocol):
@@ -20,15 +20,15 @@ class Meter(Protocol):
 
     @property
     def environment(self) -> Environment:
-        """The card and everything else that times depend on. Raises GpuError if it cannot be read."""
+        """The card, and everything else on which times depend. Raises GpuError if it cannot be read."""
         ...
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
-        """Device time of this many calls in a row, in microseconds."""
+        """The device's time for ``times`` calls in a row, in microseconds."""
         ...
 
     def host_us(self, call: Callable[[], object], times: int) -> float:
-        """The host's time for this many calls in a row, in microseconds, without the device's."""
+        """The host's time for ``times`` calls in a row, in microseconds, without waiting for the device."""
         ...
 
     def evict(self) -> None:
@@ -46,17 +46,17 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """The clock of a CUDA device of torch, on that device's current stream, whichever device is current.
+    """The clock of a CUDA device of torch. It uses that device's current stream, even if another device is current.
 
     The stream is kept busy until the host has enqueued all calls of a sample. Otherwise short kernels would wait for
-    the host, and a sample would measure the host.
+    the host, and a sample would measure the host's time.
     """
 
     def __init__(self, index: int) -> None:
         import torch
 
         self._torch, self._card, self._index = torch, Card(index), index
-        # The host's time for a call, as a maximum that fades: long and short calls alternate.
+        # The host's time for a call, as a slowly decaying maximum, because long and short calls alternate.
         self._call_us = FIRST_CALL_US
         self._stream = partial(torch.cuda.current_stream, index)
 
@@ -79,7 +79,7 @@ class CudaMeter:
         return float(start.elapsed_time(stop)) * 1000
 
     def host_us(self, call: Callable[[], object], times: int) -> float:
-        self.synchronize()  # a full queue would make the host wait
+        self.synchronize()  # so that the host does not wait for room in the queue
         began = self.now()
         for _ in range(times):
             call()

@@ -1,4 +1,4 @@
-"""Batch dimensions of a product: its matrices as evenly spaced ones, or as the rows of one."""
+"""Describes the batch dimensions of a product as a strided batch, or as the rows of a single product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cudal2gen.kernel.launch import Batches, Sizes
 
 
 class MatrixStrides(NamedTuple):
-    """Strides, in elements, of a tensor's matrices: to the next row and column, and along its other dimensions."""
+    """Strides of a tensor's matrices in elements: to the next row, to the next column, and along each batch
+    dimension."""
 
     rows: int
     cols: int
@@ -19,7 +20,7 @@ class MatrixStrides(NamedTuple):
 
 
 def sizes_of(a: Sequence[int], b: Sequence[int]) -> Sizes:
-    """The extents of each product of tensors of these shapes: a vector a is a row, a vector b a column."""
+    """The extents m, n, k of each product of tensors with these shapes. A vector a is a row, a vector b a column."""
     m = a[-2] if len(a) > 1 else 1
     n = b[-1] if len(b) > 1 else 1
     return Sizes(m, n, a[-1])
@@ -28,8 +29,10 @@ def sizes_of(a: Sequence[int], b: Sequence[int]) -> Sizes:
 def matrix_strides(
     shape: Sequence[int], strides: Sequence[int], batch: Sequence[int], column: bool = False
 ) -> MatrixStrides:
-    """The strides of a tensor's matrices, which are repeated where a batch dimension is broadcast. ``column``: whether
-    a vector is a column."""
+    """The strides of a tensor's matrices. The stride along a batch dimension that is broadcast is 0.
+
+    ``batch``: the common batch dimensions of the product. ``column``: whether a vector is a column.
+    """
     if len(shape) == 1:
         rows, cols = (strides[0], 1) if column else (0, strides[0])
         return MatrixStrides(rows, cols, (0,) * len(batch))
@@ -42,7 +45,7 @@ def matrix_strides(
 
 
 def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """``torch.broadcast_shapes`` of batch dimensions that fit, whose first call would import sympy: half a second."""
+    """``torch.broadcast_shapes`` for batch dimensions that fit. The first call of torch's imports sympy for 0.5 s."""
     rank = max(len(a), len(b))
     if not rank:
         return ()
@@ -51,8 +54,9 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride that visits all elements of some dimensions in order; None if no single stride does."""
-    # A dimension of one element is never stepped along, so its stride does not matter.
+    """The stride of one dimension that replaces these dimensions, with the same elements in the same order; None if
+    there is none."""
+    # The stride of a dimension of one element does not matter.
     dimensions = [pair for pair in zip(extents, strides, strict=True) if pair[0] != 1]
     for (_, outer), (extent, inner) in pairwise(dimensions):
         if outer != extent * inner:
@@ -60,10 +64,11 @@ def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
     return dimensions[-1][1] if dimensions else 0
 
 
-def folded(
+def fold(
     a: MatrixStrides, b: MatrixStrides, batch: Sequence[int], sizes: Sizes
 ) -> tuple[Sizes, MatrixStrides] | None:  # fmt: skip
-    """The products as one, of all rows of A with the B that they share; None if they do not share it."""
+    """The products as one product of all rows of A, if all of them share B; None if they do not, or if the rows of A
+    are not evenly spaced. Returns its extents and the strides of A."""
     if any(extent != 1 and stride for extent, stride in zip(batch, b.batch, strict=True)):
         return None
     rows = step((*batch, sizes.m), (*a.batch, a.rows))
@@ -72,8 +77,10 @@ def folded(
     return sizes._replace(m=math.prod(batch) * sizes.m), a._replace(rows=rows, batch=())
 
 
-def spaced(batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixStrides) -> tuple[Batches | None, str]:
-    """The products as a strided batch; or None, and the reason."""
+def strided_batch(
+    batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixStrides
+) -> tuple[Batches | None, str]:
+    """The products as a strided batch, and ""; or None, and the reason."""
     steps = [step(batch, matrices.batch) for matrices in (a, b, d)]
     uneven = [name for name, stride in zip("ABD", steps, strict=True) if stride is None]
     if uneven:
@@ -81,9 +88,11 @@ def spaced(batch: Sequence[int], a: MatrixStrides, b: MatrixStrides, d: MatrixSt
     return Batches(math.prod(batch), *(stride or 0 for stride in steps)), ""
 
 
-def apart(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two elements of a tensor share memory: each stride is larger than the distance that all smaller
-    strides together reach. False also where that is undecided."""
+def are_distinct(extents: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether surely no two elements of a tensor share memory. False if they do, and if this test cannot decide.
+
+    They do not if each stride is larger than the largest distance that the smaller strides together reach.
+    """
     reach = 0
     for stride, extent in sorted(_steps(extents, strides)):
         if stride <= reach:
@@ -92,9 +101,12 @@ def apart(extents: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def overlapping(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two of a tensor's elements surely lie in one place: there are more elements than places, or steps back
-    along one dimension and forth along another lead to where they began."""
+def do_overlap(extents: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether surely two of a tensor's elements share memory. False if they do not, and if this test cannot decide.
+
+    They do if there are more elements than addresses, or if some steps along one dimension lead to the same address as
+    some steps along another.
+    """
     if 0 in extents:
         return False
     steps = _steps(extents, strides)
@@ -108,5 +120,5 @@ def overlapping(extents: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _steps(extents: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Stride and extent of each dimension of more than one element."""
+    """The stride and the extent of each dimension of more than one element."""
     return [(stride, extent) for extent, stride in zip(extents, strides, strict=True) if extent > 1]

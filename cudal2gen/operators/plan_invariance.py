@@ -1,15 +1,17 @@
-"""Batch invariance: one kernel for all numbers of rows of a weight, so that a row's result has the same bits whatever
-other rows are computed with it.
+"""Chooses for batch-invariant calls one kernel for all numbers of rows of a weight.
 
-A kernel adds up a row by steps of k whose order follows from k and from the kernel's own tile and split of k, wherever
-in a tile or a batch the row lies. Two sorts of kernels are left out: stream-k, which shares out k by the number of
-tiles and of SMs, and texts that were written by hand, of whose order nothing is known.
+A row's result then has the same bits, whatever other rows are computed with it. A kernel sums a row over k in an order
+that depends on k and on the kernel's tile and split of k, but not on the position of the row in a tile or a batch. Two
+kinds of kernels are left out: stream-k, which divides k by the numbers of tiles and SMs, and texts that were written by
+hand, whose order of summation is unknown.
 
-Of the kernels nearest to each number of ``ROWS``, the one is taken whose modelled time is least on the geometric mean
-over ``ROWS``, each relative to the fastest kernel there. A fused or strided problem takes the counterpart of the plain
-product's kernel, so that all of them add up in one order; a grouped one has a choice of its own, because its kernels
-cannot split k. What is chosen does not depend on the call's rows. Nor does what is copied, once A lies in rows
-(``plan_requests.in_rows``): where k is no whole number of vectors, every kernel takes copies of A and B.
+The candidates are the kernels nearest to each number of ``ROWS``. The kernel with the least modelled time is chosen, by
+the geometric mean over ``ROWS`` of its time relative to the fastest candidate. A fused or strided problem uses the
+counterpart of the plain product's kernel, so that all of them sum in the same order. A grouped problem has a choice of
+its own, because its kernels cannot split k.
+
+The choice does not depend on the number of rows of a call. Whether operands are copied does not either, after
+``plan_requests.in_rows``: if the rows along k are no multiples of 16 bytes, every kernel takes copies of A and B.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from cudal2gen.kernel.launch import LaunchOperands, Sizes
 from cudal2gen.kernel.serving import sizes_of
 from cudal2gen.results.choice import Choice, Table, TableKernel
 
-ROWS = (1, 16, 256, 4096)  # numbers of rows by which kernels are compared
-NEAR = 64  # kernels that the timing model compares for each of them
-SERVED = (1, 2, 3, *ROWS)  # a kernel that serves these serves any, up to its grid's limit of tiles
+ROWS = (1, 16, 256, 4096)  # numbers of rows for which kernels are compared
+NEAR = 64  # most kernels that the timing model compares for each of them
+SERVED = (1, 2, 3, *ROWS)  # a kernel that takes these takes any number of rows, up to its grid's limit of tiles
 NO_KERNEL = "no kernel serves every number of rows alike"
 NOT_MEASURED = "no kernel was measured faster for any number of rows of this weight"
 
 
-class Chosen(NamedTuple):
-    """What computes every number of rows: the kernel's number in the table, or None; and why."""
+class SharedKernel(NamedTuple):
+    """The kernel for every number of rows: its number in the table, or None for torch; and the reason."""
 
     number: int | None
     reason: str
@@ -40,23 +42,26 @@ class Chosen(NamedTuple):
 
 
 class OneKernel:
-    """The kernels that a process uses for all numbers of rows. Each is decided once: what is measured later changes
-    none."""
+    """The kernels that a process uses for all numbers of rows. Each is chosen once; later measurements do not change
+    it."""
 
     def __init__(self) -> None:
-        self._chosen: dict[tuple[Any, ...], Chosen] = {}
+        self._chosen: dict[tuple[Any, ...], SharedKernel] = {}
 
     def forget(self) -> None:
-        """Decides anew from now on, for other packs."""
+        """Forgets all choices, because the packs have changed."""
         self._chosen.clear()
 
     def choose(self, table: Table, problem: Problem, operands: LaunchOperands, measured: bool, device: int) -> Choice:
-        """The choice for a problem. Every number of rows gets the same kernel; only its use differs. ``measured``: only
-        a kernel that was measured faster for some number of rows; ``device``: the index of the table's."""
+        """The choice for a problem. Every number of rows gets the same kernel; only its use (copies) may differ.
+
+        ``measured``: whether the kernel must have been measured faster than torch for some number of rows. ``device``:
+        the index of the device to which the table belongs.
+        """
         plain = problem if problem.grouped else problem.revised(fusion=PLAIN, batch=NONE)
         key = (device, table.gpu, plain.kind, plain.n, plain.k, measured)
         if (chosen := self._chosen.get(key)) is None:
-            chosen = self._chosen[key] = _decided(table, plain, measured)
+            chosen = self._chosen[key] = _decide(table, plain, measured)
         number = chosen.number
         if number is not None and problem.kind != plain.kind:
             number = table.counterpart(number, problem)
@@ -70,11 +75,11 @@ class OneKernel:
         return Choice(number, use, chosen.reason, chosen.short)
 
 
-def _none(reason: str) -> Chosen:
-    return Chosen(None, reason, reason)
+def _none(reason: str) -> SharedKernel:
+    return SharedKernel(None, reason, reason)
 
 
-def _decided(table: Table, problem: Problem, measured: bool) -> Chosen:
+def _decide(table: Table, problem: Problem, measured: bool) -> SharedKernel:
     """The kernel for all numbers of rows of a plain or grouped problem."""
     sizes, computing = sizes_of(problem), [i for i, kernel in enumerate(table.kernels) if kernel.computes(problem)]
     if not computing:
@@ -97,7 +102,7 @@ def _decided(table: Table, problem: Problem, measured: bool) -> Chosen:
         f"{table.kernels[number].sizes.text}: modelled {mean:.2f} times the time of the fastest kernel for each number "
         f"(mean of {', '.join(map(str, ROWS))} rows), at most {worst:.2f} times ({ROWS[factors[number].index(worst)]})"
     )
-    return Chosen(number, reason, "batch-invariant")
+    return SharedKernel(number, reason, "batch-invariant")
 
 
 def _nearest(table: Table, computing: Iterable[int], problem: Problem) -> list[int]:
@@ -106,7 +111,7 @@ def _nearest(table: Table, computing: Iterable[int], problem: Problem) -> list[i
 
 
 def _serves(kernel: TableKernel, problem: Problem) -> bool:
-    """Whether a kernel takes every number of rows, and adds up each row in an order that depends on k alone."""
+    """Whether a kernel takes every number of rows, and sums each row in an order that depends on k alone."""
     record = kernel.record
     if record.shares_last_wave or record.TEXTUAL:
         return False
@@ -115,7 +120,7 @@ def _serves(kernel: TableKernel, problem: Problem) -> bool:
 
 
 def _modelled_us(kernel: TableKernel, problem: Problem, numbers: Sequence[int] = ROWS) -> list[float]:
-    """The time that the model expects of a kernel's design for each of these numbers of rows."""
+    """The modelled times of a kernel in µs for each of these numbers of rows."""
     record = kernel.record
     from cudal2gen.timing import model  # imported late, as in races
 

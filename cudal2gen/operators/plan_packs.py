@@ -1,4 +1,4 @@
-"""The packs of a process: chooses the pack for a card, and opens a kernel when a plan or a race first needs it."""
+"""Chooses the pack for a card, and opens a kernel of it when a plan or a race first needs the kernel."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cudal2gen.results.choice import Table, TableKernel
 from kernelproof.ground.chips import CardFacts
 from kernelproof.ground.errors import WrongInput
 
-# Codes by which a driver refuses a kernel's image: it is too old for it, or the image is for other cards.
+# Error codes by which a driver refuses a kernel's image: the driver is too old, or the image is for other cards.
 UNLOADABLE = {35, 200, 209, 218, 222}
-TOO_OLD = 35  # for all kernels of a CUDA
+TOO_OLD = 35  # the driver is too old for all kernels that this version of CUDA compiled
 UNLOADED = "cannot be loaded"
 
 
 class ImageKey(NamedTuple):
-    """What an opened kernel depends on: the device's index, the built kernel's folder, and the launch options."""
+    """The key of an opened kernel: the device's index, the built kernel's folder, and the launch options."""
 
     device: int
     directory: Path
@@ -44,7 +44,7 @@ class Packs:
         self._opening = threading.Lock()
 
     def all(self) -> dict[str, Pack]:
-        """The packs by their GPU; installed ones are searched for at the first call."""
+        """The packs by their GPU. The first call searches for installed packs."""
         if self._packs is None:
             self._packs, refused, self._shadowed = search(installed())
             for reason in refused:
@@ -63,8 +63,11 @@ class Packs:
         self._shadowed.pop(pack.gpu, None)
 
     def serving(self, device: LaunchDevice, needs_races: bool) -> Pack:
-        """The pack for a device: of its own model, or of one whose kernels run there. ``needs_races``: whether only
-        measured kernels are used and nothing is measured during calls. Raises ByTorch if there is no pack."""
+        """The pack for a device: that of its model, or of another model whose kernels run on it.
+
+        ``needs_races``: whether calls use measured kernels only but do not measure, so that a pack of another model is
+        useless. Raises ByTorch if there is no pack.
+        """
         card = device.card
         if card not in self._serving:
             packs = self.all()
@@ -95,16 +98,16 @@ class Packs:
             raise self.not_understood(error) from None
 
     def not_understood(self, error: WrongInput) -> ByTorch:
-        """The exception for a pack that this version cannot read; warns of it."""
+        """Warns of a pack that this version cannot read, and returns the exception to raise."""
         self.warn(f"{error}; make the pack anew")
         return ByTorch("pack not understood")
 
     def open(self, pack: Pack, kernel: TableKernel, index: int, device: LaunchDevice) -> OpenKernel:
-        """A kernel, opened at its first use on the device of this index. Raises ByTorch if that is impossible."""
+        """The opened kernel on the device of this index. Its first use opens it. Raises ByTorch if that fails."""
         options = kernel.record.launch_options
         image = ImageKey(index, pack.kernel(kernel.digest), repr(options))
-        # Opening needs its own lock: races open kernels without holding the lock of plans, and two threads may want the
-        # same kernel.
+        # Opening has a lock of its own: races open kernels without the lock of plans, and two threads may open the same
+        # kernel.
         with self._opening:
             if image in self._opened:
                 return self._opened[image]
@@ -132,7 +135,7 @@ class Packs:
             return self._opened[image]
 
     def warn(self, text: str) -> None:
-        """Warns of something once."""
+        """Issues each warning once."""
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(f"cudal2gen: {text}", stacklevel=2)

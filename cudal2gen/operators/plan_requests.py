@@ -1,6 +1,6 @@
-"""Requests: what a call asks to be computed, with its tensors as row-major matrices of a layout.
+"""Turns a call's tensors into a request: the problem to compute, on row-major matrices in one of the layouts.
 
-A tensor is described once, by ``facts``; all else here works on descriptions. Nothing reads an element.
+``facts`` describes each tensor once; the other functions work on these descriptions. No element is read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from kernelproof.ground.element import VECTOR_BYTES, ElementName, OutputName, na
 if TYPE_CHECKING:
     import torch
 
-# (A, B, third) -> D, or D and Z if the fusion has ``aux``; third: out, bias, offsets, or the second B of a pair.
+# Computes D from (A, B, third); also Z if the fusion has ``aux``. third: out, bias, offsets, or the second B of a pair.
 Run = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor | None"], Any]
-Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]
-MaybeMatrix = Matrix | None  # None: no layout serves the strides
-Kind = tuple[ElementName, OutputName, Acc, Layout]  # as a problem's
+Finish = Callable[["torch.Tensor", "torch.Tensor | None"], Any]  # computes by torch the rest, from a plain D and bias
+MaybeMatrix = Matrix | None  # None: no layout has such strides
+Kind = tuple[ElementName, OutputName, Acc, Layout]  # types and layout of a problem
 
 BIASED = Fusion(bias="n")
-CPU, ELSEWHERE, META = -1, -2, -3  # devices of a request that are no CUDA device; META: nothing is computed
+CPU, ELSEWHERE, META = -1, -2, -3  # devices of a request that are no CUDA devices; on META nothing is computed
 
 
 class Arguments(NamedTuple):
-    """The tensors of a call: x or a; the weight or b; and a bias, the second weight of a gate, or offsets."""
+    """The tensors of a call. ``a``: x or a; ``b``: the weight or b; ``third``: a bias, the second weight of a gate, or
+    offsets."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -44,7 +45,7 @@ class Arguments(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What is applied to the sums; ``aux``: whether the sums with bias are wanted as well."""
+    """What is applied to the sums. ``aux``: whether the sums with bias (Z) are returned too."""
 
     activation: Activation
     gate: bool
@@ -52,14 +53,18 @@ class Epilogue(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A product that a call asks for.
+    """The product that a call must compute.
 
-    ``problem``: without its GPU; None if no kernel can compute it, for the reason ``obstacle``. ``operands``: the
-    tensors as matrices, as the layout stores them. ``shape``: of the result. ``device``: the CUDA device's index,
-    ``CPU``, ``ELSEWHERE`` or ``META``. ``by_torch``: torch's own product, with all that belongs to it. ``batches``: the
-    products of a batch, each of ``sizes``. ``fusion``: what a kernel may apply to the sums; ``finish``: the same by
-    torch, from a plain kernel's D and the bias. ``pair``: whether the caller has two weights of a gate, and B is their
-    interleaved copy. ``invariance``: how far other numbers of rows are computed alike (``check_modes``).
+    - ``problem``: the problem without its GPU; None if no kernel can compute it, for the reason ``obstacle``.
+    - ``sizes``: the extents of each product; ``batches``: the number and spacing of the products.
+    - ``operands``: the tensors as matrices, as the layout stores them; ``shape``: the shape of the result.
+    - ``device``: the CUDA device's index, ``CPU``, ``ELSEWHERE`` or ``META``.
+    - ``by_torch`` computes the complete request by torch.
+    - ``fusion``: what a kernel may apply to the sums; ``finish`` does the same by torch, from a plain kernel's D and
+      the bias.
+    - ``pair``: whether the caller has two weights of a gate, and B is their interleaved copy.
+    - ``into``: whether the caller gives a tensor for D.
+    - ``invariance``: the level of batch invariance (``check_modes``).
     """
 
     problem: Problem | None
@@ -76,17 +81,18 @@ class Request(NamedTuple):
     into: bool = False
     invariance: int = FREE
 
-    def alike(self, invariance: int) -> Request:
-        """The same, computed as other numbers of rows are; torch does not compute it if it must be invariant."""
+    def with_invariance(self, invariance: int) -> Request:
+        """The request at this level of batch invariance. ``by_torch`` refuses calls at the level ``INVARIANT``."""
         if invariance == FREE or self.device == META:
             return self
-        refused = invariance == INVARIANT
-        by_torch = refusal("the launch was refused, or a graph is captured") if refused else self.by_torch
+        by_torch = self.by_torch
+        if invariance == INVARIANT:
+            by_torch = refusal("the launch was refused, or a graph is captured")
         return self._replace(invariance=invariance, by_torch=by_torch)
 
     @property
     def fused(self) -> Request:
-        """The same with the fusion in the problem; without a problem if there is no such kernel."""
+        """The request with the fusion as part of the problem; without a problem if no kernel has the fusion."""
         if self.problem is None:
             return self
         shape = (*self.shape[:-1], self.fusion.d_cols(self.sizes.n))
@@ -99,9 +105,13 @@ class Request(NamedTuple):
 
 
 class TensorFacts(NamedTuple):
-    """What planning reads of a tensor. ``strides`` count elements; ``aligned``: whether it starts on 16 bytes;
-    ``device``: as a request's. ``element``: the name of its type in a problem; None if there are no kernels for the
-    type or the device, for the reason ``obstacle``."""
+    """The properties of a tensor on which a plan depends.
+
+    - ``strides`` are in elements; ``aligned``: whether the address is a multiple of 16 bytes.
+    - ``device``: as in a ``Request``.
+    - ``element``: the name of its type in a problem; None if there are no kernels for the type or the device, for the
+      reason ``obstacle``.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -132,8 +142,11 @@ def facts(tensor: torch.Tensor) -> TensorFacts:
 
 
 def in_rows(a: torch.Tensor, memory: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A tensor whose rows a kernel reads in place if their length allows it: itself, or a contiguous copy in
-    ``memory``. So how it lies decides nothing about the kernel."""
+    """The tensor itself if it is aligned and in rows, else a contiguous copy in ``memory``.
+
+    Kernels read either in place if the length of rows allows it, so the choice of a kernel does not depend on the
+    tensor's strides.
+    """
     try:
         in_place = a.data_ptr() % VECTOR_BYTES == 0
         if not a.is_contiguous():
@@ -145,42 +158,45 @@ def in_rows(a: torch.Tensor, memory: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def matrix(tensor: TensorFacts, rows: int, cols: int, strides: MatrixStrides, step: int = 0) -> MaybeMatrix:
-    """A tensor's first matrix, row-major; None if its rows are not contiguous. ``step``: elements to the next matrix,
-    which must be aligned as well if the matrix is to be."""
+    """A tensor's first matrix, row-major; None if its rows are not contiguous.
+
+    ``step``: the number of elements to the next matrix. The matrix counts as aligned only if the next ones are too.
+    """
     if cols > 1 and strides.cols != 1:
         return None
-    # The only row of a matrix may be as far from the next as a kernel likes.
+    # A single row has no leading dimension, so it gets one that kernels accept.
     ld = strides.rows if rows > 1 else aligned(cols, VECTOR_BYTES // tensor.element_bytes)
     if ld < cols:
         return None
     return Matrix(ld, tensor.aligned and step * tensor.element_bytes % VECTOR_BYTES == 0)
 
 
-class Stored(NamedTuple):
-    """An operand as a layout stores it: itself or its transpose, in rows; no matrix if neither has contiguous rows."""
+class StoredOperand(NamedTuple):
+    """An operand as a layout stores it: row-major, or ``transposed``. ``matrix`` is None if neither it nor its
+    transpose has contiguous rows."""
 
     transposed: bool
     matrix: MaybeMatrix
 
 
-def stored(tensor: TensorFacts, rows: int, cols: int, strides: MatrixStrides, step: int = 0) -> Stored:
-    """A (m,k) or B (k,n) with these strides, in rows of its own or of its transpose."""
-    as_it_is = matrix(tensor, rows, cols, strides, step)
-    # A single row or column may be either; rows that start on 16 bytes need no copy.
-    if as_it_is is None or as_it_is.ld * tensor.element_bytes % VECTOR_BYTES:
+def stored_operand(tensor: TensorFacts, rows: int, cols: int, strides: MatrixStrides, step: int = 0) -> StoredOperand:
+    """A (m,k) or B (k,n) with these strides as a layout stores it."""
+    direct = matrix(tensor, rows, cols, strides, step)
+    # A single row or column can be taken either way. The one whose rows start at multiples of 16 bytes needs no copy.
+    if direct is None or direct.ld * tensor.element_bytes % VECTOR_BYTES:
         transposed = strides._replace(rows=strides.cols, cols=strides.rows)
         if as_transposed := matrix(tensor, cols, rows, transposed, step):
-            return Stored(True, as_transposed)
-    return Stored(False, as_it_is)
+            return StoredOperand(True, as_transposed)
+    return StoredOperand(False, direct)
 
 
-def layout_of(a: Stored, b: Stored) -> Layout:
-    """The layout of operands that are stored so."""
+def layout_of(a: StoredOperand, b: StoredOperand) -> Layout:
+    """The layout of operands that are stored in this way."""
     return AlongK(not a.transposed, b.transposed).layout
 
 
 class MatrixProblem(NamedTuple):
-    """A problem on matrices: without its GPU, or None for the reason ``obstacle``."""
+    """A problem with its operands as matrices. ``problem`` is without its GPU, or None for the reason ``obstacle``."""
 
     problem: Problem | None
     obstacle: str
@@ -190,7 +206,7 @@ class MatrixProblem(NamedTuple):
 def matrix_problem(
     kind: Kind, sizes: Sizes, matrices: tuple[MaybeMatrix, MaybeMatrix, MaybeMatrix], **features: str
 ) -> MatrixProblem:  # fmt: skip
-    """The problem of these matrices. ``features``: its further fields."""
+    """The problem on the matrices A, B and D. ``features``: further fields of the problem."""
     problem, obstacle = problem_of(kind, sizes, **features)
     if problem is not None and None in matrices:
         strange = [name for name, found in zip("ABD", matrices, strict=True) if found is None]
@@ -200,7 +216,7 @@ def matrix_problem(
 
 
 def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | None, str]:
-    """The problem without its GPU; or None, and the reason. ``features``: further fields."""
+    """The problem without its GPU, and ""; or None, and the reason. ``features``: further fields of the problem."""
     from pydantic import ValidationError
 
     try:
@@ -211,13 +227,13 @@ def problem_of(kind: Kind, sizes: Sizes, **features: str) -> tuple[Problem | Non
         return None, "an extent is 0" if 0 in sizes else "an extent is too large"
 
 
-# --- requests of each operator, whose operands are checked ---
+# --- the requests of each operator, after the checks of its operands ---
 
 
 def request_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: Acc, out: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Request:
-    """``torch.matmul(a, b)``: one product, also of all rows of A with a B that they share, or a batch."""
+    """The request of ``torch.matmul(a, b)``: a batch of products, or one product if all rows of A share B."""
     request = product(facts(a), facts(b), acc, None if out is None else facts(out), out_dtype)
     return request if out is None else request._replace(into=True)
 
@@ -225,7 +241,7 @@ def request_matmul(
 def product(
     a: TensorFacts, b: TensorFacts, acc: Acc, out: TensorFacts | None, out_dtype: torch.dtype | None
 ) -> Request:  # fmt: skip
-    """``request_matmul`` of tensors that were described."""
+    """``request_matmul`` for tensors that are given by their facts."""
     shape, sizes = result_shape(a.shape, b.shape), plan_batches.sizes_of(a.shape, b.shape)
     batch = plan_batches.broadcast(a.shape[:-2], b.shape[:-2])
     of_a = plan_batches.matrix_strides(a.shape, a.strides, batch)
@@ -237,12 +253,12 @@ def product(
     elif batch and (folded := _folded(of_a, of_b, of_d, batch, sizes)) is not None:
         extents, of_a, of_d = folded
     elif batch:
-        even, obstacle = plan_batches.spaced(batch, of_a, of_b, of_d)
+        even, obstacle = plan_batches.strided_batch(batch, of_a, of_b, of_d)
         spacing = even or spacing
-    if out is not None and not plan_batches.apart(out.shape, out.strides):
+    if out is not None and not plan_batches.are_distinct(out.shape, out.strides):
         obstacle = "elements of out that may lie in one place"
-    as_a = stored(a, extents.m, extents.k, of_a, spacing.a)
-    as_b = stored(b, extents.k, extents.n, of_b, spacing.b)
+    as_a = stored_operand(a, extents.m, extents.k, of_a, spacing.a)
+    as_b = stored_operand(b, extents.k, extents.n, of_b, spacing.b)
     layout, d_type = layout_of(as_a, as_b), output_name(a.dtype, out_dtype)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
     stated = MatrixProblem(None, a.obstacle or obstacle, LaunchOperands.packed(layout, extents))
@@ -257,8 +273,8 @@ def product(
 def _strides_of_d(
     out: tuple[int, ...] | None, batch: Sequence[int], sizes: Sizes, matrices: tuple[bool, bool]
 ) -> MatrixStrides:  # fmt: skip
-    """Strides of the result, which is contiguous without ``out``. ``matrices``: whether A and B are more than
-    vectors."""
+    """The strides of D, which is contiguous if there is no ``out`` (the strides of that tensor). ``matrices``: whether
+    A and B have two dimensions or more; vectors have no row or column in D."""
     extents = (*batch, sizes.m, sizes.n)
     if out is None:
         strides = [math.prod(extents[place + 1 :]) for place in range(len(extents))]
@@ -274,23 +290,24 @@ def _strides_of_d(
 def _folded(
     a: MatrixStrides, b: MatrixStrides, d: MatrixStrides, batch: Sequence[int], sizes: Sizes
 ) -> tuple[Sizes, MatrixStrides, MatrixStrides] | None:
-    """A batch as one product: its sizes, A and D; None if B differs, or rows of A or D are not one matrix's."""
-    as_a, as_d = plan_batches.folded(a, b, batch, sizes), plan_batches.folded(d, b, batch, sizes)
+    """A batch as one product: its extents and the strides of A and D. None if the products do not share B, or if the
+    rows of A or of D are not evenly spaced."""
+    as_a, as_d = plan_batches.fold(a, b, batch, sizes), plan_batches.fold(d, b, batch, sizes)
     return None if as_a is None or as_d is None else (*as_a, as_d[1])
 
 
 def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Request:
-    """The product of x (..., K) and weight (N,K), in the layout that serves their strides."""
+    """The request of a linear layer with x (..., K) and weight (N,K), in the layout that fits their strides."""
     of_x, of_weight = facts(x), facts(weight)
     k, n = of_x.shape[-1], of_weight.shape[0]
     sizes = Sizes(x.numel() // k if k else 0, n, k)
-    as_x = Stored(False, None)
+    as_x = StoredOperand(False, None)
     if sizes.m:
-        # Batch dimensions that are no rows of one matrix have no view as such.
+        # ``view`` raises RuntimeError if the batch dimensions cannot be merged into the rows of one matrix.
         with suppress(RuntimeError):
             rows, cols = x.view(sizes.m, k).stride()
-            as_x = stored(of_x, sizes.m, k, MatrixStrides(rows, cols))
-    as_weight = stored(of_weight, k, n, MatrixStrides(of_weight.strides[1], of_weight.strides[0]))
+            as_x = stored_operand(of_x, sizes.m, k, MatrixStrides(rows, cols))
+    as_weight = stored_operand(of_weight, k, n, MatrixStrides(of_weight.strides[1], of_weight.strides[0]))
     layout = layout_of(as_x, as_weight)
     stated = MatrixProblem(None, of_x.obstacle, LaunchOperands.packed(layout, sizes))
     if of_x.element is not None:
@@ -302,7 +319,7 @@ def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Reque
 
 
 def linear_of_rows(m: int, n: int, k: int, element: ElementName, device: int, biased: bool) -> Request:
-    """``request_linear`` of m packed rows, without tensors."""
+    """``request_linear`` for a packed x of m rows and a packed weight, without tensors."""
     sizes, matrices = Sizes(m, n, k), (Matrix(k), Matrix(k), Matrix(n))
     stated = matrix_problem((element, "same", "f32", "tn"), sizes, matrices)
     request = Request(stated.problem, stated.obstacle, sizes, stated.operands, (m, n), device, torch_linear)
@@ -312,7 +329,7 @@ def linear_of_rows(m: int, n: int, k: int, element: ElementName, device: int, bi
 def request_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None
 ) -> Request:
-    """A grouped product; a batch if all groups are of one size."""
+    """The request of a grouped product; without ``offs`` it is a batch."""
     shape, by_torch = grouped_shape(a, b, offs), partial(torch_grouped, out_dtype=out_dtype)
     if offs is None:
         return request_matmul(a, b, "f32", None, out_dtype)._replace(by_torch=by_torch)
@@ -325,23 +342,23 @@ def request_grouped(
         stated = stated._replace(obstacle="an extent is 0")
     elif (a.ndim, b.ndim) == (2, 3):
         spacing = Batches(groups, b=of_b.strides[0])
-        as_b = stored(of_b, sizes.k, sizes.n, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
-        # Groups are rows of A, so it has rows of its own.
-        as_a = Stored(False, matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1])))
+        as_b = stored_operand(of_b, sizes.k, sizes.n, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
+        # Groups are rows of A, so A cannot be transposed.
+        as_a = StoredOperand(False, matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1])))
         kind: Kind = (of_a.element, output_name(of_a.dtype, out_dtype), "f32", layout_of(as_a, as_b))
         stated = matrix_problem(kind, sizes, (as_a.matrix, as_b.matrix, Matrix(sizes.n)), batch="grouped")
     return Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_a.device, by_torch, spacing)
 
 
 def add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """D with a bias along n."""
+    """Adds a bias along n to D in place."""
     return d if bias is None else d.add_(bias)
 
 
 def request_fused(
     x: torch.Tensor, weight: torch.Tensor, biased: bool, epilogue: Epilogue, by_torch: Run | None = None
 ) -> Request:
-    """The product of x (..., K) and weight (N,K) with an epilogue. ``by_torch``: if it is not ``torch_fused``."""
+    """The request of a linear layer with an epilogue. ``by_torch``: torch's computation, by default ``torch_fused``."""
     activation, gate, aux = epilogue
     fusion = Fusion(bias="n" if biased else "none", aux=aux, activation=activation, gate=gate)
 
@@ -362,24 +379,25 @@ def request_fused(
 
 
 def key_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
-    """What a plan may depend on of a tensor. Raises RuntimeError or AttributeError for what has no strides or no
-    memory."""
+    """The part of a plan's key that comes from a tensor. Raises RuntimeError or AttributeError for a value without
+    strides or memory."""
     if tensor is None:
         return ()
     return tensor.shape, tensor.stride(), tensor.data_ptr() & 15, tensor.device, tensor.dtype
 
 
 def span(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first to its last element."""
+    """The number of bytes from the begin of a tensor's first element to the end of its last."""
     if not tensor.numel():
         return 0
     reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return int(tensor.element_size()) * (int(reach) + 1)
 
 
-def apart(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one storage surely have no byte in common, as other columns of the same rows have none."""
-    # Modulo a row's length, a tensor reaches no further than its strides that are no multiples of it.
+def are_disjoint(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors in one storage surely have no byte in common, such as different columns of the same rows."""
+    # Taken modulo a pitch (a stride of either tensor), a tensor's bytes lie within a window, whose width follows from
+    # the strides that are no multiples of the pitch. The tensors are disjoint if their windows are.
     steps = [
         [((extent - 1) * stride * tensor.element_size(), stride * tensor.element_size())
          for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1 and stride]

@@ -1,4 +1,4 @@
-"""Plans: what calls of one kind do, decided once, and how many calls each plan made."""
+"""Keeps the plans of a process, each of which computes all calls of one kind, and counts their calls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cudal2gen.operators.plan_requests import Run
 
 Key = tuple[Any, ...]
 
-MAX_PLANS = 1 << 14  # bounds memory for models with ever new shapes
-# cudaErrorInvalidValue and cudaErrorMisalignedAddress, by which the launcher refuses operands. Other codes are faults
-# of the device or of the installation.
+MAX_PLANS = 1 << 14  # limits the memory of models whose shapes keep changing
+# The codes by which the launcher refuses operands: cudaErrorInvalidValue and cudaErrorMisalignedAddress. Other codes
+# are faults of the device or of the installation.
 REFUSALS = {1, 716}
 
 
 class ByTorch(Exception):
-    """No kernel computes a request. ``short``: the reason without the call's sizes, so that ``stats`` can count it;
-    ``lasting``: whether later calls get the same answer."""
+    """No kernel computes a request, so torch does. ``short``: the reason without the call's sizes, so that ``stats``
+    can count it. ``lasting``: whether the reason applies to later calls too."""
 
     def __init__(self, short: str, reason: str = "", lasting: bool = True) -> None:
         super().__init__(reason or short)
@@ -28,20 +28,23 @@ class ByTorch(Exception):
 
 
 class CallPlan:
-    """What calls of one kind do. ``run`` computes them, ``by_torch`` does if the launcher refuses; ``native`` is the
-    same call in a form that C++ can make."""
+    """The plan for all calls of one kind.
+
+    ``run`` computes a call; ``by_torch`` computes it if the launcher refuses the operands. ``native``: the same call in
+    a form that C++ can make, or None. ``calls``: the number of calls that Python made. ``gain_us``: the microseconds
+    that a call saves against torch, as measured. ``by_bucket``: whether the measurement had another number of rows
+    (``buckets``). ``spans``: the bytes that a, b and out extend over, if the call has ``out``.
+    """
 
     def __init__(self, name: str, reason: str, run: Run, on_kernel: bool, by_torch: Run) -> None:
         self.name, self.reason, self.run, self.on_kernel, self.by_torch = name, reason, run, on_kernel, by_torch
         self.key: Key = ()
         self.native: NativeCall | None = None
-        # ``gain_us``: microseconds that a call saves against torch, as measured.
-        self.calls, self.gain_us = 0, 0.0
-        self.by_bucket = False  # whether the measurement was taken with another number of rows, see ``buckets``
-        self.spans = (0, 0, 0)  # bytes of a, b and out, if the call has ``out``
+        self.calls, self.gain_us, self.by_bucket = 0, 0.0, False
+        self.spans = (0, 0, 0)
 
     def count(self, drop: bool = False) -> int:
-        """Calls made from Python and from C++. ``drop``: C++ makes no more of them."""
+        """The number of calls that Python and C++ made. ``drop``: C++ makes no further ones."""
         if self.native is not None:
             calls = self.native.calls(drop)
             if not drop:
@@ -51,11 +54,11 @@ class CallPlan:
 
 
 class Plans:
-    """The plans of a process by their keys, and the counts of all calls, those of dropped plans included.
+    """The plans of a process by their keys, and the counts of all calls, including those of dropped plans.
 
-    ``lock`` guards everything here, and the dispatcher holds it while it decides. A planned call does not take it: it
-    looks its plan up in ``by_key``, which is one step of the interpreter, and adds to ``CallPlan.calls``, so a count
-    may lose calls that several threads make at the same instant.
+    ``lock`` guards everything here, and the dispatcher holds it while it decides. A planned call does not take the
+    lock: it looks up its plan in ``by_key``, which is atomic in the interpreter, and increments ``CallPlan.calls``. So
+    a count may miss calls that several threads make at the same instant.
     """
 
     def __init__(self) -> None:
@@ -71,15 +74,15 @@ class Plans:
         return len(self.by_key) >= MAX_PLANS
 
     def drop(self, plan: CallPlan) -> None:
-        """Lets the next call of a plan's kind be planned anew."""
+        """Drops a plan, so that the next call of its kind is planned anew."""
         with self.lock:
             if self.by_key.get(plan.key) is plan:
                 self._retire(self.by_key.pop(plan.key))
 
     def replace(self, plan: CallPlan, error: LaunchError) -> CallPlan:
-        """Puts torch's product in the place of a plan whose call the launcher refused, and counts this call for it.
+        """Replaces a plan whose call the launcher refused by torch's product, and counts this call for torch.
 
-        Raises the error again if something else than the operands is its reason.
+        Raises the error again if the operands are not its reason.
         """
         if error.code not in REFUSALS:
             raise error
@@ -95,12 +98,12 @@ class Plans:
             return by_torch
 
     def count(self, name: str, on_kernel: bool = False) -> None:
-        """Counts a call that has no plan: of a kernel, or of torch for the reason ``name``."""
+        """Counts a call without a plan: by the kernel ``name``, or by torch for the reason ``name``."""
         with self.lock:
             self._retired[(on_kernel, name)] += 1
 
     def once(self, plan: CallPlan) -> CallPlan:
-        """Counts the only call of a plan that is not kept."""
+        """Counts the only call of a plan that is not kept, and returns the plan."""
         self.count(plan.name, plan.on_kernel)
         return plan
 

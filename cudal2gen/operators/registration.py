@@ -1,5 +1,7 @@
-"""Registers operators with torch, by schema and not by ``torch.library.custom_op``, whose checks cost microseconds at
-each call."""
+"""Registers our operators with torch.
+
+They are defined by schemas and not by ``torch.library.custom_op``, whose checks take microseconds at each call.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from cudal2gen.operators.casting import KEYS, following
+from cudal2gen.operators.casting import KEYS, with_autocast
 from cudal2gen.operators.check_modes import BatchInvariance, compiling, foreign, in_forward_mode, local, refusal
 from cudal2gen.operators.dispatch import current
 
@@ -16,27 +18,37 @@ INVARIANT_OVERLOAD = "batch_invariant"  # the overload of calls that demand batc
 
 _DEFINED: dict[str, tuple[Operator, Any]] = {}  # operators and their overloads by name
 _LIBRARIES: list[Any] = []  # keeps the libraries alive, and with them their operators
-# The first key serves every device; on one without kernels the plan is torch's product. Nested tensors do not have it.
+# The first key covers every device; on a device without kernels the plan is torch's product. It does not cover nested
+# tensors.
 _KEYS = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
-# Tensors with a lazy sign: torch resolves them, except one that is written and not returned.
+# The keys of lazily conjugated or negated tensors. torch resolves such operands, but not a tensor that is written into.
 _SIGNED = ("Conjugate", "Negative")
 
 
 class Operator(NamedTuple):
-    """An operator to be registered with torch."""
+    """An operator to be registered with torch.
+
+    - ``run`` computes the operator on tensors of any device.
+    - ``fake`` makes a result of the right shape and type without data, for torch.compile and meta tensors.
+    - ``by_torch`` computes it by torch's own functions, for tangents and for subclasses that support only these.
+    - ``setup_context`` saves what the derivative needs of a call; ``backward`` computes the derivative.
+    - ``vmap``: see torch.library.register_vmap.
+    - ``batch_invariant``: whether calls must be batch-invariant, so that torch's functions may not replace it.
+    - ``follows_autocast``: whether autocast casts the operands, as it does for torch's corresponding operator.
+    """
 
     schema: str
-    run: Callable[..., Any]  # computes it with tensors on any device
-    fake: Callable[..., Any]  # its result's shape and type, for torch.compile and meta tensors
-    by_torch: Callable[..., Any]  # by torch's own functions: for tangents, and for subclasses that only those accept
-    setup_context: Callable[..., None] | None = None  # what the derivative keeps of a call
+    run: Callable[..., Any]
+    fake: Callable[..., Any]
+    by_torch: Callable[..., Any]
+    setup_context: Callable[..., None] | None = None
     backward: Callable[..., Any] | None = None
-    vmap: Callable[..., Any] | None = None  # see torch.library.register_vmap
-    batch_invariant: bool = False  # whether torch's functions may not stand in for it
-    follows_autocast: bool = True  # as torch's operator in its place does
+    vmap: Callable[..., Any] | None = None
+    batch_invariant: bool = False
+    follows_autocast: bool = True
 
     def torch_fallback(self, reason: str) -> Callable[..., Any]:
-        """What computes a call by torch's own functions; it refuses a call that must be batch-invariant."""
+        """A function that computes a call by torch's own functions, or refuses a call that must be batch-invariant."""
         return refusal(reason) if self.batch_invariant or BatchInvariance.always else self.by_torch
 
     @property
@@ -45,16 +57,16 @@ class Operator(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it writes into a tensor of the caller's."""
+        """Whether the operator writes into one of its arguments."""
         return "!" in self.schema
 
     @property
     def casts(self) -> bool:
-        """Whether autocast casts its operands: not those of a call that writes into a tensor of the caller's."""
+        """Whether autocast casts the operands. It does not if the operator ``writes``."""
         return self.follows_autocast and not self.writes
 
     def write_signed(self, *arguments: Any, **options: Any) -> None:
-        """A call with a tensor whose sign is lazy."""
+        """A call with a lazily conjugated or negated tensor, which torch computes."""
         self.torch_fallback("conjugated or negated lazily")(*arguments, **options)
 
 
@@ -77,9 +89,9 @@ def register(*operators: Operator) -> dict[str, Any]:
         for key in _SIGNED if operator.writes else ():
             library.impl(operator.name, operator.write_signed, key)
         for key in KEYS.values() if operator.casts else ():
-            library.impl(operator.name, following(operation), key)
+            library.impl(operator.name, with_autocast(operation), key)
         if operator.vmap is not None:
-            mapped = following(operator.vmap) if operator.casts else operator.vmap
+            mapped = with_autocast(operator.vmap) if operator.casts else operator.vmap
             torch.library.register_vmap(qualified, mapped, lib=library)
         if operator.backward is not None:
             library.impl(operator.name, _differentiable(operator, operation), "Autograd")
@@ -103,7 +115,7 @@ def call(name: str, *arguments: Any, **options: Any) -> Any:
     if not compiling():
         current().count(reason)
     fallback = operator.torch_fallback(reason)
-    return (following(fallback) if operator.casts else fallback)(*arguments, **options)
+    return (with_autocast(fallback) if operator.casts else fallback)(*arguments, **options)
 
 
 def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
@@ -122,13 +134,13 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             return overload(*arguments)
 
     def forward(*arguments: Any) -> Any:
-        # Both modes are off within a Function. The next level of nested transforms needs them; below autograd they have
-        # no effect.
+        # Both modes are off within an autograd Function. The next level of nested transforms needs them; below autograd
+        # they have no effect.
         with torch.enable_grad(), _set_fwd_grad_enabled(True):
             return below(*arguments)
 
     class Derivative(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]  # torch has no types here
-        """A derivative of one level of transforms, as functorch's own are."""
+        """A derivative for one level of transforms, like functorch's own derivatives."""
 
     Derivative.__name__ = f"{operator.name}_derivative"
     methods = {"forward": forward, "setup_context": operator.setup_context, "backward": operator.backward}
@@ -140,7 +152,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
             return operator.torch_fallback("tangents")(*arguments)
         differentiable = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
         if not differentiable and local(arguments):
-            return operator.run(*arguments)  # what the dispatcher would call in the end
+            return operator.run(*arguments)  # the dispatcher would call the same function
         if reason := foreign(arguments):
             return operator.torch_fallback(reason)(*arguments)
         if differentiable:
@@ -152,7 +164,7 @@ def _differentiable(operator: Operator, overload: Any) -> Callable[..., Any]:
 
 
 def has_tangents(arguments: Sequence[Any]) -> bool:
-    """Whether a tensor has a tangent (a forward-mode derivative), which only torch's functions compute with."""
+    """Whether a tensor has a tangent (a forward-mode derivative), which only torch's functions support."""
     from torch import Tensor
     from torch.autograd.forward_ad import unpack_dual
 

@@ -1,7 +1,7 @@
 """Collects the products that a model computes, for ``tune-model``.
 
-The model runs on tensors without data. That takes seconds for any model on any machine, also if the weights would not
-fit. A model that looks at values must run with real tensors.
+The model runs on tensors without data. That takes seconds for any model on any machine, even if the weights do not fit
+into memory. A model whose control flow depends on values must run on real tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ModelError(WrongInput):
 
 
 class ModelProduct(NamedTuple):
-    """One product that a model computes: the operator, the layout, m, n, k, and the type of A and B."""
+    """A product that a model computes: the operator, the layout, m, n, k, and the type of A and B."""
 
     op: str
     layout: Layout
@@ -43,15 +43,18 @@ class ModelProduct(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """``products``: how often each product of fp16 or bf16 is computed, every one of a batch counted; ``others``: how
-    many products there are of each other type."""
+    """The products of a model.
+
+    ``products``: how often the model computes each product of fp16 or bf16; a batch counts as its number of products.
+    ``others``: the number of products of each other type.
+    """
 
     products: Counter[ModelProduct]
     others: Counter[str]
 
     def problems(self, gpu: str, acc: Acc) -> list[dict[str, Any]]:
-        """The products as JSON values with the fields of a ``Problem``, ``count`` and ``op``, those with the most work
-        first. ``acc`` is that of fp16; bf16 is summed in fp32."""
+        """The products as JSON values with the fields of a ``Problem``, ``count`` and ``op``; those with the most work
+        come first. ``acc``: the accumulator for fp16; bf16 is summed in fp32."""
         rows = []
         for product, count in self.products.items():
             fields = product._asdict() | {"gpu": gpu, "acc": acc if product.ab == "f16" else "f32"}
@@ -65,7 +68,10 @@ class Collected(NamedTuple):
 
 
 def find_model(name: str) -> Callable[[], Any]:
-    """The callable of ``module:callable`` or ``file.py:callable``, by default ``main``. Raises ModelError."""
+    """The callable that ``module:callable`` or ``file.py:callable`` names; without ``:callable`` it is ``main``.
+
+    Raises ModelError.
+    """
     where, _, what = name.partition(":")
     what = what or "main"
     if where.endswith(".py") and not Path(where).is_file():
@@ -94,8 +100,11 @@ def _from_file(path: Path) -> Any:
 
 
 def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -> Collected:
-    """The products that a callable computes by torch. ``fake``: its tensors have no data; ``any_type``: every type
-    counts as fp16. Gradients are off unless it turns them on. Raises ModelError if it fails."""
+    """The products that a callable computes by torch. Raises ModelError if the callable fails.
+
+    ``fake``: whether its tensors have no data. ``any_type``: whether every type counts as fp16. Gradients are off
+    unless the callable turns them on.
+    """
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -114,7 +123,7 @@ def collect(run: Callable[[], Any], fake: bool = True, any_type: bool = False) -
 
 
 def _cause(error: BaseException) -> str:
-    """The place at which a model's code raised an exception, the exception's class, and its first line."""
+    """The line of code at which a model raised an exception, the exception's class, and its message's first line."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     text = next(iter(str(error).splitlines()), "")
     place = "" if last.filename.startswith("<frozen") else f"{last.filename}:{last.lineno}: "
@@ -123,8 +132,8 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _converted_by_replacing() -> Iterator[None]:
-    """A context in which ``model.half()`` and its like make new parameters: torch would swap their data, which tensors
-    without data do not allow."""
+    """A context in which ``model.half()`` and similar methods make new parameters. torch would swap the data of the old
+    ones, which is not possible without data."""
     import torch
 
     def replaced(self: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
@@ -146,6 +155,7 @@ def _converted_by_replacing() -> Iterator[None]:
 
 @contextmanager
 def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
+    """A context in which the products of all calls are added to ``collected``."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
@@ -164,8 +174,8 @@ def _watched(collected: Collected, any_type: bool) -> Iterator[None]:
 
 
 def _operands(func: Any, args: Any) -> tuple[str, torch.Tensor, torch.Tensor, int] | None:
-    """The name of an operator that is a product, A (.., m, k), B (.., k, n), and how many products it computes; None
-    for other operators."""
+    """For an operator that is a product its name, A (.., m, k), B (.., k, n), and the number of products; None for
+    other operators."""
     name = str(func).removesuffix(".default")
     if name in ("aten.mm", "cudal2gen.matmul", "cudal2gen.matmul.out"):
         return name, args[0], args[1], 1
@@ -186,6 +196,6 @@ def _product(op: str, a: torch.Tensor, b: torch.Tensor) -> ModelProduct:
 
 
 def _in_rows(matrix: torch.Tensor) -> bool:
-    """Whether a matrix lies in rows; otherwise its transpose does."""
+    """Whether a matrix is stored row-major; otherwise its transpose is."""
     rows, cols = matrix.shape[-2:]
     return bool(matrix.stride(-1) == 1 and (rows == 1 or cols > 1))

@@ -1,5 +1,5 @@
-"""The operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and the functions that call
-them. If nothing in torch has to see a call, they skip torch's dispatcher."""
+"""Defines the operators ``cudal2gen::matmul``, ``cudal2gen::matmul.out`` and ``cudal2gen::linear``, and the functions
+``matmul`` and ``bmm``, which skip torch's dispatcher if nothing in torch must intercept the call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators import vmapping
 from cudal2gen.operators.call_native import NATIVE
 from cudal2gen.operators.call_torch import own_linear, own_matmul, own_matmul_out, torch_linear, torch_matmul
-from cudal2gen.operators.casting import casts
+from cudal2gen.operators.casting import autocast_is_on
 from cudal2gen.operators.check_modes import TORCH, check_tensors, invariance, lazy, undispatched
 from cudal2gen.operators.check_operands import check_linear, check_matmul, check_no_gradient, check_out, result_shape
 from cudal2gen.operators.dispatch import Current, current
-from cudal2gen.operators.plan_requests import Arguments, apart, in_rows, key_of, request_linear, request_matmul, span
+from cudal2gen.operators.plan_requests import (
+    Arguments,
+    are_disjoint,
+    in_rows,
+    key_of,
+    request_linear,
+    request_matmul,
+    span,
+)
 from cudal2gen.operators.plans import CallPlan
 from cudal2gen.operators.registration import INVARIANT_OVERLOAD, Operator, call, named, no_script, register
 from kernelproof.ground.element import ELEMENTS, F32
@@ -32,19 +40,21 @@ def matmul(
     out_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``torch.matmul`` of fp16 or bf16 tensors, a (..., M,K) and b (..., K,N), by the fastest measured kernel, or by
-    torch if none is faster.
+    torch if no kernel is faster.
 
-    Vectors and batch dimensions are torch.matmul's. Rows of ``a`` that share one ``b`` are one product; else the batch
-    runs on a kernel if its matrices are evenly spaced. A row-major ``a``, and a ``b`` that is row-major or the
-    transposed view of a row-major (N,K), are read in place with any leading dimension. torch computes for other strides
-    and types, and on the CPU, there with fp32 sums.
+    - ``acc``: the type in which products are summed: f32, or for fp16 also f16.
+    - ``out_dtype``: the type of the result (..., M,N): that of a and b, or torch.float32 for unrounded sums.
+    - ``out``: a tensor into which the result is written. The call then has no gradient.
+    - ``batch_invariant``: one kernel computes all numbers of rows of a weight, so that a row's result has the same bits
+      in any batch; see ``CUDAL2GEN_BATCH_INVARIANT``.
 
-    ``acc``: the type in which products are summed, f32, or for fp16 on request f16. ``out_dtype``: the type of the
-    result (..., M,N), that of a and b, or torch.float32 for unrounded sums. ``out``: written in place, without
-    gradients. Raises TypeError for types that differ, ValueError for shapes and devices that do not fit.
+    Vectors and batch dimensions are handled as by torch.matmul. If all rows of ``a`` share one ``b``, they are one
+    product; otherwise a batch runs on a kernel if its matrices are evenly spaced. Kernels read a row-major ``a``, and a
+    ``b`` that is row-major or the transposed view of a row-major (N,K), in place with any leading dimension. torch
+    computes for other strides and types, and on the CPU, where sums are in fp32.
 
-    ``batch_invariant``: one kernel computes all numbers of rows of a weight, so that a row's result has the same bits
-    in any batch; see ``CUDAL2GEN_BATCH_INVARIANT``. Raises RuntimeError if no kernel computes the product.
+    Raises TypeError for types that differ, ValueError for shapes and devices that do not fit, and RuntimeError if a
+    batch-invariant product has no kernel.
     """
     if out is not None:
         if undispatched(a, b, out):
@@ -71,22 +81,22 @@ def bmm(
     return matmul(a, b, acc=acc, out=out, out_dtype=out_dtype, batch_invariant=batch_invariant)
 
 
-# --- what runs ---
+# --- implementations ---
 
 
 def _matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None,
     batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    alike = invariance(batch_invariant)
-    kind = alike * _ALL_KINDS if out_dtype is None and acc == "f32" else _kind(acc, out_dtype, alike)
+    level = invariance(batch_invariant)
+    kind = level * _ALL_KINDS if out_dtype is None and acc == "f32" else _kind(acc, out_dtype, level)
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
-    if casts(a) or lazy(a, b):  # the caller skipped the dispatcher, which sees to it
+    if autocast_is_on(a) or lazy(a, b):  # the caller skipped the dispatcher, which handles both
         return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
-    a = in_rows(a, current().memory) if alike else a
-    plan = plan_matmul(a, b, acc, out_dtype, alike)
+    a = in_rows(a, current().memory) if level else a
+    plan = plan_matmul(a, b, acc, out_dtype, level)
     if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
         current().keep(plan, kind, a, b)
     plan.calls += 1
@@ -98,23 +108,23 @@ def _matmul(
 
 
 def plan_matmul(
-    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, alike: int
+    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, level: int
 ) -> CallPlan:  # fmt: skip
-    """The plan of a product. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
-    dispatcher = Current.dispatcher or current()  # spares every call a call
+    """The plan of a product. Its key has everything on which the plan depends. ``level``: see ``invariance``."""
+    dispatcher = Current.dispatcher or current()  # without a function's call in the usual case
     try:
-        lies = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
+        placement = (a.shape, a.stride(), a.data_ptr() & 15, b.shape, b.stride(), b.data_ptr() & 15)
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
-        if aside := dispatcher.plan_foreign(torch_matmul, (a, b), alike):
-            return aside
+        if foreign_plan := dispatcher.plan_foreign(torch_matmul, (a, b), level):
+            return foreign_plan
         check_matmul(a, b, acc, out_dtype)
         raise
-    key = (acc, lies, a.device, b.device, a.dtype, b.dtype, out_dtype, alike)
+    key = (acc, placement, a.device, b.device, a.dtype, b.dtype, out_dtype, level)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
         request = request_matmul(a, b, cast("Acc", acc), out_dtype=out_dtype)
-        plan = dispatcher.plan(key, request, Arguments(a, b), alike)
+        plan = dispatcher.plan(key, request, Arguments(a, b), level)
     return plan
 
 
@@ -129,41 +139,43 @@ def _matmul_out(
 def _write(
     a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, out: torch.Tensor, batch_invariant: bool
 ) -> None:  # fmt: skip
-    """Writes a product into ``out``, of which no gradient is needed."""
+    """Writes a product into ``out``. No gradient may be needed."""
     versioned = not out.is_inference()
     if not (versioned or TORCH.is_inference_mode_enabled()):
         raise ValueError("out: a tensor of inference mode is written in that mode only; clone it outside")
-    alike = invariance(batch_invariant)
-    kind = _kind(acc, out_dtype, alike)
+    level = invariance(batch_invariant)
+    kind = _kind(acc, out_dtype, level)
     if not NATIVE.planned_into(a, b, out, kind):
-        if lazy(a, b, out):  # the caller skipped the dispatcher, which calls this again with their elements
+        if lazy(a, b, out):  # the caller skipped the dispatcher, which calls this again with resolved tensors
             call(f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out", a, b, acc, out_dtype, out=out)
             return
-        _plan_and_write(a, b, acc, out_dtype, out, kind, alike)
+        _plan_and_write(a, b, acc, out_dtype, out, kind, level)
     if versioned:
         TORCH._C._increment_version((out,))
 
 
 def _plan_and_write(
-    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, out: torch.Tensor, kind: int, alike: int
+    a: torch.Tensor, b: torch.Tensor, acc: str, out_dtype: torch.dtype | None, out: torch.Tensor, kind: int, level: int
 ) -> None:
-    """``_write`` of a call that C++ does not make. Raises ValueError if ``out`` shares memory with a or b."""
-    dispatcher = Current.dispatcher or current()  # spares every call a call
-    a = in_rows(a, dispatcher.memory) if alike else a
-    lies = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
-    where = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
-    key = (acc, lies, where, a.device, b.device, out.device, a.dtype, b.dtype, out.dtype, out_dtype, alike)
+    """``_write`` for a call that C++ does not make. Raises ValueError if ``out`` shares memory with a or b."""
+    dispatcher = Current.dispatcher or current()  # without a function's call in the usual case
+    a = in_rows(a, dispatcher.memory) if level else a
+    strides = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
+    alignment = (a.data_ptr() & 15, b.data_ptr() & 15, out.data_ptr() & 15)
+    key = (acc, strides, alignment, a.device, b.device, out.device, a.dtype, b.dtype, out.dtype, out_dtype, level)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_matmul(a, b, acc, out_dtype)
         check_out(a, b, out, out_dtype)
         request = request_matmul(a, b, cast("Acc", acc), out, out_dtype)
-        plan = dispatcher.plan(key, request, Arguments(a, b), alike)
+        plan = dispatcher.plan(key, request, Arguments(a, b), level)
         plan.spans = (span(a), span(b), span(out))
-    # The plan knows how far the tensors reach; where they start differs from call to call.
+    # The plan has the bytes over which the tensors extend; their addresses differ from call to call.
     (span_a, span_b, span_out), start = plan.spans, out.data_ptr()
     before_a, before_b = start - a.data_ptr(), start - b.data_ptr()
-    if (-span_out < before_a < span_a and not apart(a, out)) or (-span_out < before_b < span_b and not apart(b, out)):
+    if (-span_out < before_a < span_a and not are_disjoint(a, out)) or (
+        -span_out < before_b < span_b and not are_disjoint(b, out)
+    ):
         raise ValueError("out: shares memory with a or b")
     if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
         dispatcher.keep(plan, kind, a, b, out)
@@ -174,23 +186,23 @@ def _plan_and_write(
         dispatcher.replace(plan, error).run(a, b, out)
 
 
-def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, alike: int) -> CallPlan:
-    """The plan of a linear layer. Its key has everything that the plan depends on. ``alike``: its ``invariance``."""
-    dispatcher = Current.dispatcher or current()  # spares every call a call
+def plan_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, level: int) -> CallPlan:
+    """The plan of a linear layer. Its key has everything on which the plan depends. ``level``: see ``invariance``."""
+    dispatcher = Current.dispatcher or current()  # without a function's call in the usual case
     try:
         bias_kind = key_of(bias)
-        lies = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
+        placement = (x.shape, x.stride(), weight.shape, weight.stride(), x.data_ptr() & 15, weight.data_ptr() & 15)
     except (RuntimeError, AttributeError):  # no sizes, strides or memory; or no tensor
-        if aside := dispatcher.plan_foreign(torch_linear, (x, weight, bias), alike):
-            return aside
+        if foreign_plan := dispatcher.plan_foreign(torch_linear, (x, weight, bias), level):
+            return foreign_plan
         check_linear(x, weight, bias)
         raise
-    key = ("linear", lies, x.device, weight.device, x.dtype, weight.dtype, bias_kind, alike)
+    key = ("linear", placement, x.device, weight.device, x.dtype, weight.dtype, bias_kind, level)
     plan = dispatcher.plans.get(key)
     if plan is None:
         check_linear(x, weight, bias)
         request = request_linear(x, weight, bias is not None)
-        plan = dispatcher.plan(key, request, Arguments(x, weight, bias), alike)
+        plan = dispatcher.plan(key, request, Arguments(x, weight, bias), level)
     return plan
 
 
@@ -198,15 +210,15 @@ def run_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, batch_invariant: bool = False
 ) -> torch.Tensor:
     """The operator ``linear`` on tensors of any device."""
-    alike = invariance(batch_invariant)
-    kind, d = _LINEAR + alike * _ALL_KINDS, None
+    level = invariance(batch_invariant)
+    kind, d = _LINEAR + level * _ALL_KINDS, None
     d = NATIVE.planned(x, weight, kind) if bias is None else NATIVE.planned_biased(x, weight, bias, kind)
     if d is not None:
         return d
-    if casts(x) or lazy(x, weight, bias):  # as in ``_matmul``
+    if autocast_is_on(x) or lazy(x, weight, bias):  # as in ``_matmul``
         return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
-    x = in_rows(x, current().memory) if alike else x
-    plan = plan_linear(x, weight, bias, alike)
+    x = in_rows(x, current().memory) if level else x
+    plan = plan_linear(x, weight, bias, level)
     if plan.native is not None and not plan.native.kept and (bias is None or bias.is_contiguous()):
         current().keep(plan, kind, x, weight, *(() if bias is None else (bias,)))
     plan.calls += 1
@@ -217,7 +229,7 @@ def run_linear(
     return d
 
 
-# --- without data, and backwards ---
+# --- without data, and derivatives ---
 
 
 def _fake_matmul(
@@ -243,10 +255,10 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     a, b, acc, _ = inputs
     ctx.rows = named("matmul", batch_invariant)
-    # A tensor that no wanted gradient needs is not kept, so that its memory can be freed.
+    # A tensor that no requested gradient needs is not kept, so that its memory can be freed.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
     ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
-    # A row of a batch-invariant product is a row of its gradient too.
+    # The gradient of a batch-invariant product is computed by rows too, so a's is never computed by columns.
     ctx.columns = (not batch_invariant and _in_columns(a), _in_columns(b))
 
 
@@ -263,9 +275,10 @@ def matmul_gradients(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """The gradients of a and b in ``matmul(a, b)``. ``a`` may be None if b needs no gradient, and the other way round.
 
-    ``shapes``: those of a and b. ``needs``: which gradients are wanted. ``rows_by``: the operator that computes a's,
-    whose rows are those of a. ``columns``: which of a and b lie ``_in_columns``; their gradients do so too, as torch's:
-    that of ``w`` in ``matmul(x, w.t())`` is contiguous.
+    - ``shapes``: the shapes of a and b; ``needs``: which of their gradients are requested.
+    - ``rows_by``: the operator that computes the gradient of a, whose rows correspond to the rows of a.
+    - ``columns``: which of a and b are ``_in_columns``. Their gradients are so too, as in torch: the gradient of ``w``
+      in ``matmul(x, w.t())`` is contiguous.
     """
     of_a, of_b = (len(shape) for shape in shapes)
     product = OPS["matmul"]
@@ -281,7 +294,7 @@ def matmul_gradients(
             gradient_a = _summed(OPS[rows_by](grad, _adjoint(matrices), acc), extents).view(shapes[0])
     if needs[1] and a is not None:
         matrices = a.unsqueeze(0) if of_a == 1 else a
-        if of_b <= 2:  # one product, of all rows
+        if of_b <= 2:  # one product of all rows
             rows = as_rows(matrices)
             if columns[1]:
                 gradient_b = product(as_rows(grad).mT, rows.conj(), acc).mT
@@ -293,12 +306,12 @@ def matmul_gradients(
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as one matrix, also if it has no elements."""
+    """The tensor (..., N) as one matrix (rows, N), which may have no elements."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
 def _in_columns(matrix: torch.Tensor) -> bool:
-    """Whether a tensor is a matrix of contiguous columns, one after the other."""
+    """Whether a tensor is a column-major matrix without gaps."""
     return bool(matrix.ndim == 2 and matrix.stride() == (1, matrix.shape[0]))
 
 
@@ -328,8 +341,8 @@ def linear_gradients(
     x: torch.Tensor | None, weight: torch.Tensor | None, grad: torch.Tensor, needs: Sequence[bool],
     rows_by: str = "matmul",
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """The gradients of ``linear(x, weight, bias)``. An operand may be None if the other one needs no
-    gradient. ``rows_by``: see ``matmul_gradients``."""
+    """The gradients of x, weight and bias in ``linear(x, weight, bias)``. ``x`` or ``weight`` may be None if the other
+    one needs no gradient. ``needs`` and ``rows_by``: see ``matmul_gradients``."""
     rows = as_rows(grad)
     of_x = of_weight = None
     if needs[0] and weight is not None:
@@ -379,19 +392,22 @@ def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
 
 
 def _kinds() -> dict[tuple[str, Any], int]:
-    """Numbers for what a plan of ``matmul`` depends on beside the tensors; 0 for the defaults."""
+    """Numbers for the pairs (acc, out_dtype), on which a plan of ``matmul`` depends in addition to the tensors.
+
+    The defaults have the number 0.
+    """
     types = (None, *(element.torch_dtype for element in ELEMENTS.values()), F32.torch_dtype)
     return {pair: number for number, pair in enumerate((acc, dtype) for acc in ("f32", "f16") for dtype in types)}
 
 
-def _kind(acc: str, out_dtype: Any, alike: int) -> int:
-    """The kind of a call of ``matmul``; ``alike``: its ``invariance``."""
+def _kind(acc: str, out_dtype: Any, level: int) -> int:
+    """The kind of a call of ``matmul`` (see ``_KINDS``). ``level``: see ``invariance``."""
     kind = _KINDS.get((acc, out_dtype), _NO_KIND)
-    return kind if kind == _NO_KIND else kind + alike * _ALL_KINDS
+    return kind if kind == _NO_KIND else kind + level * _ALL_KINDS
 
 
 OPS = register(*_operators(batch_invariant=False), *_operators(batch_invariant=True))
-# The kind of a call is the part of its key that C++ does not read from the tensors; -1 is kept for no plan.
+# The kind of a call is the part of its key that C++ does not read from the tensors. C++ makes no calls of kind -1.
 _KINDS, _NO_KIND = _kinds(), -1
 _LINEAR = len(_KINDS)
-_ALL_KINDS = _LINEAR + 1  # each kind has a number for every ``invariance``
+_ALL_KINDS = _LINEAR + 1  # the number of kinds at one level of invariance; level i adds i times this number

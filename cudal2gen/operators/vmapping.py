@@ -1,4 +1,4 @@
-"""Operators under ``torch.vmap``: the mapped dimension becomes the first batch dimension of a product."""
+"""Computes operators under ``torch.vmap``: the mapped dimension becomes the in_front batch dimension of a product."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ Mapped = tuple["torch.Tensor", int]  # the result, and its mapped dimension
 ProductCall = Callable[..., "torch.Tensor"]
 
 
-def first(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """The tensor with its mapped dimension, if it has one, in front."""
+def in_front(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """The tensor with its mapped dimension ``dim`` as the in_front one; the tensor itself if None is mapped."""
     return tensor if dim is None else tensor.movedim(dim, 0)
 
 
 def matmul(product: ProductCall, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
-    """``product``, mapped. Vectors become matrices first, so that batch dimensions of a and b correspond."""
+    """The operator ``product`` under vmap. Vectors become matrices in_front, so that the batch dimensions of a and b
+    correspond."""
     ranks = [tensor.ndim - (dim is not None) for tensor, dim in zip((a, b), in_dims, strict=False)]
-    a, b = first(a, in_dims[0]), first(b, in_dims[1])
+    a, b = in_front(a, in_dims[0]), in_front(b, in_dims[1])
     a, b = a.unsqueeze(-2) if ranks[0] == 1 else a, b.unsqueeze(-1) if ranks[1] == 1 else b
     rank = max(2, *ranks)
     a, b = (tensor if dim is None else _widened(tensor, rank + 1) for tensor, dim in zip((a, b), in_dims, strict=False))
@@ -30,7 +31,7 @@ def matmul(product: ProductCall, in_dims: tuple[Any, ...], a: torch.Tensor, b: t
 
 
 def _widened(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """The tensor with dimensions of one element inserted after the first, up to this rank."""
+    """The tensor with dimensions of one element inserted after the in_front, up to this rank."""
     return tensor.reshape(tensor.shape[0], *(1,) * (rank - tensor.ndim), *tensor.shape[1:])
 
 
@@ -38,18 +39,19 @@ def linear(
     product: ProductCall, layer: ProductCall, in_dims: tuple[Any, ...], x: torch.Tensor, weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Mapped:  # fmt: skip
-    """``layer``, mapped. ``product`` and ``layer`` are the operators matmul and linear; mapped weights make a batch."""
+    """A linear layer under vmap. ``product`` and ``layer``: the operators matmul and linear. If weights are mapped, the
+    layer is computed as a batch of products."""
     x_dim, weight_dim, bias_dim = (*in_dims, None)[:3]
     if weight_dim is None and bias_dim is None:
-        return layer(first(x, x_dim), weight, bias), 0
-    x, weight = first(x, x_dim), first(weight, weight_dim)
-    # ``lead``: the dimensions of x that a single layer has before K. A product takes one of them, so they are merged.
+        return layer(in_front(x, x_dim), weight, bias), 0
+    x, weight = in_front(x, x_dim), in_front(weight, weight_dim)
+    # ``lead``: the dimensions of a single layer's x before K. A product takes only one such dimension, so merge them.
     lead = x.shape[:-1] if x_dim is None else x.shape[1:-1]
     mapped = () if x_dim is None else x.shape[:1]
     d = product(x.reshape(*mapped, lead.numel(), x.shape[-1]), weight.mT)
     d = d.reshape(*d.shape[:-2], *lead, d.shape[-1])
     if bias is None:
         return d, 0
-    bias = first(bias, bias_dim)
+    bias = in_front(bias, bias_dim)
     wide = bias.view(*bias.shape[:-1], *(1,) * len(lead), bias.shape[-1])
     return (d.expand(*wide.shape[:1], *d.shape) if d.ndim == len(lead) + 1 else d) + wide, 0

@@ -19,7 +19,7 @@ nn = torch.nn
 functional = torch.nn.functional
 
 from cudal2gen.operators import dispatch, emulated  # noqa: E402
-from cudal2gen.operators.casting import KEYS, followed  # noqa: E402
+from cudal2gen.operators.casting import KEYS, cast_operands  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -248,13 +248,13 @@ def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
             return function(*arguments, **(options or {}))
 
     with torch.autocast("cpu", dtype=CASTS[0]), Watch():
-        followed((nn.Parameter(drawn(24, 64)), drawn(8, 64)))
+        cast_operands((nn.Parameter(drawn(24, 64)), drawn(8, 64)))
     assert called.count("einsum") == 1, "of the parameter"
     for shape in ((24,), (24, 64), (3, 24, 64)):
         parameter = nn.Parameter(normal(*shape))
         with torch.autocast("cpu", dtype=CASTS[0]):
             view = torch.einsum("...->...", parameter)
-            (cast,) = followed((parameter,))
+            (cast,) = cast_operands((parameter,))
         assert view.data_ptr() == parameter.data_ptr()
         assert view.stride() == parameter.stride()
         assert torch.equal(cast, parameter.to(CASTS[0]))

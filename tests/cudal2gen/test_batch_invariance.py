@@ -271,8 +271,8 @@ def test_deterministic_algorithms_take_one_kernel_or_torch_for_all_rows(
             cudal2gen.matmul(a[:rows], other)
         assert sum(measured.stats()["kernel"].values()) == calls, "nothing was measured of this weight"
         assert measured.stats()["torch"][plan_invariance.NOT_MEASURED] == 4
-        assert hosted.hopes(n, k, torch.float16, "cpu", None, False)
-        assert not hosted.hopes(40, k, torch.float16, "cpu", None, False)
+        assert hosted.may_win(n, k, torch.float16, "cpu", None, False)
+        assert not hosted.may_win(40, k, torch.float16, "cpu", None, False)
     cudal2gen.matmul(a[:1], b)
     assert sum(measured.stats()["kernel"].values()) == calls, "afterwards it is torch's again"
 

@@ -164,7 +164,7 @@ def test_whether_elements_lie_in_places_of_their_own() -> None:
         extents, strides = ([draw.randint(low, 8) for _ in range(dims)] for low in (1, 0))
         places = [sum(map(operator.mul, place, strides)) for place in itertools.product(*map(range, extents))]
         several = len(set(places)) < len(places)
-        overlapping, apart = (rule(extents, strides) for rule in (plan_batches.overlapping, plan_batches.apart))
+        overlapping, apart = (rule(extents, strides) for rule in (plan_batches.do_overlap, plan_batches.are_distinct))
         assert not (apart and several), (extents, strides)
         assert not (overlapping and not several), (extents, strides)
         assert dims > 2 or overlapping == several, (extents, strides)

@@ -57,7 +57,7 @@ def kill(process: Any) -> None:
 
 def run_one(pipe: Any, file: Path, digest: str, outcome: str = "right") -> None:
     """A first run that lasts until the pipe has something."""
-    with runs(file).begun(digest) as note:
+    with runs(file).begin(digest) as note:
         pipe.send("running")
         pipe.recv()
         note(outcome, "")  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_a_run_of_a_living_process_bans_nothing_and_of_a_killed_one_it_does(file
         assert pipe.recv() == "running"
         near = runs(file)
         assert near.banned() == set()
-        with near.begun("slow") as note:  # side by side
+        with near.begin("slow") as note:  # side by side
             note("right", "")
         assert near.banned() == set()
         kill(process)
@@ -105,7 +105,7 @@ def test_a_run_that_hangs_is_banned_until_it_ends_after_all(file: Path, monkeypa
 def test_what_one_process_finds_wrong_another_does_not_lift(file: Path, wrong_first: bool) -> None:
     near, far = runs(file), runs(file)
     outcomes = [("wrong", "off by one"), ("right", "")]
-    with near.begun("kernel") as first, far.begun("kernel") as second:
+    with near.begin("kernel") as first, far.begin("kernel") as second:
         assert near.banned() == far.banned() == runs(file).banned() == set()
         for note, (outcome, reason) in zip((first, second), outcomes if wrong_first else outcomes[::-1], strict=True):
             note(outcome, reason)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_what_one_process_finds_wrong_another_does_not_lift(file: Path, wrong_fi
 
 def test_a_block_without_an_outcome_leaves_a_ban(file: Path) -> None:
     near = runs(file)
-    with pytest.raises(RuntimeError, match="a fault"), near.begun("faulty"):
+    with pytest.raises(RuntimeError, match="a fault"), near.begin("faulty"):
         raise RuntimeError("a fault of the device")
     assert near.banned() == runs(file).banned() == {"faulty"}
     near.ban("later", "fails after its first run")
@@ -125,7 +125,7 @@ def test_a_block_without_an_outcome_leaves_a_ban(file: Path) -> None:
 def test_the_lock_is_closed_with_its_object(file: Path) -> None:
     """Python warns of a file that nobody closes, in whatever code runs when it is collected."""
     near = runs(file)
-    with near.begun("kernel") as note:
+    with near.begin("kernel") as note:
         note("right", "")
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
@@ -136,7 +136,7 @@ def test_the_lock_is_closed_with_its_object(file: Path) -> None:
 
 def test_rows_of_other_versions_and_cut_lines_hide_no_ban(file: Path) -> None:
     near = runs(file)
-    with pytest.raises(ZeroDivisionError), near.begun("new"):
+    with pytest.raises(ZeroDivisionError), near.begin("new"):
         raise ZeroDivisionError
     text = file.read_text()
     later = text.replace('"new"', '"later"').replace('{"kind"', '{"clock": 1, "kind"')
@@ -160,17 +160,17 @@ def hammer(pipe: Any, file: Path, name: str, rounds: int) -> None:
     """First runs of kernels that all processes share, and of own ones, some of which end without an outcome."""
     near = runs(file)
     for number in range(rounds):
-        with near.begun(f"shared-{number % 3}") as note:
+        with near.begin(f"shared-{number % 3}") as note:
             note("right", "")
         if number % 20 == 0:
             try:
-                with near.begun(f"{name}-{number}"):
+                with near.begin(f"{name}-{number}"):
                     raise ZeroDivisionError
             except ZeroDivisionError:
                 pipe.send(f"{name}-{number}")
     pipe.send(f"{name} over")
     if name == "killed":
-        with near.begun("killed"):
+        with near.begin("killed"):
             pipe.send("running")
             time.sleep(600)
 

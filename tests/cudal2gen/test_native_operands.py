@@ -27,7 +27,7 @@ from tests.packages import require
 torch = require("torch")
 
 from cudal2gen.operators import dispatch, emulated  # noqa: E402
-from cudal2gen.operators.plan_requests import apart  # noqa: E402
+from cudal2gen.operators.plan_requests import are_disjoint  # noqa: E402
 from scripts import overhead  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -97,7 +97,7 @@ def test_out_may_lie_in_other_columns_of_an_operands_rows(dispatcher: dispatch.D
 
 
 def test_what_is_apart_has_no_element_in_common() -> None:
-    """Of drawn views of one memory; and views that are taken by columns or rows are found apart."""
+    """Of drawn views of one memory; and views that are taken by columns or rows are found disjoint."""
     random = Random(3)
     memory, numbers = torch.zeros(4096).half(), torch.arange(4096)
     found = 0
@@ -106,14 +106,14 @@ def test_what_is_apart_has_no_element_in_common() -> None:
         strides = [tuple(random.choice([0, 1, 2, 4, 8, 9, 32, 64]) for _ in shape) for shape in shapes]
         places = [(*pair, random.randint(0, 80)) for pair in zip(shapes, strides, strict=True)]
         common = torch.isin(*(numbers.as_strided(*place).flatten() for place in places)).any()
-        is_apart = apart(*(memory.as_strided(*place) for place in places))
+        is_apart = are_disjoint(*(memory.as_strided(*place) for place in places))
         assert not (is_apart and common)
         found += is_apart
     assert found > 200
     rows = memory.view(64, 64)
-    assert apart(rows[:, :32], rows[:, 32:])
-    assert apart(rows[::2], rows[1::2])
-    assert not apart(rows[:, :33], rows[:, 32:])
+    assert are_disjoint(rows[:, :32], rows[:, 32:])
+    assert are_disjoint(rows[::2], rows[1::2])
+    assert not are_disjoint(rows[:, :33], rows[:, 32:])
 
 
 def test_a_tensor_of_inference_mode_is_written_in_that_mode(dispatcher: dispatch.Dispatcher) -> None:

@@ -280,14 +280,14 @@ def test_graphs_have_the_operator_where_it_may_win(enabled: Host, won: Won) -> N
 def test_while_calls_measure_every_layer_takes_part(enabled: Host, won: Won) -> None:
     from cudal2gen.operators import hosted
 
-    assert not hosted.hopes(512, 128, torch.float16, "cpu", None, False)
+    assert not hosted.may_win(512, 128, torch.float16, "cpu", None, False)
     won.dispatcher.mode = "once"
     won.dispatcher.forget()
-    assert hosted.hopes(512, 128, torch.float16, "cpu", None, False)
-    assert not hosted.hopes(512, 128, F32, "cpu", None, False)
+    assert hosted.may_win(512, 128, torch.float16, "cpu", None, False)
+    assert not hosted.may_win(512, 128, F32, "cpu", None, False)
     won.dispatcher.mode, won.dispatcher.prefer = "off", "vendor"
     won.dispatcher.forget()
-    assert not hosted.hopes(64, 128, torch.float16, "cpu", None, False)
+    assert not hosted.may_win(64, 128, torch.float16, "cpu", None, False)
 
 
 def test_another_version_of_a_host_is_left_alone(enabled: Host, caplog: pytest.LogCaptureFixture) -> None:

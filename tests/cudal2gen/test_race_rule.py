@@ -94,7 +94,7 @@ class Simulated:
         winner = np.median(heat, axis=2).argmax(axis=0)
         best = finalists[self.rows, winner]
         (duel,) = self.pairs([best], races.MAX_ROUNDS)
-        taken = rule.promising(heat[winner, self.rows]) & rule.taken(duel, first)
+        taken = rule.promising(heat[winner, self.rows]) & rule.accepts(duel, first)
         return taken, self.true[self.rows, best - 1]
 
 
@@ -141,7 +141,7 @@ def test_a_bias_rarely_favours_a_slower_kernel() -> None:
 def test_few_pairs_prove_nothing() -> None:
     assert [rule.lowest_rank(pairs) for pairs in (1, 7, 8, 12, 60)] == [0, 0, 1, 2, 20]
     for pairs, taken in ((7, False), (8, True)):
-        assert bool(rule.taken(np.full(pairs, 0.5), np.array([0.5]))) == taken
+        assert bool(rule.accepts(np.full(pairs, 0.5), np.array([0.5]))) == taken
 
 
 def test_the_lead_over_a_narrow_field_is_a_bias() -> None:
@@ -149,6 +149,6 @@ def test_the_lead_over_a_narrow_field_is_a_bias() -> None:
     pairs = np.full(60, math.log(1.12))
     narrow = np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.0, 0.03, math.log(1.12)])
     wide = np.array([-0.3, 0.2, -0.2, -0.1, 0.15, -0.4, 0.25, math.log(1.12)])
-    assert not rule.taken(pairs, narrow)
-    assert rule.taken(np.full(60, math.log(1.15)), wide)
-    assert rule.taken(pairs, np.full(8, math.log(1.12))), "all of them are faster"
+    assert not rule.accepts(pairs, narrow)
+    assert rule.accepts(np.full(60, math.log(1.15)), wide)
+    assert rule.accepts(pairs, np.full(8, math.log(1.12))), "all of them are faster"

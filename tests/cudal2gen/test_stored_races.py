@@ -79,7 +79,7 @@ def test_whatever_a_store_of_races_holds(data: st.DataObject, tmp_path: Path) ->
     with warnings.catch_warnings(record=True) as skipped, limited():
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", ResourceWarning)  # of other tests' garbage
-        raced = own.raced(table()).whole
+        raced = own.tables(table()).complete
     assert all(issubclass(warning.category, SkippedLine) for warning in skipped)
     for row in raced.rows:
         kernel = table().kernels[row.kernel or 0]
@@ -106,7 +106,7 @@ def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path)
         warnings.simplefilter("ignore", ResourceWarning)  # of other tests' garbage
         runs = FirstRuns(A100.name, file)
         assert "c" in runs.banned()
-        with runs.begun("e") as note:
+        with runs.begin("e") as note:
             note("wrong", "")
         assert {"c", "e"} <= FirstRuns(A100.name, file).banned()
     assert all(issubclass(warning.category, SkippedLine) for warning in skipped)

@@ -1,14 +1,15 @@
-"""Buckets of rows: one measurement for all products of few rows with one weight, as a server computes them.
+"""Groups products of few rows into buckets of rows, for each of which one measurement of a weight suffices.
 
-Up to ``LARGEST`` rows, a product takes the time of reading its weight. A row needs two operations for each 16-bit
-element of the weight, and GPUs reach their peak at 153 (A100, 80 GB) to 295 (H100 SXM) operations per byte, by their
-data sheets. So the time is nearly the same for all rows of a bucket (b/2, b], where b is a power of two. A bucket is
-measured at both ends, and a kernel serves it if it wins at both. A shape that is called ``HOT_CALLS`` times is measured
-by itself. More rows than ``LARGEST`` take time in proportion, so each number of them has a measurement of its own.
+Servers compute products with many different small numbers of rows. Up to ``LARGEST`` rows, a product takes the time of
+reading its weight: a row needs two operations for each 16-bit element of the weight, and GPUs reach their peak at 153
+(A100, 80 GB) to 295 (H100 SXM) operations per byte, by their data sheets. So the time is nearly the same for all rows
+of a bucket (b/2, b], where b is a power of two. A bucket is measured at both ends, and a kernel is used for it if it
+wins at both. A shape that is called ``HOT_CALLS`` times is measured itself. Above ``LARGEST`` rows the time is
+proportional to their number, so each number of rows has its own measurement.
 
-The rows of groups, as in a mixture of experts, are counted together, and the last bucket ends at ``LARGEST`` rows per
-group on average: how many rows each group has is known on the device only, and differs from call to call. If groups
-without rows leave weights unread, they do so for a kernel and for torch alike.
+In grouped products, as in a mixture of experts, the rows of all groups are counted together, and the last bucket ends
+at ``LARGEST`` rows per group on average. The number of rows of each group is known on the device only, and differs from
+call to call. If weights are not read because their groups have no rows, that holds for kernels and for torch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HOT_CALLS = 1000  # with products of tens of microseconds, this many calls take 
 
 
 class Bucket(NamedTuple):
-    """The rows from ``least`` to ``most``, both included."""
+    """The numbers of rows from ``least`` to ``most``, both included."""
 
     least: int
     most: int
@@ -39,16 +40,18 @@ BUCKETS = tuple(_bucket(rows) for rows in range(1, LARGEST + 1))  # the bucket o
 
 
 def bucket(problem: Problem, products: int = 1) -> Bucket:
-    """The bucket of a problem's rows, counted over all groups. Many rows, those of a strided batch, and those of an A
-    (k,m), to which no server adds rows, are a bucket of their own. ``products``: of a launch; the number of groups if
-    the problem is grouped."""
+    """The bucket of a problem's number of rows, which are those of all groups together.
+
+    The bucket has only this number if there are more than ``LARGEST`` rows, in a strided batch, and if A is stored as
+    (k,m), which servers do not use. ``products``: the number of products; of groups, if the problem is grouped.
+    """
     largest = LARGEST * (products if problem.grouped else 1)
     if problem.m > largest or (problem.batched and not problem.grouped) or not problem.along_k.a:
         return Bucket(problem.m, problem.m)
     if problem.m <= LARGEST:
         return BUCKETS[problem.m - 1]
     least, most = _bucket(problem.m)
-    return Bucket(least, min(most, largest))  # not more rows a group, where their number is no power of two
+    return Bucket(least, min(most, largest))  # ``largest`` is no power of two if the number of groups is none
 
 
 def at(problem: Problem, rows: int) -> Problem:
@@ -57,8 +60,8 @@ def at(problem: Problem, rows: int) -> Problem:
 
 
 def measured(table: Table, problem: Problem, products: int = 1) -> tuple[Row, ...]:
-    """What was measured of a problem's bucket: both ends, or the upper end alone if no kernel wins it. Empty if a
-    measurement is missing."""
+    """The measurements of a problem's bucket: its upper and lower end, or only the upper one if no kernel wins there.
+    Empty if a measurement is missing."""
     least, most = bucket(problem, products)
     if (upper := table.measured(at(problem, most), products)) is None:
         return ()
@@ -78,8 +81,8 @@ def wins(table: Table, problem: Problem, products: int = 1) -> bool:
 def choose(
     table: Table, problem: Problem, operands: LaunchOperands, extra_us: float = 0.0, products: int = 1
 ) -> Choice | None:  # fmt: skip
-    """The choice for a problem that was not measured itself, by the measurements of its bucket; None without these.
-    Arguments as of ``Table.choose``."""
+    """The choice for a problem by the measurements of its bucket. None if these are missing, or if the problem itself
+    was measured. The arguments are those of ``Table.choose``."""
     least, most = bucket(problem, products)
     if least == most or table.measured(problem, products) is not None:
         return None

@@ -1,4 +1,7 @@
-"""Contests: a call's product, or one with a bucket's rows, is computed by kernels, by torch, and in fp64 to compare."""
+"""Computes the product of a race by kernels and by torch, and compares the results with an fp64 reference.
+
+The product is that of a call, or one with another number of rows of its bucket.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +31,22 @@ if TYPE_CHECKING:
     from cudal2gen.bench.check import Reference
 
 
-_KINDS = count(-2, -1)  # kinds of calls in C++ that no operator's call has
-Opened = Callable[[TableKernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
+_KINDS = count(-2, -1)  # kinds of calls in C++, negative so that no operator's call has them
+OpenFunction = Callable[[TableKernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
 
 
 class Contest:
-    """A product that kernels and torch compute in turns, into memory of their own.
+    """A product that kernels and torch compute alternately, into newly allocated memory.
 
-    ``problem``: the request's with its GPU. If it has another number of rows, the rows of A are repeated.
+    ``problem``: the request's problem with its GPU. If it has another number of rows than the request, A has copies of
+    the request's rows. ``open_kernel`` opens a kernel.
     """
 
     def __init__(
         self, device: LaunchDevice, request: Request, problem: Problem, arguments: Arguments,
-        opened: Opened,
+        open_kernel: OpenFunction,
     ) -> None:  # fmt: skip
-        self.problem, self._device, self._opened = problem, device, opened
+        self.problem, self._device, self._open_kernel = problem, device, open_kernel
         self.products = request.batches.products
         self.operands = request.operands._replace(d=Matrix(problem.d_cols))
         a, b, third = arguments
@@ -61,7 +65,7 @@ class Contest:
         elif not problem.grouped:
             third, batches = None, batches._replace(d=problem.m * problem.n)
         if not (problem.fusion or problem.batched):
-            # As matrices: operands may be vectors, and batch dimensions may be rows of A or repeats of B.
+            # Operands may be vectors, and batch dimensions may be rows of A or repeats of B: here all are matrices.
             b, third = _cols(b, request).t(), None
         self._arguments = Arguments(a, b, third)
         self._sets = cycle([self._arguments])
@@ -72,12 +76,12 @@ class Contest:
         )  # fmt: skip
 
     def rotate(self, count: int) -> None:
-        """Lets calls take turns on ``count`` sets of the operands, so that none of ``count`` calls in a row finds in
-        the L2 what another one has read."""
+        """Lets calls alternate between ``count`` copies of the operands, so that none of ``count`` calls in a row finds
+        another one's operands in the L2."""
         self._sets = cycle([self._arguments, *(_copies(self._device, self._arguments) for _ in range(count - 1))])
 
     def by_torch(self) -> object:
-        """torch's own product, with everything that the request asks for."""
+        """Computes the complete request by torch."""
         return self._by_torch(*next(self._sets))
 
     @property
@@ -88,21 +92,21 @@ class Contest:
         return lambda a, b, _: TORCH.mm(a, b)
 
     def planned_by_torch(self) -> Callable[[], object]:
-        """``by_torch`` as planned calls are made."""
+        """A function that does the same as ``by_torch``, as a planned call."""
         if self._by_torch is self._request.by_torch:
             return self._planned(self._by_torch, native_by_torch(self._request))
         native = NATIVE.connected and on_gpu(self._request)
         return self._planned(self._by_torch, NativeCall(self._by_torch, TorchCall("aten::mm")) if native else None)
 
     def planned(self, kernel: TableKernel, use: Use) -> Callable[[], object]:
-        """``call`` of a kernel as planned calls are made. Raises as ``call``."""
-        run, opened = self._bound(self._device, kernel, use)
+        """A function that calls a kernel as a planned call. Raises as ``call``."""
+        run, handle = self._bound(self._device, kernel, use)
         return self._planned(
-            run, native_call(self._device, opened, use, self._request, run) if NATIVE.connected else None
+            run, native_call(self._device, handle, use, self._request, run) if NATIVE.connected else None
         )
 
     def _planned(self, run: Run, native: NativeCall | None) -> Callable[[], object]:
-        """A call by C++ if it makes calls of this kind, else from Python."""
+        """A function that makes the call in C++ if that supports it, else in Python."""
         arguments = self._arguments
         operands = arguments[: 2 + (native is not None and native.third != NONE)]
         if native is None or None in operands:
@@ -119,23 +123,23 @@ class Contest:
         return call
 
     def close(self) -> None:
-        """Takes back what C++ keeps of its calls."""
+        """Removes this contest's plans from C++."""
         for native in self._natives:
             native.calls(drop=True)
         self._natives.clear()
 
     def takes(self, kernel: TableKernel, use: Use) -> bool:
-        """Whether a plan would accept this use of a kernel."""
+        """Whether the dispatcher would make a plan with this use of a kernel."""
         problem = self.problem
         if problem.suffix and any(use.copied):
             return False
         return not problem.fusion.aux or kernel.record.launch.takes_aux(problem.n, Matrix(problem.n))
 
     def call(self, kernel: TableKernel, use: Use, *, stale: bool = False) -> Callable[[], Any]:
-        """A function that calls a kernel. ``stale``: its memory is full of NaN, so that nothing left there passes for a
-        result.
+        """A function that calls a kernel.
 
-        Raises LaunchError, GpuError or OSError, and so does the call.
+        ``stale``: whether D is filled with NaN before each call, so that old contents cannot pass for a result. Raises
+        LaunchError, GpuError or OSError, and so does the returned function.
         """
         device = cast("LaunchDevice", StaleMemory(self._device)) if stale else self._device
         run, _ = self._bound(device, kernel, use)
@@ -143,10 +147,10 @@ class Contest:
 
     def _bound(self, device: LaunchDevice, kernel: TableKernel, use: Use) -> tuple[Run, OpenKernel]:
         try:
-            opened = self._opened(kernel)
+            handle = self._open_kernel(kernel)
         except ByTorch as why:
             raise GpuError(str(why)) from None
-        return bind(device, opened, use, self._request, self.problem.layout), opened
+        return bind(device, handle, use, self._request, self.problem.layout), handle
 
     @cached_property
     def _references(self) -> list[Reference]:
@@ -161,17 +165,17 @@ class Contest:
 
     @property
     def comparable(self) -> bool:
-        """Whether a result can be compared: all that is compared must be finite."""
+        """Whether results can be compared: the reference must be finite."""
         return all(reference.judges for reference in self._references)
 
     @property
     def computed(self) -> Problem:
-        """The problem without rows of A that are in no group, which are not computed."""
+        """The problem without the rows after the last group, which are not computed."""
         ends = self._tensors().ends
         return self.problem if ends is None else buckets.at(self.problem, max(1, int(ends[-1])))
 
     def compare(self, result: Any) -> tuple[float, str]:
-        """The largest error of a call's result, and what is wrong with it; "" if it is right."""
+        """The largest error of a call's result, and what is wrong with the result, "" if it is right."""
         largest, wrong = 0.0, ""
         for reference, stored in zip(self._references, result if isinstance(result, tuple) else (result,), strict=True):
             several = self.problem.batched and not self.problem.grouped
@@ -181,7 +185,7 @@ class Contest:
         return largest, wrong
 
     def _tensors(self) -> Tensors:
-        """The operands as the comparison takes them: B as (n,k); D is a stand-in."""
+        """The operands in the form that the comparison takes: B as (n,k). The place of D has A, which is not used."""
         request, problem, (a, b, third) = self._request, self.problem, self._arguments
         if problem.batched and not problem.grouped:
             products = (self.products,), (request.batches.a,)
@@ -195,33 +199,37 @@ class Contest:
 
 
 class Contests:
-    """The contests of one call: on its own problem, and on that of its bucket's other end. ``outlive``: whether they go
-    on when the call has returned, and compute with copies of its tensors, made for the first of them."""
+    """Makes the contests of one call: for the ends of its bucket.
+
+    ``outlives_call``: whether the contests continue after the call has returned. Then they use copies of the call's
+    tensors.
+    """
 
     def __init__(
-        self, device: LaunchDevice, request: Request, arguments: Arguments, opened: Opened, outlive: bool
+        self, device: LaunchDevice, request: Request, arguments: Arguments, open_kernel: OpenFunction,
+        outlives_call: bool,
     ) -> None:  # fmt: skip
-        self._device, self._request, self._opened = device, request, opened
-        self._arguments, self._copied = arguments, not outlive
+        self._device, self._request, self._open_kernel = device, request, open_kernel
+        self._arguments, self._must_copy = arguments, outlives_call
         self._made: list[Contest] = []
 
     def on(self, problem: Problem) -> Contest:
-        """The contest on a problem. Raises what torch raises if there is no memory for it."""
-        if not self._copied:
-            self._arguments, self._copied = _copies(self._device, self._arguments), True
-        contest = Contest(self._device, self._request, problem, self._arguments, self._opened)
+        """The contest on a problem. Raises torch's error if memory is short."""
+        if self._must_copy:
+            self._arguments, self._must_copy = _copies(self._device, self._arguments), False
+        contest = Contest(self._device, self._request, problem, self._arguments, self._open_kernel)
         self._made.append(contest)
         return contest
 
     def close(self) -> None:
-        """Ends all of its contests."""
+        """Closes all contests that were made."""
         for contest in self._made:
             contest.close()
 
 
 def _rows(device: LaunchDevice, a: torch.Tensor, request: Request, rows: int, first: int) -> torch.Tensor:
-    """A as a matrix of this many rows. If the call has another number, the ``first`` of its rows in turns, in memory of
-    their own."""
+    """A as a matrix with this number of rows. If the call has another number, it is a new matrix with repeated copies
+    of the call's ``first`` rows (a number)."""
     m, _, k = request.sizes
     assert request.problem is not None
     matrix = _by_extent(a, request.problem.along_k.a, (m, k), request.operands.a.ld)
@@ -235,9 +243,11 @@ def _rows(device: LaunchDevice, a: torch.Tensor, request: Request, rows: int, fi
 def _groups(
     device: LaunchDevice, a: torch.Tensor, ends: torch.Tensor, request: Request, rows: int
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """A with this many rows, which are the call's grouped rows in turns, and the groups' ends in proportion to the
-    call's. These are rounded up, so that some group has rows if one of the call's has: rows after the last group may
-    hold anything."""
+    """A with this number of rows, which repeat the call's rows that are in groups, and the ends of the groups.
+
+    The ends are in proportion to those of the call. They are rounded up, so that some group has rows if one of the
+    call's groups has. Rows after the last group would not be compared.
+    """
     m, scaled = request.sizes.m, device.empty(ends, len(ends))
     ends = ends.long().clamp(max=m)  # ends beyond A's rows would make torch fault on the device
     scaled.copy_((ends * rows + m - 1) // m)
@@ -245,7 +255,7 @@ def _groups(
 
 
 def _cols(b: torch.Tensor, request: Request) -> torch.Tensor:
-    """B as (n,k), or (products,n,k)."""
+    """B as (n,k), or in a batch as (products,n,k)."""
     problem, (_, n, k), ld = request.problem, request.sizes, request.operands.b.ld
     assert problem is not None
     several, steps = ((request.batches.products,), (request.batches.b,)) if problem.batched else ((), ())
@@ -256,15 +266,18 @@ def _by_extent(
     tensor: torch.Tensor, along_k: bool, shape: tuple[int, int], ld: int, several: tuple[int, ...] = (),
     steps: tuple[int, ...] = (),
 ) -> torch.Tensor:  # fmt: skip
-    """An operand of ``shape`` (extent,k) in the memory of ``tensor``. Its rows lie along k or across it, ``ld``
-    elements apart. ``several`` and ``steps`` are the extents and strides of a batch."""
+    """A view of ``tensor`` with the ``shape`` (extent,k).
+
+    ``along_k``: whether k is contiguous in memory; else the other extent is. ``ld``: the leading dimension in elements.
+    ``several`` and ``steps``: the extents and strides of a batch, in front.
+    """
     if along_k:
         return tensor.as_strided((*several, *shape), (*steps, ld, 1))
     return tensor.as_strided((*several, *shape[::-1]), (*steps, ld, 1)).mT
 
 
 def _copies(device: LaunchDevice, arguments: Arguments) -> Arguments:
-    """Copies in the device's memory with the same shapes, strides and gaps as a call's tensors."""
+    """Copies of a call's tensors in the device's memory, with the same shapes and strides."""
     a, b, third = arguments
     return Arguments(_copy(device, a), _copy(device, b), None if third is None else _copy(device, third))
 

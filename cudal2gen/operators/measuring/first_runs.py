@@ -1,11 +1,12 @@
-"""First runs of kernels on a card, noted on disk: one that hangs, crashes or is wrong is tried by no process again.
+"""Records on disk the first run of each kernel on a card, so that no process tries a kernel that failed again.
 
-Before a kernel runs, a line says that the run has begun; another line says later how it ended. A beginning without an
-end bans the kernel unless its process is still running it. To show that, the process holds a byte lock of the run,
-which the system releases however the process ends, and which a later process of the same number does not have. A run of
-more than ``MAX_SECONDS`` hangs, and bans the kernel although its process lives. Several processes may run a kernel for
-the first time at once; if one finds it wrong, it stays banned whatever the others find. When the file exceeds
-``MAX_BYTES``, it is reduced to the bans.
+A kernel fails if it hangs, crashes or computes a wrong result. Before a kernel runs, the file gets a line that the run
+has begun; after the run it gets a line with the outcome. A beginning without an outcome bans the kernel, unless its
+process is still running it. To show this, the process holds a byte lock for the run. The system releases the lock
+however the process ends, and a later process with the same number does not hold it. A run that takes more than
+``MAX_SECONDS`` hangs, and bans the kernel although its process lives. Several processes may run a kernel for the first
+time simultaneously; if one of them finds it wrong, it stays banned whatever the others find. If the file exceeds
+``MAX_BYTES``, only its bans are kept.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from kernelproof.ground.build_folder import Locks
 from kernelproof.ground.errors import Failure, reading
 from kernelproof.ground.version import __version__
 
-MAX_BYTES = 1 << 16  # most bytes of the file: some 200 kernels, read in milliseconds
-MAX_SECONDS = 60.0  # of a first run, which is a launch of milliseconds and the comparison of its result
+MAX_BYTES = 1 << 16  # most bytes of the file, enough for some 200 kernels, which are read in milliseconds
+MAX_SECONDS = 60.0  # limit of a first run, which is a launch of milliseconds and the comparison of its result
 LOCKS = ".autotune-first-runs.lock"
 
 Outcome = Literal["right", "wrong", "not run"]
 
 
 class RunEntry(Line):
-    """A line of the file: a kernel's first run on a card. ``run``: its random number, empty in lines of older versions.
-    ``when``: seconds since 1970. ``outcome``: begun, right, wrong, or not run; ``reason``: of the last two."""
+    """A line of the file: the beginning or the end of a kernel's first run on a card.
+
+    - ``run``: the run's random number, empty in lines of older versions; ``when``: seconds since 1970.
+    - ``outcome``: begun, right, wrong, or not run; ``reason``: the reason for the last two.
+    """
 
     kind: Literal["first run"] = "first run"
     card: str
@@ -52,7 +56,7 @@ class RunEntry(Line):
 
     @property
     def suspect(self) -> bool:
-        """Whether the run did not end well, has not ended, or ended in a way that only a later version knows."""
+        """Whether the run may have failed: it has not ended, ended wrong, or has an outcome of a later version."""
         return self.outcome not in ("right", "not run")
 
 
@@ -60,29 +64,32 @@ _ENTRIES = TypeAdapter(RunEntry)
 
 
 class RunId(NamedTuple):
-    """The name of a run: the kernel's digest and a random number."""
+    """The key of a run: the kernel's digest and a random number."""
 
     digest: str
     number: str
 
 
 class FirstRuns:
-    """The first runs of a card's kernels. ``file`` is shared by processes and cards."""
+    """The first runs of kernels on one card. Processes and cards share the ``file``."""
 
     def __init__(self, card: str, file: Path) -> None:
         self.card, self.file = card, file
         self._entries: dict[RunId, RunEntry] = {}
         self._state: tuple[int, ...] = ()  # state of the file when it was last read
-        self._running: set[str] = set()  # numbers of this object's own runs
+        self._running: set[str] = set()  # numbers of this object's runs that have not ended
 
     @contextmanager
-    def begun(self, digest: str) -> Iterator[Callable[[Outcome, str], None]]:
-        """A context in which a kernel runs for the first time. It gives a function that notes the outcome; without a
-        call of it the kernel is banned. Raises OSError: a kernel that cannot be banned must not be tried."""
+    def begin(self, digest: str) -> Iterator[Callable[[Outcome, str], None]]:
+        """A context in which a kernel runs for the first time. It gives a function that records the outcome.
+
+        If that function is not called, the kernel is banned. Raises OSError if the file cannot be written, because a
+        kernel that cannot be banned must not be tried.
+        """
         run = RunId(digest, secrets.token_hex(8))
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is taken before the beginning is noted and released after the outcome is. So a process that finds it
-        # free reads the outcome if there is one, and else knows that there will be none.
+        # The lock is taken before the beginning is recorded, and released after the outcome is. So if another process
+        # finds it free and reads no outcome, there will be none.
         self._running.add(run.number)
         try:
             with self._locks.take(run.number):
@@ -96,14 +103,14 @@ class FirstRuns:
         self._note(RunId(digest, secrets.token_hex(8)), "wrong", reason)
 
     def banned(self) -> set[str]:
-        """Digests of kernels whose run, in this process or another, did not end well. Raises WrongInput and OSError."""
+        """The digests of kernels whose run failed in this process or another one. Raises WrongInput and OSError."""
         suspects = {run: row for run, row in self.entries().items() if row.suspect}
-        ended = {run for run, row in suspects.items() if not self._goes_on(row)}
-        # The file is read again: a process may have noted its outcome and released its lock since the first reading.
+        ended = {run for run, row in suspects.items() if not self._is_running(row)}
+        # The file is read again, because a process may have recorded its outcome and released its lock meanwhile.
         return {run.digest for run, row in self.entries().items() if run in ended and row.suspect}
 
     def entries(self) -> dict[RunId, RunEntry]:
-        """The last line of each run on this card; the file is read again if it has changed. Raises WrongInput."""
+        """The last line of each run on this card. Reads the file if it has changed. Raises WrongInput."""
         with reading(self.file):
             status = self.file.stat() if self.file.exists() else None
         state = () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -117,8 +124,8 @@ class FirstRuns:
         end = results.end_of(self.file) if self.file.exists() else None
         return results.read(_ENTRIES, self.file, end=end)
 
-    def _goes_on(self, row: RunEntry) -> bool:
-        """Whether a run is under way: its process lives, and the kernel does not hang."""
+    def _is_running(self, row: RunEntry) -> bool:
+        """Whether a run has not ended: its process lives, and the kernel does not hang."""
         if row.outcome != "begun" or not row.run or time.time() - row.when > MAX_SECONDS:
             return False
         return row.run in self._running or self._locks.held_elsewhere(row.run)
@@ -138,14 +145,14 @@ class FirstRuns:
                 self._compact()
 
     def _compact(self) -> None:
-        """Removes all lines but bans and runs under way, of all cards, and lines that this version does not understand.
+        """Reduces the file to bans, runs that have not ended, and lines that this version does not understand.
 
-        The new file replaces the old one in one step, so a process that is killed meanwhile leaves one of the two.
-        Raises Failure and OSError.
+        A rename replaces the file, so it is always complete even if this process is killed. Raises Failure and OSError.
         """
         path = self.file
         with files.locked(path):
-            for scratch in path.parent.glob(f".{path.name}.*"):  # left by killed processes: this one holds the lock
+            # This process holds the lock, so scratch files are left over from killed processes.
+            for scratch in path.parent.glob(f".{path.name}.*"):
                 scratch.unlink(missing_ok=True)
             rows = dict(results.read(_ENTRIES, path))
             last = {(row.card, row.digest, row.run): number for number, row in rows.items()}

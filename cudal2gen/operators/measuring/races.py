@@ -1,15 +1,14 @@
-"""Races: a call times a few kernels of the pack against torch on its own operands, and the result is stored.
+"""Races a few kernels of a pack against torch on a call's own operands, and stores the result.
 
-A sample is what an eager call takes: the longer one of the device's time, with operands that no call before it has left
-in the L2, and the host's time.
+A sample is the time of an eager call: the longer of the device's time, with operands that are not in the L2, and the
+host's time. There are three modes. ``off`` is the default. In mode ``once`` the first call of a problem that was never
+measured races before it returns. In mode ``background`` each later call makes one step of the race if the device is
+idle.
 
-There are three modes. ``off`` is the default. ``once``: the first call of a problem that was never measured races
-before it returns. ``background``: each later call races a little while the device is idle.
-
-A kernel runs for the first time only after a ban of it is on disk, so that a crash leaves it banned. It counts only
-after its result was compared with an fp64 product. It is chosen only if it beats torch twice: among others, and in a
-race of two (``rule``); for a bucket of rows, at both ends of it. Nothing is compiled, nothing is measured in a graph
-capture, and no step begins that the time budget does not cover.
+A kernel runs for the first time only after a ban of it is on disk, so that a crash leaves it banned. It takes part only
+after its result was compared with an fp64 product. It wins only if it beats torch twice (``rule``): in a heat with
+several kernels, and in a duel of two; for a bucket of rows, in a duel at each end of it. Nothing is compiled, nothing
+is measured while a graph is captured, and no step begins that exceeds the time budget.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from cudal2gen.launch.gpu import GpuError
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.operators.measuring import buckets, rule
 from cudal2gen.operators.measuring.contests import Contest, Contests
-from cudal2gen.operators.measuring.samples import Entrant, Sample, Stopwatch, eager
+from cudal2gen.operators.measuring.samples import Entrant, Sample, Stopwatch, eager_us
 from cudal2gen.operators.measuring.tuned import Store
 from cudal2gen.operators.meter import Meter
 from cudal2gen.results import KERNEL, MIN_US, ON_OPERANDS, Conditions, Measurement, Timing
@@ -45,22 +44,22 @@ from kernelproof.ground.errors import WrongInput
 
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"
-SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0
+SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0  # time budgets of each target's race and of the process
 MODELLED = 5  # kernels that race because the timing model expects them to be fastest
 STAND_INS = 2  # further kernels that race because their sizes are nearest
-FIRST_PAIRS = 3  # samples of torch and of a kernel by which it is ranked
-FINALISTS = 3
+FIRST_PAIRS = 3  # pairs of samples, of torch and of a kernel, by which the kernel is ranked
+FINALISTS = 3  # most kernels of a heat
 MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
-SAMPLE_US = 30.0  # shorter samples would mostly measure the events around them
-STALE_SECONDS = 5.0  # seconds without calls after which a race in the background gives way to another
+SAMPLE_US = 30.0  # least time of a sample; shorter ones would mostly measure the events around them
+STALE_SECONDS = 5.0  # seconds without calls after which another race may replace a race in the background
 MAX_MODELLED = 64  # most records, the nearest ones, that the timing model ranks
-# Races of a target that may tell nothing of its other calls; each comes after twice as many calls as the one before.
+# Most inconclusive races of a target. About twice as many calls precede each further race (``Autotuner.pause``).
 MAX_INCONCLUSIVE = 10
 
 
 class RaceTarget(NamedTuple):
-    """What a race measures: a problem of ``products`` products. If ``least`` is below its rows, the problem stands for
-    the bucket of rows from ``least`` on."""
+    """What a race measures: a problem of ``products`` products. If ``least`` is below the problem's number of rows, the
+    problem represents the bucket from ``least`` to that number."""
 
     problem: Problem
     products: int
@@ -68,17 +67,17 @@ class RaceTarget(NamedTuple):
 
     @property
     def is_bucket(self) -> bool:
-        """Whether the problem stands for others with fewer rows."""
+        """Whether the problem also represents others with fewer rows."""
         return self.least < self.problem.m
 
     @property
     def rows(self) -> str:
-        """The bucket in words; empty if there is none."""
+        """The bucket in words for a measurement's detail; empty if the problem represents itself alone."""
         return f", for {self.least} to {self.problem.m} rows" if self.is_bucket else ""
 
 
 def mode_of(value: str | None) -> Mode:
-    """The mode of this name, or if it is None, of the variable ``CUDAL2GEN_AUTOTUNE``. Raises WrongInput."""
+    """The mode of this name; of the environment variable ``CUDAL2GEN_AUTOTUNE`` if it is None. Raises WrongInput."""
     name = os.environ.get(VARIABLE, "off") if value is None else value
     modes: tuple[Mode, ...] = get_args(Mode)
     for mode in modes:
@@ -88,7 +87,8 @@ def mode_of(value: str | None) -> Mode:
 
 
 class Autotuner:
-    """The races of one device and their results. ``seconds``: the budget of each problem, and that of the process."""
+    """Runs the races of one device and stores their results. ``seconds``: the budgets of each target and of the
+    process."""
 
     def __init__(
         self, meter: Meter, store: Store, seconds: tuple[float, float] = (SHAPE_SECONDS, PROCESS_SECONDS)
@@ -96,19 +96,22 @@ class Autotuner:
         self.meter, self.store, self.seconds, self.spent = meter, store, seconds, 0.0
         self.tried: set[RaceTarget] = set()
         self.failed: set[str] = set()  # digests of kernels that this process could not launch
-        self.inconclusive: Counter[RaceTarget] = Counter()  # races that told nothing of a target's other calls
-        self.halted = False  # whether nothing more is raced, because the store cannot be used
-        # Two locks, never held together. ``racing``: held by the thread that races to the end; others do not wait for
-        # it but let torch compute. ``_turn``: guards the fields below, those of the race in the background.
+        self.inconclusive: Counter[RaceTarget] = Counter()  # races whose result holds for the racing call alone
+        self.halted = False  # whether races have ended for good, because the store cannot be used
+        # Two locks, which are never held together. ``racing`` is held by the thread that races to the end; other
+        # threads do not wait for it but let torch compute. ``_background`` guards the fields of the race in the
+        # background, which follow.
         self.racing = threading.Lock()
-        self._turn = threading.Lock()
+        self._background = threading.Lock()
         self._owner: object | None = None
         self._steps: Iterator[None] = iter(())
         self._stepped = 0.0
 
     def target(self, table: Table, problem: Problem, products: int, *, hot: bool = False) -> RaceTarget | None:
-        """What is still to be measured for a problem: its bucket, or if it is ``hot`` the problem itself. None if it
-        was measured or tried, or if the process has no time left. ``table``: `Raced.current` of the pack's."""
+        """What is still to be measured for a problem: its bucket, or if it is ``hot`` the problem itself.
+
+        None if that was measured or tried, or if the process's budget is spent. ``table``: ``RacedTables.current``.
+        """
         if self.halted or self.spent >= self.seconds[1] or table.measured(problem, products) is not None:
             return None
         least, most = buckets.bucket(problem, products)
@@ -121,13 +124,13 @@ class Autotuner:
         return None if target in self.tried else target
 
     def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
-        """Makes a step of the owner's race in the background and returns whether the race has ended. Raises what
-        ``race`` raises.
+        """Makes a step of the owner's race in the background. Returns whether the race has ended. Raises what ``race``
+        raises.
 
-        There is one race at a time, since each keeps copies of its operands. Others wait; a race whose calls have
-        stopped coming is given up.
+        There is one race at a time, because each keeps copies of its operands. Others wait until it ends, or until it
+        had no call for ``STALE_SECONDS``. ``begin`` makes the steps of a race that has not begun.
         """
-        if not self._turn.acquire(blocking=False):
+        if not self._background.acquire(blocking=False):
             return False
         try:
             if self._owner is not owner:
@@ -143,12 +146,12 @@ class Autotuner:
             self._end()
             raise
         finally:
-            self._turn.release()
+            self._background.release()
         return True
 
     def drop(self) -> None:
-        """Ends the race in the background, and with it its copies."""
-        with self._turn:
+        """Ends the race in the background, and frees its copies."""
+        with self._background:
             self._end()
 
     def _end(self) -> None:
@@ -157,28 +160,30 @@ class Autotuner:
     def race(self, table: Table, target: RaceTarget, contests: Contests) -> Iterator[None]:
         """Races a problem step by step and stores the result at the end. Between steps the caller may do other work.
 
-        Kernels that fail in their first run stay banned. Raises OSError if the store cannot be written, and what torch
-        or a launch raises later.
+        Kernels that fail in their first run stay banned. Raises OSError if the store cannot be written, and errors of
+        torch or of a launch after the first run.
         """
-        judged = True
+        is_conclusive = True
         try:
-            judged = yield from self._in_steps(table, target, contests)
-        except GeneratorExit:  # given up for another race: later calls begin it anew
-            judged = False
+            is_conclusive = yield from self._in_steps(table, target, contests)
+        except GeneratorExit:  # replaced by another race: later calls begin this one anew
+            is_conclusive = False
             raise
         finally:
-            # Not before: a target that counts as tried gets plans at once, and those must know the result.
-            if judged or self.inconclusive[target] >= MAX_INCONCLUSIVE:
+            # This comes after the race, because other threads make plans for a target that counts as tried, and these
+            # plans need the result.
+            if is_conclusive or self.inconclusive[target] >= MAX_INCONCLUSIVE:
                 self.tried.add(target)
             contests.close()
 
     def pause(self, target: RaceTarget) -> int:
-        """How many calls come before a target is raced: twice as many after each race that told nothing of other
-        calls."""
+        """The number of calls before the next race of a target: 0 before the first race, and then 1, 3, 7, .. after
+        each inconclusive one."""
         return (1 << self.inconclusive[target]) - 1
 
     def _in_steps(self, table: Table, target: RaceTarget, contests: Contests) -> Generator[None, None, bool]:
-        """Makes the race's steps, each outside of torch's modes and on the budget; returns what they return."""
+        """Makes the race's steps. Each runs outside of torch's modes, and its time is counted. Returns what ``steps``
+        returns."""
         race: _Race | None = None
         steps: Generator[None, None, bool]
         while True:
@@ -202,7 +207,9 @@ class Autotuner:
 
     def candidates(self, table: Table, target: RaceTarget, contest: Contest) -> list[tuple[TableKernel, Use]]:
         """The kernels to race: the nearest, those that the timing model expects to be fastest, and the next nearest.
-        Each binary races once, banned ones do not; for a bucket a kernel must take its least rows as well."""
+
+        Each binary races once, and banned ones do not race. For a bucket a kernel must also take its least rows.
+        """
         problem, banned = target.problem, self.store.first_runs.banned() | self.failed
         computing = [kernel for kernel in table.kernels if kernel.computes(problem) and kernel.digest not in banned]
         near = sorted(computing, key=lambda kernel: kernel.distance(problem))
@@ -219,7 +226,7 @@ class Autotuner:
 
 
 def _use(kernel: TableKernel, target: RaceTarget, contest: Contest) -> Use | None:
-    """How a kernel computes the target's problem; None if it does not, or not with the least rows of the bucket."""
+    """How a kernel computes the target's problem; None if it cannot compute that or the least rows of its bucket."""
     sizes = serving.sizes_of(target.problem)
     with suppress(IllegalRecord):
         least, most = (kernel.use(sizes._replace(m=rows), contest.operands) for rows in (target.least, sizes.m))
@@ -230,8 +237,11 @@ def _use(kernel: TableKernel, target: RaceTarget, contest: Contest) -> Use | Non
 
 @contextmanager
 def _without_modes() -> Iterator[None]:
-    """A context without gradients, without autocast, which would change torch's product, and outside of inference mode:
-    a race's tensors outlive the call, and a tensor that is made in that mode can later be neither changed nor saved."""
+    """A context without gradients, autocast and inference mode.
+
+    Autocast would change torch's product. A race's tensors outlive the call, and a tensor from inference mode could
+    later be neither changed nor saved for a derivative.
+    """
     import torch
 
     # Leaving inference mode turns gradients on again, so it comes before no_grad.
@@ -245,8 +255,8 @@ def _without_modes() -> Iterator[None]:
 
 
 class _Race:
-    """The race of one target. ``spent``: seconds of its finished steps; ``began``: when the present step did, by the
-    meter."""
+    """The race of one target. ``spent``: seconds of its finished steps. ``began``: the meter's time at the beginning of
+    the present step."""
 
     def __init__(self, tuner: Autotuner, table: Table, target: RaceTarget, contests: Contests) -> None:
         self.tuner, self.meter, self.store = tuner, tuner.meter, tuner.store
@@ -256,10 +266,12 @@ class _Race:
         self.field: list[float] = []  # the first log ratio of each kernel that was timed
 
     def steps(self) -> Generator[None, None, bool]:
-        """The steps: first runs, a heat of the finalists, and a duel of the best kernel with torch, for a bucket
-        another one at its least rows. Everything found is stored at the end, or nothing. Returns whether the result
-        holds for other calls of the target: it does not if nothing can be compared, or if a kernel lost by copying
-        operands that other calls need not copy."""
+        """The steps of the race: first runs, a heat of the finalists, and a duel of the best kernel with torch; for a
+        bucket, a second duel at its least rows. Results are stored only if the race ends.
+
+        Returns whether the race is conclusive for other calls of the target. It is not if results cannot be compared,
+        or if the kernel lost because it copied operands that other calls need not copy.
+        """
         contest = self.contests.on(self.target.problem)
         candidates = self.tuner.candidates(self.table, self.target, contest)
         samples = self._least_samples
@@ -284,8 +296,8 @@ class _Race:
             return True
         best, vendor = heat
         measurements = [self._measurement(contest, best, vendor)]
-        if rule.promising(_logs(eager(vendor), eager(best.samples))):
-            # Timed again by themselves, because the samples that selected the best of several favour it.
+        if rule.promising(_logs(eager_us(vendor), eager_us(best.samples))):
+            # The two are timed again, because the samples that selected the best of several kernels favour it.
             duels = yield from self._duels(contest, best)
             if duels is None:
                 return True
@@ -297,12 +309,12 @@ class _Race:
 
     @property
     def _least_samples(self) -> int:
-        """The fewest samples that a heat and the duels take of torch and of one kernel together."""
+        """The least number of samples of a heat and the duels, if torch competes with one kernel."""
         return 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
 
     def _copies_more(self, contest: Contest, kernel: TableKernel) -> bool:
-        """Whether the kernel copies operands here that it would take in place if they were packed. Its loss then says
-        nothing of calls with packed operands, to which a stored loss would apply."""
+        """Whether the kernel copies operands here that it would take in place if they were packed. A stored loss would
+        then wrongly apply to calls with packed operands."""
         problem, sizes = contest.problem, serving.sizes_of(contest.problem)
         packed = LaunchOperands.packed(problem.layout, sizes, problem.fusion)
         here, there = (kernel.use(sizes, operands) for operands in (contest.operands, packed))
@@ -311,10 +323,13 @@ class _Race:
     def _heat(
         self, contest: Contest, entrants: list[Entrant], once_us: float
     ) -> Generator[None, None, tuple[Entrant, list[Sample]] | None]:
-        """The fastest of as many finalists as the budget covers, with torch's samples beside its own; None if there is
-        none. ``once_us``: device time of torch's call."""
+        """Ranks the entrants by their first samples, and times as many finalists as the budget covers.
+
+        Returns the fastest finalist and torch's samples from the same rounds; None if there is none. ``once_us``: the
+        device's time for torch's call.
+        """
         vendor_us = self.watch.cost_us(once_us)
-        # What the other entrants' samples, the heat and the duels need of the budget comes before further pairs.
+        # Further pairs are taken only if the budget still covers the other entrants' samples, the heat and the duels.
         reserved_us = (len(entrants) + self._least_samples) * vendor_us
         for entrant in entrants:
             if not self._covers(0.0):
@@ -324,10 +339,10 @@ class _Race:
             logs = [_log(max(once_us, self.watch.torch_us), own.eager)]
             while len(logs) < FIRST_PAIRS and self._covers(reserved_us + vendor_us + own_us):
                 logs.append(_log(self.watch.by_torch(contest).eager, entrant.sample().eager))
-            entrant.sample_us, entrant.first = own_us, median(logs)
+            entrant.sample_us, entrant.first_log = own_us, median(logs)
             yield
-        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: -entrant.first)
-        self.field = [entrant.first for entrant in ranked]
+        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: -entrant.first_log)
+        self.field = [entrant.first_log for entrant in ranked]
         finalists = ranked[:FINALISTS]
         while finalists:
             slowest = max(entrant.sample_us for entrant in finalists)
@@ -341,11 +356,11 @@ class _Race:
         sound = [entrant for entrant in finalists if self._is_possible(contest, entrant)]
         if not sound or min(vendor).device < self._floor_us(contest):
             return None
-        return min(sound, key=lambda entrant: median(eager(entrant.samples))), vendor
+        return min(sound, key=lambda entrant: median(eager_us(entrant.samples))), vendor
 
     def _duels(self, contest: Contest, best: Entrant) -> Generator[None, None, list[Measurement] | None]:
-        """Measurements of the best kernel beside torch at the problem's rows, and if it wins there, at the bucket's
-        least; None if noise decides."""
+        """Measures the best kernel against torch at the problem's rows, and if it wins there, at the bucket's least
+        rows. Returns the measurements; None if the rule does not accept the kernel, or a duel is impossible."""
         measurements: list[Measurement] = []
         for rows in range(1 + self.target.is_bucket):
             if rows:
@@ -365,18 +380,20 @@ class _Race:
             if not self._is_possible(contest, best) or min(vendor).device < self._floor_us(contest):
                 return None
             measurements.append(self._measurement(contest, best, vendor))
-            if not faster(eager(vendor), eager(best.samples)):
+            if not faster(eager_us(vendor), eager_us(best.samples)):
                 return measurements
-            if not rule.taken(_logs(eager(vendor), eager(best.samples)), np.array(self.field)):
+            if not rule.accepts(_logs(eager_us(vendor), eager_us(best.samples)), np.array(self.field)):
                 return None
         return measurements
 
     def _rounds(
         self, contest: Contest, entrants: Sequence[Entrant], vendor: list[Sample], most: int, duels_after: int = 0
     ) -> Generator[None, None, bool]:
-        """Takes two samples of torch and of each entrant in a round, forwards and backwards so that drifts of the clock
-        cancel, in up to ``most`` rounds. Returns whether there were enough. ``duels_after``: duels for which the budget
-        must keep time."""
+        """Takes samples of torch and of the entrants in up to ``most`` rounds. Returns whether there were enough.
+
+        A round takes two samples of each, in forward and in reverse order so that drifts of the clock cancel.
+        ``duels_after``: the number of later duels, for which time of the budget is reserved.
+        """
         by_torch = partial(self.watch.by_torch, contest)
         field: list[tuple[list[Sample], Callable[[], Sample]]] = [(vendor, by_torch)]
         field += [(entrant.samples, entrant.sample) for entrant in entrants]
@@ -393,17 +410,17 @@ class _Race:
         return len(vendor) >= 2 * MIN_ROUNDS
 
     def _covers(self, us: float) -> bool:
-        """Whether the budgets of the race and of the process have this many microseconds left, after the present step
-        so far."""
-        of_race, of_process = self.tuner.seconds
-        step = self.meter.now() - self.began
-        return us / 1e6 <= min(of_race - self.spent, of_process - self.tuner.spent) - step
+        """Whether the budgets of the race and of the process still have this many microseconds, after the time that the
+        present step has taken."""
+        race_s, process_s = self.tuner.seconds
+        step_s = self.meter.now() - self.began
+        return us / 1e6 <= min(race_s - self.spent, process_s - self.tuner.spent) - step_s
 
     def _floor_us(self, contest: Contest) -> float:
         return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), MIN_US)
 
     def _is_possible(self, contest: Contest, entrant: Entrant) -> bool:
-        """Whether every sample is as slow as the card's limits demand; if not, the kernel cheats, and is banned."""
+        """Whether no sample is faster than the card's limits allow. If one is, the kernel cheats and is banned."""
         floor_us = self._floor_us(contest)
         if min(entrant.samples).device >= floor_us:
             return True
@@ -411,10 +428,10 @@ class _Race:
         return False
 
     def _first_run(self, contest: Contest, kernel: TableKernel, use: Use) -> Entrant | None:
-        """Runs the kernel for the first time and compares its result; None if it fails, which bans it."""
+        """Runs the kernel for the first time and compares its result. None if that fails; a wrong kernel is banned."""
         import torch
 
-        with self.store.first_runs.begun(kernel.digest) as note:
+        with self.store.first_runs.begin(kernel.digest) as note:
             try:
                 result = contest.call(kernel, use, stale=True)()
                 self.meter.synchronize()
@@ -434,7 +451,7 @@ class _Race:
         return Entrant(kernel, self._guarded(kernel, contest.call(kernel, use), host_us), largest_error)
 
     def _guarded(self, kernel: TableKernel, call: Callable[[], object], host_us: float) -> Callable[[], Sample]:
-        """A function that takes a sample of the kernel's calls; if the device fails in it, the kernel is banned."""
+        """A function that takes a sample of the kernel's calls, and bans the kernel if the device fails meanwhile."""
         import torch
 
         def sample() -> Sample:
@@ -442,7 +459,7 @@ class _Race:
                 return self.watch.sample(call, host_us)
             except (LaunchError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:  # a fault of the device, as torch raises it where it is waited for
+            except Exception as error:  # a fault of the device, which torch raises at the next synchronisation
                 self.store.first_runs.ban(kernel.digest, f"fails after its first run: {error}")
                 raise
 
@@ -484,7 +501,7 @@ class _Race:
 
 
 def faster(vendor: Sequence[float], kernel: Sequence[float]) -> bool:
-    """Whether a kernel is faster than torch in paired samples by more than noise and ``MARGIN``."""
+    """Whether a kernel is faster than torch in paired samples beyond noise, by at least ``MARGIN``."""
     return paired(vendor, kernel).low >= 1 + MARGIN
 
 
@@ -495,7 +512,7 @@ def _is_win(measurement: Measurement) -> bool:
 
 
 def _log(torch_us: float, own_us: float) -> float:
-    """The log ratio of torch's time to a kernel's; both may be 0 where nothing is timed."""
+    """The logarithm of the ratio of torch's time to a kernel's. Times below ``MIN_US`` count as that."""
     return math.log(max(torch_us, MIN_US) / max(own_us, MIN_US))
 
 
@@ -504,7 +521,7 @@ def _logs(vendor: Sequence[float], kernel: Sequence[float]) -> rule.Array:
 
 
 def _modelled_us(kernel: TableKernel, problem: Problem) -> float:
-    """The time that the model expects of a kernel's design on a problem."""
+    """The modelled time of a kernel on a problem in µs."""
     from cudal2gen.timing import model  # imported late: it takes a fifth of the time of importing the operators
 
     return model.estimate(kernel.record.model_copy(update={"problem": problem})).us

@@ -1,9 +1,9 @@
-"""Samples of a race: what a call takes as it is used, with cold operands, and with the host's time.
+"""Takes the samples of a race: the time of a call under the conditions of its use.
 
 Decoding and training read each weight once in a step, from device memory. So before each sample other data is read, and
-its calls take turns on sets of operands, as under ``bench``'s device protocol. A stream of eager calls goes at the pace
-of the device or of the host, whichever takes longer, so the sample of a call is the longer one of the two. The host's
-time is that of planned calls, which C++ makes where it can.
+the sample's calls alternate between sets of operands, as under ``bench``'s device protocol. A stream of eager calls is
+limited by the device or by the host, whichever takes longer, so the longer of the two times counts. The host's time is
+that of planned calls, which C++ makes if it can.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cudal2gen.operators.meter import Meter
 from cudal2gen.results import L2, Environment, exceeds
 from cudal2gen.results.choice import TableKernel
 
-HOST_ROUNDS, HOST_CALLS = 3, 10  # samples of the host's time for a call, of which the least counts, and calls of each
+HOST_ROUNDS, HOST_CALLS = 3, 10  # samples of the host's time, of which the least counts, and calls in each of them
 
 
 class Sample(NamedTuple):
-    """Microseconds of a call on the device, and of an eager call."""
+    """The time of a call in microseconds: on the device, and as an eager call (the longer of device and host)."""
 
     device: float
     eager: float
@@ -30,35 +30,42 @@ class Sample(NamedTuple):
 
 @dataclass
 class Entrant:
-    """A kernel in a race. ``sample`` takes one sample; ``error`` is that of its first result; ``sample_us``: what a
-    sample costs the budget, 0 before the first; ``first``: the log ratio of torch's time to its own, by its first
-    samples."""
+    """A kernel in a race.
+
+    - ``sample`` takes one sample; ``samples``: those of the present heat or duel.
+    - ``error``: the largest error of its first result.
+    - ``sample_us``: the microseconds of the budget that a sample takes, 0 before the first sample.
+    - ``first_log``: the log ratio of torch's time to the kernel's, by the first samples.
+    """
 
     kernel: TableKernel
     sample: Callable[[], Sample]
     error: float
     sample_us: float = 0.0
-    first: float = 0.0
+    first_log: float = 0.0
     samples: list[Sample] = field(default_factory=list)
 
 
-def eager(samples: Iterable[Sample]) -> list[float]:
-    """The times of eager calls."""
+def eager_us(samples: Iterable[Sample]) -> list[float]:
+    """The times of eager calls in microseconds."""
     return [sample.eager for sample in samples]
 
 
 class Stopwatch:
-    """Takes the samples of a race. ``calls``: in a sample; ``l2``: the state of the L2 before them; ``torch_us``: the
-    host's time for torch's product."""
+    """Takes the samples of a race.
+
+    ``calls``: the number of calls in a sample. ``l2``: the state of the L2 before them. ``torch_us``: the host's time
+    for torch's product, in microseconds.
+    """
 
     def __init__(self, meter: Meter, environment: Environment) -> None:
         self._meter, self._environment = meter, environment
         self.calls, self.torch_us = 1, 0.0
         self.l2: L2 = "cold"
-        self._beside_us = math.inf  # what a sample takes beside its calls, mostly to read other data
+        self._overhead_us = math.inf  # time of a sample without its calls, mostly for evicting the L2
 
     def ready(self, contest: Contest) -> None:
-        """Readies a contest for samples, which are of this one from now on."""
+        """Prepares for samples of a contest, before which no sample of it is taken."""
         exceeded = exceeds(contest.problem, self._environment.l2_bytes, contest.products)
         self.l2 = "exceeded" if exceeded else "cold"
         if not exceeded:
@@ -74,15 +81,16 @@ class Stopwatch:
         began = self._meter.now()
         if self.l2 == "cold":
             self._meter.evict()
-        of_calls = self._meter.elapsed_us(call, self.calls)
-        self._beside_us = min(self._beside_us, (self._meter.now() - began) * 1e6 - of_calls)
-        us = of_calls / self.calls
+        calls_us = self._meter.elapsed_us(call, self.calls)
+        self._overhead_us = min(self._overhead_us, (self._meter.now() - began) * 1e6 - calls_us)
+        us = calls_us / self.calls
         return Sample(us, max(us, host_us))
 
     def cost_us(self, us: float) -> float:
-        """What a sample of calls that take ``us`` on the device costs the budget. Some sample was taken before."""
-        return us * self.calls + max(0.0, self._beside_us)
+        """The microseconds of the budget that a sample takes whose calls each take ``us`` on the device. At least one
+        sample must have been taken before."""
+        return us * self.calls + max(0.0, self._overhead_us)
 
     def host_us(self, call: Callable[[], object]) -> float:
-        """The host's time for a call that is made as planned ones are."""
+        """The host's time in microseconds for a call that is made like planned calls."""
         return min(self._meter.host_us(call, HOST_CALLS) for _ in range(HOST_ROUNDS)) / HOST_CALLS

@@ -1,7 +1,7 @@
-"""The user's store of measurements made during calls, shared by processes, in the format of ``bench``.
+"""Stores the measurements that calls make, in a file that the user's processes share, in the format of ``bench``.
 
-A measurement counts on the card and with the driver, clocks and versions that it was taken with. Its ``offer`` names
-the kernels that the race could choose from; if a pack has others, it counts until these have raced.
+A measurement counts only on the same card, with the same driver, clocks and versions. Its ``offer`` is a digest of the
+kernels among which the race could choose. If a pack has other kernels, the measurement counts until they have raced.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cudal2gen.operators.measuring.first_runs import FirstRuns
 from cudal2gen.results import MIN_US, Environment, Measurement
 from cudal2gen.results.choice import Row, Table, TableKernel, row_of
 
-MAX_US = 1e5  # of a sample: a race ends after as long
-Key = tuple[tuple[Any, ...], Any, int]  # of a problem: its kind, its sizes, and how many products
+MAX_US = 1e5  # most microseconds of a sample, since a race ends after that time
+Key = tuple[tuple[Any, ...], Any, int]  # a problem's kind, its sizes, and the number of products
 
 
 class StoreConditions(NamedTuple):
-    """What two measurements must share to be comparable."""
+    """The conditions that two measurements must share to be comparable."""
 
     name: str
     driver: str
@@ -40,39 +40,41 @@ class StoreConditions(NamedTuple):
 
 
 def _possible(measurement: Measurement, environment: Environment) -> bool:
-    """Whether a race on this card can have taken these times: a damaged line may state any number."""
+    """Whether the times of a measurement are possible on this card. A damaged line may have any number."""
     problem, least = measurement.problem, MIN_US
-    if not problem.grouped:  # of groups the rows of some are computed
+    if not problem.grouped:  # a grouped product may compute fewer rows than the problem states
         least = max(least, environment.floor_us(problem, cold=False, products=measurement.products))
     return all(
         timing.calls > 0 and least <= timing.median_us <= MAX_US / timing.calls for timing in measurement.timings
     )
 
 
-class Raced(NamedTuple):
-    """A pack's table with measurements of races: ``whole`` has all, ``current`` those whose races had the pack's
-    kernels to choose from."""
+class RacedTables(NamedTuple):
+    """A pack's table with the measurements of races. ``complete`` has all of them, and ``current`` only those whose
+    races could choose among the pack's present kernels."""
 
-    whole: Table
+    complete: Table
     current: Table
 
 
 class Store:
-    """The store of one card. ``folder``: where its files are, by default beside the user's other results."""
+    """The store of one card. ``folder``: the folder of its files, by default that of the user's other results."""
 
     def __init__(self, environment: Environment, folder: Path | None = None) -> None:
         self.environment = environment
         self.file = results.store("autotune") if folder is None else folder / "autotune.jsonl"
         self.first_runs = FirstRuns(environment.name, self.file.with_name("autotune-first-runs.jsonl"))
-        self._inode, self._end = -1, results.START  # how far the file was read
+        self._inode, self._end = -1, results.START  # the file that was read last, and the end of what was read
         self._environments: dict[str, Environment] = {}
         self._measurements: list[Measurement] = []
-        self._unstored: list[Measurement] = []  # what the file did not take
+        self._unstored: list[Measurement] = []  # measurements that could not be written yet
         self._rows = _RowsOfTable(Table("", [], []))
 
     def add(self, measurements: Sequence[Measurement]) -> None:
-        """Stores measurements with their environment; they are on disk when this returns. If it raises OSError, they
-        are kept in memory and stored by the next call that can."""
+        """Stores measurements with their environment; they are on disk when this returns.
+
+        If it raises OSError, they are kept in memory, and the next call tries to store them too.
+        """
         try:
             results.append([self.environment, *self._unstored, *measurements], self.file)
         except OSError:
@@ -82,39 +84,44 @@ class Store:
         self._unstored.clear()
 
     def measurements(self) -> Sequence[Measurement]:
-        """The measurements under this card's conditions, in their order. Reads what was added to the file since the
-        last call, by this process or another; if the file is gone, what was read stays. Raises WrongInput."""
+        """The measurements under this card's conditions, in their order. Raises WrongInput.
+
+        Reads what this process or another one has added to the file since the last call. If the file is gone, the
+        measurements that were read before remain.
+        """
         try:
             status = self.file.stat()
         except OSError:
             return self._measurements
-        # A file of another inode, or a shorter one, was replaced: it is read from the start. One that grew is read from
-        # where the last reading ended, which is the end of a line.
+        # A file with another inode, or a shorter one, was replaced, and is read from the start. A file that has grown
+        # is read from where the last reading ended, which is the end of a line.
         if status.st_ino != self._inode or status.st_size < self._end.bytes:
             self._inode, self._end, self._environments = status.st_ino, results.START, {}
             self._measurements, self._rows = list(self._unstored), _RowsOfTable(self._rows.table)
         if status.st_size > self._end.bytes:
             end = results.end_of(self.file, self._end)
             stored = results.measurements(self.file, self._end, end, self._environments)
-            alike = StoreConditions.of(self.environment)
+            own = StoreConditions.of(self.environment)
             conditions = {name: StoreConditions.of(each) for name, each in stored.environments.items()}
-            rows = [row for row in stored.measurements if conditions[row.environment] == alike]
+            rows = [row for row in stored.measurements if conditions[row.environment] == own]
             self._measurements.extend(row for row in rows if _possible(row, self.environment))
             self._end, self._environments = end, stored.environments
         return self._measurements
 
-    def raced(self, table: Table) -> Raced:
-        """A pack's table with the latest measurement of each problem whose kernel the pack has; races that could choose
-        from all of the pack's kernels come before others. Raises WrongInput."""
+    def tables(self, table: Table) -> RacedTables:
+        """A pack's table with the latest measurement of each problem, if the pack has the measured kernel.
+
+        Races that could choose among all of the pack's kernels have precedence over others. Raises WrongInput.
+        """
         measurements = self.measurements()
         return self._rows_of(table).read(measurements)
 
     def remembered(self, table: Table) -> Table:
-        """``Raced.whole`` by what was read before, without the file."""
-        return self._rows_of(table).read(self._measurements).whole
+        """``RacedTables.complete`` by the measurements that were read before, without reading the file."""
+        return self._rows_of(table).read(self._measurements).complete
 
     def offer(self, table: Table, problem: Problem) -> str:
-        """A digest of the kernels that a race of a problem can choose from, for a measurement's ``offer``."""
+        """A digest of the kernels among which a race of a problem can choose, for a measurement's ``offer``."""
         return self._rows_of(table).offers[problem.kind]
 
     def _rows_of(self, table: Table) -> _RowsOfTable:
@@ -124,14 +131,14 @@ class Store:
 
 
 class _RowsOfTable:
-    """The rows that measurements give a pack's table. Each is made once, since its intervals take a millisecond."""
+    """Makes a table's rows from measurements. Each row is made once, because its intervals take a millisecond."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self._read = 0  # so many measurements
+        self._read = 0  # number of measurements that were read
         self._current: dict[Key, Row] = {}
         self._others: dict[Key, Row] = {}
-        self._raced = Raced(table, table)
+        self._raced = RacedTables(table, table)
 
     @cached_property
     def offers(self) -> dict[tuple[Any, ...], str]:
@@ -143,14 +150,14 @@ class _RowsOfTable:
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, str], int]:
-        """Places of kernels in the table, by binary and options."""
+        """The indices of kernels in the table, by binary and options."""
         numbers: dict[tuple[str, str], int] = {}
-        for place, kernel in enumerate(self.table.kernels):
-            numbers.setdefault((kernel.digest, options_of(kernel)), place)
+        for number, kernel in enumerate(self.table.kernels):
+            numbers.setdefault((kernel.digest, options_of(kernel)), number)
         return numbers
 
-    def read(self, measurements: Sequence[Measurement]) -> Raced:
-        """The table with all measurements, of which those that an earlier call had come first."""
+    def read(self, measurements: Sequence[Measurement]) -> RacedTables:
+        """The tables with all ``measurements``, which must begin with those of the last call."""
         if self._read == len(measurements):
             return self._raced
         for measurement in measurements[self._read :]:
@@ -163,7 +170,7 @@ class _RowsOfTable:
                 rows[problem.kind, row.sizes, row.products] = row
         self._read = len(measurements)
         current = self._with(self._current)
-        self._raced = Raced(self._with(self._others | self._current) if self._others else current, current)
+        self._raced = RacedTables(self._with(self._others | self._current) if self._others else current, current)
         return self._raced
 
     def _with(self, raced: dict[Key, Row]) -> Table:
@@ -173,5 +180,5 @@ class _RowsOfTable:
 
 
 def options_of(kernel: TableKernel) -> str:
-    """A kernel's launch options as measurements are compared by."""
+    """A kernel's launch options as a text that can be compared with a measurement's."""
     return repr(kernel.record.launch_options)
