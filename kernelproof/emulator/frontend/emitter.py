@@ -24,7 +24,7 @@ from kernelproof.emulator.state.sites import Site
 
 # The names that a kernel's text uses for the units of its batch: letters, because they occur in almost every line. In
 # addition ``M`` is the batch, ``b`` the next block, ``m`` the mask of the running lanes (None: all), and ``w`` whether
-# other lanes are elsewhere. Units of sm_90 and sm_100 have names only in kernels that need them.
+# other lanes are at other blocks. Units of sm_90 and sm_100 have names only in kernels that need them.
 UNITS = {
     "K": "constant", "R": "scheduler", "J": "barriers", "Y": "meetings", "S": "shared", "G": "memory", "Z": "copies",
     "U": "output", "L": "local", "P": "parameters", "N": "generic", "Q": "atomics", "W": "warps", "T": "matrices",
@@ -34,7 +34,8 @@ HOPPER_UNITS = {
     "E": "peers", "B": "mbarriers", "D": "cluster_barriers", "C": "bulk", "X": "warpgroups", "O": "registers",
     "V": "map_edits", "F": "async_stores",
 }  # fmt: skip
-# On sm_100 it is tcgen05.ld, not wgmma, whose registers must be waited for: ``X`` is whatever checks those registers.
+# ``X`` is the unit that checks registers which asynchronous instructions use: of wgmma on sm_90, of tcgen05.ld on
+# sm_100.
 BLACKWELL_UNITS = {
     "X": "pending", "TA": "allocation", "TM": "accesses", "TP": "products", "CL": "cluster_launches",
 }  # fmt: skip
@@ -45,8 +46,8 @@ class UnknownInstruction(EmulatorError):
 
 
 class Value(NamedTuple):
-    """Python text and what it evaluates to. ``kind`` is a NumPy type code (``u4``, ``i8``, ``f4``, ...), or ``p`` for a
-    predicate. A uniform value is a Python int of raw bits, signed if the kind is ``i``."""
+    """The text of a Python expression, and the type of its value. ``kind`` is a NumPy type code (``u4``, ``i8``,
+    ``f4``, ...), or ``p`` for a predicate. A uniform value is a Python int of raw bits, signed if the kind is ``i``."""
 
     text: str
     kind: str
@@ -72,9 +73,9 @@ class Names:
     ``kinds``: declared types of registers. ``uniform``: registers with one value for all lanes. ``lazy``: registers
     that may hold an accumulator which is not computed or not complete yet. ``read``: registers whose value an
     instruction or a branch uses. ``checked``: loads (by identity) whose value a compare-and-swap checks. ``symbols``:
-    variable -> (state space, offset). ``hopper``: the kernel runs on the units of sm_90. ``polls``: it has loops that
-    wait for memory. ``origins``: 64-bit register -> pointers that it may be computed from.
-    ``machine_code``: lines are addresses.
+    variable -> (state space, offset). ``hopper``: the kernel runs on the units of sm_90. ``polls``: the kernel has
+    loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be computed from. ``machine_code``:
+    the lines of instructions are addresses.
     """
 
     kinds: dict[str, str]
@@ -98,18 +99,18 @@ class Emitter:
         self.read, self.checked, self.hopper, self.polls = names.read, names.checked, names.hopper, names.polls
         self.origins, self.machine_code = names.origins, names.machine_code
         # Number of an instruction -> the pointers from which its address may be computed.
-        # Register that some path reads before it writes it -> the first instruction that reads it.
         self.address_origins: dict[int, frozenset[Origin]] = {}
+        # Register that some path reads before it writes it -> the first instruction that reads it.
         self.first_uses: dict[str, int] = {}
         self.scope = scope
         self.lines: list[str] = []
         self.indent = ""
-        # Lines of the block that are unguarded mma.sync.
+        # The unguarded mma.sync of the block.
         self.products: list[ProductLine] = []
         self.sites: list[Site] = []
         self.current: Instr | None = None
         self.guard: str | None = None
-        # If the block ends with a wait: the block at which lanes go on, and the text of the call that waits.
+        # If the block ends with a wait: the block at which lanes continue, and the text of the call that waits.
         self.resume = 0
         self.waiting = ""
         self._variables: dict[str, str] = {}
@@ -131,7 +132,7 @@ class Emitter:
 
     def bind(self, prefix: str, value: object) -> str:
         """Make a Python object visible to the kernel's function; returns its name there."""
-        # Found by identity, so an object that many instructions use has one name.
+        # Objects are compared by identity, so an object that many instructions use has one name.
         for name, old in self.scope.items():
             if old is value:
                 return name
@@ -147,7 +148,7 @@ class Emitter:
         return out
 
     def wait(self, call: str, *arguments: str) -> None:
-        """End the block with a call that may put lanes to sleep; they go on at the next block."""
+        """End the block with a call that may put lanes to sleep; they continue at the next block."""
         self.waiting = f"{call}({', '.join((*arguments, 'm', str(self.resume), str(self.site())))})"
 
     def fail(self, why: str = "unknown instruction") -> UnknownInstruction:
@@ -156,8 +157,8 @@ class Emitter:
         return unsupported(self.current, why)
 
     def refuse(self, *modifiers: str) -> None:
-        """Raise for the current instruction if it has one of these modifiers, which change what it does: as a whole
-        part of the opcode, or before or after ``::``."""
+        """Raise UnknownInstruction if the current instruction has one of these modifiers, as a part of the opcode or
+        before or after ``::`` in a part."""
         assert self.current is not None
         for part in self.current.parts:
             if not set(modifiers).isdisjoint(part.split(":")):
@@ -174,7 +175,7 @@ class Emitter:
         return number
 
     def sites_of(self, instructions: Iterable[int]) -> list[int]:
-        """The numbers of instructions, by identity, so far as they have one."""
+        """The numbers of instructions, given by identity; those without a number are left out."""
         return [self._site_of[each] for each in instructions if each in self._site_of]
 
     def mask(self) -> str:
@@ -241,6 +242,7 @@ class Emitter:
         raise self.fail("operand not understood")
 
     def _special(self, name: str, bits: int) -> Value:
+        """A special register as unsigned bits."""
         kind = f"u{bits // 8}"
         if name in WORKSPACE_HALVES:
             address = f"M.grid_workspace({GRID_WORKSPACE!r}, {self.site()})"
@@ -263,7 +265,7 @@ class Emitter:
             text = f"M.address_of({op.name!r})"
             return Value(f"({text} + {op.offset})" if op.offset else text, kind, True)
         if space == "shared" and self.hopper:
-            # It holds the rank of the CTA in its cluster.
+            # The address contains the rank of the CTA in its cluster, so it varies.
             return Value(f"E.variable({at + op.offset}, {bits // 8})", kind, False)
         return Value(str(at + op.offset), kind, True)
 
@@ -298,7 +300,7 @@ class Emitter:
         return self.array(op, kind)
 
     def scalar(self, op: Operand) -> str:
-        """A 32-bit operand as it is: an int if it is uniform, else an array."""
+        """A 32-bit operand: an int if it is uniform, else an array."""
         return self.raw(op, 32).text
 
     def literal(self, op: Operand) -> int:
@@ -344,8 +346,8 @@ class Emitter:
         return f"({v.text} + {offset & ((1 << bits) - 1)})" if offset else v.text
 
     def shared(self, op: Operand, reach: str = "") -> str:
-        """A shared-memory address in the form that the units take. ``reach``: ``shared:cluster``, ``shared:cta`` or
-        ``generic``; empty: the first such part of the opcode."""
+        """An address of shared memory in the units' form (see ``hopper.peers``). ``reach``: ``shared:cluster``,
+        ``shared:cta`` or ``generic``; empty: the first such part of the opcode."""
         if isinstance(op, Mem) and isinstance(op.base, Sym):
             return self.address(op, "shared")
         assert self.current is not None
@@ -360,7 +362,8 @@ class Emitter:
     # --- results ---
 
     def assign(self, op: Operand, value: Value) -> None:
-        """Write a result register. It is widened by the sign of the value's kind, and merged under a varying guard."""
+        """Write a result to a register. A narrow value is extended according to the sign of its kind. Under a varying
+        guard it is merged with the old value."""
         if not isinstance(op, Reg):
             raise self.fail("destination expected")
         if op.name == "_":
@@ -406,5 +409,6 @@ def immediate(op: Imm, bits: int) -> int:
 
 
 def _paren(text: str) -> str:
+    """An expression in parentheses, unless it needs none before a method call."""
     plain = text.replace("_", "a").replace(".", "a").isalnum()
     return text if plain or (text.endswith(")") and text[0] not in "~-(") else f"({text})"

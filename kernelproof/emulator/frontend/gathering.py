@@ -1,8 +1,8 @@
-"""Instructions that the lanes of a warp execute together, and releases by single lanes, which come after them.
+"""Finds the instructions that all lanes of a warp execute together, after which a single lane may release.
 
-The PTX ISA promises order of memory accesses only for bar.warp.sync. But what a lane did before an instruction of its
-whole warp, such as mma.sync, is over in practice when another lane releases after it, so it is not held against a
-program (see ``LaneReleases.gather``).
+The PTX ISA orders memory accesses of different lanes only by bar.warp.sync. But in practice, accesses before a
+warp-wide instruction such as mma.sync are complete when any lane of the warp releases after it. So programs that rely
+on this are not reported (see ``LaneReleases.gather``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ def may_release(instructions: Iterable[Instr]) -> bool:
     )
 
 
-def gathered(instructions: Sequence[Instr]) -> frozenset[int]:
-    """The places in a block at which its lanes must be noted to have executed instructions together: numbers of the
-    instructions that come next. One note does for a run of such instructions, up to the next one that touches memory or
-    to the end of the block."""
+def gather_places(instructions: Sequence[Instr]) -> frozenset[int]:
+    """The places in a block before which a call of ``LaneReleases.gather`` must be inserted, as numbers of
+    instructions.
+
+    The call records that the lanes have executed warp-wide instructions together. One call is enough for a sequence of
+    such instructions; it comes before the next instruction that touches memory, or at the end of the block.
+    """
     places, open_run = set(), False
     for i, ins in enumerate(instructions):
         if _is_of_warps(ins):
@@ -40,11 +43,13 @@ def gathered(instructions: Sequence[Instr]) -> frozenset[int]:
 
 
 def _is_of_warps(ins: Instr) -> bool:
+    """Do the lanes of a warp execute an instruction together?"""
     form = facts(ins)
     return ins.base in _TOGETHER or "sync" in ins.parts or (form is not None and bool(form.meets))
 
 
 def _touches_memory(ins: Instr) -> bool:
+    """May an instruction access memory?"""
     form = facts(ins)
     is_access = any(isinstance(operand, Mem | TensorOperand) for operand in ins.operands)
     return is_access or form is None or form.writes is not Writes.RESULT

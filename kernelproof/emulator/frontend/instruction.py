@@ -1,4 +1,4 @@
-"""The facts of an instruction: one registration per form, which analysis, translation and mutation look up.
+"""Registers the forms of instructions, with the facts that analysis, translation and mutation need of each.
 
 A new instruction is one function under ``@instruction(...)``, in a module of ``instructions`` or anywhere else::
 
@@ -26,7 +26,7 @@ HALVES = frozenset(("f16", "bf16", "f16x2", "bf16x2"))
 FLOATS = REALS | HALVES
 
 Handler = Callable[[Emitter, Instr], None]
-# A fact that may depend on an instruction's modifiers and operands.
+# A fact that is true or false for all instructions of a form, or a test of an instruction.
 Test = bool | Callable[[Instr], bool]
 
 
@@ -48,14 +48,15 @@ class InstructionForm:
     - ``writes``: see ``Writes``. ``updates``: the result is read, too, and changes only for active lanes.
     - ``uniform``: equal operands give an equal result, which the handler can compute on Python ints.
     - ``polls``: the result depends on memory that other threads may write.
-    - ``waits``: lanes may have to wait here, so it ends a block; the handler calls ``Emitter.wait``.
+    - ``waits``: lanes may have to wait at the instruction, so it ends a block; the handler calls ``Emitter.wait``.
     - ``meets``: which threads must reach the instruction together: "" (none), ``lanes`` (those in its last operand),
       ``warp``, or ``warps`` (the whole warpgroup). A warp or warpgroup meets once for a run of such instructions.
-    - ``completed_by``: opcodes that wait for the end of what it has begun; empty if it is not asynchronous.
+    - ``completed_by``: opcodes that wait for the end of the asynchronous work that it begins; empty if it begins none.
     - ``expands``: the instructions that it consists of, in order.
     - ``accumulates``: operands whose registers it may leave incomplete.
     - ``hopper``, ``blackwell``: it needs the units of sm_90, or those of sm_100 as well.
-    - ``access``: bytes of its smallest access to a state space, 0 for none; this decides how fine tags are.
+    - ``access``: bytes of its smallest access to a state space, 0 for none; the smallest of a kernel decides how many
+      bytes a tag covers.
     - ``mutations``: mistakes that a programmer may make with it.
     """
 
@@ -146,8 +147,8 @@ def registered() -> Iterator[InstructionForm]:
 
 
 def facts(ins: Instr) -> InstructionForm | None:
-    """The form of an instruction, None for an unknown instruction. Of all forms that fit it is the one with the most
-    modifiers, and among those the one whose first modifier stands first."""
+    """The form of an instruction; None for an unknown instruction. If several forms fit, the one with the most
+    modifiers is chosen, and among those the one whose first modifier comes earliest in the opcode."""
     parts = ins.parts
     try:
         return _form_of[parts]
@@ -157,8 +158,8 @@ def facts(ins: Instr) -> InstructionForm | None:
         return form
 
 
-def modelled(ins: Instr) -> str:
-    """What is supported of a refused instruction's opcode, as the end of a sentence."""
+def modelled_forms(ins: Instr) -> str:
+    """The forms of a refused instruction's opcode that are supported, as the end of a sentence."""
     form = facts(ins)
     if form is not None and form.emit.__doc__:
         text = cleandoc(form.emit.__doc__).split("\n\n")[0].replace("\n", " ")
@@ -190,8 +191,8 @@ def waits(ins: Instr) -> bool:
 
 
 def needs_hopper(ins: Instr) -> bool:
-    """Does an instruction need the units of sm_90? By its own fact, an address, scope or register of the cluster, or a
-    proxy."""
+    """Does an instruction need the units of sm_90? It does if its form says so, or if it has an address, scope or
+    register of the cluster, or a proxy."""
     form = facts(ins)
     if (form is not None and form.hopper) or any("cluster" in p or p == "proxy" for p in ins.parts[1:]):
         return True
@@ -214,7 +215,8 @@ def symbols(ins: Instr) -> Iterator[str]:
 
 
 def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
-    """(registers written, registers read). A guarded instruction also reads the old values of what it writes."""
+    """The registers that an instruction writes, and those that it reads. A guarded instruction also reads the old
+    values of the registers that it writes."""
     defs, uses = results_and_operands(ins)
     form = facts(ins)
     if ins.guard is not None or (form is not None and form.updates):
@@ -223,7 +225,7 @@ def defs_uses(ins: Instr) -> tuple[list[str], list[str]]:
 
 
 def results_and_operands(ins: Instr) -> tuple[list[str], list[str]]:
-    """(registers written, registers that the instruction names beside them, with its guard)."""
+    """The registers of an instruction's result, and those of its other operands and its guard."""
     form = facts(ins)
     operands = ins.operands
     defs: list[str] = []

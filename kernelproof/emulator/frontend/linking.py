@@ -26,7 +26,7 @@ from kernelproof.emulator.frontend.ptx import (
 from kernelproof.emulator.state.mangled import plain_name
 
 
-def linked(modules: Sequence[Module]) -> Module:
+def link(modules: Sequence[Module]) -> Module:
     """One module with all kernels, functions and variables of some modules. PTX lines remain those of each module's own
     text.
 
@@ -45,13 +45,13 @@ def linked(modules: Sequence[Module]) -> Module:
 
 
 def _add(out: Module, module: Module) -> None:
-    """Add a module whose own names differ from all that are there."""
+    """Add a module to ``out``. Its local names must differ from all names there."""
     for name, linkage in module.linkage.items():
         before = out.linkage.get(name)
         if before is Linkage.STRONG and linkage is Linkage.STRONG:
             raise LinkError(f"two files define {plain_name(name)}: make it static or inline")
         if before not in (None, Linkage.EXTERN) and linkage is not Linkage.STRONG:
-            continue  # what is there stands
+            continue  # the present definition counts
         out.linkage[name] = linkage
         for source, target in ((module.kernels, out.kernels), (module.functions, out.functions)):
             if name in source:
@@ -79,6 +79,7 @@ def _with_own_names(module: Module, present: Mapping[str, Linkage], number: int)
 
 
 def _renamed(function: Function, names: Mapping[str, str]) -> Function:
+    """A function with its name and symbols renamed."""
     body: list[Instr | Label] = [
         replace(item, operands=tuple(_operand(op, names) for op in item.operands)) if isinstance(item, Instr) else item
         for item in function.body
@@ -91,6 +92,7 @@ def _renamed(function: Function, names: Mapping[str, str]) -> Function:
 
 
 def _variable(variable: Variable, names: Mapping[str, str]) -> Variable:
+    """A variable with its name, and the symbols in its initialiser, renamed."""
     pointers = tuple((offset, names.get(symbol, symbol), addend) for offset, symbol, addend in variable.pointers)
     return replace(variable, name=names.get(variable.name, variable.name), pointers=pointers)
 

@@ -1,7 +1,7 @@
-"""Reads ``.loc`` directives: the chain of CUDA lines of each PTX instruction.
+"""Reads ``.loc`` directives, which give the chain of CUDA lines of each PTX instruction.
 
-A directive names a line, the function that contains it, and where that function was inlined. The call site has a
-directive of its own, which names the next one; so the chain is followed from directive to directive.
+A directive names a line, the function that contains it, and the line of the call if that function was inlined. The call
+has its own directive, which names the next call; so the chain is followed from directive to directive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Locations:
         self._names: dict[str, str] | None = None
 
     def enter(self, function: str) -> None:
-        """The directives that follow belong to a PTX function."""
+        """Begin the directives of a PTX function."""
         self.function = plain_name(function)
         self.chains = {}
 
@@ -42,7 +42,7 @@ class Locations:
             chain: tuple[Frame, ...] = (self._frame(m[1], m[2], self.function),)
         else:
             outer = self.chains.get((m[5], m[6], m[7]))
-            # A call site of which no code is left has no directive.
+            # The call has no directive if optimisation has removed all other code of its line.
             chain = (self._frame(m[1], m[2], self._name(m[4])), *(outer or (self._frame(m[5], m[6], ""),)))
         self.chains[m[1], m[2], m[3]] = chain
         return chain
@@ -51,7 +51,7 @@ class Locations:
         return Frame(self.files.get(int(file), "?"), int(line), function)
 
     def _name(self, label: str) -> str:
-        """The function whose mangled name stands at a label of ``.debug_str``."""
+        """The function whose mangled name is at a label of ``.debug_str``; "" if there is no such label."""
         if self._names is None:
             self._names = {}
             start = self.text.find(".debug_str")

@@ -1,8 +1,8 @@
-"""Makes mutants of a PTX text: the mechanical mistakes that a checker of kernels must notice.
+"""Makes mutants of a PTX text: versions with one mechanical mistake, which a checker of kernels must notice.
 
-Every wait, barrier, fence, commit, copy, shared or global access and predicate gives one or more mutants: dropped,
-weakened, shifted, swapped with its neighbour, negated. The registration of an instruction says which. A mutant is legal
-PTX of the same kernel; the caller finds out whether it behaves differently.
+A wait, barrier, fence, commit, copy, access or predicate is dropped, weakened, shifted, swapped with its neighbour, or
+negated. The registration of each instruction names the mutations that apply to it. A mutant is legal PTX of the same
+kernel; the caller finds out whether it behaves differently.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kernelproof.emulator.frontend.ptx import Function
 
 @dataclass(frozen=True)
 class Mutant:
-    """``name``: what was done, as ``kind opcode at line``. ``kind``: its first word. ``line``: the PTX line that was
-    changed. ``text``: the whole file."""
+    """A PTX text with one mistake. ``name``: the change, as ``kind opcode at line``. ``kind``: its first word.
+    ``line``: the PTX line that was changed. ``text``: the complete text."""
 
     name: str
     kind: str
@@ -30,8 +30,8 @@ class Mutant:
 def mutants(text: str, kernel: str | None = None, *, arithmetic: bool = False) -> Iterator[Mutant]:
     """All mutants of a PTX text, of one kernel or (None) of all kernels, in the order of the text.
 
-    ``arithmetic``: also mutants whose kind is in ``ARITHMETIC``: sums and products that lack an operand or have it
-    twice, values taken for another type, arguments larger by 8, CTA numbers that are always 0.
+    ``arithmetic``: also yields mutants whose kind is in ``ARITHMETIC``: sums and products that lack an operand or have
+    it twice, values read as another type, arguments larger by 8, CTA numbers that are always 0.
 
     Raises PtxError for text that is not PTX and KeyError for an unknown kernel.
     """
@@ -43,6 +43,7 @@ def mutants(text: str, kernel: str | None = None, *, arithmetic: bool = False) -
 
 
 def _of_function(function: Function, source: Source) -> Iterator[Mutant]:
+    """All mutants of a function."""
     for index in range(len(function.body)):
         statement = Statement.of(source, function.body, index)
         if statement is None:

@@ -1,7 +1,8 @@
-"""Changes of one statement of a PTX text: the mechanical mistakes that a checker of kernels must notice.
+"""Defines mutations: mechanical mistakes in one statement of a PTX text, which a checker of kernels must notice.
 
-The registration of an instruction names the mutations that make sense for it. A mutation yields changes that are legal
-PTX; the caller finds out whether the kernel then behaves differently.
+The registration of an instruction names the mutations that apply to it. A mutation yields changes after which the text
+is still legal PTX; the caller finds out whether the kernel then behaves differently. The docstring of a mutation says
+how the changed kernel differs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Imm, Instr, Label, Mem
 
 
 class Change(NamedTuple):
-    """``kind``: what was done, in a word. ``edits``: (start, end, new text) in the whole text, ascending."""
+    """A change of a PTX text. ``kind``: a word for it. ``edits``: (start, end, new text), with ascending offsets in the
+    complete text."""
 
     kind: str
     edits: tuple[tuple[int, int, str], ...]
@@ -69,10 +71,10 @@ class Statement:
         return _top_level(self.text.rstrip(";").split(None, 1)[1])
 
     def become(self, kind: str, new: str) -> Change:
-        """The change that puts another text in its place."""
+        """The change that replaces the statement by another text."""
         return Change(kind, ((self.start, self.end, new),))
 
-    def later(self) -> Iterator[Statement]:
+    def following(self) -> Iterator[Statement]:
         """The statements after it, in the order of the text."""
         for i in range(self.index + 1, len(self.body)):
             statement = Statement.of(self.source, self.body, i)
@@ -114,7 +116,7 @@ def weaken(s: Statement) -> Iterator[Change]:
 
 
 def narrow(s: Statement) -> Iterator[Change]:
-    """The scope is that of the CTA instead of a larger one."""
+    """The scope is .cta instead of a larger one."""
     head, _, rest = s.text.partition(".")
     op, _, operands = rest.partition(" ")
     parts = op.rstrip(";").split(".")
@@ -126,7 +128,7 @@ def narrow(s: Statement) -> Iterator[Change]:
 
 
 def relax(s: Statement) -> Iterator[Change]:
-    """An access does not acquire or release any more."""
+    """An access is relaxed, so it no longer acquires or releases."""
     head, space, operands = s.text.partition(" ")
     relaxed = re.sub(r"\.(acq_rel|acquire|release)(?=\.|$)", ".relaxed", head)
     if relaxed != head:
@@ -134,7 +136,7 @@ def relax(s: Statement) -> Iterator[Change]:
 
 
 def swap(s: Statement) -> Iterator[Change]:
-    """The statement and the next one change places, unless that one branches or commits a group."""
+    """The statement and the next one are exchanged, unless the next one branches or commits a group."""
     other = Statement.of(s.source, s.body, s.index + 1)
     if other is None or other.ins.base in ("bra", "ret", "exit", "brx", "call") or "commit_group" in other.ins.parts:
         return
@@ -144,10 +146,11 @@ def swap(s: Statement) -> Iterator[Change]:
 
 
 def drop_with(prefix: str) -> Mutation:
-    """The statement is dropped, together with the next one of an opcode that would be illegal alone."""
+    """The statement is dropped, and so is the next one whose opcode begins with ``prefix``, which would be illegal
+    without it."""
 
     def mutation(s: Statement) -> Iterator[Change]:
-        other = next((t for t in s.later() if t.ins.op.startswith(prefix)), None)
+        other = next((t for t in s.following() if t.ins.op.startswith(prefix)), None)
         if other is not None:
             yield Change("drop", ((s.start, s.end, ""), (other.start, other.end, "")))
 
@@ -155,7 +158,7 @@ def drop_with(prefix: str) -> Mutation:
 
 
 def shift(which: int = 0, kind: str = "shift", nbytes: Callable[[Instr], int] | int = 16) -> Mutation:
-    """Bytes are added to bracketed address number ``which``."""
+    """``nbytes`` are added to the address in the brackets number ``which`` of the statement."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         by = nbytes if isinstance(nbytes, int) else nbytes(s.ins)
@@ -171,7 +174,8 @@ def shift(which: int = 0, kind: str = "shift", nbytes: Callable[[Instr], int] | 
 
 
 def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
-    """Operand number ``which`` is changed by an instruction in a scope of its own: ``op`` operand, ``by``."""
+    """Operand number ``which`` is first changed by an instruction ``op`` with the second operand ``by``. Both
+    statements are in a new scope, which declares a register of type ``type_`` for the result."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         old = s.operands[which].strip()
@@ -182,15 +186,16 @@ def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
 
 
 def without_last_warp(s: Statement) -> Iterator[Change]:
-    """The last warp of each warpgroup does not wait for all groups. A wait that leaves some pending is not mutated,
-    because no result is read after it."""
+    """The last warp of each warpgroup does not wait. Only waits for all groups are changed, because after other waits
+    no result is read."""
     if not s.text.startswith("@") and s.ins.operands == (Imm(0),):
         guarded = f"mov.u32 own, %tid.x; and.b32 own, own, 96; setp.ne.u32 mutant, own, 96; @mutant {s.text}"
         yield s.become("warp", f"{{ .reg .b32 own; .reg .pred mutant; {guarded} }}")
 
 
 def shift_register(nbytes: int) -> Mutation:
-    """Bytes are added to the first address in a register, which is one of shared memory."""
+    """``nbytes`` are added to the first address in a register, which must be 32 bits wide. Without one, the statement
+    is dropped."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         which = next(
@@ -213,17 +218,17 @@ _WEAKER = {
 
 
 def compare(s: Statement) -> Iterator[Change]:
-    """Another comparison is made: with or without equality, or the opposite one."""
+    """The comparison is another one: lt and le are exchanged, as are other pairs of ``_WEAKER``."""
     test = s.ins.parts[1]
     if test in _WEAKER:
         yield s.become("compare", s.text.replace(f"{s.ins.base}.{test}.", f"{s.ins.base}.{_WEAKER[test]}.", 1))
 
 
-# --- arithmetic: ARITHMETIC has the kinds
+# --- arithmetic (the kinds are in ARITHMETIC)
 
 
 def unguarded(mutation: Mutation) -> Mutation:
-    """A mutation only of statements without a guard, because it takes the statement apart by its operands."""
+    """Limit a mutation to statements without a guard, because it could not split a guarded one into its operands."""
 
     def of_plain(s: Statement) -> Iterator[Change]:
         if not s.text.startswith("@"):
@@ -233,8 +238,8 @@ def unguarded(mutation: Mutation) -> Mutation:
 
 
 @unguarded
-def lose(s: Statement) -> Iterator[Change]:
-    """A sum of floats lacks its last addend, a product its last factor; of fma, once each."""
+def drop_operand(s: Statement) -> Iterator[Change]:
+    """A sum of floats lacks its last addend, or a product its last factor. An fma gives both changes."""
     if s.ins.parts[-1] not in ("f32", "f64"):
         return
     head, *operands = s.text.split(None, 1)[0], *(operand.strip() for operand in s.operands)
@@ -248,8 +253,8 @@ def lose(s: Statement) -> Iterator[Change]:
 
 
 @unguarded
-def twice(s: Statement) -> Iterator[Change]:
-    """The last operand of f32 is added or multiplied with once more."""
+def repeat_operand(s: Statement) -> Iterator[Change]:
+    """The last operand of an f32 sum or product is added or multiplied twice."""
     if s.ins.parts[-1] == "f32":
         last = s.operands[-1].strip()
         head = "add.f32" if s.ins.base == "fma" else s.text.split(None, 1)[0]
@@ -258,7 +263,7 @@ def twice(s: Statement) -> Iterator[Change]:
 
 
 def retype(s: Statement) -> Iterator[Change]:
-    """The bits of bf16 are taken for f16, or the other way round."""
+    """The bits of bf16 are read as f16, or the other way round."""
     head, rest = s.text.split(None, 1)
     swapped = re.sub(r"\b(b?)f16(?=\.|x2|$)", lambda m: "f16" if m[1] else "bf16", head)
     # Tensor cores sum products of bf16 in f32 only.
@@ -267,27 +272,28 @@ def retype(s: Statement) -> Iterator[Change]:
 
 
 def truncate(s: Statement) -> Iterator[Change]:
-    """Digits are cut off instead of rounded to nearest."""
+    """A conversion rounds toward zero instead of to nearest."""
     if "rn" in s.ins.parts:
         yield s.become("truncate", s.text.replace(".rn.", ".rz.", 1))
 
 
 def lose_nan(s: Statement) -> Iterator[Change]:
-    """A minimum or maximum gives the other operand for NaN."""
+    """A minimum or maximum of NaN and a number is the number instead of NaN."""
     if "NaN" in s.ins.parts:
         yield s.become("nan", s.text.replace(".NaN.", ".", 1))
 
 
 @unguarded
 def nudge(s: Statement) -> Iterator[Change]:
-    """An integer argument of the kernel is larger by 8: a vector of halves, or half of one in an address."""
+    """An integer argument of the kernel is larger by 8. As a number of elements, this is a vector of halves; in an
+    address, half of one."""
     bits, register = s.ins.parts[-1][1:], s.operands[0].strip()
     if s.ins.parts[-1] in ("u32", "u64", "b32", "b64", "s32", "s64") and register.startswith("%"):
         yield s.become("nudge", f"{s.text} add.s{bits} {register}, {register}, 8;")
 
 
 @unguarded
-def first(s: Statement) -> Iterator[Change]:
+def zero_result(s: Statement) -> Iterator[Change]:
     """A quotient, a remainder or the number of a CTA is always 0."""
     register = s.operands[0].strip()
     yield s.become("first", f"mov.b{s.ins.parts[-1][1:]} {register}, 0;")
@@ -303,7 +309,7 @@ def vector_bytes(ins: Instr) -> int:
 
 
 def of_guard(s: Statement) -> Iterator[Change]:
-    """What can be wrong with ``@p``: it is negated, or missing, or (for a branch) never taken."""
+    """The guard ``@p`` is negated or missing; or a guarded branch is never taken."""
     mark = re.match(r"@\s*(!?)\s*([\w$%]+)\s*", s.text)
     if mark is None:
         return

@@ -1,4 +1,4 @@
-"""Reads the operands of an instruction: text -> ``Operand``."""
+"""Parses the operands of an instruction from text to ``Operand`` objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def literal(token: str, line: int) -> Imm:
 
 
 def operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, ...]:
-    """The operands in a text. ``renames``: unique names of what scopes have declared. Raises PtxError."""
+    """The operands in a text. ``renames``: names that scopes have declared -> unique names. Raises PtxError."""
     return _Reader(text, line, renames).all()
 
 
@@ -73,7 +73,7 @@ class _Reader:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def operand(self) -> Operand:
-        """An operand, with an offset or the second of a pair if one follows."""
+        """The next operand, with its offset or the second register of a pair."""
         item = self.atom()
         if self.following() in ("+", "-"):
             offset = self.offset()
@@ -126,7 +126,7 @@ class _Reader:
         return Imm(number.value ^ (1 << (31 if number.kind == "f" else 63)), number.kind)
 
     def address(self) -> Mem | TensorOperand:
-        """The content of brackets whose opening one has been consumed."""
+        """The address in brackets, of which the opening one has been consumed."""
         if self.tokens[self.at] == "{":
             raise PtxError(self.line, "texture coordinates are not modelled")
         inside = self.operand()

@@ -53,10 +53,7 @@ _ATTRIBUTE = re.compile(
 
 
 def parse(text: str) -> Module:
-    """Parse one PTX file.
-
-    Raises PtxError, which names the line, for text that is not PTX.
-    """
+    """Parse the text of a PTX file. Raises PtxError, which names the line, for text that is not PTX."""
     return _Parser(text).module()
 
 
@@ -73,7 +70,7 @@ class _Parser:
         }
         self.locations = Locations(text, self.files)
         self.scopes = 0
-        # A cache of operands by their text, for those outside of scopes: inside, equal names may be other registers.
+        # A cache of operands by their text. It is not used inside of scopes, where equal names may be other registers.
         self.operands_of: dict[str, tuple[Operand, ...]] = {}
 
     def skip(self, at: int) -> int:
@@ -82,9 +79,11 @@ class _Parser:
         return at if space is None else space.end()
 
     def line(self, at: int) -> int:
+        """The number of the line, from 1 on, at an offset."""
         return bisect_right(self.newlines, at - 1) + 1 if at else 1
 
     def module(self) -> Module:
+        """Parse the complete text."""
         text, at, end = self.text, 0, len(self.text)
         out = Module("", "", {}, {}, set(), {}, self.files, self.original)
         while True:
@@ -111,7 +110,7 @@ class _Parser:
                 statement = text[at:stop]
                 if _DECL.match(statement) is not None:
                     for variable in self.declaration(statement, at)[1]:
-                        # Of a repeated declaration (.extern, then a definition), the definition counts.
+                        # A variable may be declared (.extern) and then defined; the definition counts.
                         if variable.name not in out.variables or variable.size:
                             out.variables[variable.name] = variable
                             out.linkage[variable.name] = _linkage(statement, variable)
@@ -126,12 +125,14 @@ class _Parser:
         return out
 
     def statement_end(self, at: int) -> int:
+        """The offset of the semicolon that ends a statement."""
         stop = self.text.find(";", at)
         if stop < 0:
             raise PtxError(self.line(at), "statement without ';'")
         return stop
 
     def closing(self, at: int) -> int:
+        """The offset of the brace that closes the one at ``at``."""
         depth = 0
         for m in _BRACE.finditer(self.text, at):
             depth += 1 if m[0] == "{" else -1
@@ -140,7 +141,8 @@ class _Parser:
         raise PtxError(self.line(at), "'{' without '}'")
 
     def declaration(self, statement: str, at: int) -> tuple[str, list[Variable]]:
-        """A variable declaration: (space, variables). For ``.reg`` the ``space`` of each variable is its type."""
+        """The state space and the variables of a declaration. For ``.reg``, ``Variable.space`` is the register's
+        type."""
         line = self.line(at)
         m = _DECL.match(statement)
         assert m is not None
@@ -148,7 +150,8 @@ class _Parser:
         body = _DECL_BODY.match(m[2])
         if body is None:
             raise PtxError(line, f"declaration not understood: {statement.strip()[:60]!r}")
-        # .ptr, a space and an alignment after a parameter's type describe what it points to; they are dropped.
+        # .ptr, a space and an alignment after a parameter's type describe the memory that it points to; they are
+        # dropped.
         modifiers, kind, rest = body[1], body[2], _POINTEE.sub("", body[3])
         if kind not in TYPE_BYTES:
             raise PtxError(line, f"unknown type .{kind}")
@@ -173,6 +176,7 @@ class _Parser:
         return space, out
 
     def initialiser(self, text: str, kind: str, size: int, line: int) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:
+        """The bytes of an initialiser, padded to ``size``, and its addresses (see ``Variable.pointers``)."""
         data, pointers, unit = bytearray(), [], TYPE_BYTES[kind]
         for item in re.findall(r"[^\s,{}][^,{}]*", text):
             item = item.strip()
@@ -193,6 +197,7 @@ class _Parser:
         return bytes(data.ljust(size, b"\0")), tuple(pointers)
 
     def parameters(self, text: str, at: int) -> list[Variable]:
+        """The variables of a list of parameters."""
         out = []
         for item in text.split(","):
             if item.strip():
@@ -203,6 +208,7 @@ class _Parser:
         return out
 
     def group(self, at: int) -> tuple[str, int]:
+        """The text in the parentheses that begin at ``at`` ("" if none do), and the offset after them."""
         at = self.skip(at)
         if not self.text.startswith("(", at):
             return "", at
@@ -210,6 +216,7 @@ class _Parser:
         return self.text[at + 1 : stop], stop + 1
 
     def function(self, out: Module, at: int, m: re.Match[str]) -> int:
+        """Parse a kernel or function, or the declaration of one, into ``out``; returns the offset after it."""
         text, line, entry = self.text, self.line(at), m[2] == "entry"
         results, pos = self.group(m.end()) if not entry else ("", m.end())
         pos = self.skip(pos)
@@ -232,7 +239,7 @@ class _Parser:
         return stop + 1
 
     def body(self, fn: Function, at: int, end: int) -> None:
-        """The statements of a function, between its braces."""
+        """Parse the statements of a function, from ``at`` to before its closing brace at ``end``."""
         text = self.text
         scopes = _Scopes(fn)
         frames: tuple[Frame, ...] = ()
@@ -266,7 +273,7 @@ class _Parser:
                 at = stop + 1
 
     def label(self, scopes: _Scopes, label: re.Match[str], line: int) -> int:
-        """A label, or the branch targets that it names (.branchtargets)."""
+        """Parse a label, or the list of branch targets that it names (.branchtargets); returns the offset after it."""
         at = self.skip(label.end())
         if self.text.startswith((".branchtargets", ".callprototype", ".calltargets"), at):
             stop = self.statement_end(at)
@@ -276,6 +283,7 @@ class _Parser:
         return label.end()
 
     def local_declaration(self, scopes: _Scopes, statement: str, at: int) -> None:
+        """Parse a declaration inside of a function."""
         if _DECL.match(statement) is None:
             if statement.startswith(".pragma"):
                 return
@@ -288,6 +296,7 @@ class _Parser:
                 scopes.variable(variable)
 
     def instruction(self, text: str, line: int, frames: tuple[Frame, ...], renames: dict[str, str]) -> Instr:
+        """The instruction in a statement's text. ``renames``: see ``operands.operands``."""
         guard, at = None, 0
         if text[0] == "@":
             m = _GUARD.match(text)
@@ -307,8 +316,8 @@ class _Parser:
 
 
 def _linkage(directives: str, variable: Variable | None = None) -> Linkage:
-    """The linkage of a variable, or of a function with a body. ``.extern .shared`` is memory whose size the launch
-    sets; a ``.common`` variable may be defined by several modules."""
+    """The linkage of a variable, or of a function with a body. ``.extern .shared`` variables, whose size the launch
+    sets, and ``.common`` variables may be declared by several modules."""
     named = re.match(r"\s*\.(visible|weak|extern|common)\b", directives)
     if named is None:
         return Linkage.LOCAL
@@ -319,8 +328,8 @@ def _linkage(directives: str, variable: Variable | None = None) -> Linkage:
 
 @dataclass
 class _Scope:
-    """A pair of braces inside of a function: its number, the renames outside, where in the body it began, its
-    labels."""
+    """A pair of braces inside of a function. ``outer``: the renames outside of it. ``start``: the number of statements
+    of the body before it. ``labels``: its labels -> unique names."""
 
     number: int
     outer: dict[str, str]
@@ -329,8 +338,9 @@ class _Scope:
 
 
 class _Scopes:
-    """The open scopes of a function. What they declare gets names that are unique in the function: ``name@scope`` for
-    registers and labels, ``name@@scope`` for variables. ``renames``: name -> unique name at this place."""
+    """The open scopes of a function. Names that they declare are replaced by names that are unique in the function:
+    ``name@scope`` for registers and labels, ``name@@scope`` for variables. ``renames``: the names that are visible at
+    the present place -> unique names."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -378,6 +388,7 @@ class _Scopes:
 
 
 def _retarget(item: Instr | Label, labels: dict[str, str]) -> None:
+    """Rename the target of a branch."""
     if isinstance(item, Instr) and item.base == "bra":
         target = item.operands[0]
         if isinstance(target, Sym) and target.name in labels:

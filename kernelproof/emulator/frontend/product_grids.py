@@ -1,7 +1,7 @@
 """Joins mma.sync instructions of a block into larger products.
 
 A warp tile is computed by consecutive instructions that multiply each fragment of A by each fragment of B. Executed one
-by one they cost a NumPy call each; joined into a grid they cost one.
+by one, they need a NumPy call each; joined into a grid, they need one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from kernelproof.emulator.machine.tensor import Grid, Shape
 
 
 class ProductLine(NamedTuple):
-    """An mma.sync at a line of its block's Python text. ``shape_name``: the name of its shape in the text. ``a`` to
-    ``d``: the text of each register of an operand. ``reads``, ``writes``: names of registers."""
+    """An mma.sync in the Python text of a block. ``line``: its index in the block's lines. ``shape_name``: the name of
+    its shape in the text. ``a`` to ``d``: the text of each register of an operand. ``reads``, ``writes``: names of
+    registers."""
 
     line: int
     shape: Shape
@@ -29,7 +30,7 @@ class ProductLine(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The product alone, as a line of text."""
+        """The line of text that computes this product alone."""
         operands = ", ".join(map(_tuple, (self.a, self.b, self.c)))
         return f"{', '.join(self.d)} = T.mma({self.shape_name}, {operands}, m, {self.site})"
 
@@ -52,8 +53,8 @@ def join_products(lines: list[str], products: list[ProductLine], bind: Callable[
 
 
 def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
-    """Runs of products that may be computed at once: they have one shape, stand on consecutive lines, and none reads or
-    writes what an earlier one of the run writes."""
+    """Split products into runs that may be computed together: products of a run have the same shape and consecutive
+    lines, and none reads or writes a register that an earlier one writes."""
     run: list[ProductLine] = []
     written: frozenset[str] = frozenset()
     for product in products:
@@ -71,9 +72,9 @@ def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
 
 
 def _largest_grid(run: list[ProductLine]) -> int:
-    """How many products at the beginning of a run multiply each of some A by each of some B, exactly once each."""
-    # A prefix is a grid if its pairs differ and there are as many as pairs of an A and a B. A repeated pair ends the
-    # search, because every longer prefix contains it.
+    """The length of the longest prefix of a run that is a grid: it multiplies each of its A by each of its B once."""
+    # A prefix is a grid if its pairs (A, B) all differ, and their number is the number of A times that of B. A repeated
+    # pair ends the search, because every longer prefix contains it.
     lefts, rights, pairs, largest = set(), set(), set(), 1
     for count, product in enumerate(run, 1):
         lefts.add(product.a)
@@ -87,6 +88,7 @@ def _largest_grid(run: list[ProductLine]) -> int:
 
 
 def _grid_line(run: list[ProductLine], bind: Callable[[str, object], str]) -> str:
+    """The line of text that computes a grid."""
     lefts, rights = list(dict.fromkeys(p.a for p in run)), list(dict.fromkeys(p.b for p in run))
     cells = tuple((lefts.index(p.a), rights.index(p.b)) for p in run)
     grid = bind("grid", Grid(run[0].shape, len(lefts), len(rights), cells, tuple(p.site for p in run)))

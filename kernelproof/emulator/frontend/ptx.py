@@ -1,7 +1,7 @@
-"""PTX as data: a module with its kernels and functions, flat lists of instructions and labels, operands.
+"""Data classes for parsed PTX: a module, its kernels and functions, their instructions, labels and operands.
 
-This module knows syntax alone. What an opcode means is on its registration (``instruction``); control flow is in
-``flow``.
+They represent syntax only. The meaning of an opcode is defined where it is registered (``instruction``), and control
+flow is analysed in ``flow``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class PtxError(Exception):
 
 
 class LinkError(Exception):
-    """Modules that do not form one program; the message names what is missing or defined twice."""
+    """Modules cannot be linked to one program. The message names the symbol that is missing or defined twice."""
 
 
 class Linkage(Enum):
-    """Which modules see a name. LOCAL: its own module alone; EXTERN: a variable that another module defines."""
+    """The linkage of a name. LOCAL: only its own module sees it. EXTERN: it is a variable that another module defines.
+    Definitions of STRONG and WEAK names are seen by all modules."""
 
     LOCAL = ""
     STRONG = "visible"
@@ -91,8 +92,8 @@ Operand = Reg | Imm | Sym | Mem | TensorOperand | Vec | Pair
 @dataclass(slots=True)
 class Instr:
     """One instruction. ``parts`` is the opcode split at the dots, ``guard`` is ``@p`` or ``@!p``. ``frames`` are the
-    CUDA lines, the innermost first (none without ``-lineinfo``). In machine code ``line`` is its address, and
-    ``ptx_line`` the line of the PTX that it was made of, 0 if that is not known."""
+    CUDA lines, the innermost first (none without ``-lineinfo``). In machine code, ``line`` is the instruction's address
+    and ``ptx_line`` the line of the PTX from which it was compiled, 0 if that is not known."""
 
     op: str
     parts: tuple[str, ...]
@@ -110,7 +111,8 @@ class Instr:
 
     @property
     def has_system_scope(self) -> bool:
-        """Is it an access to global memory that host code may take part in while the kernel runs? Volatile ones are."""
+        """Is it an access to global memory by which a kernel may communicate with the host while it runs? That is so
+        for system scope, which volatile accesses have, too."""
         if self.base not in ("ld", "st", "atom", "red") or any(part.startswith("shared") for part in self.parts):
             return False
         return not {"volatile", "sys", "mmio"}.isdisjoint(self.parts)
@@ -153,7 +155,7 @@ class Variable:
 class Function:
     """An ``.entry`` or ``.func`` with a body. ``params`` have their sizes in bytes; ``offsets`` are byte offsets by the
     kernel ABI. ``machine_code``: lowered from a cubin, so lines are addresses, and pointers are pairs of words.
-    ``hazards``: what is wrong with the schedule of machine code."""
+    ``hazards``: faults in the schedule of machine code."""
 
     name: str
     entry: bool
@@ -198,16 +200,17 @@ class Function:
         return self.offsets[-1] + self.params[-1].size if self.params else 0
 
 
-# The variable that stands for the workspace of a cooperative grid: 8 bytes, the second word counts arrivals.
+# The variable for the workspace of a cooperative grid: 8 bytes, of which the second word counts arrivals.
 GRID_WORKSPACE = "%grid_workspace"
-# No buffer lies there.
+# The first address of functions; no buffer has such an address.
 CODE_START = 0xFC << 56
 
 
 @dataclass
 class Module:
-    """A PTX file. ``kernels`` and ``functions`` by name, ``variables`` of module scope, ``target`` such as ``sm_80``,
-    ``linkage`` of what has a body or is a variable."""
+    """A parsed PTX file. ``target``: such as ``sm_80``. ``kernels``, ``functions``: those with a body, by name.
+    ``declared``: names of functions without a body. ``variables``: those of module scope. ``linkage``: of kernels,
+    functions and variables."""
 
     target: str
     version: str
@@ -218,18 +221,19 @@ class Module:
     files: dict[int, str]
     text: str
     linkage: dict[str, Linkage] = field(default_factory=dict)
-    # Translations, kept here so that they live as long as the text they belong to.
+    # Translations of kernels, which are kept here so that they live as long as the module.
     translated: dict[tuple[str, bool, bool, frozenset[int]], object] = field(default_factory=dict)
     # Kernel -> lines of the heads of loops that have turned out to wait for other threads.
     waiting: dict[str, set[int]] = field(default_factory=dict)
 
     @cached_property
     def function_addresses(self) -> dict[str, int]:
-        """What stands for the addresses of functions, by name: no address of data."""
+        """An address for each function, by name, which differs from all addresses of data."""
         return {name: CODE_START + 16 * i for i, name in enumerate(self.functions)}
 
     def may_signal_host(self, kernel: str) -> bool:
-        """Does a kernel, or a function that it may call, have accesses by which it may talk to the host?"""
+        """May a kernel communicate with the host while it runs, by its own accesses or those of functions that it may
+        call?"""
         body = self.kernels[kernel].body
         calls = any(isinstance(item, Instr) and item.base == "call" for item in body)
         bodies = [body, *(function.body for function in self.functions.values() if calls)]

@@ -1,4 +1,4 @@
-"""Names of registers in operands, and the special registers."""
+"""Lists the special registers of PTX, and finds the registers in operands."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from kernelproof.emulator.frontend.ptx import Mem, Operand, Pair, Reg, TensorOperand, Vec
 
 _THREE, _FOUR = (".x", ".y", ".z"), (".x", ".y", ".z", ".w")
-# The halves of the address of the grid's workspace, in which cooperative groups count arrivals (cooperative launch).
+# Register -> the shift that gives its half of the 64-bit address of the grid's workspace. In the workspace of a
+# cooperative launch, cooperative groups count arrivals.
 WORKSPACE_HALVES = {"%envreg1": 32, "%envreg2": 0}
-# Special registers that have one value in the whole launch.
+# Special registers that have the same value in all threads of a launch.
 LAUNCH_CONSTANTS = frozenset(
     f"%{base}{axis}" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in _THREE
 ) | {

@@ -1,10 +1,10 @@
 """Translates a kernel's control-flow graph to one Python generator function.
 
-The function looks like this: a loop over ``b``, the number of the next block, with a binary tree of comparisons that
-leads to the block's code. ``m`` is the mask of the running lanes. A block computes its values for all lanes of the
-batch, touches memory only for the lanes in the mask, and at its end merges those registers that other blocks can see:
-lanes outside of the mask keep their old values. At the end of a block the scheduler says which block comes next, and
-for which lanes. The handler of an instruction (see ``instruction``) writes its text.
+The function is a loop. In each iteration, a binary tree of comparisons leads to the code of the next block, whose
+number is ``b``. ``m`` is the mask of the running lanes. A block computes its values for all lanes of the batch, but
+touches memory only for the lanes in the mask. At its end it merges the registers that other blocks access: lanes
+outside of the mask keep their old values. Then the scheduler decides which block comes next, and for which lanes. The
+handler of an instruction (see ``instruction``) writes its text.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kernelproof.emulator.frontend.emitter import (
 from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.dependence import compares_loaded, loaded_registers
 from kernelproof.emulator.frontend.flow.graph import Graph, build
-from kernelproof.emulator.frontend.flow.provenance import origins, written
+from kernelproof.emulator.frontend.flow.provenance import origins, written_pointers
 from kernelproof.emulator.frontend.flow.swaps import checked_loads
-from kernelproof.emulator.frontend.gathering import gathered, may_release
+from kernelproof.emulator.frontend.gathering import gather_places, may_release
 from kernelproof.emulator.frontend.instruction import (
     InstructionForm,
     defs_uses,
-    modelled,
+    modelled_forms,
     results_and_operands,
     symbols,
 )
@@ -57,8 +57,8 @@ CANCEL = ("clusterlaunchcontrol", "try_cancel")
 
 @dataclass(eq=False)
 class Compiled(KernelFacts):
-    """A translated kernel: its ``function`` and that function's text, ``source``. ``conservative``: its lanes may
-    overtake each other. ``hopper``, ``blackwell``: it runs on the units of sm_90, of sm_100."""
+    """A translated kernel: its ``function``, and the text of that function (``source``). ``conservative``: its lanes
+    may overtake each other. ``hopper``, ``blackwell``: it needs the units of sm_90, of sm_100."""
 
     function: KernelFunction
     source: str
@@ -68,8 +68,8 @@ class Compiled(KernelFacts):
 
 
 class Layout:
-    """Where a kernel's variables lie. ``symbols``: name -> (state space, offset or window address). In addition the
-    bytes of static shared memory and of local memory."""
+    """The places of a kernel's variables. ``symbols``: name -> (state space, offset or window address).
+    ``shared_static``, ``local_bytes``: bytes of static shared memory and, per thread, of local memory."""
 
     def __init__(self, module: Module, graph: Graph) -> None:
         self.symbols: dict[str, tuple[str, int]] = {}
@@ -93,6 +93,7 @@ class Layout:
             self.symbols[param.name] = ("param", offset)
 
     def _place(self, variables: list[Variable], space: str, base: int, least_align: int) -> int:
+        """Place variables one after the other from ``base`` on; returns the bytes that they need."""
         at = 0
         for variable in variables:
             align = max(variable.align, least_align)
@@ -115,7 +116,7 @@ def _lazy_registers(graph: Graph) -> set[str]:
             to, source = ins.operands
             if isinstance(to, Reg) and isinstance(source, Reg):
                 moves.append((to.name, source.name))
-    # A copy of a lazy register is lazy, and so are copies of that copy: repeat until nothing is added.
+    # A copy of a lazy register is lazy, and so are copies of that copy. So this is repeated until nothing is added.
     changed = True
     while changed:
         changed = False
@@ -148,9 +149,9 @@ class _Translator:
         )  # fmt: skip
         self.gathers = may_release(graph.instructions())
         self.loaded = loaded_registers(graph.blocks) if counters else set[str]()
-        # Registers that some path reads before it writes them; and those of them whose value may change a result.
+        # Registers that some path reads before it writes them. ``uncertain``: those of them that are reported.
         self.unset = self._unset_registers()
-        accumulators = self._set_anew()
+        accumulators = self._wgmma_accumulators()
         self.uncertain = [name for name in self.unset if name not in accumulators]
         self.scope: dict[str, object] = dict(NAMESPACE)
         self.emitter = Emitter(names, self.scope)
@@ -188,7 +189,7 @@ class _Translator:
             block_opcodes=[_opcodes(block) for block in graph.blocks],
             attributes=graph.function.attributes,
             origins=e.address_origins,
-            written=written(graph.instructions(), e.origins),
+            written=written_pointers(graph.instructions(), e.origins),
             uncertain=[(name, site) for name, site in e.first_uses.items() if site >= 0],
             hazards=graph.function.hazards,
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
@@ -216,14 +217,15 @@ class _Translator:
         read |= {b.cond.name for b in graph.blocks if b.cond is not None}
         return sorted(name for name in graph.live_in[0] | (read - written) if name in graph.kinds)
 
-    def _set_anew(self) -> set[str]:
-        """Accumulators of wgmma. The first product may set them: a predicate decides whether their old value counts."""
+    def _wgmma_accumulators(self) -> set[str]:
+        """The accumulators of wgmma. They may be unset before the first product, because a predicate decides whether it
+        is added to their old value."""
         parts = [ins.operands[0] for ins in self.graph.instructions() if ins.parts[:2] == ("wgmma", "mma_async")]
         return {name for operand in parts for name in registers(operand)}
 
     def _initial_registers(self) -> list[str]:
-        """Lines that give registers their first value: the launch's unspecified value if they may be read before they
-        are written, else None."""
+        """Lines that give registers their first value. Registers that may be read before they are written get the
+        launch's unspecified value (accumulators of wgmma: 0), others get None."""
         graph, e = self.graph, self.emitter
         out = []
         for name in self.unset:
@@ -235,8 +237,7 @@ class _Translator:
                 value = "0"
             text = value if name in graph.uniform else f"K({value}, {0 if bits == 1 else bits // 8})"
             out.append(f" {e.variable(name)} = {text}")
-        # Merges, and the checks of wgmma, read the old value of a register before its first write, so the Python
-        # variable must exist.
+        # Merges, and the checks of wgmma, read a register's Python variable before its first write, so it must exist.
         empty = graph.shared_across | e.lazy if e.hopper else graph.shared_across
         others = [e.variable(n) for n in sorted(empty) if n in e.kinds and n not in set(self.unset)]
         for i in range(0, len(others), 50):
@@ -259,7 +260,7 @@ class _Translator:
     # --- a block ---
 
     def _block(self, block: Block) -> None:
-        """Write the code of a block. ``w`` says that other lanes are elsewhere; only then do registers need a merge."""
+        """Write the code of a block. Registers are merged only if other lanes are at other blocks (``w``)."""
         e = self.emitter
         # Arrays never change in place, so saving a register costs a reference, not a copy.
         merged = self._merged_registers(block)
@@ -267,7 +268,7 @@ class _Translator:
         if merged:
             e.line("if w:")
             e.line(" " + "; ".join(f"{saved[name]} = {e.variable(name)}" for name in merged))
-        places = gathered(block.instrs) if self.gathers else frozenset()
+        places = gather_places(block.instrs) if self.gathers else frozenset()
         for i, ins in enumerate(block.instrs):
             if i in places:
                 e.line("W.gather(m)")
@@ -285,8 +286,8 @@ class _Translator:
         self._end(block)
 
     def _merged_registers(self, block: Block) -> list[str]:
-        """Registers that the block writes and other blocks see: lanes outside of its mask must keep theirs.
-        Instructions that update only the active lanes of their result have taken care of that themselves."""
+        """Registers that the block writes and other blocks access, so that lanes outside of the mask must keep their
+        old values. Results of instructions that change only active lanes (``updates``) need no merge."""
         written: set[str] = set()
         for ins in block.all():
             form = facts(ins)
@@ -298,6 +299,7 @@ class _Translator:
         )
 
     def _merge(self, name: str, saved: str) -> str:
+        """The line that merges a register with its saved value."""
         e = self.emitter
         v = e.variable(name)
         if name not in e.lazy:
@@ -319,13 +321,13 @@ class _Translator:
                 raise unsupported(ins)
             self._emit_guarded(form, ins)
         except UnknownInstruction as error:
-            raise UnknownInstruction(f"{error}{modelled(ins)}") from None
+            raise UnknownInstruction(f"{error}{modelled_forms(ins)}") from None
         except (IndexError, KeyError, ValueError, StopIteration) as error:
-            raise UnknownInstruction(f"{unsupported(ins, 'form not modelled')}{modelled(ins)}") from error
+            raise UnknownInstruction(f"{unsupported(ins, 'form not modelled')}{modelled_forms(ins)}") from error
         e.guard, e.indent = None, ""
 
     def _emit_guarded(self, form: InstructionForm, ins: Instr) -> None:
-        """A uniform guard becomes an ``if``; a varying one narrows the mask."""
+        """Write one instruction. A uniform guard becomes an ``if``; a varying one narrows the mask."""
         e = self.emitter
         if ins.guard is not None:
             p = e.predicate(ins.guard)
@@ -343,10 +345,10 @@ class _Translator:
             truth = e.raw(d, e.bits(d.name)) if ins.base == "set" else e.predicate(d)
             e.line(f"M.launch.counters.comparison({truth.text}, {e.lanes()})")
 
-    # --- how a block ends ---
+    # --- the end of a block ---
 
     def _end(self, block: Block) -> None:
-        """Write how the block hands on to the next one."""
+        """Write the end of a block: a jump, branch, wait or exit."""
         e = self.emitter
         if block.end == "exit":
             e.line("b, m, w = R.exit(m)")
@@ -366,6 +368,7 @@ class _Translator:
             e.line(f"if b == {DONE}: return")
 
     def _branch(self, block: Block) -> None:
+        """Write a conditional branch."""
         e, at = self.emitter, block.index
         assert block.cond is not None
         yes, no = block.targets
@@ -391,8 +394,8 @@ class _Translator:
             e.line(f"b, m, w = R.branch({p.text}, {yes}, {no}, m)")
 
     def _backward(self, block: Block) -> None:
-        """Tell the scheduler of a backward branch, so that endless loops are found."""
-        # The instruction to name; a block that simply continues at its successor has no branch.
+        """Write a call that counts a backward branch, by which the scheduler finds endless loops."""
+        # Reports name this instruction. A block that simply continues at its successor has no branch.
         self.emitter.current = next(filter(None, (block.last, *reversed(block.instrs))), self.emitter.current)
         head = next(t for t in block.targets if (block.index, t) in self.graph.back_edges)
         self.emitter.line(f"R.backward({self.emitter.site()}, {head}, m)")
@@ -405,6 +408,7 @@ class _Translator:
         e.line(" b, m, w = R.resume()")
 
     def _goto(self, block: Block, target: int) -> None:
+        """Write a jump to a block."""
         e, at = self.emitter, block.index
         if (at, target) in self.graph.back_edges:
             self._backward(block)
@@ -412,7 +416,7 @@ class _Translator:
                 e.line(f"b, m, w = R.spin({target}, m)")
                 self._blocked()
                 return
-        # Alone, the group simply goes on; otherwise the scheduler picks the block that comes first.
+        # If all lanes are together, they simply continue; otherwise the scheduler picks the block that comes first.
         e.line(f"b = {target}")
         e.line("if w: b, m, w = R.next(b, m)")
 
@@ -426,7 +430,7 @@ def _opcodes(block: Block) -> dict[str, int]:
 
 
 def _shared_granule(graph: Graph) -> int:
-    """Bytes of the smallest access to shared memory: one tag describes so many bytes."""
+    """Bytes of the smallest access to shared memory, which are the bytes that one tag describes."""
     smallest = 16
     for ins in graph.instructions():
         form = facts(ins)
@@ -436,24 +440,25 @@ def _shared_granule(graph: Graph) -> int:
 
 
 def _signed(bits: int) -> Callable[[int], int]:
+    """A function that reads unsigned bits of this width as a signed int."""
     top, full = 1 << (bits - 1), 1 << bits
     return lambda x: x - full if x & top else x
 
 
 def _select(p: Array, new: Array | Accumulator, old: Array | None) -> Array | Accumulator:
-    """Masked assignment; a register without a value takes the new one."""
+    """A register after an assignment under a mask. A register that has no value yet takes the new one in all lanes."""
     if old is None:
         return new
     return np.where(p, force(new), old)
 
 
 def _split(values: Array, n: int, width: int, lanes: int) -> Array:
-    """The value of a vector load -> its ``n`` elements of ``width`` bytes, one array each."""
+    """Split the value of a vector load into its ``n`` elements of ``width`` bytes; shape (n, lanes)."""
     return np.ascontiguousarray(values.view(f"u{width}").reshape(lanes, n).T)
 
 
 def _join(parts: tuple[Array, ...], width: int) -> Array:
-    """Elements of ``width`` bytes -> one wide value per lane, for a vector store."""
+    """Join elements of ``width`` bytes to one wide value per lane, for a vector store."""
     n = len(parts)
     out = np.empty((len(parts[0]), n), f"u{width}")
     for i, part in enumerate(parts):
@@ -461,7 +466,7 @@ def _join(parts: tuple[Array, ...], width: int) -> Array:
     return out.reshape(-1).view(MOVER[n * width])
 
 
-# The names that a kernel's text may use beside the units of its batch.
+# The names that a kernel's text may use in addition to the units of its batch.
 NAMESPACE: dict[str, object] = {
     "np": np,
     "FORCE": force,
@@ -476,11 +481,11 @@ NAMESPACE: dict[str, object] = {
 
 
 def translate(module: Module, name: str, counters: bool = False, conservative: bool = False) -> Compiled:
-    """Translate kernel ``name`` of a module. The result is kept in the module object, which also knows which loops of
-    the kernel have turned out to wait for other threads (``Module.waiting``).
+    """Translate kernel ``name`` of a module. The module keeps the result for the next call.
 
-    Raises UnknownInstruction (an EmulatorError) or PtxError, both of which name the PTX line; EmulatorError for an
-    unknown kernel.
+    ``counters``, ``conservative``: as for the option and for ``build``. Loops in ``Module.waiting``, which earlier
+    executions have found to wait for other threads, are translated as such. Raises UnknownInstruction (an
+    EmulatorError) or PtxError, both of which name the PTX line; EmulatorError for an unknown kernel.
     """
     waiting = frozenset(module.waiting.get(name, ()))
     key = (name, counters, conservative, waiting)

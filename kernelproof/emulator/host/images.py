@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from kernelproof.emulator.frontend.linking import linked
+from kernelproof.emulator.frontend.linking import link
 from kernelproof.emulator.frontend.ptx import LinkError
 from kernelproof.emulator.host.cuda import INVALID_IMAGE, NO_IMAGE, LaunchRefused
 from kernelproof.emulator.host.launch_limits import runs
@@ -124,7 +124,7 @@ def machine_program(content: bytes) -> Program:
 def _linked(programs: tuple[Program, ...]) -> Program:
     """The program that results from linking relocatable device code. Raises LaunchRefused if it cannot be linked."""
     try:
-        return Program(linked([program.module for program in programs]))
+        return Program(link([program.module for program in programs]))
     except LinkError as error:
         raise LaunchRefused(NO_IMAGE, f"device code cannot be linked: {error}") from None
 

@@ -162,7 +162,7 @@ REFUSED = {
     ),
     "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd0], [%r0], 16, %rs0;": (
         ".cp_mask is not modelled",
-        "cp.async.bulk of a run of bytes to or from shared memory",
+        "cp.async.bulk of consecutive bytes to or from shared memory",
     ),
     "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd0, {%r2,%r3,%r4,%r5,%r6}], [%r1];": (
         ".tile::scatter4 is not modelled",

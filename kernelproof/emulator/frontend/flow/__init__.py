@@ -1,4 +1,4 @@
-"""The control flow of a kernel: calls inlined, basic blocks, an order in which lanes meet again, liveness, uniformity.
+"""Analyses the control flow of a kernel: calls, basic blocks and their order, liveness and uniformity of registers.
 
-Module ``graph`` states what the order guarantees; the other modules compute its parts.
+Module ``graph`` states what the order of blocks guarantees. The other modules compute parts of the graph.
 """

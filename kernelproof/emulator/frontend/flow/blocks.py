@@ -1,4 +1,4 @@
-"""Basic blocks: instructions up to a branch, a label or a wait."""
+"""Splits the body of a kernel into basic blocks, which end at a branch, a label or a wait."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _ALL_LANES = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Block:
-    """Straight-line code and how it ends.
+    """Straight-line code, and the way it ends.
 
-    ``end`` is one of ``jump`` (targets[0]), ``cond`` (``cond`` true: targets[0], else targets[1]), ``switch`` (``cond``
-    indexes targets), ``wait`` (blocking ``last``, then targets[0]), ``exit``.
+    ``end`` is one of ``jump`` (to targets[0]), ``cond`` (to targets[0] if ``cond`` is true, else to targets[1]),
+    ``switch`` (``cond`` is the index of the target), ``wait`` (the blocking instruction ``last``, then to targets[0])
+    and ``exit``.
     """
 
     index: int
@@ -28,14 +29,14 @@ class Block:
     line: int = 0
 
     def all(self) -> Iterator[Instr]:
-        """Its instructions, a blocking one included."""
+        """The instructions of the block, including a blocking one."""
         yield from self.instrs
         if self.end == "wait" and self.last is not None:
             yield self.last
 
 
-def expanded(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
-    """The statements of a body, with composite instructions replaced by what they consist of."""
+def expand_composites(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
+    """The statements of a body; composite instructions are replaced by the instructions that they consist of."""
     for item in items:
         form = facts(item) if isinstance(item, Instr) else None
         if isinstance(item, Instr) and form is not None and form.expands is not None:
@@ -44,11 +45,11 @@ def expanded(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
             yield item
 
 
-def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
-    """The statements of a body, with meetings inserted.
+def insert_meetings(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
+    """The statements of a body, with an ``emu_meet`` before instructions that several lanes must execute together.
 
-    Before an instruction that lanes, a warp or a warpgroup execute together, an ``emu_meet`` lets them come together.
-    A warp or warpgroup meets once for a run of such instructions, because nothing in between drives it apart.
+    At an ``emu_meet``, lanes, a warp or a warpgroup wait for each other. A warp or warpgroup needs only one for a
+    sequence of such instructions, because nothing in between lets its lanes diverge.
     """
     last_meeting = ""
     for item in items:
@@ -69,7 +70,8 @@ def with_waits(items: Iterable[Instr | Label]) -> Iterator[Instr | Label]:
 
 
 def _meeting(ins: Instr, form: InstructionForm) -> str:
-    """Who must come together before an instruction; naming all 32 lanes means the warp."""
+    """Which threads must reach an instruction together; see ``InstructionForm.meets``. A mask of all 32 lanes is
+    ``warp``."""
     if form.meets != "lanes":
         return form.meets
     members = ins.operands[-1]
@@ -77,7 +79,7 @@ def _meeting(ins: Instr, form: InstructionForm) -> str:
 
 
 def split(items: Iterable[Instr | Label]) -> list[Block]:
-    """Basic blocks in text order; the last one is the common exit."""
+    """The basic blocks of a body in text order; the last one is the common exit."""
     splitter = _Splitter()
     for item in items:
         if isinstance(item, Label):
@@ -92,7 +94,7 @@ _NEXT, _EXIT = "", "\n"
 
 
 class _Splitter:
-    """Cuts a body into blocks from front to back. Invariant: ``current`` is the last block; once it has ``ended``, the
+    """Splits a body into blocks from front to back. Invariant: ``current`` is the last block; if it has ``ended``, the
     next instruction opens a new one. Branch targets are resolved at the end, because labels may follow their
     branches."""
 
@@ -109,6 +111,7 @@ class _Splitter:
         return self.current
 
     def label(self, label: Label) -> None:
+        """Begin a block at a label, unless the current block is still empty."""
         if self.current.instrs or self.ended or self.current.index == 0:
             previous = None if self.ended else self.current
             current = self.open(label.line)
@@ -118,6 +121,7 @@ class _Splitter:
         self.ended = False
 
     def instruction(self, item: Instr) -> None:
+        """Add an instruction to the current block, or end the block with it."""
         if self.ended:
             self.open(item.line)
         if not self.current.instrs:
@@ -153,7 +157,7 @@ class _Splitter:
             self.targets.append((block, [target]))
 
     def wait(self, item: Instr) -> None:
-        """End the block with a blocking instruction. A guarded one gets a block of its own, after a branch."""
+        """End the block with a blocking instruction. A guarded one gets its own block, which a branch leads to."""
         if item.guard is not None:
             head = self.current
             head.end, head.cond = "cond", item.guard
@@ -175,6 +179,7 @@ class _Splitter:
         return self.blocks
 
     def resolve(self, block: Block, name: str, final: int) -> int:
+        """The block of a target. Raises PtxError for an unknown label."""
         if name == _NEXT:
             return block.index + 1
         if name == _EXIT:

@@ -1,4 +1,4 @@
-"""Liveness of registers, and which registers hold one value for all lanes."""
+"""Computes the liveness of registers, and which registers hold one value for all lanes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RegisterWrite(NamedTuple):
 
 @dataclass
 class Liveness:
-    """Per block: registers ``live`` at its start, ``defs`` that it writes, ``uses`` that it reads before it writes
-    them. Per register: its ``sites``, all instructions that write it."""
+    """Facts about reads and writes of registers. Per block: registers that are ``live`` at its start, ``defs`` that it
+    writes, ``uses`` that it reads before it writes them. ``sites``: register -> all instructions that write it."""
 
     live: list[set[str]]
     defs: list[set[str]]
@@ -68,12 +68,12 @@ class Liveness:
         return out
 
     def across(self) -> set[str]:
-        """Registers that are live at the start of some block, so that several blocks see them."""
+        """Registers that are live at the start of some block, so that several blocks may access them."""
         return set().union(*self.live)
 
 
 def launch_constants(sites: dict[str, list[RegisterWrite]]) -> set[str]:
-    """Registers with one value in all lanes at any time: a single unguarded instruction writes them, and its operands
+    """Registers that always have one value in all lanes: a single unguarded instruction writes them, and its operands
     are launch constants themselves."""
     # This starts from no constants and adds what is proven, so a register that depends on itself is never added.
     constant: set[str] = set()
@@ -94,13 +94,13 @@ def launch_constants(sites: dict[str, list[RegisterWrite]]) -> set[str]:
 def varying_registers(
     blocks: list[Block], liveness: Liveness, constant: set[str], conservative: bool
 ) -> set[str] | None:
-    """Registers that may differ between lanes. None: lanes may overtake each other, so that only the conservative
-    answer is right.
+    """Registers that may differ between lanes.
 
-    A register varies if an instruction that writes it does, or reads a register that varies. It also varies if a
-    varying branch separates lanes that execute different writes of it (``_diverge``). Both rules are applied until
-    nothing changes. The conservative answer: every register that several blocks see varies, unless it is a launch
-    constant.
+    A register varies if an instruction that writes it gives varying results, or reads a register that varies. It also
+    varies if a varying branch separates lanes that execute different writes of it (``_diverge``). Both rules are
+    applied until nothing changes. If lanes may overtake each other, these rules are not enough, and the result is None.
+    The ``conservative`` answer is right in any case: every register that several blocks access varies, unless it is a
+    launch constant.
     """
     sites = liveness.sites
     varying: set[str] = set()
@@ -127,7 +127,7 @@ def varying_registers(
 
 
 def _spread(sites: dict[str, list[RegisterWrite]], varying: set[str], constant: set[str]) -> bool:
-    """Add registers that depend on varying ones; returns whether there were any."""
+    """Add registers that depend on varying ones; returns whether any were added."""
     changed = False
     for name, where in sites.items():
         if name not in varying and name not in constant and any(_varies(w, varying) for w in where):
@@ -137,26 +137,28 @@ def _spread(sites: dict[str, list[RegisterWrite]], varying: set[str], constant: 
 
 
 def _varies(write: RegisterWrite, varying: set[str]) -> bool:
+    """May a write give different results in different lanes?"""
     return not write.uniform or any(u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in write.uses)
 
 
 def _diverge(
     blocks: list[Block], branch: Block, join: int | None, liveness: Liveness, constant: set[str]
 ) -> set[str] | None:
-    """Registers that a divergent ``branch`` makes varying. None: lanes may overtake each other.
+    """Registers that vary because lanes diverge at ``branch``. None: lanes may overtake each other.
 
-    A side is what can be reached from one target of the branch before the ``join``, its immediate post-dominator. Lanes
-    of one side execute that side's writes and those of another side do not. So a register that a side writes varies if
-    it is read at the join or beyond, or on another side, whose lanes run later and would find this side's value.
+    A side of the branch has the blocks that can be reached from one target before the ``join``, its immediate
+    post-dominator. Only lanes on this side execute its writes. So a register that a side writes varies if it is read at
+    the join or later. It also varies if another side reads it, because lanes on that side run later and would find this
+    side's value.
 
-    A wait inside of a side breaks the argument: lanes that sleep there are overtaken by those of the other side, unless
-    the other side leaves the kernel for good.
+    This holds only if no side has a wait: lanes that sleep there would be overtaken by lanes on other sides, unless
+    those exit the kernel.
     """
     sides = [reachable(blocks, [t], join) for t in dict.fromkeys(branch.targets)]
     at_join = liveness.live[join] if join is not None else set()
-    real = [side for side in sides if side]
-    waits = any(blocks[i].end == "wait" for side in real for i in side)
-    if len(real) > 1 and waits and not _leaves(blocks, real):
+    nonempty = [side for side in sides if side]
+    waits = any(blocks[i].end == "wait" for side in nonempty for i in side)
+    if len(nonempty) > 1 and waits and not _leaves(blocks, nonempty):
         return None
     out: set[str] = set()
     for k, side in enumerate(sides):
@@ -167,7 +169,7 @@ def _diverge(
 
 
 def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
-    """Do the lanes of all sides but the one that waits leave the kernel for good? True if at most one side waits and no
-    two sides have a block in common."""
+    """Do the lanes of all sides but the one that waits exit the kernel? True if at most one side waits and no two sides
+    have a block in common."""
     waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]
     return len(waiting) <= 1 and sum(map(len, sides)) == len(set().union(*sides))

@@ -1,4 +1,4 @@
-"""Which instructions depend on the contents of memory: by their addresses, their guards, or being executed at all."""
+"""Finds instructions that depend on the contents of memory: by an address, a guard, or whether they are executed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _LOADS = ("ld", "ldu", "atom", "ldmatrix", "wmma", "tcgen05")
 
 
 class Dependence(NamedTuple):
-    """``lines``: PTX lines of instructions that depend on loaded values, by an address, a guard, an operand other than
-    a stored value, or by being executed. ``writes``: some of them write memory or wait for other threads."""
+    """The instructions that depend on loaded values: by an address, a guard, an operand other than a stored value, or
+    whether they are executed. ``lines``: their PTX lines. ``writes``: some of them write memory or wait for other
+    threads."""
 
     lines: frozenset[int]
     writes: bool
@@ -49,9 +50,9 @@ def memory_dependence(blocks: list[Block]) -> Dependence:
 
 
 def loaded_registers(blocks: list[Block]) -> set[str]:
-    """The registers whose values are computed from what plain loads return, whatever the control flow is.
+    """The registers whose values are computed from results of plain loads; control flow is ignored.
 
-    Results of atomics do not count: which CTA is the last one is nothing that inputs decide.
+    Results of atomics do not count, because the inputs do not decide them: an example is which CTA arrives last.
     """
     instructions = [(*defs_uses(ins), _loads(ins) and ins.base != "atom") for block in blocks for ins in block.all()]
     loaded: set[str] = set()
@@ -72,12 +73,13 @@ def compares_loaded(ins: Instr, loaded: set[str]) -> bool:
 
 
 def _loads(ins: Instr) -> bool:
+    """Does the result of an instruction come from memory other than parameters and constants?"""
     return ins.base in _LOADS and not {"param", "const"} & set(ins.parts)
 
 
 def _deciding(ins: Instr) -> set[str]:
-    """The registers that decide whether and where an instruction acts: its addresses and its guard; without an address
-    all that it reads."""
+    """The registers that decide whether and where an instruction acts: those of its addresses and its guard; if it has
+    no address, all that it reads."""
     addresses = [operand for operand in ins.operands if isinstance(operand, Mem | TensorOperand)]
     if not addresses:
         return set(defs_uses(ins)[1])
@@ -86,5 +88,6 @@ def _deciding(ins: Instr) -> set[str]:
 
 
 def _affects_others(ins: Instr) -> bool:
+    """May an instruction write memory or wait for other threads?"""
     form = facts(ins)
     return form is None or form.waits or Writes.MEMORY in form.writes

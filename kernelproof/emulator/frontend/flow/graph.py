@@ -1,10 +1,10 @@
-"""The control-flow graph of one kernel, ready for translation.
+"""Builds the control-flow graph of one kernel, from which its Python function is written.
 
 The machine runs a batch of CTAs in lockstep. After a divergent branch it always runs the group of lanes whose block
 comes first in ``Graph.blocks``. That order keeps every loop contiguous and is topological inside of it, so the lanes
-meet again at the branch's immediate post-dominator. ``Graph.uniform`` relies on this: a register in it has the same
-value in every lane that can still read it, so the translation stores it as one Python int. The run checks that this
-holds (``Graph.clobbers``); if it does not, the launch is executed again with the conservative translation.
+converge at the branch's immediate post-dominator. ``Graph.uniform`` relies on this: a register in it has the same value
+in every lane that can still read it, so the translation stores it as one Python int. The machine checks this while it
+runs (``Graph.clobbers``); if it is wrong, the launch is executed again with the conservative translation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kernelproof.emulator.frontend.flow.blocks import Block, expanded, split, with_waits
+from kernelproof.emulator.frontend.flow.blocks import Block, expand_composites, insert_meetings, split
 from kernelproof.emulator.frontend.flow.dataflow import Liveness, launch_constants, varying_registers
 from kernelproof.emulator.frontend.flow.inline import Inliner
 from kernelproof.emulator.frontend.flow.loops import add_latches, natural_loops, scheduling_order
@@ -25,13 +25,13 @@ from kernelproof.emulator.frontend.registers import SPECIALS
 
 @dataclass(slots=True)
 class Graph:
-    """Blocks in scheduling order (``blocks[i].index == i``, the entry is 0), and what is known of registers.
+    """Blocks in scheduling order (``blocks[i].index == i``, the entry is 0), and facts about registers.
 
     ``kinds``: declared types. ``live_in``: per block, registers that it or a later block reads. ``uniform``: see the
-    module. ``shared_across``: registers that several blocks see. ``clobbers``: per block, uniform registers that it
-    writes and other blocks see, launch constants left out. ``spin_heads``: loops that wait for memory, by their heads.
-    ``conservative``: only launch constants, and registers that one block alone sees, are uniform. ``hopper``,
-    ``blackwell``: it needs the units of sm_90, of sm_100.
+    module. ``shared_across``: registers that several blocks access. ``clobbers``: per block, uniform registers that it
+    writes and other blocks read, without launch constants. ``spin_heads``: loops that wait for memory, by their heads.
+    ``conservative``: only launch constants, and registers that a single block accesses, are uniform. ``hopper``,
+    ``blackwell``: the kernel needs the units of sm_90, of sm_100.
     """
 
     function: Function
@@ -49,7 +49,7 @@ class Graph:
     blackwell: bool
 
     def instructions(self) -> Iterator[Instr]:
-        """Every instruction, blocking ones included."""
+        """Every instruction, including blocking ones."""
         for block in self.blocks:
             yield from block.all()
 
@@ -61,20 +61,20 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
     on both sides of a divergent branch, or has irreducible loops is translated so in any case.
     """
     inliner = Inliner(module, kernel)
-    items = list(expanded(inliner.run()))
+    items = list(expand_composites(inliner.run()))
     hopper = any(isinstance(item, Instr) and needs_hopper(item) for item in items)
     blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
     variables = [*module.variables.values(), *inliner.variables]
-    # Where there may be clusters, an address of shared memory contains the rank of the CTA, so it varies.
+    # In kernels that may have clusters, an address of shared memory contains the rank of the CTA, so it varies.
     ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
-    blocks, reducible, back, liveness, heads = _flow(with_waits(items) if hopper else items, ranked, waiting)
-    # If a loop polls, lanes of a warp may be at different places, so warp-wide instructions must first wait for all of
+    blocks, reducible, back, liveness, heads = _flow(insert_meetings(items) if hopper else items, ranked, waiting)
+    # If a loop polls, lanes of a warp may be at different blocks, so warp-wide instructions must first wait for all of
     # their lanes. Kernels for sm_90 have these waits in any case.
     if heads and not hopper:
-        blocks, reducible, back, liveness, heads = _flow(with_waits(items), ranked, waiting)
+        blocks, reducible, back, liveness, heads = _flow(insert_meetings(items), ranked, waiting)
     constant = launch_constants(liveness.sites)
     # Lanes that sleep at an mbarrier, or poll, are overtaken by others. In an irreducible graph no order of blocks
-    # makes lanes meet again. In both cases only the conservative analysis is right.
+    # makes all lanes converge. In both cases only the conservative analysis is right.
     conservative = conservative or not reducible or hopper or bool(heads)
     varying = varying_registers(blocks, liveness, constant, conservative)
     if varying is None:
@@ -93,7 +93,7 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
 
 
 class _Flow(NamedTuple):
-    """Blocks in scheduling order, whether the graph is reducible, and facts that ``Graph`` has under the same names."""
+    """Blocks in scheduling order, whether the graph is ``reducible``, and facts of the same names as in ``Graph``."""
 
     blocks: list[Block]
     reducible: bool
@@ -103,7 +103,8 @@ class _Flow(NamedTuple):
 
 
 def _flow(items: Iterable[Instr | Label], ranked: frozenset[str], waiting: frozenset[int]) -> _Flow:
-    """Blocks and facts of a body."""
+    """The blocks and facts of a body. ``ranked``: variables whose addresses differ between CTAs. ``waiting``: as for
+    ``build``."""
     blocks, reducible = _ordered(split(items))
     loops, back, _ = natural_loops(blocks)
     liveness = Liveness.of(blocks, ranked)

@@ -1,4 +1,4 @@
-"""Replaces calls by the bodies of the called functions, and parameters that are passed through ``.param`` by moves."""
+"""Replaces calls by the bodies of the called functions, and call parameters (``.param``) by moves of registers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kernelproof.emulator.state.sites import Frame as SourceFrame
 # Functions of the system that have no body: the bytes of each argument.
 _SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
-# Inlined calls at most; a kernel with more of them is refused, because its calls are as good as recursive.
+# The most inlined calls. A kernel with more of them is refused, because its body would become too large.
 MAX_CLONES = 4000
 # Functions of the system that are not modelled, by a part of their name.
 REFUSED_CALLS = {
@@ -43,7 +43,7 @@ REFUSED_CALLS = {
 
 
 def renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
-    """An operand with other names of its registers and symbols."""
+    """An operand in which registers are renamed by ``reg`` and symbols by ``sym``."""
     if isinstance(op, Reg):
         return Reg(reg(op.name), op.negated)
     if isinstance(op, Sym):
@@ -65,15 +65,16 @@ def renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
 
 
 def _overlap(parts: set[tuple[int, int]]) -> bool:
+    """Do any two of these parts, given as (offset, bytes), overlap?"""
     ordered = sorted(parts)
     return any(a + width > b for (a, width), (b, _) in pairwise(ordered))
 
 
 @dataclass
 class _Frame:
-    """A function that is being inlined: the prefix of its names, what its symbols are called in the kernel, the label
-    that a return branches to (None in the kernel itself), the functions that call it, and the CUDA lines of the
-    call."""
+    """A function that is being inlined. ``prefix``: of its names in the kernel. ``symbols``: its symbols -> their names
+    in the kernel. ``after``: the label that a return branches to, None in the kernel itself. ``callers``: the functions
+    that call it, and itself. ``called_at``: the CUDA lines of the call."""
 
     function: Function
     prefix: str
@@ -84,19 +85,19 @@ class _Frame:
 
 
 class Inliner:
-    """Makes one body of a kernel and of all that it calls. Afterwards ``kinds`` has the types of its registers and
-    ``variables`` its variables, all under unique names."""
+    """Makes one body of a kernel and all functions that it calls. Afterwards ``kinds`` has the types of the body's
+    registers and ``variables`` its variables, all under unique names."""
 
     def __init__(self, module: Module, kernel: Function) -> None:
         self.module, self.kernel = module, kernel
         self.kinds: dict[str, str] = {}
         self.variables: list[Variable] = []
         self.clones = 0
-        # Names of parameters of calls.
+        # The names of call parameters in the kernel.
         self.passed: set[str] = set()
 
     def run(self) -> list[Instr | Label]:
-        """The body without calls. A call parameter becomes registers if every read of it has the place and width of a
+        """The body without calls. A call parameter becomes registers if every read of it has the offset and width of a
         write; otherwise it becomes local memory."""
         items = list(self._expand(self.kernel, "", {}, (), None))
         # How each call parameter is accessed: name -> {(offset, bytes)}, and which of those are written.
@@ -130,8 +131,8 @@ class Inliner:
         return out
 
     def _param_access(self, item: Instr) -> list[tuple[str, int, int, bool]]:
-        """(parameter, offset, bytes, stored) for each element of a call parameter that a ld.param or st.param
-        touches."""
+        """The elements of a call parameter that a ld.param or st.param accesses, each as (parameter, offset, bytes, is
+        it stored)."""
         if item.base not in ("ld", "st") or not any(p.split(":")[0] == "param" for p in item.parts):
             return []
         mem = item.operands[1 if item.base == "ld" else 0]
@@ -216,7 +217,8 @@ class Inliner:
         return replace(item, operands=(renamed(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
 
     def _move(self, item: Instr, mem: Mem, value: Operand, guard: Reg | None) -> Iterator[Instr]:
-        """A ld.param or st.param of a call, as moves from or to registers that stand for bytes of the parameter."""
+        """The moves that replace a ld.param or st.param of a call, from or to registers that stand for bytes of the
+        parameter."""
         assert isinstance(mem.base, Sym)
         kind = item.parts[-1]
         width = {"8": 1, "16": 2, "32": 4, "64": 8}.get(kind.lstrip("busf"), 0)
@@ -286,15 +288,15 @@ class Inliner:
     def _body(
         self, item: Instr, function: Function, passed: list[str], caller: _Frame, after: str
     ) -> Iterator[Instr | Label]:
-        """An inlined call. ``passed``: the caller's names of arguments and results."""
+        """The body of a called function. ``passed``: the names of arguments and results in the kernel."""
         formals = [formal.name for formal in function.params + function.results]
         inner = f"{function.name}#{self.clones + 1}:"
         symbols = dict(zip(formals, passed, strict=False))
         return self._expand(function, inner, symbols, caller.callers, after, item.frames + caller.called_at)
 
     def _callable(self, arguments: int, results: int, callers: tuple[str, ...]) -> list[Function]:
-        """Functions that an indirect call may reach: those whose address is taken, with as many parameters. Functions
-        that are being executed are left out, because reaching one would be a recursion."""
+        """Functions that an indirect call may reach: those whose address is taken and that have these numbers of
+        arguments and results. ``callers`` are left out, because reaching one of them would be a recursion."""
         return [
             function
             for function in self.module.functions.values()
@@ -305,7 +307,8 @@ class Inliner:
     def _system_call(
         self, item: Instr, name: str, arguments: tuple[Operand, ...], results: tuple[Operand, ...], sym: Rename
     ) -> Iterator[Instr]:
-        """A call of vprintf or of a failed assert, which have no body."""
+        """The instructions for a call of vprintf or __assertfail, which have no body. Raises PtxError for other
+        functions without a body."""
         if name not in _SYSTEM_ARGUMENTS:
             undefined = f"no file defines {plain_name(name)} (several files: --nvcc-args -rdc=true)"
             raise refused(item, next((why for part, why in REFUSED_CALLS.items() if part in name), undefined))

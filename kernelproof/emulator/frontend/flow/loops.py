@@ -1,4 +1,4 @@
-"""Dominators, loops, and an order of blocks in which lanes that diverged meet again as early as possible."""
+"""Computes dominators, loops, and an order of blocks in which diverged lanes converge as early as possible."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def dominators(successors: list[list[int]], root: int) -> list[int]:
             order.append(node)
             stack.pop()
     order.reverse()
-    # ``order`` is reverse postorder now: a block comes after its predecessors, but for back edges. Then few passes of
-    # the loop below are needed.
+    # ``order`` is now in reverse postorder: a block comes after its predecessors, except for back edges. So the loop
+    # below needs few passes.
     everything = (1 << n) - 1
     dom = [0] * n
     for node in order:
@@ -68,7 +68,8 @@ def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = Non
 
 
 def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, int]], bool]:
-    """Natural loops: head -> body mask, the back edges, and whether the graph is reducible."""
+    """The natural loops (head -> mask of the blocks of the body), the back edges, and whether the graph is
+    reducible."""
     # A back edge leads to a block that dominates its source, the head of a loop. The body has every block from which
     # the source can be reached without passing through the head. Loops with the same head are one loop.
     successors = [b.targets for b in blocks]
@@ -112,7 +113,7 @@ def _is_acyclic(blocks: list[Block], dom: list[int], back: set[tuple[int, int]])
 
 
 def add_latches(blocks: list[Block]) -> None:
-    """Give each loop a single back edge, so that lanes that branch to the next iteration meet before its head."""
+    """Give each loop a single back edge, so that lanes that branch to the next iteration converge before its head."""
     _, back, _ = natural_loops(blocks)
     tails: dict[int, list[int]] = {}
     for tail, head in sorted(back):
@@ -129,8 +130,8 @@ def add_latches(blocks: list[Block]) -> None:
 def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
     """The order in which the machine prefers blocks, and whether the graph is reducible.
 
-    It contains the reachable blocks, topologically sorted except for back edges, and every loop is contiguous in it.
-    The machine always runs the group of lanes whose block comes first. So after a divergent branch, lanes that have
+    The order contains the reachable blocks, topologically sorted except for back edges, and every loop is contiguous in
+    it. The machine always runs the group of lanes whose block comes first. So after a divergent branch, lanes that have
     reached the join wait for those that have not, and lanes that have left a loop wait for those still in it.
     """
     loops, _, reducible = natural_loops(blocks)
@@ -142,9 +143,9 @@ def scheduling_order(blocks: list[Block]) -> tuple[list[int], bool]:
 def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) -> list[int]:
     """Order ``nodes`` (a mask of blocks), which are the body of the loop with this head, or the whole graph.
 
-    Each outermost loop among them counts as one item and is then ordered by itself, so that it stays contiguous. Edges
-    back to ``head`` do not count, so the items of a reducible graph have no cycle. In an irreducible graph it can
-    happen that every item has a predecessor left; then the one that comes first in the text is taken.
+    Each outermost loop among them counts as one item and is then ordered by itself, so that it is contiguous. Edges
+    back to ``head`` do not count, so the items of a reducible graph have no cycle. In an irreducible graph, every
+    remaining item may have a predecessor; then the item that comes first in the text is next.
     """
     inner = {h: m & nodes for h, m in loops.items() if h != head and nodes >> h & 1 and m & ~nodes == 0}
     outermost = {
@@ -165,7 +166,7 @@ def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) 
     left = set(items)
     while left:
         ready = [i for i in left if indegree[i] == 0]
-        # Of several, the first one in the text: it makes the order independent of how sets are iterated.
+        # The first one in the text is chosen, so that the order does not depend on the iteration of sets.
         pick = min(ready) if ready else min(left)
         left.discard(pick)
         for t in edges[pick]:
@@ -187,7 +188,7 @@ def immediate_postdominators(blocks: list[Block]) -> list[int | None]:
     out: list[int | None] = []
     for b in blocks:
         candidates = [c for c in bits(dom[b.index]) if c not in (b.index, n)]
-        # The immediate one is dominated (in reverse) by all the others.
+        # The immediate postdominator is the candidate that has all other candidates as postdominators.
         best = max(candidates, key=lambda c: dom[c].bit_count(), default=None)
         out.append(best)
     return out

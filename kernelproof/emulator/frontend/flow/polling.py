@@ -1,4 +1,4 @@
-"""Loops that wait for memory: their exit depends on what other threads may write."""
+"""Finds loops that wait for memory, whose exit depends on values that other threads may write."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominat
 from kernelproof.emulator.frontend.instruction import defs_uses, facts, holds
 from kernelproof.emulator.frontend.ptx import Instr, Mem, TensorOperand
 
-# State spaces, and a path, by which no thread sees what another one writes.
+# State spaces and modifiers of loads that never return what another thread writes meanwhile.
 _UNCHANGING = frozenset(("param", "const", "local", "nc"))
 
 
 class Polling(NamedTuple):
     """A loop that waits for memory. ``reads``: identities of the instructions that read that memory. ``deciding``: the
-    registers on which its branches, waits and memory accesses depend; if all of them and memory are as in an earlier
-    iteration, the loop repeats itself."""
+    registers on which its branches, waits and memory accesses depend. If all of these and memory have the same content
+    as in an earlier iteration, the loop repeats itself."""
 
     reads: frozenset[int]
     deciding: frozenset[str]
@@ -26,8 +26,8 @@ class Polling(NamedTuple):
 def spin_heads(
     blocks: list[Block], loops: dict[int, int], sites: dict[str, list[RegisterWrite]], known: frozenset[int]
 ) -> dict[int, Polling]:
-    """Heads of loops whose exit depends on memory that another thread may write, and of those whose head stands at one
-    of the ``known`` PTX lines; the largest loop first."""
+    """Heads of loops whose exit depends on memory that another thread may write, and of loops whose heads have one of
+    the ``known`` PTX lines. The largest loop comes first."""
     controls: dict[int, set[str]] | None = None
     out = {}
     for head, mask in sorted(loops.items(), key=lambda loop: (-loop[1].bit_count(), loop[0])):
@@ -43,13 +43,14 @@ def spin_heads(
 
 
 def _may_poll(ins: Instr) -> bool:
+    """May the result of an instruction depend on memory that another thread writes?"""
     form = facts(ins)
     return form is not None and holds(form.polls, ins)
 
 
 def _reloads(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> set[int]:
-    """Weak loads (by identity) that read one place again in every iteration of a loop with a fence: only another thread
-    can change what they find there."""
+    """Weak loads (by identity) that read the same address in every iteration of a loop with a fence: only another
+    thread can change the value there."""
     instructions = [ins for i in inside for ins in blocks[i].all()]
     if not any(ins.base in ("membar", "fence") for ins in instructions):
         return set()
@@ -79,8 +80,8 @@ def _read_for_exit(
     polled: set[int],
     controls: dict[int, set[str]],
 ) -> frozenset[int]:
-    """Those of the ``polled`` instructions (by identity) on which the exit of a loop depends, by values or by
-    branches."""
+    """The ``polled`` instructions (by identity) on which the exit of a loop depends, by values or by branches.
+    ``inside``: the blocks of the loop. ``controls``: the result of ``_controls``."""
     exits = [i for i in inside if any(t not in inside for t in blocks[i].targets)]
     conditions = {cond.name for i in inside if (cond := blocks[i].cond) is not None}
     todo = [cond.name for i in exits if (cond := blocks[i].cond) is not None]
@@ -94,17 +95,17 @@ def _read_for_exit(
             if write.block in inside:
                 if id(write.ins) in polled:
                     reads.add(id(write.ins))
-                # One thread may poll for its whole CTA, and hand on in shared memory what it has read.
-                handed = stored if _is_shared(write.ins, "ld") else frozenset()
+                # One thread may poll for its CTA, and store the value in shared memory for the other threads.
+                passed = stored if _is_shared(write.ins, "ld") else frozenset()
                 deciding = conditions.intersection(controls.get(write.block, ()))
-                fresh = [name for name in {*write.uses, *handed, *deciding} if name not in visited]
+                fresh = [name for name in {*write.uses, *passed, *deciding} if name not in visited]
                 visited.update(fresh)
                 todo += fresh
     return frozenset(reads)
 
 
 def _deciding(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> frozenset[str]:
-    """See ``Polling``."""
+    """The registers of ``Polling.deciding`` for the loop with these blocks."""
     todo = [cond.name for i in inside if (cond := blocks[i].cond) is not None]
     for i in inside:
         for ins in blocks[i].all():

@@ -1,5 +1,5 @@
-"""Traces pointers: from which parameters and module variables an address is computed, and through which of them a
-kernel writes global memory.
+"""Traces pointers: finds the parameters and module variables from which an address is computed, and those through which
+a kernel writes global memory.
 
 The analysis ignores control flow: a register counts as holding every pointer that any of its writes may give it. The
 result may therefore name too many pointers, but never too few.
@@ -26,10 +26,10 @@ def origins(
     places: Mapping[str, tuple[str, int]],
     words: bool = False,
 ) -> dict[str, Origins]:
-    """Maps each 64-bit register to the pointers that its value may be computed from, over all of its writes.
+    """Each 64-bit register -> the pointers that its value may be computed from, over all of its writes.
 
     A register is absent if it may hold a pointer that cannot be traced. ``places``: state space and offset of each
-    variable. ``words``: pointers may also be handled as two words each, as in machine code.
+    variable. ``words``: a pointer may also be in two 32-bit registers, as in machine code.
     """
     widths = ("64", "32") if words else ("64",)
     writes: list[tuple[str, Origins | None, list[str]]] = []
@@ -59,7 +59,7 @@ def origins(
 
 
 def _own(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Origins | None:
-    """The pointers that an instruction itself contributes; None if it may contribute one that cannot be followed."""
+    """The pointers that an instruction itself contributes; None if it may contribute one that cannot be traced."""
     if ins.base in ("ld", "ldu"):
         at = ins.operands[1]
         width = TYPE_BYTES.get(ins.parts[-1], 8)
@@ -77,8 +77,8 @@ def _own(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Orig
     return frozenset(name for name in symbols(ins) if places.get(name, ("",))[0] in ("global", "const"))
 
 
-def written(instructions: Iterable[Instr], pointers: Mapping[str, Origins]) -> Origins | None:
-    """The pointers through which global memory may be written; None if an address cannot be followed. ``pointers``: the
+def written_pointers(instructions: Iterable[Instr], pointers: Mapping[str, Origins]) -> Origins | None:
+    """The pointers through which global memory may be written; None if an address cannot be traced. ``pointers``: the
     result of ``origins``."""
     out: set[Origin] = set()
     for ins in instructions:

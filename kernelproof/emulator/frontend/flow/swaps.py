@@ -1,4 +1,4 @@
-"""The first load of a compare-and-swap loop: it is a plain load, and its value may be stale without harm."""
+"""Finds the first loads of compare-and-swap loops, which are plain loads whose value may be stale without harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kernelproof.emulator.frontend.registers import registers
 
 
 class _Definition(NamedTuple):
-    """A register as an instruction of a block writes it. ``fresh``: the next swap still compares with its value."""
+    """A write of the register ``name`` by instruction number ``at`` of a block. ``fresh``: no swap has compared with
+    the value yet."""
 
     block: int
     at: int
@@ -24,9 +25,9 @@ class _Definition(NamedTuple):
 def checked_loads(blocks: list[Block]) -> set[int]:
     """Identities of loads whose value a later atom.cas at the same address checks.
 
-    The value must reach the comparison of that atom.cas by moves alone. Apart from that it may only decide branches
-    between which nothing else is written, and make the value to swap in. A swap that succeeds proves the value current,
-    so uses after it do not count.
+    The value must reach the comparison of that atom.cas by moves alone. Its other uses may only be to compute the value
+    that is swapped in, and to decide branches up to whose join nothing else is written. A swap that succeeds proves
+    that the value was current, so uses after it do not count.
     """
     lists = [list(block.all()) for block in blocks]
     writers: dict[str, list[Instr]] = {}
@@ -45,19 +46,19 @@ def checked_loads(blocks: list[Block]) -> set[int]:
     for swap in swaps:
         for load in _compared_loads(swap, writers):
             comparing.setdefault(load, set()).add(id(swap))
-    fates = _Fates(blocks, lists)
-    return {load for load, own in comparing.items() if fates.harmless(places[load], own)}
+    uses = _ValueUses(blocks, lists)
+    return {load for load, own in comparing.items() if uses.are_harmless(places[load], own)}
 
 
-class _Fates:
-    """What becomes of a loaded value."""
+class _ValueUses:
+    """Follows the uses of loaded values through a kernel."""
 
     def __init__(self, blocks: list[Block], lists: list[list[Instr]]) -> None:
         self.blocks, self.lists = blocks, lists
         self.joins = immediate_postdominators(blocks)
 
-    def harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
-        """Does the value reach nothing but swaps and the branches around them?"""
+    def are_harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
+        """Are all uses of a loaded value by these swaps, or by branches around them?"""
         todo, visited = [loaded], set[_Definition]()
         while todo:
             definition = todo.pop()
@@ -81,8 +82,8 @@ class _Fates:
         return True
 
     def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
-        """All readers of a definition: (block, number of the instruction, whether the next swap still compares with
-        it). The number after the last instruction stands for the block's branch."""
+        """All reads of a definition, as (block, number of the instruction, whether the value is still ``fresh``). The
+        number after the last instruction stands for the block's branch."""
         name = definition.name
         todo = [(definition.block, definition.at + 1, definition.fresh)]
         visited = set[tuple[int, bool]]()
@@ -106,7 +107,7 @@ class _Fates:
                         todo.append((target, 0, state[1]))
 
     def _success(self, index: int, swaps: set[int]) -> int | None:
-        """Where a block goes if its swap has succeeded; None if its branch does not test that."""
+        """The block that follows if a block's swap has succeeded; None if its branch does not test that."""
         block, test, between = self.blocks[index], None, set[str]()
         if block.end != "cond" or block.cond is None:
             return None
@@ -129,7 +130,7 @@ class _Fates:
         return None
 
     def _writes_nothing(self, branch: int, swaps: set[int]) -> bool:
-        """Is nothing but swaps written between a branch and the place where its paths join?"""
+        """Do no instructions but swaps write memory between a branch and the block where its paths join?"""
         todo, visited = list(self.blocks[branch].targets), {self.joins[branch]}
         while todo:
             index = todo.pop()
@@ -149,8 +150,9 @@ def _is_swap(ins: Instr) -> bool:
 
 
 def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
-    """The loads behind the value with which an atom.cas compares, directly or through the result of an earlier swap at
-    the same address; none if anything other than moves and such swaps lies between."""
+    """The loads (by identity) from which the value comes that an atom.cas compares with, directly or through the result
+    of an earlier swap at the same address. The set is empty if instructions other than moves and such swaps come
+    between."""
     out: set[int] = set()
     place = _place(swap.operands[1], writers)
     todo, visited = [swap.operands[2]], set[str]()

@@ -1,6 +1,6 @@
-"""The instructions that the emulator supports: one decorated function each, by subject.
+"""The instructions that the emulator supports, one decorated function each, in modules by subject.
 
-``facts`` finds an instruction in all of these modules; importing this package registers them.
+Importing this package registers all of them; ``facts`` looks up the form of an instruction.
 """
 
 from kernelproof.emulator.frontend.instruction import facts

@@ -1,4 +1,4 @@
-"""Logic, shifts and bit fields of words; logic of predicates; dot products of bytes."""
+"""Instructions on bits: logic of words and predicates, shifts, bit fields, and dot products of bytes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kernelproof.emulator.frontend.ptx import Imm, Instr, Pair
 SYMBOLS = {"and": "&", "or": "|", "xor": "^"}
 
 
-def _unmasked(s: Statement) -> Iterator[Change]:
-    """A mutation of swizzle code: bits of the CTA's rank stay in an address from which a descriptor is made, above its
-    18 bits."""
+def _keep_rank_bits(s: Statement) -> Iterator[Change]:
+    """A mutation of swizzle code: an address is not masked, so a descriptor that is made of it contains bits of the
+    CTA's rank, which are above the 18 bits of the address."""
     mask = s.ins.operands[2]
     if isinstance(mask, Imm) and 0x3F000 <= mask.value <= 0x3FFFF:
         d, a, _ = s.operands
         yield s.become("unmask", f"mov.{s.ins.parts[-1]} {d}, {a};")
 
 
-@instruction("and", uniform=True, mutations=(_unmasked,))
+@instruction("and", uniform=True, mutations=(_keep_rank_bits,))
 @instruction("or", "xor", uniform=True)
 def logic(e: Emitter, ins: Instr) -> None:
     """and, or, xor on words and predicates."""

@@ -1,4 +1,4 @@
-"""cp.async.bulk and cp.reduce.async.bulk: boxes of tensor maps, consecutive bytes, and the groups of stores."""
+"""Instructions of bulk copies: cp.async.bulk, cp.reduce.async.bulk, and the groups of their stores."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
 
 
 def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -> str:
-    """Where a copy to shared memory goes. The ranks of a multicast are operand number ``mask_at``."""
+    """The text of a ``Delivery``: the destination of a copy to shared memory. ``mask_at``: the number of the operand
+    with the ranks of a multicast."""
     ranks = e.array(ins.operands[mask_at], "u2") if _is_multicast(ins) else "None"
     reach = next(p for p in ins.parts if p.startswith("shared"))
     paired = "cta_group:2" in ins.parts
@@ -47,7 +48,7 @@ def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -
     "cp.async.bulk", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, access=copy_access, mutations=_MUTATIONS
 )
 def copy(e: Emitter, ins: Instr) -> None:
-    """cp.async.bulk of a run of bytes to or from shared memory."""
+    """cp.async.bulk of consecutive bytes to or from shared memory."""
     destination, origin = _spaces(e, ins)
     if "reduce" in ins.parts:
         raise e.fail()
@@ -101,13 +102,15 @@ def commit(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"C.commit({e.mask()})")
 
 
-def _of_reads(s: Statement) -> Iterator[Change]:
-    """A mutation: a wait for the end of stores waits only until they have read."""
+def _wait_for_reads(s: Statement) -> Iterator[Change]:
+    """A mutation: a wait for stores waits only until they have read their sources."""
     if "read" not in s.ins.parts:
         yield s.become("read", s.text.replace("wait_group", "wait_group.read", 1))
 
 
-@instruction("cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap, _of_reads))
+@instruction(
+    "cp.async.bulk.wait_group", writes=Writes.MEMORY, hopper=True, mutations=(drop, weaken, swap, _wait_for_reads)
+)
 def wait(e: Emitter, ins: Instr) -> None:
     """cp.async.bulk.wait_group."""
     e.line(f"C.wait({e.literal(ins.operands[0])}, {'read' in ins.parts}, {e.mask()})")

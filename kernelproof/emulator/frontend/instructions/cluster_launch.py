@@ -1,4 +1,4 @@
-"""clusterlaunchcontrol: a running cluster cancels clusters that have not started."""
+"""Instructions of clusterlaunchcontrol, by which a running cluster cancels clusters that have not started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelproof.emulator.frontend.mutation_operators import Change, Statement, 
 from kernelproof.emulator.frontend.ptx import Instr, Reg, Vec
 
 
-def _always(s: Statement) -> Iterator[Change]:
+def _always_cancelled(s: Statement) -> Iterator[Change]:
     """A mutation: every response counts as a cancelled cluster."""
     yield s.become("always", f"setp.eq.u32 {s.operands[0].strip()}, 0, 0;")
 
@@ -25,12 +25,12 @@ def _always(s: Statement) -> Iterator[Change]:
 def try_cancel(e: Emitter, ins: Instr) -> None:
     """clusterlaunchcontrol.try_cancel.async."""
     at, bar = ins.operands
-    everyone = any(part.startswith("multicast") for part in ins.parts)
+    multicast = any(part.startswith("multicast") for part in ins.parts)
     reach = next((part for part in ins.parts if part.startswith("shared")), "generic")
-    e.line(f"CL.try_cancel({e.shared(at, reach)}, {e.shared(bar, reach)}, {everyone}, {e.lanes()})")
+    e.line(f"CL.try_cancel({e.shared(at, reach)}, {e.shared(bar, reach)}, {multicast}, {e.lanes()})")
 
 
-@instruction("clusterlaunchcontrol.query_cancel.is_canceled", blackwell=True, mutations=(_always,))
+@instruction("clusterlaunchcontrol.query_cancel.is_canceled", blackwell=True, mutations=(_always_cancelled,))
 def is_canceled(e: Emitter, ins: Instr) -> None:
     """clusterlaunchcontrol.query_cancel.is_canceled."""
     d, response = ins.operands

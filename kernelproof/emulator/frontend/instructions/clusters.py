@@ -1,4 +1,4 @@
-"""mapa, getctarank and setmaxnreg."""
+"""Instructions mapa and getctarank, on addresses of other CTAs of a cluster, and setmaxnreg."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kernelproof.emulator.frontend.mutation_operators import Change, Statement
 from kernelproof.emulator.frontend.ptx import Imm, Instr
 
 
-def _own(s: Statement) -> Iterator[Change]:
-    """A mutation: the own CTA's variable in place of another CTA's."""
+def _own_variable(s: Statement) -> Iterator[Change]:
+    """A mutation: the address is that of the own CTA's variable, not that of another CTA's."""
     d, a = (part.strip() for part in s.text.split(None, 1)[1].split(",")[:2])
     yield s.become("own", f"mov.b{s.ins.parts[-1][1:]} {d}, {a};")
 
 
-@instruction("mapa", hopper=True, mutations=(_own,))
+@instruction("mapa", hopper=True, mutations=(_own_variable,))
 def mapa(e: Emitter, ins: Instr) -> None:
     """mapa: the address of the same variable in another CTA of the cluster."""
     d, a, rank = ins.operands
@@ -33,14 +33,14 @@ def getctarank(e: Emitter, ins: Instr) -> None:
     e.assign(d, Value(f"E.rank_of({e.array(a, kind)})", "u4", False))
 
 
-def _raise(s: Statement) -> Iterator[Change]:
-    """A mutation: more registers."""
+def _more_registers(s: Statement) -> Iterator[Change]:
+    """A mutation: setmaxnreg asks for 8 registers more."""
     count = s.ins.operands[0]
     if isinstance(count, Imm):
         yield s.become("raise", re.sub(r"\b\d+\s*;$", f"{count.value + 8};", s.text))
 
 
-@instruction("setmaxnreg", writes=Writes.NOTHING, hopper=True, mutations=(_raise,))
+@instruction("setmaxnreg", writes=Writes.NOTHING, hopper=True, mutations=(_more_registers,))
 def setmaxnreg(e: Emitter, ins: Instr) -> None:
     """setmaxnreg.inc and .dec."""
     e.line(f"O.change({e.literal(ins.operands[0])}, {'inc' in ins.parts}, {e.lanes()})")

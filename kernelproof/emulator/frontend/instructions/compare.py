@@ -1,4 +1,4 @@
-"""setp and set of integers and floats."""
+"""Instructions setp and set, which compare integers and floats."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _PAIRS = ("f16x2", "bf16x2")
 
 
 def _comparison(e: Emitter, ins: Instr, kind: str) -> Value:
+    """The comparison of operands 1 and 2, which have the type ``kind``."""
     (a, b), test = ins.operands[1:3], ins.parts[1]
     if kind not in INTEGERS:
         return _float_comparison(e, ins, kind)
@@ -33,6 +34,7 @@ def _comparison(e: Emitter, ins: Instr, kind: str) -> Value:
 
 
 def _float_comparison(e: Emitter, ins: Instr, kind: str) -> Value:
+    """``_comparison`` of floats."""
     (a, b), test = ins.operands[1:3], ins.parts[1]
     if kind == "bf16":
         x, y = (f"A.bf16_to_f32({e.array(op, 'u2')})" for op in (a, b))
@@ -55,7 +57,7 @@ def _is_integer(ins: Instr) -> bool:
 
 @instruction("setp", uniform=_is_integer, mutations=(compare_otherwise,))
 def setp(e: Emitter, ins: Instr) -> None:
-    """setp with one or two destinations; of pairs of halves always with two."""
+    """setp with one or two destinations; pairs of halves need two."""
     d = ins.operands[0]
     combine = next((p for p in ins.parts[2:-1] if p in SYMBOLS), None)
     pairs = ins.parts[-1] in _PAIRS
@@ -89,7 +91,7 @@ def setp(e: Emitter, ins: Instr) -> None:
 
 
 def _types(ins: Instr) -> list[str]:
-    """The types of set: of its result, and of what it compares."""
+    """The types of set: that of its result, and that of its operands."""
     return [p for p in ins.parts if p in INTEGERS or p in HALVES or p in _REAL]
 
 
@@ -114,7 +116,7 @@ def set_(e: Emitter, ins: Instr) -> None:
 
 
 def _packed_test(e: Emitter, ins: Instr) -> str:
-    """A comparison of pairs of halves, one result for each half; the lower half is first."""
+    """The text of a comparison of pairs of halves: an array with a result for each half, the lower half first."""
     a, b = ins.operands[1:3]
     if ins.parts[1] not in arithmetic.COMPARE:
         raise e.fail()

@@ -1,4 +1,4 @@
-"""cvt between all types."""
+"""Instruction cvt, which converts between all types of integers and floats."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def convert_integer(e: Emitter, ins: Instr) -> None:
     e.assign(d, Value(text, k, False))
 
 
-_EIGHTS = frozenset(("e4m3x2", "e5m2x2"))
+_FP8 = frozenset(("e4m3x2", "e5m2x2"))
 
 
-def _convert_eights(e: Emitter, ins: Instr) -> None:
+def _convert_fp8(e: Emitter, ins: Instr) -> None:
     """cvt from f32 (two) or f16x2 to a pair of fp8, and from such a pair to f16x2."""
     parts = ins.parts
     dst, src = parts[-2:]
     relu = "relu" in parts
     d, a = ins.operands[:2]
-    if dst == "f16x2" and src in _EIGHTS:
+    if dst == "f16x2" and src in _FP8:
         e.assign(d, Value(f"A.unpack_f8({e.array(a, 'u2')}, {src[:-2]!r}, {relu})", "u4", False))
     elif src == "f32" and "satfinite" in parts:
         high, low = e.array(a, "f4"), e.array(ins.operands[2], "f4")
@@ -85,13 +85,13 @@ def _with_float(parts: tuple[str, ...]) -> bool:
 
 @instruction("cvt", serves=_with_float, mutations=(retype, truncate))
 def convert(e: Emitter, ins: Instr) -> None:
-    """cvt where a float takes part, or that saturates."""
+    """cvt from or to a float, or with saturation."""
     e.refuse("pack", "rs")
     parts = ins.parts
     dst, src = parts[-2:]
     mode = next((p for p in parts if p in _ROUNDING), "rn" if dst[0] in "fb" else "rzi")
-    if _EIGHTS & {dst, src}:
-        _convert_eights(e, ins)
+    if _FP8 & {dst, src}:
+        _convert_fp8(e, ins)
         return
     if dst in ("f16x2", "bf16x2", "tf32") or {"relu", "satfinite"} & set(parts):
         _narrow(e, ins, mode)

@@ -9,7 +9,7 @@ import numpy as np
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import FLOATS, HALVES, REALS, instruction
-from kernelproof.emulator.frontend.mutation_operators import lose, lose_nan, twice
+from kernelproof.emulator.frontend.mutation_operators import drop_operand, lose_nan, repeat_operand
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand
 from kernelproof.emulator.state.arrays import Array
 
@@ -27,7 +27,7 @@ _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def _extremum(e: Emitter, ins: Instr) -> Function:
-    """min or max."""
+    """The function of a min or max: (array, array) -> array."""
     if ("abs" in ins.parts) != ("xorsign" in ins.parts) or len(ins.operands) > 3:
         raise e.fail()
     nan, larger = "NaN" in ins.parts, ins.base == "max"
@@ -39,7 +39,7 @@ def _extremum(e: Emitter, ins: Instr) -> Function:
 
 
 def _half_function(e: Emitter, ins: Instr) -> Function:
-    """The NumPy function of float arrays behind an opcode on halves."""
+    """The function of float arrays that computes an instruction on halves."""
     base, is_f16 = ins.base, ins.parts[-1].startswith("f16")
     if base in ("min", "max"):
         function = _extremum(e, ins)
@@ -59,19 +59,20 @@ def _half_function(e: Emitter, ins: Instr) -> Function:
 
 
 def _without_subnormals(function: Function, flush: Function) -> Function:
+    """A function with .ftz: subnormal operands and results are replaced by zero."""
     return lambda *arrays: flush(function(*map(flush, arrays)))
 
 
 @instruction("add", "sub", "mul", "min", "max", "fma", types=HALVES)
 def halves(e: Emitter, ins: Instr) -> None:
     """Arithmetic of f16 and bf16, alone or in pairs."""
-    e.refuse("oob", "f32")  # fma that drops operands out of bounds; sums in f32 of halves
+    e.refuse("oob", "f32")  # .oob: operands may be out of bounds; .f32: sums of halves are in f32
     _assign_halves(e, ins, e.bind("fn", _half_function(e, ins)))
 
 
 @instruction("ex2", "tanh", types=HALVES)
 def approximate_halves(e: Emitter, ins: Instr) -> None:
-    """ex2 and tanh of f16 and bf16, alone or in pairs, with the errors of the launch's environment."""
+    """ex2 and tanh of f16 and bf16, alone or in pairs, with the errors that the launch's environment draws."""
     kind = ins.parts[-1].removesuffix("x2")
     _assign_halves(e, ins, f"I.approximation({ins.base!r}, {kind!r}, {'ftz' in ins.parts})")
 
@@ -103,11 +104,12 @@ def sign(e: Emitter, ins: Instr) -> None:
 
 
 def flushed(ins: Instr, op: Operand, text: str) -> str:
-    """An operand of f16 or f32 as the instruction takes it: with ``.ftz``, subnormals are zero."""
+    """The text of an operand of f16 or f32, in which ``.ftz`` replaces subnormals by zero."""
     return f"A.flush({text})" if "ftz" in ins.parts and not isinstance(op, Imm) else text
 
 
 def _finish(ins: Instr, text: str, kind: str) -> Value:
+    """A result with the effects of ``.ftz`` and ``.sat``."""
     if "ftz" in ins.parts and kind == "f32":
         text = f"A.flush({text})"
     if "sat" in ins.parts:
@@ -116,12 +118,13 @@ def _finish(ins: Instr, text: str, kind: str) -> Value:
 
 
 def _operand(e: Emitter, ins: Instr, op: Operand, kind: str, as_array: bool = True) -> str:
+    """The text of an operand of f32 or f64, with the effect of ``.ftz``."""
     text = e.array(op, _REAL[kind]) if as_array else e.number(op, _REAL[kind])
     return flushed(ins, op, text) if kind == "f32" else text
 
 
 def _toward(e: Emitter, ins: Instr, function: Function | None) -> bool:
-    """If the rounding is directed, write the instruction as ``function`` of its operands."""
+    """If the rounding is directed, write the instruction as ``function`` of its operands; returns whether it is."""
     mode = next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
     if mode is None:
         return False
@@ -135,7 +138,7 @@ def _toward(e: Emitter, ins: Instr, function: Function | None) -> bool:
 
 @instruction("min", "max", types=REALS, mutations=(lose_nan,))
 @instruction("sub", "div", types=REALS)
-@instruction("add", "mul", types=REALS, mutations=(lose, twice))
+@instruction("add", "mul", types=REALS, mutations=(drop_operand, repeat_operand))
 def arithmetic2(e: Emitter, ins: Instr) -> None:
     """add, sub, mul, div, min, max of floats."""
     kind = ins.parts[-1]
@@ -156,12 +159,12 @@ def arithmetic2(e: Emitter, ins: Instr) -> None:
 
 
 def _approximated(ins: Instr, text: str, kind: str) -> str:
-    """The result of an instruction on f32 with the error of the launch's environment, if it is an approximate one."""
+    """The result of an instruction; approximate ones on f32 get the error that the launch's environment draws."""
     is_approximate = kind == "f32" and ("approx" in ins.parts or "full" in ins.parts)
     return f"I.inexact({ins.base!r}, {text})" if is_approximate else text
 
 
-@instruction("fma", types=REALS, mutations=(lose, twice))
+@instruction("fma", types=REALS, mutations=(drop_operand, repeat_operand))
 @instruction("mad", types=REALS)
 def fma(e: Emitter, ins: Instr) -> None:
     """fma and mad of f32 and f64."""

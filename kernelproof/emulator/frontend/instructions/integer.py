@@ -1,10 +1,10 @@
-"""Integer arithmetic: add, mul, mad, div, min, abs, carries."""
+"""Instructions of integer arithmetic: add, mul, mad, div, min, abs, and sums with carries."""
 
 from __future__ import annotations
 
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import INTEGERS, instruction
-from kernelproof.emulator.frontend.mutation_operators import first
+from kernelproof.emulator.frontend.mutation_operators import zero_result
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand
 
 
@@ -14,6 +14,7 @@ def width_of(kind: str) -> int:
 
 
 def _is_plain(ins: Instr) -> bool:
+    """Does an instruction neither saturate nor write the carry?"""
     return not {"sat", "cc"} & set(ins.parts)
 
 
@@ -57,7 +58,7 @@ def carry(e: Emitter, ins: Instr) -> None:
 
 
 def _add_carry(e: Emitter, ins: Instr, d: Operand, x: str, y: str, u: str) -> None:
-    """Write a sum with carries. The carry lives in one hidden register of the block."""
+    """Write a sum with carries. The carry is kept in the Python variable ``cc``."""
     carry_in = "cc" if ins.base in ("addc", "subc", "madc") else "None"
     e.line(f"cc_out = A.add_carry({x}, {y}, {carry_in}, {ins.base in ('sub', 'subc')})")
     if "cc" in ins.parts:
@@ -134,7 +135,8 @@ def _raw(e: Emitter, kind: str, a: Operand, b: Operand) -> tuple[Value, Value]:
 
 
 def _assign_sum(e: Emitter, d: Operand, product: Value, c: Operand | None) -> None:
-    """The product, plus ``c`` if there is one; a uniform result is cut to its width."""
+    """Write the product, plus ``c`` if there is one. A uniform sum is reduced to its width, because Python ints have
+    none."""
     if c is None:
         e.assign(d, product)
         return
@@ -148,6 +150,7 @@ def _assign_sum(e: Emitter, d: Operand, product: Value, c: Operand | None) -> No
 
 
 def _wide_product(e: Emitter, kind: str, a: Operand, b: Operand) -> Value:
+    """A product of twice the width of its operands."""
     bits, t, _ = _typed(kind)
     x, y = _raw(e, kind, a, b)
     size = 2 * bits // 8
@@ -162,6 +165,7 @@ def _wide_product(e: Emitter, kind: str, a: Operand, b: Operand) -> Value:
 
 
 def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: Operand | None) -> None:
+    """Write the upper half of a product, plus ``c`` if there is one."""
     bits, t, u = _typed(kind)
     x, y = _raw(e, kind, a, b)
     addend = e.raw(c, bits) if c is not None else None
@@ -175,7 +179,7 @@ def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: 
     e.assign(d, Value(f"{text} + {addend.text}" if addend is not None else text, u, False))
 
 
-@instruction("div", "rem", types=INTEGERS, uniform=True, mutations=(first,))
+@instruction("div", "rem", types=INTEGERS, uniform=True, mutations=(zero_result,))
 def div(e: Emitter, ins: Instr) -> None:
     """div and rem."""
     function = "divide" if ins.base == "div" else "remainder"
@@ -207,7 +211,8 @@ def minimum(e: Emitter, ins: Instr) -> None:
 
 
 def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:
-    """A function of two numbers that depends on their sign: its name for Python ints, and its name for arrays."""
+    """Write a function of two operands whose result depends on their signs. ``of_ints``, ``of_arrays``: its names in
+    the text for Python ints and for arrays."""
     d, a, b = ins.operands
     bits, t, u = _typed(ins.parts[-1])
     x, y = _raw(e, ins.parts[-1], a, b)

@@ -1,7 +1,7 @@
 """Instructions on matrices in the registers of a warp: ldmatrix, stmatrix, movmatrix, mma.sync and wmma.
 
-An mma.sync goes one of two ways. Kinds with m16n8 and 16-bit, tf32 or 8-bit integer operands (``_shape``) are collected
-by the tensor unit, which multiplies many of them at once. All other kinds (``_dense_form``) are multiplied one by one.
+There are two ways to execute an mma.sync. The tensor unit collects those with m16n8 and 16-bit, tf32 or 8-bit integer
+operands (``_shape``), and multiplies many of them together. All others (``_dense_form``) are multiplied one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _shapes: dict[str, Shape | None] = {}
 
 
 def _matrix_form(e: Emitter, ins: Instr, registers: Operand, at: Operand) -> tuple[tuple[Operand, ...], bool]:
-    """What ldmatrix and stmatrix have in common: their registers, one per matrix, and whether they transpose."""
+    """The registers of a ldmatrix or stmatrix, one per matrix, and whether it transposes."""
     parts = ins.parts
     count = next(int(p[1:]) for p in parts if p in ("x1", "x2", "x4"))
     items = registers.items if isinstance(registers, Vec) else (registers,)
@@ -67,20 +67,21 @@ def movmatrix(e: Emitter, ins: Instr) -> None:
 
 
 def _variables(e: Emitter, targets: tuple[Operand, ...]) -> list[str]:
+    """The local variables of registers."""
     return [e.variable(t.name) for t in targets if isinstance(t, Reg)]
 
 
 def _shape(ins: Instr) -> Shape | None:
-    """The kind of mma.sync, None for kinds that the tensor unit does not have. The same opcode gives the same
-    object."""
+    """The shape of an mma.sync; None for shapes that the tensor unit does not collect. The same opcode always gives the
+    same object."""
     if ins.op not in _shapes:
         _shapes[ins.op] = _make_shape(ins)
     return _shapes[ins.op]
 
 
 def _make_shape(ins: Instr) -> Shape | None:
-    """The kind that an opcode names, such as mma.sync.m16n8k16.row.col.f32.f16.f16.f32: the types of D, A, B and C come
-    after the layouts."""
+    """The shape in an opcode such as mma.sync.m16n8k16.row.col.f32.f16.f16.f32, in which the types of D, A, B and C
+    follow the layouts."""
     parts = ins.parts
     size = next((p for p in parts if p.startswith("m16n8k")), "")
     if not size or "row" not in parts or "col" not in parts or {"sp", "satfinite"} & set(parts):
@@ -100,10 +101,11 @@ def _make_shape(ins: Instr) -> Shape | None:
 
 
 def _destination(ins: Instr) -> Iterator[Operand]:
+    """The operand of mma.sync whose registers may be incomplete: D."""
     yield ins.operands[0]
 
 
-# Types of A and B, and of the accumulators, of products that are evaluated at once.
+# Type of A and B -> types of accumulators, for mma.sync that are computed immediately, one by one.
 _DENSE = {
     "f64": ("f64",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"), "s8": ("s32",), "u8": ("s32",), "s4": ("s32",),
     "u4": ("s32",), "b1": ("s32",),
@@ -112,7 +114,7 @@ _DENSE_SIZES = re.compile(r"m(8|16)n8k(\d+)$")
 
 
 def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
-    """The kind of mma.sync for products that the tensor unit does not collect."""
+    """The form of an mma.sync that the tensor unit does not collect."""
     parts = ins.parts
     size = next((match for part in parts if (match := _DENSE_SIZES.match(part))), None)
     types = [part for part in parts if part in ELEMENT_BITS]
@@ -129,6 +131,7 @@ def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
 
 
 def _multiply(e: Emitter, ins: Instr) -> None:
+    """Write an mma.sync that the tensor unit does not collect."""
     form = _dense_form(e, ins)
     d, *operands = ins.operands
     steps, halves = form.k // (4 * form.per), form.rows // 8
@@ -160,7 +163,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         raise e.fail("wrong number of registers")
 
     def lazy(op: Operand) -> str:
-        """Accumulators may be incomplete when the instruction ends."""
+        """The text of a register, without computing an accumulator that is not computed yet."""
         return e.variable(op.name) if isinstance(op, Reg) and op.name in e.lazy else e.array(op, "u4")
 
     left, right, addend = (tuple(map(lazy, v.items)) for v in (a, b, c))
@@ -178,7 +181,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         e.assign(target, Value(f"FORCE({out}[{i}])", "u4", False))
 
 
-# Sizes of wmma, and the types of A and B that exist for each.
+# Size of wmma -> types of A and B that exist for it.
 _WMMA = {
     **dict.fromkeys(("m16n16k16", "m32n8k16", "m8n32k16"), ("f16", "bf16", "s8", "u8")),
     "m16n16k8": ("tf32",),
@@ -189,6 +192,7 @@ _WMMA = {
 
 
 def _wmma_size(e: Emitter, ins: Instr) -> str:
+    """The size of a wmma, such as m16n16k16."""
     size = next((p for p in ins.parts if p in _WMMA), None)
     if size is None:
         raise e.fail()
@@ -196,6 +200,7 @@ def _wmma_size(e: Emitter, ins: Instr) -> str:
 
 
 def _half(ins: Instr, space: str) -> int:  # noqa: ARG001
+    """The smallest access of a wmma in bytes: that of an element, at most 2."""
     return min(2, max(8, ELEMENT_BITS.get(ins.parts[-1], 8)) // 8)
 
 
@@ -217,6 +222,7 @@ def wmma(e: Emitter, ins: Instr) -> None:
 
 
 def _assign_all(e: Emitter, d: Operand, call: str, word: str = "u4") -> None:
+    """Write the results of a call to the registers of a vector."""
     assert isinstance(d, Vec)
     out = e.temp(call)
     for i, target in enumerate(d.items):
@@ -224,7 +230,7 @@ def _assign_all(e: Emitter, d: Operand, call: str, word: str = "u4") -> None:
 
 
 def _wmma_tile(e: Emitter, ins: Instr, at: Operand) -> tuple[str, str, str]:
-    """(tile, address, stride) of wmma.load and wmma.store."""
+    """The texts of tile, address and stride of a wmma.load or wmma.store."""
     parts = ins.parts
     kind, space = parts[-1], space_of(ins)
     size = _wmma_size(e, ins)

@@ -1,4 +1,4 @@
-"""mbarrier.*, and instructions other than bulk copies that complete on mbarriers."""
+"""Instructions on mbarriers, and instructions other than bulk copies that complete on mbarriers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def arrive(e: Emitter, ins: Instr) -> None:
 
 
 def _counted(e: Emitter, ins: Instr, method: str) -> None:
-    """A numeric operand of an mbarrier instruction."""
+    """Write a call of a method of the mbarriers with an address and a number, the instruction's two operands."""
     at, number = ins.operands
     e.line(f"B.{method}({e.shared(at)}, {e.array(number, 'u4')}, {e.lanes()})")
 
@@ -129,8 +129,8 @@ def invalidate(e: Emitter, ins: Instr) -> None:
 # --- waits
 
 
-def _skipped(s: Statement) -> Iterator[Change]:
-    """A mutation: no wait, or a single try whatever its result."""
+def _skip_wait(s: Statement) -> Iterator[Change]:
+    """A mutation: there is no wait, or its result is always true."""
     if isinstance(s.ins.operands[0], Reg):
         name = s.text.split(s.ins.parts[1], 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
         yield s.become("skip", f"setp.eq.u32 {name}, 0, 0;")
@@ -138,7 +138,7 @@ def _skipped(s: Statement) -> Iterator[Change]:
 
 
 def _parity(s: Statement) -> Iterator[Change]:
-    """A mutation: the other parity."""
+    """A mutation: the wait is for the other parity."""
     if "parity" in s.ins.parts:
         yield from adjust("parity", 2, "b32", "xor.b32", "1")(s)
 
@@ -150,21 +150,21 @@ def _token(e: Emitter, ins: Instr, index: int) -> str:
     return f"{e.shared(ins.operands[index])}, {token}, {parity}, {_order(ins)}"
 
 
-@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skipped, _parity, narrow))
+@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skip_wait, _parity, narrow))
 def test_wait(e: Emitter, ins: Instr) -> None:
     """mbarrier.test_wait."""
     e.assign(ins.operands[0], Value(f"B.test_wait({_token(e, ins, 1)}, {e.lanes()})", "p", False))
 
 
 def _wait_and_result(ins: Instr) -> Iterator[Instr]:
-    """Expand a try_wait: a wait, which ends a block, and then the reading of its result."""
+    """Expand a try_wait to a wait, which ends a block, and an instruction that reads its result."""
     yield replace(ins, op="emu_try_wait", parts=("emu_try_wait", *ins.parts[2:]), operands=ins.operands[1:])
     yield replace(ins, op="emu_waited", parts=("emu_waited",), operands=ins.operands[:1])
 
 
-@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skipped, _parity, narrow))
+@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skip_wait, _parity, narrow))
 def try_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
-    """mbarrier.try_wait; it has been expanded before it is written."""
+    """mbarrier.try_wait; its expansion is written instead."""
     raise e.fail()
 
 
@@ -176,5 +176,5 @@ def wait(e: Emitter, ins: Instr) -> None:
 
 @instruction("emu_waited", hopper=True)
 def waited(e: Emitter, ins: Instr) -> None:
-    """The result of the try_wait before it."""
+    """The result of the preceding try_wait."""
     e.assign(ins.operands[0], Value("B.waited()", "p", False))

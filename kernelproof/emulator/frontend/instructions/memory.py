@@ -1,4 +1,4 @@
-"""Loads, stores, atomics and cp.async."""
+"""Instructions that access memory: loads, stores, atomics and cp.async."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, VOLATILE, Scope, scope_in, sized
 
 _SPACES = ("global", "shared", "local", "param", "const")
-# Cache operators are hints: with .cg or .cv a load stays weak, even where it is used to poll.
+# Cache operators are hints: a load with .cg or .cv is weak, even if it is used to poll.
 _READ_STRONG = frozenset(("volatile", "relaxed", "mmio", "acquire"))
 _READ_POLLS = _READ_STRONG | {"cv", "cg"}
 _WRITE_STRONG = frozenset(("volatile", "relaxed", "mmio", "release"))
@@ -49,21 +49,23 @@ def _named_space(e: Emitter, space: str, at: Mem) -> str:
 
 
 def _vector(ins: Instr) -> int:
+    """The number of elements per thread."""
     return 2 if "v2" in ins.parts else 4 if "v4" in ins.parts else 8 if "v8" in ins.parts else 1
 
 
 def _pieces(total: int) -> list[tuple[int, int]]:
-    """(first byte, bytes) of the moves, of at most 16 bytes each, that make up an access."""
+    """The pieces of an access of ``total`` bytes, each as (first byte, bytes). A piece has at most 16 bytes."""
     return [(0, total)] if total <= 16 else [(i, 16) for i in range(0, total, 16)]
 
 
 def _require_aligned(e: Emitter, space: str, at: Mem, total: int, mask: str) -> None:
-    """Write a check that an access which consists of several moves is aligned as a whole."""
+    """Write a check that an access which consists of several pieces is aligned to its total size."""
     if total > 16 and space in ("global", "generic"):
         e.line(f"G.require_aligned({e.address(at, space)}, {total}, {mask}, {e.site()})")
 
 
 def _within(at: Mem, start: int) -> Mem:
+    """The address ``start`` bytes after another one."""
     return Mem(at.base, at.offset + start) if start else at
 
 
@@ -77,18 +79,20 @@ def _reaches(ins: Instr, space: str) -> bool:
 
 
 def _access(ins: Instr, space: str) -> int:
+    """Bytes of a load or store, 0 if it cannot be to this state space."""
     return TYPE_BYTES.get(ins.parts[-1], 4) * _vector(ins) if _reaches(ins, space) else 0
 
 
 def _atomic_access(ins: Instr, space: str) -> int:
+    """Bytes of an atomic, 0 if it cannot be to this state space."""
     return min(TYPE_BYTES.get(p, 16) for p in ins.parts[1:]) if _reaches(ins, space) else 0
 
 
 def copy_access(ins: Instr, space: str) -> int:
-    """The access of cp.async, and of bulk copies whose size is a literal."""
+    """Bytes of the smallest access of a cp.async, or of a bulk copy (16 if its size is no literal)."""
     size = ins.operands[2] if len(ins.operands) > 2 else None
     width = size.value if isinstance(size, Imm) else 16
-    # A fourth operand is a size that only the launch knows: fewer bytes may be read from global memory.
+    # A fourth operand of cp.async is a size in a register, so fewer bytes may be read from global memory.
     partial = len(ins.operands) > 3 and space == "global" and "bulk" not in ins.parts
     return min(width, 4) if partial else width
 
@@ -111,8 +115,8 @@ def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> in
 
 
 def _strength_in_shared(e: Emitter, ins: Instr, strong: int) -> int:
-    """The strength of an access where it reaches shared memory. Volatile accesses count as weak if no loop of the
-    kernel polls: lanes that exchange data by them, one step after the other, forget their barriers."""
+    """The strength of an access to shared memory. If no loop of the kernel polls, volatile accesses count as weak: code
+    that exchanges data between lanes by them in lockstep lacks barriers, which must be reported."""
     if e.polls or not strong:
         return strong & ~READ_ONLY
     if "volatile" in ins.parts:
@@ -121,8 +125,8 @@ def _strength_in_shared(e: Emitter, ins: Instr, strong: int) -> int:
 
 
 def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
-    """The state spaces of which an instruction may return older values: a strong load, or an atomic that can leave its
-    place as it is, in a loop that ``polls``."""
+    """The state spaces in which an instruction may return older values. Such instructions are strong loads and, if
+    ``polls`` (it is in a loop that polls), atomics that may leave memory unchanged."""
     strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
     if not strong_load and not (polls and ins.base == "atom" and _may_leave(ins)):
         return frozenset()
@@ -130,9 +134,11 @@ def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
 
 
 def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
-    """The state spaces in which an instruction tells its thread what strong writes have left: a strong load, or an
-    atomic whose result is ``used``. Where there is none, no thread knows after which writes its atomics came, so that
-    nothing may depend on that order. Relaxed operations on mbarriers count too: they pass on what was fenced."""
+    """The state spaces in which an instruction may return the value of a strong write to its thread.
+
+    Such instructions are strong loads, atomics whose result is ``used``, and relaxed operations on mbarriers, which
+    make fenced accesses visible. In a state space without them, no thread can depend on the order of strong writes.
+    """
     if ins.base in ("mbarrier", "emu_try_wait") and "relaxed" in ins.parts:
         return frozenset(("shared",))
     strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
@@ -142,33 +148,34 @@ def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
 
 
 def _may_leave(ins: Instr) -> bool:
-    """May an atomic write what it has read?"""
+    """May an atomic leave memory unchanged, that is, write the value that it has read?"""
     operand = ins.operands[-1]
     literal = isinstance(operand, Imm) and operand.value in (0, -1)
     return literal or not {"cas", "min", "max"}.isdisjoint(ins.parts)
 
 
-def _address_shifted(s: Statement) -> Iterator[Change]:
-    """A mutation of an access to shared or global memory: the address beside it."""
+def _shift_address(s: Statement) -> Iterator[Change]:
+    """A mutation of an access to shared or global memory: it is to the next address."""
     named = next((p.split(":")[0] for p in s.ins.parts if p.split(":")[0] in _SPACES), "")
     addressed = any(isinstance(op, Mem) and isinstance(op.base, Reg | Sym) for op in s.ins.operands)
     if named in ("shared", "global") and addressed:
         yield from shift(0, "shift", vector_bytes)(s)
 
 
-def _store_dropped(s: Statement) -> Iterator[Change]:
-    """A mutation: without a store to shared or global memory."""
-    if any(True for _ in _address_shifted(s)):
+def _drop_store(s: Statement) -> Iterator[Change]:
+    """A mutation: a store to shared or global memory is dropped."""
+    if any(True for _ in _shift_address(s)):
         yield from drop(s)
 
 
-def _argument(s: Statement) -> Iterator[Change]:
-    """A mutation: an argument of the kernel that is larger by 8."""
+def _nudge_argument(s: Statement) -> Iterator[Change]:
+    """A mutation: an argument of the kernel is larger by 8."""
     if space_of(s.ins) == "param" and len(s.ins.operands) == 2:
         yield from nudge(s)
 
 
 def _element_bytes(ins: Instr) -> int:
+    """Bytes of an element of an atomic."""
     return TYPE_BYTES.get(ins.parts[-1], 4)
 
 
@@ -181,7 +188,7 @@ def _element_bytes(ins: Instr) -> int:
     uniform=_from_param,
     polls=_polls,
     access=_access,
-    mutations=(_address_shifted, narrow, relax, _argument),
+    mutations=(_shift_address, narrow, relax, _nudge_argument),
 )
 def load(e: Emitter, ins: Instr) -> None:
     """ld from any space."""
@@ -213,6 +220,7 @@ def load(e: Emitter, ins: Instr) -> None:
 
 
 def _load_parameter(e: Emitter, name: str, offset: int, targets: tuple[Operand, ...], kind: str) -> None:
+    """Write loads of consecutive elements of a kernel parameter, which are uniform."""
     place = e.symbols.get(name)
     if place is None or place[0] != "param":
         raise e.fail(f"{name} is not a parameter")
@@ -223,7 +231,7 @@ def _load_parameter(e: Emitter, name: str, offset: int, targets: tuple[Operand, 
 
 
 def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strengths: tuple[int, int]) -> str:
-    """``strengths``: in global and in shared memory."""
+    """The call that loads ``size`` bytes per lane. ``strengths``: of an access to global, and to shared memory."""
     space = _named_space(e, space, at)
     strong, in_shared = strengths
     if space in ("shared", "cluster"):
@@ -238,7 +246,7 @@ def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strengths:
     raise e.fail(f"state space {space}")
 
 
-@instruction("st", writes=Writes.MEMORY, access=_access, mutations=(_address_shifted, _store_dropped, narrow, relax))
+@instruction("st", writes=Writes.MEMORY, access=_access, mutations=(_shift_address, _drop_store, narrow, relax))
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
     n, width = _vector(ins), TYPE_BYTES[ins.parts[-1]]
@@ -263,7 +271,7 @@ def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
 
 
 def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: str, strengths: tuple[int, int]) -> str:
-    """``strengths``: in global and in shared memory."""
+    """The call that stores ``size`` bytes per lane. ``strengths``: of an access to global, and to shared memory."""
     strong, in_shared = strengths
     if space in ("shared", "cluster"):
         return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {in_shared})"
@@ -317,7 +325,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
     targets: tuple[Operand | None, ...] = d.items if isinstance(d, Vec) else (d,) * len(values)
-    # nvcc writes atom where ptxas makes red of it, because nothing uses the result.
+    # nvcc writes atom even if nothing uses the result, and ptxas makes it a red.
     returns = any(isinstance(target, Reg) and target.name in e.read for target in targets)
     form = e.bind("atomic", AtomicKind(op, kind, space, read, write, returns))
     u = f"u{width}"
@@ -337,14 +345,15 @@ def atomic(e: Emitter, ins: Instr) -> None:
 # --- cp.async
 
 
-def _widened(s: Statement) -> Iterator[Change]:
-    """A mutation: without its size operand (or ignore predicate) the copy reads all its bytes."""
+def _read_all_bytes(s: Statement) -> Iterator[Change]:
+    """A mutation: the copy has no size operand (or ignore predicate), so it reads all its bytes."""
     operands = s.ins.operands
     if len(operands) > 3 and isinstance(operands[3], Reg):
         yield s.become("widen", re.sub(r",\s*\d+\s*,[^;]*;$", f", {_copy_bytes(s.ins)};", s.text))
 
 
 def _copy_bytes(ins: Instr) -> int:
+    """Bytes that a cp.async writes per thread."""
     size = ins.operands[2]
     return size.value if isinstance(size, Imm) else 16
 
@@ -358,7 +367,7 @@ def _copy_bytes(ins: Instr) -> int:
         drop,
         shift(0, "shift-destination", _copy_bytes),
         shift(1, "shift-source", _copy_bytes),
-        _widened,
+        _read_all_bytes,
     ),
 )
 def copy(e: Emitter, ins: Instr) -> None:

@@ -1,4 +1,4 @@
-"""Moves: mov, selp, slct, and addresses of state spaces."""
+"""Instructions that move values: mov, selp and slct, and those that convert addresses of state spaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import instruction
 from kernelproof.emulator.frontend.instructions.floating import flushed
 from kernelproof.emulator.frontend.instructions.integer import width_of
-from kernelproof.emulator.frontend.mutation_operators import Change, Statement, first
+from kernelproof.emulator.frontend.mutation_operators import Change, Statement, zero_result
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window, window_of
 
@@ -45,17 +45,18 @@ def slct(e: Emitter, ins: Instr) -> None:
 
 
 def _simple_move(ins: Instr) -> bool:
+    """Does a mov neither pack nor unpack a vector?"""
     d, s = ins.operands
     return isinstance(d, Reg) and not isinstance(s, Vec)
 
 
-def _cta(s: Statement) -> Iterator[Change]:
+def _zero_cta(s: Statement) -> Iterator[Change]:
     """A mutation: the number of a CTA is always 0."""
     if "%ctaid." in s.text:
-        yield from first(s)
+        yield from zero_result(s)
 
 
-@instruction("mov", uniform=_simple_move, mutations=(_cta,))
+@instruction("mov", uniform=_simple_move, mutations=(_zero_cta,))
 def mov(e: Emitter, ins: Instr) -> None:
     """mov, including packing and unpacking of vectors."""
     d, s = ins.operands
@@ -78,13 +79,14 @@ def mov(e: Emitter, ins: Instr) -> None:
             e.line(f"{e.variable(d.name)} = {e.variable(s.name)}")
             return
         if e.hopper and bits == e.bits(d.name):
-            # A copy between registers is made by the compiler, and does not count as an access to an accumulator.
+            # The compiler has inserted this copy between registers; it does not count as an access to an accumulator.
             e.line(f"{e.variable(d.name)} = {e.array(s, f'u{bits // 8}')}")
             return
     e.assign(d, e.raw(s, bits))
 
 
 def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
+    """Write a mov that unpacks a register into the elements of a vector."""
     total = _total(e, s, kind)
     nbytes = total // len(d.items) // 8
     name = e.temp(f"SPLIT({e.array(s, f'u{total // 8}')}, {len(d.items)}, {nbytes}, M.size)")
@@ -94,6 +96,7 @@ def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
 
 
 def _total(e: Emitter, op: Operand, kind: str) -> int:
+    """The bits of the packed side of a mov."""
     total = e.operand_bits(op) or width_of(kind)
     if total not in (16, 32, 64, 128):
         raise e.fail()
@@ -101,6 +104,7 @@ def _total(e: Emitter, op: Operand, kind: str) -> int:
 
 
 def _from_local(ins: Instr) -> bool:
+    """Does a cvta convert an address of local memory to a generic one?"""
     return "local" in ins.parts and "to" not in ins.parts
 
 
@@ -134,8 +138,8 @@ def cvta(e: Emitter, ins: Instr) -> None:
 
 @instruction("isspacep")
 def isspacep(e: Emitter, ins: Instr) -> None:
-    """isspacep: in which window an address lies. Parameters lie in the global window, and a CTA's shared memory lies in
-    that of its cluster."""
+    """isspacep: whether an address lies in the window of a state space. Parameters lie in the global window, and a
+    CTA's shared memory lies in that of its cluster."""
     d, a = ins.operands
     space = ins.parts[1]
     address = e.array(a, "u8")

@@ -1,4 +1,4 @@
-"""Barriers, fences, traps, and hints without an effect."""
+"""Instructions of synchronisation: barriers and fences; and traps, printf, and hints without an effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelproof.emulator.state.scopes import Scope, restricted, scope_in
 
 
 def _number_and_count(e: Emitter, operands: tuple[Operand, ...]) -> list[str]:
-    """The barrier's number, and the threads expected; 0 if they are not named."""
+    """The barrier's number, and the number of threads that it expects; 0 for one that the instruction does not name."""
     return [*(e.scalar(op) for op in operands[:2]), "0", "0"][:2]
 
 
@@ -26,8 +26,8 @@ def sync(e: Emitter, ins: Instr) -> None:
 
 
 def _vote_and_result(ins: Instr) -> Iterator[Instr]:
-    """Expand a bar.red: a barrier to which lanes bring predicates, which ends a block, and the reading of the result,
-    which names the predicate because it depends on it."""
+    """Expand a bar.red to a barrier with a predicate, which ends a block, and an instruction that reads the result. The
+    latter also has the predicate as an operand, because its result depends on it."""
     result, *_, value = ins.operands
     yield replace(ins, op="emu_vote", parts=("emu_vote",), operands=ins.operands[1:])
     yield replace(ins, op="emu_reduced", parts=("emu_reduced", *ins.parts[1:]), operands=(result, value))
@@ -35,27 +35,27 @@ def _vote_and_result(ins: Instr) -> Iterator[Instr]:
 
 @instruction("bar.red", "barrier.red", expands=_vote_and_result)
 def reduce(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
-    """bar.red: a barrier and a reduction; it has been expanded before it is written."""
+    """bar.red: a barrier and a reduction; its expansion is written instead."""
     raise e.fail()
 
 
 @instruction("emu_vote", writes=Writes.NOTHING, waits=True)
 def vote(e: Emitter, ins: Instr) -> None:
-    """The waiting part of a bar.red: a predicate is its last operand."""
+    """The waiting part of a bar.red, whose last operand is a predicate."""
     *numbers, value = ins.operands
     e.wait("J.sync_voting", e.predicate_array(value), *_number_and_count(e, tuple(numbers)))
 
 
 @instruction("emu_reduced")
 def reduced(e: Emitter, ins: Instr) -> None:
-    """The result of the bar.red before it."""
+    """The result of the preceding bar.red."""
     mode = next(p for p in ins.parts if p in ("popc", "and", "or"))
     e.assign(ins.operands[0], Value(f"J.reduced({mode!r})", "u4" if mode == "popc" else "p", False))
 
 
 @instruction("bar.arrive", "barrier.arrive", writes=Writes.NOTHING, mutations=(drop, swap))
 def arrive(e: Emitter, ins: Instr) -> None:
-    """bar.arrive: the lanes arrive and do not wait."""
+    """bar.arrive: the lanes arrive but do not wait."""
     e.line(f"J.arrive({', '.join(_number_and_count(e, ins.operands))}, {e.lanes()})")
 
 
@@ -82,7 +82,8 @@ def cluster_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 @instruction("emu_meet", writes=Writes.NOTHING, waits=True)
 def meet(e: Emitter, ins: Instr) -> None:
-    """Lanes of a warp (the operand), or the warps of a warpgroup, come together; that orders no memory accesses."""
+    """Lanes of a warp (the mask in the operand), or the warps of a warpgroup, wait for each other. This orders no
+    memory accesses."""
     e.wait("Y.converge", e.scalar(ins.operands[0]) if ins.operands else "None")
 
 
@@ -91,10 +92,9 @@ def meet(e: Emitter, ins: Instr) -> None:
 
 @instruction("membar", "fence", writes=Writes.NOTHING, mutations=(drop, swap, narrow))
 def fence(e: Emitter, ins: Instr) -> None:
-    """membar and fence; with .acquire and .release of one direction, with .sync_restrict of shared memory alone."""
+    """membar and fence; .acquire and .release limit a fence to one direction, .sync_restrict to shared memory."""
     scope, sides = e.bind("scope", scope_in(ins.parts, Scope.GPU)), {"acquire", "release"}
     sides = sides.intersection(ins.parts) or sides
-    # membar is another name of fence.sc, and so is a fence that names no kind.
     # membar is another name of fence.sc.
     sequential = ins.base == "membar" or "sc" in ins.parts
     unit = "S" if restricted(ins.parts) else "G"
@@ -138,7 +138,7 @@ def trap(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 @instruction("emu_nofunction", writes=Writes.NOTHING)
 def no_function(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
-    """An indirect call through an address that is not a function's."""
+    """An indirect call of an address that no function has."""
     text = "an indirect call of an address that is no function of this file with such parameters, or a recursive one"
     e.line(f"M.trap({e.site()}, {text!r}, {e.mask()})")
 
@@ -155,7 +155,7 @@ def assert_fail(e: Emitter, ins: Instr) -> None:
 
 @instruction("emu_vprintf", writes=Writes.NOTHING)
 def print_formatted(e: Emitter, ins: Instr) -> None:
-    """printf. Operands: the format, and where its arguments lie."""
+    """printf. Operands: the addresses of the format and of its arguments."""
     form, values = (e.array(op, "u8") for op in ins.operands)
     e.line(f"U.print({form}, {values}, {e.mask()}, {e.site()})")
 
@@ -170,7 +170,7 @@ def nothing(e: Emitter, ins: Instr) -> None:
 
 @instruction("discard", writes=Writes.MEMORY)
 def discard(e: Emitter, ins: Instr) -> None:
-    """discard.L2 of 128 bytes: they are undefined until they are written again."""
+    """discard.L2 of 128 bytes, which are undefined until they are written again."""
     at = ins.operands[0]
     e.trace(at)
     e.line(f"G.discard({e.address(at, 'global')}, {e.lanes()})")

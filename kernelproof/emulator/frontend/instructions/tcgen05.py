@@ -1,4 +1,4 @@
-"""tcgen05: allocation of tensor memory, loads and stores, products, and their order."""
+"""Instructions of tcgen05: they allocate tensor memory, load and store it, multiply, and order these accesses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from kernelproof.emulator.frontend.ptx import Imm, Instr, Mem, Operand, Reg, Vec
 
 
 def _group(e: Emitter, ins: Instr) -> int:
+    """The cta_group of an instruction, 1 or 2."""
     group = next((part for part in ins.parts if part.startswith("cta_group:")), None)
     if group is None:
         raise e.fail("cta_group is missing")
@@ -32,15 +33,15 @@ def _group(e: Emitter, ins: Instr) -> int:
 # --- allocation
 
 
-def _fewer(s: Statement) -> Iterator[Change]:
-    """A mutation: half of the columns."""
+def _half_columns(s: Statement) -> Iterator[Change]:
+    """A mutation: half of the columns are allocated or freed."""
     columns = s.ins.operands[-1]
     if isinstance(columns, Imm):
         yield s.become("fewer", re.sub(r"\b\d+\s*;$", f"{columns.value // 2};", s.text))
 
 
-def _late(s: Statement) -> Iterator[Change]:
-    """A mutation: moved after relinquish_alloc_permit."""
+def _after_relinquish(s: Statement) -> Iterator[Change]:
+    """A mutation: the allocation comes after a relinquish_alloc_permit."""
     group = next(part for part in s.ins.parts if part.startswith("cta_group")).replace(":", "::")
     yield s.become("late", f"tcgen05.relinquish_alloc_permit.{group}.sync.aligned; {s.text}")
 
@@ -54,8 +55,8 @@ def _other_group(s: Statement) -> Iterator[Change]:
 
 
 @instruction(
-    "tcgen05.alloc", writes=Writes.MEMORY, waits=True, meets="warp", blackwell=True, mutations=(_fewer, _late),
-    access=lambda _ins, space: 4 if space == "shared" else 0,
+    "tcgen05.alloc", writes=Writes.MEMORY, waits=True, meets="warp", blackwell=True,
+    mutations=(_half_columns, _after_relinquish), access=lambda _ins, space: 4 if space == "shared" else 0,
 )  # fmt: skip
 def alloc(e: Emitter, ins: Instr) -> None:
     """tcgen05.alloc."""
@@ -63,7 +64,7 @@ def alloc(e: Emitter, ins: Instr) -> None:
     e.wait("TA.alloc", str(_group(e, ins)), e.shared(at), e.array(columns, "u4"))
 
 
-@instruction("tcgen05.dealloc", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, _fewer))
+@instruction("tcgen05.dealloc", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, _half_columns))
 def dealloc(e: Emitter, ins: Instr) -> None:
     """tcgen05.dealloc."""
     at, columns = ins.operands
@@ -80,7 +81,7 @@ def relinquish(e: Emitter, ins: Instr) -> None:
 
 
 def _access(e: Emitter, ins: Instr) -> TensorAccess:
-    """The shape of a load or store; .16x32bx2 has one more operand."""
+    """The modifiers of a load or store. Shape .16x32bx2 has one more operand, the columns between its parts."""
     shape = next((part for part in ins.parts if part in SHAPES), None)
     times = next((int(part[1:]) for part in ins.parts if re.fullmatch(r"x\d+", part)), 0)
     if shape is None or not times or "red" in ins.parts:
@@ -91,11 +92,12 @@ def _access(e: Emitter, ins: Instr) -> TensorAccess:
 
 
 def _loaded(ins: Instr) -> Iterator[Operand]:
-    """The registers that are being written until tcgen05.wait::ld."""
+    """The operand whose registers are incomplete until tcgen05.wait::ld."""
     yield ins.operands[0]
 
 
 def _registers(e: Emitter, operand: Operand, access: TensorAccess) -> tuple[Operand, ...]:
+    """The registers of a load or store, as many as its modifiers need."""
     items = operand.items if isinstance(operand, Vec) else (operand,)
     if len(items) != SHAPES[access.shape][0] * access.times:
         raise e.fail("wrong number of registers")
@@ -161,12 +163,12 @@ def fence_after(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 
 
 def _descriptor(kind: str, op: str, by: str) -> Mutation:
-    """A mutation: a change of the descriptor of B."""
+    """A mutation: the descriptor of B is changed by an instruction ``op`` with the operand ``by``."""
     return adjust(kind, 2, "b64", op, by)
 
 
 def _keep(s: Statement) -> Iterator[Change]:
-    """A mutation: the first product is added to what the accumulator held before."""
+    """A mutation: the products are always added to the accumulator."""
     which = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
     changed = s.with_operand(which, " mutant")
     yield s.become("keep", f"{{ .reg .pred mutant; setp.eq.u32 mutant, 0, 0; {changed} }}")
@@ -191,7 +193,7 @@ _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
 )
 def mma(e: Emitter, ins: Instr) -> None:
     """tcgen05.mma of kind::f16, A in shared or tensor memory."""
-    # Only machine code has kind::of_descriptor: the kind that the types in the instruction descriptor belong to.
+    # Only machine code has kind::of_descriptor, which means that the instruction descriptor decides the kind.
     parts = ins.parts
     unmodelled = [part for part in parts if part.split(":")[0] in _UNMODELLED or part.startswith("scale_vec")]
     if not {"kind:f16", "kind:of_descriptor"} & set(parts) or unmodelled:
@@ -204,7 +206,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         mask = trailing.pop(0)
         if not isinstance(mask, Vec) or len(mask.items) != 4 * group:
             raise e.fail("wrong number of registers of disabled lanes")
-        # Literals, as a rule zeros, leave all lanes enabled.
+        # Compilers usually write literal zeros, which leave all lanes enabled.
         if any(not isinstance(item, Imm) or item.value for item in mask.items):
             disabled = e.arrays(mask.items, "u4")
     keep = e.predicate_array(trailing[0])
@@ -216,14 +218,16 @@ def mma(e: Emitter, ins: Instr) -> None:
     e.line(f"TP.mma({e.bind('operands', Operands)}({operands}, {disabled}, {keep}, {scale}, {named}), {e.lanes()})")
 
 
-def _alone(s: Statement) -> Iterator[Change]:
-    """A mutation: only the own CTA gets the arrival."""
+def _own_cta_only(s: Statement) -> Iterator[Change]:
+    """A mutation: only the own CTA gets the arrival of a multicast."""
     if any(part.startswith("multicast") for part in s.ins.parts):
         head = s.text.split(None, 1)[0].replace(".multicast::cluster", "")
         yield s.become("alone", f"{head} {s.operands[0]};")
 
 
-@instruction("tcgen05.commit", writes=Writes.MEMORY, blackwell=True, mutations=(drop, swap, _alone, _other_group))
+@instruction(
+    "tcgen05.commit", writes=Writes.MEMORY, blackwell=True, mutations=(drop, swap, _own_cta_only, _other_group)
+)
 def commit(e: Emitter, ins: Instr) -> None:
     """tcgen05.commit."""
     multicast = any(part.startswith("multicast") for part in ins.parts)

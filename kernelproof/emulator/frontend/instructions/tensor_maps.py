@@ -1,4 +1,4 @@
-"""tensormap.replace, tensormap.cp_fenceproxy and their fences: tensor maps that a kernel makes itself."""
+"""Instructions by which a kernel makes tensor maps: tensormap.replace, tensormap.cp_fenceproxy and their fences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _check_size(e: Emitter, size: Operand) -> None:
 
 @instruction("fence.proxy.tensormap:generic", writes=Writes.NOTHING, hopper=True, mutations=(drop, swap, narrow))
 def fence(e: Emitter, ins: Instr) -> None:
-    """fence.proxy.tensormap: what threads have written is released to users of tensor maps, or acquired at an
+    """fence.proxy.tensormap: writes of threads are released to the tensor map proxy, or acquired for the map at an
     address."""
     scope = e.bind("scope", scope_in(ins.parts, Scope.GPU))
     if "release" in ins.parts:

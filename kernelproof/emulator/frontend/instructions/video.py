@@ -1,4 +1,4 @@
-"""SIMD video instructions, and integer arithmetic on pairs of half-words."""
+"""Instructions on parts of words: SIMD video instructions, and integer arithmetic on pairs of half-words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OPERATIONS = ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax", "vset")
 
 
 def _of_pairs(parts: tuple[str, ...]) -> bool:
-    # The modifier .relu may stand after the type.
+    # The modifier .relu may follow the type.
     return not {"u16x2", "s16x2"}.isdisjoint(parts)
 
 

@@ -13,7 +13,7 @@ def is_discarded(op: Operand) -> bool:
 
 
 def _assign_pair(e: Emitter, d: Operand, call: str) -> None:
-    """The destinations ``d|p``, a word and a predicate; either may be missing."""
+    """Write the two results of a call to the destinations ``d|p``, a word and a predicate; either may be missing."""
     first, second = (d.first, d.second) if isinstance(d, Pair) else (d, None)
     out = e.temp(call)
     if not is_discarded(first):
@@ -33,7 +33,7 @@ def shfl(e: Emitter, ins: Instr) -> None:
 
 @instruction("vote.sync", meets="lanes")
 def vote(e: Emitter, ins: Instr) -> None:
-    """vote.sync, its modifiers in any order."""
+    """vote.sync, with its modifiers in any order."""
     d, a, members = ins.operands
     mode = next(part for part in ins.parts if part in ("any", "all", "uni", "ballot"))
     text = f"W.vote({mode!r}, {e.predicate_array(a)}, {e.scalar(members)}, {e.lanes()})"

@@ -1,4 +1,4 @@
-"""wgmma: fences, groups and products of warpgroups."""
+"""Instructions of wgmma: products of warpgroups, their fences and groups."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def wait(e: Emitter, ins: Instr) -> None:
 
 
 def _descriptor(kind: str, op: str, by: str) -> Mutation:
-    """A mutation: a change of the first operand that is a descriptor: A, or B if A comes from registers."""
+    """A mutation: the first operand that is a descriptor (A, or B if A is in registers) is changed by an instruction
+    ``op`` with the operand ``by``."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         index = 3 if isinstance(s.ins.operands[1], Vec) else 2
@@ -52,14 +53,15 @@ def _descriptor(kind: str, op: str, by: str) -> Mutation:
 
 
 def _registers_in_use(ins: Instr) -> Iterator[Operand]:
-    """The accumulators, and A's registers: until the instruction is complete those must not be written either."""
+    """The operands whose registers must not be written until the instruction is complete: D, and A if it is in
+    registers."""
     yield ins.operands[0]
     if isinstance(ins.operands[1], Vec):
         yield ins.operands[1]
 
 
 _SIZE = re.compile(r"m64n(\d+)k(\d+)$")
-# Types of A and B, and of accumulators.
+# Type of A -> types of accumulators.
 _ACCUMULATORS = {
     "f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "e4m3": ("f16", "f32"), "e5m2": ("f16", "f32"),
     "s8": ("s32",), "u8": ("s32",),
@@ -67,8 +69,8 @@ _ACCUMULATORS = {
 
 
 def _form(e: Emitter, ins: Instr) -> WgmmaForm:
-    """The kind of product. After the predicate come the signs of A and B and, for operands in shared memory, whether
-    they are M- or N-major; all of these may be missing."""
+    """The modifiers of a product. After the predicate, the operands are the signs of A and B and, for operands in
+    shared memory, whether they are M- or N-major; all of these may be missing."""
     parts = ins.parts
     size = next((match for part in parts if (match := _SIZE.match(part))), None)
     types = [part for part in parts if part in ELEMENT_BITS]
@@ -119,7 +121,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _variables(e: Emitter, operand: Vec) -> list[str]:
-    """The local variables of registers, unread: they may hold incomplete accumulators."""
+    """The local variables of registers, without reading them, because they may hold incomplete accumulators."""
     names = [e.variable(item.name) for item in operand.items if isinstance(item, Reg)]
     if len(names) != len(operand.items):
         raise e.fail("register expected")
