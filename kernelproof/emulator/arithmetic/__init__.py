@@ -1,7 +1,8 @@
-"""NumPy arithmetic that PTX defines and NumPy does not. The Python function of a kernel calls this package as ``A``.
+"""Arithmetic of PTX on NumPy arrays, where NumPy's own operations differ from it or are missing.
 
-Every function follows the instruction of the PTX ISA that its docstring names. Approximate functions (ex2, rsqrt, ...)
-are computed exactly and rounded once; ``inexact`` draws errors that hardware might have.
+The Python function of a kernel calls this package as ``A``. Every function follows the instruction of the PTX ISA that
+its docstring names. Approximate functions (ex2, rsqrt, ...) are computed with more digits and rounded once; ``inexact``
+draws errors that hardware might have.
 """
 
 from kernelproof.emulator.arithmetic.approximations import half_approximation, inexact

@@ -1,7 +1,8 @@
-"""The errors of approximate functions, drawn within what the PTX ISA allows.
+"""Draws errors of approximate functions, within the bounds that the PTX ISA states.
 
-Hardware computes ``ex2.approx`` and the like by tables whose contents are not published. By default they are exact here
-and rounded once. For a drawn environment each result gets an error, so that no kernel can depend on one table.
+Hardware computes ``ex2.approx`` and similar functions by tables whose contents are not published. By default, their
+results here are rounded once and have no further error. For a drawn environment, each result gets an error, so that no
+kernel can depend on a particular table.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class Allowance(NamedTuple):
-    """The largest error of a function of f32: a share of the result, and an amount that is added to it."""
+    """The largest error of a function: ``share`` times the result, plus ``amount`` (for halves: the smaller of
+    both)."""
 
     share: float = 0.0
     amount: float = 0.0
 
 
-# PTX ISA, the sections of these instructions; lg2, sin and cos within the ranges for which it states a bound.
+# Bounds of functions of f32, from the PTX ISA. For lg2, sin and cos it states them for a range of operands only.
 ALLOWED = {
     "div": Allowance(share=2**-22), "rcp": Allowance(share=2**-23), "sqrt": Allowance(share=2**-23),
     "rsqrt": Allowance(share=2**-22.9), "ex2": Allowance(share=2**-22), "lg2": Allowance(amount=2**-22.6),
     "sin": Allowance(amount=2**-20.9), "cos": Allowance(amount=2**-20.9), "tanh": Allowance(share=2**-11),
 }  # fmt: skip
-# Bounds of functions of halves. That of tanh is absolute; a share keeps its errors near zero small as well.
+# Bounds of functions of halves. That of tanh is an absolute error; the share limits errors of results near zero.
 HALF_ALLOWED = {
     ("ex2", "f16"): Allowance(share=2**-9.9, amount=np.inf), ("ex2", "bf16"): Allowance(share=2**-7, amount=np.inf),
     ("tanh", "f16"): Allowance(share=2**-9, amount=2**-10.987), ("tanh", "bf16"): Allowance(share=2**-6, amount=2**-8),
@@ -37,15 +39,16 @@ HALF_ALLOWED = {
 _HALF_FUNCTIONS: dict[str, Callable[[Array], Array]] = {"ex2": np.exp2, "tanh": np.tanh}
 _SIGNIFICANDS = {"f16": 11, "bf16": 8}  # bits
 _BOUNDED = ("sin", "cos", "tanh")  # functions whose magnitude is at most 1
-# Results with so few bits, such as ex2 of whole numbers and rcp of powers of two, are exact on hardware too.
+# Results whose significand ends with this many zeros, such as ex2 of integers and rcp of powers of two, are exact on
+# hardware, too.
 _EXACT_TAIL = np.uint32(0xFFF)
 
 
 def inexact(name: str, exact: Array, seed: int) -> Array:
     """Add a drawn error to each result of an approximate function of f32.
 
-    The error of a result depends on ``seed`` and the result alone, so that equal operands give equal results. With the
-    seed 0, results stay exact.
+    The error of a result depends on ``seed`` and the result only, so that equal operands give equal results. With the
+    seed 0, ``exact`` is returned unchanged.
     """
     if not seed:
         return exact
@@ -59,9 +62,9 @@ def inexact(name: str, exact: Array, seed: int) -> Array:
 
 @lru_cache(maxsize=64)
 def half_approximation(name: str, kind: str, ftz: bool, seed: int) -> Callable[[Array], Array]:
-    """An approximate function of halves (f16, or bf16 as float64), as ``inexact`` draws its errors.
+    """An approximate function of halves (f16, or bf16 as float64), with errors as ``inexact`` draws them.
 
-    The result is rounded after its error was added, and so that both together stay within what is allowed.
+    A result is rounded after its error has been added. The total error of both is within the bound.
     """
     flushed = (flush if kind == "f16" else flush_bf16) if ftz else None
 
@@ -76,10 +79,12 @@ def half_approximation(name: str, kind: str, ftz: bool, seed: int) -> Callable[[
 
 
 def _inexact_half(name: str, kind: str, exact: Array, seed: int) -> Array:
+    """Add a drawn error to results (float64) of a function of halves, before they are rounded."""
     share, amount = HALF_ALLOWED[name, kind]
     narrow = exact.astype(np.float32)
     wide = np.where(np.isfinite(exact), exact, 0)
     magnitude = np.abs(wide)
+    # Rounding to the half will add an error of up to half of its last bit, which counts against the bound.
     last_bit = np.ldexp(1.0, np.frexp(magnitude)[1] - _SIGNIFICANDS[kind])
     allowed = np.maximum(np.minimum(share * magnitude, amount) - last_bit / 2, 0)
     drawn = wide + _drawn(narrow, seed) * allowed
@@ -89,8 +94,8 @@ def _inexact_half(name: str, kind: str, exact: Array, seed: int) -> Array:
 
 
 def _drawn(exact: Array, seed: int) -> Array:
-    """Numbers in [-1, 1) that depend on a seed and on results of f32 alone."""
-    # A multiplicative hash (that of MurmurHash3's last step) spreads neighbouring results over all numbers.
+    """Numbers in [-1, 1) that depend only on a seed and on results of f32."""
+    # A multiplicative hash (the last step of MurmurHash3) gives unrelated numbers for neighbouring results.
     mixed = exact.view(np.uint32) ^ np.uint32(seed * 0x9E3779B1 & 0xFFFFFFFF)
     for factor in (0x85EBCA6B, 0xC2B2AE35):
         mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(factor)
@@ -98,5 +103,5 @@ def _drawn(exact: Array, seed: int) -> Array:
 
 
 def _is_kept(exact: Array) -> Array:
-    """Whether results of f32 have no error: they are infinite, NaN, or exact on hardware too."""
+    """Per result of f32: must it have no error, because it is infinite, NaN, or exact on hardware, too?"""
     return np.asarray(~np.isfinite(exact) | ((exact.view(np.uint32) & _EXACT_TAIL) == 0))

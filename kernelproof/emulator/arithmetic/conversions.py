@@ -1,5 +1,7 @@
-"""cvt (PTX ISA, "cvt"): conversions between integer and float types. Arrays hold raw bits in unsigned types, shape
-(lanes,)."""
+"""Converts between integer and float types, as cvt of the PTX ISA does.
+
+Arrays hold raw bits in unsigned types and have the shape (lanes,), unless a function says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ import numpy as np
 
 from kernelproof.emulator.arithmetic.floats import (
     bf16_to_f32,
-    canonical,
-    directed,
     f32_to_bf16,
     f64_to_bf16,
     flush,
     has_nan,
+    round_directed,
     saturate,
+    with_canonical_nan,
 )
 from kernelproof.emulator.arithmetic.types import F, S, U, type_bits
 from kernelproof.emulator.state.arrays import Array
@@ -28,8 +30,8 @@ _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 @cache
 def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion:
-    """The function for ``cvt.mode.dst.src``: raw bits of ``src`` (in its own width) -> raw bits of ``dst``. It is the
-    same object for the same arguments."""
+    """The function for ``cvt.mode.dst.src``, from raw bits of ``src`` (in its own width) to raw bits of ``dst``. The
+    same arguments give the same object."""
     if dst == "f32" and src == "f16" and not sat:
         return _widen_f16
     if dst == "f16" and src == "f32" and mode == "rn" and not sat and not ftz:
@@ -42,7 +44,7 @@ def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion
 
 
 def _decoded(raw: Array, src: str, ftz: bool) -> Array:
-    """Raw bits -> numbers; bf16 becomes float32."""
+    """The numbers in raw bits; bf16 as float32."""
     x = np.ascontiguousarray(raw)
     if src == "bf16":
         return bf16_to_f32(x)
@@ -53,7 +55,8 @@ def _decoded(raw: Array, src: str, ftz: bool) -> Array:
 
 
 def _integer_to_integer(x: Array, dst: str, src: str, sat: bool) -> Array:
-    """Truncated or extended by the source's sign; with ``sat`` clamped to the range of ``dst``."""
+    """Truncate integers, or extend them as the source's type demands; with ``sat``, clamp them to the range of
+    ``dst``."""
     bits = type_bits(dst)
     if sat:
         low, high = _range(dst)
@@ -63,7 +66,8 @@ def _integer_to_integer(x: Array, dst: str, src: str, sat: bool) -> Array:
 
 
 def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
-    """Rounded and clamped to the range of ``dst``. NaN gives zero; from f64 or to 64 bits, only the top bit."""
+    """Round floats to integers and clamp them to the range of ``dst``. NaN gives 0, but from f64 or to 64 bits a number
+    with only the top bit set."""
     bits = type_bits(dst)
     unsigned = U[bits]
     low, high = _range(dst)
@@ -80,7 +84,7 @@ def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
 
 
 def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Array:
-    """Rounded once, from a wider number that is exact or rounded to odd."""
+    """Convert numbers to floats, with one rounding: the wider numbers before it are exact or rounded to odd."""
     y = _widened(x, dst, src, mode)
     if sat:
         y = saturate(y)
@@ -88,33 +92,33 @@ def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> 
     if dst == "bf16":
         if rounding == "rn":
             return f64_to_bf16(y)
-        return f32_to_bf16(directed(y, np.float32, rounding), rounding)
-    out = directed(y, F[dst], rounding)
+        return f32_to_bf16(round_directed(y, np.float32, rounding), rounding)
+    out = round_directed(y, F[dst], rounding)
     if ftz and dst == "f32":
         out = flush(out)
     return _raw(np.ascontiguousarray(out), dst)
 
 
 def _raw(x: Array, dst: str) -> Array:
-    """The bits of floats. NaN of f16 and f32 is the canonical one."""
-    return (canonical(x, np.isnan(x)) if dst != "f64" and has_nan(x) else x).view(U[type_bits(dst)])
+    """The bits of floats. A NaN of f16 or f32 becomes the canonical one."""
+    return (with_canonical_nan(x, np.isnan(x)) if dst != "f64" and has_nan(x) else x).view(U[type_bits(dst)])
 
 
-# The conversions that occur most, without what they do not need.
+# The two most frequent conversions have short versions: f16 to f32, and f32 to f16.
 def _widen_f16(raw: Array) -> Array:
     x = np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
-    return (canonical(x, np.isnan(x)) if has_nan(x) else x).view(np.uint32)
+    return (with_canonical_nan(x, np.isnan(x)) if has_nan(x) else x).view(np.uint32)
 
 
 def _narrow_f32(raw: Array) -> Array:
     x = raw.view(np.float32)
     out = x.astype(np.float16)
-    return (canonical(out, np.isnan(x)) if has_nan(x) else out).view(np.uint16)
+    return (with_canonical_nan(out, np.isnan(x)) if has_nan(x) else out).view(np.uint16)
 
 
 def _widened(x: Array, dst: str, src: str, mode: str) -> Array:
-    """The numbers as float64, rounded to integral values if the mode says so. 64-bit integers are rounded to odd; for
-    f64 itself they are rounded to nearest, or held exactly as long doubles."""
+    """The numbers as float64, rounded to integers if the mode says so. 64-bit integers are rounded to odd; if ``dst``
+    is f64, they are rounded to nearest, or converted exactly to long doubles for other modes."""
     if src[0] in "us":
         if type_bits(src) < 64 or (dst == "f64" and mode == "rn"):
             return x.astype(np.float64)
@@ -124,7 +128,8 @@ def _widened(x: Array, dst: str, src: str, mode: str) -> Array:
 
 
 def _odd_integers(x: Array) -> Array:
-    """64-bit integers -> float64. Those that 53 bits do not hold lose the lower 11, which one bit above stands for."""
+    """Convert 64-bit integers to float64, rounded to odd. Integers of more than 53 bits lose their 11 lower bits; if
+    any of these is set, the bit above them is set."""
     low, one = x.dtype.type(0x7FF), x.dtype.type(0x800)
     odd = np.where(x & low, (x & ~low) | one, x)
     small = (x < 1 << 53) & (x > -1 << 53) if x.dtype.kind == "i" else x < 1 << 53
@@ -132,18 +137,19 @@ def _odd_integers(x: Array) -> Array:
 
 
 def _range(kind: str) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
     bits = int(kind[1:])
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
-# By destination: the bits of infinity, which the sign bit stands above, and of the largest finite number.
+# By destination type: the bits of positive infinity, and those of the largest finite number.
 _INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "tf32": 0x7F800000}
 _LARGEST = {"f16": 0x7BFF, "bf16": 0x7F7F, "tf32": 0x7F7FE000}
 
 
 def narrower(kind: str, mode: str, relu: bool, finite: bool) -> Conversion:
-    """cvt of float32 (raw) to raw f16, bf16 or tf32. ``relu``: negative numbers and -0, but not NaN, become +0.
-    ``finite``: what overflows becomes the largest finite number."""
+    """The function for cvt of float32 (raw) to f16, bf16 or tf32 (raw). ``relu``: negative numbers and -0, but not NaN,
+    become +0. ``finite``: numbers that overflow become the largest finite one."""
     convert = partial(to_tf32, mode=mode) if kind == "tf32" else converter(kind, "f32", mode, False, False)
     if not relu and not finite:
         return convert

@@ -1,4 +1,4 @@
-"""Directed rounding of f32 and f64: NumPy's operations, executed while the processor rounds in that direction."""
+"""Rounds f32 and f64 in a direction: NumPy's operations are executed while the processor rounds in that direction."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def libm() -> Any:
 
 @contextmanager
 def _rounding(mode: str) -> Iterator[None]:
-    """The thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp). f16 is not affected. Raises
-    EmulatorError."""
+    """Let the thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp) meanwhile. Operations on f16 are not
+    affected. Raises EmulatorError if the processor is not supported."""
     directions = _DIRECTIONS.get(platform.machine())
     if directions is None or libm().fesetround(directions[mode]):
         raise EmulatorError(f"directed rounding is not modelled on this processor ({platform.machine()})")
@@ -39,7 +39,7 @@ def _rounding(mode: str) -> Iterator[None]:
 
 
 def toward(mode: str, function: Callable[..., Array], *operands: Array) -> Array:
-    """``function`` of the operands, whose roundings are all in direction ``mode``. Two roundings in one direction, to
-    more and then to fewer bits, are as good as one."""
+    """The result of ``function``, in which all roundings are in direction ``mode``. Two roundings in the same
+    direction, first to more and then to fewer bits, give the same result as one."""
     with _rounding(mode):
         return function(*operands)

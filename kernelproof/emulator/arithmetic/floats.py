@@ -1,8 +1,9 @@
-"""Floats as PTX defines them: rounding, fused multiply-add, bfloat16, halves, comparisons. Shapes are (lanes,).
+"""Operations on floats as PTX defines them: rounding, fused multiply-add, bfloat16, halves, comparisons.
 
-Several functions compute in float64 and round to the result. That is one rounding too many where the float64 sum is
-itself inexact. Rounding *to odd* in between makes it harmless: an inexact intermediate value whose last bit is one is
-never halfway between two narrower numbers.
+Arrays have the shape (lanes,). Several functions compute in float64 and round the result to fewer bits. If the float64
+number is itself rounded, two roundings could give another result than one. Rounding *to odd* in float64 prevents this:
+an inexact number is rounded to the neighbour whose last bit is one, which is never halfway between two narrower
+numbers.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def f64_to_bf16(x: Array) -> Array:
 
 
 def round_odd_f32(x: Array) -> Array:
-    """float64 -> float32, rounded to odd: where inexact, to the neighbour whose last bit is one. Rounding the result
-    again to fewer bits is then as good as rounding once."""
+    """float64 -> float32, rounded to odd: an inexact number becomes the neighbour whose last bit is one. Rounding the
+    result again to fewer bits then gives the same as rounding once."""
     y = x.astype(np.float32)
     exact = y.astype(np.float64)
     inexact = (exact != x) & np.isfinite(x) & np.isfinite(y)
@@ -59,14 +60,15 @@ def round_odd_f32(x: Array) -> Array:
     return np.where(inexact, bits | np.uint32(1), y.view(np.uint32)).astype(np.uint32).view(np.float32)
 
 
-def directed(x: Array, dtype: Any, mode: str) -> Array:
+def round_directed(x: Array, dtype: Any, mode: str) -> Array:
     """Round float64 (or longdouble) values to a narrower float with mode rn, rz, rm or rp (rna and "" count as rn)."""
     y = x.astype(dtype)
     if mode in ("rn", "rna", ""):
         return np.asarray(y)
     back = y.astype(x.dtype)
     info = np.finfo(dtype)
-    # An overflow that rounds to infinity is compared, and stepped back, from the largest finite number.
+    # A finite number that has been rounded to infinity is replaced by the largest finite one, so that the comparisons
+    # below step to the right neighbour.
     y = np.where(np.isinf(y) & np.isfinite(x), np.copysign(dtype(info.max), y), y).astype(dtype)
     over = np.isinf(back) & np.isfinite(x)
     back = np.where(over, y.astype(x.dtype), back)
@@ -84,7 +86,7 @@ def flush(x: Array) -> Array:
     """.ftz: subnormal numbers -> zero of the same sign."""
     bits = x.view(U[8 * x.dtype.itemsize])
     sign, normal = _SIGN_AND_NORMAL[x.dtype.itemsize]
-    # The bits without the sign, less one: zero wraps to the largest number, so one comparison finds subnormals.
+    # Shifting removes the sign, and subtracting 1 makes zero the largest number, so one comparison finds subnormals.
     subnormal = (bits << 1) - 1 < 2 * normal - 1
     if not subnormal.any():
         return x
@@ -119,7 +121,8 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     out = s.astype(np.float32)
     bits = s.view(np.uint64)
     halfway = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    # Exponents of float32 subnormals; without the sign, less one, zero wraps to the largest number and is left out.
+    # Results with the exponent of a float32 subnormal, except zero: shifting removes the sign, and subtracting 1 makes
+    # zero the largest number.
     halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * 0x3810000000000000 - 1)
     if halfway.any():
         halfway &= _error(p, cc, s) != 0
@@ -129,19 +132,20 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma32_widened(a: Array, b: Array, c: Array) -> Array:
-    """Fused multiply-add of float32 for directed rounding: the product is exact in float64."""
+    """Fused multiply-add of float32 for use in ``toward``: the product is exact in float64, and both roundings are in
+    the same direction."""
     return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32))
 
 
 def _error(p: Array, c: Array, s: Array) -> Array:
-    """The error of ``s``, the rounded sum of p and c: p + c - s, exactly (Knuth's two-sum)."""
+    """The exact error of ``s``, the rounded sum of p and c, which is p + c - s (Knuth's two-sum)."""
     t = s - p
     return np.asarray((p - (s - t)) + (c - t))
 
 
 def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
-    """p + c rounded to odd. ``s`` is their sum rounded to nearest; where it is inexact and its last bit even, it moves
-    one unit toward the exact sum."""
+    """p + c rounded to odd. ``s`` is their sum rounded to nearest. If it is inexact and its last bit is 0, it is
+    replaced by its neighbour on the side of the exact sum."""
     error, bits = _error(p, c, s), s.view(np.int64)
     fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
     if not fix.any():
@@ -152,6 +156,7 @@ def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
 
 @cache
 def _c_fma() -> Any:
+    """The function fma of the C library."""
     function = libm().fma
     function.restype = ctypes.c_double
     function.argtypes = [ctypes.c_double] * 3
@@ -167,19 +172,19 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
 
 
 def fma16(a: Array, b: Array, c: Array) -> Array:
-    """Fused multiply-add of float16: exact in float64 before the one rounding."""
+    """Fused multiply-add of float16, computed in float64 and rounded to float16."""
     return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16))
 
 
 def fma_bf16(a: Array, b: Array, c: Array) -> Array:
-    """Fused multiply-add of bfloat16 held in float64, rounded to odd: the product is exact."""
+    """Fused multiply-add of bfloat16 in float64: the product is exact, and the sum is rounded to odd."""
     p = a * b
     return _round_odd_sum(p, c, p + c)
 
 
 def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
-    """min or max: the result is NaN if both operands are, or one of them and ``nan``; a single NaN is otherwise
-    ignored. -0 is less than +0."""
+    """min, or max (``larger``). If both operands are NaN, so is the result. If one is, the result is NaN with ``nan``,
+    else the other operand. -0 is less than +0."""
     pick_a = (a > b) if larger else (a < b)
     tie = (a == b) & (np.signbit(a) != np.signbit(b))
     pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
@@ -189,36 +194,38 @@ def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
     na, nb = np.isnan(a), np.isnan(b)
     if not nan:
         out = np.where(na, b, np.where(nb, a, out))
-    return canonical(out, na | nb if nan else na & nb)
+    return with_canonical_nan(out, na | nb if nan else na & nb)
 
 
 def has_nan(x: Array) -> bool:
-    """Is one of the numbers NaN? Only then is the sum of their squares; BLAS has no sum of float16."""
+    """Is one of the numbers NaN?"""
+    # The sum of squares is NaN exactly if a number is, and BLAS computes it fast, except for float16.
     if x.dtype == np.float16:
         return bool(np.isnan(x).any())
     return math.isnan(np.dot(x, x))
 
 
-def canonical(x: Array, nan: Array) -> Array:
-    """The numbers, with the canonical NaN where ``nan`` holds."""
+def with_canonical_nan(x: Array, nan: Array) -> Array:
+    """The numbers, with the canonical NaN at elements where ``nan`` is true."""
     unsigned = U[8 * x.dtype.itemsize]
     bits = np.where(nan, unsigned(_CANONICAL_NAN[x.dtype.type]), x.view(unsigned)).astype(unsigned)
     return np.asarray(bits.view(x.dtype))
 
 
 def fmin_signed(a: Array, b: Array, nan: bool, larger: bool) -> Array:
-    """min or max with .xorsign.abs: of the magnitudes, with the exclusive or of the signs; NaN has no sign."""
+    """min or max with .xorsign.abs: the magnitude is that of ``fmin`` of the magnitudes, the sign is the exclusive or
+    of the signs. NaN has no sign."""
     out = fmin(np.abs(a), np.abs(b), nan, larger)
     return np.where((np.signbit(a) != np.signbit(b)) & ~np.isnan(out), -out, out)
 
 
 def relu(x: Array) -> Array:
-    """.relu: negative numbers and -0 -> +0, NaN -> the canonical one."""
-    return canonical(np.where(x <= 0, x.dtype.type(0), x), np.isnan(x))
+    """.relu: negative numbers and -0 become +0, NaN becomes the canonical one."""
+    return with_canonical_nan(np.where(x <= 0, x.dtype.type(0), x), np.isnan(x))
 
 
 def unary32(name: str, x: Array) -> Array:
-    """Transcendental and approximate functions, computed in float64 and rounded once."""
+    """The function ``name`` of PTX, such as ex2 or rsqrt, computed in float64 and rounded to the type of ``x``."""
     wide = x.astype(np.float64)
     if name == "ex2":
         out = np.exp2(wide)
@@ -240,7 +247,7 @@ def unary32(name: str, x: Array) -> Array:
 
 
 def approximate64(name: str, x: Array) -> Array:
-    """rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64: of operand and result only the upper words count."""
+    """rcp.approx.ftz.f64 and rsqrt.approx.ftz.f64: the lower words of operand and result are treated as zero."""
 
     def upper(y: Array) -> Array:
         return flush((y.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64))
@@ -250,7 +257,7 @@ def approximate64(name: str, x: Array) -> Array:
 
 
 def divide_approximately(a: Array, b: Array) -> Array:
-    """div.approx.f32: exact, but 1/b is zero for divisors beyond 2**126."""
+    """div.approx.f32: rounded once, but for divisors beyond 2**126 the result is a times zero."""
     tiny = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     out = a / b
     return np.where(tiny, a * np.copysign(np.float32(0), b), out) if tiny.any() else out
@@ -274,7 +281,8 @@ def test_float(test: str, x: Array) -> Array:
     return np.asarray(np.isfinite(x) & ~subnormal)
 
 
-# setp's comparisons. eq to ge are ordered: false for NaN. equ to geu are unordered: true for NaN.
+# The comparisons of setp. Those from eq to ge are ordered: false for NaN. Those from equ to geu are unordered: true for
+# NaN.
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: (a != b) & ~np.isnan(a) & ~np.isnan(b),
@@ -294,7 +302,8 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def packed_test(kind: str, test: str, a: Array, b: Array, ftz: bool) -> Array:
-    """A comparison of f16x2 or bf16x2 words (raw uint32): shape (2 * lanes,), of each word the lower half first."""
+    """Compare the halves of f16x2 or bf16x2 words (raw uint32). The result has the shape (2 * lanes,); the lower half
+    of each word comes first."""
     halves = [np.ascontiguousarray(x).view(np.uint16) for x in (a, b)]
     numbers = [x.view(np.float16) if kind == "f16x2" else bf16_to_f32(x) for x in halves]
     return np.asarray(COMPARE[test](*(flush(x) if ftz else x for x in numbers)))

@@ -1,4 +1,7 @@
-"""Integers and bits as PTX defines them. Arrays hold raw bits unless a function says otherwise; shapes are (lanes,)."""
+"""Operations on integers and bits as PTX defines them.
+
+Arrays have the shape (lanes,) and hold raw bits, unless a function says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kernelproof.emulator.state.arrays import Array
 
 
 def shl(a: Array, n: Any) -> Array:
-    """Shift left; counts beyond the width give 0."""
+    """shl: shift left; counts beyond the width give 0."""
     bits = a.dtype.itemsize * 8
     count = np.asarray(n).astype(np.uint64)
     wide = a.astype(np.uint64) << np.minimum(count, 63).astype(np.uint64)
@@ -19,7 +22,7 @@ def shl(a: Array, n: Any) -> Array:
 
 
 def shr(a: Array, n: Any) -> Array:
-    """Shift right; counts beyond the width give 0, or the sign for signed arrays."""
+    """shr: shift right; counts beyond the width give 0, or copies of the sign for signed arrays."""
     bits = a.dtype.itemsize * 8
     count = np.minimum(np.asarray(n).astype(np.uint64), bits)
     if a.dtype.kind == "i":
@@ -28,7 +31,7 @@ def shr(a: Array, n: Any) -> Array:
 
 
 def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
-    """Any boolean function of three words: bit 4a+2b+c of ``table``."""
+    """lop3: a boolean function of three words; bit 4a+2b+c of ``table`` is its value for bits a, b and c."""
     out = np.zeros_like(a)
     for i in range(8):
         if table >> i & 1:
@@ -37,7 +40,8 @@ def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
 
 
 def prmt(a: Array, b: Array, selector: Array, mode: str) -> Array:
-    """prmt: bytes of the pair b:a chosen by a selector. A selector's upper bit replicates the chosen byte's sign."""
+    """prmt: choose four of the eight bytes of the pair b:a. Without a mode, each 4 bits of the selector choose a byte
+    by their lower three; with the upper one set, all bits of the result are the byte's sign."""
     pool = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
     out = np.zeros(len(pool), np.uint32)
     s = np.broadcast_to(selector, out.shape).astype(np.uint32)
@@ -75,7 +79,8 @@ def funnel(low: Array, high: Array, count: Array, left: bool, wrap: bool) -> Arr
 
 
 def bfe(a: Array, start: Any, length: Any) -> Array:
-    """Bit field extract; the type of ``a`` (signed or not) decides the extension."""
+    """bfe: extract ``length`` bits from bit ``start`` on. They are extended by their sign if the type of ``a`` is
+    signed."""
     bits = a.dtype.itemsize * 8
     raw = a.view(U[bits]).astype(np.uint64)
     pos = np.broadcast_to(np.asarray(start).astype(np.uint64) & np.uint64(255), raw.shape)
@@ -89,7 +94,7 @@ def bfe(a: Array, start: Any, length: Any) -> Array:
     if a.dtype.kind == "i":
         at = np.minimum(pos + size - np.uint64(1), np.uint64(bits - 1))
         sign = np.where(size == 0, 0, raw >> at & np.uint64(1)).astype(bool)
-        # The sign fills what lies beyond the word, too.
+        # If the field extends beyond the word, copies of the sign are in its place there.
         available = np.where(pos >= bits, 0, np.minimum(n, np.uint64(bits) - np.minimum(pos, np.uint64(bits))))
         keep = np.where(
             available >= 64,
@@ -101,7 +106,7 @@ def bfe(a: Array, start: Any, length: Any) -> Array:
 
 
 def bfi(a: Array, b: Array, start: Any, length: Any) -> Array:
-    """Insert the low ``length`` bits of ``a`` into ``b`` at ``start``."""
+    """bfi: insert the low ``length`` bits of ``a`` into ``b`` at bit ``start``."""
     bits = b.dtype.itemsize * 8
     pos = np.broadcast_to(np.asarray(start).astype(np.uint64) & np.uint64(255), b.shape)
     size = np.minimum(np.broadcast_to(np.asarray(length).astype(np.uint64) & np.uint64(255), b.shape), np.uint64(bits))
@@ -114,12 +119,12 @@ def bfi(a: Array, b: Array, start: Any, length: Any) -> Array:
 
 
 def popc(a: Array) -> Array:
-    """Number of one bits."""
+    """popc: the number of one bits."""
     return np.bitwise_count(a).astype(np.uint32)
 
 
 def clz(a: Array) -> Array:
-    """Number of leading zeros, by bisection."""
+    """clz: the number of leading zeros, by bisection."""
     out = np.zeros(a.shape, np.uint32)
     bits = a.dtype.itemsize * 8
     rest = a.astype(np.uint64)
@@ -133,7 +138,8 @@ def clz(a: Array) -> Array:
 
 
 def bfind(a: Array, amount: bool) -> Array:
-    """Position of the most significant bit (signed: of the most significant non-sign bit), 0xFFFFFFFF if none."""
+    """bfind: the position of the most significant one bit (signed: of the highest bit that differs from the sign),
+    0xFFFFFFFF if there is none. ``amount``: the shift that moves it to the top, instead of the position."""
     bits = a.dtype.itemsize * 8
     raw = a.view(U[bits])
     if a.dtype.kind == "i":
@@ -145,7 +151,7 @@ def bfind(a: Array, amount: bool) -> Array:
 
 
 def brev(a: Array) -> Array:
-    """Reverse the bits, by swapping ever larger neighbours."""
+    """brev: reverse the bits, by exchanging neighbouring groups of 1, 2, 4, ... bits."""
     bits = a.dtype.itemsize * 8
     out = a.astype(np.uint64)
     full = np.uint64((1 << bits) - 1)
@@ -159,7 +165,8 @@ def brev(a: Array) -> Array:
 
 
 def mulhi(a: Array, b: Array) -> Array:
-    """High half of a product; operands are arrays of the same type. 64-bit products are summed from 32-bit halves."""
+    """mul.hi: the upper half of a product of arrays of the same type. 64-bit factors are multiplied in 32-bit
+    halves."""
     bits = a.dtype.itemsize * 8
     if bits <= 32:
         wide = np.int64 if a.dtype.kind == "i" else np.uint64
@@ -172,7 +179,8 @@ def mulhi(a: Array, b: Array) -> Array:
     mid2 = a0 * b1 + (mid & low)
     high = a1 * b1 + (mid >> s32) + (mid2 >> s32)
     if a.dtype.kind == "i":
-        # A negative operand counts 2**64 too much as an unsigned number: subtract the other operand's bits.
+        # As an unsigned number, a negative operand is too large by 2**64, so the upper half is too large by the other
+        # operand.
         high = high - np.where(a < 0, ub, np.uint64(0)) - np.where(b < 0, ua, np.uint64(0))
         return np.asarray(high.view(np.int64))
     return np.asarray(high)
@@ -226,7 +234,8 @@ def saturate_add(a: Array, b: Array, subtract: bool) -> Array:
 
 
 def add_carry(a: Array, b: Array, carry: Array | None, subtract: bool) -> tuple[Array, Array]:
-    """(sum, carry out) of unsigned arrays; for a subtraction the carry is a borrow."""
+    """add.cc, addc and their relatives: the sum of unsigned arrays, and whether there is a carry out. For a subtraction
+    the carry is a borrow."""
     zero = np.zeros(a.shape, a.dtype)
     c = zero if carry is None else carry.astype(a.dtype)
     if subtract:
@@ -241,14 +250,15 @@ def add_carry(a: Array, b: Array, carry: Array | None, subtract: bool) -> tuple[
 
 
 def dot4(a: Array, b: Array, c: Array, signed_a: bool, signed_b: bool) -> Array:
-    """dp4a: four byte products added to a 32-bit word."""
+    """dp4a: the sum of the products of four pairs of bytes, and a 32-bit word."""
     x = a.view(np.int8 if signed_a else np.uint8).astype(np.int64).reshape(-1, 4)
     y = b.view(np.int8 if signed_b else np.uint8).astype(np.int64).reshape(-1, 4)
     return np.asarray(((x * y).sum(axis=1) + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32))
 
 
 def dot2(a: Array, b: Array, c: Array, signed_a: bool, signed_b: bool, high: bool) -> Array:
-    """dp2a: two 16-bit by byte products added to a 32-bit word."""
+    """dp2a: the sum of two products of a half-word and a byte, and a 32-bit word. ``high``: the bytes are the upper
+    ones."""
     x = a.view(np.int16 if signed_a else np.uint16).astype(np.int64).reshape(-1, 2)
     y = b.view(np.int8 if signed_b else np.uint8).astype(np.int64).reshape(-1, 4)[:, 2 if high else 0 :][:, :2]
     return np.asarray(((x * y).sum(axis=1) + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32))
@@ -279,15 +289,16 @@ def extend(a: Array, length: Array, clamp: bool, signed: bool) -> Array:
 
 
 def product24(a: Array, b: Array, high: bool) -> Array:
-    """mul24: the product of the lower 24 bits, signed for signed arrays; its upper 32 of 48 bits, or the lower 32."""
+    """mul24: the product of the lower 24 bits of each factor, signed for signed arrays. The result has the upper 32 of
+    its 48 bits (``high``) or the lower 32."""
     eight = a.dtype.type(8)
     wide = (a << eight >> eight).astype(np.int64) * (b << eight >> eight).astype(np.int64)
     return np.asarray((wide >> 16 if high else wide).astype(np.uint32))
 
 
 def nth_set_bit(mask: Array, base: Array, offset: Array) -> Array:
-    """fns: the position of the set bit number ``offset`` (1 is the first) from ``base`` up, or down if it is negative;
-    with 0, ``base`` itself if its bit is set. 0xFFFFFFFF if there is none."""
+    """fns: the position of the ``offset``-th set bit, counted from bit ``base`` upward, or downward if ``offset`` is
+    negative. For 0 it is ``base`` if that bit is set. The result is 0xFFFFFFFF if there is no such bit."""
     n, start = offset.view(np.int32).astype(np.int64), base.astype(np.int64)
     out = np.full(mask.shape, 0xFFFFFFFF, np.uint32)
     left = np.maximum(np.abs(n), 1)

@@ -1,6 +1,7 @@
-"""Elements of matrix operands: fp8 and its rounding, and the numbers in the registers of mma, wmma and wgmma.
+"""Converts the elements of matrix operands to numbers, and sums to the types of accumulators; and converts fp8.
 
-Operands are widened to float32, which holds every f16, bf16, tf32 and fp8 number exactly; integers become float64.
+Operands of mma, wmma, wgmma and tcgen05.mma are widened to float32, which represents every f16, bf16, tf32 and fp8
+number exactly. Integers become float64.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ ELEMENT_BITS = {
     "f64": 64, "tf32": 32, "f32": 32, "s32": 32, "f16": 16, "bf16": 16, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 8,
     "s4": 4, "u4": 4, "b1": 1,
 }  # fmt: skip
-# fp8 types: bits of the mantissa, bias of the exponent, code of the largest finite number (OCP 8-bit floating point).
-_EIGHTS = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
+# fp8 type -> bits of the mantissa, bias of the exponent, code of the largest finite number (OCP 8-bit floating point).
+_FP8 = {"e4m3": (3, 7, 0x7E), "e5m2": (2, 15, 0x7B)}
 
 
 def _magnitudes(kind: str) -> Array:
-    """The magnitudes of the codes 0 to 127, as float32. Codes beyond the largest finite one are infinity (e5m2) or
-    NaN."""
-    mantissa, bias, last = _EIGHTS[kind]
+    """The magnitudes of the codes 0 to 127, as float32. Codes beyond that of the largest finite number are infinity
+    (e5m2) or NaN."""
+    mantissa, bias, last = _FP8[kind]
     codes = np.arange(128)
     exponent, fraction = codes >> mantissa, codes & ((1 << mantissa) - 1)
     significand = np.where(exponent > 0, fraction + (1 << mantissa), fraction)
@@ -33,13 +34,13 @@ def _magnitudes(kind: str) -> Array:
     return np.asarray(out.astype(np.float32))
 
 
-_MAGNITUDES = {kind: _magnitudes(kind) for kind in _EIGHTS}
+_MAGNITUDES = {kind: _magnitudes(kind) for kind in _FP8}
 _DECODED = {kind: np.concatenate([values, -values]) for kind, values in _MAGNITUDES.items()}
-# The numbers halfway between neighbouring codes: where rounding to nearest changes its result.
+# The numbers halfway between those of neighbouring codes, at which rounding to nearest changes its result.
 _MIDDLES = {
     kind: (values[: last + 1][:-1].astype(np.float64) + values[1 : last + 1]) / 2
     for kind, values in _MAGNITUDES.items()
-    for last in (_EIGHTS[kind][2],)
+    for last in (_FP8[kind][2],)
 }
 
 
@@ -50,11 +51,11 @@ def f8_to_f32(raw: Array, kind: str) -> Array:
 
 
 def f64_to_f8(x: Array, kind: str) -> Array:
-    """float64 -> raw e4m3 or e5m2, rounded to nearest, ties to even. Numbers beyond the largest finite one become that
-    one (``.satfinite``); NaN becomes 0x7F."""
+    """float64 -> raw e4m3 or e5m2, rounded to nearest, ties to even. Larger numbers become the largest finite one
+    (``.satfinite``), NaN becomes 0x7F."""
     magnitude = np.abs(x)
     middles = _MIDDLES[kind]
-    # The number of middles below a magnitude is the code of the nearest number; on a middle, the even code wins.
+    # The number of middles below a magnitude is the code of the nearest number; at a middle, the even code is chosen.
     code = np.searchsorted(middles, magnitude)
     tie = (code < len(middles)) & (middles[np.minimum(code, len(middles) - 1)] == magnitude)
     code = code + (tie & (code & 1 == 1))
@@ -81,21 +82,22 @@ def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
     return np.ascontiguousarray(bits).view(np.uint32)
 
 
-# An f16 in the upper half of an int32, shifted right by 3 with its sign, has sign, exponent and mantissa where a
-# float32 has them; these are the bits to keep. Only the exponent's bias differs (15 instead of 127), which 2**112 makes
-# good. Subnormal f16 become subnormal float32 on the way, so the processor must not flush those (``_are_finite``).
+# If an f16 in the upper half of an int32 is shifted right by 3 with its sign, then sign, exponent and mantissa are at
+# the places of a float32; _HALF_BITS selects them. Only the bias of the exponent differs (15 instead of 127), which a
+# factor of 2**112 corrects. Subnormal f16 are subnormal float32 before that multiplication, so the processor must not
+# flush subnormals to zero (``_are_finite`` tests this).
 _HALF_BITS = np.int32(0x8FFFE000 - (1 << 32))
 _BIAS = np.float32(2.0**112)
 _TINY = np.array([1], np.int32).view(np.float32)
 
 
 def _are_finite(raw: Array) -> bool:
-    """Are all f16 (raw uint16) finite, and does the processor keep subnormal float32?"""
+    """Are all f16 (raw uint16) finite, and does the processor compute with subnormal float32?"""
     return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS)[0])
 
 
 def _scaled(words: Array) -> Array:
-    """Words (int32, changed in place) with finite f16 in their upper halves -> those numbers as float32."""
+    """The float32 values of finite f16 in the upper halves of int32 words, which are changed in place."""
     words >>= 3
     words &= _HALF_BITS
     out: Array = words.view(np.float32)
@@ -104,7 +106,7 @@ def _scaled(words: Array) -> Array:
 
 
 def f16_to_f32(raw: Array) -> Array:
-    """Raw f16 (uint16) -> float32; several times faster than NumPy's conversion where all numbers are finite."""
+    """Raw f16 (uint16) -> float32; several times faster than NumPy's conversion if all numbers are finite."""
     if not _are_finite(raw):
         return np.asarray(raw.view(np.float16).astype(np.float32))
     words = raw.view(np.int16).astype(np.int32)
@@ -118,7 +120,7 @@ def halves(raw: Array, kind: str) -> Array:
 
 
 def split_halves(words: Array, kind: str) -> Array:
-    """Words (..., n) of two f16 or bf16 each -> float32 (..., 2, n): all lower halves, then all upper ones."""
+    """Words (..., n) of two f16 or bf16 each -> float32 (..., 2, n): first all lower halves, then all upper ones."""
     if kind == "f16" and not _are_finite(words.view(np.uint16)):
         pairs = words.view(np.float16).astype(np.float32).reshape(*words.shape, 2)
         return np.ascontiguousarray(np.moveaxis(pairs, -1, -2))
@@ -130,9 +132,9 @@ def split_halves(words: Array, kind: str) -> Array:
 
 def elements(raw: Array, kind: str) -> Array:
     """Raw bytes (uint8, last axis contiguous) -> the numbers in them: floats as float32 (f64: float64), integers as
-    float64, which holds every sum of their products."""
+    float64, in which sums of their products are exact."""
     data = np.ascontiguousarray(raw)
-    if kind in _EIGHTS:
+    if kind in _FP8:
         return f8_to_f32(data, kind)
     if kind == "f16":
         return f16_to_f32(data.view(np.uint16))
@@ -153,14 +155,14 @@ def elements(raw: Array, kind: str) -> Array:
 
 
 def rounded(values: Array, kind: str, saturate: bool = False) -> Array:
-    """Sums as an accumulator of type ``kind`` holds them. s32 wraps around, or is clamped with ``saturate``."""
+    """Convert sums to the type ``kind`` of an accumulator. s32 wraps around; with ``saturate`` sums are clamped."""
     if kind == "s32":
-        whole = values.astype(np.int64)
+        integers = values.astype(np.int64)
         if saturate:
-            whole = np.clip(whole, -(1 << 31), (1 << 31) - 1)
-        return whole.astype(np.int32)
+            integers = np.clip(integers, -(1 << 31), (1 << 31) - 1)
+        return integers.astype(np.int32)
     out = values.astype({"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind])
     if saturate:
-        most = np.finfo(out.dtype).max
-        out = np.where(np.isnan(out), 0, np.clip(out, -most, most)).astype(out.dtype)
+        largest = np.finfo(out.dtype).max
+        out = np.where(np.isnan(out), 0, np.clip(out, -largest, largest)).astype(out.dtype)
     return np.asarray(out)

@@ -15,7 +15,7 @@ from kernelproof.emulator.state.arrays import Array
 _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
-    # Halves are rounded away from zero: sums of either sign up to the next integer of larger magnitude.
+    # Averages that end in .5 are rounded away from zero.
     "avrg": lambda a, b: (a + b + (a + b >= 0)) >> 1,
     "absdiff": lambda a, b: np.abs(a - b),
     "min": np.minimum,
@@ -36,7 +36,7 @@ def _parts(words: Array, signed: bool, count: int) -> Array:
 
 
 def _joined(parts: Array) -> Array:
-    """Words of the lower bits of their parts."""
+    """Join the lower bits of parts to words."""
     count = parts.shape[1]
     words: Array = np.ascontiguousarray(parts.astype(U[32 // count])).view(np.uint32).reshape(-1)
     return words
@@ -51,8 +51,8 @@ def pairwise(a: Array, b: Array, operation: str, signed: bool, relu: bool) -> Ar
 def video(
     a: Array, b: Array, c: Array, count: int, operation: str, signs: tuple[bool, bool, bool], sat: bool, add: bool
 ) -> Array:
-    """vadd2, vadd4 and their relatives on ``count`` parts. ``signs``: of the results, of a and of b. ``sat`` clamps
-    results to the type of a part; ``add`` adds them all to the word c."""
+    """vadd2, vadd4 and their relatives on ``count`` parts. ``signs``: whether the results, a and b are signed. ``sat``:
+    results are clamped to the type of a part. ``add``: all results are added to the word c."""
     signed, signed_a, signed_b = signs
     out = _OPERATIONS[operation](_parts(a, signed_a, count), _parts(b, signed_b, count)).astype(np.int64)
     if sat:

@@ -1,4 +1,4 @@
-"""NumPy types: U and S by the bits of an unsigned or signed integer, F by the PTX name of a float."""
+"""Maps types of PTX to those of NumPy: U and S by the bits of an unsigned or signed integer, F by a float's name."""
 
 from __future__ import annotations
 
