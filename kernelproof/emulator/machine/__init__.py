@@ -1,4 +1,4 @@
-"""A batch of CTAs that execute together: scheduler, barriers, collectives, matrix instructions.
+"""Executes a batch of CTAs together: scheduler, barriers, collectives, matrix instructions.
 
-The units of this floor exist on every architecture; ``hopper`` and ``blackwell`` add theirs.
+The units of this package exist on every architecture. ``hopper`` and ``blackwell`` add theirs.
 """

@@ -24,9 +24,9 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class AmpereBatch(BatchState):
-    """Some CTAs of a launch with all the units that execute them.
+    """Some CTAs of a launch, with all units that execute their instructions.
 
-    A translated kernel is a Python generator. It keeps all registers in its local variables and calls the units. It
+    A translated kernel is a Python generator, which keeps all registers in its local variables and calls the units. It
     yields when every lane of its batch waits for another CTA. Newer architectures add units in subclasses.
     """
 

@@ -1,9 +1,10 @@
-"""By which instructions warps come to a barrier without a count: finds loops with barriers that have different lengths.
+"""Finds loops with barriers that some warps of a CTA execute more often than others.
 
 Warps may meet at a barrier by different instructions (PTX ISA, "barrier": different warps may execute different forms),
-and threads that have exited are not waited for. Both are legal alone. Where one warp is still in a loop whose barrier
-another has left for the next one, and the other exits before the first has come to its end, the two have met at the
-wrong barriers in between: what one believes to be ordered is not.
+and threads that have exited are not waited for. Each of these alone is legal. Together they hide an error: one warp has
+left a loop with a barrier and goes on to the next barrier, while another warp is still in the loop. If the first warp
+then exits before the other one ends, they have met at the wrong barriers in between, and accesses are not ordered as
+the program assumes. Only barriers without a count are concerned.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernelproof.emulator.state.sites import Site
 
 
 class Crossing(NamedTuple):
-    """A phase of a barrier at which lanes arrived by instruction ``site``, and other lanes of the CTA by ``other``."""
+    """A phase of a barrier at which ``lanes`` arrived by instruction ``site``, and others of the CTA by ``other``."""
 
     site: int
     other: int
@@ -26,11 +27,11 @@ class Crossing(NamedTuple):
 
 
 class BarrierSites:
-    """Of a batch with ``rows`` CTAs of ``width`` lanes. Instructions of one CUDA line count as one: unrolling has made
-    copies of it.
+    """The instructions by which warps of a batch have passed barriers. The batch has ``rows`` CTAs of ``width`` lanes.
+    Instructions of one CUDA line count as one, since unrolling makes copies of an instruction.
 
-    ``passed_by_all``: instructions that all warps have passed together. ``crossings``: by CTA, the first phase at which
-    warps met by instructions of which one warp passes both.
+    ``passed_by_all``: instructions that all warps have passed together. ``crossings``: row of a CTA -> the first phase
+    at which warps met by two different instructions, if one warp executes both of them, at that phase or another.
     """
 
     def __init__(self, rows: int, width: int, sites: Sequence[Site]) -> None:
@@ -39,12 +40,13 @@ class BarrierSites:
         self.crossings: dict[int, Crossing] = {}
         # Place of an instruction -> which warps of the batch have passed it.
         self._passed: dict[object, Array] = {}
-        # Phases at which warps met by different instructions, by CTA and by the places of both, until a warp comes by
-        # the other one.
+        # Row of a CTA -> places of two instructions -> a phase at which warps met by these two. It becomes a crossing
+        # when one of its warps executes the other instruction.
         self._apart: dict[int, dict[tuple[object, object], Crossing]] = {}
 
     def meet(self, arrived: Array, sites: Array) -> None:
-        """A phase is complete, for lanes of some CTAs that have ``arrived`` by the instructions in ``sites``."""
+        """Note a complete phase of some CTAs: the lanes that have ``arrived`` (bool per lane), and by which instruction
+        (``sites``, per lane)."""
         at = sites[arrived]
         came = [int(at[0])] if (at == at[0]).all() else np.unique(at).tolist()
         if len(came) > 1 or self._apart:
@@ -58,7 +60,8 @@ class BarrierSites:
             self._passed[place] = self._passed[place] | warps if place in self._passed else warps
 
     def _cross(self, row: int, groups: dict[int, Array]) -> None:
-        """Look for warps of a CTA that came by one instruction, and by the other before or now."""
+        """Look for a warp of a CTA that has passed two instructions by which warps met. ``groups``: instruction -> the
+        lanes that arrive by it now."""
         apart = self._apart.get(row, {})
         for site, mine in groups.items():
             place = self._place(site)
@@ -76,9 +79,11 @@ class BarrierSites:
                 self._apart.setdefault(row, apart)[pair] = Crossing(site, other, lanes)
 
     def _have_passed(self, lanes: Array, site: int) -> bool:
+        """Whether a warp of these lanes has passed a barrier by an instruction before."""
         place = self._place(site)
         passed = self._passed.get(place)
         return place in map(self._place, self.passed_by_all) or (passed is not None and bool(passed[lanes >> 5].any()))
 
     def _place(self, site: int) -> object:
+        """The CUDA lines of an instruction, or the instruction itself if they are not known."""
         return self.sites[site].frames or site

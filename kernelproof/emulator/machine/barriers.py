@@ -1,5 +1,5 @@
-"""Barriers of a CTA and of a warp (PTX ISA, "bar", "barrier", "bar.warp.sync"), and instructions at which lanes
-meet."""
+"""Barriers of CTAs and warps (PTX ISA, "bar", "barrier", "bar.warp.sync"), and instructions that lanes execute
+together."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# Barriers that a CTA has.
-BARRIERS = 16
+BARRIERS = 16  # how many a CTA has
 
 
 class ReleasedClocks(NamedTuple):
-    """What threads release that arrive at a barrier without waiting: the clock of their CTA, and what they know of
-    other CTAs."""
+    """The clocks that threads release when they arrive at a barrier without waiting: that of their CTA, and what they
+    know of other CTAs."""
 
     clock: Array
     view: WarpView | None
 
     def joined(self, clock: Array, view: WarpView | None) -> ReleasedClocks:
-        """The same with what more threads release."""
+        """These clocks joined with those that more threads release."""
         views = self.view if view is None else view if self.view is None else self.view.joined(view)
         return ReleasedClocks(np.maximum(self.clock, clock), views)
 
 
 class Phases:
-    """The phases of a barrier that are open. Per row: threads ``expected``, and whether the phase is ``uncounted``: it
-    was begun without a count. Per lane: the instruction, ``site``, at which it arrived."""
+    """The open phases of a barrier. Per row (CTA): how many threads are ``expected``, and whether the phase is
+    ``uncounted``, which means that a thread arrived without a count. Per lane: the instruction ``site`` by which it
+    arrived."""
 
     def __init__(self, batch: BatchState) -> None:
         self.expected: Array = np.zeros(batch.count, np.int64)
@@ -44,10 +44,10 @@ class Phases:
 
 
 class Votes:
-    """What lanes have brought to a barrier with reduction (bar.red), and what they take away from it.
+    """The predicates of lanes at barriers with reduction (bar.red), and the results.
 
-    Per lane: whether it votes in the phase that is open, and how; of its last phase that is complete, how many lanes
-    voted (``voters``), and for how many the predicate held (``ayes``).
+    Per lane: whether it has voted in the open phase (``votes``), and its predicate (``aye``). For its last complete
+    phase, how many lanes voted (``voters``), and for how many the predicate held (``ayes``).
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -60,7 +60,7 @@ class Votes:
         self.votes[mask], self.aye[mask] = True, value[mask]
 
     def count(self, participants: Array) -> None:
-        """A phase is complete, in one barrier of some rows, for these lanes."""
+        """Count the votes of a complete phase of one barrier, for the lanes that take part in it."""
         shape = self.batch.count, self.batch.width
         voting = self.votes & participants
         for out, voted in ((self.voters, voting), (self.ayes, voting & self.aye)):
@@ -79,12 +79,12 @@ class Barriers:
         self.batch, self.launch, self.scheduler = batch, batch.launch, scheduler
         self.clocks, self.order = clocks, order
         self.arrived: dict[int, Array] = {}
-        # Number -> of the phases that are open, and of earlier ones in other rows.
+        # Number -> open phases. Rows in which no phase is open keep values of an earlier one.
         self.phases: dict[int, Phases] = {}
-        # (number, row) -> what the threads that have arrived without waiting release, in the phase that is open.
+        # (number, row) -> the clocks that threads which arrived without waiting release, in the open phase.
         self.released: dict[tuple[int, int], ReleasedClocks] = {}
         self.by_instruction = BarrierSites(batch.count, batch.width, self.launch.kernel.sites)
-        # Made at the first bar.red, see ``Votes``.
+        # None before the first bar.red.
         self.votes: Votes | None = None
         # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
         self.members: Array = np.zeros(batch.size, np.uint32)
@@ -94,7 +94,7 @@ class Barriers:
 
     def sync(self, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
         """bar.sync: ``expected`` threads (0: all of the CTA) wait for each other, then go on at block ``resume``."""
-        # Fast path: everybody is here, so nobody has to sleep.
+        # Fast path: all threads are here, so none has to sleep.
         if (
             isinstance(number, int)
             and isinstance(expected, int)
@@ -103,7 +103,7 @@ class Barriers:
             and number not in self.arrived
             and self.scheduler.alone
             and (m is None or self.batch.is_everyone(m))
-            and (self.scheduler.complete or self._ctas_are_whole())
+            and (self.scheduler.complete or self._ctas_are_complete())
         ):
             self.by_instruction.passed_by_all.add(site)
             self._sync_all()
@@ -114,7 +114,7 @@ class Barriers:
         return self.scheduler.pick()
 
     def sync_voting(self, value: Array, number: Scalar, expected: Scalar, m: Mask, resume: int, site: int) -> Step:
-        """bar.red: ``sync``, to which each lane brings a predicate. ``reduced`` then has the result."""
+        """bar.red: as ``sync``, with a predicate of each lane. ``reduced`` then returns the result."""
         if self.votes is None:
             self.votes = Votes(self.batch)
         self.votes.bring(self.batch.running(m), value)
@@ -129,8 +129,8 @@ class Barriers:
         return votes.ayes > 0 if mode == "or" else votes.ayes == votes.voters
 
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
-        """bar.arrive: the lanes count as arrived and go on at once. That is a release: those who wait at the barrier
-        are ordered after what the lanes did so far, but the lanes after nobody."""
+        """bar.arrive: the lanes count as arrived and go on without waiting. This is a release: threads that wait at the
+        barrier are ordered after what the lanes did so far, but the lanes are ordered after nobody."""
         for barrier, count, group in self._groups(number, expected, m):
             self._check(barrier, count, group, site)
             if self.launch.options.hazards:
@@ -138,7 +138,7 @@ class Barriers:
             self._arrive(barrier, count, group, None, site)
 
     def _release(self, number: int, mask: Array) -> None:
-        """Note what the lanes of ``mask``, which do not wait, release to those that will wait at a barrier."""
+        """Note the clocks that the lanes of ``mask``, which do not wait, release to threads that wait at a barrier."""
         batch, order = self.batch, self.order
         for row in np.flatnonzero(mask.reshape(batch.count, batch.width).any(axis=1)).tolist():
             threads = np.flatnonzero(mask[row * batch.width : (row + 1) * batch.width])
@@ -147,7 +147,7 @@ class Barriers:
             view = order.known_to(int(batch.ctas[row]), warps.tolist(), threads) if order.active else None
             old = self.released.get((number, row))
             self.released[number, row] = ReleasedClocks(clock, view) if old is None else old.joined(clock, view)
-        # What the lanes do from now on is not part of it.
+        # Later accesses of these lanes are not released.
         self.launch.tick += 1
 
     def _count(self, ctas: int) -> None:
@@ -155,8 +155,8 @@ class Barriers:
         if self.launch.counters is not None:
             self.launch.counters.barriers += ctas
 
-    def _ctas_are_whole(self) -> bool:
-        """Are all threads of each CTA alive, or none of them?"""
+    def _ctas_are_complete(self) -> bool:
+        """Whether in each CTA all threads are alive, or none."""
         left = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
         return bool(((left == 0) | (left == self.batch.threads)).all())
 
@@ -172,9 +172,9 @@ class Barriers:
         return [(a, b, mask & (numbers == a) & (counts == b)) for a, b in sorted(pairs)]
 
     def _check(self, number: int, count: int, mask: Array, site: int) -> None:
-        """Open the phases of a barrier where they are not, and report a barrier whose number does not exist, whose
-        ``count`` (0: none) is no multiple of 32 or differs from that of others who have arrived, or at which lanes of
-        one warp arrive by different instructions."""
+        """Open a phase of a barrier in each row in which none is open. Report a barrier whose number does not exist, a
+        ``count`` (0: none) that is no multiple of 32 or differs from that of threads which have arrived, and lanes of
+        one warp that arrive by different instructions."""
         batch = self.batch
         expected = count or batch.threads
         text = ""
@@ -207,17 +207,17 @@ class Barriers:
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
 
     def _rows_of(self, mask: Array) -> Array:
-        """Per row: is one of its lanes in the mask?"""
+        """Per row, whether one of its lanes is in the mask."""
         return np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1))
 
     def _is_aligned(self, site: int) -> bool:
-        """Must all lanes of a warp arrive by the same instruction?"""
+        """Whether all lanes of a warp must arrive by this same instruction."""
         opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
         return opcode.startswith("bar.") or ".aligned" in opcode
 
     def _arrive(self, number: int, count: int, mask: Array, resume: int | None, site: int) -> None:
-        """Lanes arrive, and sleep until they go on at ``resume`` (None: they do not wait). CTAs whose ``count`` (0: all
-        threads) is reached go on."""
+        """Lanes arrive at a barrier, and sleep until they go on at block ``resume`` (None: they do not wait). The phase
+        completes in CTAs in which ``count`` threads (0: all) have arrived."""
         batch = self.batch
         expected = count or batch.threads
         arrived = self.arrived.get(number)
@@ -235,7 +235,7 @@ class Barriers:
         self._settle(number, arrived, counts >= expected)
 
     def _after_exit(self, exited: Array) -> None:  # noqa: ARG002
-        """Lanes have exited: barriers without a count, and barriers of warps, may have waited for them alone."""
+        """Lanes have exited. Barriers without a count, and barriers of warps, that waited for no others complete."""
         for number in [n for n, phases in self.phases.items() if n in self.arrived and phases.uncounted.any()]:
             self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
         arrived = self.arrived.get(WARP_BARRIER)
@@ -245,7 +245,7 @@ class Barriers:
                 self._free_warps(free, arrived)
 
     def _settle(self, number: int, arrived: Array, done: Array) -> None:
-        """Let rows go on in which the barrier is complete, by its count (``done``) or because all others have
+        """Complete the phase in rows in which the count is reached (``done``), or in which all other threads have
         exited."""
         batch = self.batch
         participants, early = arrived, np.zeros(batch.count, bool)
@@ -255,7 +255,7 @@ class Barriers:
             if early.any():
                 exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
                 self._report_early(number, arrived, exited)
-                # Exited threads count as participants: what they did is ordered before what follows.
+                # Exited threads are participants: their accesses are ordered before what follows.
                 participants, done = arrived | exited, done | early
         if done.any():
             finished = done[batch.row_of]
@@ -269,8 +269,8 @@ class Barriers:
         self._keep(number, arrived)
 
     def _report_early(self, number: int, arrived: Array, exited: Array) -> None:
-        """Report that lanes wait at a barrier that the lanes of ``exited`` never reach: one CTA for each instruction
-        that waits."""
+        """Report lanes that wait at a barrier which the lanes of ``exited`` never reach: for each instruction at which
+        lanes wait, one CTA."""
         batch = self.batch
         sites = self.phases[number].site
         waiting = arrived & np.repeat(self._rows_of(exited), batch.width)
@@ -283,7 +283,7 @@ class Barriers:
             batch.report_lanes("exit-before-barrier", text, site, lanes)
 
     def _report_crossings(self, number: int, early: Array) -> None:
-        """Report that warps of CTAs (``early``, bool per row), in which threads have exited before a barrier, had met
+        """Report CTAs in which threads have exited before a barrier (``early``, bool per row), if their warps had met
         there by different instructions."""
         for row in early.nonzero()[0].tolist():
             crossing = self.by_instruction.crossings.get(row)
@@ -296,13 +296,14 @@ class Barriers:
                 self.batch.report_lanes("barrier-divergence", text, crossing.site, crossing.lanes, other=other)
 
     def _keep(self, number: int, arrived: Array) -> None:
+        """Store which lanes have arrived at a barrier; barriers without any are not kept."""
         if arrived.any():
             self.arrived[number] = arrived
         else:
             self.arrived.pop(number, None)
 
     def _sync_all(self) -> None:
-        """Every CTA of the batch has passed a barrier as a whole. The tick advances first: see ``LaunchState``."""
+        """All threads of every CTA have passed a barrier. The tick advances first: see ``LaunchState``."""
         self.launch.tick += 1
         self.clocks.meet_all()
         alive = self.batch.alive
@@ -315,15 +316,15 @@ class Barriers:
             self.order.barrier(cta, warps, warps, threads)
 
     def _sync_some(self, number: int, participants: Array, rows: Array) -> None:
-        """A barrier is complete in some rows (bool per row), for the lanes of ``participants``. Those that sleep there
-        are ordered after all of them; the others have exited, or have arrived without waiting."""
+        """A barrier is complete in some rows (bool per row), for the lanes of ``participants``. Participants that sleep
+        there are now ordered after all participants. The others have exited, or have arrived without waiting."""
         batch = self.batch
         self.launch.tick += 1
         self._count(int(rows.sum()))
         if self.votes is not None:
             self.votes.count(participants & batch.alive)
         waits = self.scheduler.asleep(number) & participants
-        # Lanes that went on after they had arrived release what they did before that (``released``).
+        # For lanes that went on after they had arrived, ``released`` has the clock at their arrival.
         present = waits | (participants & ~batch.alive)
         waiting, there = self.clocks.warps_in(waits), self.clocks.warps_in(present)
         counts = present.reshape(batch.count, batch.width).sum(axis=1).tolist()
@@ -333,8 +334,8 @@ class Barriers:
             if not sleepers.size:
                 continue
             warps = there[row].nonzero()[0]
-            whole = counts[row] == batch.threads
-            self.clocks.meet(row, warps, sleepers, whole, released.clock if released else None)
+            complete = counts[row] == batch.threads
+            self.clocks.meet(row, warps, sleepers, complete, released.clock if released else None)
             if self.order.active:
                 threads = present[row * batch.width : (row + 1) * batch.width].nonzero()[0]
                 self.order.barrier(
@@ -387,7 +388,7 @@ class Barriers:
         return scheduler.pick()
 
     def _warp_lacks(self, named: Array, arrived: Array) -> Array:
-        """Per lane: is a living lane that it names still missing?"""
+        """Per lane, whether a living lane that it names has not arrived."""
         absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
@@ -400,8 +401,8 @@ class Barriers:
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """Lanes that wait at one instruction for others. ``members``: the lanes of the warp that each of them names; None:
-    they wait for all of their warpgroup."""
+    """Lanes that wait for others at an instruction. ``members``: a mask of the lanes of its warp for which each waits,
+    or None if they wait for all of their warpgroup."""
 
     lanes: Array
     members: Scalar | None
@@ -411,7 +412,7 @@ class Meeting:
         return "an instruction that their " + ("warpgroup" if self.members is None else "warp") + " executes together"
 
     def add(self, lanes: Array, members: Scalar | None) -> None:
-        """More lanes arrive. ``members``: whom they name."""
+        """More lanes arrive, which wait for the lanes in ``members``."""
         if self.members is not None and members is not None:
             same = isinstance(members, int) and isinstance(self.members, int) and members == self.members
             self.members = members if same else np.where(lanes, members, self.members).astype(np.uint32)
@@ -419,11 +420,11 @@ class Meeting:
 
 
 class Meetings:
-    """Instructions that lanes, a warp or a warpgroup execute together, such as shuffles and wgmma. On hardware the
-    warps run apart and come together there. Meeting orders no memory accesses.
+    """Instructions that some lanes, a warp or a warpgroup execute together, such as shuffles and wgmma. Lanes that come
+    to one wait there for the others. Meeting orders no memory accesses.
 
     Invariant: ``by_site`` has the lanes that have come to an instruction and not left it, and all of them sleep. A lane
-    leaves as soon as no living lane that it waits for is elsewhere.
+    leaves as soon as all living lanes for which it waits are there.
     """
 
     def __init__(self, batch: BatchState, scheduler: Scheduler) -> None:
@@ -432,8 +433,8 @@ class Meetings:
         scheduler.on_exit.append(self._after_exit)
 
     def converge(self, members: Scalar | None, m: Mask, resume: int, site: int) -> Step:
-        """The lanes wait for those that they name (``members``; None: the rest of their warpgroup), then all go on at
-        block ``resume``."""
+        """The lanes wait for those in the mask ``members`` (None: the rest of their warpgroup), then all go on at block
+        ``resume``."""
         if self.scheduler.alone:
             return resume, m, False
         mask = self.batch.running(m)
@@ -450,7 +451,7 @@ class Meetings:
         return self.scheduler.pick()
 
     def _after_exit(self, exited: Array) -> None:
-        """Lanes have exited and are no longer waited for, so meetings may be complete now."""
+        """Lanes have exited and are no longer waited for, which may complete meetings."""
         for site, meeting in list(self.by_site.items()):
             if meeting.members is not None:
                 deserted = meeting.lanes & self._lacks(meeting, exited)
@@ -460,7 +461,7 @@ class Meetings:
             self._settle(site)
 
     def _settle(self, site: int) -> None:
-        """Let the lanes go on that wait for nobody any more."""
+        """Release the lanes that no longer wait for anyone."""
         meeting = self.by_site[site]
         free = meeting.lanes & ~self._lacks(meeting, self.batch.alive & ~meeting.lanes)
         if free.any():
@@ -470,7 +471,7 @@ class Meetings:
             del self.by_site[site]
 
     def _lacks(self, meeting: Meeting, absent: Array) -> Array:
-        """Per lane: is one of those that it waits for among the ``absent``?"""
+        """Per lane, whether one of the lanes for which it waits is ``absent``."""
         batch, members = self.batch, meeting.members
         absent = absent.reshape(-1, 32)
         if members is None:

@@ -1,20 +1,20 @@
-"""How many CTAs a batch has. CTAs that execute together share the cost of a step, as long as they take the same
-steps."""
+"""Chooses how many CTAs a batch has. CTAs that execute together share the cost of each step, as long as they take the
+same steps."""
 
 from __future__ import annotations
 
 from kernelproof.emulator.state.launch_state import LaunchState
 from kernelproof.emulator.state.options import MAX_LANES, MIN_LANES
 
-# Bytes of shared and of local memory, at most, in a batch that is wider than ``MIN_LANES``.
+# The most bytes of shared and of local memory in a batch that is wider than ``MIN_LANES``.
 SHARED_BYTES, LOCAL_BYTES = 1 << 22, 1 << 24
 # A batch with twice the lanes may take this many times the steps before it counts as slower.
 GROWTH = 1.5
 
 
 class BatchSizes:
-    """The batch sizes of a launch, which grow while that pays. ``planned``: the sizes of an earlier execution of the
-    launch, which are used again, because suspects of races are found by batch."""
+    """The batch sizes of a launch, which grow while that makes execution faster. ``planned``: the sizes of an earlier
+    execution of the same launch. They are used again, since suspected races refer to batches."""
 
     def __init__(self, launch: LaunchState) -> None:
         self.launch = launch
@@ -23,29 +23,30 @@ class BatchSizes:
         geometry, lanes = launch.geometry, launch.options.lanes
         self.cluster = geometry.cluster_size
         self.threads = max(32, -(-geometry.threads // 32) * 32)
-        self.size = self._whole(MIN_LANES if lanes is None else lanes)
-        self.most = self.size if lanes is not None else max(self.size, self._whole(self._most_lanes()))
+        self.size = self._ctas_for(MIN_LANES if lanes is None else lanes)
+        self.most = self.size if lanes is not None else max(self.size, self._ctas_for(self._most_lanes()))
         # Lanes and steps of the widest batch that has ended.
         self.steps: tuple[int, int] | None = None
 
     def _most_lanes(self) -> int:
+        """The most lanes of a batch, within the limits of memory."""
         kernel = self.launch.kernel
         shared = max(1, kernel.shared_static + self.launch.geometry.shared_bytes)
         return min(MAX_LANES, SHARED_BYTES // shared * self.threads, LOCAL_BYTES // max(1, kernel.local_bytes))
 
-    def _whole(self, lanes: int) -> int:
-        """As many CTAs as have ``lanes`` lanes: whole clusters, at least one cluster."""
+    def _ctas_for(self, lanes: int) -> int:
+        """The number of CTAs with at most ``lanes`` lanes: a multiple of the cluster size, at least one cluster."""
         return max(1, lanes // self.threads // self.cluster) * self.cluster
 
     def next(self, most: int) -> int:
-        """CTAs of the next batch, at most ``most``."""
+        """The number of CTAs of the next batch, at most ``most``."""
         count = min(most, self.planned.pop(0) if self.planned else self.size)
         self.launch.batches.append(count)
         return count
 
     def ended(self, count: int, steps: int) -> None:
         """A batch of ``count`` CTAs has ended after so many steps of its scheduler. The next batch is wider, unless
-        wider batches take more steps, which they do when their CTAs run apart."""
+        wider batches take many more steps, as they do when their CTAs take different branches."""
         if count != self.size or self.size >= self.most:
             return
         if self.steps is not None and count > self.steps[0]:

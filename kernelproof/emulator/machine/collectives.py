@@ -13,7 +13,7 @@ from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of, word
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# redux by operation: the value of lanes that take no part, and how values of a warp combine.
+# Operation of redux -> the value of lanes that take no part, and the function that combines the values of a warp.
 _REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
     "add": (0, lambda v: np.asarray(v.sum(axis=2))),
     "min": (1 << 40, lambda v: np.asarray(v.min(axis=2))),
@@ -31,15 +31,16 @@ class Warps:
         self.batch, self.clocks = batch, clocks
 
     def gather(self, m: Mask) -> None:
-        """The lanes have executed instructions of whole warps, of whatever kind."""
+        """Note that lanes have executed an instruction that all lanes of a warp execute together."""
         self.clocks.releases.gather(m)
 
     def _active(self, m: Mask) -> Array:
+        """A mask of lanes in shape (warps, 32)."""
         return (np.ones(self.batch.size, bool) if m is None else m).reshape(-1, 32)
 
     def _require_members(self, members: Scalar, m: Mask, site: int) -> Array:
-        """Report a member mask that names lanes which are not here, or that differs between members. Returns the mask
-        of active lanes, shape (warps, 32)."""
+        """Report a member mask that names lanes which do not execute the instruction, omits one that does, or differs
+        between members. Returns the mask of active lanes, shape (warps, 32)."""
         active = self._active(m)
         if isinstance(members, int) and members == 0xFFFFFFFF and m is None:
             return active
@@ -66,7 +67,7 @@ class Warps:
         return active
 
     def _groups(self, members: Scalar, active: Array) -> Array:
-        """Per lane, which lanes take part with it, shape (warps, 32, 32). Lanes may name different, disjoint groups."""
+        """For each lane the lanes that take part with it, shape (warps, 32, 32). Lanes may name disjoint groups."""
         return bits_of(self.batch.words(members)) & active[:, None, :]
 
     def shfl(

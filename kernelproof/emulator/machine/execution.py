@@ -1,7 +1,8 @@
-"""The execution of a launch's CTAs, batch by batch.
+"""Executes the CTAs of a launch, batch by batch.
 
-A batch runs until it ends or until all its lanes wait for other CTAs; batches that wait take turns. Kernels that wait
-for memory get as many CTAs at a time as the device holds, because on hardware only those wait for each other.
+A batch runs until it ends, or until all its lanes wait for other CTAs. Batches that wait are resumed in turn. If a
+kernel waits for memory, only as many CTAs run at a time as the device holds, since on hardware only these can wait for
+each other.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class RunningBatch:
     batch: AmpereBatch
     code: Code
 
-    def goes_on(self) -> bool:
-        """Run the batch until it yields; returns whether it has not ended."""
+    def advance(self) -> bool:
+        """Run the batch until it yields or ends; returns whether it has yielded."""
         try:
             next(self.code)
         except StopIteration:
@@ -58,12 +59,12 @@ def run(
     held = _held(launch, len(ctas))
     launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, held)
     with np.errstate(all="ignore"):
-        Execution(launch, device, function, batch_type, held).to_the_end(len(ctas))
+        Execution(launch, device, function, batch_type, held).run_all(len(ctas))
 
 
 def _held(launch: LaunchState, count: int) -> int:
-    """CTAs that may run at a time, in whole clusters. Where CTAs can cancel others it is one per SM, because then it
-    matters which have started; where they can wait for others, what the device holds; else all."""
+    """How many CTAs may run at a time, a multiple of the cluster size. If CTAs can cancel others, one per SM, because
+    it matters which have started. If they can wait for others, as many as the device holds. Otherwise all."""
     kernel, device, geometry = launch.kernel, launch.device, launch.geometry
     if not kernel.cancels and not kernel.polling:
         return count
@@ -74,8 +75,8 @@ def _held(launch: LaunchState, count: int) -> int:
 
 
 class Execution:
-    """The batches of a launch in turns. ``held``: the CTAs that may run at a time; it grows if those that the device
-    holds wait for others, and the launch then counts as not checked."""
+    """Runs the batches of a launch in turn. ``held``: the CTAs that may run at a time. It grows if all that the device
+    holds wait for others; the launch is then reported as one that needs more CTAs than fit."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Execution:
         self.idle = self.unmoved = 0
         self.recurrence = Recurrence(IDLE_ROUNDS)
 
-    def to_the_end(self, total: int) -> None:
+    def run_all(self, total: int) -> None:
         """Execute all CTAs of the queue, ``total`` in number."""
         launch, queue, rounds = self.launch, self.launch.queue, 0
         while queue or self.running:
@@ -110,14 +111,14 @@ class Execution:
                 if not queue:
                     self._report_stuck()
                     return
-                # The device holds no more. What follows is only to learn whether that is what they wait for.
+                # The device holds no more CTAs. Run more anyway, to learn whether these are what the others wait for.
                 self.held = 2 * self.held
                 self.idle = 0
         if self.most > self.resident:
             self._refuse()
 
     def _start(self) -> int:
-        """Start a batch if the device has room for more CTAs; returns how many."""
+        """Start a batch if the device has room for more CTAs; returns how many CTAs have started."""
         launch = self.launch
         room = min(len(launch.queue), self.held - launch.active)
         if not room:
@@ -125,15 +126,15 @@ class Execution:
         batch = self.batch_type(launch, self.device, launch.queue.take(self.sizes.next(room)))
         launch.active += batch.count
         self.most = max(self.most, launch.active)
-        # The youngest batch runs first: others wait for CTAs that have not run yet, rarely for older ones.
+        # The youngest batch runs first, since batches mostly wait for CTAs that have not run yet.
         self.running.insert(0, RunningBatch(batch, self.function(batch)))
         return batch.count
 
     def _round(self) -> int:
-        """Run every batch until it yields; returns how many have ended."""
+        """Run every batch until it yields or ends; returns how many have ended."""
         left = []
         for running in self.running:
-            if running.goes_on():
+            if running.advance():
                 left.append(running)
             else:
                 self.launch.active -= running.batch.count
@@ -143,7 +144,7 @@ class Execution:
         return ended
 
     def _note(self, moved: bool, changed: bool) -> None:
-        """A round is over. ``moved``: a batch has started or ended; ``changed``: memory has changed."""
+        """Count a round as idle or not. ``moved``: a batch has started or ended. ``changed``: memory has changed."""
         self.unmoved = 0 if moved else self.unmoved + 1
         if moved or changed:
             self.idle, self.recurrence = 0, Recurrence(IDLE_ROUNDS)
@@ -153,8 +154,8 @@ class Execution:
         self.launch.clock_step = min(CLOCK_STEP << max(0, self.idle - IDLE_ROUNDS), MAX_CLOCK_STEP)
 
     def _is_stuck(self) -> bool:
-        """Will no batch ever go on by itself? All of them poll or sleep, and what decides their loops repeats itself;
-        or they watch a clock on which hours have passed."""
+        """Whether no batch will ever go on by itself: all of them poll or sleep, and either the state that decides
+        their loops repeats, or they read a clock on which hours have passed."""
         if self.idle <= IDLE_ROUNDS:
             return False
         return bool(self.recurrence.period(self.idle, self._state())) or (
@@ -162,6 +163,7 @@ class Execution:
         )
 
     def _state(self) -> State:
+        """The state that decides whether batches which poll memory ever go on."""
         batches = {
             str(running.batch.ctas[0]): running.batch.scheduler.polling_state(getgeneratorlocals(running.code))
             for running in self.running
@@ -189,7 +191,7 @@ class Execution:
             batch.scheduler.report_stuck()
 
     def _refuse(self) -> None:
-        """Report that CTAs have waited for others which the device does not start before they end."""
+        """Report that CTAs have waited for others that the device starts only after the waiting ones end."""
         text = f"needs co-residency of {self.most} CTAs, which wait for each other; the device holds {self.resident}"
         self.launch.reports.add("launch-error", f"{self.launch.kernel.name} {text}")
 

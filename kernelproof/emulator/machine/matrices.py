@@ -1,7 +1,7 @@
 """mma.sync, movmatrix and wmma of a batch (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
 
-How elements lie in the registers of mma.sync is the PTX ISA's; how they lie in wmma's is unspecified there and chosen
-here.
+The PTX ISA specifies how elements lie in the registers of mma.sync. It leaves that open for wmma, so this file chooses
+a layout.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class WmmaTile(NamedTuple):
-    """What wmma.load and wmma.store move: ``part`` a, b, c or d of a product of ``size`` (m16n16k16, ...), its
-    ``layout`` (row or col), its state space, and the type ``kind`` of its elements (f16, s8, ...)."""
+    """The tile that a wmma.load or wmma.store moves: ``part`` a, b, c or d of a product of ``size`` (m16n16k16, ...),
+    its ``layout`` (row or col), its state space, and the type ``kind`` of its elements (f16, s8, ...)."""
 
     part: str
     layout: str
@@ -33,8 +33,9 @@ class WmmaTile(NamedTuple):
 
 
 class WmmaForm(NamedTuple):
-    """A kind of wmma.mma: size, layouts of A and B, types of D, A, B and C. ``saturate``: sums are clamped to finite
-    numbers. ``xor``: with single bits, count those that differ instead of those that are common."""
+    """A kind of wmma.mma: its size, the layouts of A and B, the types of D (``acc``), A, B and C (``add``).
+    ``saturate``: sums are clamped to finite numbers. ``xor``: for single bits, count those that differ, not those that
+    are set in both."""
 
     size: str
     layout_a: str
@@ -48,8 +49,8 @@ class WmmaForm(NamedTuple):
 
 
 class DenseForm(NamedTuple):
-    """A kind of mma.sync that is evaluated at once: ``rows`` x 8 elements, ``k`` deep, types of A, B and of the
-    accumulators. ``saturate`` and ``xor``: see ``WmmaForm``."""
+    """A kind of mma.sync that is evaluated immediately, unlike those of ``TensorUnit``. D has ``rows`` x 8 elements;
+    ``k`` is the depth; ``kind_a``, ``kind_b`` and ``acc`` are the types. ``saturate`` and ``xor``: see ``WmmaForm``."""
 
     rows: int
     k: int
@@ -90,10 +91,11 @@ class MatrixInstructions:
         return self.unit.grid(grid, a, b, c)
 
     def dense(self, form: DenseForm, a: Fragment, b: Fragment, c: Fragment, m: Mask, site: int) -> list[Array]:
-        """mma.sync of kinds that the tensor unit does not have.
+        """mma.sync of kinds that ``TensorUnit`` does not support.
 
-        Layout (PTX ISA): register (step, half of the rows) of A holds row 8 * half + lane / 4 and, of the step's 4 *
-        per columns, ``per`` from lane % 4 * per on; B likewise with columns for rows.
+        Layout (PTX ISA): A's register (step, half) holds elements of row 8 * half + lane / 4. A step has 4 * per
+        columns, of which the register holds ``per``, from column lane % 4 * per on. In B, columns take the place of
+        rows.
         """
         self.batch.require_whole_warps(m, site)
         warps, halves, per = self.size // 32, form.rows // 8, form.per
@@ -119,8 +121,9 @@ class MatrixInstructions:
     # --- wmma ---
 
     def _places(self, tile: WmmaTile, address: Array, stride: Array | None) -> tuple[list[Array], int]:
-        """Addresses of the chunks that each lane moves, and the bytes of a chunk. Element e of lane l's fragment is
-        element l * n + e of the matrix: row by row for an accumulator, along the layout in memory for A and B."""
+        """Addresses of the chunks that each lane moves, and the bytes of a chunk. A lane's fragment has n elements.
+        Element e of lane l is element l * n + e of the matrix: counted row by row for an accumulator, and in memory's
+        order for A and B."""
         m, n, k = _extents(tile.size)
         # Elements smaller than a byte share bytes along k.
         packed = max(1, 8 // ELEMENT_BITS[tile.kind])
@@ -171,7 +174,7 @@ class MatrixInstructions:
         chunks = [np.ascontiguousarray(space.load(place, width, m, site)) for place in places]
         raw = [chunk.view(np.uint8).reshape(self.size, width) for chunk in chunks]
         words = np.ascontiguousarray(np.concatenate(raw, axis=1)).view(_word(tile.kind))
-        # The real fragment may have more registers than elements need: the rest repeats.
+        # A fragment may have more registers than its elements need. The others repeat them.
         return [np.ascontiguousarray(words[:, i % words.shape[1]]) for i in range(registers)]
 
     def wmma_store(
@@ -219,7 +222,7 @@ def _fragment(registers: Fragment, kind: str) -> Array:
 
 
 def _product(left: Array, right: Array, xor: bool) -> Array:
-    """Matrix products; for single bits the number of common ones, or (``xor``) of differing ones."""
+    """Matrix products. For single bits, the number of bits that are set in both or, with ``xor``, that differ."""
     common = np.matmul(left, right)
     if not xor:
         return np.asarray(common)
@@ -227,6 +230,6 @@ def _product(left: Array, right: Array, xor: bool) -> Array:
 
 
 def _extents(size: str) -> tuple[int, int, int]:
-    """m16n16k16 -> (16, 16, 16)."""
+    """The extents (m, n, k) of a size such as ``m16n16k16``."""
     m, n, k = (int(x) for x in re.findall(r"\d+", size))
     return m, n, k

@@ -17,7 +17,7 @@ class MatrixMemory:
         self.batch, self.shared = batch, shared
 
     def _address_lanes(self, matrices: int, m: Mask) -> Mask:
-        """The lanes whose addresses count."""
+        """The lanes whose addresses are used."""
         if matrices == 4:
             return m
         chosen = np.zeros((self.batch.size // 32, 32), bool)

@@ -1,4 +1,4 @@
-"""Text that kernels write: printf, and the messages of failed asserts."""
+"""Text that kernels print: printf, and the messages of failed asserts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MAX_CHARACTERS = 1 << 20  # characters that a launch may print, as many as a dev
 
 @lru_cache(maxsize=256)
 def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], ...]:
-    """A format as plain text and conversions. A conversion is Python's form of it, and (kind, bytes) of each argument:
-    ``i`` and ``u`` are integers, ``f`` is floating point, ``s`` a string."""
+    """Split a format of printf into plain text and conversions. A conversion has the format that Python's ``%`` takes,
+    and (kind, bytes) of each argument: ``i`` and ``u`` are integers, ``f`` is floating point, ``s`` a string."""
     out: list[str | tuple[str, tuple[tuple[str, int], ...]]] = []
     at = 0
     for m in _CONVERSION.finditer(form):
@@ -44,7 +44,7 @@ def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], .
 
 
 class Output:
-    """What the lanes of a batch print, in the order of lanes at each instruction."""
+    """Prints for the lanes of a batch; at each instruction in the order of lanes."""
 
     def __init__(self, batch: BatchState, memory: DeviceMemory, generic: GenericMemory) -> None:
         self.batch, self.memory, self.generic = batch, memory, generic
@@ -94,6 +94,7 @@ class Output:
         return texts
 
     def _value(self, kind: str, size: int, raw: int) -> int | float | str:
+        """The argument of a kind in the ``size`` bytes of ``raw``."""
         if kind == "f":
             number: float = struct.unpack("<d", struct.pack("<Q", raw))[0]
             return number
@@ -116,7 +117,7 @@ class Output:
 
 
 def _spelled(conversion: str, arguments: tuple[int | float | str, ...]) -> str:
-    # A format that Python refuses is printed as it is.
+    """Arguments as text. A conversion that Python refuses is printed as it is."""
     try:
         if conversion[-1] == "c":
             *before, code = arguments

@@ -1,4 +1,4 @@
-"""Endless loops. The emulator is deterministic, so a batch that returns to an earlier state repeats it for ever."""
+"""Detects endless loops: the emulator is deterministic, so a batch that returns to an earlier state never ends."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ FIRST, MAX_PERIOD = 1 << 12, 64
 
 
 def state_of(values: Mapping[str, object], counters: tuple[int, ...]) -> State:
-    """A copy of everything that decides the future. Values other than numbers and arrays are units of the machine, or
-    registers that are computed when they are read; these count as equal only if they are the same object."""
+    """A copy of everything that decides what a batch does next. Values other than numbers and arrays are units of the
+    machine, or registers that are computed when they are read; these are equal only if they are the same object."""
     return counters, {name: _copied(value) for name, value in values.items()}
 
 
 def _copied(value: object) -> object:
+    """A value that later changes do not affect, and that compares equal by content if it is a number or an array."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tobytes()
     return value if isinstance(value, (int, float)) else (id(value), value)
@@ -33,7 +34,7 @@ class Recurrence:
         self.earlier: State | None = None
 
     def looks_at(self, iteration: int) -> bool:
-        """Should ``period`` be asked about this iteration?"""
+        """Whether ``period`` must be called for this iteration."""
         return iteration >= self.first
 
     def period(self, iteration: int, state: State) -> int:

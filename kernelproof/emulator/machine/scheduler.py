@@ -1,7 +1,7 @@
-"""The scheduler of a batch: which lanes execute which basic block next.
+"""Schedules a batch: decides which lanes execute which basic block next.
 
-Lanes of a batch run in lockstep as long as their branches agree. Where they diverge, groups of lanes wait at different
-blocks, sleep at barriers, or poll memory; one group runs at a time.
+Lanes of a batch run in lockstep as long as their branches agree. After they diverge, groups of lanes wait at different
+blocks, sleep at barriers, or poll memory, and one group runs at a time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ DONE, BLOCKED = -1, -2
 
 
 class Overtaken(Exception):
-    """Lanes left lockstep where the translation relied on it: the launch must be run with the conservative one."""
+    """Lanes left lockstep where the translation relied on it, so the launch must be run with a conservative
+    translation."""
 
 
 class Waits(Exception):
-    """Lanes go round a loop in which the translation saw no wait, until others act: the launch must be run with a
-    translation that knows the loop, whose head stands at PTX line ``line``."""
+    """Lanes repeat a loop until others act, but the translation did not recognise it as a wait. The launch must be run
+    with a translation that does. ``line``: the PTX line of the loop's head."""
 
     def __init__(self, line: int) -> None:
         super().__init__(line)
@@ -42,10 +43,10 @@ class Runaway(Exception):
 
 
 class LaneWait(Protocol):
-    """Something other than a numbered barrier that lanes wait for."""
+    """An object, other than a numbered barrier, for which lanes wait."""
 
     def describe(self, row: int) -> str:
-        """What lanes of a row wait for, in words."""
+        """In words, what lanes of a row wait for."""
         ...
 
 
@@ -72,9 +73,9 @@ class Scheduler:
     - ``waiting``: lanes that sleep at barriers until ``release``;
     - ``deferred``: block -> lanes that poll memory in a loop; they run again after all others.
 
-    Invariants: the running group and these are disjoint, and together they hold all living lanes. After a divergent
-    branch the group whose block comes first in order runs, so that groups meet again where the translation expects it
-    (``Graph``).
+    Invariants: these and the running group are disjoint, and together they contain all living lanes. After a divergent
+    branch, the group whose block comes first in the order of blocks runs. So groups join again where the translation
+    expects it (``Graph``).
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -83,14 +84,14 @@ class Scheduler:
         self.pend: dict[int, Array] = {}
         self.waiting: list[Sleeper] = []
         self.deferred: dict[int, Array] = {}
-        # Are all lanes of the batch alive? Then a mask of all lanes can be None.
+        # Whether all lanes of the batch are alive: then None can stand for the mask of all living lanes.
         self.complete = batch.width == batch.threads
         self.has_clobbers = any(self.kernel.clobbers)
         self.backward_branches = 0
         self.recurrence = Recurrence()
-        # The launch's version when the pollers last tried.
+        # The launch's version when the polling lanes last tried.
         self.version = -1
-        # Choices of a next group and backward branches: a measure of how far the CTAs run apart.
+        # Choices of a next group, plus backward branches: a measure of how much the CTAs diverge.
         self.steps = 0
         # Called with the lanes that have exited.
         self.on_exit: list[Callable[[Array], None]] = []
@@ -99,13 +100,13 @@ class Scheduler:
 
     @property
     def alone(self) -> bool:
-        """Is no lane outside of the running group?"""
+        """Whether all living lanes are in the running group."""
         return not (self.pend or self.waiting or self.deferred)
 
     # --- from block to block ---
 
     def start(self) -> Step:
-        """All living lanes are at the entry."""
+        """The first step: all living lanes at the kernel's entry."""
         return (0, None, False) if self.complete else (0, self.batch.alive.copy(), False)
 
     def go(self, block: int, m: Mask) -> Step:
@@ -115,7 +116,7 @@ class Scheduler:
         return block, m, bool(self.waiting or self.deferred)
 
     def next(self, block: int, m: Mask) -> Step:
-        """The running group goes to ``block`` while others are pending: of all, the first block in order runs."""
+        """The running group goes to ``block`` while others are pending. The first block in order runs."""
         self.park(block, m)
         return self.pick()
 
@@ -147,12 +148,13 @@ class Scheduler:
                 raise Overtaken
 
     def _first_block(self) -> tuple[int, Array]:
+        """The first block in order at which lanes can run, and these lanes."""
         block = min(self.pend)
         return block, self.pend.pop(block)
 
     def _last_warpgroup(self) -> tuple[int, Array]:
-        """The adverse order: the last warpgroup that can run, at the first block where it has lanes. The others stay
-        where they are."""
+        """For the adverse order: the first block at which the last warpgroup that can run has lanes, and these lanes.
+        Other warpgroups' lanes remain there."""
         row, thread = divmod(max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()), self.batch.width)
         start = row * self.batch.width
         lanes = slice(start + thread // 128 * 128, start + min(thread // 128 * 128 + 128, self.batch.width))
@@ -173,7 +175,7 @@ class Scheduler:
             return self.go(no, m)
         if not f.any():
             return self.go(yes, m)
-        # Both sides can run; whichever comes first in the order of blocks does.
+        # Both sides can run. ``pick`` takes the block that comes first.
         self.park(yes, t)
         self.park(no, f)
         return self.pick()
@@ -186,9 +188,9 @@ class Scheduler:
         return self.pick()
 
     def exit(self, m: Mask) -> Step:
-        """The running lanes have exited."""
+        """The running lanes exit."""
         batch = self.batch
-        # Masks never change in place, because batches keep the last one by identity: so ``alive`` is a new array.
+        # Batches recognise masks by identity, so masks never change in place, and ``alive`` becomes a new array.
         exiting = batch.alive if m is None else m
         batch.alive = batch.alive & ~exiting
         self.complete = False
@@ -199,8 +201,8 @@ class Scheduler:
     # --- loops ---
 
     def backward(self, site: int, head: int, m: Mask) -> None:
-        """The kernel takes a backward branch by instruction ``site`` to block ``head``. Endless loops are given up:
-        raises Runaway. A loop that repeats itself while others can act may wait for them: raises Waits."""
+        """Count a backward branch by instruction ``site`` to block ``head``. Raises Runaway for an endless loop, and
+        Waits for a loop whose state repeats while others can act, since it may wait for them."""
         self.backward_branches += 1
         self.steps += 1
         iterations, limit = self.backward_branches, self.launch.options.loop_limit
@@ -219,11 +221,12 @@ class Scheduler:
             self._give_up(site, m, f"more than {limit} backward branches")
 
     def _others_can_act(self) -> bool:
-        """Can anything but the running group change memory: other groups, a time limit, or other CTAs?"""
+        """Whether anything but the running group can change memory: other groups, a time limit, or other CTAs."""
         limited = self.waiting and self.alarms
         return bool(self.pend or self.deferred or limited or self.launch.active > self.batch.count or self.launch.queue)
 
     def _give_up(self, site: int, m: Mask, text: str) -> None:
+        """Report an endless loop of the lanes of ``m``, and raise Runaway."""
         batch = self.batch
         lanes = np.flatnonzero(batch.running(m))
         row = int(batch.row_of[lanes[0]])
@@ -231,23 +234,23 @@ class Scheduler:
         raise Runaway
 
     def _state(self, kernel: FrameType, head: int) -> State:
-        """Everything that decides the batch's future. ``kernel``: the frame of the kernel's function."""
+        """Everything that decides what the batch does next. ``kernel``: the frame of the kernel's function."""
         launch = self.launch
-        # What racing reads are given in a trial depends on the tick, as nothing else does.
+        # The tick only decides which values racing reads get in a trial.
         tick = launch.tick if launch.trial is not None else 0
         counts = head, launch.version, tick, launch.printed_characters
         return state_of(kernel.f_locals | self._groups(), counts)
 
     def _groups(self) -> dict[str, Array]:
-        """Where the batch's lanes are, by name."""
+        """The masks of all groups of lanes, by name."""
         groups = {f"pend {block}": mask for block, mask in self.pend.items()}
         groups |= {f"deferred {block}": mask for block, mask in self.deferred.items()}
         groups |= {f"waiting {i}": sleeper.mask for i, sleeper in enumerate(self.waiting)}
         return groups | {"alive": self.batch.alive}
 
     def polling_state(self, variables: Mapping[str, object]) -> State:
-        """What decides whether a batch whose lanes all poll, or sleep, can ever go on by itself. ``variables``: those
-        of the kernel's function."""
+        """The state that decides whether a batch whose lanes all poll or sleep ever goes on by itself. ``variables``:
+        the local variables of the kernel's function."""
         deciding = frozenset().union(*(self.kernel.polling.get(head, ()) for head in self.deferred))
         values = {name: value for name, value in variables.items() if name in deciding}
         return state_of(values | self._groups(), ())
@@ -260,7 +263,7 @@ class Scheduler:
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
-        """A conditional branch of which one way leads back to the head of a polling loop."""
+        """A conditional branch with one target at the head of a polling loop."""
         t = condition if m is None else condition & m
         f = ~condition if m is None else m & ~condition
         for target, group in ((yes, t), (no, f)):
@@ -271,7 +274,7 @@ class Scheduler:
         return self.pick() if self.pend else (BLOCKED, None, True)
 
     def resume(self) -> Step:
-        """Other CTAs have run since the batch yielded: the pollers try again. If nothing at all has changed meanwhile,
+        """Resume a batch that has yielded: its polling lanes try again. If nothing has changed since it last tried, the
         time limits of sleepers are over, too."""
         if self.waiting and self.launch.version == self.version:
             for alarm in self.alarms:
@@ -309,8 +312,8 @@ class Scheduler:
         self.waiting = left
 
     def _idle(self) -> Step:
-        """No group can run. Pollers yield to other CTAs; else a time limit may wake sleepers; else the kernel has ended
-        or is in a deadlock."""
+        """The next step if no group can run. If lanes poll, the batch yields to other CTAs. Otherwise a time limit may
+        wake sleepers. Otherwise the kernel has ended or is in a deadlock."""
         if self.deferred:
             return BLOCKED, None, True
         if self.waiting:
@@ -322,8 +325,8 @@ class Scheduler:
     # --- the end ---
 
     def report_stuck(self) -> None:
-        """Report that nothing can run any more, and where every group waits: one CTA of all that wait at the same
-        places."""
+        """Report that no lane can run any more, and where each group waits. CTAs whose lanes wait at the same places
+        are reported once."""
         groups = [(sleeper.mask, sleeper.site) for sleeper in self.waiting]
         groups += [(mask, -1 - head) for head, mask in self.deferred.items()]
         by_row = [np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1)) for mask, _ in groups]
@@ -332,17 +335,17 @@ class Scheduler:
             places = frozenset(place for (_, place), rows in zip(groups, by_row, strict=True) if rows[row])
             if places:
                 rows_at.setdefault(places, []).append(row)
-        for alike in rows_at.values():
-            self._report_stuck_row(alike[0], len(alike))
+        for same_places in rows_at.values():
+            self._report_stuck_row(same_places[0], len(same_places))
 
     @property
     def polls_global(self) -> bool:
-        """Do lanes go round a loop that global memory ends?"""
+        """Whether lanes are in a loop that polls global memory."""
         polls = self.kernel.polls.items()
         return any(head in self.deferred and ".shared" not in self.kernel.sites[site].text for site, head in polls)
 
     def _report_stuck_row(self, row: int, count: int) -> None:
-        """Report where the threads of a CTA, one of ``count``, wait for ever."""
+        """Report where the threads of a CTA wait for ever. ``count``: how many CTAs wait like this one."""
         batch, kernel = self.batch, self.kernel
         lanes = slice(row * batch.width, (row + 1) * batch.width)
         clauses, threads, polls = [], [], []
@@ -372,7 +375,7 @@ class Scheduler:
         batch.report(kind, "; ".join(clauses), sleepers[0].site, row, threads, count=count)
 
     def _report_polls(self, row: int, count: int, head: int, threads: Array) -> None:
-        """Report a CTA, one of ``count``, whose threads go round a loop for ever."""
+        """Report a CTA whose threads repeat a loop for ever. ``count``: how many CTAs do so."""
         line = self.kernel.block_lines[head]
         near = next((i for i, site in enumerate(self.kernel.sites) if site.line >= line), None)
         if head in self.kernel.learned:
@@ -388,11 +391,13 @@ class Scheduler:
 
 
 def _add(groups: dict[int, Array], block: int, mask: Array) -> None:
+    """Add lanes to those at a block."""
     old = groups.get(block)
     groups[block] = mask if old is None else old | mask
 
 
 def _barrier_name(barrier: Barrier, row: int) -> str:
+    """What the lanes of a row wait for at a barrier, in words."""
     if isinstance(barrier, int):
         return "bar.warp.sync" if barrier == WARP_BARRIER else f"barrier {barrier}"
     return barrier.describe(row)

@@ -1,4 +1,4 @@
-"""What a kernel can read of its machine: special registers (PTX ISA), and errors of approximate functions.
+"""Special registers (PTX ISA) of a batch, clocks, and approximate functions whose errors depend on the device.
 
 Special registers give the place of a lane in the launch, and constants of the launch.
 """
@@ -19,7 +19,8 @@ from kernelproof.ground.chips import SYSTEM_SMEM, allocated_smem
 
 
 class Environment(NamedTuple):
-    """What registers say of the machine: when clocks begin, the SM of each CTA, and the number of the grid."""
+    """Values of special registers that may differ from run to run: the start of clocks, the SM of each CTA, and the
+    number of the grid."""
 
     clock: int
     sms: Array
@@ -28,7 +29,7 @@ class Environment(NamedTuple):
     @classmethod
     @lru_cache(maxsize=8)
     def of(cls, seed: int, sm_count: int) -> Environment:
-        """The environment of a seed; that of 0 is plain."""
+        """The environment that a seed draws. Seed 0 has zeros, and SMs in their order."""
         if not seed:
             return cls(0, np.arange(sm_count), 0)
         rng = np.random.default_rng([seed, 5])
@@ -41,20 +42,21 @@ class SpecialRegisters:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self._read: dict[str, Array] = {}
-        # Per lane, what its clocks show; and whether a lane has read one.
+        # The value of the clock per lane; and below, whether a lane has read it.
         self.time: Array = np.zeros(batch.size, np.uint64)
         self.drawn = Environment.of(batch.launch.options.environment, batch.launch.device.sm_count)
         self.time += np.uint64(self.drawn.clock)
         self.reads_clock = False
 
     def lanes(self, name: str) -> Array:
-        """A special register that differs between threads, uint32 per lane."""
+        """A special register that differs between threads, uint32 per lane. It is computed once."""
         out = self._read.get(name)
         if out is None:
             out = self._read[name] = self._compute(name)
         return out
 
     def _compute(self, name: str) -> Array:
+        """A special register that differs between threads, uint32 per lane."""
         batch, geometry = self.batch, self.launch.geometry
         if name.startswith("%reserved_smem") or name.endswith(".w"):
             return batch.constant(0, 4)
@@ -74,7 +76,7 @@ class SpecialRegisters:
             "%lanemask_gt": lambda: full & ~((2 << lane) - 1),
         }
         if name in of_threads:
-            # They are the same in all batches of this many CTAs.
+            # These values are the same in all batches of this many CTAs.
             same = batch.who.special
             if name not in same:
                 same[name] = of_threads[name]().astype(np.uint32)

@@ -1,9 +1,9 @@
-"""The tensor core of mma.sync: products are collected, and evaluated together when somebody reads an accumulator.
+"""Evaluates mma.sync: products are collected, and evaluated together when an accumulator is read.
 
-Rounding follows a model that was not calibrated on hardware; an option has others, see ``arithmetic.tensor_rounding``.
-In the model operands are exact in fp32, the products of one instruction along k are summed in fp32 and added to the
-accumulator, and an f16 accumulator is rounded once per instruction. Integer-valued data within the range of the
-accumulator is exact. NaN and infinity propagate as IEEE 754 demands.
+Rounding follows a model that was not calibrated on hardware. An option selects others, see
+``arithmetic.tensor_rounding``. In the model, operands are exact in fp32. The products of one instruction along k are
+summed in fp32 and added to the accumulator, and an f16 accumulator is rounded once per instruction. Integer-valued data
+within the range of the accumulator is exact. NaN and infinity propagate as IEEE 754 demands.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kernelproof.emulator.arithmetic.operands import halves, split_halves
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDED_KINDS, TensorRounding, add_products
 from kernelproof.emulator.state.arrays import MOVER, Array
 
-# Collected products are evaluated when a product that depends on them follows and they comprise PENDING_LANES lanes,
-# whose operands are then still in the cache; in any case at MAX_PENDING_LANES, which bounds memory.
+# Collected products of PENDING_LANES lanes are evaluated when a product follows that depends on them, since their
+# operands are still in the cache then. At MAX_PENDING_LANES they are evaluated in any case, which bounds memory.
 PENDING_LANES, MAX_PENDING_LANES = 1 << 18, 1 << 20
 
 
@@ -66,7 +66,7 @@ class MmaProduct:
         self.out: list[Array] | None = None
 
     def tile(self) -> Array:
-        """D, shape (warps, 16, 8). Evaluates all that is pending if D is."""
+        """D, shape (warps, 16, 8). If D is pending, all pending products are evaluated."""
         if self.block is None:
             self.unit.flush()
         assert self.block is not None
@@ -98,7 +98,7 @@ class Grid(NamedTuple):
     sites: tuple[int, ...]
 
     def has_places_of(self, other: Grid) -> bool:
-        """Do the sums of two grids have the same layout?"""
+        """Whether the sums of two grids have the same layout."""
         return self is other or (self.cells == other.cells and self.shape.acc == other.shape.acc)
 
 
@@ -129,7 +129,7 @@ class Products:
 
 
 class Accumulator:
-    """One register of an accumulator that nobody has read yet."""
+    """One register of a product's accumulator, whose bits are computed when it is read."""
 
     __slots__ = ("index", "product")
 
@@ -142,17 +142,17 @@ class Accumulator:
 
 
 def force(value: Array | Accumulator) -> Array:
-    """The array behind a register that may hold a pending accumulator."""
+    """The bits of a register, which may be an accumulator."""
     return value.get() if isinstance(value, Accumulator) else value
 
 
-# Registers as a kernel holds them.
+# Registers as the local variables of a kernel have them.
 Registers = tuple[Array | Accumulator, ...]
 
 
 class TensorUnit:
-    """Collects the products of a batch of ``size`` lanes. ``rounding``: rounds fp32 sums bit by bit; None: the
-    model."""
+    """Collects the products of a batch of ``size`` lanes. ``rounding``: how fp32 sums are rounded, bit by bit; None for
+    the model of this module."""
 
     def __init__(self, size: int, rounding: TensorRounding | None = None) -> None:
         self.size, self.rounding = size, rounding
@@ -164,12 +164,13 @@ class TensorUnit:
         """Collect a product; returns the registers of its result. Operands are registers (uint32, one per lane)."""
         level = 0
         addend: Fragment | MmaProduct
-        whole = _whole_product(c)
-        if whole is not None:
-            addend = whole
-            if whole.block is None and whole.level == self.deepest and len(self.pending) * self.size >= PENDING_LANES:
+        previous = _product_of(c)
+        if previous is not None:
+            addend = previous
+            is_last = previous.block is None and previous.level == self.deepest
+            if is_last and len(self.pending) * self.size >= PENDING_LANES:
                 self.flush()
-            level = whole.level + 1 if whole.block is None else 0
+            level = previous.level + 1 if previous.block is None else 0
         else:
             addend = tuple(force(x) for x in c)
         node = MmaProduct(self, shape, tuple(map(force, a)), tuple(map(force, b)), addend, level)
@@ -180,8 +181,8 @@ class TensorUnit:
         return [Accumulator(node, i) for i in range(len(c))]
 
     def grid(self, grid: Grid, a: Fragment, b: Fragment, c: Registers) -> tuple[Accumulator, ...]:
-        """Evaluate a grid of products at once and return their registers. ``a`` and ``b`` go fragment by fragment,
-        ``c`` and the result product by product."""
+        """Evaluate a grid of products together and return their registers. ``a`` and ``b`` are in the order of
+        fragments, ``c`` and the result in that of products."""
         shape = grid.shape
         if self.rounding is not None:
             return self._one_by_one(grid, a, b, c)
@@ -198,6 +199,7 @@ class TensorUnit:
         return Products(grid, _in_accumulators(out, shape)).accumulators
 
     def _one_by_one(self, grid: Grid, a: Fragment, b: Fragment, c: Registers) -> tuple[Accumulator, ...]:
+        """Collect the products of a grid like single ones."""
         out: list[Accumulator] = []
         count, per_a, per_b = len(c) // len(grid.cells), len(a) // grid.rows, len(b) // grid.columns
         for i, (row, column) in enumerate(grid.cells):
@@ -244,7 +246,8 @@ class TensorUnit:
             node.block, node.row, node.column = out, r, c
 
     def _multiply(self, shape: Shape, nodes: list[MmaProduct]) -> tuple[Array, list[int], list[int]]:
-        """All products A * B in one block (warps, rows, columns), and the first row and column of each product."""
+        """All products A * B in one block, shape (warps, rows, columns), and the first row and column of each
+        product."""
         lefts: dict[Identity, Fragment] = {}
         rights: dict[Identity, Fragment] = {}
         pairs = []
@@ -254,7 +257,8 @@ class TensorUnit:
             lefts[pair[0]], rights[pair[1]] = node.a, node.b
             pairs.append(pair)
         if len(nodes) == len(lefts) * len(rights) == len(set(pairs)):
-            # Every A fragment meets every B fragment: one large product per warp instead of many small ones.
+            # Every fragment of A is multiplied by every fragment of B: one large product per warp replaces many small
+            # ones.
             a = self._left(tuple(chain(*lefts.values())), len(lefts), shape)
             b = self._right(tuple(chain(*rights.values())), len(rights), shape)
             rows = {key: 16 * i for i, key in enumerate(lefts)}
@@ -311,13 +315,13 @@ class TensorUnit:
 
 
 def _identity(fragment: Fragment) -> Identity:
-    """The identity of a fragment. Registers never change in place, so the same arrays are the same fragment; valid only
-    while the fragment is kept alive."""
+    """The identity of a fragment, by those of its arrays: registers never change in place. It is valid only while the
+    fragment is kept alive."""
     return tuple(map(id, fragment))
 
 
 def _in_accumulators(sums: Array, shape: Shape) -> Array:
-    """Sums as the shape's accumulators hold them."""
+    """Sums rounded or converted to the type of the shape's accumulators."""
     if shape.acc == "f16":
         return halves(sums.astype(np.float16).view(np.uint16), "f16")
     if shape.acc == "s32":
@@ -325,8 +329,8 @@ def _in_accumulators(sums: Array, shape: Shape) -> Array:
     return sums
 
 
-def _whole_product(c: Registers) -> MmaProduct | None:
-    """The product whose accumulators these registers are, all and in order; None if there is none."""
+def _product_of(c: Registers) -> MmaProduct | None:
+    """The product of which these registers are all accumulators, in order; None if there is none."""
     first = c[0]
     if not isinstance(first, Accumulator):
         return None
@@ -349,6 +353,7 @@ def _common_block(nodes: list[MmaProduct], rows: list[int], columns: list[int]) 
 
 
 def _decode(raw: Array, shape: Shape, signed: bool) -> Array:
+    """The elements of an operand as numbers."""
     if shape.kind in ("f16", "bf16"):
         return halves(raw.view(np.uint16), shape.kind)
     if shape.kind == "tf32":

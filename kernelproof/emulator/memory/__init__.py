@@ -1,5 +1,6 @@
-"""Device, shared and local memory, and the tags that say which threads touched them last.
+"""Device, shared and local memory, and race detection.
 
-Findings about order are made here: every access leaves a tag, and the next access to the same bytes asks the clocks
-whether the tagged one happens before it. The model is that of the PTX ISA, "Memory Consistency Model".
+Every access leaves a tag, which says which thread accessed these bytes last, and when. At the next access to the same
+bytes, clocks decide whether the tagged access happens before it. If not, that is a race. The model is that of the PTX
+ISA, "Memory Consistency Model".
 """

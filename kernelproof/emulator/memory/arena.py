@@ -28,13 +28,13 @@ ALIGN = 256
 
 
 class AllocationSite(Protocol):
-    """Where a program allocated or freed memory; printed, it names a line. False if that is not known."""
+    """Where a program allocated or freed memory. Its text names a line. It is false if the place is not known."""
 
     def __bool__(self) -> bool: ...
 
     @property
     def variable(self) -> str:
-        """The variable that got the address, "" if it is not known."""
+        """The variable that got the address; "" if it is not known."""
 
 
 @dataclass(eq=False)
@@ -43,10 +43,10 @@ class Buffer:
 
     ``role``: an ``input`` must not be written; an ``output`` or ``scratch`` must not be read before it is written; an
     ``output`` must be written everywhere in its region. ``written`` has one byte per byte of the buffer, nonzero where
-    it was written (None: all of it is defined); ``allowed`` likewise says where it may be written (None: everywhere).
-    ``element`` names a type of elements that NumPy lacks, such as bfloat16; ``dtype`` is then an integer of that size.
-    ``of_host``: the host reads and writes it directly, without a runtime call, also while kernels run. ``made`` and
-    ``freed``: where a program allocated and freed it, if that is known; printed, they name a line.
+    it was written (None: all of it is defined). ``allowed`` says in the same way where it may be written (None:
+    everywhere). ``element`` names a type of elements that NumPy lacks, such as bfloat16; ``dtype`` is then an integer
+    of that size. ``of_host``: the host reads and writes it directly, without a runtime call, also while kernels run.
+    ``made`` and ``freed``: where a program allocated and freed it, if that is known.
     """
 
     memory: Memory
@@ -65,7 +65,7 @@ class Buffer:
 
     @property
     def element_name(self) -> str:
-        """The type of its elements, for people."""
+        """The type of its elements, for messages."""
         return self.element or str(self.dtype)
 
     @property
@@ -86,7 +86,7 @@ class Buffer:
 
     @property
     def is_typed(self) -> bool:
-        """Did an array give the buffer a shape and an element type?"""
+        """Whether the buffer has a shape and an element type, which it gets from an uploaded array."""
         return self.dtype != np.uint8 or self.shape != (self.nbytes,)
 
     def bytes(self) -> Array:
@@ -116,7 +116,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def _reserve(capacity: int, *, shared: bool) -> Array:
-    """Reserve address space, which costs nothing until it is touched. Ask for half as often as the system refuses."""
+    """Reserve address space, which takes memory only where it is touched. If the system refuses, try half of it, and so
+    on."""
     kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     while True:
         try:
@@ -131,12 +132,13 @@ def _reserve(capacity: int, *, shared: bool) -> Array:
 class Memory:
     """Global memory. ``capacity`` bytes of address space are reserved; only what is touched takes memory.
 
-    ``guarded``: device pointers are addresses of a second mapping, the ``view``, in which host code may touch only what
-    is its own. The emulator itself must then pass no device pointer to C: ``own_address`` is its address of a byte.
+    ``guarded``: device pointers are addresses of a second mapping, the ``view``, in which host code may touch only
+    memory that belongs to the host. The emulator must then not pass device pointers to C: ``own_address`` converts
+    them.
 
-    Invariants: ``starts`` is ascending and has the starts of ``buffers``. Addresses are never used again, so an access
-    to a freed buffer is out of bounds for ever; ``gone`` has these buffers, in ascending order. A page of the view that
-    has bytes of the host's memory has none of other buffers.
+    Invariants: ``starts`` is ascending and has the starts of ``buffers``. Addresses are never reused, so an access to a
+    freed buffer remains out of bounds. ``gone`` has the freed buffers, in ascending order. A page of the view with
+    bytes of the host's memory has no bytes of other buffers.
     """
 
     def __init__(self, capacity: int = 1 << 35, guard: int = 4096, *, guarded: bool = False) -> None:
@@ -161,7 +163,8 @@ class Memory:
             view.close()
 
     def own_address(self, address: int) -> int:
-        """The address by which the emulator itself reads what a program knows by ``address``, which may be any."""
+        """The address at which the emulator itself finds the byte that a program has at ``address``. An address outside
+        of the arena is returned unchanged."""
         at = address - self.base
         return address if self.view is None or not 0 <= at < self.capacity else int(self.data.ctypes.data) + at
 
@@ -195,12 +198,12 @@ class Memory:
         region: Index | tuple[Index, ...] | None = None,
         name: str = "",
     ) -> Buffer:
-        """Copy ``array`` to the device and return its buffer. An ``output`` takes only shape and dtype from it, and
-        starts as NaN bytes (0xFF).
+        """Copy ``array`` to the device and return its buffer. An ``output`` takes only shape and dtype from the array;
+        its bytes are 0xFF at first, which are NaNs.
 
-        ``array`` may also be a CPU tensor of PyTorch; bfloat16 and fp8 come back as the integers of their bits.
-        ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask); the
-        kernel must not write outside of it, and nothing is expected there.
+        ``array`` may also be a CPU tensor of PyTorch. ``download`` returns bfloat16 and fp8 as the integers of their
+        bits. ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask),
+        outside of which the kernel must not write, and need not.
         """
         element = element_name(array) if is_tensor(array) else ""
         content = host_array(array) if is_tensor(array) else array
@@ -218,7 +221,7 @@ class Memory:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Give a buffer back. Its addresses are not used again: later accesses to it are out of bounds."""
+        """Free a buffer. Its addresses are not reused, so later accesses to it are out of bounds."""
         self.writes += 1
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
@@ -237,14 +240,14 @@ class Memory:
         buffer.written = np.zeros(buffer.nbytes, np.uint8) if buffer.role in ("output", "scratch") else None
 
     def find(self, offset: int) -> Buffer | None:
-        """The buffer that contains this arena offset, None if it lies between buffers."""
+        """The buffer that contains an arena offset; None if it lies between buffers."""
         i = bisect_right(self.starts, offset) - 1
         if i >= 0 and offset < self.buffers[i].end:
             return self.buffers[i]
         return None
 
     def find_gone(self, offset: int) -> Buffer | None:
-        """The freed buffer that contained this arena offset, None if there was none."""
+        """The freed buffer that contained an arena offset; None if there was none."""
         i = bisect_right(self.gone, offset, key=_start) - 1
         return self.gone[i] if i >= 0 and offset < self.gone[i].end else None
 
@@ -274,11 +277,11 @@ class Memory:
         near = self.nearest(at)
         if near is None:
             return "outside any allocation"
-        buffer, beside = near
-        return f"{beside or f'byte {address - self.base - buffer.start}'} of {self.label(buffer)}"
+        buffer, distance = near
+        return f"{distance or f'byte {address - self.base - buffer.start}'} of {self.label(buffer)}"
 
     def name(self, buffer: Buffer) -> str:
-        """A buffer's name: its own, that of the variable which got its address, or its number."""
+        """A buffer's name: its own, the name of the variable that got its address, or its number."""
         known = buffer.name or (buffer.made.variable if buffer.made is not None else "")
         return known or (f"buffer {self.buffers.index(buffer)}" if buffer in self.buffers else "a freed buffer")
 

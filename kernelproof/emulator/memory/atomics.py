@@ -1,6 +1,6 @@
 """atom and red (PTX ISA, "atom", "red"): read-modify-write of shared and device memory.
 
-The lanes of a warp execute an atomic one after the other; here all lanes of a batch do, in ascending order.
+The result is as if all lanes of a batch executed an atomic one after the other, in ascending order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 
 class AtomicKind(NamedTuple):
-    """What an atomic does. ``op`` is the operation (``add``, ``cas``, ...), ``kind`` its PTX type, ``space`` the state
-    space (``generic``: the address tells). ``read`` and ``write`` are the strengths of its load and its store (scope,
-    acquire, release), as numbers of ``state.scopes``. ``returns``: something uses the old value."""
+    """A form of atomic. ``op``: the operation (``add``, ``cas``, ...). ``kind``: its PTX type. ``space``: the state
+    space; for ``generic`` the address decides. ``read`` and ``write``: the strengths of its load and its store (scope,
+    acquire, release), as numbers of ``state.scopes``. ``returns``: whether the old value is used."""
 
     op: str
     kind: str
@@ -34,7 +34,7 @@ class AtomicKind(NamedTuple):
     returns: bool = True
 
 
-# Operations that are one NumPy function on integers. Of these only addition works on floats, too.
+# Operations that are one NumPy function on integers. Only addition is the same function on floats.
 _SIMPLE: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
@@ -43,16 +43,16 @@ _SIMPLE: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
-# Of these, the ones that another function takes back.
+# Those of them that have an inverse function.
 _INVERSE: dict[str, np.ufunc] = {"add": np.subtract, "xor": np.bitwise_xor}
 _REALS = frozenset(("f32", "f64"))
 _INTEGERS = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
-# Rounds in which compare-and-swaps of one place are executed up to the next one that swaps. Lanes of a loop expect the
-# same value, so that few of them swap; what is left after these rounds goes turn by turn.
+# Each round executes the compare-and-swaps of each place up to the next one that swaps. Few of them swap, since lanes
+# of a loop mostly expect the same value. Those that are left after so many rounds are executed one by one.
 _SWAP_ROUNDS = 8
 
 
-# Of some lanes: the lanes, the elements that they modify, their operands, and with which values a cas compares.
+# Some lanes, the elements that they modify, their operands, and the values with which a cas compares.
 Operands = tuple[Array, Array, Array, Array | None]
 
 
@@ -102,16 +102,16 @@ class Atomics:
     def _polled(
         self, form: AtomicKind, flags: DeviceFlags | SharedMemory, operands: Operands, view: Array, site: int
     ) -> Array:
-        """What the atomics of a loop that polls find: as a load would, an older value than the last one, if they leave
-        it as it is. Such a read-modify-write may come right after the write of its value."""
+        """The values that the atomics of a polling loop find. Like a load, an atomic may find an older value than the
+        last one, if it does not change that value: it may then come directly after the write of that value."""
         lanes, at, values, other = operands
 
-        def leaves(i: int, found: np.generic) -> bool:
+        def changes_nothing(i: int, found: np.generic) -> bool:
             compared = None if other is None else other[i : i + 1]
             old = np.full(1, found)
             return bool((_combined(form.op, form.kind, old, values[i : i + 1], compared) == old).all())
 
-        return flags.read(lanes, at << SHIFT[values.dtype.itemsize], form.read, site, view[at], leaves)
+        return flags.read(lanes, at << SHIFT[values.dtype.itemsize], form.read, site, view[at], changes_nothing)
 
     def _apply_by_window(
         self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int
@@ -129,6 +129,7 @@ class Atomics:
 
 
 def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | None) -> Array:
+    """The new values of an operation on old values, element by element."""
     if op == "exch":
         return value
     if op == "cas":
@@ -155,7 +156,7 @@ def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | Non
 
 
 def _sorted(at: Array) -> Array:
-    """The order that sorts places; equal places keep their order, which is that of lanes.
+    """The permutation that sorts places. Equal places keep their order, which is that of lanes.
 
     This is a radix sort by digits of 16 bits, because NumPy sorts numbers of 16 bits in linear time.
     """
@@ -167,8 +168,9 @@ def _sorted(at: Array) -> Array:
 
 
 class _Groups:
-    """Elements of an atomic, sorted by place and then by lane. ``order``: the element at each rank. ``places``: the
-    places. ``starts``: the rank at which the elements of a place begin. ``sizes``: how many elements a place has."""
+    """The elements of an atomic, sorted by place and then by lane. An element's position in this order is its rank.
+    ``order``: the element at each rank. ``places``: the different places. ``starts``: the rank of each place's first
+    element. ``sizes``: how many elements a place has."""
 
     def __init__(self, at: Array) -> None:
         self.order = _sorted(at)
@@ -178,25 +180,25 @@ class _Groups:
         self.places: Array = places[self.starts]
 
     @property
-    def turn(self) -> Array:
+    def index(self) -> Array:
         """By rank: how many elements of the same place come before."""
         return np.asarray(np.arange(len(self.order)) - np.repeat(self.starts, self.sizes))
 
-    def turns(self) -> Iterator[Array]:
-        """Yield elements turn by turn: within a turn all places differ, and elements of one place keep their order."""
-        turn = self.turn
-        by_turn = np.argsort(turn, kind="stable")
+    def rounds(self) -> Iterator[Array]:
+        """Yield elements in rounds: in each, all places differ, and elements of one place come in their order."""
+        index = self.index
+        by_index = np.argsort(index, kind="stable")
         at = 0
-        for count in np.bincount(turn):
-            yield self.order[by_turn[at : at + count]]
+        for count in np.bincount(index):
+            yield self.order[by_index[at : at + count]]
             at += count
 
 
 def modify(
     op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, returns: bool = True
 ) -> tuple[Array, bool]:
-    """Change ``view[at]`` atomically, in lane order where places repeat. Returns the old values (meaningless without
-    ``returns``) and whether anything changed."""
+    """Change ``view[at]`` atomically; elements with the same place in lane order. Returns the old values (meaningless
+    without ``returns``), and whether anything changed."""
     if not returns and op in _SIMPLE and (kind in _INTEGERS or (op == "add" and kind in _REALS)):
         return value, _modify_in_place(op, kind, view, at, value)
     groups = _Groups(at)
@@ -212,8 +214,8 @@ def modify(
         return _swap(view, at, groups, value, compare)
     left = _left_behind(op, kind, before, values, groups)
     if left is None:
-        return _modify_by_turns(op, kind, view, at, value, compare, groups)
-    # A lane finds what the lane before it has left.
+        return _modify_in_rounds(op, kind, view, at, value, compare, groups)
+    # An element finds the value that the previous one of its place has left, and the first one the value before.
     found = np.concatenate((left[:1], left[:-1]))
     found[groups.starts] = before
     view[groups.places] = left[groups.starts + groups.sizes - 1]
@@ -223,21 +225,21 @@ def modify(
 
 
 def _modify_in_place(op: str, kind: str, view: Array, at: Array, value: Array) -> bool:
-    """Atomics whose old values nobody needs; returns whether anything may have changed."""
+    """Execute atomics whose old values are not needed; returns whether anything may have changed."""
     real = F[kind] if kind in _REALS else S[8 * value.itemsize] if kind[0] == "s" else value.dtype
     before = None if op in _INVERSE else view[at]
     _SIMPLE[op].at(view.view(real), at, value.view(real))
     return bool(value.any() if before is None else (view[at] != before).any())
 
 
-def _modify_by_turns(
+def _modify_in_rounds(
     op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, groups: _Groups
 ) -> tuple[Array, bool]:
-    """``modify`` for any operation, one lane of each place at a time."""
+    """``modify`` for any operation: each round executes one element of each place."""
     old = np.empty(len(at), view.dtype)
     changed = False
-    for now in groups.turns():
-        # Elements of one turn have distinct places, so NumPy's indexed assignment is right.
+    for now in groups.rounds():
+        # Elements of one round have distinct places, so NumPy's indexed assignment is right.
         before = view[at[now]]
         after = _combined(op, kind, before, value[now], None if compare is None else compare[now])
         old[now] = before
@@ -247,8 +249,8 @@ def _modify_by_turns(
 
 
 def _left_behind(op: str, kind: str, before: Array, values: Array, groups: _Groups) -> Array | None:
-    """By rank: what an element leaves at its place, if no loop over lanes is needed to know it. ``before``: what the
-    places held. ``values``: the operands, by rank."""
+    """By rank: the value that an element leaves at its place; None if that takes a loop over lanes. ``before``: the
+    value of each place before the atomic. ``values``: the operands, by rank."""
     if op == "exch":
         return values
     if kind not in _INTEGERS:
@@ -263,44 +265,44 @@ def _left_behind(op: str, kind: str, before: Array, values: Array, groups: _Grou
     return _counts(op, before, values, groups)
 
 
-def _sums(combine: np.ufunc, take_back: np.ufunc, before: Array, values: Array, groups: _Groups) -> Array:
-    """``_left_behind`` of an operation with an inverse: one running sum over all places, of which what earlier places
-    contributed is taken back."""
+def _sums(combine: np.ufunc, inverse: np.ufunc, before: Array, values: Array, groups: _Groups) -> Array:
+    """``_left_behind`` of an operation with an inverse: one running sum over the elements of all places, from which the
+    contribution of earlier places is subtracted."""
     sums = combine.accumulate(values, dtype=values.dtype)
-    ahead = take_back(sums[groups.starts], values[groups.starts])
-    return np.asarray(combine(sums, np.repeat(take_back(before, ahead), groups.sizes)))
+    of_earlier_places = inverse(sums[groups.starts], values[groups.starts])
+    return np.asarray(combine(sums, np.repeat(inverse(before, of_earlier_places), groups.sizes)))
 
 
 def _running(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
-    """By rank: the combination of an element and all elements of its place before it. Every pass doubles how many are
-    combined."""
-    turn, step, most = groups.turn, 1, int(groups.sizes.max())
+    """By rank: an element combined with all earlier elements of its place (a parallel scan: every pass doubles how many
+    are combined)."""
+    index, step, most = groups.index, 1, int(groups.sizes.max())
     while step < most:
         both = combine(values[step:], values[:-step])
-        values = np.concatenate((values[:step], np.where(turn[step:] >= step, both, values[step:])))
+        values = np.concatenate((values[:step], np.where(index[step:] >= step, both, values[step:])))
         step *= 2
     return values
 
 
 def _counts(op: str, before: Array, values: Array, groups: _Groups) -> Array | None:
-    """``_left_behind`` of inc and dec, if all elements of a place have one bound."""
+    """``_left_behind`` of inc and dec, if all elements of a place have the same bound; else None."""
     bounds = values[groups.starts]
     if (np.repeat(bounds, groups.sizes) != values).any():
         return None
-    # Both count modulo bound + 1. A value beyond the bound is followed by the one that follows the last of the cycle.
+    # Both count modulo bound + 1. After a value beyond the bound comes the value that follows the cycle's last one.
     cycle = np.uint64(1) + bounds
     if not cycle.all():
         return None
     last = bounds if op == "inc" else np.zeros_like(bounds)
     start = np.where(before > bounds, last, before).astype(np.uint64)
-    moved = (groups.turn + 1).astype(np.uint64)
+    moved = (groups.index + 1).astype(np.uint64)
     start, cycle = np.repeat(start, groups.sizes), np.repeat(cycle, groups.sizes)
     moved %= cycle
     return np.asarray(((start + (moved if op == "inc" else cycle - moved)) % cycle).astype(values.dtype))
 
 
 def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array) -> tuple[Array, bool]:
-    """Compare-and-swaps. Each round executes, of every place, the elements up to the next one that swaps."""
+    """``modify`` of cas. Each round executes the elements of every place up to the next one that swaps."""
     values, compares = value[groups.order], compare[groups.order]
     number = np.repeat(np.arange(len(groups.starts)), groups.sizes)
     now = view[groups.places]
@@ -312,7 +314,7 @@ def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array)
     for _ in range(_SWAP_ROUNDS):
         place = number[todo]
         hits = np.flatnonzero(swaps[todo] & (compares[todo] == now[place]))
-        # Of each place the first: hits are in the order of places.
+        # Keep the first hit of each place; hits are in the order of places.
         hits = hits[np.flatnonzero(np.diff(place[hits], prepend=-1))]
         end = np.full(len(now), len(at))
         end[place[hits]] = todo[hits]
@@ -328,5 +330,5 @@ def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array)
     old[groups.order] = found
     if todo.size:
         rest = np.sort(groups.order[todo])
-        old[rest], _ = _modify_by_turns("cas", "b32", view, at[rest], value[rest], compare[rest], _Groups(at[rest]))
+        old[rest], _ = _modify_in_rounds("cas", "b32", view, at[rest], value[rest], compare[rest], _Groups(at[rest]))
     return old, changed

@@ -1,8 +1,9 @@
-"""Vector clocks between CTAs: what their warps have released so far, and how much of it is known.
+"""Vector clocks between CTAs: which releases of other CTAs' warps happen before a point in the program.
 
-What a release covers is a row: per thread of its CTA, the tick before which accesses happen before it. Rows that each
-cover the row before are a chain, and a warp's releases mostly are one. So a clock holds a number per chain: how many of
-its rows happen before. Numbers are kept in blocks, which clocks share.
+A release covers a **row**: for each thread of its CTA, the tick before which the thread's accesses happen before the
+release. Rows of which each one covers the previous one form a **chain**; the releases of a warp mostly do. So a clock
+needs only one number per chain: how many of its rows happen before. These numbers are stored in blocks, which clocks
+share.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from kernelproof.emulator.state.arrays import Array
 # Chains per block.
 BLOCK_SHIFT = 8
 PER_BLOCK = 1 << BLOCK_SHIFT
-# Rows that are computed from those of chains and kept at most.
+# The most joined rows that are cached.
 MAX_JOINED = 1024
-# In place of a warp: a barrier of the CTA.
+# Stands for a warp's number in releases by a barrier of the CTA.
 BARRIER = -1
-# Number of a block -> per chain of the block, how many of its rows are known. Neither changes in place.
+# Number of a block -> for each chain of the block, how many of its rows are known. Neither changes in place.
 Clock = dict[int, Array]
-# Chains, each with the number of its rows that are known.
+# Chains, each with how many of its rows are known.
 Known = tuple[tuple[int, int], ...]
 
 
@@ -38,7 +39,7 @@ def merged(a: Clock, b: Clock) -> Clock:
         if own is numbers:
             continue
         if own is not None:
-            numbers = _later(own, numbers)
+            numbers = _maximum(own, numbers)
             if numbers is own:
                 continue
             if numbers is b[block] and len(a) == 1:
@@ -49,8 +50,8 @@ def merged(a: Clock, b: Clock) -> Clock:
     return out
 
 
-def _later(a: Array, b: Array) -> Array:
-    """The maximum of two blocks: one of them if possible, so that it is known again by identity."""
+def _maximum(a: Array, b: Array) -> Array:
+    """The maximum of two blocks, element by element: one of the two arrays if possible, so that clocks share it."""
     either = np.maximum(a, b)
     content = either.tobytes()
     if content == a.tobytes():
@@ -59,25 +60,25 @@ def _later(a: Array, b: Array) -> Array:
 
 
 class Chains:
-    """The rows of all releases of a launch. ``threads``: threads of a row, a multiple of 32."""
+    """The rows of all releases of a launch. ``threads``: how many a row has, a multiple of 32."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        # Per chain: its rows, and by number of those that were asked for, the largest tick of every warp.
+        # For each chain its rows; and a cache: number of rows -> the largest tick of every warp in the last of them.
         self._rows: list[list[Array]] = []
         self._of_warps: list[dict[int, list[int]]] = []
-        # By CTA: its chains. By CTA and warp: those that continue with releases by that warp.
+        # CTA -> its chains. (CTA, warp) -> the chains that releases by that warp continue.
         self._of_cta: dict[int, list[int]] = {}
         self._of_warp: dict[tuple[int, int], list[int]] = {}
-        # Rows that several chains of a CTA give together; neighbouring accesses ask for the same ones.
+        # Caches of ``row`` and ``least`` for several chains: neighbouring accesses need the same ones.
         self._joined: dict[Known, Array] = {}
         self._least: dict[Known, Array] = {}
 
     def clock(self, cta: int, warp: int, row: Array) -> Clock:
-        """The clock of what a row covers that a warp of a CTA releases, or BARRIER."""
+        """The clock of a release by a warp of a CTA, or by its BARRIER, that covers a row."""
         chain = self._chain(cta, warp, row)
         rows = self._rows[chain]
-        # The row is there already where a warp has done nothing in between.
+        # If the warp has done nothing since its last release, the row is there already.
         if not rows or rows[-1].tobytes() != row.tobytes():
             rows.append(row)
         numbers = np.zeros(PER_BLOCK, np.int32)
@@ -98,7 +99,7 @@ class Chains:
         return chain
 
     def known(self, clock: Clock, cta: int) -> Known:
-        """The chains of a CTA of which a clock covers something, with the number of rows that it covers."""
+        """The chains of a CTA of which a clock covers rows, with the number of these rows."""
         out: Known = ()
         for chain in self._of_cta.get(cta, ()):
             block = clock.get(chain >> BLOCK_SHIFT)
@@ -108,7 +109,7 @@ class Chains:
         return out
 
     def row(self, known: Known) -> Array:
-        """Per thread of a CTA: the tick before which its accesses are covered by these rows (see ``known``)."""
+        """Per thread of a CTA: the tick before which its accesses are covered by known rows."""
         if len(known) == 1:
             ((chain, number),) = known
             return self._rows[chain][number - 1]
@@ -130,7 +131,7 @@ class Chains:
         return out
 
     def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
-        """Does a clock cover what any thread of a warp did at a tick?"""
+        """Whether a clock covers the access of some thread of a warp at a tick."""
         for chain in self._of_cta.get(cta, ()):
             block = clock.get(chain >> BLOCK_SHIFT)
             number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])

@@ -1,7 +1,7 @@
 """cp.async (PTX ISA, "cp.async"): copies by threads from device to shared memory.
 
-The hardware may copy at any time between the instruction and its wait. Here the source is read when the copy is issued
-and the data lands as late as the waits allow, so that a kernel that reads too early sees poison.
+The hardware may copy at any time between the instruction and its wait. The emulator reads the source when the copy is
+issued, and writes the data as late as the waits allow, so that a kernel that reads too early sees poison.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 @dataclass(slots=True)
 class Copy:
-    """One cp.async that was issued: where it lands, its data, and its group: per lane, or one number while all lanes
-    agree; None before it is committed."""
+    """A cp.async that was issued: where it lands, its data, and its group. The group is a number per lane, or one
+    number while all lanes agree; None before it is committed."""
 
     to: LateCopy
     data: Array
@@ -104,7 +104,7 @@ class AsyncCopies:
             at = int(source[np.flatnonzero(misaligned)[0]])
             self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(misaligned), at)
         step = nbytes & -nbytes
-        # The widest accesses that are aligned in every part: the lowest bit of the size.
+        # ``step``, the lowest set bit of the size, is the widest access that is aligned in every part.
         for k in range(0, nbytes, step):
             data = self.device.load(source + np.uint64(k), step, mask & ~misaligned, site)
             raw[mask, k : k + step] = np.ascontiguousarray(data).view(np.uint8).reshape(-1, step)[mask]
@@ -137,16 +137,18 @@ class AsyncCopies:
         self.committed = np.where(mask, committed + 1, committed)
 
     def _lanes(self, copy: Copy) -> Array:
+        """The lanes that issued a copy."""
         return self.batch.everyone if copy.lanes is None else copy.lanes
 
     def _per_lane(self) -> Array:
+        """``committed``, per lane."""
         if isinstance(self.committed, int):
             return np.full(self.batch.size, self.committed, np.int64)
         return self.committed
 
     def wait(self, pending: int, m: Mask) -> None:
-        """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land. The lanes' accesses
-        from now on see the data; those of other threads need a barrier in addition."""
+        """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land. Later accesses of
+        these lanes see the data. Other threads need a barrier in addition."""
         together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
         if not together:
             self.shared.leave_copies()
@@ -169,13 +171,13 @@ class AsyncCopies:
         self.flying = left
 
     def wait_all(self, m: Mask) -> None:
-        """cp.async.wait_all: it also waits for copies that were never committed."""
+        """cp.async.wait_all, which also waits for copies that were never committed."""
         self.commit(m)
         self.wait(0, m)
 
     def take(self, lanes: Array) -> list[Copy]:
-        """Remove and return the copies of these lanes that have not landed: an mbarrier tracks them now
-        (cp.async.mbarrier.arrive)."""
+        """Remove and return the copies of these lanes that have not landed, for an mbarrier that tracks them from now
+        on (cp.async.mbarrier.arrive)."""
         self.shared.leave_copies()
         out: list[Copy] = []
         for copies in (self.open, self.flying):
@@ -190,9 +192,10 @@ class AsyncCopies:
         return out
 
     def exited(self, exited: Array) -> None:
-        """Lanes have exited: their copies that have not landed never do, since nobody waits for them any more."""
+        """Lanes have exited. Their copies that have not landed never do, since no one waits for them any more."""
         if self.open or self.flying:
             self.take(np.flatnonzero(exited))
 
     def _land(self, copy: Copy) -> None:
+        """Write a copy's data to its destination."""
         self.shared.land_own(copy.to, copy.data)

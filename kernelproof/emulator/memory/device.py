@@ -1,5 +1,5 @@
-"""Global memory as the threads of a batch see it: bounds, loads, stores, flags and fences (PTX ISA, "ld", "st",
-"fence", "griddepcontrol", "discard")."""
+"""Global accesses of a batch's threads: bounds, loads, stores, flags and fences (PTX ISA, "ld", "st", "fence",
+"griddepcontrol", "discard")."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BufferPart = tuple[Buffer, Array | None]
 
 
 class DeviceAccess(NamedTuple):
-    """Where lanes (None: all) touch global memory. ``offset``: in the arena, per lane. ``places``: the buffers.
-    ``form``: how the offsets lie in memory, SCATTERED if there are several buffers. ``elements``: the same places
-    counted in elements of ``width`` bytes."""
+    """Where lanes (None: all) access global memory. ``offset``: in the arena, per lane. ``places``: the buffers.
+    ``form``: how the offsets lie in memory; SCATTERED if there are several buffers. ``elements``: the offsets in units
+    of an access's width."""
 
     lanes: Array | None
     offset: Array
@@ -39,7 +39,8 @@ class DeviceAccess(NamedTuple):
 class DeviceMemory:
     """Global accesses of the lanes of a batch. Addresses are uint64, one per lane.
 
-    Most warps access consecutive elements. Such accesses are found first (``Form``), and move as one slice or by rows.
+    Most warps access consecutive elements. Such accesses are recognised first (``Form``), and are executed as one slice
+    or by rows.
     """
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState, shared: SharedMemory) -> None:
@@ -47,11 +48,11 @@ class DeviceMemory:
         self.launch, self.arena, self.counters = batch.launch, state.arena, batch.launch.counters
         self.hazards = DeviceHazards(batch, clocks, state)
         self.flags = DeviceFlags(batch, clocks, state.order)
-        # The launch may overlap the one before it: global data must not be touched before griddepcontrol.wait.
+        # The launch may overlap the previous one, so global data must not be touched before griddepcontrol.wait.
         self.guarded = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
-        # The last packed access by all lanes: its addresses, width, and where it goes. A kernel that updates an array
-        # in place passes the same address array again.
+        # The last packed access by all lanes: addresses, width and location. A kernel that updates an array in place
+        # passes the same address array again.
         self._last_packed = (np.zeros(0, np.uint64), 0, DeviceAccess(None, batch.everyone, [], Form.PACKED, slice(0)))
         # The buffer of the last load.
         self.last_read: Buffer | None = None
@@ -93,7 +94,7 @@ class DeviceMemory:
     # --- places ---
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> DeviceAccess | None:
-        """Where an access goes. Invalid lanes are reported and dropped; None if no lane is left."""
+        """Locate an access. Invalid lanes are reported and left out; None if no lane remains."""
         # Arrays of registers never change in place, so the same array means the same addresses.
         if m is None and address is self._last_packed[0] and width == self._last_packed[1]:
             access = self._last_packed[2]
@@ -108,9 +109,9 @@ class DeviceMemory:
         arena = self.arena
         offset = (address - np.uint64(arena.base)).view(np.int64)
         form = self._form(lanes, offset, width)
-        # The first lane of a row has the row's lowest address; the step is from one row to the next.
+        # A head is the first lane of ``step`` lanes with consecutive elements, and has their lowest address. So it is
+        # enough to check bounds and alignment of heads.
         step = {Form.PACKED: len(offset), Form.ROWS: ROW, Form.SCATTERED: 1}[form]
-        # The three forms differ only in how many lanes one head stands for; bounds and alignment are tested by head.
         heads = offset[::step]
         low, high = int(heads.min()), int(heads.max()) + step * width
         buffer = arena.find(low) if low >= 0 else None
@@ -128,7 +129,8 @@ class DeviceMemory:
         return access
 
     def _form(self, lanes: Array | None, offset: Array, width: int) -> Form:
-        """How the lanes' offsets lie in memory. The cheap tests of first and last come before those of all lanes."""
+        """How the lanes' offsets lie in memory. Cheap tests of the first and last lane come before those of all
+        lanes."""
         # ``ramp`` is 0, width, 2 * width, ...: the offsets of consecutive elements from the first.
         first, count = int(offset[0]), len(offset)
         ramp = self.batch.who.ramp(width)
@@ -143,7 +145,7 @@ class DeviceMemory:
         return Form.ROWS if are_rows else Form.SCATTERED
 
     def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
-        """Report an access that lands in another buffer than those from which its address is computed."""
+        """Report an access to another buffer than those from which its address is computed."""
         targets = self.targets.get(site)
         if targets is None or buffer in targets:
             return
@@ -257,8 +259,8 @@ class DeviceMemory:
         put(view, elements, value)
 
     def touch(self, address: Array, width: int, m: Mask, site: int, write: int) -> tuple[Array, Array] | None:
-        """Check and tag a read-modify-write, which the caller then performs and passes to ``flags``; returns (lanes,
-        element index). ``write``: the strength of its store."""
+        """Check and tag a read-modify-write, which the caller then executes and passes to ``flags``. Returns (lanes,
+        element index), None if no lane remains. ``write``: the strength of its store."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -276,6 +278,7 @@ class DeviceMemory:
         return lanes, offset >> SHIFT[width]
 
     def _part(self, lanes: Array | None, offset: Array, part: Array | None) -> tuple[Array | None, Array]:
+        """The lanes and offsets of a ``BufferPart``."""
         if part is None:
             return lanes, offset
         return (self.batch.everyone if lanes is None else lanes)[part], offset[part]

@@ -1,5 +1,4 @@
-"""Strong accesses and fences of a batch on global memory: what they publish, what they learn, and which value a load
-returns."""
+"""Strong accesses and fences of a batch on global memory: which accesses they order, and which values loads return."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class DeviceFlags:
-    """The flags in global memory, as the threads of a batch write and read them; see ``GlobalOrder``."""
+    """The flags in global memory (places of strong accesses), as the threads of a batch write and read them; see
+    ``GlobalOrder``."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, order: GlobalOrder) -> None:
         self.batch, self.clocks, self.order, self.launch = batch, clocks, order, batch.launch
@@ -31,7 +31,7 @@ class DeviceFlags:
 
     @property
     def active(self) -> bool:
-        """Has anything been fenced or released yet?"""
+        """Whether any fence or release has been executed yet."""
         return self.order.active
 
     @cached_property
@@ -55,9 +55,12 @@ class DeviceFlags:
         values: Array,
         accepts: Accepts | None = None,
     ) -> Array:
-        """Strong loads of ``values``, one per lane: what they find is learned. Returns the values, with older ones in
-        place of those that are not the last. ``accepts``: which older values an element may read."""
+        """Execute strong loads, which find ``values``, one per lane, and acquire what the writers of these have
+        released. Returns the values; a load may get an older value than the last. ``accepts``: which older values an
+        element may read."""
         return self.loads.read(self, self.order.flags, lanes, offset, strong, site, values, accepts)
+
+    # ``Learners`` describes the next four methods.
 
     def reader(self, row: int, warp: int) -> Reader:
         return self._sides[row].cta, warp
@@ -98,7 +101,7 @@ class DeviceFlags:
     def write(
         self, lanes: Array | None, offset: Array, strong: int, site: int, old: Array | None, new: Array | None
     ) -> None:
-        """Strong stores. ``old``, ``new``: what the places held and will hold, if values are recorded."""
+        """Note strong stores. ``old``, ``new``: the values before and after, if values are recorded."""
         tick, present, scope = self.launch.tick, self._presents(lanes, strong), scope_of(strong)
         rows, warps = self.batch.warps_of_lanes(lanes)
         before: tuple[int, int, int, bytes] | None = None
@@ -117,8 +120,9 @@ class DeviceFlags:
     def modify(
         self, lanes: Array, offset: Array, read: int, write: int, site: int, old: Array | None, new: Array | None
     ) -> None:
-        """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
-        what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``write``."""
+        """Note atomics, which are executed one after the other: each reads before it writes, and a later lane may
+        acquire what an earlier one has released. ``read``, ``write``: the strengths of the two. ``old``, ``new``: see
+        ``write``."""
         order, tick = self.order, self.launch.tick
         acquires, read_scope, write_scope = bool(read & ORDERS), scope_of(read), scope_of(write)
         groups = list(in_turn(lanes, offset, old is not None))
@@ -133,7 +137,7 @@ class DeviceFlags:
             values = None if old is None or new is None else (old[elements[0]], new[elements[0]])
             moment, clock = Moment(side.cta, warp, tick, site), None
             if releases:
-                # Accesses of the present tick are part of what is released, and later ones are not.
+                # Accesses of the present tick are released, and later ones are not.
                 tick += 1
                 covered[i][threads[elements]] = tick
                 clock = order.present(side.cta, warp, covered[i])
@@ -141,7 +145,7 @@ class DeviceFlags:
         self.launch.tick = tick
 
     def _presents(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:
-        """What releases by these lanes publish, by CTA and warp; empty for relaxed writes."""
+        """(CTA, warp) -> the clock that these lanes release; empty for relaxed writes."""
         present: dict[tuple[int, int], Clock] = {}
         if strong & ORDERS and self.launch.options.hazards:
             batch = self.batch
@@ -152,20 +156,20 @@ class DeviceFlags:
             for row, warp, _, covered in self._released(mask):
                 cta = self._sides[row].cta
                 present[cta, warp] = self.order.present(cta, warp, covered)
-            # The clock covers what the lanes did until now, and not what they do later.
+            # Later accesses of these lanes are not released.
             self.launch.tick += 1
         return present
 
     def _released(self, mask: Array) -> Iterator[tuple[int, int, Array, Array]]:
-        """Per warp with lanes in the mask: its row, its number, its lanes in the mask (bool), and what a release by
-        them at present covers: see ``GlobalOrder.present``."""
+        """For each warp with lanes in the mask: its row, its number, its lanes in the mask (bool), and the row of a
+        release by them now (see ``GlobalOrder.present``)."""
         batch = self.batch
         by_warp = mask.reshape(-1, 32)
         which = np.flatnonzero(by_warp.any(axis=1))
         rows, warps = np.divmod(which, batch.warps_per_cta)
         lanes: Array = by_warp[which]
         covered = self.clocks.horizons_of_threads(rows, warps)
-        # Accesses of the present tick are part of what is released.
+        # Accesses of the present tick are released, too.
         number, lane = lanes.nonzero()
         covered[number, 32 * warps[number] + lane] = self.launch.tick + 1
         yield from zip(rows.tolist(), warps.tolist(), lanes, covered, strict=True)

@@ -1,4 +1,4 @@
-"""Findings of global accesses: reads of unwritten bytes, writes outside of regions, races between threads.
+"""Checks global accesses: reads of unwritten bytes, writes outside of regions, races between threads.
 
 Two accesses race if they touch the same granule, one of them writes, neither happens before the other, and they are
 not both strong with scopes that include each other's thread ("morally strong" in the PTX ISA).
@@ -27,8 +27,9 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 class DeviceHazards:
     """The checks before every global access of a batch.
 
-    Each buffer has the tag of the last write and of the last read of every granule; if the launch may write it, also of
-    the last read by another thread than the last reader, and by another CTA. Reads before those are forgotten.
+    Each buffer has a tag for the last write and a tag for the last read of every granule. If the launch may write the
+    buffer, it also has the last read by another thread than the last reader's, and by another CTA. Earlier reads are
+    forgotten.
     """
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
@@ -39,7 +40,7 @@ class DeviceHazards:
         # A run is one entry for the consecutive granules of a whole access. It relies on consecutive lanes having
         # consecutive thread numbers, and it stores no instruction, so a launch that records those uses single tags.
         self.keeps_runs = batch.are_in_a_row and not self.launch.recording
-        # The tags that all lanes leave at one moment (tick and scope), kept because consecutive accesses share it.
+        # The tags that all lanes leave at one moment (tick and scope). Consecutive accesses mostly share them.
         self._last_stamp: tuple[int, Array] = (-1, batch.gthread)
         self._last_tiled: tuple[Array, int, Array] = batch.everyone, 1, batch.everyone
 
@@ -68,8 +69,8 @@ class DeviceHazards:
             put(tags.read_at, every, site + 1)
 
     def _tag_read(self, tags: Tags, touched: Places, stamp: Array, access: GlobalAccess) -> None:
-        """Tag granules as read. Where the launch may write the buffer, also keep who else has read them: a thread that
-        writes may be their last reader itself."""
+        """Tag granules as read. If the launch may write the buffer, also keep earlier readers, since a thread that
+        writes may be the last reader itself."""
         if not self.state.may_write(access.buffer):
             put(tags.read, touched, stamp)
             return
@@ -77,7 +78,7 @@ class DeviceHazards:
         self._keep_earlier(tags, touched, before, stamp, None if tags.read_at is None else take(tags.read_at, touched))
         put(tags.read, touched, stamp)
         if access.form is not Form.PACKED:
-            # Of several lanes that read one granule in this instruction, only the last one's tag stands there now.
+            # If several lanes read a granule in this instruction, it now has the tag of the last one only.
             after = take(tags.read, touched)
             if (after != stamp).any():
                 self._keep_earlier(tags, touched, stamp, after, access.site + 1)
@@ -85,7 +86,7 @@ class DeviceHazards:
     def _keep_earlier(
         self, tags: Tags, places: Places, earlier: Array, later: Array, sites: Array | int | None
     ) -> None:
-        """Keep the ``earlier`` reads of granules where the ``later`` ones are of another thread, or of another CTA."""
+        """Keep the ``earlier`` reads of granules that ``later`` reads by another thread, or another CTA, replace."""
         before, after = earlier & THREAD, later & THREAD
         other = (before != after) & (earlier != 0)
         if not other.any():
@@ -100,8 +101,7 @@ class DeviceHazards:
                 tags.keep_earlier(is_far, numbers(places)[which], earlier[which], kept)
 
     def before_constant_read(self, access: GlobalAccess) -> None:
-        """Check and tag a read through the read-only path (``ld.global.nc``): nobody may write these bytes in the
-        launch."""
+        """Check and tag a read through the read-only path (``ld.global.nc``): the launch must not write these bytes."""
         if not self.hazards:
             return
         tags = self.state.tags(access.buffer, self.launch.recording, access.width)
@@ -119,19 +119,20 @@ class DeviceHazards:
     # --- bulk copies
 
     def begin_copy(self, access: GlobalAccess) -> None:
-        """Check and tag the write of a bulk store. It is under way, so not ordered before anything, until its group is
-        complete."""
+        """Check and tag the write of a bulk store. Until its group is complete it is under way, and ordered before
+        nothing."""
         tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         if tags.copied is None:
             tags.copied = np.zeros(tags.granules, bool)
-        # UNDER_WAY stands for a tick later than all others, so no horizon of the clocks exceeds it.
+        # UNDER_WAY stands in place of a tick and is larger than all ticks, so no horizon of the clocks exceeds it.
         moment = UNDER_WAY << TICK_SHIFT | self._moment(access.strong) & SCOPE << SCOPE_SHIFT
         for touched in self._granules(access, tags.shift):
             put(tags.written, touched, self.batch.gthread[access.lanes] | moment)
             put(tags.copied, touched, True)
 
     def end_copy(self, access: GlobalAccess) -> None:
-        """A bulk store is complete: retag the bytes that nobody has overwritten meanwhile as if its lanes wrote now."""
+        """A bulk store is complete: tag its bytes, unless they have been overwritten meanwhile, as if its lanes wrote
+        them now."""
         tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         stamp = self._stamp(access.lanes, access.strong)
         for touched in self._granules(access, tags.shift):
@@ -140,8 +141,8 @@ class DeviceHazards:
             put(tags.written, touched, np.where(still, stamp, old))
 
     def before_copy(self, access: GlobalAccess) -> None:
-        """Check a bulk copy's read. A proxy fence must stand between what threads have written and the copy, in the
-        writer's CTA or in the CTA of the thread that copies."""
+        """Check a bulk copy's read. A proxy fence must lie between the writes of threads and the copy, in the writer's
+        CTA or in the CTA of the thread that copies."""
         self.before_read(access)
         tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         if not self.hazards or not tags.is_written:
@@ -161,15 +162,15 @@ class DeviceHazards:
                     return
 
     def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
-        """Report those of an access's lanes that ``bad`` marks."""
+        """Report the lanes of an access that the mask ``bad`` marks."""
         which = np.flatnonzero(bad)
         at = int(access.offset[which[0]]) + self.state.arena.base
         offenders = which if access.lanes is None else access.lanes[which]
         self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
 
     def _granules(self, access: GlobalAccess, shift: int) -> Iterator[Places]:
-        """For each granule, of 1 << ``shift`` bytes, that an access of one lane covers: the granule's number in the
-        buffer, for every lane."""
+        """Yield the numbers of the granules, of 1 << ``shift`` bytes, that an access covers: first each lane's first
+        granule, then each lane's second, and so on."""
         buffer, _, offset, width, _, _, form = access
         per = max(1, width >> shift)
         if form is Form.PACKED:
@@ -185,8 +186,8 @@ class DeviceHazards:
             yield first + k if k else first
 
     def _all_granules(self, access: GlobalAccess, shift: int) -> tuple[Places, int]:
-        """The granules of an access, of 1 << ``shift`` bytes: those of each lane after each other, and how many a lane
-        has."""
+        """The numbers of all granules, of 1 << ``shift`` bytes, that an access covers, lane by lane; and how many a
+        lane has."""
         buffer, _, offset, width, _, _, form = access
         per = max(1, width >> shift)
         if form is Form.PACKED:
@@ -198,22 +199,24 @@ class DeviceHazards:
         return (first if per == 1 else Rows(first, per)), per
 
     def _comes_after(self, kinds: Sequence[Array], every: Places, per: int, access: GlobalAccess, reads: bool) -> bool:
-        """Is a weak access known to happen after those that have left tags of these kinds at its granules (see
-        ``_all_granules``)? ``reads``: they read. No is not an answer: then they are to be checked one by one."""
-        # One kind of single granules takes as long as the check itself.
+        """Whether a weak access is known to happen after all that have left tags of these kinds at its granules.
+        ``every``, ``per``: see ``_all_granules``. ``reads``: the tags are of reads. If the answer is false, each tag
+        must be checked by itself."""
+        # For one kind of tags and one granule per lane, this would take as long as those checks.
         if access.strong or len(kinds) * per < 2:
             return not kinds
         rows = np.concatenate([take(kind, every) for kind in kinds]).reshape(-1, per)
         lanes, tags = access.lanes, rows[:, 0]
         if len(kinds) > 1:
             lanes = self._tiled(lanes, len(kinds))
-        # Most elements were touched as a whole before, so that their granules have one tag.
+        # The granules of an element mostly have one tag, since elements are mostly accessed as a whole.
         if (rows[:, 1:] != rows[:, :1]).any():
             lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per), rows.reshape(-1)
         return self.races.among(lanes, tags, 0, reads, TagOrigin(None, every)) is None
 
     def _tiled(self, lanes: Array | None, times: int) -> Array:
-        """Lanes (None: all), several times. Consecutive accesses mostly have the same, whose arrays never change."""
+        """Lanes (None: all), repeated so many times. The last result is kept, since consecutive accesses mostly have
+        the same lanes, and arrays of lanes never change."""
         if lanes is None:
             lanes = self.batch.everyone
         if self._last_tiled[0] is not lanes or self._last_tiled[1] != times:
@@ -231,14 +234,14 @@ class DeviceHazards:
         reported: Array | None = None,
     ) -> Array | None:
         """Report lanes whose access does not happen after the tagged one. ``differs``: which of them store another
-        value than the tagged access, if that is a store; two stores of one value do not race. ``reported``: lanes for
-        whose access a race has been reported, None if there are none; returns them with those of this call."""
+        value than memory holds; two stores of the same value do not race. ``reported``: lanes for which a race has been
+        reported (None: none). Returns these and the ones reported now."""
         reads = hazard == "write after read"
         bad = self.races.among(access.lanes, tags, access.strong, reads, origin, reported)
         if bad is None:
             return reported
         if differs is not None:
-            # An atomic has another outcome after the store than before it, even if it left this value by chance.
+            # An atomic gives another result after the store than before it, even if it left the stored value by chance.
             bad &= differs() | origin.are_atomics(tags)
         if not bad.any():
             return reported
@@ -247,7 +250,7 @@ class DeviceHazards:
         return np.asarray(bad if reported is None else bad | reported)
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
-        """Report a read of bytes that nobody has written. Only the first and last byte of each element are tested."""
+        """Report a read of bytes that were never written. Only the first and last byte of each element are tested."""
         if access.form is not Form.SCATTERED and take(written, access.bytes).all():
             return
         relative = access.offset - access.buffer.start
@@ -278,7 +281,7 @@ class DeviceHazards:
                 racing = self._check_order("write after write", tagged, access, origin, reported=racing)
 
     def before_write(self, access: GlobalAccess, value: Array | None) -> None:
-        """Check and tag a write of ``value`` (None: not known yet)."""
+        """Check and tag a write of ``value`` (None if it is not known yet)."""
         self.check_allowed(access)
         if not self.hazards:
             return
@@ -295,21 +298,21 @@ class DeviceHazards:
             tags.size_written(every, strong >> SIZE_SHIFT)
         if tags.written_at is not None:
             put(tags.written_at, every, site + 1)
-        # If two lanes write one granule, only one tag is left; the other lane does not find its own. Lanes of a packed
-        # access have granules of their own.
+        # If two lanes write one granule, one of them does not find its own tag there. In a packed access all lanes have
+        # different granules.
         if value is not None and form is not Form.PACKED and bool((take(tags.written, every) != stamps).any()):
             self._check_duplicates(access, value)
 
     def _check_all_before_write(
         self, tags: Tags, every: Places, per: int, access: GlobalAccess, value: Array | None
     ) -> None:
-        """Report a write that does not happen after earlier accesses to its granules (see ``_all_granules``), or that
-        changes what is read through the read-only path. ``value``: see ``before_write``."""
+        """Report a write that does not happen after earlier accesses to its granules, or that changes bytes which are
+        read through the read-only path. ``every``, ``per``: see ``_all_granules``. ``value``: see ``before_write``."""
         if tags.read_only is None:
             reads = [tags.read] if tags.is_read else []
             reads += [earlier.tags for earlier in tags.earlier.values()]
             writes = [tags.written] if tags.is_written else []
-            # Only the clocks of clusters distinguish what comes after reads from what comes after writes.
+            # Only the clocks of clusters order reads and writes differently.
             if self.batch.cluster_size == 1:
                 reads, writes = [], reads + writes
             if self._comes_after(reads, every, per, access, True) and self._comes_after(
@@ -333,8 +336,8 @@ class DeviceHazards:
         differs: Callable[[], Array] | None,
         reported: Array | None,
     ) -> Array | None:
-        """Report a write of granules that does not happen after earlier writes and reads of them. ``reported``, and
-        what is returned: see ``_check_order``."""
+        """Report a write of granules that does not happen after earlier writes and reads of them. ``reported`` and the
+        result: see ``_check_order``."""
         if tags.is_written:
             origin = TagOrigin(tags.written_at, touched, tags.written_sizes)
             tagged = take(tags.written, touched)
@@ -349,8 +352,8 @@ class DeviceHazards:
         return reported
 
     def _is_kept(self, access: GlobalAccess, tags: Tags, *, writes: bool) -> bool:
-        """Try to store a packed access as a run, as a read or as a write; returns whether that was possible. If it was,
-        no other thread has touched these granules, so the access needs no check."""
+        """Try to store a packed access as a run, and return whether that was possible. If it was, no other thread has
+        accessed these granules, so the access needs no check."""
         if not self.keeps_runs:
             return False
         run, strong = self._run(access, tags.shift), access.strong
@@ -369,12 +372,12 @@ class DeviceHazards:
         return GranuleRun(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
 
     def _moment(self, strong: int) -> int:
-        """The upper part of a tag: tick and scope."""
+        """The upper part of a tag now: tick and scope."""
         scope = scope_of(strong) if strong else 0
         return self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
 
     def _stamp(self, lanes: Array | None, strong: int) -> Array:
-        """The tags that lanes leave at present."""
+        """The tags that lanes (None: all) leave now."""
         moment = self._moment(strong)
         if lanes is not None:
             return np.asarray(self.batch.gthread[lanes] | moment)
@@ -396,7 +399,7 @@ class DeviceHazards:
     def _report_race(
         self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: TagOrigin
     ) -> None:
-        """Report a race of those of an access's lanes that ``bad`` marks."""
+        """Report a race of the lanes of an access that the mask ``bad`` marks."""
         batch, strong = self.batch, 0 if access.strong & CHECKED else access.strong
         lanes = batch.everyone if access.lanes is None else access.lanes
         first = int(np.flatnonzero(bad)[0])
@@ -417,7 +420,7 @@ class DeviceHazards:
         if same_cta:
             text = f"{hazard} by a thread in the same CTA"
         else:
-            # Which of them comes first depends on the order of CTAs, so the findings do not say it.
+            # Which access comes first depends on the order of CTAs, so the finding does not say it.
             text = f"{' and '.join(sorted(hazard.split(' after ')))} by threads of two CTAs"
             if site > access.site:
                 sides.reverse()
@@ -434,7 +437,7 @@ class DeviceHazards:
         )
 
     def _bytes_differ(self, access: GlobalAccess, value: Array) -> Array:
-        """Which elements hold something other than the value that is about to be written?"""
+        """A mask of the elements whose memory differs from the value that is about to be written."""
         width = access.width
         content = self.state.arena.views[width][access.offset >> SHIFT[width]]
         a = np.ascontiguousarray(content).view(np.uint8).reshape(-1, width)

@@ -1,4 +1,4 @@
-"""Races in global memory: which of the accesses that lanes find tagged do not happen before what the lanes do now."""
+"""Decides which accesses to global memory race: those whose tagged predecessor does not happen before them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, Scope, scope_of
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# Answers that are kept at most.
+# The most horizons that are cached.
 MAX_KEPT = 256
 
 
 class DeviceRaces:
-    """The order of accesses to global memory, as lanes of a batch ask for it."""
+    """Answers whether tagged accesses to global memory happen before what lanes of a batch do now."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state, self.launch = batch, clocks, state, batch.launch
-        # The lanes that were asked for last, and their warps.
+        # The last lanes of ``_warps_of``, and their warps.
         self._last_warps: tuple[Array, Array] = batch.everyone, batch.everyone >> 5
-        # Warps, other warps, and whether strong accesses count -> per pair: the tick before which what the other warp
-        # did is known to happen before the warp's present. The present goes on, so these are lower bounds.
+        # (Warps, other warps, whether strong accesses count) -> for each pair the tick before which accesses of the
+        # other warp happen before the warp's present. Clocks only grow, so these remain lower bounds.
         self._horizons: dict[tuple[bytes, bytes, bool], Array] = {}
 
     def among(
@@ -38,11 +38,11 @@ class DeviceRaces:
         origin: TagOrigin,
         reported: Array | None = None,
     ) -> Array | None:
-        """Which lanes (of all, if None) race with tagged accesses, one of each lane? None: no lane. ``strong``: the
-        strength of what the lanes do; ``reads``: the tags are of reads; ``origin``: theirs; ``reported``: lanes that do
-        not count."""
-        # The tests are in order of cost, and each leaves fewer lanes. Most lanes touch granules that only they have
-        # touched; tag 0 means that nobody has. What others have touched is mostly known to come before, warp by warp.
+        """A mask of the lanes (None: all) whose access races with the tagged one, of which each lane has one in
+        ``tags``; None if there are none. ``strong``: the strength of the lanes' access. ``reads``: the tags are of
+        reads. ``origin``: that of the tags. ``reported``: lanes that are left out."""
+        # The tests are in order of cost, and each leaves fewer lanes. Most granules were accessed by the lane itself
+        # only, or not at all, which is tag 0. Accesses of others are mostly ordered, which clocks of warps show.
         if not tags[0]:
             if not tags.any():
                 return None
@@ -71,7 +71,8 @@ class DeviceRaces:
         return None if ordered.all() else bad
 
     def _warps_of(self, lanes: Array | None) -> Array:
-        """The warps of lanes (None: all), counted over the batch. Arrays of lanes never change in place."""
+        """The warps of lanes (None: all), counted over the batch. The last result is kept, since arrays of lanes never
+        change in place."""
         if lanes is None:
             lanes = self.batch.everyone
         if self._last_warps[0] is not lanes:
@@ -79,9 +80,9 @@ class DeviceRaces:
         return self._last_warps[1]
 
     def _ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
-        """Per element: does the tagged access (``reads``: it read) happen before the lane's present? ``strong``: before
-        its strong accesses."""
-        # Neighbouring lanes mostly find what one warp did at one moment, so whole warps are compared first.
+        """Per element, whether the tagged access (a read, if ``reads``) happens before the lane's next access, which is
+        strong if ``strong``."""
+        # Neighbouring lanes mostly find tags of one warp and one moment, so warps are compared first.
         starts, lengths = runs_of(lanes >> 5, tags >> 5)
         if 4 * len(starts) > len(tags):
             return self._threads_ordered(lanes, tags, strong, reads)
@@ -92,11 +93,11 @@ class DeviceRaces:
         return out
 
     def _warps_ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
-        """``_ordered``, for all that the warp of a tagged access did at that moment. False is no answer."""
+        """``_ordered`` for all accesses at that moment by the tagged access's warp. False means that it is not
+        known."""
         batch, tick = self.batch, tags >> TICK_SHIFT
         others = (tags & THREAD) >> 5
         key = (lanes >> 5).tobytes(), others.tobytes(), strong
-        # Clocks only grow, and neighbouring accesses ask for the same warps.
         known = self._horizons.get(key)
         if known is not None and (tick < known).all():
             return np.ones(len(tick), bool)
@@ -113,12 +114,12 @@ class DeviceRaces:
             horizon[left] = self.state.order.horizon_of_warps(own[left], warp[left], cta[left], other[left], strong)
         out: Array = (tick < horizon) | (tags == 0)
         if batch.cluster_size > 1:
-            self._ask_clusters(out, row, warp, cta, other, tick, reads)
+            self._add_cluster_order(out, row, warp, cta, other, tick, reads)
         return out
 
     def _threads_ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
-        """``_ordered``, element by element. Three steps, each for what the step before has not ordered: clocks of warps
-        within a CTA, clocks within a cluster, and fences and flags across the grid."""
+        """``_ordered``, element by element. It tries three kinds of order, each for the elements that remain: clocks of
+        warps within a CTA, clocks within a cluster, and fences and flags across the grid."""
         batch = self.batch
         thread, tick = tags & THREAD, tags >> TICK_SHIFT
         row, warp = batch.row_of[lanes], batch.warp[lanes]
@@ -128,17 +129,17 @@ class DeviceRaces:
         if inside.size:
             out[inside] = self.clocks.covers(row[inside], warp[inside], local[inside], tick[inside])
         if batch.cluster_size > 1:
-            self._ask_clusters(out, row, warp, cta, local >> 5, tick, reads)
+            self._add_cluster_order(out, row, warp, cta, local >> 5, tick, reads)
         left = np.flatnonzero(~out) if self.state.order.active else ()
         if len(left):
             out[left] = self.state.order.ordered(own[left], warp[left], cta[left], local[left], tick[left], strong)
         return np.asarray(out)
 
-    def _ask_clusters(
+    def _add_cluster_order(
         self, out: Array, row: Array, warp: Array, cta: Array, other: Array, tick: Array, reads: bool
     ) -> None:
-        """Set the elements of ``out`` for which the clocks of a cluster say that what warp ``other`` of ``cta`` did at
-        a tick happens before the present of a warp."""
+        """Set the elements of ``out`` for which a cluster's clocks say that the access of warp ``other`` of ``cta`` at
+        a tick happens before the present of warp ``warp`` of ``row``."""
         for i in np.flatnonzero(~out).tolist():
             of_cta = self._rows.get(int(cta[i]))
             if of_cta is not None:
@@ -152,7 +153,8 @@ class DeviceRaces:
         return {cta: row for row, cta in enumerate(self.batch.ctas.tolist())}
 
     def _morally_strong(self, lanes: Array, tags: Array, thread: Array, scope: Scope) -> Array:
-        """Which tagged accesses are strong, with a scope that reaches the lane, while the lane's scope reaches them?"""
+        """A mask of the tagged accesses that are strong with a scope which includes the lane, if the lane's scope also
+        includes them."""
         # The narrower of the two scopes must include both threads. Scope 0 marks a weak access, which is never strong.
         # From GPU scope on every thread of the launch is included; narrower scopes depend on the two CTAs.
         reach = np.minimum(tags >> SCOPE_SHIFT & SCOPE, int(scope))

@@ -1,4 +1,4 @@
-"""Device memory of one launch, which all its CTAs share: the arena, tags of the last accesses, order between CTAs."""
+"""Device memory of a launch, which all its CTAs share: the arena, tags of the last accesses, and order between CTAs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kernelproof.emulator.state.scopes import Scope
 
 
 class AccessedGranules(NamedTuple):
-    """Granules of ``size`` bytes of a buffer, from byte ``first`` on, that a launch or copy has read and written
-    (masks; None: none). ``strong``: those that it has touched by strong accesses."""
+    """Granules of ``size`` bytes of a buffer, from byte ``first`` on. Masks say which of them a launch or copy has
+    read, has written, and has accessed by ``strong`` accesses; None for none."""
 
     buffer: Buffer
     size: int
@@ -30,9 +30,10 @@ class AccessedGranules(NamedTuple):
 class DeviceState:
     """The arena with the launch's tags, and the order of accesses of different CTAs.
 
-    ``symbols``: addresses of the module's variables. ``parameters``: the kernel's parameter block. ``overlapping``:
-    the launch may begin before the one before it has ended, so global data must wait for griddepcontrol.wait.
-    ``written``: the pointers through which the kernel may write, None if one cannot be followed.
+    ``symbols``: addresses of the module's variables. ``parameters``: the kernel's parameter block. ``overlapping``: the
+    launch may begin before the previous one has ended, so global data must not be accessed before griddepcontrol.wait.
+    ``origins``: instruction -> the pointers from which its address may be computed. ``written``: the pointers through
+    which the kernel may write; None if one cannot be followed.
     """
 
     def __init__(
@@ -55,18 +56,17 @@ class DeviceState:
         self._tags: dict[int, Tags] = {}
         # Instruction -> the buffers from which its address may be computed.
         self.targets = {site: buffers for site, names in (origins or {}).items() if (buffers := self._buffers(names))}
-
         # The buffers that the launch may write; None: any.
         buffers = self._buffers(written) if written else ()
         self.writable = frozenset(map(id, buffers)) if buffers or written == frozenset() else None
 
     def may_write(self, buffer: Buffer) -> bool:
-        """May the launch write to a buffer?"""
+        """Whether the launch may write to a buffer."""
         return self.writable is None or id(buffer) in self.writable
 
     def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:
         """The buffers into which these parameters and variables point. Empty if one of them points between buffers,
-        because then the access proves nothing."""
+        since the buffer that is meant is then unknown."""
         buffers = []
         for origin in origins:
             if isinstance(origin, str):
@@ -82,8 +82,8 @@ class DeviceState:
         return tuple(buffers)
 
     def tags(self, buffer: Buffer, recording: bool, width: int = 16) -> Tags:
-        """The tags of a buffer, with granules no wider than an access of ``width`` bytes. They have room for the widest
-        access at its end, which may be misplaced by a part."""
+        """The tags of a buffer, with granules no wider than an access of ``width`` bytes. There are enough of them for
+        an access of 16 bytes that reaches beyond the buffer's end."""
         tags = self._tags.get(id(buffer))
         if tags is None:
             granules = -(-buffer.nbytes // width) + 16 // width
@@ -93,7 +93,7 @@ class DeviceState:
         return tags
 
     def touched(self, wanted: Callable[[Buffer], bool]) -> list[AccessedGranules]:
-        """What the launch did to each buffer that is wanted, so far as accesses are tagged."""
+        """The granules of each wanted buffer that the launch has accessed, as far as accesses are tagged."""
         parts = []
         for buffer in self.arena.buffers:
             tags = self._tags.get(id(buffer))

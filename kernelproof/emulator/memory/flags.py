@@ -1,8 +1,8 @@
-"""Flags: places that threads write strongly, with what their readers may find there and learn from it.
+"""Flags: places that strong accesses write, with the values that readers may find there and the clocks that they learn.
 
 This is how a release synchronises with an acquire (PTX ISA, "Release and Acquire Patterns"): a write leaves a clock at
-its place, and who reads its value, or that of a read-modify-write which continues its release sequence, takes it. A
-reader may find any write that coherence allows it, not only the last one.
+its place. A reader of its value, or of the value of a read-modify-write that continues its release sequence, takes the
+clock. A reader may find any write that coherence allows, not only the last one.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from kernelproof.emulator.state.scopes import SCOPES, Scope
 
 Clock = TypeVar("Clock")
 Key = TypeVar("Key")
-# A clock for everything, by the readers that it is meant for: those of a CTA, a cluster, or the device.
+# The readers for which a clock is published: all threads of a CTA, a cluster, or the device.
 Group = tuple[Scope, int]
 GRID: Group = (Scope.GPU, 0)
-# Does a reader know what a warp of a CTA did at a tick? Arguments: CTA, warp, tick.
+# Whether an access by (CTA, warp) at a tick happens before what a reader does now.
 Knows = Callable[[int, int, int], bool]
-# Something that differs whenever a warp knows more than before; last, whether what it has read from flags without a
-# fence is part of what it knows.
+# A value that differs whenever a warp knows more than before. Its last part: whether the warp also knows what it has
+# read from flags without a fence.
 Knowledge = tuple[int, int, bool]
-# By CTA and warp: which of its strong writes, counted over the launch, has been seen last, by whatever way.
+# (CTA, warp) -> the last of its strong writes, counted over the launch, that has been seen, directly or through others.
 Seen = dict[tuple[int, int], int]
 NOTHING_KNOWN: Knowledge = (-1, -1, False)
 
 # A scope -> it and the narrower ones.
 _REACHES = {scope: SCOPES[:scope] for scope in SCOPES}
 
-# Writes of a place that are kept at most; half of them are dropped when there are more.
+# The most writes of a place that are kept; if there are more, half of them are dropped.
 MAX_WRITES = 2048
-# Writes whose clocks are merged only when they are asked for.
+# The length of a release sequence after which clocks are merged in any case; before, they are merged when needed.
 MAX_SEQUENCE = 64
-# Moments at which a warp has read a place that are kept at most.
+# The most moments that are kept at which a warp has read a place.
 MAX_MARKS = 8
-# Values that a reader who polls is given one by one, from the oldest on and up to the newest; of those in between it is
+# A polling reader is given the oldest and the newest values one by one, so many of each. Of those in between it is
 # given every n-th, so that there are not many more than this number.
 ONE_BY_ONE = 32
 
 
 class Side(NamedTuple):
-    """The CTA of a thread on one side of a synchronisation, and by scope the key of the threads that it comprises."""
+    """The CTA of a thread on one side of a synchronisation. ``groups``: scope -> the group of threads that it
+    includes."""
 
     cta: int
     groups: dict[Scope, Group]
@@ -56,7 +57,7 @@ class Side(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Who writes a place, when, and by which instruction."""
+    """The writer of a place, the tick of the write, and its instruction (``site``)."""
 
     cta: int
     warp: int
@@ -65,7 +66,7 @@ class Moment(NamedTuple):
 
 
 def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
-    """A clock that is published at a scope is published at all smaller scopes, too."""
+    """Scope -> clock, for a clock that is published at a scope and so at all narrower ones."""
     return dict.fromkeys(_REACHES[scope], clock)
 
 
@@ -74,7 +75,7 @@ def merged_by_key(a: dict[Key, Clock], b: dict[Key, Clock], merge: Callable[[Clo
     if not a or not b:
         return a or b
     out = dict(a)
-    # Keys that share a clock follow each other.
+    # Keys that share a clock follow each other, so the last merge is kept.
     before: tuple[Clock, Clock, Clock] | None = None
     for key, clock in b.items():
         old = a.get(key)
@@ -87,7 +88,7 @@ def merged_by_key(a: dict[Key, Clock], b: dict[Key, Clock], merge: Callable[[Clo
 
 
 def latest_of(a: Seen, b: Seen) -> Seen:
-    """What has been seen by either of two."""
+    """The union of what two warps have seen."""
     return a | {writer: max(number, a.get(writer, 0)) for writer, number in b.items()}
 
 
@@ -97,8 +98,8 @@ def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
 
 
 def in_turn(lanes: Array, offset: Array, each: bool) -> Iterable[list[int]]:
-    """The elements of an atomic, by ascending lanes, in the groups that happen at one time: the lanes of a warp that
-    modify one place; ``each``: every lane by itself, because others may see the values in between."""
+    """The elements of an atomic in groups that happen one after the other. A group has the lanes of a warp that modify
+    one place or, with ``each``, one lane, since others may then see the values in between. ``lanes`` must ascend."""
     if each:
         return [[i] for i in range(len(lanes))]
     groups: dict[tuple[int, int], list[int]] = {}
@@ -108,7 +109,7 @@ def in_turn(lanes: Array, offset: Array, each: bool) -> Iterable[list[int]]:
 
 
 class Fences(NamedTuple, Generic[Clock]):
-    """The first fences of kind sc of a launch: the number of the last one, and what comes before it."""
+    """The fence.sc number ``number`` of a launch, with the clock of what comes before it."""
 
     number: int
     clock: Clock
@@ -117,10 +118,9 @@ class Fences(NamedTuple, Generic[Clock]):
 class Write(Generic[Clock]):
     """A write in the modification order of a place, by ``number``.
 
-    ``value``: what it left there; None if values are not recorded. ``moment``: None for a weak write, and for what the
-    place held at first. ``own``: what it publishes itself. ``before``: the write whose release sequence it continues;
-    None also when ``own`` includes what that one publishes. ``fences``: what its writer's last fence.sc comes after.
-    ``seen``: see ``Flags``.
+    ``value``: the new value; None if values are not recorded. ``moment``: None for a weak write, and for the initial
+    value. ``own``: the clocks that it publishes itself. ``before``: the write whose release sequence it continues; also
+    None if ``own`` includes the clocks of that one. ``fences``: its writer's last fence.sc. ``seen``: see ``Flags``.
     """
 
     __slots__ = ("before", "fences", "moment", "number", "own", "seen", "value")
@@ -140,14 +140,14 @@ class Write(Generic[Clock]):
         self.seen: Seen = {}
 
     def continues(self, other: Write[Clock]) -> bool:
-        """Is it known to publish all that an earlier write publishes?"""
+        """Whether this write is known to publish all that an earlier write publishes."""
         write: Write[Clock] | None = self
         while write is not None and write.number > other.number:
             write = write.before
         return write is other
 
     def published(self, merge: Callable[[Clock, Clock], Clock]) -> dict[Group, Clock]:
-        """What a reader of its value may learn: what it and the sequence before it publish."""
+        """The clocks that a reader of this value may learn: its own, and those of the release sequence before it."""
         if self.before is not None:
             sequence, write = [self.own], self.before
             while write.before is not None:
@@ -161,27 +161,27 @@ class Write(Generic[Clock]):
 
 
 class Mark(NamedTuple):
-    """A warp has read the write of a number, at a tick."""
+    """A note that a warp has read write ``number`` at a tick."""
 
     tick: int
     number: int
 
 
 class Given(NamedTuple):
-    """The value that a polling loop was given last: that of write ``number``, in the loop's ``iteration``."""
+    """The last value that a polling loop was given: that of write ``number``, in the loop's ``iteration``."""
 
     iteration: int
     number: int
 
 
 class History(Generic[Clock]):
-    """The modification order of a place, as far back as it is kept: consecutive ``writes``, the last one last. Without
-    recorded values only the last one is kept.
+    """The modification order of a place, as far back as it is kept: consecutive ``writes``, the last one last. If
+    values are not recorded, only the last write is kept.
 
-    ``marks``: by CTA and warp, what it has read, the last reading last. ``given``: by CTA, warp and head of a loop
-    (None: outside of such loops), the last value of the place that was given to it there. Lanes of a warp may poll one
-    place in several loops at a time, each at its own pace. ``releases``: what a warp's releases at the place have
-    published, which its later writes publish, too. No reader is given a write before ``floor``.
+    ``marks``: (CTA, warp) -> which writes it has read, the last one last. ``given``: ((CTA, warp), head of a polling
+    loop, or None outside of such loops) -> the last value that was given there. Lanes of a warp may poll a place in
+    several loops at the same time, each at its own pace. ``releases``: (CTA, warp) -> the clocks that its releases at
+    the place have published; its later writes publish them, too. No reader is given a write before number ``floor``.
     """
 
     __slots__ = ("bounds", "floor", "given", "marks", "newest_mark", "releases", "writes")
@@ -194,7 +194,8 @@ class History(Generic[Clock]):
         # The largest number of a write that has been read.
         self.newest_mark = 0
         self.releases: dict[tuple[int, int], dict[Group, Clock]] = {}
-        # By CTA and warp, for both kinds of knowledge: what it knew, and the oldest write that it might read.
+        # ((CTA, warp), kind of knowledge) -> its knowledge when it was last asked for, and the oldest write that it
+        # might read then.
         self.bounds: dict[tuple[tuple[int, int], bool], tuple[Knowledge, int]] = {}
 
     @property
@@ -212,15 +213,16 @@ class History(Generic[Clock]):
             return
         self.writes.append(write)
         if write.moment is None:
-            # Other than strong writes are ordered before whoever reads the place, or race with that.
+            # A weak write is ordered before every later read of the place, or races with it.
             self.floor = write.number
         if len(self.writes) > MAX_WRITES:
             del self.writes[: MAX_WRITES // 2]
             self.floor = max(self.floor, self.writes[0].number)
 
     def oldest(self, reader: tuple[int, int], knows: Knows, knowledge: Knowledge) -> int:
-        """The number of the oldest write that a warp may read: not older than what it has read or written, what it
-        knows to have been written, and what it knows others to have read. ``knowledge`` differs when ``knows`` does."""
+        """The number of the oldest write that a warp may read: not older than those that it has read or written, that
+        happen before its load, or that reads happening before its load have read. ``knowledge`` must differ whenever
+        ``knows`` does."""
         before, low = self.bounds.get((reader, knowledge[2]), (NOTHING_KNOWN, self.floor))
         if before != knowledge:
             for write in reversed(self.writes):
@@ -228,7 +230,7 @@ class History(Generic[Clock]):
                     break
                 if write.moment is not None and (write.moment[:2] == reader or knows(*write.moment[:3])):
                     low = write.number
-            # Most marks are of the reader's own bound or older.
+            # Mostly no mark is newer than the bound so far.
             for warp, marks in self.marks.items() if self.newest_mark > low else ():
                 for mark in reversed(marks):
                     if mark.number <= low:
@@ -239,8 +241,8 @@ class History(Generic[Clock]):
         return max(low, self.floor)
 
     def seen(self, oldest: int, seen: Seen) -> int:
-        """The number of the newest write, from the ``oldest`` on, that somebody would read who has seen this and finds
-        all accesses in one order."""
+        """The number of the newest write, from the ``oldest`` on, that a reader must find if all accesses of the launch
+        happen in a single order. ``seen``: the writes that it has seen."""
         for write in reversed(self.writes):
             if write.number > oldest and write.moment is not None:
                 writer = write.moment[:2]
@@ -256,7 +258,7 @@ class History(Generic[Clock]):
         return min(number + 1, last)
 
     def mark(self, reader: tuple[int, int], mark: Mark, knowledge: Knowledge) -> None:
-        """Note that a warp has read a write. ``knowledge``: including what it has learned from that."""
+        """Note that a warp has read a write. ``knowledge``: the warp's, with what it has learned from that write."""
         marks = self.marks.setdefault(reader, [])
         if marks and marks[-1].tick == mark.tick:
             marks[-1] = mark
@@ -264,10 +266,10 @@ class History(Generic[Clock]):
             marks.append(mark)
         self.newest_mark = max(self.newest_mark, mark.number)
         if len(marks) > MAX_MARKS:
-            # Who knows of the forgotten reading, and of no later one, must not read anything older.
+            # A reader that the forgotten read happens before, but no later one, must not read anything older.
             self.floor = max(self.floor, marks.pop(0).number)
         self.bounds[reader, knowledge[2]] = knowledge, mark.number
-        # No later load may read anything older, whether what is known without a fence bounds it or not.
+        # This bounds later loads of both kinds of knowledge.
         other = reader, not knowledge[2]
         if other in self.bounds:
             known, low = self.bounds[other]
@@ -277,12 +279,13 @@ class History(Generic[Clock]):
 class Flags(Generic[Clock]):
     """The histories of the places that have been written strongly.
 
-    A write of scope s publishes to the writer's CTA, cluster and device, as far as s. A read looks up its own CTA,
-    cluster and device, as far as its own scope. So the two synchronise iff each scope reaches the other side.
+    A write of scope s publishes its clock to the writer's CTA, cluster and device, as far as s includes them. A read
+    looks up its own CTA, cluster and device, as far as its own scope includes them. So the two synchronise if and only
+    if each scope includes the other side.
 
-    ``seen``, if it is ``traced``: by warp, the strong writes that it has seen or made, or that those had seen who made
-    them. Fences play no part in it. Who has seen a write, and then reads an older value, reads what no order of all
-    accesses explains; only the weakness of memory does.
+    ``seen``, if ``traced``: (CTA, warp) -> the strong writes that it has made, has seen, or has seen through the
+    writers of those; fences play no part. If a warp reads an older value after it has seen a write, no single order of
+    all accesses explains that: only a weak memory model allows it.
     """
 
     def __init__(self, merge: Callable[[Clock, Clock], Clock], traced: bool = False) -> None:
@@ -307,15 +310,15 @@ class Flags(Generic[Clock]):
         values: tuple[np.generic, np.generic] | None = None,
         fences: Fences[Clock] | None = None,
     ) -> None:
-        """A strong write. ``clocks``: what it publishes at each scope; ``release``: it does so by itself, not by a
-        fence before it. ``keep``: it is a read-modify-write, which continues the release sequence. ``values``: what the
-        place held before and holds now, if that is recorded."""
-        # The key is the writer's own CTA, cluster or device, so a reader elsewhere has another key.
+        """Note a strong write. ``clocks``: those that it publishes, by scope. ``release``: it does so itself, and not
+        by an earlier fence. ``keep``: it is a read-modify-write, which continues the release sequence. ``values``: the
+        values before and after, if they are recorded. ``fences``: see ``Write``."""
+        # A key is the writer's own CTA, cluster or device, so readers elsewhere do not find the clock.
         own = {side.groups[reach]: clock for reach, clock in clocks.items() if reach <= scope}
         history = self.places.get(place)
         old, new = values or (None, None)
         if history is None:
-            # There is nothing to publish, and nothing that the write could end.
+            # The write publishes nothing, and ends no release sequence.
             if not own and new is None:
                 return
             history = self.places[place] = History(Write(0, old))
@@ -328,7 +331,7 @@ class Flags(Generic[Clock]):
             own = merged_by_key(history.releases[writer], own, self._merge)
         before = history.last if keep else None
         if before is not None and not own:
-            # It publishes exactly what the one before it does.
+            # It publishes exactly what the previous write does.
             own, before = before.own, before.before
         write = Write(history.last.number + 1, new, moment, own, before, fences)
         if new is None or write.number % MAX_SEQUENCE == 0:
@@ -344,12 +347,12 @@ class Flags(Generic[Clock]):
                 history.bounds[key] = history.bounds[key][0], write.number
 
     def see(self, reader: tuple[int, int], write: Write[Clock]) -> None:
-        """A warp has read a write."""
+        """Note that a warp has read a write."""
         if self.traced and write.seen:
             self.seen[reader] = latest_of(self.seen.get(reader, {}), write.seen)
 
     def clocks(self, write: Write[Clock], side: Side, scope: Scope) -> dict[Scope, Clock]:
-        """The clocks that a strong read of a write's value finds, by scope."""
+        """The clocks that a strong read of a write's value learns, by scope. ``side``, ``scope``: the reader's."""
         published = write.own if write.before is None else write.published(self._merge)
         found = {}
         if published:
@@ -360,7 +363,7 @@ class Flags(Generic[Clock]):
         return found
 
     def take(self, pending: dict[Scope, Clock], scope: Scope) -> list[Clock]:
-        """Remove from ``pending`` the clocks that a fence of this scope brings into force, and return them."""
+        """Remove from ``pending`` and return the clocks that a fence of this scope makes the warp's own."""
         return [pending.pop(reach) for reach in SCOPES if reach <= scope and reach in pending]
 
     def merged(self, a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope, Clock]:

@@ -1,4 +1,4 @@
-"""Accesses of lanes to global memory: where they go, what earlier ones left there, and which of those come before."""
+"""Describes an access of lanes to global memory, and the tags that earlier accesses have left at its granules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GlobalAccess(NamedTuple):
 
     @property
     def bytes(self) -> Places:
-        """Its bytes in the buffer; not for scattered accesses."""
+        """The bytes of the buffer that it covers. Not for scattered accesses."""
         if self.form is Form.PACKED:
             start = int(self.offset[0]) - self.buffer.start
             return slice(start, start + len(self.offset) * self.width)
@@ -35,8 +35,8 @@ class GlobalAccess(NamedTuple):
 
 
 class TagOrigin(NamedTuple):
-    """Where the tags of an access's granules come from: the instructions that left them, if those are recorded, and the
-    sizes of strong accesses among them."""
+    """The accesses that have left the tags of some granules: their instructions, if these are recorded, and the sizes
+    of the strong ones."""
 
     sites: Array | None
     granules: Places
@@ -47,22 +47,23 @@ class TagOrigin(NamedTuple):
         return -1 if self.sites is None else int(take(self.sites, self.granules)[element]) - 1
 
     def by_site(self, bad: Array) -> list[Array]:
-        """The ``bad`` elements, by the instructions that have left their tags: each pair is a finding of its own."""
+        """Split the mask ``bad`` by the instructions that have left the tags, since each pair of instructions is a
+        finding of its own."""
         if self.sites is None:
             return [bad]
         sites = take(self.sites, self.granules)
         return [bad & (sites == site) for site in np.unique(sites[bad])]
 
     def are_atomics(self, tags: Array) -> Array:
-        """Which of the tagged accesses are read-modify-writes?"""
+        """A mask of the tagged accesses that are read-modify-writes."""
         if self.sizes is None:
             return np.zeros(len(tags), bool)
         strong = tags >> SCOPE_SHIFT & SCOPE != 0
         return np.asarray(strong & (take(self.sizes, self.granules) & READ_MODIFY_WRITE != 0))
 
     def matches_size(self, strong: int) -> Array | bool:
-        """Which of them, if strong, cover exactly the bytes that a strong access covers? Morally strong accesses must
-        overlap completely; read-modify-writes are atomic for each other whatever their sizes."""
+        """A mask of the tagged accesses that, if they are strong, have the size of a strong access. Morally strong
+        accesses must overlap completely; only read-modify-writes are atomic for each other whatever their sizes."""
         size = strong >> SIZE_SHIFT
         if self.sizes is None or not size:
             return True

@@ -1,7 +1,7 @@
-"""The addresses that a program gets for the emulated memory: a second mapping of the same pages.
+"""Protects emulated memory from host code: the program gets addresses in a second, protected mapping of the same pages.
 
-The emulator reads and writes by its own mapping, which nothing protects, so kernels run at the same speed. In the
-program's mapping every page says what host code may do there: nothing where device memory lies.
+The emulator uses its own mapping, which is not protected, so kernels are not slowed down. In the program's mapping each
+page has the access rights of host code: none where device memory lies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAY_MOVE = 1  # MREMAP_MAYMOVE
 
 
 class PageAccess(IntEnum):
-    """What host code may do with a page: the bits of mprotect."""
+    """The access rights of host code to a page: the bits of mprotect."""
 
     NONE = 0
     READ = mmap.PROT_READ
@@ -35,7 +35,7 @@ class HostView:
             ctypes.c_void_p,
             [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int],
         )
-        # An old size of 0 leaves the mapping of shared pages where it is, and makes another one (mremap(2)).
+        # For shared pages and an old size of 0, mremap keeps the mapping and makes another one (mremap(2)).
         address = remap(data.ctypes.data, 0, len(data), _MAY_MOVE)
         if address is None or address == ctypes.c_void_p(-1).value:
             raise EmulatorError(
@@ -45,14 +45,14 @@ class HostView:
         self.protect(0, self.nbytes, PageAccess.NONE)
 
     def protect(self, start: int, end: int, access: PageAccess) -> None:
-        """Set what host code may do with the pages that hold these bytes, which are counted from the mapping's start.
+        """Set the access rights to the pages that contain bytes [start, end) of the mapping.
 
-        Raises EmulatorError if the system keeps no more different pages apart."""
+        Raises EmulatorError if the system supports no more ranges of different rights."""
         first = start // PAGE * PAGE
         nbytes = -(-end // PAGE) * PAGE - first
         if self.libc.mprotect(ctypes.c_void_p(self.base + first), ctypes.c_size_t(nbytes), int(access)):
             raise EmulatorError("the system protects no more pages of memory")
 
     def close(self) -> None:
-        """Give the addresses back."""
+        """Remove the mapping."""
         self.libc.munmap(ctypes.c_void_p(self.base), ctypes.c_size_t(self.nbytes))

@@ -1,8 +1,8 @@
-"""Copies into shared memory that are under way, and the extents of bytes that have tags.
+"""Copies to shared memory that are under way, whose poison and tags are written late; and extents of recent tags.
 
-A copy that is under way poisons its destination, so that an access that does not wait for it finds no data. Most copies
-land before any access touches their destination, and then poison and tags need not be written at all. So this module
-keeps such copies until an access touches their bytes.
+The destination of a copy under way is poison, so that an access that does not wait for the copy finds no data. Most
+copies land before any access touches their destination. Then poison and tags need not be written at all, so this module
+keeps copies until an access touches their bytes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from kernelproof.emulator.state.arrays import Array
 
-# The most extents that are kept apart. One more merges all into a single extent, which is imprecise but safe: checks
-# then look at tags that they could have skipped.
+# The most extents that are kept. If there is one more, all are merged to a single one. That is imprecise but safe:
+# checks then look at tags that they could have skipped.
 MAX_EXTENTS = 64
-# The stamp of tags that no barrier makes old.
+# The stamp of tags that do not become old at any barrier.
 ENDLESS = 1 << 64
 
 
 @dataclass(slots=True, eq=False)
 class LateCopy:
     """A copy of lanes (None: all) to elements ``at`` of ``width`` bytes, all within the bytes [low, high) of their
-    CTAs' shared memory. The bytes stay as they are until the copy lands or an access looks at them."""
+    CTAs' shared memory. The bytes do not change until the copy lands or an access touches them."""
 
     low: int
     high: int
@@ -33,14 +33,14 @@ class LateCopy:
 class LateCopies:
     """Copies whose poison and tags have not been written.
 
-    Invariant: before an access reads bytes or their tags, it has called ``take`` for those bytes.
+    Invariant: an access calls ``take`` for its bytes before it reads them or their tags.
     """
 
     def __init__(self) -> None:
         self.copies: list[LateCopy] = []
 
     def take(self, low: int, high: int) -> list[LateCopy]:
-        """Remove and return the copies that touch bytes [low, high), oldest first; the caller writes poison and
+        """Remove and return the copies to any of the bytes [low, high), oldest first. The caller writes poison and
         tags."""
         out = [copy for copy in self.copies if copy.low < high and low < copy.high]
         if out:
@@ -48,19 +48,20 @@ class LateCopies:
         return out
 
     def land(self, copy: LateCopy) -> None:
-        """A copy lands: it needs no poison any more."""
+        """Remove a copy that lands, which needs no poison any more."""
         if copy in self.copies:
             self.copies.remove(copy)
 
 
 class Extents:
-    """Extents of shared memory that may have tags which no barrier has made old: (low, high, stamp)."""
+    """Extents (low, high, stamp) of shared memory with recent tags: those that no barrier orders before all later
+    accesses."""
 
     def __init__(self) -> None:
         self.items: list[tuple[int, int, int]] = []
 
     def add(self, low: int, high: int, stamp: int) -> None:
-        """Note that tags of this stamp stand in [low, high)."""
+        """Note that bytes [low, high) have tags with this stamp."""
         item = low, high, stamp
         if self.items and self.items[-1] == item:
             return
@@ -70,17 +71,18 @@ class Extents:
             self.items = [(min(lows), max(highs), max(stamps))]
 
     def forget(self, fresh: int) -> None:
-        """Drop extents whose tags are below ``fresh``: those happen before every access to come."""
+        """Drop extents whose tags are below ``fresh``: these happen before all later accesses."""
         self.items = [item for item in self.items if item[2] >= fresh]
 
     def meet(self, low: int, high: int) -> bool:
-        """May a tag that still matters stand in [low, high)?"""
+        """Whether bytes [low, high) may have recent tags."""
         return any(first < high and low < end for first, end, _ in self.items)
 
 
 def undefined(tags: Array, in_flight: int, unwritten: int, reading: bool) -> list[tuple[str, str, Array, bool]]:
-    """Accesses to bytes that are unwritten (reads only) or in a copy under way: (kind, text, mask, doubtful) of each
-    fault. ``in_flight``: the bit that tags of such a copy have. ``unwritten``: the tag of unwritten bytes."""
+    """The faults of an access to bytes that are unwritten (reads only), or the destination of a copy under way: (kind,
+    text, mask, doubtful) of each. ``tags``: those of the last writes. ``in_flight``: the bit that the tags of such a
+    copy have. ``unwritten``: the tag of unwritten bytes."""
     flying = (tags >= in_flight) & (tags != unwritten)
     verb = "reads data" if reading else "overwrites the destination"
     text = f"{verb} of an asynchronous copy that has not been waited for"

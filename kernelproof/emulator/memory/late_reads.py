@@ -1,4 +1,4 @@
-"""Reads of shared memory whose tags have not been written: most become old at a barrier before a check needs them."""
+"""Defers the tags of reads of shared memory: most become old at a barrier before any check needs them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kernelproof.emulator.state.arrays import Array
 
-# The most reads that are held back: each keeps its arrays, so this bounds memory.
+# The most reads that are deferred: each keeps its arrays, so this bounds memory.
 MAX_READS = 64
 
 
@@ -26,8 +26,7 @@ class LateRead(NamedTuple):
 class LateReads:
     """Reads whose tags have not been written.
 
-    Invariants: before a check reads the readers' tags of some bytes, it has called ``take`` for those bytes; stamps
-    ascend.
+    Invariants: a check calls ``take`` for its bytes before it reads the tags of their readers; stamps ascend.
     """
 
     def __init__(self) -> None:
@@ -35,17 +34,17 @@ class LateReads:
 
     @property
     def is_full(self) -> bool:
-        """Must the reads write their tags before another read is added?"""
+        """Whether tags must be written before another read is added."""
         return len(self.reads) >= MAX_READS
 
     def forget(self, fresh: int) -> None:
-        """Drop reads older than ``fresh``: they happen before every access to come."""
+        """Drop reads older than ``fresh``: they happen before all later accesses."""
         if self.reads and self.reads[0].stamp < fresh:
             self.reads = [read for read in self.reads if read.stamp >= fresh]
 
     def take(self, low: int, high: int) -> list[LateRead]:
-        """If one of the reads touches bytes [low, high), remove and return all of them, oldest first; the caller writes
-        their tags. The order matters: a later read replaces an earlier one's tag."""
+        """If one of the reads touches bytes [low, high), remove and return all reads, oldest first. The caller writes
+        their tags in this order, since a later read replaces an earlier one's tag."""
         if not any(read.low < high and low < read.high for read in self.reads):
             return []
         reads, self.reads = self.reads, []

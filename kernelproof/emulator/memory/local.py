@@ -14,14 +14,14 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _LOW = np.uint64(0xFFFFFFFF)
 _TO_WINDOW, _TO_OWNER = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
-# A generic address of a local variable has the number of its CTA and of its thread in these bits above bit 32. Numbers
-# of CTAs wrap at 2^14, so foreign use between CTAs that far apart is missed; it is never reported wrongly.
+# A generic address of a local variable has the numbers of its CTA and thread in these bits, from bit 32 on. Numbers of
+# CTAs wrap at 2^14, so use by a thread of a CTA that far away is missed. It is never reported wrongly.
 _CTA_BITS, _THREAD_BITS = 14, 10
 
 
 class LocalMemory:
-    """``nbytes`` of local memory per lane. Addresses are offsets, uint64. A generic address carries its thread's number
-    above bit 32, so that use by another thread is noticed."""
+    """Local memory, ``nbytes`` per lane. Addresses are offsets, uint64. A generic address contains the number of its
+    thread from bit 32 on, so that use by another thread is noticed."""
 
     def __init__(self, batch: BatchState, nbytes: int) -> None:
         self.batch = batch
@@ -34,6 +34,7 @@ class LocalMemory:
         self.written = np.zeros(self.data.shape, bool) if batch.launch.options.hazards else None
 
     def _locate(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array]:
+        """The lanes of a valid access, and their offsets. Invalid lanes are reported and left out."""
         lanes = self.batch.lanes(m)
         offset = address[lanes].astype(np.int64)
         bad = (offset < 0) | (offset + width > self.data.shape[1]) | ((offset & (width - 1)) != 0)
@@ -48,7 +49,7 @@ class LocalMemory:
         return self.owner << _TO_OWNER | address
 
     def offsets(self, address: Array, mask: Array, site: int) -> Array:
-        """The local offsets of generic addresses; use of another thread's variables is reported."""
+        """The local offsets of generic addresses. Use of another thread's variables is reported."""
         low: Array = address & _LOW
         other = mask & ((address >> _TO_OWNER) != self.owner) & (low < self.data.shape[1])
         if other.any():
@@ -146,7 +147,7 @@ class GenericMemory:
         return np.where(outside, self.batch.unspecified(8) & _LOW, low)
 
     def in_shared(self, address: Array, m: Mask, site: int) -> Array:
-        """Convert a generic operand that must lie in the shared memory of the lane's CTA."""
+        """Convert a generic address, which must lie in the shared memory of the lane's CTA, to one of that space."""
         lanes = self.batch.lanes(m)
         outside = (address[lanes] >> _TO_WINDOW) != Window.SHARED
         if outside.any():

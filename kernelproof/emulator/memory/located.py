@@ -1,4 +1,4 @@
-"""A cache of places in shared memory: a loop accesses the same few addresses in every iteration."""
+"""Caches the places of accesses to shared memory, since a loop mostly accesses the same addresses in each iteration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ MAX_LANE_ADDRESSES = 1 << 20
 
 
 class Located:
-    """Places of accesses by all lanes that were found valid: element index, byte offset, and the addresses [low, high)
-    of their bytes in the shared window.
+    """The places of valid accesses by all lanes: element index, byte offset, and the addresses [low, high) of their
+    bytes in the shared window.
 
-    Invariant: the arrays kept here never change in place. An entry is found by the address of the first lane, the
-    width in bytes and the instruction (``site``), and holds only if the addresses of all lanes are the same.
+    Invariant: the arrays kept here never change in place. An entry is looked up by the address of the first lane, the
+    width in bytes and the instruction (``site``), and is used only if the addresses of all lanes are the same.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -21,7 +21,7 @@ class Located:
         self.places: dict[tuple[int, int, int], tuple[Array, Array, Array, tuple[int, int]]] = {}
 
     def find(self, address: Array, width: int, site: int) -> tuple[Array, Array, tuple[int, int]] | None:
-        """The place of these addresses if the instruction accessed them before, else None."""
+        """The place of these addresses; None if it is not in the cache."""
         place = self.places.get((int(address[0]), width, site))
         if place is None or not (place[0] == address).all():
             return None
@@ -30,7 +30,7 @@ class Located:
     def remember(
         self, address: Array, width: int, site: int, at: Array, offset: Array, extent: tuple[int, int]
     ) -> None:
-        """Keeps the place of an access by all lanes that was found valid. A full cache starts over."""
+        """Add the place of a valid access by all lanes. A full cache is emptied first."""
         if len(self.places) >= self.most_entries:
             self.places.clear()
         self.places[int(address[0]), width, site] = address, at, offset, extent

@@ -1,8 +1,8 @@
-"""Happens-before between CTAs, through fences and atomics on global memory.
+"""Happens-before between CTAs, through fences and strong accesses to global memory.
 
-Time is one counter per launch, the *tick*: every synchronisation advances it, no access does. An access leaves a tag
-(tick, thread) on the words that it touches. It happens before a later access of another thread iff that thread has
-learned, through synchronisation, a tick of the first thread that is greater than the tag's.
+Time is one counter per launch, the *tick*, which every synchronisation advances, and no access. An access leaves a tag
+(tick, thread) at its granules. It happens before a later access of another thread if and only if that thread has
+learned, by synchronisation, a tick of the first thread that is larger than the tag's.
 """
 
 from __future__ import annotations
@@ -35,16 +35,21 @@ def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope,
 
 
 def latest(a: Fences[Clock] | None, b: Fences[Clock] | None) -> Fences[Clock] | None:
-    """The later of two fences of kind sc, which comes after the other."""
+    """The later of two fence.sc, either of which may be missing."""
     return b if a is None else a if b is None or b.number <= a.number else b
 
 
 @dataclass(slots=True)
 class WarpView:
-    """What one warp knows of other CTAs. ``acquired`` happens before its present. By scope: ``pending`` was read from
-    flags and comes into force with the next fence; ``published`` is what the warp's next relaxed write of a flag
-    publishes. ``fences``: the last fence.sc that comes before its present. ``found``: by place and whether the
-    read acquires, writes that it has read and not yet learned from. ``version`` changes when anything of this does."""
+    """What a warp knows of other CTAs.
+
+    - ``acquired``: the clock of what happens before its next access.
+    - ``pending``: scope -> a clock that it has read from flags; it happens before what follows the next fence.
+    - ``published``: scope -> the clock that its next relaxed write of a flag publishes.
+    - ``fences``: the last fence.sc that it comes after.
+    - ``found``: (place, whether the read acquires) -> a write that it has read, whose clocks are not yet merged.
+    - ``version``: changes whenever any of these does.
+    """
 
     acquired: Clock = field(default_factory=dict)
     pending: dict[Scope, Clock] = field(default_factory=dict)
@@ -54,7 +59,7 @@ class WarpView:
     version: int = 0
 
     def shares(self, other: WarpView) -> bool:
-        """Are the clocks of two warps the same objects?"""
+        """Whether the clocks of two warps are the same objects."""
         return (
             self.acquired is other.acquired
             and self.pending is other.pending
@@ -63,7 +68,7 @@ class WarpView:
         )
 
     def joined(self, other: WarpView) -> WarpView:
-        """What two warps know, taken together."""
+        """The union of what two warps know."""
         if not self.acquired and not self.pending and not self.published and self.fences is None:
             return WarpView(other.acquired, other.pending, other.published, other.fences)
         return WarpView(
@@ -77,12 +82,13 @@ class WarpView:
 class GlobalOrder:
     """Happens-before between CTAs by release and acquire patterns on global memory.
 
-    A relaxed write of a flag publishes what its warp has fenced, or what threads fenced that met the warp at a barrier
-    afterwards. A release publishes everything that precedes it. What a relaxed read finds counts for weak accesses only
-    after a fence. ``active`` stays False until the first fence or release, so other kernels pay nothing.
+    A relaxed write of a flag publishes accesses before a fence of its warp, or before a fence of threads that met the
+    warp at a barrier afterwards. A release publishes all accesses before it. The clock that a relaxed read finds orders
+    weak accesses only after a fence. ``active`` is False until the first fence or release, so other kernels cost
+    nothing.
 
     Every fence.sc synchronises with those after it (PTX ISA, "Fence-SC order"), but a program cannot tell in which
-    order they come. So that orders no accesses here. It only bounds how old a value may be that a load returns.
+    order they come. So they order no accesses here. They only bound how old the value may be that a load returns.
     """
 
     def __init__(self, threads: int) -> None:
@@ -91,17 +97,18 @@ class GlobalOrder:
         self.active = False
         self.chains = Chains(threads)
         self.views: dict[tuple[int, int], WarpView] = {}
-        # CTAs whose warps have all met at a barrier, and since then read no flag and fenced nothing: all know the same.
+        # CTAs whose warps all know the same: they have met at a barrier, and have since read no flag and fenced
+        # nothing.
         self._even: set[int] = set()
-        # By CTA, per scope and thread: the tick before which its accesses are fenced at that scope.
+        # CTA -> per scope and thread, the tick before which the thread's accesses are fenced at that scope.
         self.fenced: dict[int, Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
-        # All fences of kind sc so far.
+        # The last fence.sc, with the clock of what comes before it.
         self._fences: Fences[Clock] = Fences(0, {})
         self._versions = 0
 
     def view(self, cta: int, warp: int) -> WarpView:
-        """What a warp knows, with what it has learned so far."""
+        """What a warp knows, after the clocks of the writes that it has read are merged."""
         out = self._view(cta, warp)
         if out.found:
             for (_, acquires), (write, side, scope) in out.found.items():
@@ -110,6 +117,7 @@ class GlobalOrder:
         return out
 
     def _view(self, cta: int, warp: int) -> WarpView:
+        """What a warp knows, with writes in ``found`` that are not merged yet."""
         key = (cta, warp)
         out = self.views.get(key)
         if out is None:
@@ -117,6 +125,7 @@ class GlobalOrder:
         return out
 
     def _learn(self, view: WarpView, clocks: dict[Scope, Clock], acquires: bool) -> None:
+        """Merge the clocks of a write that a warp has read."""
         if not acquires:
             view.pending = merged_by_scope(view.pending, clocks)
             return
@@ -124,6 +133,7 @@ class GlobalOrder:
             view.acquired = merged(view.acquired, clock)
 
     def _changed(self, view: WarpView) -> WarpView:
+        """Give a view that changes a new version."""
         self._versions += 1
         view.version = self._versions
         return view
@@ -134,8 +144,9 @@ class GlobalOrder:
         return 0 if view is None else view.version
 
     def present(self, cta: int, warp: int, covered: Array) -> Clock:
-        """The clock of what happens before a warp's present. ``covered``: what a release by some of its lanes covers of
-        its CTA: per thread, the tick before which accesses happen before the present. It must not change any more."""
+        """The clock of what happens before a warp's next access. ``covered``: the row of a release by some of its
+        lanes: per thread of the CTA, the tick before which accesses happen before the release. It must not change
+        later."""
         self.active = True
         return merged(self.view(cta, warp).acquired, self.chains.clock(cta, warp, covered))
 
@@ -151,8 +162,8 @@ class GlobalOrder:
         release: bool,
         sequential: bool,
     ) -> None:
-        """A fence by these lanes of a warp (bool), of what they did before a tick. ``acquire``, ``release``: its
-        directions; ``sequential``: it is a fence.sc, which bounds the age of values; ``covered``: see ``present``."""
+        """A fence by these lanes of a warp (bool), of their accesses before a tick. ``acquire``, ``release``: its
+        directions. ``sequential``: it is a fence.sc, which bounds the age of values. ``covered``: see ``present``."""
         self.active = True
         self._even.discard(cta)
         view = self._changed(self.view(cta, warp))
@@ -173,8 +184,8 @@ class GlobalOrder:
             self._fences = view.fences = Fences(self._fences.number + 1, merged(self._fences.clock, present))
 
     def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
-        """What these warps of a CTA know, taken together, with what these ``threads`` of them have fenced."""
-        # Warps that have met, and learned nothing since, share their clocks.
+        """The union of what these warps of a CTA know, and of what these ``threads`` of them have fenced."""
+        # Warps that have met at a barrier and learned nothing since share their clocks.
         apart: list[WarpView] = []
         for warp in warps:
             if (cta, warp) in self.views:
@@ -199,15 +210,15 @@ class GlobalOrder:
         return out
 
     def uneven(self, ctas: Array) -> list[int]:
-        """Those of some CTAs whose warps may know different things, or may not have met since they learned them."""
+        """Those of some CTAs whose warps may know different things."""
         return [cta for cta in ctas.tolist() if cta not in self._even] if self.active else []
 
     def barrier(
         self, cta: int, warps: Iterable[int], waiting: Sequence[int], threads: Array, released: WarpView | None = None
     ) -> None:
-        """These warps of a CTA have met at a barrier, with these ``threads``. From now on those that were ``waiting``
-        know what any of them knew, and their relaxed writes publish what any of the threads has fenced. ``released``:
-        the same of threads that arrived and went on."""
+        """These warps of a CTA have met at a barrier, with these ``threads``. The warps that were ``waiting`` now know
+        what any of the warps knew, and their relaxed writes publish what any of the threads has fenced. ``released``:
+        the same knowledge of threads that arrived and did not wait."""
         if not self.active or (cta in self._even and released is None):
             return
         if self.flags.seen:
@@ -235,8 +246,9 @@ class GlobalOrder:
         clock: Clock | None,
         values: tuple[np.generic, np.generic] | None,
     ) -> None:
-        """A strong write. ``keep``: it is a read-modify-write, which continues the release sequence. ``clock``: what it
-        releases; None: it is relaxed and publishes what the warp has fenced. ``values``: see ``Flags.write``."""
+        """Note a strong write. ``keep``: it is a read-modify-write, which continues the release sequence. ``clock``:
+        the clock that it releases; None if it is relaxed and publishes what the warp has fenced. ``values``: see
+        ``Flags.write``."""
         if self.active:
             view = self._view(moment.cta, moment.warp)
             clocks = view.published if clock is None else up_to(scope, clock)
@@ -248,8 +260,8 @@ class GlobalOrder:
     def read_flag(
         self, place: int, side: Side, warp: int, scope: Scope, acquire: bool, write: Write[Clock] | None = None
     ) -> None:
-        """A strong read: an acquire learns the flag's clocks at once, a relaxed read at the next fence. ``write``: the
-        one whose value it returns; None: the last one."""
+        """Note a strong read: an acquire learns the flag's clocks directly, a relaxed read at the next fence.
+        ``write``: the one whose value it returns; None for the last one."""
         if write is None:
             history = self.flags.places.get(place)
             if history is None:
@@ -266,8 +278,8 @@ class GlobalOrder:
         view.found[place, acquire] = write, side, scope
 
     def bounds(self, cta: int, warp: int, cumulative: bool) -> list[Clock]:
-        """The clocks of what a warp may not overlook any more. Fences of kind sc count. ``cumulative``: what it has
-        read from flags counts without a fence."""
+        """The clocks of the writes that a warp's loads must not miss, which includes what its last fence.sc comes
+        after. ``cumulative``: clocks that it has read from flags count even without a fence."""
         view = self.views.get((cta, warp))
         if view is None:
             return []
@@ -279,9 +291,9 @@ class GlobalOrder:
         return [clock for clock in clocks if clock]
 
     def ordered(self, cta: Array, warp: Array, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
-        """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before the present of ``warp``
-        of ``cta``? ``strong``: strong accesses also count what the warp has read from flags without a fence
-        (cumulativity)."""
+        """Per element, whether the access by (CTA ``other``, ``thread``) at ``tick`` happens before the next access of
+        ``warp`` of ``cta``. If that access is ``strong``, clocks that the warp has read from flags count even without a
+        fence (cumulativity)."""
         if len(tick) == 1:
             clock_of_one = self._clock_of(int(cta[0]), int(warp[0]), strong)
             of_one = self.chains.known(clock_of_one, int(other[0]))
@@ -290,16 +302,16 @@ class GlobalOrder:
         return np.asarray(self._until([self.chains.row(each) for each in known], numbers, thread) > tick)
 
     def horizon_of_warps(self, cta: Array, warp: Array, other: Array, other_warp: Array, strong: bool) -> Array:
-        """Per element: the tick before which all that ``other_warp`` of CTA ``other`` did happens before the present of
-        ``warp`` of ``cta``. ``strong``: see ``ordered``."""
+        """Per element: the tick before which all accesses of ``other_warp`` of CTA ``other`` happen before the next
+        access of ``warp`` of ``cta``. ``strong``: see ``ordered``."""
         numbers, known = self._known(cta, warp, other, strong)
         return self._until([self.chains.least(each) for each in known], numbers, other_warp)
 
     def _known(self, cta: Array, warp: Array, other: Array, strong: bool) -> tuple[Array, list[Known]]:
-        """Per element: what ``warp`` of ``cta`` knows of CTA ``other``, as its number in the list that is returned as
-        well (-1: nothing). ``strong``: see ``ordered``."""
-        # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once a run.
-        # Where all warps of a CTA know the same, its first one stands for all.
+        """Per element: what ``warp`` of ``cta`` knows of CTA ``other``, as an index into the list that is also returned
+        (-1: nothing). ``strong``: see ``ordered``."""
+        # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once per run.
+        # If all warps of a CTA know the same, its first one stands for all.
         starts, lengths = runs_of(cta)
         apart = np.repeat([each not in self._even for each in cta[starts].tolist()], lengths)
         reader = cta * self.warps + warp * apart
@@ -317,7 +329,7 @@ class GlobalOrder:
 
     @staticmethod
     def _until(rows: list[Array], numbers: Array, columns: Array) -> Array:
-        """Look up, for each element, ``rows[number][column]``; an element of number -1 has no row and gets 0."""
+        """Look up ``rows[number][column]`` for each element. An element of number -1 has no row and gets 0."""
         out = np.zeros(len(numbers), np.int64)
         if rows:
             known = np.flatnonzero(numbers >= 0)
@@ -325,11 +337,12 @@ class GlobalOrder:
         return out
 
     def covers(self, cta: int, warp: int, other_warp: int, tick: int) -> bool:
-        """Does what any thread of another warp of a CTA did at a tick happen before a warp's present?"""
+        """Whether an access by some thread of another warp of the same CTA at a tick happens before a warp's next
+        access."""
         return self.chains.covers(self._clock_of(cta, warp, False), cta, other_warp, tick)
 
     def _clock_of(self, cta: int, warp: int, strong: bool) -> Clock:
-        """What happens before a warp's present; ``strong``: before its strong accesses."""
+        """The clock of what happens before a warp's next access, which is strong if ``strong``."""
         view = self.views.get((cta, warp))
         if view is None:
             return {}

@@ -1,6 +1,6 @@
-"""Places of many lanes in an array: a slice, rows of 32 neighbours, or single elements.
+"""The places in an array that many lanes access: a slice, rows of 32 neighbours, or single elements.
 
-NumPy moves slices and rows several times faster than single elements.
+NumPy reads and writes slices and rows several times faster than single elements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Form(Enum):
 
 
 class Rows(NamedTuple):
-    """Rows of ``length`` neighbouring elements, by the number of the first."""
+    """Rows of ``length`` neighbouring elements. ``starts``: the number of each row's first element."""
 
     starts: Array
     length: int = ROW
@@ -43,7 +43,7 @@ def _by_row(array: Array, length: int) -> Array:
 
 
 def take(array: Array, places: Places) -> Array:
-    """The elements at places, in the order of lanes; a slice gives a view."""
+    """The elements at places, in the order of lanes. For a slice this is a view."""
     if isinstance(places, Rows):
         return np.asarray(_by_row(array, places.length)[places.starts].view(array.dtype))
     return np.asarray(array[places])
@@ -59,7 +59,7 @@ def numbers(places: Places) -> Array:
 
 
 def put(array: Array, places: Places, values: Array | int) -> None:
-    """Write values, in the order of lanes, or one value everywhere, to the elements at places."""
+    """Write values, in the order of lanes, or the same value everywhere, to the elements at places."""
     if not isinstance(places, Rows):
         array[places] = values
         return

@@ -8,9 +8,9 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class RecordedSites:
-    """Numbers of instructions by granule: of the last write, and of the last read by each column of readers; -1: none.
+    """For each granule the instruction of its last write, and of the last read by each column of readers; -1 for none.
 
-    A launch records them only in a further execution, when one without them has found a race.
+    A launch records them only in a repeated execution, after one without them has found a race.
     """
 
     def __init__(self, granules: int, columns: int) -> None:

@@ -19,7 +19,7 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 # Shared addresses start here: the first KiB of the window belongs to the system on recent devices.
 WINDOW_START = 1024
 
-# lanes (None: all), element index, byte offset in the batch's shared memory.
+# Lanes (None: all), element index, byte offset in the batch's shared memory.
 SharedAccess = tuple[Array | None, Array, Array]
 
 
@@ -50,9 +50,9 @@ class SharedMemory(SharedChecks):
         return address
 
     def locate(self, address: Array, width: int, m: Mask, site: int) -> SharedAccess | None:
-        """Check bounds and alignment; returns (lanes, element index, byte offset), or None if no lane is left."""
+        """Check bounds and alignment. Returns (lanes, element index, byte offset), or None if no lane remains."""
         self._follow_tick()
-        lanes, whole = None, address
+        lanes, addresses = None, address
         if m is None:
             place = self.located.find(address, width, site)
             if place is not None:
@@ -75,12 +75,13 @@ class SharedMemory(SharedChecks):
         if lanes is None:
             offset = address + self.row
             at = offset >> SHIFT[width]
-            self.located.remember(whole, width, site, at, offset, self.extent)
+            self.located.remember(addresses, width, site, at, offset, self.extent)
             return None, at, offset
         offset = address + self.row[lanes]
         return lanes, offset >> SHIFT[width], offset
 
     def _drop_invalid(self, address: Array, width: int, lanes: Array, site: int) -> tuple[Array, Array]:
+        """Report invalid lanes, and return the others with their addresses."""
         wide = address.astype(np.int64)
         outside = (wide < WINDOW_START) | (wide > WINDOW_START + self.size - width)
         misaligned = ((wide & (width - 1)) != 0) & ~outside
@@ -98,8 +99,8 @@ class SharedMemory(SharedChecks):
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0) -> Array:
         """Read ``width`` bytes per lane; returns an array of MOVER[width], shape (lanes of the batch,).
 
-        ``strong``: the load polls a flag (see ``state.scopes``). It does not race with strong writes, and it learns
-        what they published.
+        ``strong``: the load reads a flag (see ``state.scopes``). It does not race with strong writes, and it learns the
+        clocks that they have published.
         """
         access = self.locate(address, width, m, site)
         if access is None:
@@ -121,9 +122,9 @@ class SharedMemory(SharedChecks):
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check a read and leave its tags.
 
-        A column of readers has room for one tag per granule, but several lanes of its warp may read the granule. So the
-        tag is that of the thread while it is the only reader since the warp last synchronised, else that of "several
-        lanes of the warp".
+        A column of readers, which belongs to a warp, has one tag per granule, but several lanes of the warp may read
+        the granule. The tag is that of the thread while it is the only reader since the warp last synchronised.
+        Otherwise it is the tag of "several lanes of the warp".
         """
         per, some = width // self.granule, slice(None) if lanes is None else lanes
         self._leave_tags(self.late.take(*self.extent))
@@ -134,13 +135,13 @@ class SharedMemory(SharedChecks):
         first = at * (per * self.columns) + column
         before = latest[at]
         latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
-        # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one's is
-        # left. Most granules have one reader, in this instruction and since the CTA last synchronised.
+        # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one finds
+        # its own. Most granules have one reader, in this instruction and since the CTA last synchronised.
         is_alone = not (before >= self._fresh_of(lanes)).any() and bool((latest[at] == own_tag).all())
         tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
-        # Lanes that share a granule in this very instruction: only the last one's tag stands there.
+        # Lanes that share a granule in this very instruction: only the last one's tag is there.
         back = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
         if back.any():
             for k in range(per):
@@ -149,7 +150,7 @@ class SharedMemory(SharedChecks):
             self.recorded.read(at, per, column, site)
 
     def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
-        """Check a volatile read as a weak one, but for granules that an atomic has written; see ``VOLATILE``."""
+        """Check a volatile read as a weak one, except at granules that an atomic has written; see ``VOLATILE``."""
         everyone = self.batch.everyone if lanes is None else lanes
         plain = self._is_plain(at, width)
         if plain.any():
@@ -159,8 +160,8 @@ class SharedMemory(SharedChecks):
     def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
         """The tags of lanes that read granules which other lanes of their warps may have read."""
         old, actor = self.reader_tags[first], (1 << self.BITS) - 1
-        # Reads before the warp last synchronised do not count: they happen before all that its lanes do now. Where CTAs
-        # have passed different barriers, ``fresh`` will not do: it is as old as the CTA that waits or ended first.
+        # Reads before the warp last synchronised do not count: they happen before what its lanes do now. If CTAs have
+        # passed different barriers, ``fresh`` is too old for that: it is that of the CTA that is furthest behind.
         fresh: Array = np.asarray(self.fresh, self.TAG)
         if not self.clocks.is_even:
             row, warp = self.batch.row_of[some], self.batch.warp[some]
@@ -194,8 +195,8 @@ class SharedMemory(SharedChecks):
         strong: int = 0,
         kind: str = "st.shared",
     ) -> None:
-        """Write MOVER[width] values, one per lane. ``strong``: the store sets a flag that other threads poll (see
-        ``state.scopes``). ``kind``: its name among the counters."""
+        """Write MOVER[width] values, one per lane. ``strong``: the store writes a flag (see ``state.scopes``).
+        ``kind``: its name among the counters."""
         access = self.locate(address, width, m, site)
         if access is None:
             return
@@ -219,7 +220,7 @@ class SharedMemory(SharedChecks):
         view[at] = value
         if strong and self.flags_are_read:
             self._publish(lanes, offset, strong, site, None if old is None else (old, value))
-        # If several lanes store to one word, the last one's tag and value are left, which the others find here.
+        # If several lanes store to one word, the others find the last one's tag and value here.
         back = self.last_writers(width, at) != tag
         if back.any():
             differ = back & ~equal_bits(view[at], value)
@@ -227,17 +228,17 @@ class SharedMemory(SharedChecks):
                 text = "several threads write different values in one instruction"
                 lane = self.batch.everyone if lanes is None else lanes
                 self._report("shared-race", text, Granules(site, lane, np.arange(len(at)), offset), differ)
-            # Of lanes that write the same, the first is named: that is the one which a warp lets release.
+            # If lanes write the same value, the tag is that of the first one: a warp mostly lets that lane release.
             self.tag_written(width, at[::-1], tag[::-1], strong=bool(strong))
 
     def _is_same_store(self, width: int, at: Array, value: Array) -> Array:
-        """Per element: does a store of this value repeat the last one? An atomic has another outcome after the store
-        than before it, even if it left this value by chance."""
+        """Per element, whether a store of this value repeats the last store. After an atomic it does not, even if the
+        atomic has left this value by chance, since it gives another result after the store than before it."""
         same = equal_bits(self.views[width][at], value)
         return same & (self._is_plain(at, width) | self.are_flags(at, width)) if self.strong_rows else same
 
     def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
-        """Start a copy by threads into the elements ``at``, which were located last. They are poison until it lands."""
+        """Start a copy by threads to the elements ``at``, which were located last. They are poison until it lands."""
         copy = LateCopy(*self.extent, lanes, at, width)
         if self.hazards:
             if self._may_be_hot() and self._is_hot(at, width):
@@ -250,8 +251,8 @@ class SharedMemory(SharedChecks):
         return copy
 
     def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
-        """Write the deferred poison and tags of the copies under way to bytes [low, high). Call this before an access
-        touches those bytes, and before such a copy is split by lane."""
+        """Write the deferred poison and tags of copies under way to bytes [low, high). This must be called before an
+        access touches these bytes, and before such a copy is split by lane."""
         for copy in self.late_copies.take(low, high):
             if self.hazards:
                 actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
@@ -260,7 +261,7 @@ class SharedMemory(SharedChecks):
             self.views[copy.width][copy.at] = self.poison[copy.width]
 
     def land_own(self, copy: LateCopy, data: Array) -> None:
-        """The data of a thread's own copy arrives, as if the thread wrote it now."""
+        """Write the data of a thread's copy, as if the thread stored it now."""
         self._follow_tick()
         self.late_copies.land(copy)
         self.leave_copies(copy.low, copy.high)
@@ -273,8 +274,8 @@ class SharedMemory(SharedChecks):
     # --- atomics and flags ---
 
     def touch(self, address: Array, width: int, m: Mask, site: int) -> tuple[Array, Array] | None:
-        """Check and tag a read-modify-write, which the caller then performs and passes to ``modify``; returns (lanes,
-        element index). Atomics do not race with each other."""
+        """Check and tag a read-modify-write, which the caller then executes and passes to ``modify``. Returns (lanes,
+        element index), None if no lane remains. Atomics do not race with each other."""
         access = self.locate(address, width, m, site)
         if access is None:
             return None
@@ -304,7 +305,8 @@ class SharedMemory(SharedChecks):
                 self._check_write(lanes[which], width, at[which], site, offset[which], strong_before, reads)
 
     def _is_plain(self, at: Array, width: int) -> Array:
-        """Which elements were last written by something other than an atomic or a flag write? Only those can race."""
+        """A mask of the elements that were last written by a plain access, not by an atomic or a write of a flag. Only
+        those can race with strong accesses."""
         if not self.strong_rows:
             return np.ones(len(at), bool)
         return any_granule(self.rows[width][0][at] != self.strong_rows[width][at])
@@ -312,7 +314,7 @@ class SharedMemory(SharedChecks):
     def _poll(
         self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int, values: Array
     ) -> Array:
-        """Check a strong load of ``values``; returns the values that it reads."""
+        """Check a strong load where memory holds ``values``. Returns the values that it reads, which may be older."""
         if lanes is None:
             lanes = self.batch.everyone
         plain = self._is_plain(at, width)

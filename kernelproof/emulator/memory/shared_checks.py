@@ -1,7 +1,7 @@
-"""Checks of accesses to shared memory: which earlier access races with a new one, and how that is reported.
+"""Checks accesses to shared memory: finds earlier accesses that race with a new one, and reports them.
 
 Two accesses race if they touch the same granule, at least one of them writes, and the clocks order neither before the
-other. Atomics and strong accesses do not race with each other. ``SharedTags`` keeps the last accesses to each granule.
+other. Atomics and strong accesses do not race with each other. ``SharedTags`` has the last accesses to each granule.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kernelproof.emulator.state.sites import NOWHERE, Site
 from kernelproof.emulator.state.suspects import Suspect
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# The kinds of hazard. Each names the present access first and then the earlier one that it does not come after.
+# The kinds of hazard. Each names the new access first, then the earlier one after which it is not ordered.
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ = "read after write", "write after write", "write after read"
 
 
 class Granules(NamedTuple):
-    """The granules of an access, by instruction ``site``, that earlier accesses have touched. ``lane`` and ``element``
-    have one entry per granule: the lane that touches it now, and the number of its element in the access. ``offset``
-    has one entry per element: its first byte in ``data``."""
+    """Granules of an access by instruction ``site``. ``lane`` and ``element`` have an entry per granule: the lane that
+    touches it now, and the number of its element in the access. ``offset`` has an entry per element of the access: its
+    first byte in ``data``."""
 
     site: int
     lane: Array
@@ -41,29 +41,29 @@ class Granules(NamedTuple):
 class SharedChecks(SharedTags):
     """The checks of a batch's shared memory, ``size`` bytes per CTA."""
 
-    # Deferral: most tags become old at a barrier before any check reads them. So the tags of reads by whole warps are
-    # written only when a check is about to read them, and the tags and poison of a copy under way only if an access
-    # touches its destination before it lands. Subclasses in which no tag becomes old at a barrier switch this off.
+    # Whether tags are deferred. Most tags become old at a barrier before any check reads them. So the tags of reads by
+    # whole warps are written only when a check is about to read them, and the tags and poison of a copy under way only
+    # if an access touches its destination before it lands. Subclasses without such barriers switch this off.
     DEFERS = True
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, size: int, granule: int) -> None:
         # Bytes from one CTA's row to the next; at least 128 unused bytes keep an access from reaching the next row.
         self.size, self.stride = size, -(-size // 128) * 128 + 128
         super().__init__(batch, clocks, batch.count * self.stride, granule)
-        # Window addresses [low, high) of the access that was located last. ``locate`` sets it, and the checks of that
-        # access read it, so no other access may be located in between.
+        # Window addresses [low, high) of the access that was located last. ``locate`` sets them, and the checks of that
+        # access read them, so no other access may be located in between.
         self.extent = 0, 0
         self.defers = self.DEFERS and not batch.launch.recording
 
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
-        """For each tag: does its access happen before what the lane does now? ``hazard``: the kind of order that is
-        needed; only subclasses distinguish them."""
+        """For each tag, whether its access happens before the lane's present access. ``hazard``: the kind of hazard;
+        only subclasses distinguish them."""
         batch = self.batch
         # A tag is tick << BITS | actor. Ticks in tags count from ``t0`` and are one too large: see ``SharedTags``.
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
-        # A lane's own access is ordered before it, but the tag of "several lanes" may stand for other lanes of the warp
-        # too. So only the tag of a single thread counts as the lane's own.
+        # A lane's own accesses are ordered before it. The tag of "several lanes" may also stand for other lanes of its
+        # warp, so only the tag of a single thread counts as the lane's own.
         several = actor >= SEVERAL
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         thread = np.where(several, warp_of << 5, actor)
@@ -75,8 +75,8 @@ class SharedChecks(SharedTags):
         return ordered
 
     def _some_lanes_released(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
-        """Per access that does not happen before what the lane does now: is it known to precede a release by another
-        lane of its warp?"""
+        """For each tag, whose access does not happen before the lane's present one, whether it happens before a release
+        by another lane of its warp that the lane has acquired."""
         batch, out = self.batch, np.zeros(len(tags), bool)
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         single = np.flatnonzero(actor < SEVERAL)
@@ -86,7 +86,8 @@ class SharedChecks(SharedTags):
         return out
 
     def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
-        """The other side of a race: who left a tag in a row's shared memory, as ``reader`` or as writer."""
+        """The other side of a race: the thread or warp that left a tag in a row's shared memory, by a read if
+        ``reader``, else by a write."""
         actor = tag & ((1 << self.BITS) - 1)
         cta = self.batch.cta_index(row)
         warp = actor - SEVERAL if actor >= SEVERAL else actor >> 5
@@ -101,14 +102,14 @@ class SharedChecks(SharedTags):
 
     # --- checks ---
     #
-    # Most accesses are ordered by a barrier, so each check first compares tags with ``fresh``: a smaller tag happens
-    # before every access to come. Only the others are expanded to one entry per granule and compared with the clocks.
+    # Most accesses are ordered by a barrier, so each check first compares tags with ``fresh``: the access of a smaller
+    # tag happens before all later ones. Only the others are expanded to one entry per granule and compared with clocks.
 
     def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
-        """Report a read of unwritten bytes, of bytes of a copy under way, or one that races with a write. ``tags``: the
-        last writers, (elements,) or (elements, granules). ``offset``: bytes in ``data``. ``tried``: a further execution
-        can give the reads other values."""
-        # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too. ``max`` excludes tag 0.
+        """Report a read of unwritten bytes, of the destination of a copy under way, or a read that races with a write.
+        ``tags``: the last writers, shape (elements,) or (elements, granules). ``offset``: bytes in ``data``. ``tried``:
+        a repeated execution can give the reads other values."""
+        # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too.
         suspicious: Array = np.asarray(tags >= self._fresh_of(lanes))
         which = np.flatnonzero(any_granule(suspicious))
         if which.size == 0:
@@ -127,7 +128,7 @@ class SharedChecks(SharedTags):
             self._check_order(READ_AFTER_WRITE, landed, flat, granules, doubt)
 
     def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
-        """Add current reads of lanes to the suspects; returns whether a further execution can try them."""
+        """Add the present reads of lanes to the suspects. Returns whether a repeated execution can try them."""
         columns, tick = self.reader_column[lane], self.launch.tick
         return all(
             self._add_suspect(Suspect(int(column), tick, tick, granules[bad & (columns == column)]))
@@ -135,25 +136,26 @@ class SharedChecks(SharedTags):
         )
 
     def _add_suspect(self, suspect: Suspect) -> bool:
+        """Add a suspect. Returns whether a repeated execution can try it."""
         ctas = len(np.unique(suspect.granules * self.granule // self.stride))
         return self.launch.suspects.add(int(self.batch.ctas[0]), suspect, ctas)
 
     def _suspect_column(self, lane: Array, column: int, granules: Array, tags: Array, bad: Array) -> bool:
-        """Add all reads of a column that the lanes do not know to be over to the suspects; returns whether a further
-        execution can try them. ``tags``: those of the last reads."""
-        over = self._over(lane[bad], column)
-        # A read that only its own lane has not released comes before what is known of other lanes.
+        """Add to the suspects all reads of a column that do not happen before the lanes' present access. Returns
+        whether a repeated execution can try them. ``tags``: those of the last reads."""
+        horizon = self._horizon_of(lane[bad], column)
+        # A lane's read that other lanes of its warp have not released may be older than the horizon of the warp.
         ticks = (tags[bad] >> self.BITS).astype(np.int64) - 1 + self.t0
-        first = int(np.minimum(over, ticks).min())
+        first = int(np.minimum(horizon, ticks).min())
         return self._add_suspect(Suspect(column, first, self.launch.tick, np.unique(granules[bad])))
 
-    def _over(self, lanes: Array, column: int) -> Array:
-        """Per lane: the tick before which it knows reads of a column to have happened."""
+    def _horizon_of(self, lanes: Array, column: int) -> Array:
+        """Per lane: the tick before which reads of a column happen before its present access."""
         batch = self.batch
         return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
 
     def tried(self, values: Array, lanes: Array | None, at: Array) -> Array:
-        """The values of a read; in a trial, those of suspects are replaced."""
+        """The values that a read returns: in a trial, those of suspects are replaced."""
         trial, per = self.launch.trial, values.dtype.itemsize // self.granule
         if trial is None:
             return values
@@ -171,9 +173,9 @@ class SharedChecks(SharedTags):
         same: Callable[[], Array] | None = None,
         after_reads: bool = True,
     ) -> None:
-        """Report a write to elements ``at`` that races with earlier accesses or meets a copy under way. ``same``: which
-        elements already hold the value; such a write is harmless whichever comes first. ``after_reads``: earlier reads
-        count, too."""
+        """Report a write to elements ``at`` that races with earlier accesses, or overwrites the destination of a copy
+        under way. ``same``: a mask of the elements that already hold the value; such a write does not race with the
+        last one. ``after_reads``: also check earlier reads."""
         if not self._may_be_hot():
             return
         writer, latest, readers = self.rows[width]
@@ -198,8 +200,8 @@ class SharedChecks(SharedTags):
             return
         last_reads = readers[at[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
-        # A thread does not race with its own reads. Those stand in the column of the thread's warp, so ``own`` selects,
-        # for each granule, the entry in the column of the lane that writes it.
+        # A thread does not race with its own reads, whose tags are in the column of its warp. For each granule, ``own``
+        # selects the entry in the column of the lane that writes it.
         own = np.arange(0, recent.size, self.columns) + self.reader_column[lane]
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
         # One finding per column, because a finding names one earlier reader.
@@ -217,9 +219,10 @@ class SharedChecks(SharedTags):
         granules: Granules,
         doubt: Callable[[Array], bool] | None = None,
     ) -> None:
-        """Report those of the ``bad`` granules whose access does not happen after that of their tags. ``doubt``: makes
-        the finding doubtful if a further execution can show whether the values that these reads returned matter."""
-        # A new array, because the caller's mask is used again. Each step tests only the granules that are left.
+        """Report those of the ``bad`` granules whose access does not happen after that of their tags. ``doubt``: adds
+        the reads to the suspects, and returns whether a repeated execution can show if their values matter; the finding
+        is doubtful then."""
+        # A new array, because the caller uses its mask again. Each step tests only the granules that remain.
         bad = bad & ((tags & ((1 << self.BITS) - 1)) != self.actor[granules.lane])
         if bad.any():
             bad[bad] = ~self._ordered(granules.lane[bad], tags[bad], hazard)
@@ -228,6 +231,7 @@ class SharedChecks(SharedTags):
                 self._report_unordered(hazard, bad, tags, granules, doubtful)
 
     def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
+        """Report races at the ``bad`` granules, with a reason for those that another lane's release does not cover."""
         apart = bad.copy()
         apart[bad] = self._some_lanes_released(granules.lane[bad], tags[bad], hazard)
         for part, why in ((bad & ~apart, " without a barrier between"), (apart, f": {APART}")):
@@ -246,14 +250,15 @@ class SharedChecks(SharedTags):
         doubtful: bool = False,
         reader: bool = False,
     ) -> None:
-        """Report a finding at the ``bad`` granules. ``tags``: who touched each granule before, if that is a side of the
-        finding; ``reader``: the tags are of reads."""
+        """Report a finding at the ``bad`` granules. ``tags``: those of the earlier accesses, if these are a side of the
+        finding. ``reader``: the tags are of reads."""
         parts = [bad] if tags is None or self.recorded is None else self._by_site(granules, bad, tags, reader)
         for part in parts:
             self._report_part(kind, message, granules, part, tags, doubtful, reader)
 
     def _by_site(self, granules: Granules, bad: Array, tags: Array, reader: bool) -> list[Array]:
-        """The ``bad`` granules, by the instructions that have left their tags: each pair is a finding of its own."""
+        """Split the mask ``bad`` by the instructions that have left the tags, since each pair of instructions is a
+        finding of its own."""
         assert self.recorded is not None
         which = np.flatnonzero(bad)
         # The granules of an element follow each other.
@@ -270,7 +275,7 @@ class SharedChecks(SharedTags):
         return out
 
     def _columns_of(self, tags: Array) -> Array:
-        """For each tag, the column of the table of reading sites that belongs to the warp or copy which left it."""
+        """For each tag, the column of readers of the warp or copy that has left it."""
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         return np.where(actor >= SEVERAL, actor - SEVERAL, actor >> 5)
 
@@ -299,12 +304,13 @@ class SharedChecks(SharedTags):
         )  # fmt: skip
 
     def _may_be_hot(self) -> bool:
-        """Could a write to the bytes located last race? A cheap test of the extent as a whole: False is certain."""
+        """Whether a write to the bytes that were located last may race. A cheap test of the extent: only False is
+        certain."""
         self._leave_tags(self.late.take(*self.extent))
         return not self.defers or self.recent.meet(*self.extent)
 
     def _is_hot(self, at: Array, width: int) -> bool:
-        """Could a write to these elements race? A cheap test of their tags: False is certain."""
+        """Whether a write to these elements may race. A cheap test of their tags: only False is certain."""
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
         if bool((latest[at] >= fresh).any()):

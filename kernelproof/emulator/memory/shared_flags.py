@@ -1,7 +1,7 @@
-"""Flags in shared memory: clocks that strong writes publish, and that readers learn by an acquire or a fence.
+"""Flags in shared memory: strong writes publish clocks, and readers learn them by an acquire or a fence.
 
-The same patterns in global memory are in ``memory.order``. Here a clock is one row of the CTA's (or cluster's) clocks,
-so learning it is an elementwise maximum.
+``memory.order`` does the same for global memory. Here a clock is one row of the CTA's (or cluster's) clocks, so two
+clocks merge by an elementwise maximum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 
 class SharedFlags:
-    """The flags of a batch of CTAs, by byte offset in the batch's shared memory. Clocks are of rows of the batch."""
+    """The flags of a batch of CTAs, by byte offset in the batch's shared memory. CTAs are named by their rows."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks) -> None:
         self.batch, self.clocks, self.launch = batch, clocks, batch.launch
@@ -26,21 +26,23 @@ class SharedFlags:
         self.loads = StrongLoads(batch, clocks, "shared")
         self.flags: Flags[Array] = Flags(np.maximum, self.loads.weak)
         self.observed, self.flags_are_read = self.loads.observed, self.loads.flags_are_read
-        # (row, warp) -> by scope: the clock that the warp has fenced, and what it has polled but not yet acquired.
+        # (Row, warp) -> scope -> the clock that the warp has fenced; and the clock that it has read but not yet
+        # acquired.
         self.fenced: dict[tuple[int, int], dict[Scope, Array]] = {}
         self.learned: dict[tuple[int, int], dict[Scope, Array]] = {}
-        # Cluster -> what comes before its last fence.sc. Such fences synchronise with those after them; here they only
-        # bound how old a value may be that a load returns, for all warps of the cluster.
+        # Cluster -> the clock of what comes before its last fence.sc. Such fences only bound how old the value may be
+        # that a load of the cluster's warps returns; see ``GlobalOrder``.
         self.before_fences: dict[int, Array] = {}
-        # What flags in global memory order; None where that is not modelled for shared memory.
+        # The order by flags in global memory; None if that is not modelled for shared memory.
         self.device_order: GlobalOrder | None = None
 
     @property
     def active(self) -> bool:
-        """Has anything been fenced or released yet?"""
+        """Whether any fence or release has been executed yet."""
         return bool(self.fenced or self.flags) or self.loads.weak
 
     def _side(self, row: int) -> Side:
+        """The CTA of a row as a side of a synchronisation."""
         return Side.of(row, row // self.batch.cluster_size)
 
     # --- reads ---
@@ -54,10 +56,12 @@ class SharedFlags:
         values: Array,
         accepts: Accepts | None = None,
     ) -> Array:
-        """Strong loads of ``values``, one per lane: what they find is learned, by an acquire at once, by a relaxed load
-        at the next fence. Returns the values, with older ones in place of those that are not the last. ``accepts``:
-        which older values an element may read."""
+        """Execute strong loads where memory holds ``values``, one per lane. An acquire learns the clocks of the writes
+        that it reads directly, a relaxed load at the next fence. Returns the values that the loads read, which may be
+        older. ``accepts``: which older values an element may read."""
         return self.loads.read(self, self.flags, lanes, offset, strong, site, values, accepts)
+
+    # ``Learners`` describes the methods ``reader``, ``learn_write``, ``knowledge`` and ``knows``.
 
     def reader(self, row: int, warp: int) -> Reader:
         return row, warp
@@ -66,12 +70,12 @@ class SharedFlags:
         clocks = self.flags.clocks(write, self._side(row), scope_of(strong))
         if strong & ORDERS:
             for clock in clocks.values():
-                self._bring_into_force(row, warp, clock)
+                self._acquire(row, warp, clock)
         elif clocks:
             self.learned[row, warp] = self.flags.merged(self.learned.get((row, warp), {}), clocks)
 
     def _others(self, row: int, warp: int, cumulative: bool) -> list[Array]:
-        """Clocks that bound what a warp may read, beside its own: see ``GlobalOrder.knows``."""
+        """The clocks, besides its own, of the writes that a warp's loads must not miss; see ``GlobalOrder.bounds``."""
         clocks = [*self.learned.get((row, warp), {}).values()] if cumulative else []
         before = self.before_fences.get(row // self.batch.cluster_size)
         return clocks if before is None else [*clocks, before]
@@ -89,8 +93,9 @@ class SharedFlags:
         return knows
 
     def ordered_by_device(self, lanes: Array, thread: Array, several: Array, tick: Array) -> Array:
-        """Per element: does an access to the CTA's shared memory, by a thread at a tick, happen before what the lane
-        does now, because of a flag in global memory? ``several``: any thread of the thread's warp has done it."""
+        """Per element, whether an access to the CTA's shared memory by a thread at a tick happens before the lane's
+        present access, because of a flag in global memory. ``several``: any thread of that thread's warp has made
+        it."""
         order, batch = self.device_order, self.batch
         assert order is not None
         cta, warp = batch.ctas[batch.row_of[lanes]], batch.warp[lanes]
@@ -99,9 +104,9 @@ class SharedFlags:
             out[i] = order.covers(int(cta[i]), int(warp[i]), int(thread[i]) >> 5, int(tick[i]))
         return out
 
-    def _bring_into_force(self, row: int, warp: int, clock: Array) -> None:
-        """From now on everything that the clock covers happens before the warp's present."""
-        # The table has an entry per warp and column, and what is learned never shrinks.
+    def _acquire(self, row: int, warp: int, clock: Array) -> None:
+        """Merge a clock into the warp's own, so that what it covers happens before the warp's next access."""
+        # The table has an entry per warp and column, which only grow.
         table = self.clocks.rows()
         np.maximum(table[row, warp], clock, out=table[row, warp])
 
@@ -110,8 +115,9 @@ class SharedFlags:
     def modify(
         self, lanes: Array, offset: Array, read: int, write: int, site: int, old: Array | None, new: Array | None
     ) -> None:
-        """Atomics, which have happened one after the other: each reads before it writes, and a later lane may acquire
-        what an earlier one has released. ``read``, ``write``: their strengths; ``old``, ``new``: see ``_publish``."""
+        """Note atomics, which are executed one after the other: each reads before it writes, and a later lane may
+        acquire what an earlier one has released. ``read``, ``write``: the strengths of the two. ``old``, ``new``: see
+        ``_publish``."""
         if not self.hazards:
             return
         for elements in in_turn(lanes, offset, old is not None):
@@ -133,9 +139,9 @@ class SharedFlags:
         together: Array | None = None,
         keep: bool = False,
     ) -> None:
-        """A strong write publishes a clock: a release everything that comes before it, a relaxed write what its warp
-        fenced. ``values``: what the places held and what they hold now, if that is recorded. ``together``: all lanes
-        for which the first one writes."""
+        """Note strong writes. A release publishes the clock of everything before it, a relaxed write the clock that its
+        warp has fenced. ``values``: the values before and after, if they are recorded. ``together``: all lanes for
+        which the first one writes. ``keep``: see ``Flags.write``."""
         batch, scope, release = self.batch, scope_of(strong), bool(strong & ORDERS)
         for i, place in enumerate(offset.tolist()):
             lane = i if lanes is None else int(lanes[i])
@@ -154,8 +160,8 @@ class SharedFlags:
 
     def fence(self, m: Mask, scope: Scope, acquire: bool, release: bool, sequential: bool, restricted: bool) -> None:
         """A fence by the lanes of ``m``. ``release``: flags that are written later publish what the warps did before
-        it. ``acquire``: clocks that they have polled come into force. ``restricted``: both only for shared memory.
-        ``sequential``: it is a fence.sc."""
+        the fence. ``acquire``: the warps acquire the clocks that they have read. ``restricted``: both only for shared
+        memory. ``sequential``: it is a fence.sc."""
         if not self.hazards:
             return
         mask = self.batch.running(m)
@@ -163,9 +169,9 @@ class SharedFlags:
         for row, warp in np.argwhere(warps).tolist():
             key = row, warp
             pending = self.learned.get(key, {}) if acquire else {}
-            # The part that a restricted fence leaves out stays pending for another fence.
+            # The part of a clock that a restricted fence leaves out remains pending for another fence.
             for clock in self.flags.take(dict(pending) if restricted else pending, scope):
-                self._bring_into_force(row, warp, self.clocks.in_shared(clock) if restricted else clock)
+                self._acquire(row, warp, self.clocks.in_shared(clock) if restricted else clock)
             if release:
                 first = row * self.batch.width + 32 * warp
                 present = self.clocks.present(row, warp, first + np.flatnonzero(mask[first : first + 32]))
@@ -178,12 +184,12 @@ class SharedFlags:
         self.launch.tick += 1
 
     def fenced_by(self, lanes: Array, scope: Scope) -> Array | None:
-        """The clock that the warps of these lanes have fenced at a scope."""
+        """The clock that the warps of these lanes have fenced at a scope; None if there is none."""
         keys = {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}
         clocks = [self.fenced[key][scope] for key in keys if scope in self.fenced.get(key, ())]
         return np.asarray(np.maximum.reduce(clocks)) if clocks else None
 
     def learn(self, lanes: Array, scope: Scope, clock: Array) -> None:
-        """The warps of these lanes have read a clock by a relaxed access: the next fence of the scope learns it."""
+        """The warps of these lanes have read a clock by a relaxed access: their next fence of the scope acquires it."""
         for key in {(int(self.batch.row_of[lane]), int(self.batch.warp[lane])) for lane in lanes}:
             self.learned[key] = self.flags.merged(self.learned.get(key, {}), {scope: clock})

@@ -12,12 +12,12 @@ from kernelproof.emulator.state.arrays import MOVER, Array, distinct, sparse_zer
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# The tag of an old write that happens before every access to come.
+# The tag of a write that happens before all later accesses.
 LONG_AGO = 1
 
 
 def any_granule(of_elements: Array) -> Array:
-    """Which elements have it in any granule? Shape (elements,) or (elements, granules)."""
+    """A mask of the elements for which a mask of shape (elements,) or (elements, granules) is true in any granule."""
     return np.asarray(of_elements.any(axis=1) if of_elements.ndim > 1 else of_elements)
 
 
@@ -30,9 +30,9 @@ class SharedTags(SharedFlags):
     write under way has the bit IN_FLIGHT; UNWRITTEN, the largest value, has it too.
 
     Invariants:
-    - the tag of an access carries the launch's tick at the time of the access (``_follow_tick``);
-    - a tag below ``fresh`` happens before every access to come, so checks begin with one comparison (with
-      ``_fresh_of`` the lanes that access);
+    - the tag of an access has the launch's tick at the time of the access (``_follow_tick``);
+    - the access of a tag below ``fresh`` happens before all later ones, so checks begin with one comparison (with
+      ``_fresh_of`` the lanes of the access);
     - no tick in ``readers`` is later than the one in ``latest``.
     """
 
@@ -47,13 +47,13 @@ class SharedTags(SharedFlags):
         # ``tagged`` is the tick that ``lane_tag`` and ``collective_tag`` carry.
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
-        # Have all CTAs the same ``fresh``? If not: the lanes that were asked for last, and theirs.
+        # Whether all CTAs have the same ``fresh``. If not, the last result of ``_fresh_of`` is kept: lanes, and theirs.
         self._are_even = True
-        self._of_ahead: tuple[Array | None, int] = None, 0
-        # Lanes and their rows.
+        self._last_fresh: tuple[Array | None, int] = None, 0
+        # The last lanes of ``_fresh_of``, and their rows.
         self._rows_of: tuple[Array, Array] = batch.everyone, batch.everyone
         self.late = LateReads()
-        # Invariant if accesses are deferred: outside of these bytes every tag is old, and none is that of a copy under
+        # Invariant if tags are deferred: outside of these extents every tag is old, and none is that of a copy under
         # way. So a write that touches none of them needs no check.
         self.recent = Extents()
         if self.hazards:
@@ -62,6 +62,7 @@ class SharedTags(SharedFlags):
             self._retag()
 
     def _make_tags(self, n: int) -> None:
+        """Make the tags of ``n`` granules."""
         self.writer: Array = np.full(n, self.UNWRITTEN, self.TAG)
         self.latest: Array = np.zeros(n, self.TAG)
         self.readers: Array = sparse_zeros((n, self.columns), self.TAG)
@@ -77,8 +78,8 @@ class SharedTags(SharedFlags):
                     self.latest.reshape(-1, per) if per > 1 else self.latest,
                     self.readers.reshape(-1, per, self.columns),
                 )
-        # The same views of the tag that each granule got at its last atomic or flag write, once there is one. A granule
-        # whose tag differs was last written by a plain access.
+        # The same views of the tags that granules got at their last atomic or write of a flag, once there is one. If a
+        # granule's present tag differs from that, a plain access was the last one that wrote it.
         self.strong_rows: dict[int, Array] = {}
         # Granules that volatile loads have read, and those that stores have used as flags, once there are any.
         self.volatile: Array | None = None
@@ -87,9 +88,11 @@ class SharedTags(SharedFlags):
         self.recorded = self._make_recorded(n) if self.launch.recording else None
 
     def _make_recorded(self, granules: int) -> RecordedSites:
+        """The record of instructions; subclasses make their own."""
         return RecordedSites(granules, self.columns)
 
     def _reader_columns(self) -> int:
+        """How many columns of readers there are."""
         return self.batch.warps_per_cta
 
     def _actors(self) -> tuple[Array, Array, Array]:
@@ -99,17 +102,17 @@ class SharedTags(SharedFlags):
         return who.actor, who.actor_of_warp, who.warp
 
     def _follow_tick(self) -> None:
-        """Make sure that tags carry the present tick. Every access comes through here first."""
+        """Make sure that new tags have the present tick. Every access calls this first."""
         if self.tagged != self.launch.tick:
             self._retag()
 
     def _retag(self) -> None:
-        """Compute the tags of all lanes for the present tick, and drop what has become old."""
+        """Compute the tags of all lanes for the present tick, and forget accesses that have become old."""
         self.tagged = self.launch.tick
         tick = self.tagged - self.t0
         if tick >= self.MAX_TICK:
-            # Ticks no longer fit into tags, so they count from now on again. All earlier accesses become LONG_AGO. The
-            # price is that races with them go unnoticed; no false finding can result.
+            # Ticks no longer fit into tags, so they count from now on again, and all earlier accesses become LONG_AGO.
+            # Races with those are then missed, but no false finding can result.
             self.t0, tick = self.tagged - 1, 1
             if self.hazards:
                 self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
@@ -117,9 +120,9 @@ class SharedTags(SharedFlags):
                 self.readers[:] = 0
                 self.late.reads.clear()
                 self.recent.forget(ENDLESS)
-        # ``fresh`` only grows while ``t0`` stands, so what is old now stays old and may be forgotten.
+        # ``fresh`` only grows while ``t0`` is the same, so what is old now remains old and may be forgotten.
         self.fresh = self._first_fresh(int(self.clocks.base.min()))
-        self._of_ahead = None, self.fresh
+        self._last_fresh = None, self.fresh
         self._are_even = self.fresh == self._first_fresh(int(self.clocks.base.max()))
         self.late.forget(self.fresh)
         self.recent.forget(self.fresh)
@@ -129,26 +132,26 @@ class SharedTags(SharedFlags):
             self.collective_tag: Array = self.collective | self.TAG(self.stamp)
 
     def _first_fresh(self, base: int) -> int:
-        """The smallest tag that is not older than a barrier of a whole CTA, which was at this tick."""
+        """The smallest tag that is not older than a barrier of a complete CTA at tick ``base``."""
         return max(1, base - self.t0 + 1) << self.BITS
 
     def _fresh_of(self, lanes: Array | None) -> int:
-        """``fresh`` for what lanes (None: all) find in the memory of their own CTAs, which may have passed later
-        barriers than others of the batch. At least 1, so that no tag of untouched granules reaches it."""
+        """``fresh`` for accesses of lanes (None: all) to their own CTAs' memory. These CTAs may have passed later
+        barriers than others of the batch. At least 1, so that tag 0, of untouched granules, is below it."""
         if lanes is None or self._are_even:
             return max(self.fresh, 1)
         # Arrays of lanes never change in place.
-        if self._of_ahead[0] is not lanes:
+        if self._last_fresh[0] is not lanes:
             if self._rows_of[0] is not lanes:
                 self._rows_of = lanes, distinct(self.batch.row_of[lanes])
             base = self.clocks.base[self._rows_of[1]]
-            self._of_ahead = lanes, max(self._first_fresh(int(base.min())), 1)
-        return self._of_ahead[1]
+            self._last_fresh = lanes, max(self._first_fresh(int(base.min())), 1)
+        return self._last_fresh[1]
 
     def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None, strong: bool = False) -> None:
         """Tag all granules of elements ``at`` as written, and record ``site`` as the instruction that wrote them. For a
-        copy whose data lands now ``site`` is None: its instruction was recorded when the copy began. ``strong``: the
-        write is an atomic or sets a flag."""
+        copy whose data lands now, ``site`` is None: its instruction was recorded when the copy began. ``strong``: the
+        write is an atomic or a write of a flag."""
         writer = self.rows[width][0]
         tags = tag if writer.ndim == 1 else tag[:, None]
         writer[at] = tags
@@ -156,7 +159,7 @@ class SharedTags(SharedFlags):
             granules = np.zeros_like(self.writer)
             self.strong_rows = {w: granules.reshape(rows[0].shape) for w, rows in self.rows.items()}
         if self.strong_rows:
-            # No tag is 0, so a plain write leaves a difference even where its tag equals that of its thread's atomic.
+            # A plain write stores 0, which no tag is: its own tag may equal that of an atomic of the same thread.
             self.strong_rows[width][at] = tags if strong else 0
         if self.recorded is not None and site is not None:
             self.recorded.wrote(at, width // self.granule, site)
@@ -174,11 +177,11 @@ class SharedTags(SharedFlags):
         return self.flagged.reshape(self.rows[width][0].shape)
 
     def are_volatile(self, at: Array, width: int) -> Array:
-        """Which elements have volatile loads read?"""
+        """A mask of the elements that volatile loads have read."""
         return np.zeros(len(at), bool) if self.volatile is None else any_granule(self.volatile_rows(width)[at])
 
     def are_flags(self, at: Array, width: int) -> Array:
-        """Which elements have stores used as flags?"""
+        """A mask of the elements that stores have used as flags."""
         return np.zeros(len(at), bool) if self.flagged is None else any_granule(self.flag_rows(width)[at])
 
     def last_writers(self, width: int, at: Array) -> Array:

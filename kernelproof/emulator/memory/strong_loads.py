@@ -1,9 +1,9 @@
-"""Which value a strong load returns: any write of the place that coherence allows its warp, not only the last one.
+"""Chooses the value that a strong load returns: that of any write that coherence allows its warp, not only the last.
 
-A load in a loop that polls returns the oldest value that its warp may still read, and in each iteration of the loop the
-next one. So the loop is left at the oldest value that lets it go on; in an execution with ``Variation.newest`` it looks
-late, and is given the last value only. Other loads return the last value, or, with ``Variation.oldest``, the oldest
-one. Read-modify-writes always read the last one.
+A load in a polling loop returns the oldest value that its warp may still read, and in each iteration of the loop the
+next one. So the loop ends at the oldest value that ends it. In an execution with ``Variation.newest`` it gets the last
+value only, as if it polled late. Other loads return the last value or, with ``Variation.oldest``, the oldest one.
+Read-modify-writes always read the last one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# A warp is given older values of so many places until its CTA meets at a barrier. A look-back that finds old states
-# everywhere goes all the way back, and takes a time that grows with the square of the CTAs.
+# A warp is given older values of so many places until its CTA meets at a barrier. Without a limit, a decoupled
+# look-back would find old states everywhere and go back to the first CTA, in a time that grows with the square of the
+# CTAs.
 MAX_PLACES = 4
 # CTA (or row of the batch) and warp.
 Reader = tuple[int, int]
-# May an element of an access read this value, which is not the last one?
+# Whether an element of an access may read this value, which is not the last one.
 Accepts = Callable[[int, np.generic], bool]
 
 
@@ -35,25 +36,26 @@ class Learners(Protocol):
     """The warps of a batch as readers of the flags of a state space."""
 
     def reader(self, row: int, warp: int) -> Reader:
-        """How the histories of flags name a warp."""
+        """The name of a warp in the histories of flags."""
 
     def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
-        """Tells what a warp must not overlook any more."""
+        """A function that says whether an access happens before a warp's next load. ``cumulative``: see
+        ``StrongLoads.is_cumulative``."""
 
     def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
-        """Grows whenever ``knows`` may say yes to more."""
+        """A value that changes whenever ``knows`` may become true of more accesses."""
 
     def learn_write(self, row: int, warp: int, place: int, write: Write[Any], strong: int) -> None:
-        """A warp has read a write of a flag."""
+        """A warp has read a write of a flag, and learns the clocks that this publishes."""
 
 
 class StrongLoads:
-    """The strong loads of a batch's threads from one state space, where values are recorded if it is ``observed``.
-    ``flags_are_read``: the kernel learns from strong writes there; if not, it does not matter what they publish."""
+    """The strong loads of a batch's threads from one state space. ``observed``: values of strong writes there are
+    recorded. ``flags_are_read``: the kernel reads flags there; if not, the clocks that writes publish do not matter."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, space: str) -> None:
         self.batch, self.clocks, self.launch, self.space = batch, clocks, batch.launch, space
-        # By row and warp: the tick of the last barrier of its CTA, and the histories of which it was given older values
+        # (Row, warp) -> the tick of its CTA's last barrier, and the ids of histories of which it was given older values
         # since then.
         self._given: dict[tuple[int, int], tuple[int, set[int]]] = {}
         kernel, hazards = batch.launch.kernel, batch.launch.options.hazards
@@ -63,18 +65,18 @@ class StrongLoads:
         self.weak = self.observed and batch.launch.options.adverse
 
     def is_cumulative(self, site: int, acquires: bool) -> bool:
-        """Does what a warp has read from flags without a fence bound what it reads by an instruction? That is kinder
-        than the memory model, and needed for data that is loaded by volatile or relaxed loads behind a flag. A load
-        that polls or acquires is of a flag itself."""
+        """Whether clocks that a warp has read from flags without a fence bound what it reads by an instruction. Its
+        loads then find fewer old values than the memory model allows. Programs need that for data that volatile or
+        relaxed loads read after a flag. A load that polls or acquires reads a flag itself, so it is not bounded."""
         return not acquires and site not in self.launch.kernel.polls
 
     def read(
         self, learners: Learners, flags: Flags[Any], lanes: Array | None, offset: Array, strong: int, site: int,
         values: Array, accepts: Accepts | None,
     ) -> Array:  # fmt: skip
-        """Strong loads of ``values`` by these lanes (None: all), one per lane: what they find is learned. Returns the
-        values, with older ones in place of those that are not the last. ``accepts``: which older values an element may
-        read."""
+        """Execute strong loads by these lanes (None: all) where memory holds ``values``, one per lane. Warps learn the
+        clocks of the writes that they read. Returns the values that are read, which may be older. ``accepts``: which
+        older values an element may read."""
         found = [(i, at, flags.places[at]) for i, at in enumerate(offset.tolist()) if at in flags.places]
         if not found:
             return values
@@ -116,7 +118,7 @@ class StrongLoads:
         accepts: Callable[[np.generic], bool] | None = None,
     ) -> tuple[Write[Any], Mark | None]:
         """The write that a load by instruction ``site`` reads, and the mark that it leaves in the history. ``value``:
-        what the place holds; ``lane``: any of the warp that loads from it; ``accepts``: which older values it may
+        the place's present value. ``lane``: any lane of the loading warp. ``accepts``: which older values the load may
         read."""
         last = history.last
         if last.value is None or last.value.dtype != value.dtype:
@@ -137,7 +139,7 @@ class StrongLoads:
         last = history.last
         if write is not last and accepts is not None and write.value is not None and not accepts(write.value):
             write = last
-        # Failed swaps leave the same value again and again, and are no change.
+        # Swaps that fail write the same value again, which is no change.
         newest = last.value
         if (
             write is not last
@@ -145,7 +147,7 @@ class StrongLoads:
             and newest is not None
             and write.value.tobytes() != newest.tobytes()
         ):
-            # There is another value to come: memory is as good as changed for whoever polls.
+            # The loop will be given another value, so this counts as a change of memory.
             self.launch.version += 1
         history.given[reader, head] = Given(iteration, write.number)
         return write, Mark(self.launch.tick, write.number)
@@ -153,15 +155,15 @@ class StrongLoads:
     def _number(
         self, history: History[Any], reader: Reader, oldest: int, head: int | None, iteration: int, lane: int
     ) -> int:
-        """The number of the write that a load reads, of those from the ``oldest`` on. ``head``: of the loop that polls
-        by it, which is in this ``iteration``."""
+        """The number of the write that a load reads, from the ``oldest`` on. ``head``: that of the polling loop with
+        this load, which is in its ``iteration``; None outside of such loops."""
         last = history.last.number
         is_newest = self.launch.newest if head is not None else not self.launch.oldest
         if oldest == last or is_newest or self._has_seen_enough(history, lane):
             return last
         self.launch.polled_older |= head is not None
         given = history.given.get((reader, head))
-        # A loop that polls is not given the same value again, so that it comes to its end.
+        # A polling loop is not given the same value again, so that it ends.
         if given is not None and (head is None or given.iteration != iteration):
             return max(oldest, history.following(given.number))
         return oldest
@@ -169,8 +171,9 @@ class StrongLoads:
     def _overlooked(
         self, flags: Flags[Any], history: History[Any], reader: Reader, oldest: int, number: int, site: int, lane: int
     ) -> int:
-        """The number of the write that a load reads, which would be ``number``. If the launch tries what happens when
-        this instruction overlooks what its warp has seen but is not ordered after, it is that of the ``oldest``."""
+        """The number of the write that a load reads: ``number``, or ``oldest`` if this execution tries what happens
+        when the instruction misses writes that its warp has seen but is not ordered after. Notes that the instruction
+        can be tried."""
         launch, batch = self.launch, self.batch
         seen = history.seen(oldest, flags.seen.get(reader, {})) if flags.traced else oldest
         if seen == oldest:
@@ -187,7 +190,8 @@ class StrongLoads:
         return oldest if launch.overlooks == site else number
 
     def _has_seen_enough(self, history: History[Any], lane: int) -> bool:
-        """Has the warp of a lane been given older values of ``MAX_PLACES`` other places since its CTA has last met?"""
+        """Whether the warp of a lane was given older values of ``MAX_PLACES`` other places since its CTA's last
+        barrier."""
         warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         since = int(self.clocks.base[warp[0]])
         before, places = self._given.get(warp, (-1, set()))

@@ -1,8 +1,8 @@
-"""The last accesses to each granule of a buffer in one launch.
+"""Tags of global memory: the last accesses to each granule of a buffer in one launch.
 
-As long as consecutive lanes touch consecutive granules, the accesses are kept as runs, one entry each. The first access
-of another form expands them to one tag per granule. In most kernels one thread reads and writes each element, so runs
-suffice.
+As long as consecutive lanes access consecutive granules, accesses are stored as runs, one entry each. The first access
+of another form expands them to one tag per granule. In most kernels each element is read and written by one thread, so
+runs suffice.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kernelproof.emulator.state.arrays import Array
 THREAD = (1 << 32) - 1
 SCOPE_SHIFT, SCOPE = 32, 3
 TICK_SHIFT = 34
-# The tick of writes that are under way. It is the largest one: no synchronisation orders them before another thread.
+# Stands for the tick of a write that is under way. No tick is larger, so the write is ordered before nothing.
 UNDER_WAY = (1 << 29) - 1
-# Runs of a buffer at most; with more of them its tags are kept granule by granule.
+# The most runs of a buffer. If there are more, its tags are stored granule by granule.
 MAX_RUNS = 4096
 
 
 class GranuleRun(NamedTuple):
-    """Granules from ``start`` to before ``stop``, touched by threads from number ``thread`` on, ``per`` granules each.
-    ``moment``: tick and scope of their tags."""
+    """Granules from ``start`` to before ``stop`` that threads from number ``thread`` on have accessed, ``per`` granules
+    each. ``moment``: tick and scope of their tags."""
 
     start: int
     stop: int
@@ -37,7 +37,7 @@ class GranuleRun(NamedTuple):
     moment: int
 
     def is_again(self, other: GranuleRun) -> bool:
-        """Do the same threads touch the same granules in both runs?"""
+        """Whether the same threads access the same granules in both runs."""
         return self[:4] == other[:4]
 
 
@@ -52,7 +52,8 @@ class Runs:
         return bool(self._runs)
 
     def meets(self, run: GranuleRun) -> bool:
-        """Did another thread touch a granule of this run, or is there no room for one more?"""
+        """Whether other threads have accessed granules of this run, or the run cannot be added because there are too
+        many."""
         if len(self._runs) >= MAX_RUNS:
             return True
         at = bisect_left(self._starts, run.start)
@@ -61,7 +62,7 @@ class Runs:
         return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].is_again(run)
 
     def put(self, run: GranuleRun) -> None:
-        """Add a run that meets no other one. It replaces an earlier run of the same threads."""
+        """Add a run that meets no other. It replaces an earlier run of the same threads and granules."""
         at = bisect_left(self._starts, run.start)
         if at < len(self._runs) and self._starts[at] == run.start:
             self._runs[at] = run
@@ -70,7 +71,7 @@ class Runs:
             self._runs.insert(at, run)
 
     def refine(self, parts: int) -> None:
-        """Each granule becomes so many."""
+        """Split each granule into so many."""
         self._starts = [start * parts for start in self._starts]
         self._runs = [
             run._replace(start=run.start * parts, stop=run.stop * parts, per=run.per * parts) for run in self._runs
@@ -87,8 +88,8 @@ class Runs:
 
 
 class EarlierReads:
-    """Reads that others than the last reader of each granule have made: the last one by each, and where instructions
-    are recorded, also which one that was."""
+    """For each granule a read before the last one, by another thread or CTA than the last reader's: its tag and, if
+    instructions are recorded, its instruction plus one."""
 
     __slots__ = ("at", "tags")
 
@@ -97,17 +98,17 @@ class EarlierReads:
         self.at: Array | None = np.zeros(granules, np.int32) if recording else None
 
     def refine(self, parts: int) -> None:
-        """Each granule becomes so many."""
+        """Split each granule into so many."""
         self.tags = self.tags.repeat(parts)
         self.at = None if self.at is None else self.at.repeat(parts)
 
 
 class Tags:
-    """The tags of the last write and the last read of every granule of a buffer in this launch; where instructions are
-    recorded, also which instruction that was (its number plus one, 0: none).
+    """The tags of the last write and the last read of every granule of a buffer in this launch. If instructions are
+    recorded, also the instruction of each (its number plus one; 0 for none).
 
-    Accesses stay runs as long as every access is a run and no run meets one of other threads; from then on reads, or
-    writes, are kept granule by granule. Arrays are made only when something needs them.
+    Accesses are stored as runs as long as every access is a run and no run meets one of other threads. From then on
+    reads, or writes, are stored granule by granule. Arrays are made only when they are needed.
 
     A granule has 1 << ``shift`` bytes. It is as wide as the buffer's narrowest access so far.
     """
@@ -125,21 +126,21 @@ class Tags:
         self._written_runs, self._read_runs = Runs(), Runs()
         self._written: Array | None = None
         self._read: Array | None = None
-        # Whether the last reader is another thread or of another CTA -> reads before those in ``read``.
+        # Reads before those in ``read``: by another thread than the last reader's (False), and by another CTA (True).
         self.earlier: dict[bool, EarlierReads] = {}
         # Granules that a bulk store has written, once there are any.
         self.copied: Array | None = None
         # Granules read through the read-only path, once there are any.
         self.read_only: Array | None = None
-        # Sizes of strong accesses (codes of ``state.scopes``), made at the first one. Entries of granules that a weak
-        # access touched last are stale: the tag says so by its scope 0.
+        # Sizes of strong accesses (codes of ``state.scopes``), made at the first one. If the last access to a granule
+        # was weak, which its tag says by scope 0, its entry here is stale.
         self.read_sizes: Array | None = None
         self.written_sizes: Array | None = None
         self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
         self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
 
     def refine(self, shift: int) -> None:
-        """Make granules narrower."""
+        """Make granules narrower: 1 << ``shift`` bytes."""
         parts = 1 << (self.shift - shift)
         self.granules, self.shift = self.granules * parts, shift
         for runs in (self._written_runs, self._read_runs):
@@ -153,30 +154,30 @@ class Tags:
 
     @property
     def is_written(self) -> bool:
-        """Has any thread written to the buffer?"""
+        """Whether any thread has written to the buffer."""
         return self._written is not None or bool(self._written_runs)
 
     @property
     def is_read(self) -> bool:
-        """Has any thread read from the buffer?"""
+        """Whether any thread has read from the buffer."""
         return self._read is not None or bool(self._read_runs)
 
     @property
     def written(self) -> Array:
-        """The tags of the last writes, granule by granule from now on."""
+        """The tags of the last writes, which are stored granule by granule from now on."""
         if self._written is None:
             self._written, self._written_runs = self._written_runs.tags(self.granules), Runs()
         return self._written
 
     @property
     def read(self) -> Array:
-        """The tags of the last reads, granule by granule from now on."""
+        """The tags of the last reads, which are stored granule by granule from now on."""
         if self._read is None:
             self._read, self._read_runs = self._read_runs.tags(self.granules), Runs()
         return self._read
 
     def read_run(self, run: GranuleRun) -> bool:
-        """Keep a read as a run, if only its own threads have touched what they read; returns whether it is kept."""
+        """Store a read as a run, if only its own threads have accessed its granules; returns whether it is stored."""
         if self._read is not None or self._written is not None:
             return False
         if self._written_runs.meets(run) or self._read_runs.meets(run):
@@ -185,8 +186,8 @@ class Tags:
         return True
 
     def keep_earlier(self, far: bool, granules: Places, tags: Array, sites: Array | int | None) -> None:
-        """Keep reads of granules beside the last ones, which are of other threads or (``far``) of other CTAs.
-        ``sites``: their instructions plus one, where those are recorded."""
+        """Store reads before the last ones of granules, which are by other threads or, with ``far``, by other CTAs.
+        ``sites``: their instructions plus one, if those are recorded."""
         earlier = self.earlier.get(far)
         if earlier is None:
             earlier = self.earlier[far] = EarlierReads(self.granules, self.read_at is not None)
@@ -207,7 +208,7 @@ class Tags:
         put(self.written_sizes, granules, size)
 
     def write_run(self, run: GranuleRun) -> bool:
-        """Keep a write as a run, if only its own threads have touched what they write; returns whether it is kept."""
+        """Store a write as a run, if only its own threads have accessed its granules; returns whether it is stored."""
         if self._read is not None or self._written is not None or self.read_only is not None:
             return False
         if self._written_runs.meets(run) or self._read_runs.meets(run):

@@ -1,6 +1,6 @@
-"""Tensors of PyTorch as NumPy views of their memory, without importing torch.
+"""Converts tensors of PyTorch to NumPy views of their memory, without importing torch.
 
-Of a tensor only ``device``, ``dtype``, ``shape``, ``data_ptr``, ``is_contiguous`` and ``untyped_storage`` are used.
+It uses only a tensor's ``device``, ``dtype``, ``shape``, ``data_ptr``, ``is_contiguous`` and ``untyped_storage``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.reports import EmulatorError
 
-# NumPy's type for the elements of a tensor: an integer of equal size where NumPy lacks the type, whose name is then
-# shown.
+# Element type of a tensor -> NumPy's type: an integer of the same size where NumPy lacks the type.
 NUMPY = {
     "bool": "bool", "uint8": "u1", "int8": "i1", "int16": "i2", "int32": "i4", "int64": "i8",
     "uint16": "u2", "uint32": "u4", "uint64": "u8", "float16": "f2", "float32": "f4", "float64": "f8",
@@ -24,7 +23,7 @@ NUMPY = {
 
 
 class Storage(Protocol):
-    """The bytes behind a tensor and its views."""
+    """The memory of a tensor and its views."""
 
     def data_ptr(self) -> int:
         """The address of its first byte."""
@@ -52,14 +51,14 @@ class TorchTensor(Protocol):
         """The address of its first element."""
 
     def is_contiguous(self) -> bool:
-        """Are its elements without gaps and in order?"""
+        """Whether its elements are in order and without gaps."""
 
     def untyped_storage(self) -> Storage:
         """The storage that it shares with its views."""
 
 
 def is_tensor(value: object) -> TypeGuard[TorchTensor]:
-    """Does a value behave like a tensor of PyTorch?"""
+    """Whether a value has the methods of a PyTorch tensor."""
     return hasattr(value, "data_ptr") and hasattr(value, "untyped_storage")
 
 
