@@ -1,4 +1,4 @@
-"""What every unit of the emulated machine knows: lanes, clocks, findings, counters, the launch and its options.
+"""State that all units of the emulated machine share: lanes, clocks, findings, counters, the launch and its options.
 
-This is the lowest floor: it imports nothing else of the emulator.
+This is the lowest package: it imports nothing else of the emulator.
 """

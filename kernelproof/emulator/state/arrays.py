@@ -1,4 +1,4 @@
-"""Arrays with one element per lane, and the NumPy types that move 1 to 16 bytes per element."""
+"""Arrays with one element per lane, and the NumPy types by which accesses of 1 to 16 bytes are copied."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ Array = NDArray[Any]
 Mask = Array | None
 # An operand at run time: one int that all lanes share, or an array of raw bits, one element per lane.
 Scalar = int | Array
-# The type that moves 1, 2, 4, 8 or 16 bytes at once. complex128 is NumPy's only fast 16-byte element; moves keep its
-# bits.
+# Bytes -> the type of an element with so many. complex128 is NumPy's only fast type of 16 bytes; copies keep its bits.
 MOVER: dict[int, np.dtype[Any]] = {
     1: np.dtype("u1"),
     2: np.dtype("u2"),
@@ -28,7 +27,7 @@ SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 128: 7}  # log2 of the bytes of an acces
 # The byte that undefined memory and registers hold. Repeated, it is a negative quiet NaN in fp16, bf16 and fp32, and an
 # index that lies outside of every buffer.
 POISON = 0xFF
-# Below this size arrays are cleared at once, above it page by page as they are touched.
+# Smaller arrays are cleared when they are made, larger ones page by page when they are touched.
 SPARSE_BYTES = 1 << 20
 
 
@@ -36,15 +35,16 @@ SPARSE_BYTES = 1 << 20
 def reuse_memory(nbytes: int = 1 << 24) -> None:
     """Make the C library keep freed memory of arrays up to ``nbytes`` for reuse.
 
-    glibc gives arrays of 128 KiB and more back to the system and maps new ones page by page, which costs several times
-    the computation in them. Its threshold rises to the size of the largest array that was freed, hence one allocation.
+    glibc returns arrays of 128 KiB and more to the system and maps new ones page by page, which takes several times as
+    long as the computation on them. Its threshold rises to the size of the largest array that was freed. So one array
+    of that size, which is freed immediately, is enough.
     """
     np.empty(nbytes, np.uint8)
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
-    """Zeros for an array of which few elements will be touched. With NumPy's pages of 2 MiB the system would clear a
-    whole page at its first touch; reused memory would be cleared as a whole."""
+    """An array of zeros of which few elements will be touched. With NumPy's pages of 2 MiB the system would clear all
+    of such a page at its first touch, and reused memory would be cleared completely. This array has small pages."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes < SPARSE_BYTES:
         return np.zeros(shape, dtype)
@@ -55,7 +55,7 @@ def sparse_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
 
 
 def runs_of(*keys: Array) -> tuple[Array, Array]:
-    """Where runs of neighbours begin whose keys are all equal, and how long they are."""
+    """The starts and lengths of runs of neighbouring elements that are equal in every key."""
     begins = np.ones(len(keys[0]), bool)
     begins[1:] = keys[0][1:] != keys[0][:-1]
     for key in keys[1:]:

@@ -18,7 +18,7 @@ class BatchState:
     """Some CTAs of a launch. All their threads form one vector of ``size`` lanes. Every CTA has ``width`` lanes, which
     is a multiple of 32; lanes beyond its threads are never alive.
 
-    A CTA's place in the batch is its *row*. Clusters are whole, and their rows follow each other.
+    A CTA's place in the batch is its *row*. A batch has complete clusters, with consecutive rows.
     """
 
     def __init__(self, launch: LaunchState, ctas: Array) -> None:
@@ -31,8 +31,8 @@ class BatchState:
         # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
         self.row_of, self.thread = self.who.row_of, self.who.thread
         self.warp, self.lane = self.who.warp, self.who.lane
-        # Per row: what to add to a lane's place in the batch to get its number in the launch. The CTAs of a batch
-        # usually follow each other in the launch, and then all rows add the same (``are_in_a_row``).
+        # Per row: the difference between a lane's number in the launch and its place in the batch. CTAs of a batch are
+        # mostly consecutive in the launch (``are_in_a_row``). Then it is the same for all rows.
         ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
         self.are_in_a_row = bool((ahead == ahead[0]).all())
         self.gthread: Array = self.who.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])
@@ -44,14 +44,14 @@ class BatchState:
         self._last_mask: Mask = None
         self._last_lanes: Array = np.zeros(0, np.int64)
         self._constants: dict[tuple[int, int], Array] = {}
-        # Head of a loop that polls memory -> per lane, how often it has come back there.
+        # Head of a loop that polls memory -> per lane, how many iterations it has executed.
         self.iterations: dict[int, Array] = {}
 
     # --- lanes and registers ---
 
     def lanes(self, m: Mask) -> Array:
-        """Indices of the lanes in a mask, ascending; do not change the array. Masks never change in place, so the
-        answer for the last one is kept and found again by identity."""
+        """Indices of the lanes in a mask, ascending; the array must not be changed. The last result is kept and found
+        by the mask's identity, since masks never change in place."""
         if m is None:
             return self.everyone
         if m is not self._last_mask:
@@ -59,12 +59,12 @@ class BatchState:
         return self._last_lanes
 
     def warps_of_lanes(self, lanes: Array | None) -> tuple[list[int], list[int]]:
-        """Per lane (None: all): its row and its warp."""
+        """The row and the warp of each of these lanes (None: all)."""
         rows, warps = self.row_of, self.warp
         return (rows if lanes is None else rows[lanes]).tolist(), (warps if lanes is None else warps[lanes]).tolist()
 
     def is_everyone(self, m: Array) -> bool:
-        """Does the mask hold every lane that is still alive?"""
+        """Whether the mask includes every living lane."""
         return bool(m[self.alive].all())
 
     def running(self, m: Mask) -> Array:
@@ -72,7 +72,7 @@ class BatchState:
         return self.alive if m is None else m
 
     def count_iteration(self, head: int, group: Array) -> None:
-        """Lanes are back at the head of a loop that polls memory."""
+        """Count an iteration of a loop that polls memory, by the lanes of a mask."""
         iterations = self.iterations.get(head)
         if iterations is None:
             iterations = self.iterations[head] = np.zeros(self.size, np.int64)
@@ -87,8 +87,8 @@ class BatchState:
         return np.full(self.size * width, self.launch.unspecified, np.uint8).view(MOVER[width])
 
     def quotient(self, out: Array, divisor: Array, m: Mask, site: int) -> Array:
-        """Quotients or remainders ``out`` of an integer division, whose divisions by zero are reported. Those keep the
-        value that today's hardware gives, unless this execution tries another one (``Variation.unspecified``)."""
+        """Check an integer division with results ``out``, and return these. Divisions by zero are reported. Their
+        results are those of today's hardware, unless this execution tries another value (``Variation.unspecified``)."""
         zero = divisor == 0
         if not zero.any():
             return out
@@ -154,7 +154,7 @@ class BatchState:
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
-        """Report a finding of some lanes: it counts all of them, and lists the threads of the first lane's CTA."""
+        """Report a finding of some lanes. It counts all of them, and lists the threads of the first lane's CTA."""
         row = int(self.row_of[lanes[0]])
         threads = self.thread[lanes[self.row_of[lanes] == row]]
         self.report(

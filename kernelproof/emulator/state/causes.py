@@ -1,12 +1,12 @@
-"""Findings that have one cause: shown as one, with the others counted.
+"""Groups findings by their cause: one finding is shown per cause, and the others are counted.
 
-A missing barrier is seen at every instruction that it should have ordered, and a wrong size at every store after it.
-Findings of one severity in one kernel, whatever its template arguments, have the same cause if
+A missing barrier leads to findings at every instruction that it should have ordered, and a wrong size at every store
+that uses it. Findings of one severity in one kernel, whatever its template arguments, have the same cause if
 
 - they are races on one buffer that share a source line with each other, directly or through others,
 - they are of another rule and about the same named buffer,
 - they are of the same rule at the same source lines, and about no named buffer,
-- one is a read of memory that nobody has written, at a line that races on the same buffer.
+- one is a read of memory that was never written, at a line that races on the same buffer.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.reports import Report, by_cause, replace_count
 
 _RACES = frozenset(("shared-race", "global-race", "memory-scope"))
-# What a race may lead to: the writer comes too late.
+# Findings that a race may cause: the write comes after the read.
 _FOLLOWING = frozenset(("uninitialised-shared", "uninitialised-global"))
 
 Key = tuple[object, ...]
 
 
 def grouped(reports: Iterable[Report]) -> list[Report]:
-    """One report per cause, errors first: the first race, or else the first finding. The others are in ``also``, and
-    its counts are those of all."""
+    """One report per cause, errors first: the first race of the cause, or else its first finding. Its ``also`` has the
+    others, and its counts include them."""
     causes = sorted(by_cause(reports), key=precedence)
     groups: list[list[Report]] = []
     group_of: dict[Key, list[Report]] = {}
@@ -50,12 +50,13 @@ def grouped(reports: Iterable[Report]) -> list[Report]:
 
 
 def precedence(report: Report) -> tuple[bool, int]:
-    """Of several findings, the one with the least is shown for all: races first, then the earliest."""
+    """The sort key of findings of one cause, of which the first is shown: races first, then the earliest finding."""
     return report.kind not in _RACES, report.serial
 
 
 def keys(report: Report) -> tuple[list[Key], list[Key]]:
-    """What a finding shares with others of its cause, and what links it to a race without being shared by others."""
+    """The keys that a finding shares with others of its cause; and keys of races that may have caused it, by which it
+    does not attract other findings."""
     place = report.place
     buffer = place.buffer if place is not None else ""
     base = (report.severity, plain_name(report.kernel), buffer)
@@ -71,12 +72,13 @@ def keys(report: Report) -> tuple[list[Key], list[Key]]:
 
 
 def _line(side: Participant) -> tuple[str, int]:
-    """The user's source line, or the PTX line without ``-lineinfo``."""
+    """The user's source line of a participant; without ``-lineinfo``, the PTX line."""
     home = side.site.home
     return (home.file, home.line) if home is not None else ("", side.site.line)
 
 
 def _as_one(group: list[Report]) -> Report:
+    """The report that is shown for a group of findings."""
     first, *others = sorted(group, key=precedence)
     counts = (sum(report.count for report in group), sum(report.instructions for report in group))
     out = replace_count(first, *counts)

@@ -39,13 +39,18 @@ class Banks:
 
 
 class Counters:
-    """Counters of one launch. ``shared_banks`` and ``global_traffic`` by instruction kind (``ld.shared``,
-    ``st.shared``, ``ldmatrix``, ``stmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``);
-    ``instructions`` executed per warp by opcode; ``barriers`` per CTA; ``unique_bytes`` (kind -> distinct bytes
-    touched by the launch: the minimum traffic). ``wgmma`` instructions per warpgroup and their ``wgmma_flops``;
-    ``tcgen05`` products and their ``tcgen05_flops``; ``mbarrier_waits`` per warp; ``bulk_boxes`` copied, bytes loaded
-    (``bulk_delivered_bytes`` counts each destination of a multicast) and stored. ``outcomes``: how comparisons of
-    loaded values ended, by site: True, False or both."""
+    """Counters of one launch.
+
+    - ``instructions``: opcode -> executions, counted per warp. ``barriers``: counted per CTA.
+    - ``shared_banks``, ``global_traffic``: by kind of instruction (``ld.shared``, ``st.shared``, ``ldmatrix``,
+      ``stmatrix``, ``cp.async``; ``ld.global``, ``st.global``, ``atom.global``).
+    - ``unique_bytes``: kind -> distinct bytes that the launch touches, which is the least possible traffic.
+    - ``wgmma`` instructions per warpgroup, and their ``wgmma_flops``. ``tcgen05`` products, and their
+      ``tcgen05_flops``. ``mbarrier_waits`` per warp.
+    - ``bulk_boxes`` that were copied, and the bytes loaded and stored. ``bulk_delivered_bytes`` counts each destination
+      of a multicast.
+    - ``outcomes``: instruction -> the outcomes (True, False or both) of its comparisons of loaded values.
+    """
 
     def __init__(self, block_opcodes: list[dict[str, int]], sites: list[Site]) -> None:
         self.block_opcodes, self.sites = block_opcodes, sites
@@ -69,6 +74,7 @@ class Counters:
         return dict(sorted(out.items(), key=lambda item: -item[1]))
 
     def _sum(self, base: str) -> int:
+        """Executions of all opcodes that begin with a name."""
         return sum(n for opcode, n in self.instructions.items() if opcode.split(".")[0] == base)
 
     @property
@@ -92,16 +98,16 @@ class Counters:
         self.block_runs[index] = self.block_runs.get(index, 0) + warps
 
     def comparison(self, truth: Any, m: Mask, site: int) -> None:
-        """Record how a comparison of loaded values ended for the lanes of ``m``: whether ``truth`` is zero, which may
-        be one number for all lanes."""
+        """Record the outcomes of a comparison of loaded values for the lanes of ``m``: whether ``truth``, which may be
+        one number for all lanes, is not zero."""
         outcomes = self.outcomes.setdefault(self.sites[site], set())
         if len(outcomes) < 2:
             lanes = np.asarray(truth) != 0
             outcomes.update(np.unique(lanes if m is None or lanes.ndim == 0 else lanes[m]).tolist())
 
     def shared(self, kind: str, address: Array, width: int, m: Mask) -> None:
-        """Count a shared-memory access. Hardware serves 8 lanes at a time where each moves 16 bytes, 16 lanes for 8
-        bytes and 32 for less. Such a group needs as many wavefronts as different words that one bank must serve."""
+        """Count a shared-memory access. Hardware serves 8 lanes at a time if each accesses 16 bytes, 16 lanes for 8
+        bytes and 32 for less. Such a group needs as many wavefronts as the most different words in one bank."""
         entry = self.shared_banks.setdefault(kind, Banks())
         phase = 8 if width == 16 else 16 if width == 8 else 32
         wide = address.astype(np.int64).reshape(-1, phase)
@@ -135,12 +141,12 @@ class Counters:
         entry.ideal += int((-(-per // SECTOR_BYTES)).sum())
         # A map of touched sectors for each MiB of the arena.
         touched = self._touched.setdefault(kind, {})
-        for buffer_start in {int(x) for x in np.unique(offset >> 20)}:
-            inside = sector[(offset >> 20) == buffer_start]
-            page = touched.get(buffer_start)
+        for mib in {int(x) for x in np.unique(offset >> 20)}:
+            inside = sector[(offset >> 20) == mib]
+            page = touched.get(mib)
             if page is None:
-                page = touched[buffer_start] = np.zeros((1 << 20) // SECTOR_BYTES, bool)
-            page[inside - (buffer_start << 20) // SECTOR_BYTES] = True
+                page = touched[mib] = np.zeros((1 << 20) // SECTOR_BYTES, bool)
+            page[inside - (mib << 20) // SECTOR_BYTES] = True
 
     def summary(self) -> dict[str, Any]:
         """All counters as plain numbers, for printing or JSON."""

@@ -1,4 +1,4 @@
-"""Findings as JSON. Fields of a version keep their name and meaning; new fields may be added."""
+"""Converts findings to JSON. Fields of a version keep their name and meaning; new fields may be added."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ class FrameFields(TypedDict):
 
 
 class ParticipantFields(TypedDict):
-    """A side of a finding. ``home``: the user's own line; ``chain``: all lines, the innermost first, each inlined at
-    the next one; ``ptx_line`` is 0 if no instruction is known. Where machine code is executed, ``ptx`` is empty,
-    ``address`` and ``sass`` are those of its instruction, and ``ptx_line`` is 0 if the cubin does not say. ``cta``:
-    [x, y, z]; ``threads``: linear numbers in it, of which ``warp`` and ``lane`` are those of the first. ``agent``: what
-    acts on the threads' behalf, in words."""
+    """A side of a finding.
+
+    - ``home``: the user's own line. ``chain``: all lines, the innermost first, each inlined at the next one.
+    - ``ptx``, ``ptx_line``: the PTX instruction; the line is 0 if no instruction is known. If machine code was
+      executed, ``ptx`` is empty, ``address`` and ``sass`` are those of its instruction, and ``ptx_line`` is 0 if the
+      cubin does not say it.
+    - ``cta``: [x, y, z]. ``threads``: linear numbers in the CTA. ``warp``, ``lane``: those of the first thread.
+    - ``agent``: what acts for the threads, in words.
+    """
 
     home: FrameFields | None
     chain: list[FrameFields]
@@ -42,10 +46,12 @@ class ParticipantFields(TypedDict):
 
 
 class PlaceFields(TypedDict):
-    """The first byte concerned. ``space``: global or shared; ``address``: a device address, or a byte offset in shared
-    memory. ``buffer``: its name, "" if unknown; ``offset``: bytes from its start; ``element``: the type of its
-    elements; ``index``: where in it, in elements, [row, column] if the shape is known, [] if the type is not.
-    ``note``: more, in words."""
+    """The first byte of memory that a finding is about.
+
+    ``space``: global or shared. ``address``: a device address, or a byte offset in shared memory. ``buffer``: the
+    buffer's name, "" if unknown. ``offset``: bytes from its start. ``element``: the type of its elements. ``index``:
+    the element, as [row, column] if the shape is known, and [] if the type is not. ``note``: more, in words.
+    """
 
     space: str
     address: int
@@ -57,7 +63,7 @@ class PlaceFields(TypedDict):
 
 
 class AlsoFields(TypedDict):
-    """Another finding of the same cause; ``access`` and ``other`` are the user's own lines."""
+    """Another finding of the same cause. ``access``, ``other``: the user's own lines of its two sides."""
 
     rule: str
     message: str
@@ -69,9 +75,10 @@ class AlsoFields(TypedDict):
 
 
 class FindingFields(TypedDict):
-    """One cause. ``rule``: a key of ``RULES``; ``severity``: error, benign or lint. ``access`` breaks the rule,
-    ``other`` is the earlier access of a race. ``count``: how often, at how many PTX ``instructions``; ``also``: what
-    else follows from it, and is part of the counts. The rest describes the first time."""
+    """A finding for each cause. ``rule``: a key of ``RULES``. ``severity``: error, benign or lint. ``access`` breaks
+    the rule, and ``other`` is the earlier access of a race. ``count``: how often the cause was found. ``instructions``:
+    at how many PTX instructions. ``also``: other findings of the cause, which are part of the counts. The other fields
+    describe the first time."""
 
     rule: str
     severity: str
@@ -89,7 +96,7 @@ class FindingFields(TypedDict):
 
 
 class FindingsDocument(TypedDict):
-    """All findings, errors first. ``version``: of these fields."""
+    """All findings, errors first. ``version``: that of the fields."""
 
     version: int
     findings: list[FindingFields]
@@ -101,7 +108,7 @@ def findings_document(reports: Iterable[Report]) -> FindingsDocument:
 
 
 def finding_fields(report: Report) -> FindingFields:
-    """One finding."""
+    """A finding as JSON."""
     return {
         "rule": report.kind,
         "severity": str(report.severity),

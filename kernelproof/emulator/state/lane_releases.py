@@ -1,4 +1,4 @@
-"""Releases by some lanes of a warp: whose accesses they pass on."""
+"""Releases by some lanes of a warp, and the lanes whose accesses they cover."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import numpy as np
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
-# Releases of a lane that are remembered.
+# How many releases of a lane are remembered.
 KEPT = 8
-# Why an access does not come before what follows a release by another lane of its warp.
+# The reason, in a finding, why a release by another lane of its warp does not cover an access.
 APART = "another lane of its warp has released, and no __syncwarp() comes before that"
 
 
 class LaneReleases:
-    """What the lanes of a batch have released without the rest of their warps.
+    """The releases of a batch's lanes without the rest of their warps.
 
-    Such a release passes on what its own lanes did before it, and what the others did before the warp last executed an
-    instruction together (``gathered``, per row and warp: the tick before which that was). Whoever learns of it knows
-    the warp's last release, and asks here whether the lane that made an access has released it by then.
-    ``ticks[i, lane]``: a lane's last release but ``i``, which covers what it did before that tick.
+    Such a release covers earlier accesses of its own lanes. Of the other lanes it covers accesses before the warp last
+    executed an instruction together (``gathered``, per row and warp: the tick before which that was). A warp's clock
+    has the tick of the last release by any of its lanes; ``cover`` then says whether the lane that made an access has
+    released it by that tick. ``ticks[i, lane]``: the tick before which a lane's last release but ``i`` covers its
+    accesses.
     """
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
-        # Is there any? Until then no clock needs a closer look.
+        # Whether there is any such release. Until then clocks need no check by lane.
         self.active = False
         self.gathered: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
         self._last: tuple[Mask, int] = None, -1
@@ -43,7 +44,7 @@ class LaneReleases:
             self.gathered.reshape(-1)[m.reshape(-1, 32).any(axis=1)] = tick
 
     def are_whole(self, lanes: Array, warps: Array) -> Array:
-        """Which of the ``warps`` of the batch have no living lane beside these? Both ascend."""
+        """A mask of the ``warps`` of the batch all of whose living lanes are among ``lanes``. Both must ascend."""
         if len(lanes) == 32 * len(warps):
             return np.ones(len(warps), bool)
         alive = np.add.reduce(self.batch.alive.reshape(-1, 32)[warps], axis=1)
@@ -59,8 +60,8 @@ class LaneReleases:
         self.ticks[0, lanes] = tick
 
     def cover(self, lanes: Array, ticks: Array, until: Array) -> Array:
-        """Per element: has a lane released what it did at a tick, by the tick ``until``? Where that is forgotten, yes:
-        an order is never denied that may exist."""
+        """Per element, whether a lane has released its access at a tick by the tick ``until``. If that is forgotten,
+        the answer is yes, so that no order is denied that may exist."""
         releases = self.ticks[:, lanes]
         known = ((releases > ticks) & (releases <= until)).any(axis=0) | (releases[-1] > ticks)
         return np.asarray(known & (ticks < until))

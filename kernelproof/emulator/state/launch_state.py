@@ -1,6 +1,6 @@
-"""A launch and the state that all its units share: facts of the kernel, geometry, findings, and the tick.
+"""The state of a launch that all units share: facts of the kernel, geometry, findings, and the tick.
 
-The tick is the clock of the whole machine: see ``LaunchState``.
+The tick is the clock of the machine: see ``LaunchState``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kernelproof.emulator.state.suspects import Suspects, Trial
 
 @dataclass
 class LaunchResult:
-    """What one launch did. ``counters`` is None if they were off; ``ctas`` are linear numbers of those that ran;
-    ``output`` is what printf wrote."""
+    """The result of a launch. ``counters``: None if they were off. ``ctas``: linear numbers of the CTAs that were
+    executed. ``output``: the text that printf wrote."""
 
     kernel: str
     grid: Dim3
@@ -51,15 +51,15 @@ class SharedVariable(NamedTuple):
 # A clock advances by so much per read. A kernel that waits for milliseconds then reads it some thousand times.
 CLOCK_STEP = 2048
 
-# Where a pointer comes from: the offset of a parameter (bytes), or the name of a variable.
+# The origin of a pointer: the offset of a parameter (bytes), or the name of a variable.
 Origin = int | str
 
 
 @dataclass(eq=False)
 class KernelFacts:
-    """What the machine has to know of a translated kernel.
+    """The facts of a translated kernel that the machine needs.
 
-    Instructions are numbered by their place in ``sites``. Basic blocks are numbered in scheduling order.
+    Instructions are numbered by their place in ``sites``, and basic blocks in scheduling order.
     """
 
     name: str
@@ -69,40 +69,40 @@ class KernelFacts:
     shared_variables: tuple[SharedVariable, ...]
     shared_granule: int
     local_bytes: int
-    # Blocks. By block: the uniform registers that it writes and others read; the registers that it or a later one
-    # reads.
+    # Blocks. For each block: the uniform registers that it writes and others read; and the registers that are live at
+    # its start.
     clobbers: list[frozenset[str]]
     live_in: list[frozenset[str]]
-    # Loops that wait for memory. ``polling``: the head of a loop -> the variables of the kernel's function that decide
-    # how it goes on. ``learned``: the heads whose text shows no wait, but an execution did.
+    # Loops that wait for memory. ``polling``: head of a loop -> the variables of the kernel's function that decide
+    # whether it ends. ``learned``: heads of loops whose wait was not seen in their text, but in an execution.
     polling: dict[int, frozenset[str]]
     learned: frozenset[int]
     block_lines: list[int]
     block_opcodes: list[dict[str, int]]
     attributes: dict[str, tuple[int, ...]]  # directives of the entry, such as maxntid
-    # Pointers. ``origins``: an instruction -> those from which its address may be computed. ``written``: those through
-    # which the kernel may write global memory, None if one cannot be followed.
+    # Pointers. ``origins``: instruction -> those from which its address may be computed. ``written``: those through
+    # which the kernel may write global memory; None if one cannot be followed.
     origins: dict[int, frozenset[Origin]]
     written: frozenset[Origin] | None
-    uncertain: list[tuple[str, int]]  # registers that a path reads before it writes them, and the instructions that do
-    hazards: tuple[Hazard, ...]  # what is wrong with the schedule of machine code
+    uncertain: list[tuple[str, int]]  # registers that a path reads before it writes them, with the reading instructions
+    hazards: tuple[Hazard, ...]  # faults in the schedule of machine code
     cancels: bool  # its CTAs may cancel others that have not started
     restricts: bool  # it has fences of shared memory alone
-    reads_flags: frozenset[str]  # state spaces in which its threads may learn from strong writes of others
-    observes: frozenset[str]  # state spaces of which it has strong loads, which may return older values
-    polls: dict[int, int]  # an instruction that decides whether a loop goes on polling -> the head of that loop
+    reads_flags: frozenset[str]  # state spaces in which its threads may synchronise with strong writes of others
+    observes: frozenset[str]  # state spaces from which it has strong loads, which may return older values
+    polls: dict[int, int]  # an instruction that decides whether a polling loop ends -> the head of that loop
     machine_code: bool  # it was lowered from a cubin, so its lines are addresses
 
     def place(self, line: int) -> str:
-        """Where an instruction with this line stands, in words."""
+        """The place of an instruction with this line, in words."""
         return place(line, self.machine_code)
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a launch: grid, block and cluster (x, y, z), bytes of dynamic shared memory, whether it may overlap
-    the launch before it (programmatic stream serialization), whether all its CTAs must be resident at a time, and
-    whether work on other streams may come while it runs."""
+    """The shape of a launch: grid, block and cluster (x, y, z), and bytes of dynamic shared memory. ``overlapping``: it
+    may overlap the previous launch (programmatic stream serialization). ``cooperative``: all its CTAs must be resident
+    at the same time. ``concurrent``: work on other streams may run at the same time."""
 
     grid: Dim3
     block: Dim3
@@ -129,8 +129,8 @@ class Geometry:
 
 
 class StaleRead(NamedTuple):
-    """A thread of a CTA whose load may return a value from before the store by ``other``, though it has seen what came
-    after that."""
+    """A thread of a CTA whose load may return a value from before the store by ``other``, although the thread has seen
+    later writes."""
 
     cta: Dim3
     thread: int
@@ -139,14 +139,17 @@ class StaleRead(NamedTuple):
 
 @dataclass(frozen=True)
 class Variation:
-    """How a further execution of a launch differs from the first one, to see which findings matter.
+    """How a repeated execution of a launch differs from the first one, which shows which findings matter.
 
-    ``poison``: the byte that undefined shared memory holds. ``unspecified``: the byte of values that no rule defines,
-    such as unset registers, shuffles from absent lanes, divisions by zero. ``trial``: racing reads of an earlier
-    execution, which now read other values. ``recording``: accesses record their instruction, so that a finding can name
-    both sides of a race; that costs time and memory. ``oldest``: strong loads that no loop repeats return the oldest
-    values that they may, in place of the newest. ``overlooks``: a strong load by this instruction does so if its warp
-    has seen the newer ones. ``newest``: loops that poll get the newest values, and none of those that came before.
+    - ``poison``: the byte in undefined shared memory.
+    - ``unspecified``: the byte of values that no rule of PTX defines, such as unset registers, shuffles from absent
+      lanes, and divisions by zero.
+    - ``trial``: racing reads of an earlier execution, which read other values in this one.
+    - ``recording``: accesses record their instruction, so that a finding can name both sides of a race. This costs time
+      and memory.
+    - ``oldest``: strong loads outside of polling loops return the oldest value that they may, not the newest.
+    - ``overlooks``: strong loads by this instruction return the oldest value even if their warp has seen newer ones.
+    - ``newest``: loads in polling loops return the newest value only.
     """
 
     poison: int = POISON
@@ -164,10 +167,10 @@ USUAL = Variation()
 class LaunchState:
     """State that all CTAs of a launch share.
 
-    ``tick`` is the machine's clock. It counts synchronisations, not instructions: an access is tagged with the tick at
-    which it happens, and a synchronisation advances the tick before it records what it orders. So an access with a tag
-    below a recorded tick came before that synchronisation. ``version`` counts changes of memory: a scheduler that sees
-    no change while nobody can run reports a deadlock.
+    ``tick`` is the machine's clock. It counts synchronisations, not instructions. An access is tagged with the tick at
+    which it happens, and a synchronisation advances the tick before it records what it orders. So an access whose tag
+    is below a recorded tick came before that synchronisation. ``version`` counts changes of memory: if no lane can run
+    and memory does not change, that is a deadlock.
     """
 
     def __init__(
@@ -186,11 +189,11 @@ class LaunchState:
         self.suspects, self.trial = Suspects(), variation.trial
         self.recording = variation.recording and options.hazards
         self.oldest, self.newest = variation.oldest, variation.newest
-        # Has a loop that polls been given a value that was not the newest?
+        # Whether a polling loop was given a value that was not the newest.
         self.polled_older = False
-        # Instructions that could have returned an older value than they did.
+        # Loads that could have returned an older value than they did.
         self.newest_only: set[int] = set()
-        # Of these, those whose warp had seen the newer value, in some way that orders nothing. See ``Variation``.
+        # Those of them whose warp had seen the newer value in a way that does not order it. See ``Variation``.
         self.overlooked: dict[int, StaleRead] = {}
         self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
@@ -201,19 +204,20 @@ class LaunchState:
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
-        # Has nothing started or ended for long, or does a batch compare its state with an earlier one? Then stores of
-        # the values that are there do not count as changes.
+        # Whether no batch has started or ended for long, and whether a batch compares its state with an earlier one. In
+        # both cases stores of the values that memory already holds do not count as changes.
         self.idle = self.repeating = False
         self.clock_step = CLOCK_STEP
         # CTAs that have started and not ended.
         self.active = 0
-        # CTAs of each batch so far. A further execution must form the same batches: suspects are found by batch.
+        # How many CTAs each batch so far has. A repeated execution must form the same batches: suspects refer to them.
         self.batches: list[int] = [] if batches is None else batches
         self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
         self._lanes: dict[int, Lanes] = {}
 
     def stores(self, is_there: Callable[[], bool]) -> None:
-        """Memory is about to be written. ``is_there``: does it hold the same values already?"""
+        """Count a write of memory as a change. ``is_there``: a function that says whether memory already holds the new
+        values."""
         if not (self.idle or self.repeating) or not is_there():
             self.version += 1
 
@@ -225,7 +229,7 @@ class LaunchState:
         return out
 
     def site(self, number: int) -> Site:
-        """The instruction of this number; NOWHERE for a negative number."""
+        """The instruction with this number; NOWHERE for a negative number."""
         return self.kernel.sites[number] if number >= 0 else NOWHERE
 
     def cta_index(self, cta: int) -> Dim3:
@@ -234,14 +238,14 @@ class LaunchState:
         return cta % gx, cta // gx % gy, cta // (gx * gy)
 
     def cluster_of(self, cta: int) -> int:
-        """The first CTA of the cluster that a CTA belongs to, by linear numbers."""
+        """The linear number of the first CTA of the cluster to which a CTA belongs."""
         (gx, gy, _), (cx, cy, cz) = self.geometry.grid, self.geometry.cluster
         # Each coordinate is rounded down to a multiple of the extent of a cluster.
         x, y, z = self.cta_index(cta)
         return x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz))
 
     def scope_of_both(self, cta: int, other: int) -> Scope:
-        """The smallest scope that holds two CTAs, by linear numbers."""
+        """The smallest scope that includes two CTAs, which are given by linear numbers."""
         if cta == other:
             return Scope.CTA
         return Scope.CLUSTER if self.cluster_of(cta) == self.cluster_of(other) else Scope.GPU

@@ -1,4 +1,4 @@
-"""Names as a programmer wrote them, read from the mangled names of PTX (Itanium C++ ABI)."""
+"""Reads the names that a programmer wrote from the mangled names of PTX (Itanium C++ ABI)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def without_file(name: str) -> str:
 
 
 def plain_name(mangled: str) -> str:
-    """The innermost name: of a function without its parameters, of a variable without its function. A name that is not
-    mangled, or in a form that is not read here, is returned as it is."""
+    """The innermost part of a mangled name: a function's name without parameters, or a variable's without its function.
+    A name that is not mangled, or whose form is not read here, is returned unchanged."""
     mangled = without_file(mangled)
     if not mangled.startswith("_Z"):
         return mangled
@@ -83,7 +83,7 @@ def _skip_arguments(text: str, at: int) -> int:
 
 
 def _last_local(text: str, at: int) -> str:
-    """The variable or lambda that is local to a function and stands after that function's name."""
+    """The name of a function's local variable or lambda, which follows the function's name; "" if there is none."""
     for end in (m.end() for m in re.finditer("E", text[at:])):
         name, after = _source_name(text, at + end)
         if name and re.fullmatch(r"(?:_\d+_?|__\d+_)?", text[after:]):

@@ -1,4 +1,4 @@
-"""What a user chooses for a launch: the device, and which checks and figures are on."""
+"""Options of a launch: the device, and which checks and counters are on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVED_SHARED = 1024
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that a host launcher sees; without arguments an A100. Sizes are in bytes."""
+    """The GPU that a host launcher sees; by default an A100. Sizes are in bytes."""
 
     sm_count: int = _A100.sms
     smem_optin_bytes: int = _A100.capability.smem_block_bytes
@@ -38,8 +38,8 @@ class Device:
         )  # fmt: skip
 
     def resident(self, threads: int, shared_bytes: int) -> int:
-        """CTAs that an SM can hold at a time by their threads and shared memory. Registers also limit them, but only
-        ptxas knows how many a kernel uses."""
+        """How many CTAs an SM can hold at a time, by their threads and shared memory. Registers also limit this, but
+        only ptxas knows how many a kernel uses."""
         if shared_bytes > self.smem_optin_bytes:
             return 0
         by_threads = self.threads_per_sm // (32 * -(-threads // 32))
@@ -50,7 +50,7 @@ class Device:
 HOPPER = Device.of(GPUS["h200"])
 
 
-# Threads that are executed as one vector: in the first batch of a launch, and in the largest one.
+# How many threads are executed as one vector: in the first batch of a launch, and in the largest one.
 MIN_LANES, MAX_LANES = 2048, 32768
 
 
@@ -59,26 +59,25 @@ RoundingName = Literal["model", "a100", "h100"]  # how tensor cores round fp32 s
 
 @dataclass(frozen=True)
 class Options:
-    """What is checked and counted while a kernel runs, and in which order events come.
+    """What is checked and counted while a kernel runs, and the order of events.
 
-    ``hazards``: checks of order and initialisation. ``counters``: performance counters. ``lanes``: threads that are
-    executed as one vector (None: ``MIN_LANES`` at first, up to ``MAX_LANES`` while that pays). ``loop_limit``: backward
-    branches that a batch may take before the launch counts as hung (None: no limit; a loop whose state repeats counts
-    as hung in any case).
-
-    ``adverse``: another order of events that hardware may choose. Of all warpgroups that can run, the last one runs
-    until it has to wait, and every try_wait that has to wait times out at first; otherwise only a thread's first
-    try_wait at each instruction does. ``rounding``: how tensor cores add products of f16 and bf16 to fp32 sums:
-    ``model`` rounds once per instruction; the others follow published measurements bit by bit
-    (``arithmetic.tensor_rounding``) and are slower.
-
-    ``environment``: what a kernel can read of its machine and no program may depend on. 0: clocks begin at zero, the SM
-    is the number of the CTA, the grid is number 0, approximate functions are exact. Any other number draws these from
-    it, the errors within what PTX allows.
-
-    ``progress`` is called with the number of CTAs that have ended and of all that run; it begins anew when a launch is
-    executed again. ``looping`` is called with the backward branch of a loop and how often it was taken, each time that
-    number has doubled.
+    - ``hazards``: checks of order and initialisation. ``counters``: performance counters.
+    - ``lanes``: how many threads are executed as one vector. None: ``MIN_LANES`` at first, and up to ``MAX_LANES``
+      while that makes execution faster.
+    - ``loop_limit``: how many backward branches a batch may take before the launch counts as hung. None: no limit. A
+      loop whose state repeats counts as hung in any case.
+    - ``adverse``: use another order of events that hardware may choose. The last warpgroup of all that can run runs
+      until it must wait, and every try_wait that must wait times out at first. Otherwise only a thread's first try_wait
+      at each instruction does.
+    - ``rounding``: how tensor cores add products of f16 and bf16 to fp32 sums. ``model`` rounds once per instruction.
+      The others follow published measurements bit by bit (``arithmetic.tensor_rounding``) and are slower.
+    - ``environment``: a seed for values that a kernel can read of its machine and on which no program may depend. With
+      0, clocks begin at zero, the SM is the number of the CTA, the grid is number 0, and approximate functions are
+      exact. Any other seed draws these; errors are within what PTX allows.
+    - ``progress``: called with the number of CTAs that have ended and of all that run. It begins at 0 again when a
+      launch is executed again.
+    - ``looping``: called with the backward branch of a loop and how often it was taken, each time that number has
+      doubled.
     """
 
     hazards: bool = True

@@ -1,4 +1,4 @@
-"""Who takes part in a finding, and the memory that it is about."""
+"""The participants of a finding (threads and their instructions), and the memory that it is about."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Dim3 = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """Who executes an instruction: ``threads`` are linear thread numbers of one CTA (x, y, z). ``agent`` is what acts
-    on their behalf, if that is a copy or a matrix product, or what is known of the thread if its number is not."""
+    """The threads that execute an instruction. ``threads``: linear numbers in the CTA (x, y, z). ``agent``: a copy or a
+    matrix product that acts for them, in words; or what is known of the thread, if its number is not."""
 
     site: Site = NOWHERE
     cta: Dim3 | None = None
@@ -33,7 +33,7 @@ class Participant:
 
     @property
     def where(self) -> tuple[object, ...]:
-        """The CUDA lines and the kind of instruction, or the PTX instruction without ``-lineinfo``."""
+        """The CUDA lines and the kind of instruction; without ``-lineinfo``, the PTX line and instruction."""
         site = self.site
         opcode = re.sub(r"^@\S+\s*", "", site.text).split(".")[0]
         return (site.frames, opcode) if site.frames else (site.line, site.text)
@@ -63,10 +63,10 @@ class Space(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The first byte of an access: ``address`` is a byte offset in shared memory, or a device address. ``buffer`` is
-    the variable, parameter or allocation that it lies in or next to ("" if unknown), ``offset`` bytes from its start,
-    negative or beyond its end for an access outside. ``element``: the type of the buffer's elements, ``index``: where
-    in it, (row, column) if the shape is known."""
+    """The first byte of an access. ``address``: a byte offset in shared memory, or a device address. ``buffer``: the
+    variable, parameter or allocation in which it lies, or to which it is closest ("" if unknown). ``offset``: bytes
+    from the buffer's start; negative or beyond the end for an access outside. ``element``: the type of the buffer's
+    elements. ``index``: the element, as (row, column) if the shape is known. ``note``: more, in words."""
 
     space: Space
     address: int
@@ -88,8 +88,8 @@ class Place:
 
 
 def placed(kind: str, address: int | None) -> Place | None:
-    """The place of a finding, without a name yet. Offsets in shared memory are small; a finding of a rule about global
-    memory is in global memory whatever its address."""
+    """The place of a finding of a rule, whose buffer is filled in later; None without an address. Small addresses are
+    offsets in shared memory, unless the rule is about global memory."""
     if address is None:
         return None
     shared = not kind.startswith("global") and -(1 << 30) < address < 1 << 30

@@ -8,13 +8,13 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class CtaQueue:
-    """CTAs (linear numbers, whole clusters, rank by rank) in the order in which they start. The first ``resident`` fit
-    on the device at once and always start; a running CTA may cancel those behind them and do their work."""
+    """CTAs in the order in which they start: linear numbers, cluster by cluster and by rank. The first ``resident`` fit
+    on the device together and always start. A running CTA may cancel later ones and do their work."""
 
     def __init__(self, ctas: Array, cluster: int, resident: int) -> None:
         self.cluster = cluster
         self.early, self.late = ctas[:resident], ctas[resident:]
-        # CTAs that were cancelled, and the number of requests to cancel.
+        # The number of CTAs that were cancelled, and of requests to cancel.
         self.cancelled = self.requests = 0
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Findings: one ``Report`` each, and ``Reports``, the collection of a launch."""
+"""Findings: ``Report`` is one finding, and ``Reports`` collects those of a launch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kernelproof.emulator.state.sites import NOWHERE, Frame, Site
 
 
 class EmulatorError(Exception):
-    """The emulator cannot go on, because of an unknown instruction, a missing kernel or a wrong argument."""
+    """The emulator cannot continue, because of an unknown instruction, a missing kernel or a wrong argument."""
 
 
 # The message of the finding that counts those of a kind beyond ``Reports.LIMIT``.
 REST = "more of this kind, by other instructions"
 
-# Findings of a process in the order in which they were made.
+# Numbers the findings of a process in the order in which they are made.
 _serials = numbers()
 
 
@@ -27,10 +27,10 @@ _serials = numbers()
 class Report:
     """One finding. Repetitions of its cause are counted in ``count``; the other fields describe the first one.
 
-    ``kind`` is the id of a rule. ``severity`` is the rule's, unless the value turned out not to matter. ``access`` is
-    the side that breaks the rule, ``other`` the other side of a race: the earlier access. ``place`` is the memory
-    concerned. ``instructions``: how many PTX instructions have findings of this cause. ``serial`` rises from finding
-    to finding. ``also``: other findings that follow from the same mistake (``causes.grouped``).
+    ``kind``: the id of a rule. ``severity``: that of the rule, unless the value turned out not to matter. ``access``:
+    the side that breaks the rule. ``other``: the other side of a race, which is the earlier access. ``place``: the
+    memory that the finding is about. ``instructions``: how many PTX instructions have findings of this cause.
+    ``serial``: ascends from finding to finding. ``also``: other findings of the same mistake (``causes.grouped``).
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Report:
 
     @property
     def is_error(self) -> bool:
-        """Can a result be wrong?"""
+        """Whether a result can be wrong."""
         return self.severity is Severity.ERROR
 
     @property
@@ -93,14 +93,15 @@ class Report:
         """The key that findings of one cause share: rule, severity, kernel, buffer, and the CUDA lines of both sides
         (without ``-lineinfo`` the PTX lines)."""
         buffer = self.place.buffer if self.place is not None else ""
-        # Without an instruction or a line only the message tells findings apart.
+        # Without an instruction or a line, only the message distinguishes findings.
         alone = self.message if not self.line and not self.access.site.frames else ""
         other = self.other.where if self.other is not None else None
         return self.kind, self.severity, self.kernel, self.access.where, other, buffer, alone
 
     @property
     def order(self) -> tuple[int, bool, str, int, int]:
-        """By severity, then by the user's line, then by PTX line; what only counts others comes last."""
+        """The sort key: by severity, then by the user's line, then by PTX line. A finding that only counts others comes
+        last in its severity."""
         home = self.access.site.home or Frame("", 0)
         return SEVERITIES.index(self.severity), self.message.startswith(REST), home.file, home.line, self.line
 
@@ -143,16 +144,17 @@ Key = tuple[str, int | None, int | None, str | None]
 class Reports:
     """Findings of a launch, one per (kind, instruction, instruction of the other side)."""
 
-    # Most reports of a kind, so that a frequent kind leaves room for the others. One more counts the rest.
+    # The most reports of a kind, so that a frequent kind does not fill the list. One more report counts the others.
     LIMIT = 200
 
     def __init__(self, kernel: str, sites: Sequence[Site]) -> None:
         self.kernel, self.sites = kernel, sites
         self.by_key: dict[Key, Report] = {}
-        # Findings that become benign if the value read reaches no memory: undefined values, and races.
+        # Doubtful findings that become benign if the value that was read reaches no memory: undefined values, and
+        # races.
         self.doubtful: set[Key] = set()
         self.races: set[Key] = set()
-        # Findings that are dropped if the value, which no rule defines, reaches no memory.
+        # Findings that are dropped if the value, which no rule of PTX defines, reaches no memory.
         self.unspecified: set[Key] = set()
         self.kinds: Counter[str] = Counter()
 
@@ -169,14 +171,15 @@ class Reports:
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
-        """Record a finding at an instruction, given by its number or, of machine code, as it is. ``doubtful``: it
-        becomes benign if the value turns out not to matter. ``other``: the other side of a race."""
+        """Record a finding at an instruction, which is given by its number or, for machine code, as a ``Site``.
+        ``doubtful``: the finding becomes benign if the value turns out not to matter. ``other``: the other side of a
+        race."""
         number = site.line if isinstance(site, Site) else site
         key = (kind, number, None if other is None else other.site.line, None if site is not None else message)
         if key not in self.by_key and self.kinds[kind] >= self.LIMIT:
             site, message, cta, threads, address, other = None, REST, None, (), None, None
             key = (kind, None, None, message)
-        # A doubt holds only while every occurrence of the finding is doubtful.
+        # A finding is doubtful only if every occurrence of it is.
         doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
         if not doubtful:
             doubts.discard(key)
@@ -193,23 +196,23 @@ class Reports:
 
     @property
     def one_sided(self) -> bool:
-        """Is there a race whose other side is known by its threads but not by its instruction?"""
+        """Whether there is a race of whose other side the threads are known, but not the instruction."""
         return any(r.other is not None and not r.other.site.line for r in self.by_key.values())
 
     def acquit(self, doubts: set[Key]) -> None:
-        """Make doubtful findings benign: executions with other values have had the same outcome."""
+        """Make doubtful findings benign, after executions with other values have had the same result."""
         for key in doubts & self.by_key.keys():
             report = self.by_key[key]
             report.severity = Severity.BENIGN
             report.message += "; the value reaches no memory"
 
     def forget(self, doubts: set[Key]) -> None:
-        """Drop findings of values that no rule defines: no result depends on them."""
+        """Drop findings about values that no rule of PTX defines, since no result depends on them."""
         for key in doubts & self.by_key.keys():
             self.kinds[self.by_key.pop(key).kind] -= 1
 
     def adopt(self, others: Reports, kinds: Container[str]) -> None:
-        """Add the errors of these kinds of another execution that are not known yet."""
+        """Add the errors of these kinds that another execution has found and this one has not."""
         for key in others.errors() - self.by_key.keys():
             report = others.by_key[key]
             if report.kind in kinds and self.kinds[report.kind] < self.LIMIT:
@@ -220,7 +223,7 @@ class Reports:
                 self.by_key[report.kind, None, None, REST].severity = report.severity
 
     def errors(self) -> set[Key]:
-        """The errors."""
+        """The keys of the errors."""
         return {key for key, report in self.by_key.items() if report.is_error}
 
     def list(self) -> list[Report]:

@@ -302,9 +302,10 @@ _ERRORS = {
         "compare the number of bytes with what was allocated, and the direction of the copy with its pointers",
     ),
 }
-# Values that no rule defines, and that programs may compute and drop: findings only if a result depends on them.
+# Rules about values that PTX does not define. Programs may compute and drop them, so they are findings only if a result
+# depends on them.
 UNSPECIFIED = frozenset(("uninitialised-register", "shuffle-source", "division-by-zero", "address-space"))
-# Rules about races on memory whose reads are executed again with other values, to see whether the value matters.
+# Rules about races whose reads are executed again with other values, to see whether the value matters.
 RACES = frozenset(("shared-race", "memory-scope"))
 # All rules about accesses without an order.
 UNORDERED = RACES | {"global-race"}

@@ -1,6 +1,6 @@
-"""Scopes of memory order (PTX ISA, "Scope"): which threads a fence, an atomic or an mbarrier synchronises with.
+"""Scopes of memory order (PTX ISA, "Scope"): the threads with which a fence, an atomic or an mbarrier synchronises.
 
-The strength of an access travels through the machine as one small int, 0 for a weak access:
+The strength of an access is one small integer, which is 0 for a weak access:
 
     bits 0-1  the scope (``Scope``)
     bit 2     ``ORDERS``: it acquires (a load) or releases (a store); a relaxed access is strong without it
@@ -17,8 +17,8 @@ from enum import IntEnum
 
 
 class Scope(IntEnum):
-    """The threads of a CTA, of its cluster, of the device. Two threads synchronise only if the scope of each side
-    reaches the other side."""
+    """The threads of a CTA, of its cluster, or of the device. Two threads synchronise only if the scope of each side
+    includes the other side."""
 
     CTA = 1
     CLUSTER = 2
@@ -32,7 +32,7 @@ _BY_BITS = {int(scope): scope for scope in SCOPES}
 ORDERS = 4
 # A load through the read-only path (ld.global.nc). It is weak.
 READ_ONLY = 16
-# Such a load does not race with atomics; volatile stores are weak there.
+# A volatile load in a kernel without a polling loop. It does not race with atomics; volatile stores are weak there.
 VOLATILE = 256
 # A weak load whose value a compare-and-swap checks. It takes part in races as a relaxed load would.
 CHECKED = 8
@@ -44,7 +44,7 @@ SIZE_SHIFT, READ_MODIFY_WRITE = 5, 4
 
 
 def sized(strong: int, width: int, read_modify_write: bool = False) -> int:
-    """The number of a strong access, with the bytes of its elements."""
+    """The strength of an access with the size of its elements, ``width`` bytes, added; 0 for a weak access."""
     size = max(width, 4).bit_length() - 2
     return strong | (size | READ_MODIFY_WRITE * read_modify_write) << SIZE_SHIFT if strong else 0
 
@@ -55,7 +55,7 @@ def scope_in(parts: Iterable[str], default: Scope) -> Scope:
 
 
 def restricted(parts: Iterable[str]) -> bool:
-    """Does a fence order accesses to shared memory only (``.sync_restrict``)?"""
+    """Whether a fence orders accesses to shared memory only (``.sync_restrict``)."""
     return any(part.startswith("sync_restrict") for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Where an instruction comes from: its PTX line, and the chain of CUDA lines that it was inlined through."""
+"""The source of an instruction: its PTX line, and the chain of CUDA lines through which it was inlined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARY = re.compile(
 
 
 class Frame(NamedTuple):
-    """A line of CUDA source, and the function that it stands in ("" if the PTX does not say)."""
+    """A line of CUDA source, and the function that contains it ("" if the PTX does not say)."""
 
     file: str
     line: int
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
     @property
     def is_library(self) -> bool:
-        """Is the file a header of the toolkit or of CUTLASS?"""
+        """Whether the file is a header of the toolkit, of CUTLASS or of the system."""
         return _LIBRARY.search(self.file) is not None
 
     def __str__(self) -> str:
@@ -36,8 +36,8 @@ class Frame(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Site:
     """An instruction: its PTX line and text, and the CUDA lines of ``-lineinfo``, the innermost first, each inlined at
-    the next one. In machine code its line is its address, and ``ptx_line`` the line of the PTX that it was made of, 0
-    if that is not known."""
+    the next one. In machine code ``line`` is its address, and ``ptx_line`` is the line of the PTX from which it was
+    compiled, 0 if that is not known."""
 
     line: int = 0
     text: str = ""
@@ -47,7 +47,7 @@ class Site:
 
     @property
     def place(self) -> str:
-        """Where it stands in the kernel, in words."""
+        """Its place in the kernel, in words."""
         made_of = f", PTX line {self.ptx_line}" if self.ptx_line else ""
         return place(self.line, self.machine_code) + made_of
 
@@ -75,8 +75,8 @@ class Site:
 
 
 class Hazard(NamedTuple):
-    """Two instructions of machine code of which the later one meets a register of the earlier one too early: ``why`` in
-    words."""
+    """Two instructions of machine code of which the later one reads or writes a register before the earlier one is done
+    with it. ``why``: the reason, in words."""
 
     why: str
     earlier: Site
@@ -84,9 +84,9 @@ class Hazard(NamedTuple):
 
 
 def place(line: int, machine_code: bool) -> str:
-    """Where an instruction stands, in words: its PTX line, or its address in machine code."""
+    """The place of an instruction, in words: its PTX line, or its address in machine code."""
     return f"machine code at {line:#06x}" if machine_code else f"PTX line {line}"
 
 
-# The site of what no instruction is to blame for.
+# The site of a finding that belongs to no instruction.
 NOWHERE = Site()

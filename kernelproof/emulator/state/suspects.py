@@ -1,4 +1,4 @@
-"""Reads of shared memory that race with a write; further executions give them other values, to see if they matter."""
+"""Reads of shared memory that race with a write. Repeated executions give them other values, to see if they matter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import MOVER, Array
 
-# Most suspects that further executions handle, counted for each CTA; with more of them all races count as errors.
+# The most suspects, summed over CTAs, that repeated executions try. If there are more, all races count as errors.
 MAX_SUSPECTS = 1 << 17
 
 
@@ -38,14 +38,14 @@ class Suspects:
 
 
 class Trial(NamedTuple):
-    """A further execution, in which the suspects read ``pattern`` in every byte."""
+    """A repeated execution in which the suspects read ``pattern`` in every byte."""
 
     suspects: Suspects
     pattern: int
 
     def values(self, values: Array, batch: int, tick: int, columns: Array, granules: Array) -> Array:
-        """The values of a read, with the pattern in place of those that a suspect reads. ``columns``: the reader's
-        column per element; ``granules``: shape (elements, granules of an element)."""
+        """The values of a read, with the pattern in place of those that a suspect reads. ``columns``: per element, the
+        reader's column. ``granules``: shape (elements, granules of an element)."""
         concerned = np.zeros(len(values), bool)
         for suspect in self.suspects.of_batch.get(batch, ()):
             if suspect.first <= tick <= suspect.last:

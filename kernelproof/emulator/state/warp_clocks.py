@@ -1,11 +1,11 @@
-"""Vector clocks of the warps of a CTA: which accesses of other warps happen before a warp's present.
+"""Vector clocks of the warps of a CTA: which accesses of other warps happen before a warp's next access (its present).
 
 This models the causality order of the PTX memory consistency model between the warps of one CTA. Time is the launch's
-tick, which every synchronisation advances. An access is tagged with the tick at which it happens; it happens before
-warp w's present iff its tick is smaller than what w's clock holds for the warp that made it.
+tick, which every synchronisation advances. An access is tagged with the tick at which it happens. It happens before
+warp w's present if and only if its tick is smaller than the entry of w's clock for the warp that made it.
 
-Clocks are kept per warp, with two entries: before the first one, some lanes of that warp have released what they did;
-before the second one, all of them have. What is between was released by some lanes; ``LaneReleases`` says by which.
+A clock has two entries for each warp. Accesses before the tick of the second entry were released by all lanes of that
+warp. Accesses between the two ticks were released by some lanes only, and ``LaneReleases`` says by which.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from kernelproof.emulator.state.lane_releases import LaneReleases
 class WarpClocks:
     """Happens-before between the warps of each CTA of a batch.
 
-    ``base[row]`` is the tick of the last barrier of the whole CTA: everything before it happens before every warp's
-    present. As long as there are only such barriers, ``base`` is the whole clock. ``table`` (row, warp, column) is made
-    when some warps learn more than others. Another warp of the CTA has two columns: that of its number is for what any
-    of its lanes has released; the other one, ``together`` further, for what all its lanes did. Invariants: base[row] <=
-    table[row], no entry ever shrinks, and the entry of all lanes is never the larger one.
+    ``base[row]`` is the tick of the CTA's last barrier of all threads: all accesses before it happen before every
+    warp's present. As long as there are only such barriers, ``base`` is the complete clock. ``table`` (row, warp,
+    column) is made when some warps learn more than others. It has two columns for each warp: the column of the warp's
+    number is for accesses that some of its lanes have released, and the one ``together`` further is for accesses that
+    all have. Invariants: base[row] <= table[row], no entry ever shrinks, and the entry for all lanes is never the
+    larger one.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -40,7 +41,8 @@ class WarpClocks:
 
     @property
     def is_even(self) -> bool:
-        """Have all CTAs of the batch passed the same barriers, as a whole, and their warps learned nothing else?"""
+        """Whether all CTAs of the batch have passed the same barriers with all threads, and warps learned nothing
+        else."""
         return self.table is None and bool((self.base == self.base[0]).all())
 
     def start(self) -> None:
@@ -48,15 +50,15 @@ class WarpClocks:
         self.base[:] = self.launch.tick
 
     def horizon(self, row: Array | int, warp: Array | int, other: Array, together: Array | bool = False) -> Array:
-        """Per element: the tick before which accesses of warp ``other`` happen before warp ``warp`` of the same CTA, as
-        far as some lane has released them; ``together``: of all its lanes."""
+        """Per element: the tick before which accesses of warp ``other`` happen before the present of warp ``warp`` of
+        the same CTA, if their lanes have released them; with ``together``, in any case."""
         if self.table is None:
             return np.asarray(self.base[row])
         return np.asarray(self.table[row, warp, other + self.together * together])
 
     def covers(self, row: Array, warp: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
-        """Per element: does what a thread of the same CTA did at a tick happen before a warp's present? ``several``: it
-        was the thread or another of its warp, and a release by any of them will do."""
+        """Per element, whether the access of a thread of the same CTA at a tick happens before a warp's present.
+        ``several``: the access is by this thread or another of its warp, so a release by any of them suffices."""
         out: Array = tick < self.horizon(row, warp, thread >> 5, np.logical_not(several))
         if self.releases.active and not out.all():
             left = np.flatnonzero(~(out | several))
@@ -65,8 +67,8 @@ class WarpClocks:
         return out
 
     def released_by_others(self, row: Array, warp: Array, thread: Array, tick: Array) -> Array:
-        """Per element: does what a thread of another warp did at a tick precede a release by a lane of its warp, and
-        that release a warp's present?"""
+        """Per element, whether the access of a thread of another warp at a tick comes before a release by some lane of
+        its warp, which happens before a warp's present."""
         other = thread >> 5
         return np.asarray((other != warp) & (tick < self.horizon(row, warp, other)))
 
@@ -83,8 +85,8 @@ class WarpClocks:
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]
     ) -> bool:
-        """Does what a warp of the batch did at a tick happen before another warp's present, by its own clock or by
-        others that it has?"""
+        """Whether the access of warp ``other_warp`` at a tick happens before the present of ``warp``, by that warp's
+        clock or by one of ``clocks``."""
         if row != other_row:
             return False
         if self.table is None:
@@ -92,7 +94,7 @@ class WarpClocks:
         return any(int(clock[other_warp]) > tick for clock in (self.table[row, warp], *clocks))
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
-        """Does an access of another CTA of the cluster happen before a warp's present? Never without clusters."""
+        """Whether an access of another CTA of the cluster happens before a warp's present. Never without clusters."""
         del row, warp, other_row, other_warp, tick, read
         return False
 
@@ -101,12 +103,12 @@ class WarpClocks:
         return clock
 
     def column(self, row: int, warp: int) -> int:  # noqa: ARG002
-        """The column of a warp in clocks, for what some of its lanes have released."""
+        """The column of a warp in clocks, for accesses that some of its lanes have released."""
         return warp
 
     def set(self, clock: Array, columns: int | Array, tick: int) -> None:
-        """Let the holder of a clock know what the columns did before the tick. ``clock`` may also be several clocks, in
-        its last axis."""
+        """Set entries of a clock, in all its parts. ``clock`` may also be an array of clocks, which are its last
+        axis."""
         for part in self.parts:
             clock[..., columns + part] = tick
 
@@ -119,16 +121,15 @@ class WarpClocks:
         return self.table
 
     def present(self, row: int, warp: int, lanes: Array | None = None) -> Array:
-        """The clock that a release by ``lanes`` of a warp (lanes of the batch; None: all) publishes: what the warp
-        knows of others, and what the lanes did, accesses of the present tick included. The caller advances the tick
-        afterwards."""
+        """The clock that a release by ``lanes`` of a warp (lanes of the batch; None: all) publishes: that of the warp,
+        with the accesses of these lanes up to the present tick. The caller must then advance the tick."""
         clock: Array = self.rows()[row, warp].copy()
         self._cover(clock, row, warp, lanes, self.launch.tick + 1)
         return clock
 
     def _cover(self, clock: Array, row: int, warp: int, lanes: Array | None, tick: int) -> None:
-        """Let the clock that a warp publishes cover what these of its lanes did before a tick (None: all of them), and
-        what the others did before they last executed an instruction together."""
+        """Add to a clock that a warp publishes the accesses of these of its lanes (None: all) before a tick, and those
+        of its other lanes before the warp last executed an instruction together."""
         column = self.column(row, warp)
         self.set(clock, column, tick)
         if lanes is None or self.releases.are_whole(lanes, np.array([row * self.batch.warps_per_cta + warp]))[0]:
@@ -147,8 +148,9 @@ class WarpClocks:
             self.table[:] = self.launch.tick
 
     def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
-        """Warps of a CTA (``whole``: all its threads) have met at a barrier; the tick has advanced. Those of them that
-        were ``waiting`` know what any of them knew, and what others ``released`` that arrived and went on."""
+        """Warps of a CTA (``whole``: all its threads) have met at a barrier, and the tick has advanced. The warps that
+        were ``waiting`` now know what any of the warps knew, and the clock that others ``released`` which arrived and
+        did not wait."""
         tick = self.launch.tick
         if whole and len(waiting) == len(warps):
             self.base[row] = tick
@@ -161,8 +163,8 @@ class WarpClocks:
         horizon[waiting] = best if released is None else np.maximum(best, released)
 
     def warp_sync(self, m: Mask) -> None:
-        """The lanes of ``m`` have synchronised with the others of their warp: what they did before happens before what
-        they do from now on. This is what a warp's clock says of the warp itself."""
+        """The lanes of ``m`` have synchronised with the others of their warp: their earlier accesses happen before all
+        later ones of the warp. A warp's clock has that in the entries for the warp itself."""
         if not self.launch.options.hazards:
             return
         table = self.rows()
@@ -171,7 +173,7 @@ class WarpClocks:
         table[row, warp, warp] = table[row, warp, warp + self.together] = self.launch.tick
 
     def warps_in(self, m: Mask) -> Array:
-        """Per (row, warp): does the mask hold a lane of the warp?"""
+        """Per (row, warp), whether the mask includes a lane of the warp."""
         shape = (self.batch.count, self.batch.warps_per_cta)
         if m is None:
             return np.ones(shape, bool)
