@@ -164,6 +164,8 @@ def _print(attempt: ProofAttempt) -> None:
     for claim in certificate.claims:
         cases = [f"{case.covers} ({case.instructions} instructions)" for case in claim.cases]
         print(f"  {claim.title}: {'; '.join(cases)}")
+    for fact in certificate.accesses:
+        print(f"  {fact}")
     print(f"  questions about integers: {certificate.bounds} by bounds, {certificate.solver} by z3")
 
 

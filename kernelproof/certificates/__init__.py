@@ -28,6 +28,7 @@ from kernelproof.certificates.pipelines import Parts, Pipeline
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.slices import Slices
+from kernelproof.certificates.traffic import GlobalAccess, SharedAccess
 
 __all__ = [
     "ARRIVALS",
@@ -41,6 +42,7 @@ __all__ = [
     "Claim",
     "Contract",
     "Facts",
+    "GlobalAccess",
     "Items",
     "Matrix",
     "NotCertified",
@@ -50,6 +52,7 @@ __all__ = [
     "Program",
     "Quotient",
     "Ring",
+    "SharedAccess",
     "Slices",
     "Tile",
     "prove",

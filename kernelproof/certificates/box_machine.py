@@ -133,10 +133,10 @@ class BoxMachine(RoleMachine):
         track.filling, track.expected, track.landed, track.boxes = None, None, 0, ()
         track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
 
-    def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
+    def load_matrices(self, address: Any, matrices: int, m: Mask, site: int, transpose: bool) -> list[Cells]:
         """ldmatrix, from a stage that the role holds."""
         self._together(m)
-        places = self.matrix_places(address, matrices, transpose)
+        places = self.matrix_places(address, matrices, transpose, site)
         owners = self.protocol.owner[places]
         stage, held = int(owners.flat[0]) - FIRST_STAGE, self.track.held or {}
         if (owners != owners.flat[0]).any() or stage not in held or self.track.arrived:
@@ -166,7 +166,7 @@ class BoxMachine(RoleMachine):
     def _put(poly: Polynomial, step: Polynomial) -> Polynomial:
         return poly.substituted(TURN, step)
 
-    def store_matrices(self, address: Any, values: tuple[Any, ...], m: Mask, _site: int, transpose: bool) -> None:
+    def store_matrices(self, address: Any, values: tuple[Any, ...], m: Mask, site: int, transpose: bool) -> None:
         """stmatrix, to shared memory that belongs to the storing warp."""
         self._together(m)
         if self.role != CONSUMER:
@@ -174,7 +174,7 @@ class BoxMachine(RoleMachine):
         count = len(values)
         if not all(isinstance(each, Cells) and each.width == ELEMENT and each.bytes == 4 for each in values):
             raise NotCertified("what is stored to shared memory are not elements of 16 bits")
-        places = self.matrix_places(address, count, transpose)
+        places = self.matrix_places(address, count, transpose, site)
         warps = np.broadcast_to((self.threads // WARP)[None, :, None], places.shape)
         self.protocol.claim(places, (FIRST_WARP + warps).astype(np.int32))
         self.track.stores.write(places)

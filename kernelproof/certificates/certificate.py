@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from kernelproof.certificates.loops import REST, Case, MainLoop, Phase, Ring
 from kernelproof.certificates.pipeline_proof import PipelineProof
 from kernelproof.certificates.pipelines import Pipeline
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.traffic import GlobalAccess, SharedAccess
 from kernelproof.certificates.words import Undecided
 from kernelproof.ground.schema import Schema
 
@@ -48,7 +49,8 @@ class Claim(NamedTuple):
 
 class ClaimProof(Schema):
     """A proven claim: its cases, and the invariant of the main loop (None if it needs none). ``period``, ``ahead``,
-    ``peeled``: the ring that was found, if the claim states none."""
+    ``peeled``: the ring that was found, if the claim states none. ``shared_accesses``, ``global_accesses``: what the
+    warps of a CTA access, by instruction."""
 
     title: str
     cases: tuple[Case, ...]
@@ -57,6 +59,8 @@ class ClaimProof(Schema):
     ahead: Annotated[int, Field(ge=0)] = 0
     peeled: Annotated[int, Field(ge=0)] = 0
     roles: Annotated[tuple[Invariant, ...], Field(description="of a pipeline, the invariants of its roles")] = ()
+    shared_accesses: tuple[SharedAccess, ...] = ()
+    global_accesses: tuple[GlobalAccess, ...] = ()
 
 
 class Certificate(Schema):
@@ -76,6 +80,12 @@ class Certificate(Schema):
     def instructions(self) -> int:
         """How many instructions a CTA has executed in all cases."""
         return sum(case.instructions for claim in self.claims for case in claim.cases)
+
+    @property
+    def accesses(self) -> tuple[str, ...]:
+        """What the warps of a CTA access at once, in words, each fact once."""
+        facts = [str(each) for claim in self.claims for each in (*claim.shared_accesses, *claim.global_accesses)]
+        return tuple(dict.fromkeys(facts))
 
 
 ClaimsOf = Callable[[Program], Iterable[Claim]]
@@ -105,15 +115,24 @@ def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel:
 
 
 def _proof(program: Program, claim: Claim) -> ClaimProof:
+    program.forget_traffic()
     if isinstance(claim.ring, Pipeline):
         pipeline = PipelineProof(program, claim.contract, claim.ring)
         cases = tuple(pipeline.cases())
-        return ClaimProof(title=claim.title, cases=cases, invariant=None, roles=tuple(pipeline.invariants))
+        return ClaimProof(
+            title=claim.title, cases=cases, invariant=None, roles=tuple(pipeline.invariants), **_accesses(program)
+        )
     if not claim.ring.period:
         return _proof_by_search(program, claim, claim.ring)
     loop = MainLoop(program, claim.contract, claim.ring)
     cases = tuple(loop.cases())
-    return ClaimProof(title=claim.title, cases=cases, invariant=loop.invariant)
+    return ClaimProof(title=claim.title, cases=cases, invariant=loop.invariant, **_accesses(program))
+
+
+def _accesses(program: Program) -> dict[str, Any]:
+    """The fields of a ``ClaimProof`` that state accesses."""
+    traffic = program.traffic
+    return {"shared_accesses": traffic.shared_accesses(), "global_accesses": traffic.global_accesses()}
 
 
 def _proof_by_search(program: Program, claim: Claim, stated: Ring) -> ClaimProof:
@@ -127,6 +146,7 @@ def _proof_by_search(program: Program, claim: Claim, stated: Ring) -> ClaimProof
         ring = replace(stated, period=period, ahead=first + ahead, peeled=peeled)
         loop = MainLoop(program, claim.contract, ring)
         cases: list[Case] = []
+        program.forget_traffic()
         try:
             cases += loop.cases()
         except NotCertified as error:
@@ -139,7 +159,7 @@ def _proof_by_search(program: Program, claim: Claim, stated: Ring) -> ClaimProof
         else:
             return ClaimProof(
                 title=claim.title, cases=tuple(cases), invariant=loop.invariant,
-                period=period, ahead=ring.ahead, peeled=peeled,
+                period=period, ahead=ring.ahead, peeled=peeled, **_accesses(program),
             )  # fmt: skip
     raise best[2]
 
@@ -158,6 +178,7 @@ def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str
         raise NotCertified("the certificate is not of all launches")
     for claim, proof in zip(claims, certificate.claims, strict=True):
         loop = _stated_proof(program, claim, proof)
+        program.forget_traffic()
         try:
             cases = tuple(loop.cases())
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -165,6 +186,8 @@ def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str
             raise NotCertified(f"the invariant of the certificate is none of this kernel: {error!r}") from error
         if cases != proof.cases:
             raise NotCertified(f"the cases of the certificate are not those of: {proof.title}")
+        if _accesses(program) != {name: getattr(proof, name) for name in ("shared_accesses", "global_accesses")}:
+            raise NotCertified(f"the accesses of the certificate are not those of: {proof.title}")
 
 
 def _stated_proof(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | PipelineProof:

@@ -10,6 +10,7 @@ from kernelproof.certificates.cells import Cells, Kind, Kinds
 from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.program import Program
 from kernelproof.certificates.words import polynomial
 
 PARTIALS, ARRIVALS = "partials", "arrivals"  # operands: the workspace of slices, and the counters of their CTAs
@@ -18,14 +19,17 @@ PARTIALS, ARRIVALS = "partials", "arrivals"  # operands: the workspace of slices
 class GlobalPlaces:
     """Locates a machine's accesses to global memory, by the machine's contract."""
 
+    program: Program
     contract: Contract
     facts: Facts
     kinds: Kinds
     lanes: int
 
-    def _located(self, address: Any, size: int, written: bool, lanes: Lanes) -> tuple[Matrix, Cells]:
-        """The operand and the elements that lanes access, ``size`` bytes each. Raises NotCertified unless the accesses
-        are aligned and lie in one operand."""
+    def _located(
+        self, address: Any, size: int, written: bool, lanes: Lanes, site: int | None = None
+    ) -> tuple[Matrix, Cells]:
+        """The operand and the elements that lanes access, ``size`` bytes each. ``site``: of the instruction, whose
+        accesses are collected. Raises NotCertified unless the accesses are aligned and lie in one operand."""
         poly = polynomial(address, 64)
         if len(lanes) != self.lanes:
             poly = poly.of_lanes(lanes)
@@ -61,6 +65,8 @@ class GlobalPlaces:
         shape = (len(lanes), count)
         rows = np.broadcast_to(np.asarray(row.constant, np.int64).reshape(-1, 1), shape)
         cols = np.broadcast_to(np.asarray(col.constant, np.int64).reshape(-1, 1) + np.arange(count), shape)
+        if site is not None:
+            self.program.traffic.of_operand(site, matrix.name, rows[:, 0], cols[:, 0] * matrix.width, lanes, size)
         if matrix.across:
             row, col, rows, cols = col, row, cols, rows
         number = self.kinds.number(Kind(matrix.name, row.varying, col.varying))

@@ -286,12 +286,12 @@ class Machine(GlobalPlaces):
 
     # --- global memory
 
-    def global_load(self, address: Any, size: int, m: Mask, *_: int) -> Cells:
+    def global_load(self, address: Any, size: int, m: Mask, site: int, *_: int) -> Cells:
         """ld.global of elements of an operand, or of partial sums. They are unknown in lanes that do not load."""
         lanes = self.active(m)
         if lanes is None:
             return unknown(self.lanes, size // 2, 2)
-        matrix, place = self._located(address, size, False, lanes)
+        matrix, place = self._located(address, size, False, lanes, site)
         if matrix.name == PARTIALS:
             return self.slices.load(self._slab(place), self._all_lanes(place).cols)
         cells, kind = self._spread(place, lanes), self.kinds[place.one_kind]
@@ -299,14 +299,14 @@ class Machine(GlobalPlaces):
             return cells
         return Terms.of_elements(cells, kind, np.isin(self.every, lanes), self.contract.step)
 
-    def global_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+    def global_store(self, address: Any, value: Any, size: int, m: Mask, site: int, *_: int) -> None:
         """st.global of complete sums to D, or of partial sums to the workspace."""
         lanes = self.active(m)
         if lanes is None:
             return
         if not isinstance(value, Cells):
             raise NotCertified("what is stored to D is not a sum of products")
-        matrix, place = self._located(address, size, True, lanes)
+        matrix, place = self._located(address, size, True, lanes, site)
         value = value.of_lanes(lanes)
         tile = self.contract.tile
         if tile is None:
@@ -367,21 +367,23 @@ class Machine(GlobalPlaces):
 
     # --- shared memory
 
-    def shared_places(self, address: Any, size: int, lanes: Lanes) -> Lanes:
+    def shared_places(self, address: Any, size: int, lanes: Lanes, site: int) -> Lanes:
         """The indices of the elements of shared memory that lanes access, shape (lanes, elements of a lane). Addresses
-        must be known."""
+        must be known. ``site``: of the instruction."""
         if isinstance(address, Word):
             if not address.poly.is_constant:
                 raise NotCertified(f"an address of shared memory depends on the problem: {address.poly}")
             address = np.broadcast_to(np.asarray(address.number().constant), (self.lanes,))
-        return self.memory.places(np.broadcast_to(address, (self.lanes,))[lanes], size)
+        own = np.broadcast_to(address, (self.lanes,))[lanes].astype(np.int64)
+        self.program.traffic.shared(site, own, lanes, size)
+        return self.memory.places(own, size)
 
-    def shared_load(self, address: Any, size: int, m: Mask, *_: int) -> Any:
+    def shared_load(self, address: Any, size: int, m: Mask, site: int, *_: int) -> Any:
         """ld.shared of elements, of a value that was stored as one, or of a byte that is a number."""
         lanes = self.active(m)
         if lanes is None:
             raise NotCertified("no lane of a CTA executes a load from shared memory")
-        cells = self.memory.read(self.shared_places(address, size, lanes), lanes)
+        cells = self.memory.read(self.shared_places(address, size, lanes, site), lanes)
         kept = self.kinds.kept_by(cells.one_kind)
         if kept is not None:
             return fetched(kept, cells, lanes, self.lanes)
@@ -392,7 +394,7 @@ class Machine(GlobalPlaces):
             raise NotCertified("a byte of shared memory that is no number that was stored")
         return self._spread(cells, lanes).cols[:, 0].astype("u1")
 
-    def shared_store(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+    def shared_store(self, address: Any, value: Any, size: int, m: Mask, site: int, *_: int) -> None:
         """st.shared of elements of 16 bits, of sums of A's elements, or of a byte that is a number."""
         lanes = self.active(m)
         if lanes is None:
@@ -405,9 +407,9 @@ class Machine(GlobalPlaces):
             value = kept_places(self.kinds.keep(value), self.lanes, size)
         if not isinstance(value, Cells) or value.width != 2:
             raise NotCertified("what is stored to shared memory are not elements of 16 bits")
-        self.memory.write(self.shared_places(address, size, lanes), lanes, value.of_lanes(lanes))
+        self.memory.write(self.shared_places(address, size, lanes, site), lanes, value.of_lanes(lanes))
 
-    def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, *_: int) -> None:
+    def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, site: int, *_: int) -> None:
         """cp.async. Lanes that copy 0 bytes write zeros and read nothing. Zeros belong to no operand, so they are
         unknown here."""
         lanes = self.active(m)
@@ -418,8 +420,8 @@ class Machine(GlobalPlaces):
             raise NotCertified("copies of a part of a vector are not covered")
         copying, cells = lanes[copied == size], unknown(len(lanes), size // 2, 2)
         if len(copying):
-            cells = self._spread(self._located(source, size, False, copying)[1], copying).of_lanes(lanes)
-        self.memory.copy(self.shared_places(target, size, lanes), lanes, cells)
+            cells = self._spread(self._located(source, size, False, copying, site)[1], copying).of_lanes(lanes)
+        self.memory.copy(self.shared_places(target, size, lanes, site), lanes, cells)
 
     def _number(self, value: Any) -> Lanes:
         """A number in every lane, which must be known."""
@@ -463,17 +465,18 @@ class Machine(GlobalPlaces):
 
     # --- matrices
 
-    def load_matrices(self, address: Any, matrices: int, m: Mask, _site: int, transpose: bool) -> list[Cells]:
+    def load_matrices(self, address: Any, matrices: int, m: Mask, site: int, transpose: bool) -> list[Cells]:
         """ldmatrix: lane l gets elements 2 * (l % 4) and the next of row l / 4 of each matrix."""
         self._together(m)
-        return [self.memory.read(each, None) for each in self.matrix_places(address, matrices, transpose)]
+        return [self.memory.read(each, None) for each in self.matrix_places(address, matrices, transpose, site)]
 
-    def matrix_places(self, address: Any, matrices: int, transpose: bool) -> Lanes:
+    def matrix_places(self, address: Any, matrices: int, transpose: bool, site: int) -> Lanes:
         """The places that ldmatrix and stmatrix access: the two elements of each lane, shape (matrices, lanes, 2)."""
-        # Lanes 8 i to 8 i + 7 of a warp have the addresses of the 8 rows of its matrix i. Shape (warps, 4, rows,
-        # columns).
+        # Lanes 8 i to 8 i + 7 of a warp have the addresses of the 8 rows of its matrix i. Shape (warps, matrices,
+        # rows, columns).
         warps = self.lanes // _WARP
-        at = self.shared_places(address, 16, self.every).reshape(warps, 4, 8, 8)[:, :matrices]
+        lanes = self.every[self.every % _WARP < 8 * matrices]
+        at = self.shared_places(address, 16, lanes, site).reshape(warps, matrices, 8, 8)
         if transpose:
             at = at.transpose(0, 1, 3, 2)
         return np.ascontiguousarray(at.transpose(1, 0, 2, 3)).reshape(matrices, self.lanes, 2)

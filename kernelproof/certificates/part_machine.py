@@ -49,11 +49,11 @@ class PartMachine(BoxMachine):
         self.protocol.meeting(self.group, self._one(number))
         self.slices.barrier()
 
-    def store_part(self, address: Any, value: Any, size: int, m: Mask, *_: int) -> None:
+    def store_part(self, address: Any, value: Any, size: int, m: Mask, site: int, *_: int) -> None:
         """A group stores the partial sums of its item."""
         if self.role != CONSUMER or self.pipeline.parts is None or not self.track.granted:
             raise NotCertified("a store to global memory that is not a consumer's of partial sums")
-        super().global_store(address, value, size, m)
+        super().global_store(address, value, size, m, site)
 
     def count_part(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> None:
         """One thread of a group counts its item, with release for the whole device."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import CodeType
 
 from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.traffic import Traffic
 from kernelproof.emulator.frontend.emitter import Emitter, Names
 from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.graph import build
@@ -36,7 +37,8 @@ class Piece:
 
 class Program:
     """A parsed kernel: the one with a name or, without a name, the only one of a file. ``scope``: the names that its
-    text uses besides registers and units. ``offsets``, ``widths``: of its parameters, in bytes. Raises NotCertified."""
+    text uses besides registers and units. ``offsets``, ``widths``: of its parameters, in bytes. ``traffic``: the
+    accesses of the runs since the last ``forget_traffic``. Raises NotCertified."""
 
     def __init__(self, ptx: str, kernel: str = "") -> None:
         module = parse(ptx)
@@ -60,6 +62,11 @@ class Program:
         self.scope: dict[str, object] = dict(NAMESPACE)
         self.emitter = Emitter(names, self.scope)
         self.pieces = [self._piece(block) for block in self.graph.blocks]
+        self.forget_traffic()
+
+    def forget_traffic(self) -> None:
+        """Begin anew to collect accesses."""
+        self.traffic = Traffic(self.emitter.sites)
 
     def check_launch(self, block: tuple[int, int, int], shared_bytes: int) -> None:
         """Raise NotCertified if CUDA launches no CTA of so many threads with so much dynamic shared memory."""

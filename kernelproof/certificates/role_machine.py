@@ -252,12 +252,12 @@ class RoleMachine(Machine):
 
     # --- mbarriers
 
-    def initialise(self, address: Any, count: Any, m: Mask, *_: int) -> None:
+    def initialise(self, address: Any, count: Any, m: Mask, site: int) -> None:
         """mbarrier.init, by one thread before the barrier of the CTA or its cluster."""
         lanes = self.active(m)
         if self.role != SETUP or lanes is None or len(lanes) != 1:
             raise NotCertified("an mbarrier that is not initialised by one thread before the CTA's barrier")
-        place = int(self.shared_places(address, 8, lanes)[0, 0])
+        place = int(self.shared_places(address, 8, lanes, site)[0, 0])
         self.protocol.initialise(self._one(address, lanes), place, self._one(count, lanes))
         self.track.fenced = self.track.announced = False
 

@@ -86,4 +86,6 @@ def _print(file: Path, attempt: Attempt) -> None:
         print(f"  for {each}")
     for claim in attempt.certificate.claims:
         print(f"  {claim.title}: {'; '.join(case.covers for case in claim.cases)}")
+    for fact in attempt.certificate.accesses:
+        print(f"  {fact}")
     print(f"  questions about integers: {attempt.certificate.bounds} by bounds, {attempt.certificate.solver} by z3")

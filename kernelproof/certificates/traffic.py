@@ -1,0 +1,150 @@
+"""How the warps of a CTA access memory, by instruction: wavefronts of shared memory, and runs of global memory.
+
+A proof executes an instruction in every state that it covers, with known lanes. So the worst of these executions is the
+worst of all launches. That is a fact beside the proof, and no condition of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple, TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from kernelproof.certificates.polynomials import Lanes
+from kernelproof.emulator.state.counters import SECTOR_BYTES, Banks, Counters
+from kernelproof.emulator.state.sites import Site
+from kernelproof.ground.pages import counted
+from kernelproof.ground.schema import Schema
+
+_WARP = 32
+Fact = TypeVar("Fact", Banks, "_Runs")
+
+
+class SharedAccess(Schema):
+    """What instructions of one opcode access in shared memory, each where it costs the most."""
+
+    opcode: str
+    lines: Annotated[tuple[int, ...], Field(description="PTX lines of the instructions")]
+    warps: Annotated[int, Field(description="warps of a CTA that execute one of them at once")]
+    wavefronts: Annotated[int, Field(description="what these need together")]
+    without_conflicts: Annotated[int, Field(description="wavefronts if no two words shared a bank")]
+
+    def __str__(self) -> str:
+        more = self.wavefronts - self.without_conflicts
+        conflicts = f"{more} by bank conflicts" if more else "no bank conflicts"
+        return (
+            f"shared memory, {self.opcode}: {self.wavefronts} wavefronts of {counted(self.warps, 'warp')}, {conflicts}"
+        )
+
+
+class GlobalAccess(Schema):
+    """What instructions of one opcode access of an operand in global memory, each where it costs the most. Where a row
+    starts within a sector of 32 bytes depends on the problem, so the number of sectors has two bounds."""
+
+    opcode: str
+    lines: Annotated[tuple[int, ...], Field(description="PTX lines of the instructions")]
+    operand: str
+    warps: Annotated[int, Field(description="warps of a CTA that execute one of them at once")]
+    runs: Annotated[tuple[tuple[int, int], ...], Field(description="(number, bytes) of runs of consecutive bytes")]
+    sectors: Annotated[tuple[int, int], Field(description="the fewest and the most that these runs touch")]
+
+    def __str__(self) -> str:
+        runs = " and ".join(f"{number} x {length} consecutive bytes" for number, length in self.runs)
+        least, most = self.sectors
+        sectors = f"{least}" if least == most else f"{least} to {most}"
+        return f"{self.operand}, {self.opcode}: {runs} of {counted(self.warps, 'warp')}, {sectors} sectors"
+
+
+class _Runs(NamedTuple):
+    """The fields of a ``GlobalAccess`` without those that name the instruction, the costs first."""
+
+    sectors: tuple[int, int]
+    runs: tuple[tuple[int, int], ...]
+    warps: int
+    operand: str
+
+
+class Traffic:
+    """Collects the accesses of a kernel's runs. ``sites``: its instructions, by the numbers that accesses come with."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._sites = sites
+        self._seen: set[tuple[int, bytes]] = set()
+        self._banks: dict[int, Banks] = {}
+        self._runs: dict[int, _Runs] = {}
+
+    def shared(self, site: int, address: Lanes, lanes: Lanes, size: int) -> None:
+        """Lanes access ``size`` bytes at addresses of shared memory. Single threads are no warps, and left out."""
+        if not self._is_new(site, address, lanes) or len(lanes) == 1:
+            return
+        every = np.zeros(-(-(int(lanes[-1]) + 1) // _WARP) * _WARP, np.int64)
+        every[lanes] = address
+        mask = np.zeros(len(every), bool)
+        mask[lanes] = True
+        counters = Counters([], [])
+        counters.shared("", every, size, mask)
+        banks = counters.shared_banks[""]
+        if site not in self._banks or _cost(banks) > _cost(self._banks[site]):
+            self._banks[site] = banks
+
+    def of_operand(self, site: int, operand: str, rows: Lanes, starts: Lanes, lanes: Lanes, size: int) -> None:
+        """Lanes access ``size`` bytes of an operand, from byte ``starts`` of its row ``rows`` in memory on."""
+        place = np.stack([lanes // _WARP, rows, starts], axis=1)
+        if not self._is_new(site, place, lanes):
+            return
+        warp, row, start = np.unique(place, axis=0).T
+        begins = np.ones(len(start), bool)
+        begins[1:] = (warp[1:] != warp[:-1]) | (row[1:] != row[:-1]) | (start[1:] > start[:-1] + size)
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(start)) - 1
+        lengths, numbers = np.unique(start[last] + size - start[first], return_counts=True)
+        runs = tuple(zip(numbers.tolist(), lengths.tolist(), strict=True))
+        # An access is aligned to its size, so a run begins at most that many bytes before the end of a sector.
+        late = max(0, SECTOR_BYTES - size)
+        least, most = (sum(n * -(-(to + length) // SECTOR_BYTES) for n, length in runs) for to in (0, late))
+        new = _Runs((least, most), runs, len(np.unique(warp)), operand)
+        known = self._runs.get(site)
+        if known is None or most > known.sectors[1]:
+            self._runs[site] = new
+
+    def shared_accesses(self) -> tuple[SharedAccess, ...]:
+        """What instructions access in shared memory, in the order of the text."""
+        return tuple(
+            SharedAccess(
+                opcode=opcode, lines=lines, warps=banks.requests, wavefronts=banks.wavefronts,
+                without_conflicts=banks.ideal,
+            )
+            for opcode, lines, banks in self._alike(self._banks)
+        )  # fmt: skip
+
+    def global_accesses(self) -> tuple[GlobalAccess, ...]:
+        """What instructions access of operands, in the order of the text."""
+        return tuple(
+            GlobalAccess(opcode=opcode, lines=lines, **runs._asdict())
+            for opcode, lines, runs in self._alike(self._runs)
+        )
+
+    def _alike(self, facts: Mapping[int, Fact]) -> Iterator[tuple[str, tuple[int, ...], Fact]]:
+        """The instructions of one opcode with equal facts: the opcode, their lines, and the fact."""
+        groups: list[tuple[str, list[int], Fact]] = []
+        for site in sorted(facts, key=lambda site: self._sites[site].line):
+            at = self._sites[site]
+            opcode = next(word for word in at.text.split() if not word.startswith("@"))
+            group = next((each for each in groups if (each[0], each[2]) == (opcode, facts[site])), None)
+            if group is None:
+                groups.append((opcode, [at.line], facts[site]))
+            else:
+                group[1].append(at.line)
+        yield from ((opcode, tuple(lines), fact) for opcode, lines, fact in groups)
+
+    def _is_new(self, site: int, place: Lanes, lanes: Lanes) -> bool:
+        key = site, place.tobytes() + lanes.tobytes()
+        known = key in self._seen
+        self._seen.add(key)
+        return not known
+
+
+def _cost(banks: Banks) -> tuple[int, int]:
+    return banks.conflicts, banks.wavefronts

@@ -1,0 +1,96 @@
+"""What certificates state of bank conflicts and sectors is what executions count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernelproof import emulator
+from kernelproof.certificates import Certificate, NotCertified, by_contract
+from kernelproof.emulator import Counters
+from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, row_sum
+from tests.kernelproof.emulator.build import compiled_text
+
+SWIZZLE = "chunk ^ ((row >> 1) & 3)"
+KERNELS = Path(__file__).parents[1] / "emulator" / "kernels"
+
+
+def without_swizzle() -> Subject:
+    """The product, whose chunks of 16 bytes lie in shared memory in the order of their columns."""
+    text = (KERNELS / "multistage.cu").read_text()
+    assert SWIZZLE in text
+    return Subject(compiled_text(text.replace(SWIZZLE, "chunk"), "sm_80"), PRODUCT)
+
+
+def certified(subject: Subject) -> Certificate:
+    attempt = by_contract.prove(subject.ptx, subject.contract)
+    assert attempt.certificate is not None, attempt.why
+    return attempt.certificate
+
+
+def counted(subject: Subject, m: int, n: int, k: int, ctas: int) -> Counters:
+    """The counters of a launch of the product."""
+    memory = emulator.Memory()
+    a, b = (memory.upload(np.zeros((rows, k), np.float16), "input") for rows in (m, n))
+    d = memory.upload(np.zeros((m, n), np.float16), "output")
+    program = emulator.load(subject.ptx)
+    options = emulator.Options(counters=True)
+    arguments = [a, b, d, m, n, k]
+    result = program.launch("gemm_f16", ctas, 128, arguments, memory=memory, shared_bytes=65536, options=options)
+    assert not [each for each in result.reports if each.is_error]
+    assert result.counters is not None
+    return result.counters
+
+
+def kind_of(opcode: str) -> str:
+    """The kind under which counters count the accesses of an opcode to shared memory."""
+    base, *parts = opcode.split(".")
+    return "cp.async" if base == "cp" else base if base == "ldmatrix" else f"{base}.{parts[0]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("subject", "conflicts"), [(product, False), (without_swizzle, True)])
+def test_a_certificate_states_what_an_execution_counts(subject: Callable[[], Subject], conflicts: bool) -> None:
+    kernel = subject()
+    (claim,) = (claim for claim in certified(kernel).claims if claim.shared_accesses)
+    counters = counted(kernel, 128, 128, 96, 1)
+    for kind, banks in counters.shared_banks.items():
+        facts = [fact for fact in claim.shared_accesses if kind_of(fact.opcode) == kind]
+        needed = [fact.wavefronts / fact.warps for fact in facts]
+        ideal = [fact.without_conflicts / fact.warps for fact in facts]
+        assert min(needed) <= banks.wavefronts / banks.requests <= max(needed), kind
+        assert min(ideal) <= banks.ideal / banks.requests <= max(ideal), kind
+    assert any(fact.wavefronts > fact.without_conflicts for fact in claim.shared_accesses) == conflicts
+    assert any(banks.conflicts for banks in counters.shared_banks.values()) == conflicts
+    for fact in claim.global_accesses:
+        traffic = counters.global_traffic["st.global" if fact.operand == "D" else "ld.global"]
+        least, most = (number / fact.warps for number in fact.sectors)
+        assert least <= traffic.sectors / traffic.requests <= most, fact
+
+
+@pytest.mark.slow
+def test_facts_of_a_sum_of_rows() -> None:
+    """256 threads read float4 after float4 of a row; one lane of each warp stores to shared memory, and one reads."""
+    (claim,) = certified(row_sum()).claims
+    (load,) = (fact for fact in claim.global_accesses if fact.operand == "A")
+    assert (load.warps, load.runs, load.sectors) == (8, ((8, 512),), (128, 136))
+    (store,) = (fact for fact in claim.global_accesses if fact.operand == "D")
+    assert (store.warps, store.runs, store.sectors) == (1, ((1, 4),), (1, 1))
+    assert all(fact.wavefronts == fact.without_conflicts == fact.warps for fact in claim.shared_accesses)
+
+
+@pytest.mark.slow
+def test_a_certificate_with_other_facts_does_not_hold() -> None:
+    subject = row_sum()
+    attempt = by_contract.prove(subject.ptx, subject.contract)
+    by_contract.recheck(attempt, subject.ptx)
+    assert attempt.certificate is not None
+    claim = attempt.certificate.claims[0]
+    fewer = claim.global_accesses[0].model_copy(update={"sectors": (1, 1)})
+    changed = claim.model_copy(update={"global_accesses": (fewer, *claim.global_accesses[1:])})
+    certificate = attempt.certificate.model_copy(update={"claims": (changed,)})
+    with pytest.raises(NotCertified):
+        by_contract.recheck(attempt.model_copy(update={"certificate": certificate}), subject.ptx)
