@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         card = gpu.connect(options.device)
         check_pack(card.model)
         chosen = problems(card.model, options.mnk or drawn(options.sample))
-        with gpu.alone(options.device):
+        with gpu.reserved_device(options.device):
             remaining = race(card, chosen, store, options.budget)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

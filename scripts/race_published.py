@@ -275,7 +275,7 @@ def supervise(arguments: Sequence[str], budget: float | None) -> int:
 
 def race(options: argparse.Namespace) -> int:
     """Times what is built for the card, in this process; returns the number of faults."""
-    from cudal2gen.launch.gpu import alone, connect
+    from cudal2gen.launch.gpu import connect, reserved_device
 
     everything = list(libraries(options.built))
     if not everything:
@@ -295,7 +295,7 @@ def race(options: argparse.Namespace) -> int:
         print(f"nothing to race: {options.built} has no such kernels for {gpu or card.name}")
         return 0
     begin, faults = card.now(), 0
-    with alone(options.device):
+    with reserved_device(options.device):
         for number, acc in enumerate(accs):
             remaining = None if options.budget is None else options.budget - (card.now() - begin)
             share = None if remaining is None else remaining / (len(accs) - number)

@@ -1,4 +1,4 @@
-"""The verbs ``bench``, ``report`` and ``contribute`` take measurements, show them, and write them to share them."""
+"""The verbs ``bench``, ``report`` and ``contribute`` take measurements, show them, and export them for sharing."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def measure(
 ) -> None:
     """Measure kernels against the vendor's libraries on the GPU. Every measurement is stored as it is taken."""
     from cudal2gen import bench, results
-    from cudal2gen.launch.gpu import alone, connect
+    from cudal2gen.launch.gpu import connect, reserved_device
 
     if selection.products > 1 and selection.batch == "none":
         refuse(
@@ -188,7 +188,7 @@ def measure(
         budget_seconds=budget,
         again=again,
     )
-    with alone(selection.device), progress.countdown("measuring") as report:
+    with reserved_device(selection.device), progress.countdown("measuring") as report:
         outcome = bench.run(card, plan, report)
     for fault in outcome.faults:
         print(f"fault: {fault}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Options that several verbs of ``cudal2gen`` share."""
+"""Defines options that several verbs of ``cudal2gen`` share."""
 
 from __future__ import annotations
 

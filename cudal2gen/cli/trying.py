@@ -130,7 +130,7 @@ def _rows(
 ) -> list[grid.TriedKernel]:
     """Builds and judges the kernels, and times them if there is a ``card``."""
     from cudal2gen.bench import grid
-    from cudal2gen.launch.gpu import alone
+    from cudal2gen.launch.gpu import reserved_device
 
     with progress.bar("compiling") as report:
         rows = grid.built(kernels, compilation.toolchain(), compilation.jobs, report)
@@ -143,7 +143,7 @@ def _rows(
         raise
     if card is None:
         return rows
-    with alone(device):
+    with reserved_device(device):
         return grid.timed(rows, card, library)
 
 

@@ -138,7 +138,8 @@ class BuildJob:
     text: str
     launch: str
     digest: str
-    alone: bool = False  # compiled in a unit of its own: the macros of an untrusted text must not reach other kernels
+    # Whether it has a translation unit of its own: the macros of an untrusted text must not reach other kernels.
+    own_unit: bool = False
 
 
 def job(record: Record, tools: Toolchain) -> BuildJob:
@@ -373,7 +374,7 @@ def _batches(items: list[BuildJob], size: int) -> list[list[BuildJob]]:
     batches: list[list[BuildJob]] = []
     for item in ordered:
         last = batches[-1] if batches else [item]
-        if batches and last[0].arch == item.arch and len(last) < size and not (last[0].alone or item.alone):
+        if batches and last[0].arch == item.arch and len(last) < size and not (last[0].own_unit or item.own_unit):
             last.append(item)
         else:
             batches.append([item])
@@ -389,7 +390,7 @@ def _ninja(
     """
     for items in batches:
         _write_batch(items, scratch)
-    confinement = _sandbox_command(scratch, tools) if any(item.alone for items in batches for item in items) else ()
+    confinement = _sandbox_command(scratch, tools) if any(item.own_unit for items in batches for item in items) else ()
     (scratch / "build.ninja").write_text(ninja_text(batches, tools, Path(sys.executable), confinement))
     command = [str(_ninja_binary()), "-k", "0", "-j", str(jobs), "-C", str(scratch), "--quiet"]
     by_name = {_folder(item): item for items in batches for item in items}
@@ -462,7 +463,7 @@ def ninja_text(batches: list[list[BuildJob]], tools: Toolchain, python: Path, co
             lines += [f"rule limited_{rule}", f"  command = {' '.join(map(_quote, confinement))} {command}"]
     for items in batches:
         arch, batch = items[0].arch, _batch_name(items)
-        limited = "limited_" if items[0].alone else ""
+        limited = "limited_" if items[0].own_unit else ""
         parts = " ".join(f"{_folder(item)}/kernel.ptx" for item in items)
         lines += [f"build {batch}.ptx: {limited}nvcc {batch}.cu", f"  arch = {arch}"]
         lines += [f"build {parts}: {limited}split {batch}.ptx", f"  arch = {arch}"]

@@ -1,4 +1,4 @@
-"""Edits of a record: a user sets field values, which are then checked against the rules or fitted to them."""
+"""Edits a record: a user sets field values, which are then checked against the rules or fitted to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of records: what ``Schema`` finds wrong with a record, in words that name its fields."""
+"""Defines the errors of records, and words pydantic's findings so that they name field, value and rule."""
 
 from __future__ import annotations
 

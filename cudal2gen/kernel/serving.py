@@ -1,4 +1,4 @@
-"""How a problem without a record is served: the nearest record, which of its fields change, which matrices are copied.
+"""Serves a problem without a record: finds the nearest record, the fields that must change, and the matrices to copy.
 
 The command line and packs use this module through ``catalog``, ``cudal2gen.matmul`` uses it through ``choice``.
 Distances are in octaves: 1 for a factor of two.

@@ -77,7 +77,8 @@ class Sm100Tcgen05(TmaRing):
         bool, Field(description="two CTAs, neighbours along the rows of the instruction, multiply as one of 256 rows")
     ]
     accumulators: Annotated[
-        Literal[1, 2], Field(description="tiles whose accumulators tensor memory holds; 2: stores beside the next one")
+        Literal[1, 2],
+        Field(description="tiles whose accumulators tensor memory holds; 2: one is stored as the next is multiplied"),
     ]
     raster_axis: RasterAxis
     raster_group: RasterGroup

@@ -37,7 +37,7 @@ WGMMA_N = 256  # most columns of one wgmma
 # Registers that ptxas needs besides the accumulators: at entry (else it warns with C7602), and in the main loop (else
 # C7511, or it spills).
 ATOM_REGISTERS, LIVE_REGISTERS = 26, 32
-# The same for an epilogue that stores directly and checks bounds: with operands in order, and with swapped ones.
+# Registers besides the accumulators for an epilogue that stores directly and checks bounds: usually, and with swap_ab.
 LIVE_REGISTERS_DIRECT, LIVE_REGISTERS_ACROSS = 56, 48
 # Stall clocks of the main loop's machine code in one k-tile: once around its wgmmas, and for each wgmma (ptxas 13.0).
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12

@@ -190,7 +190,7 @@ def runtime_of_built() -> Path:
 
 
 @contextlib.contextmanager
-def alone(index: int) -> Iterator[None]:
+def reserved_device(index: int) -> Iterator[None]:
     """Reserves a device for the measurements of this process. Raises GpuError if another process has reserved it."""
     path = places.user_cache() / f"device-{index}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

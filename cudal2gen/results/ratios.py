@@ -1,6 +1,6 @@
-"""Speedups with 95 % confidence intervals, and their geometric mean over problems.
+"""Computes speedups with 95 % confidence intervals, and their geometric mean over problems.
 
-The contenders of a measurement take turns, so the i-th samples of two of them were taken close together and make a
+A measurement alternates its contenders, so the i-th samples of two of them were taken close together and make a
 pair: drift of clocks and temperature cancels in the pair's ratio. The speedup is the exponential of the median log
 ratio of all pairs. Its interval is the percentile bootstrap: the pairs are resampled ``RESAMPLES`` times, and the
 interval lies between the 2.5 % and 97.5 % quantiles of the resampled medians.

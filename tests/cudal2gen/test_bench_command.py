@@ -12,7 +12,7 @@ from cudal2gen.bench import baselines
 from cudal2gen.cli import options
 from cudal2gen.generation import answers, catalog
 from cudal2gen.kernel import Problem, Record
-from cudal2gen.launch.gpu import alone
+from cudal2gen.launch.gpu import reserved_device
 from cudal2gen.results import choice
 from kernelproof.ground.chips import GPUS, CardFacts
 from tests import commands
@@ -225,7 +225,7 @@ def test_durations(text: str, seconds: float) -> None:
 def test_two_at_once_would_measure_each_other(command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDAL2GEN_CACHE_DIR", str(tmp_path / "cache"))
     chosen = ["--mnk", "64_64_64", "--acc", "f32", "--baselines", "none"]
-    with alone(0):
+    with reserved_device(0):
         refused = command(*chosen)
     assert refused.exit_code == 3
     assert "another process measures on device 0" in refused.stderr

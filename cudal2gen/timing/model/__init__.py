@@ -1,4 +1,4 @@
-"""Timing models: they estimate the time of a kernel without a GPU, and never replace a measurement."""
+"""Estimates the time of a kernel without a GPU. An estimate never replaces a measurement."""
 
 from cudal2gen.timing.model.estimate import (
     Estimate,
