@@ -8,7 +8,7 @@ compared with ``torch.bmm``, grouped products with ``torch._grouped_mm``.
 Every baseline is a ``gpu.Contender``: it uses the same operands and stream as our kernel, writes D in place and sums in
 the same type. cuBLAS expects column-major matrices, so it is asked for D^T = B^T A^T, whose column-major matrices are
 our row-major ones; nothing is copied. The endings ``tn`` and ``nn`` of their names say how B is stored (N,K or K,N); A
-is taken as the problem stores it. A layout's letters are those of cuBLAS's operations.
+is used as the problem stores it. The letters of a layout are those of cuBLAS's operations (t: transposed, n: not).
 """
 
 from __future__ import annotations
@@ -49,15 +49,11 @@ MEASURED = (
     ),
 )
 PEERS = ("triton", "torch.compile")
-VARIANT_BASELINES = (
-    results.UNFUSED,
-    results.EPILOGUE,
-    results.BATCHED,
-    results.GROUPED,
-)  # of fused and batched problems
+# The baselines of fused and batched problems.
+VARIANT_BASELINES = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)
 
 
-def usual(problem: Problem) -> tuple[str, ...]:
+def default_names(problem: Problem) -> tuple[str, ...]:
     """The default baselines of a problem of this kind."""
     return results.rivals(problem) if problem.suffix else MEASURED
 
@@ -75,11 +71,11 @@ class Baseline:
 
     @property
     def detail(self) -> str:
-        """The library or algorithm that the last prepared problem runs."""
+        """The library or algorithm that computes the last prepared problem."""
         return ""
 
     def bind(self, operands: Operands) -> Call:
-        """One product of these operands, enqueued on the device's stream by each call."""
+        """A function that enqueues the product of these operands on the device's stream."""
         raise NotImplementedError
 
 
@@ -295,8 +291,8 @@ class _Scalars:
         self.beta = self.alpha + self._values.itemsize
 
 
-class Shared:
-    """What all baselines of the vendor share: the device, one workspace, and the file of auto-tuned algorithms."""
+class VendorResources:
+    """The device, the workspace and the file of auto-tuned algorithms, which all baselines of the vendor share."""
 
     def __init__(self, device: MeasuringDevice, tuned: Path) -> None:
         self.device = device
@@ -308,20 +304,20 @@ class Shared:
 
 
 class Vendor(Baseline):
-    """A product by cuBLAS or cuBLASLt with A as it lies, and B in the form that the baseline's name states."""
+    """A product by cuBLAS or cuBLASLt. A is used as it is stored, and B in the form that the baseline's name states."""
 
-    def __init__(self, name: str, acc: Acc, shared: Shared, b_along_k: bool) -> None:
+    def __init__(self, name: str, acc: Acc, shared: VendorResources, b_along_k: bool) -> None:
         super().__init__(name, acc, shared.device)
         self._b_along_k = b_along_k
         self._shared = shared
         self._scalars = _Scalars(acc)
 
     def _layout(self, a_along_k: bool) -> Layout:
-        """The layout of the product that is computed."""
+        """The layout of the product, whose B has the layout of the baseline's name."""
         return AlongK(a_along_k, self._b_along_k).layout
 
     def _matrices(self, operands: Operands) -> tuple[Layout, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The layout, A and B as it stores them, and D."""
+        """The layout, A and B as that layout stores them, and D."""
         (rows, step), k = operands.a.stride()[-2:], operands.a.shape[-1]
         layout = self._layout(step == 1 and rows >= k)
         return layout, operands.stored_a(layout), operands.stored_b(layout), operands.d
@@ -411,7 +407,7 @@ class CublasLt(Vendor):
     """``cublasLtMatmul`` with the first algorithm of the library's heuristic and up to ``WORKSPACE_BYTES`` of
     workspace."""
 
-    def __init__(self, name: str, acc: Acc, shared: Shared, b_along_k: bool) -> None:
+    def __init__(self, name: str, acc: Acc, shared: VendorResources, b_along_k: bool) -> None:
         super().__init__(name, acc, shared, b_along_k)
         self._algorithm: Array | None = None
         self._described: weakref.WeakValueDictionary[tuple[str | int, ...], _Descriptors] = (
@@ -506,16 +502,17 @@ class CublasLt(Vendor):
         (m, k), n = operands.a.shape, d.shape[1]
         types = (element_of(a), output_of(d))
         descriptors = self._descriptors(types, layout, m, n, k, a.stride(0), b.stride(0), d.stride(0))
-        own = np.array(algorithm)
+        own_algorithm = np.array(algorithm)
         matmul = partial(
             cublasLt.matmul, self._handle, descriptors.operation, self._scalars.alpha, b.data_ptr(), descriptors.b,
             a.data_ptr(), descriptors.a, self._scalars.beta, d.data_ptr(), descriptors.d, d.data_ptr(), descriptors.d,
-            own.ctypes.data,
+            own_algorithm.ctypes.data,
             self._workspace.data_ptr(), self._workspace.nbytes,
         )  # fmt: skip
         stream = self._device.stream
 
-        def call(_keep: Any = (operands, self._scalars, own, descriptors)) -> None:
+        # As in ``Cublas``, ``_keep`` holds the objects behind the raw addresses.
+        def call(_keep: Any = (operands, self._scalars, own_algorithm, descriptors)) -> None:
             try:
                 matmul(stream())
             except cublasLt.cuBLASLtError as error:
@@ -584,7 +581,7 @@ def contenders(names: Iterable[str], acc: Acc, device: MeasuringDevice, tuned: P
     that check, every measurement would be stored with the vendor's baselines absent.
     """
     names = list(names)
-    alone: dict[str, type[Baseline]] = {
+    by_torch: dict[str, type[Baseline]] = {
         "torch.matmul": Matmul,
         "torch.compile": Compiled,
         "triton": Persistent,
@@ -601,13 +598,13 @@ def contenders(names: Iterable[str], acc: Acc, device: MeasuringDevice, tuned: P
     every_name = (*MEASURED, *PEERS, *VARIANT_BASELINES)
     if unknown := [name for name in names if name not in every_name]:
         raise ValueError(f"no baseline {', '.join(unknown)}: must be of {', '.join(every_name)}")
-    if not set(names) <= set(alone):
+    if not set(names) <= set(by_torch):
         _check_vendor()
-    shared = Shared(device, tuned)
+    shared = VendorResources(device, tuned)
     baselines: list[Contender] = []
     for name in names:
-        if name in alone:
-            baselines.append(alone[name](name, acc, device))
+        if name in by_torch:
+            baselines.append(by_torch[name](name, acc, device))
         else:
             kind, _, ending = name.rpartition("-")
             baselines.append(vendors[kind](name, acc, shared, ending == "tn"))

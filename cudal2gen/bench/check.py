@@ -1,9 +1,9 @@
 """Checks after the timing that each contender computed the right product.
 
-A benchmark must not count a fast wrong result, so every contender runs once more into a D filled with NaN, and D is
-compared with the product in fp64. Comparing all of D would take longer than the timing, so only some rows and columns
-are compared: one of each band of D. An element may differ by no more than the rounding error that the accumulator's
-type allows for a sum of K terms in any order.
+A benchmark must not count a fast wrong result. So every contender runs once more into a D filled with NaN, and D is
+compared with the product in fp64. Comparing all of D would take longer than the timing, so D is divided into bands, and
+one row or column of each band is compared. An element may differ by no more than the rounding error that the
+accumulator's type allows for a sum of K terms in any order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDINGS = 4  # a contender without fusion rounds to D's type up to four times:
 
 
 class _Product(NamedTuple):
-    """One product of a launch: its place in D, and its operands."""
+    """One product of a launch: its index or its rows in D (``place``), and its operands."""
 
     place: int | slice
     a: torch.Tensor
@@ -60,7 +60,7 @@ class _Bounds(Protocol):
 
 
 class _FusedBounds:
-    """A fused product's reference as bounds of D."""
+    """The bounds of D that a fused product's reference gives."""
 
     def __init__(self, reference: fused.Reference[torch.Tensor]) -> None:
         self._reference = reference
@@ -155,7 +155,7 @@ class Reference:
         return largest, f"wrong result after the timing: {finding}" if finding else ""
 
     @property
-    def judges(self) -> bool:
+    def can_judge(self) -> bool:
         """Whether the reference can tell right from wrong: it compares something, and all of that is finite."""
         return bool(self._parts) and all(bool(part.strict.result.isfinite().all()) for part in self._parts)
 

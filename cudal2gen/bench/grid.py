@@ -1,14 +1,15 @@
 """Tries many variants of one record: builds each, checks it in the emulator, and times it on a GPU if there is one.
 
-``fit`` makes a legal record for every combination of some fields' values; several combinations may lead to one kernel.
+``fit`` makes a legal record for every combination of some fields' values; several combinations may lead to the same
+kernel.
 
     variants = grid.fit(record, {"bm": (64, 128, 256), "stages": range(2, 6)})
     rows = grid.judged(grid.built(variants.candidates))
     for row in grid.best(rows, 5): ...
 
-``built``, ``judged`` and ``timed`` are the stages. ``judged`` and ``timed`` return the rows that they are given with
-their results added; a kernel that fails in one stage skips the next. Builds and verdicts are cached by content, so a
-second call repeats neither. ``modelled_us`` is the timing model's estimate, ``timing`` the measurement of a GPU.
+``built``, ``judged`` and ``timed`` are the stages. ``judged`` and ``timed`` return their rows with the results added; a
+kernel that fails in one stage skips the next. Builds and verdicts are cached by content, so a second call repeats
+neither. ``modelled_us`` is the timing model's estimate, ``timing`` the measurement of a GPU.
 """
 
 from __future__ import annotations
@@ -157,10 +158,10 @@ def built(
 
     records = [candidate.record for candidate in candidates]
     artifacts = compiler.attempt(records, tools=tools, jobs=jobs, progress=progress)
-    return [_of_build(candidate, artifact) for candidate, artifact in zip(candidates, artifacts, strict=True)]
+    return [_after_build(candidate, artifact) for candidate, artifact in zip(candidates, artifacts, strict=True)]
 
 
-def _of_build(candidate: Candidate, artifact: Artifact | Exception) -> TriedKernel:
+def _after_build(candidate: Candidate, artifact: Artifact | Exception) -> TriedKernel:
     if isinstance(artifact, Exception):
         return TriedKernel(candidate, outcome="compile error", reason=str(artifact))
     ptxas = artifact.ptxas
@@ -195,7 +196,7 @@ def judged(
         if row.artifact and not row.reason and row.artifact.digest not in stored
     }
     if not kernels:
-        return [_of_verdict(row, verdicts, stored) for row in rows]
+        return [_with_verdict(row, verdicts, stored) for row in rows]
     lost: dict[str, str] = {}
     with closing(validator.validate_all(kernels.values(), library or compiler.launcher(), jobs)) as judgements:
         for number, judgement in enumerate(judgements, start=1):
@@ -208,11 +209,11 @@ def judged(
                 progress(number, len(kernels))
     return [
         replace(row, reason=row.reason or lost.get(row.record.name, ""))
-        for row in (_of_verdict(row, verdicts, stored) for row in rows)
+        for row in (_with_verdict(row, verdicts, stored) for row in rows)
     ]
 
 
-def _of_verdict(row: TriedKernel, verdicts: Mapping[tuple[str, str], Verdict], stored: set[str]) -> TriedKernel:
+def _with_verdict(row: TriedKernel, verdicts: Mapping[tuple[str, str], Verdict], stored: set[str]) -> TriedKernel:
     digest = row.artifact.digest if row.artifact else ""
     verdict = verdicts.get((digest, "emulator"))
     if row.reason or verdict is None:
@@ -227,7 +228,7 @@ def _of_verdict(row: TriedKernel, verdicts: Mapping[tuple[str, str], Verdict], s
 def timed(
     rows: Sequence[TriedKernel], card: Gpu, library: Path, seconds: float = SECONDS, seed: int = 0
 ) -> list[TriedKernel]:
-    """Times the right kernels on a GPU, in turns on the same data, for ``seconds`` each; see ``bench.in_turns``."""
+    """Times the right kernels on a GPU for ``seconds`` each, alternately on the same data; see ``bench.in_turns``."""
     from cudal2gen import bench
     from cudal2gen.validator.device import BuiltKernel
 

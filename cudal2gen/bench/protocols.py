@@ -76,7 +76,7 @@ class Settings:
 
 
 class Condition(NamedTuple):
-    """One measurement to take of a problem: a protocol and an L2 state."""
+    """The conditions of one measurement of a problem: a protocol and an L2 state."""
 
     protocol: ProtocolName
     l2: L2
@@ -121,7 +121,7 @@ def calls_per_sample(problem: Problem, environment: Environment, products: int =
     return min(MAX_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
-def _sets(count: int, work: Sequence[Condition]) -> int:
+def _set_count(count: int, work: Sequence[Condition]) -> int:
     """How many sets of operands are needed.
 
     With a cold L2 each launch of a sample has a set of its own, so that no launch finds its operands in the cache.
@@ -146,7 +146,7 @@ def measure(
     hardware allows.
     """
     count = calls_per_sample(problem, device.environment, settings.products)
-    operands = device.operands(problem, _sets(count, work), settings.seed, settings.products)
+    operands = device.operands(problem, _set_count(count, work), settings.seed, settings.products)
     if not warm:
         _warm_up(device, device.evict, settings.warmup_seconds)
     ready, absent = _ready(device, problem, contenders, operands)
@@ -191,7 +191,7 @@ def _sample(
             readings.append(entry)
         else:
             turn(entry, samples[entry.contender.name])
-    _sound(problem, device.environment, samples, on_device and l2 != "hot", settings.products)
+    _check_plausible(problem, device.environment, samples, on_device and l2 != "hot", settings.products)
     return samples, readings
 
 
@@ -357,7 +357,9 @@ def _conditions(readings: Sequence[CardReading]) -> Conditions:
     )
 
 
-def _sound(problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int) -> None:
+def _check_plausible(
+    problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int
+) -> None:
     """Raises TooGood if a contender's fastest sample is shorter than the card allows."""
     floor = max(environment.floor_us(problem, cold, products), MIN_US)
     for name, times in samples.items():

@@ -43,8 +43,13 @@ class Stopped(Failure):
 
 @dataclass
 class RunOutcome:
-    """What a run did: measurements taken, problems that were stored before, problems for which no time was left, and
-    faults (one line each)."""
+    """What a run did.
+
+    - ``measured``: the number of measurements that it took.
+    - ``stored``: the number of problems that were stored before.
+    - ``left``: the number of problems for which the time was too short.
+    - ``faults``: one line for each kernel or problem that failed.
+    """
 
     measured: int = 0
     stored: int = 0
@@ -107,7 +112,7 @@ def _on_this_card(stored: results.Measurements, environment: Environment) -> dic
 
 
 def _card(environment: Environment) -> tuple[object, ...]:
-    """What must be equal for a stored measurement to count: the card's name, the driver and the libraries' versions."""
+    """The key that must be equal for a stored measurement to count: the card's name, the driver, and versions."""
     return environment.name, environment.driver, environment.versions
 
 
@@ -215,7 +220,7 @@ def run(
         except RuntimeError as error:
             # CUDA errors come in two kinds. After an illegal access or a failed launch every later call in this process
             # fails; after others, such as too little device memory, the next problem can be measured.
-            if _stopped(device):
+            if _is_stopped(device):
                 raise _give_up(environment, plan, task, error) from error
             outcome.faults.append(f"{problem.mnk}: {first_line(error)}")
             continue
@@ -249,7 +254,7 @@ def _give_up(environment: Environment, plan: BenchPlan, task: PlannedRecord, err
     return Stopped(f"{problem.mnk}: {task.record.name} or a baseline {reason}")
 
 
-def _stopped(device: MeasuringDevice) -> bool:
+def _is_stopped(device: MeasuringDevice) -> bool:
     """Whether the device refuses all further work in this process."""
     try:
         device.synchronize()

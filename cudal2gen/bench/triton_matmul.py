@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 """A matrix product D = A B written in Triton, as a baseline that users of Triton would write themselves.
 
-The kernel is persistent: as many CTAs as fit run at once, and each computes several tiles. Importing this module needs
-triton.
+The kernel is persistent: only as many CTAs are launched as run concurrently, and each computes several tiles. Importing
+this module needs triton.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ def persistent_matmul(
 ):  # fmt: skip
     """Computes D (m,n) from A (m,k) and B (k,n), all row-major.
 
-    Each CTA computes every ``CTAS``-th tile. Tiles are numbered down columns of ``GROUP`` rows of tiles, so that tiles
-    that run at the same time share operands in the L2.
+    Each CTA computes every ``CTAS``-th tile. Tiles are numbered in groups of ``GROUP`` rows of tiles, and within a
+    group column by column, so that tiles that run at the same time share operands in the L2.
     """
     rows_of_tiles = tl.cdiv(m, BM)
     columns_of_tiles = tl.cdiv(n, BN)
-    in_group = GROUP * columns_of_tiles
+    tiles_of_group = GROUP * columns_of_tiles
     accumulator_type = tl.float16 if HALF else tl.float32
     for tile in range(tl.program_id(0), rows_of_tiles * columns_of_tiles, CTAS):
-        first = tile // in_group * GROUP
+        # The group's first row of tiles, and its number of rows, which is smaller in the last group.
+        first = tile // tiles_of_group * GROUP
         height = min(rows_of_tiles - first, GROUP)
-        rows = (first + tile % in_group % height) * BM + tl.arange(0, BM)
-        columns = tile % in_group // height * BN + tl.arange(0, BN)
-        along = tl.arange(0, BK)
+        rows = (first + tile % tiles_of_group % height) * BM + tl.arange(0, BM)
+        columns = tile % tiles_of_group // height * BN + tl.arange(0, BN)
+        along_k = tl.arange(0, BK)
         total = tl.zeros((BM, BN), dtype=accumulator_type)
         for start in range(0, k, BK):
             remaining = k - start
             a = tl.load(
-                a_ptr + rows[:, None].to(tl.int64) * lda + (start + along)[None, :],
-                mask=(rows[:, None] < m) & (along[None, :] < remaining), other=0.0,
+                a_ptr + rows[:, None].to(tl.int64) * lda + (start + along_k)[None, :],
+                mask=(rows[:, None] < m) & (along_k[None, :] < remaining), other=0.0,
             )  # fmt: skip
             b = tl.load(
-                b_ptr + (start + along)[:, None].to(tl.int64) * ldb + columns[None, :],
-                mask=(along[:, None] < remaining) & (columns[None, :] < n), other=0.0,
+                b_ptr + (start + along_k)[:, None].to(tl.int64) * ldb + columns[None, :],
+                mask=(along_k[:, None] < remaining) & (columns[None, :] < n), other=0.0,
             )  # fmt: skip
             total = tl.dot(a, b, total, out_dtype=accumulator_type)
         tl.store(

@@ -1,4 +1,4 @@
-"""Times several of our kernels on one problem in turns, so that their times can be compared.
+"""Times several of our kernels on one problem alternately, so that their times can be compared.
 
 The tuner and ``try`` use this for kernels that may not work: one that fails, or whose time is impossible, is reported
 and does not stop the others.
@@ -42,16 +42,16 @@ def in_turns(
     """Times kernels and ``others`` (baselines) under the ``device`` protocol, with a cold L2 where that differs.
 
     ``kernels``: functions that open a kernel, by the name under which its timing is returned. ``seconds``: time spent
-    on each contender. A kernel whose time is impossible is excluded and the rest are timed anew, since its samples were
-    taken in turns with theirs. Raises TooGood if one of ``others`` has an impossible time, because then the clock is
+    on each contender. A kernel whose time is impossible is excluded, and the others are timed anew, because their
+    samples alternated with its. Raises TooGood if one of ``others`` has an impossible time, because then the clock is
     wrong and no time is valid.
     """
     too_good: dict[str, str] = {}
-    while waiting := {name: opened for name, opened in kernels.items() if name not in too_good}:
+    while remaining := {name: open_kernel for name, open_kernel in kernels.items() if name not in too_good}:
         try:
-            timings, absent = _measured(device, problem, waiting, others, seconds, warmup_seconds, seed)
+            timings, absent = _measure(device, problem, remaining, others, seconds, warmup_seconds, seed)
         except TooGood as error:
-            if error.contender not in waiting:
+            if error.contender not in remaining:
                 raise
             too_good[error.contender] = str(error)
             warmup_seconds = 0.0
@@ -60,7 +60,7 @@ def in_turns(
     return Turns({}, {}, too_good)
 
 
-def _measured(
+def _measure(
     device: MeasuringDevice,
     problem: Problem,
     kernels: Mapping[str, Callable[[], KernelContender]],
@@ -71,9 +71,9 @@ def _measured(
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     with ExitStack() as stack:
         contenders, refused = list(others), dict[str, str]()
-        for name, opened in kernels.items():
+        for name, open_kernel in kernels.items():
             try:
-                kernel = opened()
+                kernel = open_kernel()
             except (LaunchError, GpuError) as error:
                 refused[name] = str(error)
                 continue

@@ -122,7 +122,7 @@ class TimingOptions:
         """
         from cudal2gen.bench import baselines
 
-        names = baselines.usual(problem) if self.baselines is None else self.baselines
+        names = baselines.default_names(problem) if self.baselines is None else self.baselines
         return baselines.contenders([name for name in names if name != "none"], problem.acc, card, tuned)
 
 

@@ -50,7 +50,7 @@ FUSIONS = ["bias_n+silu", "alpha+bias_m+residual+gelu", "bias_n+relu", "residual
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_a_fused_problem_is_measured_against_what_torch_has_for_it(fusion: str) -> None:
     device, of = FakeDevice(), SMALL.revised(fusion=fusion)
-    names = baselines.usual(of)
+    names = baselines.default_names(of)
     assert names == ("torch.unfused", "torch.epilogue")
     measurement = measured(device, [Timed(device, name, 9.0) for name in names], COLD, of)
     assert measurement.problem == of
@@ -67,7 +67,7 @@ def test_a_fused_problem_is_measured_against_what_torch_has_for_it(fusion: str) 
 @pytest.mark.slow
 def test_a_batch_counts_all_its_products() -> None:
     device, of = FakeDevice(), SMALL.revised(batch="strided")
-    assert baselines.usual(of) == ("torch.bmm",)
+    assert baselines.default_names(of) == ("torch.bmm",)
     measurement = measured(device, [Timed(device, "torch.bmm", 9.0)], COLD, of, products=5)
     assert (measurement.products, measurement.flops) == (5, 5 * SMALL.flops)
     assert measurement.types == "f32 batched x5"
@@ -93,7 +93,7 @@ def test_a_part_that_a_contender_leaves_out_is_noticed(fusion: str, spoils: dict
 
 def test_groups_are_measured_against_torchs() -> None:
     device, of = FakeDevice(), SMALL.revised(batch="grouped", ab="bf16")
-    assert baselines.usual(of) == ("torch.grouped_mm",)
+    assert baselines.default_names(of) == ("torch.grouped_mm",)
     measurement = measured(device, [Timed(device, "torch.grouped_mm", 9.0)], COLD, of, products=3)
     assert measurement.absent == {}
     assert 0 < measurement.timings[0].error < 0.2

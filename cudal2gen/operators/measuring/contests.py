@@ -166,7 +166,7 @@ class Contest:
     @property
     def comparable(self) -> bool:
         """Whether results can be compared: the reference must be finite."""
-        return all(reference.judges for reference in self._references)
+        return all(reference.can_judge for reference in self._references)
 
     @property
     def computed(self) -> Problem:
