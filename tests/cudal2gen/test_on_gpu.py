@@ -24,7 +24,7 @@ from cudal2gen.launch.operands import Operands
 from cudal2gen.results import Case
 from cudal2gen.validator import Shape, device, rounding, sanitizer
 from cudal2gen.validator.agreement import against_emulator
-from cudal2gen.validator.judgement import sanitized
+from cudal2gen.validator.judgement import run_sanitizer
 from cudal2gen.validator.matrices import Matrices
 from kernelproof import emulator
 from kernelproof.ground import toolchain
@@ -311,7 +311,7 @@ def answers(card: gpu.Gpu, library: Path, here: Callable[[Record], Record]) -> d
     artifacts = compiler.build(list(kernels.values()))
     pool = ThreadPoolExecutor(SANITIZERS)
     return {
-        name: pool.submit(sanitized, card, device.BuiltKernel(record, artifact, library), 0)
+        name: pool.submit(run_sanitizer, card, device.BuiltKernel(record, artifact, library), 0)
         for (name, record), artifact in zip(kernels.items(), artifacts, strict=True)
     }
 
