@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """x with rotary positions: each pair of features is turned by an angle that grows with the position."""
+    """x with rotary positions: each pair of features is rotated by an angle that grows with the position."""
     half = x.shape[-1] // 2
     speeds = 10000 ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)[:, None] * speeds
@@ -52,7 +52,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward network; each gets normalised input and is added to it."""
+    """Attention, then a gated feed-forward network. The result of each on normalised input is added to the input."""
 
     def __init__(self, width: int, heads: int, shared: int, hidden: int) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def run(device: str, batch: int, length: int, **sizes: int) -> float:
         print(cudal2gen.patch(model))
         difference = float((model(tokens) - before).abs().max())
         cudal2gen.unpatch(model)
-        assert torch.equal(model(tokens), before), "as it was"
+        assert torch.equal(model(tokens), before), "unpatch restores the model"
         print(f"largest difference of {float(before.abs().max()):.3g}: {difference:.3g}")
         print(f"calls: {cudal2gen.stats()}")
         if device == "cuda":

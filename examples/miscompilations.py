@@ -3,7 +3,8 @@
     python examples/miscompilations.py                   by the installed ptxas
     python examples/miscompilations.py --ptxas PATH      by another one
 
-The PTX is executed, then the cubin that ptxas makes of it. Where they differ the machine code is wrong.
+The emulator executes the PTX and then the cubin that ptxas makes of it. If the results differ, the machine code is
+wrong.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def text(body: str, target: str) -> str:
 
 
 def values(source: str | Path) -> np.ndarray:
-    """What a kernel computes of the numbers from -16 up, and 6."""
+    """The results of a kernel, one for each lane, whose inputs are lane - 16 and 6."""
     words = np.array([(lane - LANES // 2, 6) for lane in range(LANES)], np.int32)
     memory = emulator.Memory()
     out = memory.upload(np.zeros(LANES, np.int32), "output")
@@ -59,7 +60,7 @@ def values(source: str | Path) -> np.ndarray:
 
 
 def wrong_lanes(ptx: str, target: str, ptxas: Path, level: int = 3) -> int:
-    """For how many lanes the machine code of a ptxas computes something else than the PTX."""
+    """The number of lanes for which the machine code by ``ptxas`` has another result than the PTX."""
     with TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
         source.write_text(ptx)

@@ -76,7 +76,7 @@ def layer_norm_backward(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dweight_ptr, dbias_ptr, lock_ptr, filled_ptr, columns,
     GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx of a row, and its share of dweight and dbias, summed in fp32 in one of GROUPS rows under a lock of that row;
+    """dx of a row. The row's part of dweight and dbias is added in fp32 to one of GROUPS rows, which a lock guards.
     ``lock`` and ``filled`` start as zeros. BLOCK >= columns."""
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -165,7 +165,8 @@ def matmul_persistent(
     a_ptr, b_ptr, d_ptr, m, n, k,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """D = A B, row-major and without gaps; a program takes every num_programs-th tile, by descriptors that it makes."""
+    """D = A B, contiguous and row-major. A program computes every num_programs-th tile, by descriptors that it
+    makes."""
     a_desc = tl.make_tensor_descriptor(a_ptr, [m, k], [k, 1], [BM, BK])
     b_desc = tl.make_tensor_descriptor(b_ptr, [k, n], [n, 1], [BK, BN])
     d_desc = tl.make_tensor_descriptor(d_ptr, [m, n], [n, 1], [BM, BN])
@@ -195,8 +196,8 @@ def attention(
     q_ptr, k_ptr, v_ptr, out_ptr, length, scale,
     HEAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """out = softmax(scale q k^T) v of one head, (length, HEAD) each, for each program of the grid's second axis; its
-    first one counts blocks of BM queries. ``length`` is a multiple of BM and BN."""
+    """out = softmax(scale q k^T) v for heads of (length, HEAD). The grid's first axis counts blocks of BM queries, its
+    second one heads. ``length`` is a multiple of BM and BN."""
     head = tl.program_id(1) * length * HEAD
     query = tl.program_id(0) * BM + tl.arange(0, BM)
     lane = tl.arange(0, HEAD)
@@ -229,7 +230,7 @@ def attention(
 @triton.heuristics({"WHOLE": lambda values: values["n"] % values["BLOCK"] == 0})
 @triton.jit
 def scale(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """y = factor x, n elements; without a mask where a block is whole."""
+    """y = factor x, n elements; without a mask if BLOCK divides n."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WHOLE:
         tl.store(y_ptr + index, factor * tl.load(x_ptr + index))
@@ -239,7 +240,7 @@ def scale(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def shift_both(pair, n, BLOCK: tl.constexpr):
-    """The first tensor of a pair, moved by one element, into the second."""
+    """Copies the first tensor of a pair, shifted by one element, to the second."""
     source, target = pair
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + index, tl.load(source + index + 1, mask=index < n - 1, other=0), mask=index < n)
@@ -247,7 +248,7 @@ def shift_both(pair, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def increment_dependent(x_ptr, y_ptr, WAIT: tl.constexpr, BLOCK: tl.constexpr):
-    """y = x + 1, in a launch that may begin before the one before has ended; wrong without WAIT."""
+    """y = x + 1, in a launch that may begin before the previous launch has ended; wrong without WAIT."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WAIT:
         gdc_wait()
@@ -258,7 +259,8 @@ def increment_dependent(x_ptr, y_ptr, WAIT: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def sort_and_sum(x_ptr, sorted_ptr, sums_ptr, BLOCK: tl.constexpr):
-    """The elements in order, and their running sums; prints the first, and asserts that it is positive."""
+    """Sorts BLOCK elements, and stores the running sums of x; prints the first element and asserts that it is
+    positive."""
     index = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + index)
     tl.store(sorted_ptr + index, tl.sort(x))
@@ -270,7 +272,7 @@ def sort_and_sum(x_ptr, sorted_ptr, sums_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def double_in_place(x_ptr, size, BLOCK: tl.constexpr):
-    """x = 2 x, also by more threads than elements: each has a copy, one of them stores it."""
+    """x = 2 x. If there are more threads than elements, several hold a copy of one, and one of them stores it."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     tl.store(x_ptr + index, 2 * tl.load(x_ptr + index, mask=mask), mask=mask)
@@ -278,7 +280,7 @@ def double_in_place(x_ptr, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def take_numbers(count_ptr, out_ptr, BLOCK: tl.constexpr):
-    """Wrong: without a barrier some threads read the count behind the store of another one, and use it."""
+    """Wrong: without a barrier some threads read the count after another thread has stored the new one."""
     count = tl.load(count_ptr)
     tl.store(count_ptr, count + BLOCK)
     tl.store(out_ptr + tl.arange(0, BLOCK), count + tl.arange(0, BLOCK))

@@ -1,13 +1,13 @@
-"""How long a campaign of tuning takes by the number of GPUs: its own scheduling, simulated under a virtual clock.
+"""Simulates how long a campaign of tuning takes by the number of GPUs, with the tuner's own scheduling.
 
     python scripts/campaign_time.py --problems 1000 --svg docs/campaign-time.svg > table.md
     python scripts/campaign_time.py --problems 20 --evaluations 16 --machine
 
 ``--machine`` compares, for one GPU, compiling ahead on the machine's cores with compiling while the GPU waits.
 
-Nothing is measured on a GPU. Searches are real ones in the model environment. The seconds in which a kernel compiles
-and is timed are drawn for each kernel from a heavy-tailed distribution. The steps of a search do not depend on the
-cluster, so each search runs once and is replayed on every cluster.
+Nothing is measured on a GPU, and time is virtual. Searches are real ones in the model environment. The seconds in which
+a kernel compiles and is timed are drawn for each kernel from a heavy-tailed distribution. The steps of a search do not
+depend on the cluster, so each search runs once and is replayed on every cluster.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Times:
-    """Mean seconds: of a kernel's compilation and timing, and of a proposer's answer.
+    """Mean seconds of a kernel's compilation and timing, and of a proposer's answer.
 
-    ``spread`` is the standard deviation of the logarithm of a kernel's factor. ``compilers``: CPU cores beside each GPU
+    ``spread`` is the standard deviation of the logarithm of a kernel's factor. ``compilers``: the CPU cores per GPU
     that compile; one more core runs the proposers.
     """
 
@@ -161,12 +161,12 @@ class Cluster:
 
 
 class Machine(Cluster):
-    """One GPU beside ``cores``.
+    """One GPU and ``cores`` CPU cores.
 
-    With ``ahead`` kernels compile in the background as ``tuner.background_builds`` does it, and steps end in the order
-    in which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS`` are of the
-    GPU, for each kernel; ``UNIT`` and ``KERNEL`` are seconds of a core for a translation unit and for each kernel in
-    it, as ours take.
+    With ``ahead`` kernels compile in the background, as by ``tuner.background_builds``, and steps end in the order in
+    which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS``: the GPU's time
+    for each kernel. ``UNIT`` and ``KERNEL``: a core's seconds for a translation unit and for each kernel in it, as
+    measured for kernels of the catalog.
     """
 
     SECONDS: ClassVar[dict[Effort, float]] = {"short": 0.3, "medium": 0.5, "long": 1.2}
@@ -232,7 +232,7 @@ class Machine(Cluster):
         self._prepare(())
 
     def _compile_s(self, records: Sequence[Record], cores: int) -> float:
-        """Seconds in which several cores compile a batch: those of its longest translation unit."""
+        """Seconds in which several cores compile a batch, a translation unit each: the time of the longest unit."""
         size = max(1, -(-len(records) // cores))
         units = [records[start : start + size] for start in range(0, len(records), size)]
         return max(self.UNIT + sum(self.KERNEL * self._times.factor(record) for record in unit) for unit in units)
@@ -259,14 +259,14 @@ class Machine(Cluster):
 
 
 class SearchPlan(NamedTuple):
-    """A search that has been run, and its steps: a job, or None for a step of the proposer."""
+    """A completed search and its steps: a job for each evaluation, None for each step of the proposer."""
 
     search: Search
     jobs: Sequence[EvaluationJob | None]
 
 
 def plan(problem: Problem, evaluations: int, proposer: Proposer | None = None) -> SearchPlan:
-    """Runs a search of random candidates in the model environment."""
+    """Runs a search in the model environment, with random proposals by default, and records its steps."""
     run = Search(space.candidates(problem, 200), None)
     place, jobs = InProcess(ModelEnvironment()), list[EvaluationJob | None]()
     settings = search.SearchLimits(evaluations, prune=None)
@@ -311,7 +311,7 @@ def _run(plans: Sequence[SearchPlan], host: concurrent_searches.StepRunner, in_f
 
 
 class SmallBatches(Random):
-    """Answers with as few proposals at a time as the cost model does, whose trials decide the next ones."""
+    """Proposes as few candidates at a time as the cost model does, which needs their trials for its next proposals."""
 
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """See ``climbing.answer_size``."""
@@ -319,7 +319,7 @@ class SmallBatches(Random):
 
 
 def machine_table(plans: Sequence[SearchPlan]) -> str:
-    """Markdown: the busy share of one GPU and its evaluations a minute, by the number of cores beside it."""
+    """Markdown: the busy share of one GPU and its evaluations per minute, by the number of CPU cores."""
     rows = []
     evaluations = sum(len(job.records) for plan in plans for job in plan.jobs if job and job.effort == "short")
     for cores in (2, 4, 8, 16):

@@ -1,8 +1,9 @@
-"""Checks that the installed vLLM and SGLang are as our plugins expect them. Exit code 1 if one is not.
+"""Checks that the installed vLLM and SGLang have the functions and classes that our plugins replace.
 
     python scripts/check_hosts.py [vllm] [sglang]
 
-Without names it checks those that are installed. Importing them may need their GPU; no model is loaded.
+Without names it checks those that are installed. Exit code 1 if one lacks something. Importing them may need their GPU;
+no model is loaded.
 """
 
 from __future__ import annotations

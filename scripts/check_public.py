@@ -2,11 +2,12 @@
 
     python scripts/check_public.py NVIDIA/cuda-samples DIR [NAME ...]
 
-DIR is a checkout of the repository at the commit that the file names. Keys of a program in that file:
+DIR is a checkout of the repository at the commit that the JSON file names. A program may have these keys in that file:
 
 - "edits": smaller sizes, as texts to replace by file; the program is then checked in a copy of its folder;
 - "modules": files that the program loads, each with the source that is compiled for it;
-- "variants": arguments of several runs, "rules": what each of them finds.
+- "variants": the arguments of each of several runs;
+- "rules": the rules that each run violates.
 
 Prints a line for each run. Exit code 1 if an outcome differs.
 """

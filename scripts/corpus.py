@@ -30,7 +30,7 @@ from kernelproof.emulator.frontend.translate import translate
 from kernelproof.emulator.state.reports import EmulatorError
 
 MANIFEST = Path(__file__).with_name("corpus.jsonl")
-# What the emulator refuses on purpose, as its messages name it.
+# Constructs that the emulator refuses by design, as its messages name them.
 REFUSED = (
     "textures and surfaces",
     "device malloc",
@@ -91,7 +91,7 @@ def outcomes(source: dict[str, Any], ptx: Path) -> list[Outcome]:
 
 
 def summary(results: list[Outcome]) -> str:
-    """The shares, the refused opcodes, and every refused entry, as text."""
+    """Text: the share of entries that translate, the counts of refused opcodes, and a line for each refused entry."""
     translated = [r for r in results if not r.message]
     on_purpose = [r for r in results if r.on_purpose]
     refused = [r for r in results if r.message and not r.on_purpose]

@@ -33,8 +33,8 @@ LOOP_LIMIT, SECONDS = 2_000, 5
 
 
 class Run(NamedTuple):
-    """The result of a launch: ``ending`` is ended, not ended, refused, or the text of an error; ``rules`` are those of
-    its findings."""
+    """The result of a launch. ``ending``: "ended", "not ended", "refused: .." or the text of an error. ``rules``: the
+    rules that the launch violated."""
 
     repository: str
     path: str
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class OutOfTimeError(Exception):
-    """The kernel has used up its seconds."""
+    """The kernel has used up its processor time."""
 
 
 def _out_of_time(*_: object) -> None:
@@ -52,7 +52,7 @@ def _out_of_time(*_: object) -> None:
 
 
 def parameters(program: Program, kernel: str, memory: Memory) -> list[bytes]:
-    """The arguments that are made for a kernel."""
+    """The bytes of each parameter, made up for a kernel; see the module's docstring."""
     function: Function = program.module.kernels[kernel]
     pointers = {at for names in program.compiled(kernel).origins.values() for at in names if isinstance(at, int)}
     arguments = []
@@ -69,7 +69,7 @@ def parameters(program: Program, kernel: str, memory: Memory) -> list[bytes]:
 
 
 def launch(program: Program, kernel: str) -> tuple[str, tuple[str, ...]]:
-    """The ending and the rules of one launch."""
+    """Launches a kernel; returns ``ending`` and ``rules`` of a Run."""
     memory = Memory(1 << 32)
     function = program.module.kernels[kernel]
     block = function.attributes.get("reqntid") or function.attributes.get("maxntid") or (128,)

@@ -32,7 +32,7 @@ from kernelproof.ground.command_line.groups import SharedField, VerbCommand
 from kernelproof.ground.pages import grid
 from kernelproof.profile import LaunchFacts, figures
 
-# How the table calls the value of an option that states neither choices nor a name for it.
+# The name of an option's value in the table, by type, if the option has neither choices nor a name for it.
 KINDS = {int: "integer", float: "number", Path: "path"}
 
 
@@ -63,7 +63,7 @@ def rules() -> str:
 
 
 def instructions() -> str:
-    """Markdown: every form of an instruction that the emulator executes, and those that it refuses by name."""
+    """Markdown: every instruction form that the emulator executes, and the instructions that it refuses by name."""
     rows = []
     for form in sorted(instruction.registered(), key=lambda form: form.opcode):
         if not form.opcode.startswith("emu_"):

@@ -1,11 +1,11 @@
-"""How long Triton kernels take on the CPU: in the emulator, in Triton's interpreter, and the same work in NumPy.
+"""Times Triton kernels on the CPU: in the emulator, in Triton's interpreter, and the same work in NumPy.
 
-    python scripts/emulator_speed.py                          all cases: minutes, most of them the interpreter's
+    python scripts/emulator_speed.py                          all cases: takes minutes, most of them in the interpreter
     python scripts/emulator_speed.py add-98k matmul-256 --rounds 5
     python scripts/emulator_speed.py --without-interpreter
 
-Prints a Markdown table of seconds of one core: the least of ``--rounds`` calls after a first one, which compiles. A
-call that takes longer than ``--patience`` seconds is not repeated. Every contender runs in a process of its own, on one
+Prints a Markdown table of CPU seconds: the least of ``--rounds`` calls after a first one, which compiles. A call that
+takes longer than ``--patience`` seconds is not repeated. Every contender runs in a process of its own, on one
 thread, and its results are compared with NumPy's. Needs triton and torch.
 """
 
@@ -33,7 +33,8 @@ CONTENDERS = {
 
 
 class Case(NamedTuple):
-    """A launch, its result, the same result by NumPy, and the largest difference, relative to the largest element."""
+    """A launch, its result, the same result by NumPy, and the largest allowed difference, relative to the largest
+    element."""
 
     launch: Callable[[], object]
     result: Any
@@ -42,7 +43,7 @@ class Case(NamedTuple):
 
 
 def add(n: int, block: int) -> Case:
-    """x + y in fp32; ``block`` elements for each 128 threads."""
+    """x + y in fp32; each program adds ``block`` elements."""
     import torch
     import triton
 

@@ -1,10 +1,10 @@
-"""The full fences in the machine code of kernels, by the line of a template that they come from.
+"""Lists the full fences in the machine code of kernels, by the template line that they come from.
 
-    python scripts/fences.py                 of one kernel of each text of the catalog that has been built here
-    python scripts/fences.py RECORD ...      of these records, by name or problem
+    python scripts/fences.py                 for one kernel of each text of the catalog
+    python scripts/fences.py RECORD ...      for these records, by name or problem
 
 A full fence waits until all memory accesses of its thread are visible to the device: a MEMBAR of more than a CTA.
-``REASONS`` says for each line of a template why it has one; a fence that has no reason there is an error.
+``REASONS`` says for each line why it needs one, and a fence without a reason there is an error.
 ``tests/cudal2gen/test_fences.py`` applies it to kernels of every way to sum, claim and store tiles.
 """
 
@@ -23,11 +23,11 @@ from cudal2gen.generation import catalog, compiler
 from kernelproof import sass
 
 FULL = re.compile(r"MEMBAR\S*(?<!\.CTA)$")
-# The text of a line that yields full fences -> why it needs them, and what finds its absence.
+# For the text of each line that yields full fences: why it needs them, and which test fails without them.
 REASONS = {
     'CUTE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }': (
         "a slice's partial sums, stored by all threads of a CTA, are read by the CTA that arrives last: "
-        "a ticket without a fence before it, or behind it, is a global-race (tests/cudal2gen/test_counters.py)"
+        "a ticket without a fence before and after it is a global-race (tests/cudal2gen/test_counters.py)"
     ),
     ':: "l"(__cvta_generic_to_global(gemm.arrivals + work.tile)) : "memory");': (
         "a part of a tile's sum, stored by all threads that share it, is read by other CTAs: "

@@ -55,7 +55,8 @@ PATIENCE = 10  # a rehearsal may take this many times the seconds of the card, b
 LOSERS = 24  # number of problems that ``tune`` gets
 SMALL = ((64, 64, 64), (128, 64, 128))  # problems of a rehearsal
 
-# What a machine with PyTorch, pytest, hypothesis, rich, jinja2 and ninja lacks, and typer, whose insides the CLI uses.
+# Packages for a machine that has PyTorch, pytest, hypothesis, rich, jinja2 and ninja. typer is pinned too, since the
+# CLI uses its internals.
 PACKAGES = (
     "typer", "pydantic", "pydantic-core", "annotated-types", "typing-inspection", "typing-extensions", "nvidia-cutlass",
     "nvmath-python", "cuda-core>=0.5,<2", "cuda-pathfinder>=1.5.1",
@@ -227,7 +228,7 @@ def pack(archive: Path, steps: Sequence[str]) -> None:
     folders = {artifact.directory for artifact in compiler.build(records)}
     folders |= {compiler.launcher().parent, compiler.torch_launcher().parent}
     versions = json.dumps(toolchain.discover().versions).encode()
-    # What a rehearsal packs need not be small.
+    # The archive of a rehearsal need not be small.
     pack_kernels(sorted(folders), versions, archive, preset=0 if STAND_IN in os.environ else 6)
     print(f"{len(folders)} folders of kernels, {archive.stat().st_size / 2**20:.1f} MiB packed")
 
@@ -297,8 +298,8 @@ class Journal:
 
 
 def card_of(environment: Mapping[str, str]) -> str:
-    """The model of the card at hand, which a process in the steps' environment finds out; empty if it is none of
-    ``CARDS``, which that process reports."""
+    """The model of this machine's card, by a process in the steps' environment. Empty if it is none of ``CARDS``; the
+    process then prints why."""
     command = [sys.executable, "-m", "scripts.gpu_day", "card"]
     try:
         process = subprocess.run(
@@ -311,13 +312,13 @@ def card_of(environment: Mapping[str, str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        print(f"error: the card did not tell its name in {CARD_SECONDS} s", file=sys.stderr)
+        print(f"error: the card's model was not found out in {CARD_SECONDS} s", file=sys.stderr)
         return ""
     return process.stdout.split()[-1] if process.returncode == 0 else ""
 
 
-def tell_card() -> int:
-    """Prints the model of the card at hand; returns the exit code."""
+def print_card() -> int:
+    """Prints the model of this machine's card; returns the exit code."""
     from cudal2gen.launch import gpu
     from kernelproof.ground.errors import UserError
 
@@ -481,7 +482,7 @@ def adopt(path: Path) -> None:
 
 
 def bring(source: Path, out: Path) -> None:
-    """Copies earlier results to where this call continues them."""
+    """Copies earlier results to ``out``, where this call continues them."""
     out.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError), tarfile.open(source / REST) as packed:
         stores = [entry for entry in packed if entry.name.endswith(".jsonl") and entry.name != LOSING]
@@ -495,8 +496,11 @@ def bring(source: Path, out: Path) -> None:
 
 
 def leave(out: Path) -> list[str]:
-    """Prepares the folder of results for its way back: packs files that are no stores, and stores beyond the number of
-    files; leaves out what results/ has already; compresses what is too large. Returns what still exceeds the limits."""
+    """Prepares the folder of results for its way back within ``MAX_FILES`` and ``FILE_BYTES``. Returns the excesses.
+
+    Stores that results/ has already are removed. Other files, and the smallest stores if there are too many, are packed
+    into ``REST``, and large stores are compressed.
+    """
     stores = [path for path in out.glob("*.jsonl") if path.name != LOSING]
     for path in [path for path in stores if _same(path, ROOT / "results" / path.name)]:
         stores.remove(path)
@@ -557,7 +561,7 @@ def run_here(number: int, out: Path, seconds: float) -> int:
     print(f"card: {gpu or 'none'}, after {time.monotonic() - begin:.0f} s", flush=True)
     failures = run_call(number, gpu, out, environment, seconds=seconds - (time.monotonic() - begin)) if gpu else 1
     shutil.rmtree(scratch, ignore_errors=True)
-    # A folder of its own is what is brought back; the repository's results stay as they are.
+    # Only a separate folder is prepared for its way back, so the repository's own results are not packed.
     for fault in leave(out) if out != ROOT / "results" else ():
         print(f"too much to bring back: {fault}")
     return 1 if failures else 0
@@ -573,7 +577,7 @@ def main() -> int:
         case "call":
             return run_here(arguments.number, arguments.out.resolve(), arguments.seconds)
         case "card":
-            return tell_card()
+            return print_card()
         case "losers":
             losers(arguments.gpu, arguments.file)
         case "pack":

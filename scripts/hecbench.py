@@ -1,9 +1,9 @@
-"""Checks the CUDA programs of HeCBench (zjin-lcf/HeCBench) and says what became of each.
+"""Checks the CUDA programs of HeCBench (zjin-lcf/HeCBench) and reports the result of each.
 
     python -m scripts.hecbench run CHECKOUT RESULTS.jsonl [NAME ...]     NAME as in src/NAME-cuda; all without one
     python -m scripts.hecbench table RESULTS.jsonl
 
-``run`` asks each Makefile (``make --dry-run``) for sources, flags and the arguments of ``make run``, makes the
+``run`` reads sources, flags and the arguments of ``make run`` from each Makefile (``make --dry-run``), makes the
 arguments smaller by the rules of ``scripts/hecbench_programs.py``, and runs ``kernelproof check``. One line of JSON per
 program is appended to RESULTS. Programs that are in it already are not checked again, unless they are named; the last
 line of a program counts.
@@ -34,9 +34,9 @@ import typer
 from scripts.hecbench_programs import DATA, NotRunnable, Run, runs_of
 
 MACHINE_CODE = Path(__file__).with_name("machine_code_programs.txt")
-# How programs say that their results differ from their reference.
+# Words by which programs report that their results differ from their reference.
 COMPLAINT = re.compile(r"\b(?:FAIL\w*|[Ff]ailed|(?i:mismatch\w*|incorrect))\b(?!.*: 0$)")
-# Why a program was not checked, by what its reason contains; the first that fits.
+# Categories of reasons why a program was not checked, by a pattern in the reason. The first match counts.
 OBSTACLES = {
     "did not end within": "limit of time",
     r"fatal error: \S+: No such file": "a header is not installed",
@@ -48,11 +48,12 @@ OBSTACLES = {
     "machine code": "its machine code is not modelled",
     "": "the emulator refuses it",
 }
-KEPT_OUTPUT = 2000  # characters of what a program printed last
+KEPT_OUTPUT = 2000  # how many of the last characters of a program's output are kept
 
 
 class Row(NamedTuple):
-    """What became of a program: ``state`` is clean, true, false, not judged, or not checked; ``why`` explains it."""
+    """The result for a program. ``state``: clean, true (a real error), false, not judged, or not checked. ``why``
+    explains it."""
 
     program: str
     state: str
@@ -97,7 +98,7 @@ def _results(results: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _outcomes(checkout: Path, program: str, seconds: float, form: list[str]) -> list[dict[str, Any]]:
-    """The results of a program's runs; one without arguments if it cannot be run."""
+    """The results of a program's runs. If it cannot be run, there is a single result with the reason."""
     nothing = {"arguments": [], "outcome": "not checked", "findings": []}
     try:
         with runs_of(checkout, program) as runs:

@@ -1,13 +1,13 @@
-"""How a program of HeCBench is built and run, read from its Makefile, with arguments that an emulator can afford.
+"""Reads from a Makefile of HeCBench how its program is built and run, with arguments that an emulator can afford.
 
 The rules, unless ``scripts/hecbench.json`` states ``runs`` (arguments) of a program:
 
 - an argument is a number of repetitions if its variable, its option or the usage text names it so: it becomes 2;
 - other integers above 32 are sizes: the largest is halved, or divided by 10 if it is a round decimal number, until the
   product of all is at most ``ELEMENTS``;
-- everything else stays.
+- everything else is unchanged.
 
-Where sizes are no arguments, ``edits`` of that file states texts to replace, by file of the program.
+If sizes are in the source, ``edits`` of that file states texts to replace, by file of the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 DATA = Path(__file__).with_name("hecbench.json")
 ELEMENTS = 1 << 14
-SMALL = 32  # what is no larger stays
+SMALL = 32  # numbers up to this one are not changed
 LEAST = 8  # no size becomes smaller
 VARIANTS = 3  # runs of a Makefile, at most
 _REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)

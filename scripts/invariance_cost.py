@@ -1,5 +1,7 @@
-"""What batch invariance costs by the timing model: for weights of Llama 3, the kernel that computes every number of
-rows, and its time as a multiple of the fastest kernel's for each number.
+"""Computes what batch invariance costs by the timing model, for weights of Llama 3.
+
+A batch-invariant layer uses one kernel for every number of rows. The cost is its time as a multiple of the time of the
+fastest kernel for that number of rows.
 
     python scripts/invariance_cost.py [--gpu h200 --gpu a100] [--weight 4096x4096 ...]
 
@@ -20,7 +22,7 @@ from cudal2gen.results.choice import Table, TableKernel, tabulate
 WEIGHTS = ("4096x4096", "6144x4096", "28672x4096", "4096x14336", "1024x8192")
 ROWS = (1, 16, 64, 256, 1024, 4096)
 NEAR = 400  # kernels whose times are compared for each number of rows
-PLAIN = {"ab": "f16", "d": "same", "acc": "f32", "layout": "tn", "suffix": ""}  # of the problems
+PLAIN = {"ab": "f16", "d": "same", "acc": "f32", "layout": "tn", "suffix": ""}  # fields of the problems
 
 
 def table(gpu: str) -> Table:

@@ -1,13 +1,13 @@
 """Finds the fixed latencies of instructions, as ptxas knows them, for kernelproof/sass/latencies.json.
 
-    python scripts/latencies.py                    asks the installed ptxas, for all architectures
+    python scripts/latencies.py                    by the installed ptxas, for all architectures
     python scripts/latencies.py --build FOLDER     also reads the kernels of a build folder, which have more pairs
     python scripts/latencies.py --sm sm_90a        one architecture; prints the table
 
-No scoreboard guards an instruction of fixed latency: ptxas keeps its reader away by stall counts. In each kernel here
-the next instruction needs the result of a producer, so nothing can stand between them, and the sum of stall counts from
-one to the other is the latency in cycles. The least distance over all kernels counts, because other waits may be
-longer. No GPU is used.
+No scoreboard guards the result of an instruction of fixed latency: ptxas delays its reader by stall counts. In each
+kernel here the next instruction needs the result of a producer, so nothing can stand between them, and the sum of stall
+counts from one to the other is the latency in cycles. The least distance over all kernels counts, because other waits
+may be longer. No GPU is used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernelproof.sass.registers import access
 
 SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
-LONGEST = 13  # the most cycles from a producer that is no MMA: of a predicate to a branch
+LONGEST = 13  # the longest latency of a producer that is no MMA: of a predicate to a branch
 KERNELS = 300  # number of kernels of a build folder, first by digest
 HEAD = """.version 9.0
 .target {sm}
@@ -46,7 +46,7 @@ ld.global.v4.b32 {{%t0, %t1, %t2, %t3}}, [%d0+32]; setp.ne.s32 %p0, %y3, 7;
 {body}
 }}
 """
-# A result of %x0, %y1, %y2 in {r}: what the instruction is called in PTX, and often in SASS.
+# PTX that computes {r} from {x}, %y1 and %y2, by the name of the SASS instruction that it often becomes.
 PRODUCERS: dict[str, str] = {
     "iadd3": "add.s32 {r}, {x}, %y1; add.s32 {r}, {r}, %y2;",
     "lop3": "lop3.b32 {r}, {x}, %y1, %y2, 0x1b;",
@@ -96,7 +96,7 @@ READERS: dict[str, str] = {
     "sums": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{%r1, %r5, %r6, %r7}}, {{%x0, %x1, %x2, %x3}}, "
     "{{%y0, %y1}}, {{%r0, %y1, %y2, %y3}}; st.global.b32 [%d0+64], %r1;",
 }
-# Of parameters, which ptxas computes in uniform registers where all that follows allows it.
+# Bodies that compute with kernel parameters, which ptxas does in uniform registers if all readers allow it.
 UNIFORM = (
     "add.s32 %s3, %s0, %s1; xor.b32 %s4, %s3, %s2; shl.b32 %s5, %s4, 4; add.s32 %s6, %s5, %s0; "
     "ld.shared.b32 %r1, [%s6]; st.global.b32 [%d0+64], %r1;",
@@ -107,7 +107,8 @@ UNIFORM = (
     "shl.b32 %s3, %s0, 4; add.s32 %s4, %s3, %s1; mov.u32 %t4, smem; add.s32 %s5, %s4, %t4; add.s32 %t5, %s5, %y1; "
     "ld.shared.b32 %r1, [%t5]; add.s32 %r2, %r1, %s3; st.global.b32 [%d0+64], %r2;",
 )
-# The next MMA takes all results of an MMA as its sums, or as A: a single result would be moved to its place before.
+# The next MMA reads all results of an MMA, as its sums or as A. A single result would first be moved to another
+# register.
 PRODUCT = "mma.sync.aligned.{kind} {{{d}}}, {{{a}}}, {{{b}}}, {{{c}}};"
 SHAPES = (
     ("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 4),
@@ -168,7 +169,7 @@ def distances(function: Function) -> Iterator[tuple[str, str, int]]:
             cycles = 0
             for before, reader in zip(codes[at:], codes[at + 1 :], strict=False):
                 if reader.control.waits or reader.name in WAITS:
-                    break  # how long it waits beyond the stall counts is unknown
+                    break  # it may wait longer than the stall counts say
                 cycles += before.control.stall
                 accessed = access(reader)
                 if (used := accessed.reads & pending) and not _half(producer, reader, used):

@@ -1,7 +1,7 @@
-"""The machine code of the A100 f16 records, and of the published CUDA-L2 kernels that some of them regenerate.
+"""Compares the machine code of the A100 f16 records with that of the published CUDA-L2 kernels that some regenerate.
 
     python scripts/machine_code.py                          compiles all records and prints them by kind
-    python scripts/machine_code.py --published CHECKOUT     also prints sixty records beside the published kernels
+    python scripts/machine_code.py --published CHECKOUT     also compares sixty records with the published kernels
     python scripts/machine_code.py ... --save FILE          keeps each record's numbers
     python scripts/machine_code.py ... --before FILE        compares with numbers that were kept
 

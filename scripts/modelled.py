@@ -1,7 +1,7 @@
 """Chooses the records of a GPU by the timing model: for every problem a legal variant that is near the modelled best.
 
     python scripts/modelled.py --gpu b200 --write      renews the unmeasured records of configs/kernels.jsonl
-    python scripts/modelled.py --gpu b200 --report     prints their spread, beside nvidia-matmul-heuristics if installed
+    python scripts/modelled.py --gpu b200 --report     prints their spread, compared with nvidia-matmul-heuristics
 
 The problems are those of the A100's records and, for an H200, products of decoding with few rows. Nothing is measured,
 and tuned records stay as they are. ``origin.source`` says where a record comes from:
@@ -37,7 +37,7 @@ from cudal2gen.timing.evidence.published import hopper_configurations
 from kernelproof.ground.chips import GPUS
 
 SOURCE, SEEDED = "timing model", "published H100 choice"
-SHORT_US = 10.0  # modelled time below which a kernel overlaps with the one before it
+SHORT_US = 10.0  # modelled time below which a kernel overlaps with the previous one
 LONG_K = 512  # from this k on, a warp's own instructions count
 TIE = 1.03  # the model cannot separate variants within 3 %, so the plainer and more common one wins
 # A published choice may be slower than the model's best by this factor. It was made on hardware, where the model's own
@@ -232,8 +232,8 @@ def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
 
 
 def kept(own: Record | None, offers: list[Record]) -> list[Record]:
-    """The catalog's own record if it is among a problem's offers, else the offers: what the model cannot tell from its
-    best stays, and so do its proofs."""
+    """The catalog's own record if it is among a problem's offers, else the offers. A record that the model cannot tell
+    from its best is not replaced, so its proofs remain of use."""
     return [own] if own in offers else offers
 
 
@@ -264,7 +264,7 @@ def exposes(record: Record) -> bool:
 
 
 def overlaps(record: Record) -> bool:
-    """Whether a kernel can start before the one before it has ended."""
+    """Whether a kernel can start before the previous one has ended."""
     return "pdl" in type(record).model_fields
 
 
@@ -289,7 +289,7 @@ def main() -> None:
     options.add_argument("--gpu", choices=MODELLED, default="h200")
     options.add_argument("--write", action="store_true")
     options.add_argument("--report", action="store_true")
-    options.add_argument("--every", type=int, default=1, help="only each so many problems, for a look")
+    options.add_argument("--every", type=int, default=1, help="only every so many problems")
     arguments = options.parse_args()
     own = {record.key: record for record in catalog.load() if record.gpu == arguments.gpu}
     tuned = {key for key, record in own.items() if record.origin.structure == "tuned"}

@@ -1,10 +1,11 @@
-"""Draws mutants of this repository's Python code, room by room, and tells which of them the room's own tests notice.
+"""Draws mutants of this repository's Python code, package by package, and reports which the package's tests notice.
 
     python scripts/mutants.py --count 10 --seed 3 kernelproof/grading cudal2gen/report
 
 A mutant changes one thing in one file: a comparison, an operator, a number, a condition, a returned value. Each is made
-in a copy of the checkout, so nothing here changes. A room's tests are those that ``TESTS`` names. They run with -x and
-a limit of time; a mutant that they let pass is printed with its place, to be judged by a person: some change nothing.
+in a copy of the checkout, so nothing here changes. The tests of a package (a "room") are those that ``TESTS`` names.
+They run with -x and a limit of time. A mutant with which they pass is printed with its place, for a person to judge,
+since some mutants change nothing.
 """
 
 from __future__ import annotations

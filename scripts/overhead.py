@@ -1,11 +1,13 @@
-"""The host's cost of a call of cudal2gen.matmul, and of its parts, without a GPU: a stand-in replaces the CUDA runtime.
+"""Measures the host's cost of a call of cudal2gen.matmul and of its parts. A stand-in replaces the CUDA runtime and
+GPU.
 
     python -m scripts.overhead
 
 The figures are lower bounds, because on a GPU the driver's launch is added, here and in torch's own call. torch's
 figures are of 8 x 8 products on the CPU, with computation and allocation; test_operators_on_gpu.py compares the two on
-a GPU. Calls take turns, forwards and backwards; the least of the rounds and their median are printed. The no-op is an
-operator of torch.library with the same schema, whose kernel is a Python function that returns an existing tensor.
+a GPU. Calls alternate, in an order that is reversed every round; the least of the rounds and their median are printed.
+The no-op is an operator of torch.library with the same schema, whose kernel is a Python function that returns an
+existing tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from cudal2gen.operators import call_native, check_modes, emulated
 from tests.cudal2gen.idle_device import IdleDevice, open_pack
 
 CALLS, ROUNDS = 100, 400  # rounds are short, so that nothing disturbs some of them
-LIBRARIES: list[Any] = []  # an operator lives as long as its library
+LIBRARIES: list[Any] = []  # keeps libraries, since an operator ends with its library
 
 
 class Cost(NamedTuple):
@@ -37,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def costs(calls: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS) -> dict[str, Cost]:
-    """The costs of calls that take turns."""
+    """The cost of each call. Calls alternate, in an order that is reversed every round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls.items())
     for _ in range(rounds):
@@ -65,7 +67,7 @@ def parts(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], Any]]:
     before."""
     planned, sparse = call_native.NATIVE.planned, a.to_sparse()
     return {
-        "whole": lambda: cudal2gen.matmul(a, b),
+        "all": lambda: cudal2gen.matmul(a, b),
         "checks": lambda: check_modes.undispatched(a, b),
         "operator": lambda: planned(a, b, 0),
         "no launch": lambda: planned(b, a, 0),  # a plan whose launch is `return 0`
@@ -79,7 +81,7 @@ def differences(cost: Mapping[str, Cost]) -> dict[str, float]:
     """The microseconds of each part, from the least costs of ``parts``."""
     us = {name: call.least - cost["nothing"].least for name, call in cost.items()}
     return {
-        "the function and its arguments": us["whole"] - us["checks"] - us["operator"],
+        "the function and its arguments": us["all"] - us["checks"] - us["operator"],
         "whether a gradient, a mode or a transform is at work": us["checks"],
         "torch's parsing and dispatch of the operator": us["no key"],
         "what the tensors are, and the plan's look-up": us["no plan"] - us["no key"],

@@ -61,7 +61,8 @@ Record = catalog.Record
 
 
 def published(facts: Facts) -> dict[str, Any]:
-    """A published kernel in the terms of a record. None if a fact was not determined, or no record can express it."""
+    """The fields of a record that describe a published kernel. A field is None if its fact was not determined, or if no
+    record can express it."""
     kind = facts.get("prefetch_inner") if facts.get("prefetch") == "k_unrolled" else facts.get("prefetch")
     rings = facts.get("g2s_op_a") == "SM80_CP_ASYNC_CACHEGLOBAL" and not facts.get("smem_pad_a")
     own_c = str(facts.get("c_smem", "")).startswith("offset")
@@ -103,7 +104,8 @@ def _stride(facts: Facts) -> int | None:
 
 
 def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
-    """`structure` and `changed` of a record that was made from this published kernel."""
+    """`structure` and `changed` of a record that was made from this published kernel. `changed` lists the fields that
+    differ from the published ones."""
     published_fields = published(facts)
     fields = record.model_dump(mode="json")
     if record.family != "sm80_multistage":
@@ -113,7 +115,7 @@ def judge(record: Record, facts: Facts) -> tuple[str, list[str]]:
 
 
 def translate(gpu: str, acc: str, facts: Facts) -> Record:
-    """The legal record closest to a published kernel; it is not compiled yet."""
+    """The legal record closest to a published kernel. Whether it compiles without spills is not known yet."""
     published_fields = published(facts)
     fields = {name: value for name, value in published_fields.items() if value is not None}
     fields |= {"gpu": gpu, "acc": acc, "layout": "tn", "m": facts["m"], "n": facts["n"], "k": facts["k"]}

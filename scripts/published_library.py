@@ -1,8 +1,8 @@
-"""Published CUDA-L2 kernels as shared libraries: compiled from a checkout, loaded, and called on tensors.
+"""Compiles published CUDA-L2 kernels from a checkout to shared libraries, loads them, and calls them on tensors.
 
 A library has the published host function of a kernel, unchanged, with its authors' grid, attributes and tensor maps.
-``published_host/`` stands in for the headers of PyTorch that it includes; ``calls.cpp`` there leads its launches to the
-stream of a measurement. The CUDA runtime is left open, so a library runs on a GPU and in the emulator.
+``published_host/`` stands in for the headers of PyTorch that it includes; ``calls.cpp`` there redirects its launches to
+the stream of a measurement. The CUDA runtime is not linked, so a library runs on a GPU and in the emulator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETS: tuple[tuple[str, Acc], ...] = (("a100", "f16"), ("a100", "f32"), ("h100", 
 TYPES = {"f16": "F16F16F16F16", "f32": "F32F16F16F32"}
 FUNCTION = "cuda_l2_{device}_{acc}"
 SPELLED: dict[Acc, str] = {"f16": "fp16", "f32": "fp32"}
-# Those of the published build, without its warnings and libraries.
+# The flags of the published build, without its warnings and libraries.
 FLAGS = (
     "-std=c++17", "-O3", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_HALF2_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__", "--expt-relaxed-constexpr",
@@ -72,7 +72,7 @@ class Library:
     """A compiled kernel, as the file beside the library describes it.
 
     ``gpu``: the GPU that it was compiled for. ``padded``: the sizes that the published benchmark passes.
-    ``reads_rows``: whether the host function asks for the address of B stored (k, n). ``identity``: a digest of
+    ``reads_rows``: whether the host function reads B stored (k, n). ``identity``: a digest of
     everything that was compiled.
     """
 
@@ -88,7 +88,7 @@ class Library:
 
     @property
     def title(self) -> str:
-        """What runs, for the detail of a timing."""
+        """A description of the library, which is stored as the detail of a timing."""
         return f"{self.source.path} at {self.commit[:7]}, {self.arch}, nvcc {self.versions.get('nvcc', '?')}"
 
 
@@ -109,7 +109,7 @@ def padded(text: str, sizes: Sizes) -> Sizes:
 
 
 def _wrapped() -> list[str]:
-    """The functions of the CUDA runtime that calls.cpp leads to its stream."""
+    """The functions of the CUDA runtime that calls.cpp wraps to use its stream."""
     return re.findall(r"(?:^WRAPPED\(|\b__wrap_)(\w+)\b", (HOST / "calls.cpp").read_text(), re.MULTILINE)
 
 
@@ -178,7 +178,7 @@ class Loaded:
     """A library in this process. ``runtime``: the CUDA runtime that it calls."""
 
     def __init__(self, library: Library, runtime: Path) -> None:
-        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # the library's open symbols are found in it
+        ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # the library's undefined symbols are found in it
         try:
             self._functions = ctypes.CDLL(str(library.path))
         except OSError as error:

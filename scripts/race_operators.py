@@ -1,10 +1,10 @@
-"""Times cudal2gen.matmul, which chooses during its first call, in turns with torch.matmul on the same tensors.
+"""Times cudal2gen.matmul, which chooses a kernel during its first call, alternating with torch.matmul on equal tensors.
 
     CUDAL2GEN_PACK=DIR python -m scripts.race_operators --budget 45s --out DIR
 
 The pack has candidates without measurements (`cudal2gen pack --candidates`): the first call of a shape times some of
-them beside torch, and later calls run the fastest, which may be torch's product. Products are those of linear layers,
-fp16 and bf16 by turns, B stored (N,K). The measurement is that of `cudal2gen bench`, protocol `device`; rows go to
+them and torch, and later calls run the fastest, which may be torch's product. Products are those of linear layers, fp16
+and bf16 alternating, B stored (N,K). The measurement is that of `cudal2gen bench`, protocol `device`; rows go to
 ``operators.jsonl``. Exit code 1: cudal2gen.matmul is wrong, or slower than ``MIN_SPEED`` of torch's beyond noise.
 """
 
@@ -57,7 +57,7 @@ class OperatorCall:
         self.name, self.detail, self._product = name, "", product
 
     def prepare(self, problem: Problem, race: Race) -> None:
-        """Nothing: what is prepared late is prepared in the first call."""
+        """Does nothing: the first call prepares what it needs."""
 
     def bind(self, operands: Operands) -> Call:
         return partial(self._product, operands.a, operands.b.t(), out=operands.d)
@@ -72,7 +72,7 @@ def drawn(sample: int, seed: int = 0) -> list[str]:
 
 
 def problems(model: str, mnks: Sequence[str]) -> list[Problem]:
-    """Products of these sizes, fp16 and bf16 by turns."""
+    """Products of these sizes, fp16 and bf16 alternating."""
     types = cycle(TYPES)
     return [selection.problem(mnk, gpu=model, ab=next(types), acc="f32", layout="tn") for mnk in mnks]
 
@@ -140,8 +140,8 @@ def table(rows: Sequence[Measurement]) -> tuple[list[str], int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0: never slower; 1: slower beyond noise, or wrong; 2: wrong options, no GPU, or no pack for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, default=SAMPLE, help=f"so many products, default {SAMPLE}")
-    parser.add_argument("--mnk", action="append", metavar="M_N_K", help="these sizes in place of layers")
+    parser.add_argument("--sample", type=int, default=SAMPLE, help=f"number of products, default {SAMPLE}")
+    parser.add_argument("--mnk", action="append", metavar="M_N_K", help="these sizes instead of layers")
     parser.add_argument("--budget", type=seconds, help="end after, e.g., 45s; no product is begun without time for it")
     parser.add_argument("--out", type=Path, help="folder of operators.jsonl, default results/")
     parser.add_argument("--device", type=int, default=0)

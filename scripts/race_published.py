@@ -1,4 +1,4 @@
-"""Times published CUDA-L2 kernels in turns with this project's and torch.matmul, on the same data.
+"""Times published CUDA-L2 kernels alternating with this project's and torch.matmul, on the same data.
 
     python -m scripts.race_published CHECKOUT --gpu h200 --acc f32 --sample 60 --build-only    compiles, on any machine
     python -m scripts.race_published --budget 60s --out DIR           on the card: times what build/published/ holds
@@ -11,8 +11,8 @@ protocols, order, checks and stores; the file is ``published.jsonl``. A contende
 kernels were published: cuda-l2-h100, cuda-l2-a100.
 
 A published kernel is not timed, and is stored as absent with the reason, if its product is wrong, if a CUDA graph
-cannot hold it, or if it ends the process. The published benchmark pads matrices off its clock; here the copies are in
-the timing, as they are for this project's kernels, and are also stored beside it.
+cannot hold it, or if it ends the process. The published benchmark does not time the padding of matrices; here the
+copies are timed, as they are for this project's kernels, and their time is also stored on its own.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Published:
         self._too_good[self._current] = str(error)
 
     def bind(self, operands: Operands) -> Call:
-        """One product of these tensors. The first one that is bound is tried: raises Absent if it is wrong."""
+        """A call of the product on these tensors. The first time it is also checked: raises Absent if it is wrong."""
         product, _ = self.stages(operands)
         if not self._tried:
             self._try(operands, product)
@@ -428,7 +428,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--mnk", action="append", metavar="M_N_K", help="problem size; repeatable")
     options.add_argument("--all", action="store_true", help="all sizes")
     options.add_argument("--class", dest="size_class", choices=bench.CLASSES, help="the sizes of this class")
-    options.add_argument("--sample", type=int, help="so many sizes, spread over the classes")
+    options.add_argument("--sample", type=int, help="number of sizes, spread over the classes")
     options.add_argument("--kernels-of", action="append", choices=DEVICES, help="by default a100 and h100")
     options.add_argument("--jobs", "-j", type=int, default=os.cpu_count(), help="compiler processes at a time")
     options.add_argument(
@@ -441,7 +441,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--out", type=Path, help="folder of published.jsonl, default results/")
     options.add_argument("--budget", type=seconds, help="end after, e.g., 60s; no problem is begun without time for it")
     options.add_argument("--protocol", default="device", help="of device, offline, server, separated by commas")
-    options.add_argument("--baselines", default=TORCH, help=f"besides, default {TORCH}; or none")
+    options.add_argument("--baselines", default=TORCH, help=f"further contenders, default {TORCH}; or none")
     options.add_argument("--warmup-seconds", type=float, default=3.0)
     options.add_argument("--benchmark-seconds", type=float, default=0.25, help="of timing per problem and L2 state")
     options.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Takes what our plugins meet out of released wheels of vLLM and SGLang, as packages that run without the rest of them.
+"""Extracts the modules that our plugins patch from released wheels of vLLM and SGLang, as packages that run alone.
 
     python scripts/released_hosts.py FOLDER [WHEEL ...]
 
@@ -21,7 +21,8 @@ VERSIONS = ("vllm==0.33.0", "sglang==0.5.23")
 
 
 class Part(NamedTuple):
-    """A module of a host: ``names`` are taken over, all of them if there are none; ``head`` stands for its imports."""
+    """A module of a host. ``names``: the functions and classes to extract, by default all. ``head``: text in place of
+    its imports."""
 
     path: str
     names: tuple[str, ...] = ()
@@ -112,7 +113,7 @@ def first_line(node: ast.stmt) -> int:
 
 
 def taken(source: str, part: Part) -> str:
-    """The module that stands for a part. Raises LookupError if the release lacks one of its names."""
+    """The text of the extracted module. Raises LookupError if the release lacks one of its names."""
     if not part.names:
         return source
     lines = source.splitlines()
@@ -124,7 +125,7 @@ def taken(source: str, part: Part) -> str:
 
 
 def extract(wheels: Iterable[Path], folder: Path) -> None:
-    """Writes the packages of these wheels. Raises LookupError if a release is not as known here."""
+    """Writes the packages of these wheels. Raises LookupError if a release lacks a name of ``PARTS``."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             for part in PARTS:

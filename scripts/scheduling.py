@@ -1,10 +1,11 @@
-"""Finds what ptxas's schedules wait for, for kernelproof/sass/scheduling.json.
+"""Finds by which means ptxas orders registers' writers and readers, for kernelproof/sass/scheduling.json.
 
     python scripts/scheduling.py FOLDER...      reads every cubin in the folders; give ptxas's own, unmodified output
 
 An opcode needs a scoreboard for its result if ptxas ever gives it one, and reads operands late if ptxas ever gives it a
-scoreboard for operands alone; if the corpus has one instruction whose register is touched without a wait, it does not.
-For opcodes of fixed latency the least distance on any path from a producer to a reader counts. No GPU is used.
+scoreboard for operands. Neither holds if the corpus has an instruction of this opcode whose register is accessed
+without a wait. For opcodes of fixed latency the least distance on any path from a producer to a reader is the bound. No
+GPU is used.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from kernelproof.sass.pipes import WARPGROUP
 from kernelproof.sass.scheduling import ANY, REGULAR_PIPES, TABLE, SchedulingFacts, kind, use
 
 FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA
-LEAST_SUPPORT = 3  # a kind of producer counts if so many pairs have its least distance
-SUPPORT, ENOUGH = 20, 500  # a bound counts if so many pairs have it, of so many pairs in all
+LEAST_SUPPORT = 3  # a kind of producer counts if at least this many pairs have its least distance
+SUPPORT, ENOUGH = 20, 500  # a bound counts if at least SUPPORT of at least ENOUGH pairs have it
 Distances = dict[tuple[str, str], Counter[int]]  # kind of producer and role of the reader -> cycles
 Studies = dict[str, "Study"]  # by architecture
 
 
 class Study:
-    """What one cubin, or many, show of an architecture."""
+    """The facts about an architecture that cubins show."""
 
     def __init__(self) -> None:
         self.results: set[str] = set()
         self.operands: set[str] = set()
         self.uniform: set[str] = set()
-        self.unguarded: set[tuple[str, str]] = set()  # opcodes whose registers are touched without a wait, and how
+        self.unguarded: set[tuple[str, str]] = set()  # opcodes whose registers are accessed without a wait, and how
         self.distances: Distances = defaultdict(Counter)
         self.functions = 0
         self.instructions = 0
@@ -70,8 +71,8 @@ class Study:
                 elif reads & UNIFORM:
                     self.uniform.add(instruction.name)
 
-    def meetings(self, function: Function, facts: SchedulingFacts) -> None:
-        """Note the distances of results, and what is touched without a wait."""
+    def accesses(self, function: Function, facts: SchedulingFacts) -> None:
+        """Note the distances of results, and registers that are accessed without a wait."""
         flight = InFlight(function, facts, lambda _: FOLLOWED)
         for dependency in flight.dependencies():
             earlier, later = flight.code[dependency.earlier], flight.code[dependency.later]
@@ -102,21 +103,22 @@ def opcodes(cubin: Path) -> Studies:
     return studies
 
 
-def meetings(known: Mapping[str, Study], cubin: Path) -> Studies:
-    """What a cubin leaves unguarded, and its distances. ``known``: the opcodes that take scoreboards."""
+def accesses(known: Mapping[str, Study], cubin: Path) -> Studies:
+    """The unguarded accesses and the distances of a cubin. ``known``: the opcodes that take scoreboards."""
     studies: Studies = defaultdict(Study)
     for function in functions(cubin):
         sm = function.sm.rstrip("af")
         names = known[sm]
         every = frozenset(names.results), frozenset(names.operands), frozenset(names.uniform)
-        studies[sm].meetings(function, SchedulingFacts(function.sm, *every, {}))
+        studies[sm].accesses(function, SchedulingFacts(function.sm, *every, {}))
     return studies
 
 
 def latencies(distances: Distances) -> dict[str, dict[str, int]]:
-    """The bounds by kind of producer and role, and for other roles one less than the least of that kind.
+    """The bounds by kind of producer and role of the reader. For other roles the bound is the least of that kind minus
+    one.
 
-    Roles have bounds of their own where the producers are a whole pipe; a single opcode has too few readers of each.
+    Roles have bounds of their own only for producers of a whole pipe; a single opcode has too few readers of each role.
     """
     by_producer: dict[str, dict[str, Counter[int]]] = defaultdict(dict)
     for (producer, how), cycles in distances.items():
@@ -156,7 +158,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes) as pool:
         for found in pool.map(opcodes, files, chunksize=8):
             add(studies, found)
-        for found in pool.map(partial(meetings, dict(studies)), files, chunksize=8):
+        for found in pool.map(partial(accesses, dict(studies)), files, chunksize=8):
             add(studies, found)
     ordered = sorted(studies.items())
     facts = {sm: row(study) for sm, study in ordered}

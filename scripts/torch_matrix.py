@@ -2,11 +2,10 @@
 
     python -m scripts.torch_matrix [--torch VERSION ...] [words for pytest]
 
-Without versions: the oldest that is supported, those of ``torch_range.ALSO_TESTED``, and the newest on PyPI. Each lies
-in a folder of its own in the user's cache, and takes 1.5 GB there; everything else comes from the environment that runs
-this program.
-PyPI's builds for Linux need NVIDIA's libraries even to be imported, so others stand in for them, by which there is no
-CUDA device. Exit code 1 if a test fails with one of the versions.
+By default it runs the oldest supported version, those of ``torch_range.ALSO_TESTED``, and the newest on PyPI. Each is
+installed into a folder of its own in the user's cache, of 1.5 GB; all other packages are those of this environment.
+PyPI's builds for Linux cannot be imported without NVIDIA's libraries, so stand-ins are compiled, which report that
+there is no CUDA device. Exit code 1 if a test fails with one of the versions.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 TESTS = CHECKOUT / "tests" / "cudal2gen"
 NVIDIA = re.compile(r"lib(cu|nv|nccl)")  # libraries that a build for CUDA needs
 UNKNOWN = re.compile(r"^\s+U ((?:__)?(?:cu|nv|nccl)\w+)(@\S+)?$", re.MULTILINE)
-TEXTS = ("cudaGetErrorString", "cudaGetErrorName")  # functions that return words
+TEXTS = ("cudaGetErrorString", "cudaGetErrorName")  # functions that return a text
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 
 
@@ -52,20 +51,20 @@ def installed(version: str) -> Path:
 
 
 def stand_in(libraries: Path) -> None:
-    """Puts libraries beside torch's that stand in for NVIDIA's, with the functions that torch's need of them, by their
-    versions. Each function answers that there is no device.
+    """Compiles stand-ins for NVIDIA's libraries into the folder of torch's, which look there first.
 
-    Torch's libraries look there first, and bind functions when they call them.
+    They have the functions that torch's libraries need, with the symbol versions that these expect. Each function
+    returns that there is no device.
     """
     own = {library.name: library for library in sorted(libraries.glob("*.so*"))}
     needed, functions, files = set[str](), defaultdict[str, set[str]](set), {"": ""}
     for library in own.values():
         needed |= {
-            name for name in re.findall(r"NEEDED.*\[(.*)\]", _said("readelf", "-d", library)) if NVIDIA.match(name)
+            name for name in re.findall(r"NEEDED.*\[(.*)\]", _output_of("readelf", "-d", library)) if NVIDIA.match(name)
         }
-        for file, versions in re.findall(r"File: (\S+) .*\n((?:.*Name: .*\n)+)", _said("readelf", "-VW", library)):
+        for file, versions in re.findall(r"File: (\S+) .*\n((?:.*Name: .*\n)+)", _output_of("readelf", "-VW", library)):
             files |= dict.fromkeys(re.findall(r"Name: (\S+)", versions), file)
-        for name, version in UNKNOWN.findall(_said("nm", "-D", library)):
+        for name, version in UNKNOWN.findall(_output_of("nm", "-D", library)):
             functions[version.lstrip("@")].add(name)
     absent = sorted(needed - own.keys())
     for file in absent:
@@ -101,7 +100,7 @@ def _compile(library: Path, functions: dict[str, set[str]]) -> None:
         subprocess.run(["gcc", *flags, "-x", "c", "-", "-o", str(library)], input=source, text=True, check=True)
 
 
-def _said(*words: object) -> str:
+def _output_of(*words: object) -> str:
     return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True).stdout
 
 

@@ -1,4 +1,4 @@
-"""The share of a Llama step's FLOP, forward and backward in its linear layers, that kernels of the catalog can serve.
+"""Computes which share of the FLOP in the linear layers of a Llama training step kernels of the catalog can serve.
 
     python scripts/training_step.py [--gpu h200] [--model 8b] [--tokens 8192]
 
@@ -82,7 +82,7 @@ def server(problem: Problem) -> Record | None:
 
 
 def shares(model: Llama, tokens: int, gpu: str) -> dict[str, tuple[float, float, set[str]]]:
-    """For each pass its FLOP, those that kernels serve, and the families of these kernels."""
+    """For each pass: its FLOP, the FLOP that kernels serve, and the families of these kernels."""
     totals, served = Counter[str](), Counter[str]()
     families: dict[str, set[str]] = {}
     for problem, count in products(model, tokens, gpu):

@@ -1,4 +1,4 @@
-"""Does a model learn from the reward of written kernels? GRPO by TRL on a CPU, beside a control with shuffled rewards.
+"""Tests whether a model learns from the reward of written kernels: GRPO by TRL on a CPU, and a control run.
 
     python scripts/writing_rl.py --svg docs/writing-rl.svg > table.md
 
@@ -7,8 +7,8 @@ slow kernel with three words of a grammar, each of which stands for a part of th
 disguised copies or hacks. Answers are compiled, proven in the emulator and timed by the timing model
 (``KernelScorer``). No GPU runs anything.
 
-Every few steps the exact mean reward of the model's answers on sizes that it is never asked about is computed, from the
-probabilities of all answers. In the control the rewards of a step are shuffled among its answers.
+Every few steps the exact mean reward of the model's answers on sizes outside the training set is computed, from the
+probabilities of all answers. In the control run the rewards of a step are shuffled among its answers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (STORE, {"end=plain": STORE, "end=clock": f"  if (clock64() < 0) return;\n{STORE}"}),
 )
 TRAINED, HELD_OUT = ((64, 48, 64), (128, 64, 256)), ((256, 256, 512), (64, 512, 128))
-EVERY = 5  # steps between two looks at the held-out sizes
+EVERY = 5  # steps between two evaluations on the held-out sizes
 
 
 def problem_of(size: tuple[int, int, int]) -> Problem:
@@ -72,7 +72,7 @@ def answers() -> dict[tuple[str, ...], str]:
 
 
 class Rewards:
-    """The reward of each answer to the question about a size; each is computed once."""
+    """The rewards of answers to the question about a size. Each is computed once."""
 
     def __init__(self) -> None:
         self._scorer = KernelScorer(bounds=CheckLimits(seconds=120, seed=1))
@@ -133,7 +133,7 @@ def make_model(words: Any, seed: int) -> Any:
     return Constrained(config)
 
 
-def asked(size: tuple[int, int, int]) -> str:
+def prompt_of(size: tuple[int, int, int]) -> str:
     return " ".join(f"{name}={extent}" for name, extent in zip("mnk", size, strict=True))
 
 
@@ -143,7 +143,7 @@ def expected(model: Any, words: Any, rewards: Rewards, sizes: Sequence[tuple[int
 
     total = []
     for size in sizes:
-        prompt = words(f"[ask] {asked(size)} [answer]")["input_ids"]
+        prompt = words(f"[ask] {prompt_of(size)} [answer]")["input_ids"]
         every = list(itertools.product(*(parts for _, parts in GRAMMAR)))
         written = torch.tensor([prompt + words.convert_tokens_to_ids(list(item)) for item in every])
         with torch.no_grad():
@@ -191,7 +191,7 @@ def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple
     look(0)
     with tempfile.TemporaryDirectory() as folder:
         data = Dataset.from_list(
-            [{"prompt": [{"role": "user", "content": asked(size)}], "size": list(size)} for size in TRAINED] * 64
+            [{"prompt": [{"role": "user", "content": prompt_of(size)}], "size": list(size)} for size in TRAINED] * 64
         )
         config = GRPOConfig(
             output_dir=folder, max_steps=steps, use_cpu=True, bf16=False, report_to="none", save_strategy="no",

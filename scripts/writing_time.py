@@ -1,4 +1,4 @@
-"""How busy a GPU is while a language model writes kernels, by the number of sessions at a time, under a virtual clock.
+"""Simulates how busy a GPU is while a language model writes kernels, by the number of concurrent sessions.
 
     python scripts/writing_time.py > table.md
 
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kernelproof.ground.pages import grid
 
 ANSWER_S, PROOF_S, TIMING_S, DEVIATION = 60.0, 6.0, 1.5, 0.5
-KERNELS, RIGHT, ROUNDS = 3, 0.6, 20  # of an answer; share of them that is right; answers of a session
+KERNELS, RIGHT, ROUNDS = 3, 0.6, 20  # kernels of an answer; the share that is right; answers of a session
 
 
 class Day(NamedTuple):

@@ -230,10 +230,10 @@ def test_a_card_tells_its_name_unless_the_plan_is_for_others(
 
     for name, model in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200")):
         here(name)
-        assert (gpu_day.tell_card(), capsys.readouterr().out) == (0, f"{model}\n")
+        assert (gpu_day.print_card(), capsys.readouterr().out) == (0, f"{model}\n")
     for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 NVL"):
         here(name)
-        assert gpu_day.tell_card() == 2
+        assert gpu_day.print_card() == 2
         assert capsys.readouterr() == ("", f"error: this is {name}; the plan and its kernels are for h100 and h200\n")
 
 
