@@ -42,7 +42,7 @@ class OpenFacts(Facts):
 
     def learn(self, *assumed: Polynomial) -> None:
         """Assume that more polynomials are at least 0, up to the end of the side."""
-        self.assumed = [*self.assumed, *assumed]
+        self.assumed = [*self.assumed, *map(_reduced, assumed)]
         self._answers = {}
 
     def _known(self, value: Polynomial) -> Lanes:
@@ -254,6 +254,11 @@ class Condition:
 
     def __repr__(self) -> str:
         return f"{'any' if self.any else 'all'} of {', '.join(map(str, self.atoms))}"
+
+
+def at_least(facts: OpenFacts, *gaps: Polynomial) -> Condition:
+    """The condition that some polynomials are at least 0."""
+    return Condition(facts, tuple(AtLeast(gap) for gap in gaps))
 
 
 def settled(value: Any) -> Any:

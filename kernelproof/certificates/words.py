@@ -174,6 +174,10 @@ class Word:
             return self._with(self._rest(self.poly, field[1]) - (1 << field[1]))
         if operation is np.bitwise_xor and (field := bit_field(mine)) is not None and field[1] == field[0] + 1:
             return self._with_inverted(field[0])
+        least = int(np.bitwise_or.reduce(mine, axis=None))
+        below = Polynomial.of((least & -least) - 1) - self.poly
+        if operation is not np.bitwise_and and self.facts.holds(self.poly) and self.facts.holds(below):
+            return self + other  # all bits of the number are below those of the mask
         raise NotCertified(f"bits of {self.poly} are not known")
 
     def _field(self, low: int, end: int) -> Any:

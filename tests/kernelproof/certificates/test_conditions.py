@@ -118,3 +118,10 @@ def test_a_multiple_of_what_is_assumed_bounds_a_sum() -> None:
         value = least - half.scaled(30) - rest.scaled(10)
         assert Facts(bounds, [limit]).known(value).tolist() == [answer]
         assert Facts(bounds).known(value).tolist() == [-1]
+
+
+def test_what_is_known_of_a_multiple_is_known_of_the_number() -> None:
+    known = facts()
+    known.learn(Polynomial.named("x", -16) + 31)
+    assert known.truth(Polynomial.named("x", -1) + 1) is True
+    assert known.truth(-Polynomial.named("x")) is None

@@ -51,7 +51,7 @@ OPERATIONS = st.one_of(
     steps(operator.sub, ARRAYS | NUMBERS | SYMBOLS),
     steps(operator.mul, st.integers(1, 9) | SYMBOLS),
     steps(operator.and_, st.sampled_from((1, 7, 15, 31, 0xFFFFFFF8, 0xFFFFFFE0))),
-    steps(operator.or_, st.integers(0, 31) | st.sampled_from((0xFFFFFFF8, 0xFFFFFFC0, 0xFFFFF000))),
+    steps(operator.or_, st.integers(0, 31) | st.sampled_from((0xFFFFFFF8, 0xFFFFFFC0, 0xFFFFF000, 65536, 0x90000000))),
     steps(operator.xor, st.integers(0, 31) | ARRAYS | st.sampled_from((64, 2048))),
     *(steps(with_known_word(each), ARRAYS) for each in (operator.xor, operator.or_, operator.and_)),
     steps(lambda a, b: ~a + b, NUMBERS),
