@@ -40,6 +40,7 @@ ALIGNMENT = 16  # bytes to which the operands' addresses are aligned
 MOST_TILES = 1 << 30  # most CTA tiles of a launch
 MOST_RESIDENT = 1 << 16  # most CTAs that a GPU runs at once
 WARPGROUP = 128  # threads
+LOADS = 8  # vectors that a thread loads at once when it adds partial sums (``templates/macros/parts.j2``)
 _MOST_ADDRESS = 1 << 60  # upper bound of every name that stands for an address
 named = Polynomial.named
 
@@ -48,7 +49,7 @@ def refusal(record: Warpgroups) -> str:
     """Why no proof is tried for a record; empty if one is."""
     if record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
-    slices = record.split_k > 1 and (record.instruction != "mma.sync" or record.cluster_ctas > 1)
+    slices = record.split_k > 1 and (record.summed_in != "workspace" or record.cluster_ctas > 1)
     reasons = {
         f"split_k={record.split_k}": slices,
         "stream_k": record.stream_k,
@@ -188,7 +189,9 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     left = item.rows * item.cols * count - 1 - current - named("grid_x")
     if count > 1:
         vectors = record.bm * record.bn // (4 * sharers)
-        parts = Parts(count, vectors, record.cols // 8, rows * cols, item.number, named("cta_x"), named("grid_x"))
+        together = ceil_div(LOADS, count)  # vectors, so that as many loads are in flight
+        columns, ctas = record.cols // 8, (named("cta_x"), named("grid_x"))
+        parts = Parts(count, vectors, columns, together, rows * cols, item.number, *ctas)
     at_m, at_n = rank % record.cluster[0], rank // record.cluster[0]
     ranks = range(record.cluster_ctas)
     # CTAs in the same row or column of the cluster load boxes into each other's stages.

@@ -58,14 +58,15 @@ class Parts:
     """Partial sums in a workspace, which all groups of all CTAs add after their items; see ``sum_proof``.
 
     ``count``: how many parts a tile has. ``vectors``: how many vectors of four sums each thread has of a tile, with
-    ``columns`` vectors in a row. ``tiles``: how many tiles D has, in the contract up to the first item. ``tile``: the
-    number of a tile, in the contract of an item. ``cta``: the number of a CTA. ``ctas``: how many there are; all run at
-    the same time.
+    ``columns`` vectors in a row, and ``together`` in an iteration of the loop that adds them. ``tiles``: how many tiles
+    D has, in the contract up to the first item. ``tile``: the number of a tile, in the contract of an item. ``cta``:
+    the number of a CTA. ``ctas``: how many there are; all run at the same time.
     """
 
     count: int
     vectors: int
     columns: int
+    together: int
     tiles: Polynomial
     tile: Polynomial
     cta: Polynomial

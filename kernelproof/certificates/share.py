@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -17,8 +18,9 @@ from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.slices import SlabContents
 
 VECTOR = 4
-LANES: dict[str, int] = {"lane_pair": 4, "lane_row": 8}
-WARPS: dict[str, int] = {"warp": 4}
+# The names of a thread's number: how many values each has, and what it adds to the number.
+LANES: dict[str, tuple[int, int]] = {"lane_odd": (2, 1), "lane_pair": (2, 2), "row_odd": (2, 4), "row_pair": (4, 8)}
+WARPS: dict[str, tuple[int, int]] = {"warp": (4, WARP)}
 # Names: the first vector of the share in its tile, the vectors of the share after that one, the vectors that other
 # groups have counted, and the column and row of a vector.
 AT, LEFT, BEFORE, VECTOR_COLUMN, VECTOR_ROW = "vector_at", "vectors_left", "vectors_before", "vector_col", "vector_row"
@@ -32,7 +34,8 @@ class Share:
     The group is number ``group`` of the ``groups`` of a CTA, and has the ``threads`` threads from ``start`` on.
     ``first``: whether the thread is the group's first one; otherwise it is any other thread of its warpgroup number
     ``warpgroup``. ``tile``: the tile's number. The group adds its vectors from ``at`` to before ``last``. ``meeting``:
-    the number of the group's barrier. ``slab``: what an item leaves in the workspace.
+    the number of the group's barrier. ``slab``: what an item leaves in the workspace. ``within``: the least and the
+    most column that the first vector of an iteration has; None if it may have any.
     """
 
     parts: Parts
@@ -47,6 +50,7 @@ class Share:
     tile: Polynomial = ZERO
     at: Polynomial = ZERO
     last: Polynomial = ZERO
+    within: tuple[int, int] | None = None
     _checked: set[object] = field(default_factory=set)
 
     @property
@@ -67,16 +71,13 @@ class Share:
     @property
     def extents(self) -> dict[str, int]:
         """How many values each name of the thread's number has."""
-        if self.first:
-            return {}
-        return LANES | WARPS
+        return {} if self.first else {name: count for name, (count, _) in (LANES | WARPS).items()}
 
     @property
     def local(self) -> Polynomial:
         """The thread's number in the group."""
-        steps = {"lane_pair": 1, "lane_row": 4, "warp": WARP}
         own = Polynomial.of(4 * WARP * self.warpgroup)
-        return sum((named(name, steps[name]) for name in self.extents), own)
+        return own if self.first else sum((named(name, step) for name, (_, step) in (LANES | WARPS).items()), own)
 
     @property
     def thread(self) -> Polynomial:
@@ -86,7 +87,7 @@ class Share:
     @property
     def lane(self) -> Polynomial:
         """The thread's number in its warp."""
-        return ZERO if self.first else named("lane_pair") + named("lane_row", 4)
+        return ZERO if self.first else sum((named(name, step) for name, (_, step) in LANES.items()), ZERO)
 
     @property
     def lane_names(self) -> set[str]:
@@ -106,9 +107,31 @@ class Share:
 
     @property
     def vector(self) -> Polynomial:
-        """The number of any vector in the tile, as a polynomial."""
+        """The number in the tile of the first vector of any iteration, as a polynomial."""
         column = rests.number(VECTOR_COLUMN, self.columns)
+        if self.within is not None and self.within[0] == self.within[1]:
+            column = Polynomial.of(self.within[0])
         return column + named(VECTOR_ROW, self.columns) if self.columns < self.vectors else column
+
+    def iterations(self) -> Iterator[Share]:
+        """The share for iterations whose vectors lie in one row, and for those that begin in each other column."""
+        others = self.parts.together - 1
+        if not others or self.columns == self.vectors:
+            yield self
+            return
+        if (most := self.columns - 1 - others) >= 0:
+            yield replace(self, within=(0, most))
+        for column in range(max(0, most + 1), self.columns):
+            yield replace(self, within=(column, column))
+
+    @property
+    def column_limits(self) -> tuple[Polynomial, ...]:
+        """Polynomials in the column of an iteration's first vector that are at least 0."""
+        column, limits = rests.number(VECTOR_COLUMN, self.columns), rests.limits(VECTOR_COLUMN, self.columns)
+        if self.within is None:
+            return limits
+        least, most = self.within
+        return (*limits, column - least, most - column)
 
     @property
     def vector_extents(self) -> dict[str, int]:
@@ -126,7 +149,7 @@ class Share:
     def limits(self) -> tuple[Polynomial, ...]:
         """Further polynomials that are at least 0."""
         others = () if self.first else (self.local - 1,)
-        return (*rests.limits(AT, self.vectors), *rests.limits(VECTOR_COLUMN, self.columns), *others)
+        return (*rests.limits(AT, self.vectors), *self.column_limits, *others)
 
     def vector_of(self, position: Polynomial) -> tuple[Polynomial, int]:
         """The vector of this thread to which a place in a slab belongs, and the number of the sum in the vector. Raises
@@ -136,10 +159,22 @@ class Share:
             raise NotCertified(f"the partial sum at {position} of a slab is not of this thread's vectors")
         return vector, rest.constant
 
-    def check_place(self, position: Polynomial, row: Polynomial, col: Polynomial) -> None:
-        """Check that items leave at a place of a slab the sum of (row, col) of the tile, for every thread and
-        vector."""
-        key = position.key, row.key, col.key
+    def turned(self, vector: Polynomial, element: int) -> Polynomial:
+        """The place in a slab of the sum that this thread has after movmatrix, where it had one of a vector before.
+
+        A warp has 8 x 8 sums, and each lane two neighbours in row lane / 4, which movmatrix transposes.
+        """
+        lane, odd = ZERO, ZERO
+        if not self.first:
+            lane = named("lane_odd", 8) + named("lane_pair", 16) + named("row_pair")
+            odd = named("row_odd")
+        lane = self.local - self.lane + lane + 4 * (element % 2)
+        return (vector * self.threads + lane) * VECTOR + odd + element // 2 * 2
+
+    def check_place(self, vector: Polynomial, position: Polynomial, row: Polynomial, col: Polynomial) -> None:
+        """Check that items leave at a place of a slab the sum of (row, col) of the tile, for every thread and for every
+        value of the vector that the place belongs to."""
+        key = position.key, row.key, col.key, self.within
         if key in self._checked:
             return
         extents = {name: size for name, size in (self.extents | self.vector_extents).items() if size > 1}
@@ -148,13 +183,13 @@ class Share:
         # All values of the names, one row each; and for each name a column of values.
         points = np.array(list(product(*map(range, extents.values()))), np.int64).reshape(-1, len(extents))
         at = dict(zip(extents, points.T, strict=True))
-        for limit in rests.limits(VECTOR_COLUMN, self.columns):
+        for limit in self.column_limits:
             points = points[self._evaluated(limit, at, len(points)) >= 0]
             at = dict(zip(extents, points.T, strict=True))
         places = self._evaluated(position, at, len(points))
         inside = (places >= 0) & (places < len(self.slab.rows))
         # Only vectors after the tile's last one may lie beyond the slab: nothing is stored for them.
-        if (self._evaluated(self.vector_of(position)[0], at, len(points))[~inside] < self.vectors).any():
+        if (self._evaluated(vector, at, len(points))[~inside] < self.vectors).any():
             raise NotCertified("a partial sum lies beyond its slab")
         same = (self.slab.rows[places[inside]] == self._evaluated(row, at, len(points))[inside]) & (
             self.slab.cols[places[inside]] == self._evaluated(col, at, len(points))[inside]

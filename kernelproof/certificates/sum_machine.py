@@ -8,16 +8,16 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
-from kernelproof.certificates.conditions import AtLeast, Condition, Multiple, OpenFacts, chosen, settled
+from kernelproof.certificates.conditions import Condition, Multiple, OpenFacts, chosen, settled
 from kernelproof.certificates.contract import Contract, Matrix
+from kernelproof.certificates.doings import Doings, Phase, Stored
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
@@ -32,54 +32,20 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
 
-SLAB = "slab"  # the kind of partial sums, which are known by their places in a slab of the workspace
+# The kinds of partial sums, which are known by their places in a slab of the workspace: as they were loaded; and those
+# that movmatrix has brought to where these were.
+SLAB, TURNED = "slab", "turned slab"
 VECTOR = 4  # sums of a vector
 COUNTER_HALF = 1 << 16  # the low 16 bits of a counter count parts, the high ones vectors
 Registers = dict[str, Any]
 Reached = Callable[[int | None, Registers], None]
 
 
-class Phase(IntEnum):
-    """What a thread is doing, which decides what it may do besides computing."""
-
-    START = 0  # the way to its group's first item
-    SHARE = 1  # the way to its share of the vectors
-    TILE = 2  # a tile of its share
-    VECTORS = 3  # the vectors of a tile
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The store of a sum: its place in D, and the vector to which it belongs. ``exactly``: it is stored if and only if
-    its place lies in D and the vector in the share."""
-
-    row: Polynomial
-    col: Polynomial
-    vector: Polynomial
-    exactly: bool
-
-
-@dataclass
-class Doings:
-    """What a thread has done for a tile. ``waited``: for all parts of the tile. ``counted``: its group's vectors.
-    ``met``: at the group's barrier. ``added``: all vectors. ``cleared``: it has returned the counter to zero; None if
-    it does so exactly when its group is the last. ``stored``: vector and element -> the store of that sum."""
-
-    waited: bool = False
-    counted: bool = False
-    met: bool = False
-    added: bool = False
-    cleared: bool | None = False
-    stored: dict[object, Stored] = field(default_factory=dict)
-
-    def copied(self) -> Doings:
-        return replace(self, stored=dict(self.stored))
-
-
 class SumMachine(Machine):
     """The machine of one thread. ``share``: what its group adds. ``phase``: what the thread is doing. ``at``: in
     VECTORS, the vector of the iteration. ``depth``: how many sides of branches by the thread's number it is in.
-    ``taken``: for branches that are decided in the phase TILE, block -> target. ``special``: heads of loops that are
+    ``taken``: from TILE on, for each block the targets of its branches, or the conditions of those that are taken both
+    ways. ``agreed``: what it has in common with the other lanes of its warp. ``special``: heads of loops that are
     proven by a function, which returns the block after the loop and the registers there."""
 
     facts: OpenFacts
@@ -88,7 +54,8 @@ class SumMachine(Machine):
         super().__init__(program, replace(contract, lanes=1, slices=None, facts=facts), kinds)
         self.share, self.phase, self.at = share, Phase.START, ZERO
         self.doings, self.depth = Doings(), 0
-        self.taken: dict[int, int] = {}
+        self.taken: dict[int, list[object]] = {}
+        self.agreed: list[object] = []
         self.counter_value: Lanes | None = None  # in the loop that waits, what it loads
         self.special: dict[int, Callable[[int, Registers], tuple[int, Registers]]] = {}
         arithmetic_names = abstract.names_of_arithmetic(contract.type_of("D"))
@@ -159,14 +126,18 @@ class SumMachine(Machine):
             return None if end == "exit" else node.targets[0]
         test = settled(registers.get(piece.condition or ""))
         if isinstance(test, Condition):
+            self._note(block, test.key)
             return ~test if piece.negated else test
         values = np.asarray(test)
         if values.dtype != bool or values.size != 1:
             raise NotCertified("a branch by a predicate that is not known")
         target = node.targets[0 if bool(values.flat[0]) != piece.negated else 1]
-        if self.phase == Phase.TILE:
-            self.taken[block] = target
+        self._note(block, target)
         return target
+
+    def _note(self, block: int, way: object) -> None:
+        if self.phase >= Phase.TILE and self.counter_value is None:
+            self.taken.setdefault(block, []).append(way)
 
     def _execute(self, block: int, registers: Registers) -> None:
         if self.phase != Phase.START:
@@ -275,7 +246,26 @@ class SumMachine(Machine):
             raise NotCertified("a shuffle that does not bring what the warp's first lane has to all")
         if not is_number(value) or set(poly_of(value).names()) & self.share.names_in_warp:
             raise NotCertified("a shuffle of what differs between the lanes of a warp")
+        self.agreed.append(poly_of(value).substituted("warp", ZERO).key)
         return value, np.ones(1, bool)
+
+    def movmatrix(self, value: Any, m: Mask, _site: int) -> Cells:
+        """movmatrix of two neighbours of a vector, by all lanes of a warp."""
+        value, share = settled(value), self.share
+        kind = self.kinds[value.one_kind] if isinstance(value, Cells) else None
+        if m is not None or self.depth or kind is None or kind.source != SLAB or (value.width, value.bytes) != (2, 4):
+            raise NotCertified("movmatrix of what are not two sums of 16 bits that each lane has")
+        (first, element), second = (share.vector_of(kind.col + int(at)) for at in value.cols.flat)
+        if (
+            element % 2
+            or second[1] != element + 1
+            or not second[0].equals(first)
+            or share.lane_names & {*first.names()}
+        ):
+            raise NotCertified("movmatrix of sums that are not neighbours in a vector")
+        self.agreed.append((first.key, element))
+        number = self.kinds.number(kind._replace(source=TURNED))
+        return Cells(np.full_like(value.kinds, number), value.rows, value.cols, value.width)
 
     def divide(self, a: Any, b: Any) -> Any:
         """A quotient, which may be a name that is defined as this quotient (``fractions``)."""
@@ -333,7 +323,6 @@ class SumMachine(Machine):
             if following != (after if value % COUNTER_HALF == share.count else block):
                 raise NotCertified(f"a wait for {share.count} parts goes on, or does not, when {value:#x} is counted")
         written = {name for name in mine if mine[name] is not registers.get(name)}
-        del self.taken[block]
         doings.waited = True
         return after, registers | dict.fromkeys(written, UNKNOWN)
 
@@ -440,18 +429,20 @@ class SumMachine(Machine):
         """Store one sum."""
         matrix, place = self._located(address, d.width, True, self.every)
         target, kind = self.kinds[place.one_kind], self.kinds[value.one_kind]
-        if matrix.name != d.name or target is None or kind is None or kind.source != SLAB:
+        if matrix.name != d.name or target is None or kind is None or kind.source not in (SLAB, TURNED):
             raise NotCertified("what is stored to D is not a sum over all slices")
         row, col = target.row + int(place.rows.flat[0]), target.col + int(place.cols.flat[0])
         position = kind.col + int(value.cols.flat[0])
         vector, element = self.share.vector_of(position)
         tile = self.contract.tile
         assert tile is not None
-        self.share.check_place(position, row - tile.row, col - tile.col)
+        is_turned = kind.source == TURNED
+        summed = self.share.turned(vector, element) if is_turned else position
+        self.share.check_place(vector, summed, row - tile.row, col - tile.col)
         for gap in (vector - self.at, self.share.last - 1 - vector):
             if not self.facts.holds(gap):
                 raise NotCertified("a group stores sums of a vector that is not of its share")
-        key = vector.key, element
+        key = vector.key, element, is_turned
         if key in self.doings.stored:
             raise NotCertified("a sum is stored twice")
         self.doings.stored[key] = Stored(row, col, vector, False)
@@ -473,8 +464,3 @@ def least(a: Any, b: Any) -> Any:
         if isinstance(test, np.ndarray):
             return abstract.select(test, first, second)
     raise NotCertified(f"the smaller one of {a} and {b} is not known")
-
-
-def at_least(facts: OpenFacts, *gaps: Polynomial) -> Condition:
-    """The condition that some polynomials are at least 0."""
-    return Condition(facts, tuple(AtLeast(gap) for gap in gaps))

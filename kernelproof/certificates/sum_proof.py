@@ -22,16 +22,17 @@ vector of it. For vectors that suffices: from one to the next, only the register
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kernelproof.certificates import rests
 from kernelproof.certificates.cells import UNKNOWN, Kinds
-from kernelproof.certificates.conditions import Fraction, OpenFacts
+from kernelproof.certificates.conditions import Fraction, OpenFacts, at_least
 from kernelproof.certificates.contract import Contract
+from kernelproof.certificates.doings import Key, Phase
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
@@ -41,7 +42,7 @@ from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_loops import after_items, exits_of, loops_of, registers_of
 from kernelproof.certificates.role_state import CONSUMER
 from kernelproof.certificates.share import AT, LEFT, VECTOR, Share
-from kernelproof.certificates.sum_machine import COUNTER_HALF, Phase, Registers, SumMachine, at_least
+from kernelproof.certificates.sum_machine import COUNTER_HALF, Registers, SumMachine
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.frontend.flow.loops import reachable
 
@@ -49,6 +50,13 @@ from kernelproof.emulator.frontend.flow.loops import reachable
 FIRST, END = "share_first", "share_end"
 MOST_VECTORS = 1 << 60
 named = Polynomial.named
+
+
+class Way(NamedTuple):
+    """A thread's way through a tile. ``taken``, ``agreed``: as in ``SumMachine``."""
+
+    taken: dict[int, list[object]]
+    agreed: list[object]
 
 
 class SumProof:
@@ -71,9 +79,11 @@ class SumProof:
             raise NotCertified("partial sums that are not added in one loop over tiles, with one wait for a counter")
         (self.spin,), (self.tiles,) = spins, around
         within = [x for x in program.loops if x in program.loops[self.tiles] and x not in (self.tiles, self.spin)]
-        if len(within) != 1 or self.tiles in program.loops[self.items]:
+        # The loop over vectors may contain one over slices, whose iterations are executed one by one.
+        outer = [x for x in within if not any(x in program.loops[other] for other in within if other != x)]
+        if len(outer) != 1 or self.tiles in program.loops[self.items]:
             raise NotCertified("the vectors of a tile that are not added in one loop behind all items")
-        (self.vectors,) = within
+        (self.vectors,) = outer
         if max(self.parts.count, self.parts.vectors) >= COUNTER_HALF:
             raise NotCertified("a counter has no room for all parts and vectors of a tile")
         self.steps = 0
@@ -85,8 +95,8 @@ class SumProof:
             self.steps = 0
             first, last = self.pipeline.groups[group]
             warpgroups = range((last - first) // (4 * WARP))
-            taken = [self._thread(group, True, 0), *(self._thread(group, False, each) for each in warpgroups)]
-            self._check_barrier(taken)
+            ways = [self._thread(group, True, 0), *(self._thread(group, False, each) for each in warpgroups)]
+            self._check_together(ways)
             yield Case(covers=f"group {group} adds partial sums of any tile", instructions=self.steps)
 
     def _check_slab(self) -> None:
@@ -99,32 +109,36 @@ class SumProof:
         if not inside.all() or (counts != 1).any():
             raise NotCertified("an item does not leave each sum of its tile once")
 
-    def _check_barrier(self, taken: list[list[dict[int, int]]]) -> None:
-        """Check that all threads of a group reach its barrier: no barrier lies on one side of a branch at which they go
-        different ways. ``taken``: what ``_thread`` returns, for each kind of thread."""
+    def _check_together(self, ways: list[list[Way]]) -> None:
+        """Check that all threads of a group reach its barrier together, and the lanes of a warp what they exchange:
+        neither lies on one side of a branch at which threads may go different ways. ``ways``: what ``_thread`` returns
+        for the first thread, for others of its warpgroup, and then for those of further warpgroups."""
         blocks = self.program.blocks
-        meets = {x.index for x in blocks if any(ins.base in ("bar", "barrier") for ins in x.all())}
-        for of_threads in zip(*taken, strict=True):
-            for block in set[int]().union(*of_threads):
+        meets = {x.index for x in blocks if any(ins.base in ("bar", "barrier", "movmatrix", "shfl") for ins in x.all())}
+        for of_threads in zip(*ways, strict=True):
+            for block in set[int]().union(*(way.taken for way in of_threads)):
                 join = self.program.joins[block]
-                apart = len({each[block] for each in of_threads if block in each}) > 1
+                apart = any(way.taken.get(block) != of_threads[0].taken.get(block) for way in of_threads)
                 if apart and (join is None or meets & set(reachable(blocks, blocks[block].targets, join))):
-                    raise NotCertified("a barrier that not all threads of a group reach together")
+                    raise NotCertified("threads of a group do not meet, or exchange sums, together")
+            if of_threads[0].agreed != of_threads[1].agreed:
+                raise NotCertified("lanes of a warp exchange sums of different vectors")
 
     # --- a thread's share
 
-    def _thread(self, group: int, first: bool, warpgroup: int) -> list[dict[int, int]]:
-        """Prove the first thread of a group, or any other thread of a warpgroup. Returns where the branches of a tile
-        went (block -> target): for a tile of which the share has the last vector, and for one that it ends before."""
+    def _thread(self, group: int, first: bool, warpgroup: int) -> list[Way]:
+        """Prove the first thread of a group, or any other thread of a warpgroup. Returns its way through a tile of
+        which the share has the last vector, and through one that it ends before."""
         share = self._share(group, first, warpgroup)
-        registers = self._to_share(share)
-        taken = []
+        registers, agreed = self._to_share(share)
+        ways = []
         for goes_on in (True, False):
             at = rests.number(AT, share.vectors)
             last = Polynomial.of(share.vectors) if goes_on else at + named(LEFT) + 1
             mine = replace(share, tile=self.parts.tile, at=at, last=last)
-            taken.append(self._tile(mine, registers, goes_on))
-        return taken
+            way = self._tile(mine, registers, goes_on)
+            ways.append(way._replace(agreed=agreed + way.agreed))
+        return ways
 
     def _share(self, group: int, first: bool, warpgroup: int) -> Share:
         """The share of a group, without a tile, for its first thread or any other one of a warpgroup."""
@@ -143,9 +157,9 @@ class SumProof:
         out.bounds |= share.bounds
         return out
 
-    def _to_share(self, share: Share) -> Registers:
-        """The registers with which a thread reaches the first tile of its share. Those that its items write are
-        unknown."""
+    def _to_share(self, share: Share) -> tuple[Registers, list[object]]:
+        """The registers with which a thread reaches the first tile of its share, and what it has in common with the
+        lanes of its warp until then. Registers that its items write are unknown."""
         parts, groups = self.parts, share.groups
         facts = self._facts(self.pipeline.entry.facts, share)
         facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
@@ -178,7 +192,7 @@ class SumProof:
         self.steps += machine.steps
         if len(found) != 1:
             raise NotCertified(f"the loop over tiles is reached in {len(found)} ways")
-        return found[0]
+        return found[0], machine.agreed
 
     def _at_tile(self, machine: SumMachine, registers: Registers) -> tuple[Registers, list[str]]:
         """The registers with which any tile of the share is reached, and the names of those that hold the number of the
@@ -209,9 +223,9 @@ class SumProof:
         """The variables of the registers that a loop writes."""
         return set(map(self.variable, registers_of(self.program, self.program.loops[head])[1]))
 
-    def _tile(self, share: Share, registers: Registers, goes_on: bool) -> dict[int, int]:
+    def _tile(self, share: Share, registers: Registers, goes_on: bool) -> Way:
         """Prove any tile of a share. ``goes_on``: whether the share has the tile's last vector (and may go on after
-        it), or ends before. Returns where branches went."""
+        it), or ends before."""
         # At least 0 if the share has the tile's last vector: LEFT vectors follow the one that it has first.
         behind = share.at + named(LEFT) + 1 - share.vectors
         facts = self._facts(
@@ -244,7 +258,7 @@ class SumProof:
         }
         machine.follow(self.tiles, start, None, (self.tiles,), reached)
         self.steps += machine.steps
-        return machine.taken
+        return Way(machine.taken, machine.agreed)
 
     # --- the vectors of a tile
 
@@ -257,6 +271,17 @@ class SumProof:
         exits = exits_of(self.program, self.vectors)
         if len(exits) != 1:
             raise NotCertified("the loop over vectors is left for different places")
+        before, machine.phase = machine.doings.copied(), Phase.VECTORS
+        for iterations in share.iterations():
+            machine.share = iterations
+            self._iteration(machine, registers, written, exits)
+        machine.share = share
+        machine.doings, machine.phase = replace(before, added=True), Phase.TILE
+        return exits[0], registers | dict.fromkeys(written, UNKNOWN)
+
+    def _iteration(self, machine: SumMachine, registers: Registers, written: set[str], exits: list[int]) -> None:
+        """Prove any iteration of the loop over vectors, of those that the machine's share names."""
+        share, facts = machine.share, machine.facts
         start, counting = dict(registers), list[str]()
         for name in map(self.variable, self.program.live(self.vectors)):
             value = registers.get(name)
@@ -264,15 +289,13 @@ class SumProof:
                 counting.append(name)
                 start[name] = Word(share.vector, bits_of(value), facts)
         start |= dict.fromkeys(written - set(counting), UNKNOWN)
-        before, machine.at, machine.phase = machine.doings.copied(), share.vector, Phase.VECTORS
-        machine.doings.stored = {}
-        with facts.side(at_least(facts, share.vector - share.at, share.last - 1 - share.vector)):
+        machine.at, machine.doings.stored = share.vector, {}
+        known = (share.vector - share.at, share.last - 1 - share.vector, *share.column_limits)
+        with facts.side(at_least(facts, *known)):
             machine.follow(
                 self.vectors, start, None, (self.vectors, *exits),
                 lambda block, after: self._next_vector(machine, counting, block, after),
             )  # fmt: skip
-        machine.doings, machine.phase = replace(before, added=True), Phase.TILE
-        return exits[0], registers | dict.fromkeys(written, UNKNOWN)
 
     def _next_vector(self, machine: SumMachine, counting: list[str], block: int | None, registers: Registers) -> None:
         """Check what an iteration has stored, and which vector is next. ``block``: where it leads."""
@@ -290,11 +313,20 @@ class SumProof:
         # Vectors after the last one of the share belong to another group, or do not exist.
         vectors = [share.vector + i for i in range(step)]
         due = [x for x in vectors if machine.facts.truth(x - share.last) is not True]
-        expected = {(vector.key, element) for vector in due for element in range(VECTOR)}
-        if expected - machine.doings.stored.keys():
-            raise NotCertified(f"not all of {len(expected)} sums of {step} vectors are stored")
-        if machine.doings.stored.keys() - {(vector.key, element) for vector in vectors for element in range(VECTOR)}:
+        stored = machine.doings.stored.keys()
+        if not all(self._are_stored(vector, stored) for vector in due):
+            raise NotCertified(f"not all sums of {step} vectors are stored")
+        if {key for key, _, _ in stored} - {vector.key for vector in vectors}:
             raise NotCertified(f"a turn stores sums of more than {step} vectors")
+        machine.agreed.append(frozenset(stored))
         gap = share.last - 1 - share.vector - step
         if not machine.facts.holds(gap if again else -gap - 1):
             raise NotCertified("the loop over vectors does not end behind the last one")
+
+    @staticmethod
+    def _are_stored(vector: Polynomial, stored: Set[Key]) -> bool:
+        """Whether each sum of a vector is stored once. Of a pair, movmatrix exchanges both sums or none, in all lanes,
+        so that no sum is stored by two lanes."""
+        mine = {(element, turned) for key, element, turned in stored if key == vector.key}
+        pairs = [{(first, turned), (first + 1, turned)} for first in range(0, VECTOR, 2) for turned in (False, True)]
+        return len(mine) == VECTOR and sum(pair <= mine for pair in pairs) == VECTOR // 2

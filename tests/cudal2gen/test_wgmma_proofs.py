@@ -29,7 +29,7 @@ COVERED: dict[str, Record] = {
     "rows of B across k, two boxes of D": ring(stages=2, layout="nn", bn=96, atom_n=96),
 }
 NOT_COVERED: dict[str, Record] = {
-    "slices in a workspace": ring(split_k=3, reduce="workspace"),
+    "slices in a workspace, in clusters": ring(split_k=3, reduce="workspace", cluster=[2, 1]),
     "slices in a cluster": ring(split_k=2, reduce="cluster", epilogue="direct"),
     "the last wave is shared out": ring(stream_k=True),
     "stored directly": ring(epilogue="direct"),
