@@ -96,12 +96,10 @@ def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> 
     out = round_directed(y, F[dst], rounding)
     if ftz and dst == "f32":
         out = flush(out)
-    return _raw(np.ascontiguousarray(out), dst)
-
-
-def _raw(x: Array, dst: str) -> Array:
-    """The bits of floats. A NaN of f16 or f32 becomes the canonical one."""
-    return (with_canonical_nan(x, np.isnan(x)) if dst != "f64" and has_nan(x) else x).view(U[type_bits(dst)])
+    out = np.ascontiguousarray(out)
+    if dst != "f64" and has_nan(out):
+        out = with_canonical_nan(out, np.isnan(out))
+    return out.view(U[type_bits(dst)])
 
 
 # The two most frequent conversions have short versions: f16 to f32, and f32 to f16.

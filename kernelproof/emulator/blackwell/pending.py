@@ -57,6 +57,7 @@ class PendingLoads:
         self._check(value, m, site, "writes")
 
     def _check(self, value: Register, m: Mask, site: int, verb: str) -> None:
+        """Report an access to a register whose load is pending. ``verb``: the access in words."""
         if not self.hazards or not isinstance(value, LoadedRegister):
             return
         busy = value.load > self.waited

@@ -143,16 +143,12 @@ class TensorProducts:
         keep = bool(operands.keep[lane])
         self._account(place, kind, issuer, keep, site)
         self._accumulate(kind, place, *factors, keep, operands.scale, self._disabled(operands, lane))
-        self._begin(issuer, site)
+        self.issuers.add(lane)
+        self.open.setdefault(lane >> 5, {}).setdefault(lane, self.launch.tick)
+        self.last[lane >> 5] = self.launch.tick, site
         if self.launch.counters is not None:
             self.launch.counters.tcgen05 += 1
             self.launch.counters.tcgen05_flops += 2 * kind.m * kind.n * 16
-
-    def _begin(self, issuer: Issuer, site: int) -> None:
-        """Record that a lane has issued a product."""
-        self.issuers.add(issuer.lane)
-        self.open.setdefault(issuer.lane >> 5, {}).setdefault(issuer.lane, self.launch.tick)
-        self.last[issuer.lane >> 5] = self.launch.tick, site
 
     def _account(self, place: AccumulatorPlace, kind: ProductShape, issuer: Issuer, keep: bool, site: int) -> None:
         """Check and tag the write of D."""

@@ -80,6 +80,7 @@ class SharedOperands:
     def _place(
         self, kind: ProductShape, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> ProductOperands | None:
+        """The places of the operands; None, and a report, if one cannot lie there."""
         operands = [("B", b, kind.n // len(rows), kind.along_b)]
         if a is not None:
             operands.insert(0, ("A", a, kind.m // len(rows), kind.along_a))

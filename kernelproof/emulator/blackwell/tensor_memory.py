@@ -305,6 +305,7 @@ class TensorMemory:
         text: str,
         kind: str = "tensor-memory-race",
     ) -> None:
+        """Report the first of the earlier accesses that are ``bad`` (bool per cell)."""
         first = tuple(np.argwhere(bad)[0])
         clocks = self.clocks
         rank, index = divmod(int(prior.columns[first]) - clocks.wgmma, clocks.groups)

@@ -50,7 +50,7 @@ class InstructionForm:
     - ``polls``: the result depends on memory that other threads may write.
     - ``waits``: lanes may have to wait at the instruction, so it ends a block; the handler calls ``Emitter.wait``.
     - ``meets``: which threads must reach the instruction together: "" (none), ``lanes`` (those in its last operand),
-      ``warp``, or ``warps`` (the whole warpgroup). A warp or warpgroup meets once for a run of such instructions.
+      ``warp``, or ``warps`` (the warpgroup). A warp or warpgroup waits only once for a sequence of such instructions.
     - ``completed_by``: opcodes that wait for the end of the asynchronous work that it begins; empty if it begins none.
     - ``expands``: the instructions that it consists of, in order.
     - ``accumulates``: operands whose registers it may leave incomplete.

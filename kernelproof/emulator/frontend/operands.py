@@ -61,7 +61,7 @@ class _Reader:
         return out
 
     def take(self) -> str:
-        """The next token."""
+        """Consume the next token."""
         token = self.tokens[self.at]
         self.at += 1
         return token
@@ -70,6 +70,7 @@ class _Reader:
         return self.renames.get(token, token)
 
     def following(self) -> str:
+        """The next token, without consuming it; "" at the end."""
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def operand(self) -> Operand:
@@ -90,12 +91,14 @@ class _Reader:
         return item
 
     def offset(self) -> int:
+        """The signed number after a plus or minus sign, which comes next."""
         sign = 1 if self.take() == "+" else -1
         if self.tokens[self.at] == "-":
             sign, self.at = -sign, self.at + 1
         return sign * literal(self.take(), self.line).value
 
     def atom(self) -> Operand:
+        """The next operand without an offset or a second part."""
         token = self.take()
         first = token[0]
         if first == "%":
@@ -117,6 +120,7 @@ class _Reader:
         return Reg(unique) if "@" in unique and "@@" not in unique else Sym(unique)
 
     def negative(self) -> Imm:
+        """The literal after a minus sign."""
         token = self.take()
         if token[0] == "%":
             raise PtxError(self.line, "negated register operand is not modelled")

@@ -348,10 +348,12 @@ class _Scopes:
         self.renames: dict[str, str] = {}
 
     def enter(self, number: int) -> None:
+        """Begin a scope."""
         self.open.append(_Scope(number, self.renames, len(self.function.body)))
         self.renames = dict(self.renames)
 
     def leave(self) -> None:
+        """End the innermost scope."""
         scope = self.open.pop()
         self.renames = scope.outer
         if scope.labels:

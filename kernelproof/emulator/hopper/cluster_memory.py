@@ -75,6 +75,7 @@ class ClusterMemory(ClusterOrder):
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
+        """Report a finding about the 16-byte element ``at`` of the batch."""
         self.batch.report_lane(kind, text, site, lane, at * 16 % self.stride, doubtful, other)
 
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:

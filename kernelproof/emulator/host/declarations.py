@@ -88,7 +88,7 @@ def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
         return None
     element = _element(m[1].split(",")[0].split("[")[0] if "[" in m[1] else m[1])
     if "[" in m[1]:
-        # Another variable of the declaration comes first: its name stands after the type.
+        # Another variable of the same declaration comes first, so the last word is its name, not part of the type.
         element = _element(" ".join(m[1].split("[")[0].split()[:-1]))
     extents = [_number(text, extent) for extent in re.findall(r"\[([^\]]*)\]", m[2])]
     unit = ELEMENT_BYTES.get(element, 0)

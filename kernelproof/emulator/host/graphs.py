@@ -155,7 +155,7 @@ class Graphs:
         self.by_handle[self.new_handle(a[1])] = graph
         return SUCCESS
 
-    # --- whole graphs ---
+    # --- graphs ---
 
     def create(self, a: Words) -> int:
         """cudaGraphCreate: out."""

@@ -114,6 +114,7 @@ class KernelCalls:
         return self.streams.give(a[9], lambda stream: self._execute(launch, stream))
 
     def _execute(self, launch: KernelLaunch, stream: int) -> int:
+        """Execute a launch on a stream; compare its accesses with other work and record its result."""
         try:
             result = self.state.policy.hooks.execute(launch)
         except LaunchRefused as refused:

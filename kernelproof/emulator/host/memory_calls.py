@@ -97,6 +97,7 @@ class MemoryCalls:
         return buffer
 
     def _allocate(self, out: int, nbytes: int, role: str, kind: int) -> int:
+        """Allocate a buffer with a role and a cudaMemoryType (``kind``); writes its address to ``out``."""
         try:
             buffer = self.memory.allocate(max(1, nbytes), role, of_host=kind != DEVICE)
         except EmulatorError:
@@ -129,6 +130,7 @@ class MemoryCalls:
         return code
 
     def _allocate_in_graph(self, out: int, nbytes: int, stream: int, graph: CapturedGraph) -> int:
+        """Record an allocation in a graph; writes its address to ``out``."""
         try:
             buffer = self.graphs.memory.reserve(graph.memory, nbytes)
         except EmulatorError:
@@ -240,6 +242,7 @@ class MemoryCalls:
         return kinds != {DEVICE}
 
     def _copy(self, to: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
+        """Copy bytes. Those that were undefined in the source are undefined in the destination."""
         if count:
             read, written = self._region(source, count), self._region(to, count)
             wait = self._waits(to, source, asynchronous)
@@ -252,7 +255,10 @@ class MemoryCalls:
                     if read is not None and read.written is not None:
                         defined = read.written[source - read.address :][:count].copy()
                     written.written[start : start + count] = defined
-                self._note_change(written, start, (ctypes.c_uint8 * count).from_address(own_source))
+                # While the count of writes is the same, a launch with the same arguments has the same effect.
+                new = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(own_source))
+                if not np.array_equal(written.bytes()[start : start + count], new):
+                    self.memory.writes += 1
             ctypes.memmove(own_to, own_source, count)
             if not wait:
                 self._watch_own(stream, tick, to, source, count)
@@ -274,13 +280,6 @@ class MemoryCalls:
         else:
             registered.pop(a[0], None)
         return SUCCESS
-
-    def _note_change(self, buffer: Buffer, start: int, data: ctypes.Array[ctypes.c_uint8]) -> None:
-        """Count a write that changes the content. As long as the count is the same, a launch with the same arguments is
-        known to have the same effect."""
-        new = np.ctypeslib.as_array(data)
-        if not np.array_equal(buffer.bytes()[start : start + len(new)], new):
-            self.memory.writes += 1
 
     def _inside(self, address: int) -> bool:
         return 0 <= address - self.memory.base < self.memory.capacity
@@ -312,6 +311,7 @@ class MemoryCalls:
         return self.streams.give(stream, lambda on: self._fill(to, value, count, size, on, bool(asynchronous)))
 
     def _fill(self, to: int, value: int, count: int, size: int, stream: int, asynchronous: bool) -> int:
+        """Fill ``count`` bytes with copies of a value of ``size`` bytes."""
         buffer = self._touch(to, count)
         if buffer is not None:
             wait = not asynchronous and self._kind(to) != DEVICE

@@ -44,6 +44,7 @@ class Naming:
     # --- shared memory ---
 
     def _shared(self, place: Place, text: str) -> Place:
+        """A place in shared memory with its variable and index. ``text``: the CUDA source."""
         variable = self._shared_variable(place.address)
         if variable is None:
             return place
@@ -66,6 +67,7 @@ class Naming:
     # --- global memory ---
 
     def _global(self, place: Place, text: str) -> Place:
+        """A place in global memory with its allocation (or the nearest one) and index. ``text``: the CUDA source."""
         memory, at = self.memory, place.address - self.memory.base
         gone = memory.find_gone(at)
         near = (gone, gone.history) if gone is not None and gone.freed is not None else memory.nearest(at)

@@ -68,14 +68,11 @@ class Session(RuntimeState):
         standin().cudaGetLastError()
         self.first_image = image_count()
         active.append(self.handle)
-        self._guard()
-        session_tensors.append(Tensors(self.memory))
-        return self
-
-    def _guard(self) -> None:
-        """Let guard.c ask this session about faults of host code in its memory, if host code has a mapping of it."""
+        # If host code has a mapping of the memory, guard.c asks this session about faults of host code there.
         view = self.memory.view
         standin().emulator_guard(*((view.base, view.base + view.nbytes) if view is not None else (0, 0)))
+        session_tensors.append(Tensors(self.memory))
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -232,7 +229,8 @@ def session(
     cudaErrorNoDevice.
 
     ``memory``: where buffers live (a fresh one if None). ``cta_filter``: grid (x, y, z) -> linear numbers of the CTAs
-    to run; with it outputs are not checked for gaps. ``programs``: where kernels are looked up beside the launcher's
-    own program; a program loaded from ``DIR/kernel.ptx`` also answers cudaLibraryLoadFromFile("DIR/kernel.cubin").
+    to run; with it, outputs are not checked for gaps. ``programs``: programs in which kernels are looked up, in
+    addition to the launcher's own. cudaLibraryLoadFromFile("DIR/kernel.cubin") uses a program that was loaded from
+    ``DIR/kernel.ptx``.
     """
     return Session(SessionPolicy(device, options or Options(), cta_filter), memory, programs)

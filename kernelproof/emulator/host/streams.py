@@ -176,7 +176,9 @@ class Streams:
         for other in earlier:
             if not other.is_over(clock) and (place := conflict(access, other)) is not None:
                 address = buffer.address + place
-                first, second = (f"{plain_name(item.name)} on {self._spelled(item.stream)}" for item in (access, other))
+                first, second = (
+                    f"{plain_name(item.name)} on {self._stream_name(item.stream)}" for item in (access, other)
+                )
                 text = f"{first} and {second} touch the same memory, and nothing orders them"
                 sides = access.site.participant(), other.site.participant(second)
                 at = Place(Space.GLOBAL, address, self.state.memory.name(buffer), place)
@@ -187,7 +189,8 @@ class Streams:
         earlier.append(access)
         del earlier[:-LONGEST_HISTORY]
 
-    def _spelled(self, stream: int) -> str:
+    def _stream_name(self, stream: int) -> str:
+        """The name of a stream in findings."""
         if stream == DEFAULT:
             return "the default stream"
         if stream in self.of_threads.values():

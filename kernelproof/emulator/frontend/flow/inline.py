@@ -153,6 +153,8 @@ class Inliner:
         after: str | None,
         called_at: tuple[SourceFrame, ...] = (),
     ) -> Iterator[Instr | Label]:
+        """The statements of a function with unique names, and with calls replaced by the bodies of the called
+        functions. Other arguments: see ``_Frame``. Raises PtxError for a recursion."""
         if fn.name in callers:
             raise PtxError(fn.line, f"recursive call of {fn.name} is not modelled")
         self.clones += 1
@@ -198,6 +200,7 @@ class Inliner:
         return names
 
     def _instruction(self, item: Instr, frame: _Frame, reg: Rename, sym: Rename) -> Instr:
+        """An instruction with unique names. A return from an inlined function becomes a branch."""
         guard = Reg(reg(item.guard.name), item.guard.negated) if item.guard is not None else None
         frames = item.frames + frame.called_at
         if frame.after is not None and item.base == "ret":
@@ -240,6 +243,7 @@ class Inliner:
             yield replace(item, op=op, parts=tuple(op.split(".")), operands=operands, guard=guard)
 
     def _call(self, item: Instr, reg: Rename, sym: Rename, caller: _Frame) -> Iterator[Instr | Label]:
+        """The statements that replace a call. Raises PtxError for calls that are not modelled."""
         groups = list(item.operands)
         first = groups[0] if groups else None
         results: tuple[Operand, ...] = ()

@@ -90,15 +90,11 @@ def setp(e: Emitter, ins: Instr) -> None:
         e.assign(d.second, Value(no, "p", uniform))
 
 
-def _types(ins: Instr) -> list[str]:
-    """The types of set: that of its result, and that of its operands."""
-    return [p for p in ins.parts if p in INTEGERS or p in HALVES or p in _REAL]
-
-
 @instruction("set")
 def set_(e: Emitter, ins: Instr) -> None:
     """set: all ones (or 1.0) where the comparison holds."""
-    types = _types(ins)
+    # The type of the result, and that of the operands.
+    types = [p for p in ins.parts if p in INTEGERS or p in HALVES or p in _REAL]
     if types[-1] in _PAIRS:
         _set_packed(e, ins, types)
         return
