@@ -234,8 +234,8 @@ class _CheckedLaunch:
         - Older values: if strong loads could have returned older values, all of the above is done again with the oldest
           ones. A thread that tests the value before it goes on is right in both executions. Races of a thread that does
           not are found in the second one.
-        - Stale reads: a strong load overlooks a store, although its thread has seen something that came after the
-          store. That is a finding if the outcome changes.
+        - Stale reads: in adverse order, a strong load overlooks a store, although its thread has seen something that
+          came after the store. That is a finding if the outcome changes.
         - Polling loops: in adverse order, each loop gets only the newest value, because it may look after a value that
           would end it has been overwritten. Threads that then wait forever are found.
         """

@@ -56,7 +56,7 @@ class OwnMemory:
         return any(start <= address < start + count for start, count in self.registered.items())
 
     def watch(self, address: int, count: int, access: BufferAccess) -> None:
-        """Protect bytes that a copy uses for which host code does not wait."""
+        """Protect the bytes of a copy that host code does not wait for."""
         self._drop([copied for copied in self.copies if copied.overlaps(address, count)])
         allowed = Allowed.NONE if access.written is not None else Allowed.READ
         start, end = ctypes.c_size_t(), ctypes.c_size_t()
