@@ -1,8 +1,9 @@
 """Executes compiled CUDA kernels on the CPU, and reports what is wrong with them.
 
-The emulator runs the PTX of any kernel, through its own unmodified host launcher if it has one. It computes the
-kernel's results and finds races, wrong addresses, missing waits and fences, deadlocks. It needs NumPy and the standard
-library; host launchers also need a C compiler once, for the stand-in CUDA runtime. A launch without host code::
+The emulator runs the PTX of any kernel, through the kernel's own unmodified host launcher if it has one. It computes
+the kernel's results and finds races, wrong addresses, missing waits and fences, and deadlocks. It needs NumPy and the
+standard library. Host launchers also need a C compiler once, for the stand-in CUDA runtime. A launch without host
+code::
 
     >>> import numpy as np
     >>> from kernelproof import emulator
@@ -47,14 +48,14 @@ A launch through a host launcher, which is a shared library built by ``nvcc -sha
         code = program.call("launch", a, b, d, m, n, k)  # any extern "C" function of the launcher; here a cudaError_t
     s.reports, s.launches[0].counters, s.refusals, s.errors
 
-``Session`` and ``SessionPolicy`` say in one place what is checked, what ends a launch and where findings go. A launcher
-that opens the runtime library itself is given ``emulator.runtime_path()``; inside of a session, its
-``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` is answered with ``DIR/kernel.ptx``, unless the session's policy asks
-for machine code.
+``Session`` and ``SessionPolicy`` say what is checked, what ends a launch and where findings go. A launcher that opens
+the runtime library itself must open ``emulator.runtime_path()``. In a session, its
+``cudaLibraryLoadFromFile("DIR/kernel.cubin")`` loads ``DIR/kernel.ptx``, unless the session's policy asks for machine
+code.
 
-**Findings.** A finding breaks one of ``RULES``; ``Report.severity`` says how bad that is. A read of undefined memory,
-or of data that has not arrived, is an error only if the value reaches memory: the launch is executed again with other
-values, and the outcomes are compared. An instruction that the emulator does not support is an UnknownInstruction error.
+**Findings.** A finding violates one of ``RULES``, and ``Report.severity`` says how bad that is. A read of undefined
+memory, or of data that has not arrived, is an error only if the value reaches memory: the launch is executed again with
+other values, and the results are compared. An instruction that the emulator does not support raises UnknownInstruction.
 
 **What is modelled.** The values of all instructions that nvcc emits for GEMM kernels of sm_80 and its relatives, of
 sm_90a and of sm_100a. Lockstep with divergence. Barriers, mbarriers, clusters, fences (of the async proxy, too),
@@ -64,24 +65,23 @@ Groups of wgmma and of bulk stores, tensor memory and tcgen05, setmaxnreg, progr
 **What is not modelled.** ptxas, caches and time; the order in which tensor cores round; hardware's own errors of
 approximate functions, which are exact or, with ``Options.environment``, drawn within PTX's bounds; tensor maps with
 im2col, interleave or element strides; tcgen05 of other kinds than f16; textures; dynamic parallelism. Order is kept per
-warp: what one lane passes on covers everything that its warp has done, so a race that only the warp's other lanes have
-is not found.
+warp: a release by one lane may also cover accesses of the warp's other lanes, so some of their races are not found.
 
 **The parts.** Imports go strictly down: ``state`` < ``arithmetic`` < ``memory`` < ``machine`` < ``hopper`` <
 ``blackwell`` < ``frontend`` < ``machine_code`` < ``host``.
 
-- ``state``: what every unit knows: lanes, clocks, findings, counters, options.
+- ``state``: state that all units share: lanes, clocks, findings, counters, options.
 - ``arithmetic``: integers, floats and conversions as PTX defines them.
-- ``memory``: device, shared and local memory, and who touched them last.
+- ``memory``: device, shared and local memory, and the last accesses to them.
 - ``machine``: schedules a batch of CTAs, with the units that sm_80 has (``AmpereBatch``).
 - ``hopper``: the units that sm_90 adds (``HopperBatch``).
 - ``blackwell``: the units that sm_100 adds, tensor memory and its products (``BlackwellBatch``).
-- ``frontend``: makes a Python function of a kernel's PTX; the facts of an instruction are on its registration.
+- ``frontend``: translates a kernel's PTX to a Python function; the registration of an instruction has its facts.
 - ``machine_code``: lowers the machine code of a cubin to instructions of the front end.
 - ``host``: programs, sessions, and the stand-in CUDA runtime.
 
 ``emulator.mutants`` makes mutants of a PTX text, to test a checker that is built on this package. ``emulator.parse``
-reads one: its kernels with their instructions (``Instr``) and operands.
+parses a PTX text to kernels with their instructions (``Instr``) and operands.
 """
 
 from kernelproof.emulator.frontend.emitter import UnknownInstruction

@@ -1,7 +1,7 @@
-"""The words of constant bank 0 that a launch fills in, by architecture.
+"""The words of constant bank 0 that a launch sets, by architecture.
 
-A cubin says where its parameters begin. The places of the other words were found by kernels that read them, which
-``tests/kernelproof/emulator/test_machine_code_hopper.py`` compiles again.
+A cubin says where its parameters begin. The offsets of the other words were found by kernels that read them;
+``tests/kernelproof/emulator/test_machine_code_hopper.py`` compiles these kernels again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
 _SIZES = ("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z")
-# What a word holds in place of a special register: the reciprocal of one in single precision, rounded to nearest.
+# The prefix of a word that holds the reciprocal of a special register, in single precision, rounded to nearest.
 RECIPROCAL = "1/"
 
 
 def _consecutive(start: int, *names: str) -> dict[int, str]:
+    """Offset -> name, for consecutive words of which those with an empty name are left out."""
     return {start + 4 * i: name for i, name in enumerate(names) if name}
 
 
 def _cluster(shape: int, reciprocals: int, counts: int, rank: int) -> dict[int, str]:
-    """The words of clusters: their extents, the reciprocals of these, how many clusters there are, and CTAs of one."""
+    """The words about clusters, by the offsets at which they begin: a cluster's extents, their reciprocals, the number
+    of clusters along each axis, and the number of a cluster's CTAs."""
     extents = [f"%cluster_nctaid.{axis}" for axis in "xyz"]
     return (
         _consecutive(shape, *extents)
@@ -32,8 +34,8 @@ def _cluster(shape: int, reciprocals: int, counts: int, rank: int) -> dict[int, 
     )
 
 
-# The words of sm_80 to sm_89, of sm_90, and of sm_100 and later. "0": a number that does not matter, of the stack
-# pointer and of the descriptor of global memory.
+# The words of sm_80 to sm_89, of sm_90, and of sm_100 and later. "0" stands for numbers that do not matter: the stack
+# pointer and the descriptor of global memory.
 _AMPERE = _consecutive(0, *_SIZES) | {0x28: "0"} | _consecutive(0x118, "0", "0")
 _HOPPER = (
     _consecutive(0, *_SIZES)
@@ -51,11 +53,12 @@ _BLACKWELL = (
 
 @dataclass(frozen=True)
 class Bank:
-    """Constant bank 0 of a kernel: where its words lie, in bytes.
+    """Constant bank 0 of a kernel. All offsets are in bytes.
 
-    ``parameters``: name, offset and size of each parameter. ``words``: what each other word holds. ``pointer``: the two
-    words with the generic address of the byte at ``base``, where parameters may begin. ``shared``: the shared address
-    of a CTA's first byte. ``generic``: the generic address of that byte, two words.
+    ``parameters``: name, offset and size of each parameter. ``words``: offset of another word -> what it holds, see
+    ``word``. ``base``: the byte at which parameters may begin. ``pointer``: the offset of the two words with the
+    generic address of that byte. ``shared``: the shared address of a CTA's first byte. ``generic``: the offset of the
+    two words with the generic address of that byte.
     """
 
     parameters: Sequence[tuple[str, int, int]]
@@ -67,7 +70,7 @@ class Bank:
 
     @classmethod
     def of(cls, sm: str, base: int, parameters: Sequence[tuple[str, int, int]]) -> Bank | None:
-        """The bank of an architecture; None if its places are not known."""
+        """The bank of an architecture; None if its words are not known."""
         if sm.startswith("sm_8"):
             return cls(parameters, _AMPERE, base, pointer=None, shared=0, generic=0x18)
         if sm.startswith("sm_90"):
@@ -82,8 +85,8 @@ class Bank:
         return min((start for _, start, _ in self.parameters), default=0)
 
     def word(self, offset: int) -> str | None:
-        """What a word holds: a number, a special register (``%..``), ``RECIPROCAL`` of one, or ``name+offset`` in a
-        parameter. None: not known."""
+        """The content of a word: a number, a special register (``%..``), ``RECIPROCAL`` and a special register, or
+        ``name+offset`` in a parameter. None if it is not known."""
         for name, start, size in self.parameters:
             if start <= offset < start + size:
                 return f"{name}+{offset - start}" if offset > start else name

@@ -1,4 +1,4 @@
-"""The data that machine code refers to: constant banks besides bank 0, variables of the module, and functions.
+"""The data to which machine code refers: constant banks besides bank 0, variables of the module, and functions.
 
 Bank 2 has a kernel's literals, bank 3 the module's constants, and bank 4 addresses of variables. Code that reads a bank
 at an offset in a register needs the bank as one variable, so each bank has one; the module's ``__constant__`` variables
@@ -19,14 +19,14 @@ _MEMORY, _TABLE = "$constant_bank_3", "$constant_bank_4"
 
 
 class Word(NamedTuple):
-    """Four bytes of a variable, at an offset in bytes: their value is what memory holds at run time."""
+    """Four bytes of a variable, at an offset in bytes, whose value is read at run time."""
 
     variable: str
     offset: int
 
 
 class Half(NamedTuple):
-    """Four bytes of the address of a variable plus an addend: the upper or the lower ones."""
+    """The upper or lower four bytes of a variable's address plus an addend."""
 
     variable: str
     addend: int
@@ -35,13 +35,14 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """What the code of a kernel refers to. ``image``: the cubin's data."""
+    """The data to which the code of a kernel refers. ``image``: the cubin's data."""
 
     image: Image
     kernel: str
 
     def word(self, bank: int, offset: int) -> int | Word | Half | None:
-        """The four bytes at an offset of a bank: a literal, a word of a variable or half of an address; else None."""
+        """The four bytes at an offset of a bank: a literal, a word of a variable, or half of an address. None if they
+        are not known."""
         if bank == LITERALS:
             data = self.image.literals.get(self.kernel, b"")
             return int.from_bytes(data[offset : offset + 4], "little") if 0 <= offset <= len(data) - 4 else None
@@ -53,7 +54,7 @@ class Data:
         return None
 
     def variable(self, bank: int) -> str | None:
-        """The variable that has a bank's bytes, for an access by an index."""
+        """The name of the variable with a bank's bytes, for an access by an index; None if the bank is empty."""
         if bank == LITERALS and self.image.literals.get(self.kernel):
             return f"$constant_bank_2${self.kernel}"
         if bank == ADDRESSES and self.image.contents.get(BANK_4):
@@ -67,7 +68,7 @@ class Data:
         return [Variable(f"$constant_bank_2${self.kernel}", "const", len(data), 16, data)] if data else []
 
     def system_functions(self) -> set[str]:
-        """The functions of the system that the module calls, such as vprintf."""
+        """The names of functions that the module calls and does not define, such as vprintf."""
         defined = {symbol.name for symbol in self.image.symbols if symbol.section}
         return {address.symbol for address in self.image.addresses.get(BANK_4, {}).values()} - defined
 
@@ -77,7 +78,7 @@ class Data:
 
 
 def variables(image: Image) -> Iterator[Variable]:
-    """The variables of a module, which the host finds by name."""
+    """The variables of a module, which the host can look up by name."""
     if image.constants:
         pointers = _pointers(image, CONSTANTS, 0, len(image.constants))
         yield Variable(_MEMORY, "const", len(image.constants), 256, image.constants, pointers)
@@ -95,6 +96,7 @@ def variables(image: Image) -> Iterator[Variable]:
 
 
 def _pointers(image: Image, section: str, start: int, size: int) -> tuple[tuple[int, str, int], ...]:
+    """The addresses in a range of a section that are filled in at load time: offset in the range, symbol and addend."""
     addresses = image.addresses.get(section, {})
     return tuple(
         (offset - start, address.symbol, address.addend)

@@ -1,14 +1,14 @@
-"""Finds the code that ptxas makes of tcgen05.alloc, .relinquish_alloc_permit and .dealloc.
+"""Recognises the code that ptxas generates for tcgen05.alloc, .relinquish_alloc_permit and .dealloc.
 
-Come here if a new ptxas allocates tensor memory in other words, which ends in "this use of tensor memory is not
-modelled". Allocation is a protocol in the first kilobyte of shared memory, which belongs to the system: the columns
-that are taken as bits, an mbarrier between the two CTAs of a pair, and calls of traps whose names say what they guard.
-The emulator has no such memory. It has the instructions of PTX, so each piece of code becomes one instruction that
-leads to the end of the piece.
+Come here if a new version of ptxas generates other code, which is reported as "this use of tensor memory is not
+modelled". Allocation is a protocol in the first kilobyte of shared memory, which belongs to the system: a word has a
+bit for each allocated block of columns, an mbarrier synchronises the two CTAs of a pair, and traps, whose names say
+what they guard, are called on errors. The emulator has no such memory, but it has the instructions of PTX. So each
+piece of code is replaced by one instruction that branches to the end of the piece.
 
-The listings below are ptxas 13.0's for a kernel of one CTA or of a pair, without waits and moves that do not matter.
-Anchors, by which a piece is found, are marked by ``<--``. Registers and offsets from the base differ between kernels;
-the system's own offsets (0x14, 0x18, 0x1c) and names of traps do not.
+The listings below are those of ptxas 13.0 for a kernel of one CTA or of a pair, without waits and moves that do not
+matter. Anchors, by which a piece is found, are marked by ``<--``. Registers and offsets from the base differ between
+kernels; the system's own offsets (0x14, 0x18, 0x1c) and the names of traps do not.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from kernelproof.sass.decoding import BYTES
 
 _Replacement = Callable[[list[Instruction], int, str], None]
 ALLOCATE, FREE, RELINQUISH = "TMEM_ALLOC", "TMEM_DEALLOC", "TMEM_RELINQUISH"
-RELEASED = "TMEM_RELEASED"  # takes the address that is released, before ptxas computes with it in its register
+RELEASED = "TMEM_RELEASED"  # saves the address that is released, before ptxas overwrites its register
 REPLACED = frozenset((ALLOCATE, FREE))
-_NEAR = 16  # instructions between the parts of a piece of code
+_NEAR = 16  # the most instructions between two parts of a piece of code
 _GRANULE = 32  # columns
 _REGISTER = re.compile(r"U?R\d+")
 _FLAG = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x1c\]$")  # the system's byte that says whether allocation has ended
@@ -34,7 +34,8 @@ _TAKEN = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x14\]$")  # the system's word of colu
 
 
 def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """The instructions of a function with one in place of each allocation and release of tensor memory."""
+    """The instructions of a function, in which one instruction replaces each allocation and release of tensor
+    memory."""
     out = list(instructions)
     takes = [i for i, ins in enumerate(out) if ins.opcode.startswith("UTCATOMSWS") and "FIND_AND_SET" in ins.modifiers]
     if not takes and not any(ins.name == "UTCATOMSWS" for ins in out):
@@ -48,7 +49,7 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
         elif ins.name == "UVIRTCOUNT":  # UVIRTCOUNT.DEALLOC.SMPOOL 0x80, of relinquish_alloc_permit
             out[i] = replace(ins, opcode=RELINQUISH + suffix, operands=())
         elif ins.opcode in ("STS.U8", "LDS.U8") and any(_FLAG.match(text) for text in ins.operands):
-            # @P0 STS.U8 [UR4+0x1c], R0 sets the flag, LDS.U8 R0, [UR4+0x1c] reads it: both become no operation.
+            # @P0 STS.U8 [UR4+0x1c], R0 sets the flag, and LDS.U8 R0, [UR4+0x1c] reads it. Both become no operation.
             out[i] = replace(ins, opcode="YIELD", guard=None, operands=())
     return out
 
@@ -77,8 +78,8 @@ def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) 
 #         CALL ..trap_phase_invalid_during_alloc      <-- ``call``
 #   NEXT:
 #
-# It becomes, at ``branch``: what computes UR5 between TRAP and the store, then TMEM_ALLOC [UR5+0x34080], 512, which
-# leads to NEXT. What lies between is never reached.
+# From ``branch`` on, it is replaced by the instructions between TRAP and the store that compute UR5, and then by
+# TMEM_ALLOC [UR5+0x34080], 512, which branches to NEXT. The code between is never reached.
 def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
     """Put an allocation in the place of the branch to a trap. ``call``: the call in that trap."""
     store = next(i for i in range(call, call - _NEAR, -1) if out[i].opcode == "STS")
@@ -92,7 +93,7 @@ def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
     assert begin <= store
     take = next(i for i in range(branch, call) if out[i].name == "UTCATOMSWS")
     granules = _literal(out, take, out[take].operands[-1])
-    # What computes the address comes first, in the places of instructions that are left out.
+    # The instructions that compute the address come first. They get the addresses of those that they replace.
     chain = _chain(out[begin:store], out[store].operands[0])
     for at, ins in enumerate(chain, branch):
         out[at] = replace(ins, address=out[at].address)
@@ -141,8 +142,8 @@ def _moved(ins: Instruction) -> tuple[int, str]:
 #         CALL ..trap_unallocated_columns_being_dealloced   <-- ``end``: the last trap
 #   NEXT:
 #
-# It becomes TMEM_RELEASED UR20 at ``start``, before UR4 loses the address, and TMEM_DEALLOC 512 at ``begin``, which
-# leads to NEXT.
+# It is replaced by TMEM_RELEASED UR20 at ``start``, before UR4 is overwritten, and by TMEM_DEALLOC 512 at ``begin``,
+# which branches to NEXT.
 def _release(out: list[Instruction], at: int, suffix: str) -> None:
     """Put a release in the place of the load before an ``UTCATOMSWS.AND``, at index ``at``."""
     begin = next(i for i in range(at, -1, -1) if out[i].opcode == "LDS" and _TAKEN.match(out[i].operands[1]))

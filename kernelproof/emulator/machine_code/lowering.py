@@ -1,8 +1,9 @@
-"""Lowers instructions of machine code to PTX instructions: the registry of mnemonics, and what their functions write
-with.
+"""Lowers instructions of machine code to PTX: the registry of mnemonics, and the methods by which their functions emit
+PTX.
 
-Registers keep their names (``%R4``, ``%UR4``, ``%P0``), and results that nobody else sees are temporaries. A guard
-holds for every instruction that writes a register of the machine code or memory; temporaries are computed always.
+Registers keep their names (``%R4``, ``%UR4``, ``%P0``), and intermediate results are temporaries. The guard of a
+machine instruction applies to every PTX instruction that writes memory or a register of the machine code. Temporaries
+are always computed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Handler = Callable[["Lowering", Instruction], None]
 
 @dataclass(frozen=True)
 class Mnemonic:
-    """How an opcode is lowered. ``modifiers``: those that the handler knows; others are refused."""
+    """The function that lowers an opcode, and the modifiers that it supports; others are refused."""
 
     handler: Handler
     modifiers: frozenset[str]
@@ -46,11 +47,11 @@ _mnemonics: dict[str, Mnemonic] = {}
 
 
 class UnknownMachineCode(EmulatorError):
-    """Machine code that the emulator does not execute; the message names address, opcode and modifier."""
+    """Machine code that the emulator does not execute. The message names address, opcode and modifier."""
 
 
 def mnemonic(names: str, modifiers: str = "") -> Callable[[Handler], Handler]:
-    """Register the function that lowers these opcodes. ``modifiers``: all that it understands."""
+    """Register the decorated function to lower these opcodes. ``modifiers``: all that it supports."""
 
     def register(handler: Handler) -> Handler:
         for name in names.split():
@@ -61,19 +62,19 @@ def mnemonic(names: str, modifiers: str = "") -> Callable[[Handler], Handler]:
 
 
 def registered() -> Iterator[str]:
-    """All opcodes that are executed."""
+    """All opcodes that can be lowered."""
     yield from _mnemonics
 
 
 @dataclass
 class Lowering:
-    """The lowered body of one function.
+    """The lowered body of one function, and the methods that append to it.
 
-    ``bank``, ``data``: what the constant banks hold. ``all``: the instructions of the function. ``copy_scoreboards``,
-    ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk stores. ``returns``: the
-    addresses after calls. ``kinds``: the type of each register that occurs. ``current``: the instruction that is being
-    lowered. ``members``: the lanes that execute it together, if an earlier instruction has named them. ``stack``:
-    bytes of the stack, which grows down to the beginning of local memory.
+    ``bank``, ``data``: the contents of the constant banks. ``all``: the instructions of the function.
+    ``copy_scoreboards``, ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk
+    stores. ``returns``: the addresses after calls. ``stack``: bytes of the stack, which grows down to the beginning of
+    local memory. ``body``: the PTX so far. ``kinds``: register -> its type. ``current``: the instruction that is being
+    lowered. ``members``: the lanes that execute it together, if an earlier instruction has named them.
     """
 
     bank: Bank
@@ -88,15 +89,15 @@ class Lowering:
     current: Instruction | None = None
     members: str | None = None
     _guard: Reg | None = None
-    # Has a fence of the GPU's scope come since the last label, with no store after it?
+    # Whether a fence of GPU scope has come since the last label, with no store after it.
     _fenced: bool = False
-    # Whether a lane is the first one of its warp, since the last label or branch.
+    # The predicate that a lane is the first active one of its warp, if it was computed since the last label or branch.
     _leader: str | None = None
 
     # --- instructions ---
 
     def lower(self, instruction: Instruction) -> None:
-        """Append what an instruction does. Raises UnknownMachineCode."""
+        """Append the PTX of an instruction. Raises UnknownMachineCode."""
         self.current, self._guard = instruction, None
         known = _mnemonics.get(instruction.name)
         if known is None:
@@ -123,7 +124,7 @@ class Lowering:
             self._leader = None
 
     def following(self, count: int) -> Sequence[Instruction]:
-        """So many instructions after the current one, in the order of addresses."""
+        """At most so many instructions after the current one, in the order of addresses."""
         assert self.current is not None
         at = self._places[self.current.address] + 1
         return self.all[at : at + count]
@@ -136,22 +137,22 @@ class Lowering:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """Address -> place among all instructions."""
+        """Address -> index of the instruction."""
         return {ins.address: i for i, ins in enumerate(self.all)}
 
-    def released(self) -> str:
-        """How an arrival releases: with the cluster's scope if a fence stands before it, else with its own."""
+    def release(self) -> str:
+        """The modifier of an arrival: it releases at cluster scope if a fence comes before it, else in its own way."""
         return ".release.cluster" if self._fenced else ""
 
     def refusal(self, why: str) -> UnknownMachineCode:
-        """The error for the current instruction."""
+        """The error that refuses the current instruction."""
         ins = self.current
         assert ins is not None
         where = f" [{ins.source[0].file}:{ins.source[0].line}]" if ins.source else ""
         return UnknownMachineCode(f"{place(ins.address, True)}: {why}: {ins.text}{where}")
 
     def emit(self, op: str, *operands: str) -> None:
-        """Append a PTX instruction. It has the guard unless its result is a temporary."""
+        """Append a PTX instruction. It gets the guard, unless its result is a temporary."""
         assert self.current is not None
         guard = None if operands and operands[0].startswith("%t") else self._guard
         self.body.append(self._instr(op, operands, guard))
@@ -168,24 +169,24 @@ class Lowering:
 
     @cached_property
     def tensor_memory(self) -> bool:
-        """Does the function use tensor memory?"""
+        """Whether the function uses tensor memory."""
         return any(ins.name in ("UTCHMMA", "LDTM") for ins in self.all)
 
     def once(self) -> None:
-        """Let one lane of the warp do what the current instruction does: instructions of the uniform path execute once
-        for a warp."""
+        """Restrict the current instruction to one lane of the warp: instructions of the uniform datapath execute once
+        per warp."""
         if self._leader is None:
             before = self.computed("and.b32", self.computed("activemask.b32"), "%lanemask_lt")
             self._leader = self.computed("setp.eq.u32", before, ZERO, kind="pred")
         self.restrict(self._leader)
 
     def restrict(self, condition: str) -> None:
-        """Let the rest of the current instruction happen only where a predicate holds as well."""
+        """Restrict the PTX that follows for the current instruction to lanes for which a predicate holds."""
         both = self._guarded(condition)
         self._guard = Reg(both.lstrip("!"), both[0] == "!")
 
     def _guarded(self, condition: str) -> str:
-        """The current instruction's guard and a condition."""
+        """A predicate: the current instruction's guard and a condition hold."""
         return self.both(("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE, condition)
 
     def branch(self, op: str, target: str, condition: str = TRUE) -> None:
@@ -204,6 +205,7 @@ class Lowering:
         self.body.append(Label(label_of(address), address))
 
     def _instr(self, op: str, operands: tuple[str, ...], guard: Reg | None) -> Instr:
+        """A PTX instruction at the place of the current instruction."""
         ins = self.current
         assert ins is not None
         frames = tuple(Frame(line.file, line.line) for line in ins.source)
@@ -215,6 +217,7 @@ class Lowering:
     # --- registers ---
 
     def _named(self, file: str, number: int) -> str:
+        """The PTX name of a register of the machine code."""
         name = f"%{file}{number}"
         self.kinds[name] = "pred" if "P" in file else "b32"
         return name
@@ -226,14 +229,14 @@ class Lowering:
         return name
 
     def guarded(self, kind: str = "b32") -> str:
-        """A new register for the result of an instruction that does something else as well, so that it keeps its guard;
-        an instruction with a temporary as its result does not."""
+        """A new register for the result of an instruction that must keep its guard, since it also does something else.
+        (An instruction whose result is a temporary has no guard.)"""
         name = f"%g{len(self.kinds)}"
         self.kinds[name] = kind
         return name
 
     def computed(self, op: str, *operands: str, kind: str = "b32") -> str:
-        """A new register of a type with the result of an instruction."""
+        """Append an instruction whose result is a new temporary of a type, and return that."""
         out = self.temp(kind)
         self.emit(op, out, *operands)
         return out
@@ -241,7 +244,8 @@ class Lowering:
     # --- sources ---
 
     def word(self, text: str, plus: int = 0) -> str:
-        """A source of 32 bits, with its signs as integers. ``plus``: so many registers further on."""
+        """A source of 32 bits, with its signs applied as to an integer. ``plus``: so many registers (or words)
+        further."""
         source = operand(text)
         if isinstance(source, Literal):
             number = source.integer
@@ -253,7 +257,7 @@ class Lowering:
         return out
 
     def bits(self, source: Operand, plus: int = 0) -> str:
-        """The bits of a register or of a word of a constant bank, without signs."""
+        """The bits of a register or of a word of a constant bank, without its signs."""
         if isinstance(source, Register):
             return ZERO if source.number is None else self._named(source.file, source.number + plus)
         if isinstance(source, Constant):
@@ -281,7 +285,7 @@ class Lowering:
         return out
 
     def join(self, low: str, high: str) -> str:
-        """64 bits of two words."""
+        """The 64 bits of two words."""
         if low.isdigit() and high.isdigit():
             return str(int(low) | int(high) << 32)
         if high == ZERO:
@@ -289,6 +293,7 @@ class Lowering:
         return self.computed("mov.b64", f"{{{low}, {high}}}", kind="b64")
 
     def _constant(self, source: Constant, plus: int) -> str:
+        """The word of a constant bank that lies ``plus`` bytes after a source."""
         if source.base is not None and source.base.number is not None:
             raise self.refusal("an index into a constant bank is modelled in LDC alone")
         offset = source.offset + plus
@@ -333,8 +338,8 @@ class Lowering:
         return self.computed("add.s64", base, str(at.offset & (1 << 64) - 1), kind="b64") if at.offset else base
 
     def address(self, text: str, wide: bool = False) -> str:
-        """An address of 64 bits in global or generic memory, in brackets. ``wide``: its first register is a pair, also
-        where the operand does not say so."""
+        """An address of 64 bits in global or generic memory, in brackets. ``wide``: its first register is a pair, even
+        if the operand does not say so."""
         at = self._parsed_address(text)
         total = ZERO
         for i, source in enumerate(at.registers):
@@ -347,7 +352,7 @@ class Lowering:
         return _bracketed(total, at.offset)
 
     def stack_address(self, text: str) -> str:
-        """An address in local memory, in brackets. Those of the stack are negative, and wrap around."""
+        """An address in local memory, in brackets. Addresses in the stack are negative, from its end."""
         at = self._parsed_address(text)
         total = str(self.stack)
         for source in at.registers:
@@ -355,7 +360,7 @@ class Lowering:
         return f"[{int(total) + at.offset}]" if total.isdigit() else _bracketed(total, at.offset)
 
     def near_address(self, text: str, start: int) -> str:
-        """An address of 32 bits in shared memory, in brackets. ``start``: what is added to each."""
+        """An address of 32 bits in shared memory, in brackets, to which ``start`` is added."""
         at = self._parsed_address(text)
         total = ZERO
         for i, source in enumerate(at.registers):
@@ -371,6 +376,7 @@ class Lowering:
         return at
 
     def _sum(self, a: str, b: str, kind: str) -> str:
+        """The sum of two sources of a type; no instruction is needed if one is zero."""
         if ZERO in (a, b):
             return b if a == ZERO else a
         return self.computed(f"add.{kind}", a, b, kind=f"b{kind[1:]}")
@@ -384,7 +390,7 @@ class Lowering:
         return p[1:] if p[0] == "!" else f"!{p}"
 
     def unnegated(self, p: str) -> str:
-        """A predicate source for an operand that PTX does not let negate."""
+        """A predicate source without ``!``, for an operand that PTX does not allow to be negated."""
         return self.computed("not.pred", p[1:], kind="pred") if p[0] == "!" else p
 
     def both(self, a: str, b: str) -> str:
@@ -419,7 +425,7 @@ class Lowering:
     # --- results ---
 
     def target(self, text: str, plus: int = 0) -> str:
-        """A register as a result; of the zero register one that nobody reads."""
+        """A register as a result. For the zero register, a new one that is never read."""
         result = operand(text)
         assert isinstance(result, Register)
         return self.guarded() if result.number is None else self._named(result.file, result.number + plus)
@@ -439,7 +445,7 @@ class Lowering:
             self.emit("mov.b64", self.targets(text, 2), value)
 
     def set_predicate(self, text: str, value: str) -> None:
-        """Write a predicate; writes to PT are lost."""
+        """Write a predicate. A write to PT has no effect."""
         result = operand(text)
         assert isinstance(result, Predicate)
         if result.number is not None:
@@ -450,31 +456,33 @@ class Lowering:
                 self.emit("mov.pred", name, value)
 
     def target_predicate(self, text: str) -> str:
-        """A predicate as a result; of PT one that nobody reads."""
+        """A predicate as a result. For PT, a new one that is never read."""
         result = operand(text)
         assert isinstance(result, Predicate)
         return self.guarded("pred") if result.number is None else self._named(result.file, result.number)
 
     def set_comparison(self, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
-        """Write what a comparison gives: ``held`` AND, OR or XOR another predicate, and the same of its negation."""
+        """Write the two results of a comparison: ``held`` AND, OR or XOR another predicate, and the same for the
+        negation of ``held``."""
         value = self.predicate(other)
         self.set_predicate(results[0], self.logic(boolean, held, value))
         self.set_predicate(results[1], self.logic(boolean, self.inverse(held), value))
 
 
 def _bracketed(base: str, offset: int) -> str:
+    """An address operand of PTX."""
     if base == ZERO:
         return f"[{offset}]"
     return f"[{base}{offset:+}]" if offset else f"[{base}]"
 
 
 def is_zero(text: str) -> bool:
-    """Is the operand the zero register?"""
+    """Whether an operand is the zero register."""
     return text.split(".", maxsplit=1)[0] in ("RZ", "URZ")
 
 
 def is_predicate(text: str) -> bool:
-    """Is the operand a predicate?"""
+    """Whether an operand is a predicate."""
     return isinstance(operand(text), Predicate)
 
 

@@ -9,11 +9,11 @@ ORDERS = "LT LE GT GE EQ NE LTU LEU GTU GEU EQU NEU NUM NAN"
 
 
 def rounding(ins: Instruction) -> str:
-    """The rounding of a result, as PTX names it; to the nearest if nothing is named."""
+    """The rounding of a result, as PTX names it; to the nearest if the instruction names none."""
     return next((f".{part.lower()}" for part in ins.modifiers if part in ROUNDINGS.split()), ".rn")
 
 
 def compared(ins: Instruction) -> tuple[str, str]:
-    """The order of a comparison, as PTX names it, and the operation that joins its result with a predicate."""
+    """The order of a comparison, as PTX names it, and the operation that combines its result with a predicate."""
     order = next(part.lower() for part in ins.modifiers if part in ORDERS.split())
     return order, next(part for part in ins.modifiers if part in ("AND", "OR", "XOR"))

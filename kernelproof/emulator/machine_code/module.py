@@ -1,4 +1,4 @@
-"""Reads a cubin as a module of the emulator: each kernel's machine code, lowered."""
+"""Reads a cubin as a module of the emulator, by lowering each kernel's machine code to PTX."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def read_cubin(path: Path) -> Module:
 
 
 def _lowered(function: MachineFunction, data: Data) -> Function:
+    """A kernel as a PTX function."""
     resources = function.resources
     base = resources.parameter_base or 0
     parameters = [(f"parameter_{i}", base + at, size) for i, (at, size) in enumerate(resources.parameters)]
@@ -61,20 +62,20 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
         targets |= set(data.functions())
     stack = Variable(f"{function.name} stack", "local", low.stack, 16)
     static = Variable(f"{function.name} static", "shared", resources.shared_bytes, 16)
-    if resources.shared_bytes:  # a variable takes memory if an instruction names it
+    if resources.shared_bytes:  # a variable gets memory only if an instruction names it
         low.body.append(Instr("mov.u32", ("mov", "u32"), (Reg(low.temp()), Sym(static.name)), None, 0, (), ""))
     for ins in reachable:
         if ins.address in targets:
             low.label(ins.address)
         low.lower(ins)
     body, kinds = separated(_without_rank(reachable, low.body), low.kinds)
-    # Parameters may leave gaps. Each is aligned to its own offset, so that it lies there after those before it.
+    # Parameters may have gaps between them. Each is aligned to its own offset, so that it lies there.
     params = [Variable(name, "param", size, start - bank.start or 16) for name, start, size in parameters]
     attributes: dict[str, tuple[int, ...]] = {}
     if resources.cluster:
         attributes["reqnctapercluster"] = resources.cluster
     if any(ins.name == "USETMAXREG" for ins in reachable):
-        attributes["maxnreg"] = (resources.registers,)  # that many at the start
+        attributes["maxnreg"] = (resources.registers,)  # how many a thread has at the start
     return Function(
         function.name, True, params, [], 0, body, kinds, attributes=attributes,
         variables=[stack, static, *data.literals], machine_code=True,
@@ -83,6 +84,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
 
 
 def _site(instruction: Instruction) -> Site:
+    """An instruction of machine code as the site of a finding."""
     frames = tuple(Frame(line.file, line.line) for line in instruction.source)
     return Site(instruction.address, instruction.text, frames, True, instruction.ptx_line)
 
@@ -92,8 +94,8 @@ _GENERIC = frozenset(("LD", "ST", "ATOM", "RED"))  # they may reach the shared m
 
 
 def _without_rank(reachable: Sequence[Instruction], body: list[Instr | Label]) -> list[Instr | Label]:
-    """The body with rank 0 in shared addresses, where nothing but these addresses knows of clusters: then no unit of
-    sm_90 is needed."""
+    """The body with rank 0 in place of the CTA's rank, if it uses the rank only in shared addresses and nothing else of
+    clusters. Then no unit of sm_90 is needed."""
     instrs = [item for item in body if isinstance(item, Instr)]
     ranks = {id(ins) for ins in instrs if ins.parts == ("mov", "b32") and _names_rank(ins)}
     if any(ins.name in _GENERIC for ins in reachable) or any(
@@ -107,13 +109,14 @@ def _without_rank(reachable: Sequence[Instruction], body: list[Instr | Label]) -
 
 
 def _names_rank(ins: Instr) -> bool:
+    """Whether a move reads the CTA's rank."""
     source = ins.operands[1]
     return isinstance(source, Reg) and source.name == _RANK
 
 
 def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:
-    """The instructions that the entry leads to, in the order of addresses. A return leads after every call, and a call
-    through a register to all ``functions``."""
+    """The instructions that can be reached from the entry, in the order of addresses. A return may lead to the address
+    after any call, and a call through a register to any of ``functions``."""
     by_address = {ins.address: ins for ins in function.instructions}
     returns = [ins.address + BYTES for ins in function.instructions if ins.name == "CALL"]
     reached, pending = set[int](), [function.instructions[0].address]

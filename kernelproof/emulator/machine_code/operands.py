@@ -1,4 +1,4 @@
-"""Reads operands of machine code as nvdisasm prints them."""
+"""Parses operands of machine code as nvdisasm prints them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ NAMED_FLOATS = {"INF": "7f800000", "QNAN": "7fffffff", "SNAN": "7f8fffff"}
 
 
 class Register(NamedTuple):
-    """A register of the files R and UR as a source. ``number`` is None for the zero register. ``signs``: the operators
-    before it (``-``, ``~``, ``|``), the outermost first. ``parts``: its modifiers, such as ``H0_H0``."""
+    """A register of the files R and UR. ``number``: None for the zero register. ``signs``: the operators before it
+    (``-``, ``~``, ``|``), the outermost first. ``wide``: it names a pair of registers. ``parts``: its modifiers, such
+    as ``H0_H0``."""
 
     file: str
     number: int | None
@@ -35,7 +36,7 @@ class Predicate(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A word of a constant bank, at a byte offset; ``base`` is the register that is added, if any."""
+    """A word of a constant bank, at a byte offset. ``base``: the register that is added to the offset, if any."""
 
     bank: int
     offset: int
@@ -45,13 +46,13 @@ class Constant(NamedTuple):
 
 
 class Literal(NamedTuple):
-    """A number in the text, as it was printed: its type depends on the instruction."""
+    """A number as it was printed. Its type depends on the instruction."""
 
     text: str
 
     @property
     def integer(self) -> int | None:
-        """Its value if it was printed as an integer."""
+        """Its value, if it was printed as an integer."""
         return int(self.text, 0) if INTEGER.match(self.text) else None
 
     @property
@@ -74,9 +75,9 @@ class Literal(NamedTuple):
 
 
 class Address(NamedTuple):
-    """An address: the sum of registers, of which uniform ones come last, and of an offset in bytes.
+    """An address: the sum of registers, the uniform ones last, and of an offset in bytes.
 
-    ``scale`` multiplies the first register, which ``wide`` says has 64 bits.
+    ``scale``: the factor of the first register. ``wide``: an address of 64 bits, so that the first register is a pair.
     """
 
     registers: tuple[Register, ...]
@@ -95,7 +96,7 @@ Operand = Register | Predicate | Constant | Literal | Address | Name
 
 
 def operand(text: str) -> Operand:
-    """The operand in a text."""
+    """Parse an operand."""
     if match := REGISTER.match(text):
         signs, file, number, wide, parts = match.groups()
         return Register(file, _number(number), signs, wide is not None, _parts(parts))
@@ -111,14 +112,17 @@ def operand(text: str) -> Operand:
 
 
 def _number(text: str) -> int | None:
+    """The number of a register; None for the zero register or the true predicate."""
     return int(text) if text.isdigit() else None
 
 
 def _parts(text: str) -> tuple[str, ...]:
+    """The modifiers in a text such as ``.H0_H0``."""
     return tuple(part for part in text.split(".") if part)
 
 
 def _constant(match: re.Match[str]) -> Constant:
+    """The operand of a match of CONSTANT."""
     signs, bank, inside, parts = match.groups()
     base, offset = None, 0
     for term in inside.split("+"):
@@ -130,6 +134,7 @@ def _constant(match: re.Match[str]) -> Constant:
 
 
 def _address(inside: str) -> Address:
+    """The address with this text in its brackets."""
     registers, offset, wide, scale = [], 0, False, 1
     for term in filter(None, inside.split("+")):
         if found := TERM.match(term):

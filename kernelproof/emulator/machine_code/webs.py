@@ -1,8 +1,8 @@
-"""Gives each value of a function a register of its own.
+"""Gives each value of a function a register of its own (renaming of live ranges, or "webs").
 
-ptxas reuses a register for many values. Here a *web* is a set of writes and reads of one register that belong together:
-each read with all writes that may reach it. Every web gets a name, so that the analyses of the front end (which values
-are uniform, which live across blocks) see values in place of registers.
+ptxas reuses a register for many values. A *web* is a set of writes and reads of one register that belong together: each
+read belongs to the same web as all writes that may reach it. Every web gets its own name. So the analyses of the front
+end, such as which values are uniform and which are live across blocks, see values and not registers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ENTRY = -1  # stands for the value that a register has at the start
 
 @dataclass
 class _Piece:
-    """Items without a branch or a label between them. ``items``: a range of the body. ``next``: pieces that may follow.
-    ``reaching``: the writes that reach its start, as the bits of a ``_Writes``."""
+    """A basic block. ``items``: a range of the body. ``next``: the blocks that may follow. ``reaching``: the writes
+    that reach its start, as the bits of a ``_Writes``."""
 
     items: range
     next: list[int] = field(default_factory=list)
@@ -31,10 +31,11 @@ class _Piece:
 
 
 class _Writes:
-    """All writes of a function with a bit for each: those of a register have bits side by side, its value at the start
-    before them.
+    """All writes of a function, each with the number of a bit. A register's bits are consecutive, and the first of them
+    stands for its value at the function's start.
 
-    A set of writes is then one integer, and "these reach the end" two operations for all registers at once.
+    So a set of writes is one integer, and the writes that reach the end of a block need two operations for all
+    registers together.
     """
 
     def __init__(self, accesses: Sequence[tuple[list[str], list[str]]]) -> None:
@@ -47,18 +48,19 @@ class _Writes:
         self.starts = dict(zip(self.of, accumulate(map(len, self.of.values()), initial=0), strict=False))
 
     def all(self, name: str) -> int:
+        """All writes of a register."""
         return ((1 << len(self.of[name])) - 1) << self.starts[name]
 
     def last(self, name: str, before: int) -> int:
-        """The last write of a register in front of an item of the body."""
+        """The last write of a register before an item of the body."""
         return 1 << (self.starts[name] + bisect_left(self.of[name], before) - 1)
 
     def entries(self) -> int:
-        """What all registers hold at the start."""
+        """The values that registers have at the function's start."""
         return sum(1 << start for start in self.starts.values())
 
     def among(self, name: str, present: int) -> list[tuple[str, int]]:
-        """The writes of a register that are in a set; where none is, its value at the start."""
+        """The writes of a register that are in a set; if none is, its value at the function's start."""
         writes, own = self.of[name], present >> self.starts[name]
         return [(name, write) for i, write in enumerate(writes) if own >> i & 1] or [(name, _ENTRY)]
 
@@ -90,13 +92,13 @@ def separated(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str
 
 
 def _accesses(item: Instr | Label, kinds: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """The registers that an item writes and reads; special registers do not count."""
+    """The registers that an item writes, and those that it reads, without special registers."""
     defs, uses = defs_uses(item) if isinstance(item, Instr) else ([], [])
     return defs, [name for name in uses if name in kinds]
 
 
 def _keeps(item: Instr | Label) -> bool:
-    """Does an instruction leave the old value of a register where its guard does not hold, or update it?"""
+    """Whether an instruction keeps the old value of its result in some lanes, because of a guard, or updates it."""
     if not isinstance(item, Instr):
         return False
     form = facts(item)
@@ -104,6 +106,7 @@ def _keeps(item: Instr | Label) -> bool:
 
 
 def _pieces(body: Body) -> list[_Piece]:
+    """The basic blocks of a body, with their successors."""
     starts = {0}
     for at, item in enumerate(body):
         if isinstance(item, Label):
@@ -124,6 +127,7 @@ def _pieces(body: Body) -> list[_Piece]:
 
 
 def _labels(branch: Instr) -> Iterator[str]:
+    """The labels to which a branch may lead."""
     for operand in branch.operands:
         for item in operand.items if isinstance(operand, Vec) else (operand,):
             if isinstance(item, Sym):
@@ -131,8 +135,8 @@ def _labels(branch: Instr) -> Iterator[str]:
 
 
 def _spread(pieces: list[_Piece], accesses: Sequence[tuple[list[str], list[str]]], writes: _Writes) -> None:
-    """Find the writes that reach each piece. Sets only grow, so this ends."""
-    passing, made = [], []  # for each piece: the writes that it does not hide, and those of its own that reach its end
+    """Find the writes that reach each block (reaching definitions). Sets only grow, so this ends."""
+    passing, made = [], []  # for each block: writes that it does not overwrite, and its own writes that reach its end
     for piece in pieces:
         written = {name for at in piece.items for name in accesses[at][0]}
         passing.append(~sum(map(writes.all, written)))
@@ -150,7 +154,7 @@ def _spread(pieces: list[_Piece], accesses: Sequence[tuple[list[str], list[str]]
 
 
 class _Union:
-    """Sets of writes that are joined one by one."""
+    """Disjoint sets of writes (union-find)."""
 
     def __init__(self) -> None:
         self.parents: dict[tuple[str, int], tuple[str, int]] = {}
@@ -168,7 +172,7 @@ class _Union:
 
 
 class _Names:
-    """The names of webs: a register's own name for its first web, then with a number."""
+    """The names of webs: the register's name for its first web, and that name with a number for further ones."""
 
     def __init__(self, webs: _Union, kinds: Mapping[str, str]) -> None:
         self.webs, self.old_kinds = webs, kinds
@@ -191,6 +195,8 @@ class _Names:
 def _rewritten(
     item: Instr | Label, at: int, names: _Names, readings: dict[tuple[int, str], tuple[str, int]]
 ) -> Instr | Label:
+    """An item with registers named by their webs. ``readings``: (item, register) -> a write of the web that it
+    reads."""
     if isinstance(item, Label):
         return item
     defs, _ = defs_uses(item)

@@ -1,6 +1,6 @@
-"""What each mnemonic of machine code does: a function decorated by ``lowering.mnemonic``, which emits PTX for it.
+"""The functions that lower machine code, one for each mnemonic: decorated by ``lowering.mnemonic``, they emit PTX.
 
-Importing this package registers all of them. A new mnemonic is one more function in the module of its kind.
+Importing this package registers all of them. To add a mnemonic, add a function to the module of its kind.
 """
 
 from kernelproof.emulator.machine_code.instructions import (  # noqa: F401

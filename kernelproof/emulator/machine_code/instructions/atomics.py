@@ -1,4 +1,4 @@
-"""Atomics, fences, and the invalidation of the L1 cache by which an acquire takes effect."""
+"""Lowers atomics, fences, and the invalidation of the L1 cache that completes an acquire."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ def _kind(ins: Instruction, operation: str) -> str:
 
 
 def _scope(ins: Instruction) -> str:
+    """The scope of an instruction, as PTX names it."""
     return next((SCOPES[part] for part in ins.modifiers if part in SCOPES), "cta")
 
 
 @mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS} {_SPIN}")
 @mnemonic("RED REDG", f"{_OPERATIONS} {_TYPES} {_HINTS}")
 def atomic(low: Lowering, ins: Instruction) -> None:
-    """A relaxed read-modify-write; RED returns nothing. ``.CAST.SPIN`` compares and swaps, and returns whether it did.
-    ``.POPC.INC`` adds one for each lane."""
+    """A relaxed read-modify-write. RED returns nothing. ``.CAST.SPIN`` is a compare-and-swap that returns whether it
+    has swapped. ``.POPC.INC`` adds one for each lane."""
     if "CAST" in ins.modifiers:
         _compare_and_swap(low, ins)
         return
@@ -49,7 +50,8 @@ def atomic(low: Lowering, ins: Instruction) -> None:
     if is_predicate(operands[0]):
         done = operands.pop(0)
         if ins.name == "ATOM" and done != "PT":
-            # What the generic form cannot do in shared memory, it leaves undone there; a loop that follows does it.
+            # The generic form does nothing at addresses in shared memory, and says so by a predicate. A loop that
+            # follows then executes the atomic there.
             near = lies_in(low, operands[1], "global")
             low.set_predicate(done, near)
             low.restrict(near)
@@ -71,6 +73,7 @@ def atomic(low: Lowering, ins: Instruction) -> None:
 
 
 def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
+    """A compare-and-swap that returns 1 if it has swapped, else 0."""
     result, at, compared, new = ins.operands
     space, address = place(low, ins, at)
     wide = "64" in ins.modifiers
@@ -87,18 +90,17 @@ def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("MEMBAR", "SC ALL CTA SM GPU SYS VC")
 def fence(low: Lowering, ins: Instruction) -> None:
-    """A fence of both directions (``.ALL``), or one that is sequentially consistent (``.SC``)."""
+    """A fence that acquires and releases (``.ALL``), or that is sequentially consistent (``.SC``)."""
     low.emit(f"fence.{'sc' if 'SC' in ins.modifiers else 'acq_rel'}.{_scope(ins)}")
 
 
 @mnemonic("CCTL", "IVALL E PF1 PF2")
 def control_cache(low: Lowering, ins: Instruction) -> None:
-    """With ``.IVALL`` later loads do not find old lines in the L1: the second half of an acquire. Prefetches change no
-    value."""
+    """With ``.IVALL``, invalidate the L1 cache, which is the second half of an acquire. Prefetches change no value."""
     if "IVALL" in ins.modifiers:
         low.emit("fence.acquire.gpu")
 
 
 @mnemonic("ERRBAR CGAERRBAR")
 def error_barrier(low: Lowering, ins: Instruction) -> None:
-    """Waits for errors of earlier accesses."""
+    """A wait for errors of earlier accesses, which changes no value."""

@@ -1,7 +1,8 @@
-"""Bulk copies: UTMA* by tensor maps, UBLK* of consecutive bytes.
+"""Lowers bulk copies: UTMA* copy by tensor maps, UBLK* copy consecutive bytes.
 
-Their operands are consecutive uniform registers: the shared address, then the mbarrier's (loads only), then the
-coordinates. A register with a size in units of 16 bytes has the mask of a multicast in its upper half.
+The first operand names consecutive uniform registers: they have the shared address, then the address of the mbarrier
+(loads only), then the coordinates. A register with a size, in units of 16 bytes, has the mask of a multicast in its
+upper half.
 """
 
 from __future__ import annotations
@@ -24,32 +25,35 @@ def _first(text: str) -> Register:
 
 
 def _words(low: Lowering, text: str, start: int, count: int) -> str:
+    """The registers of an operand from number ``start`` on."""
     return ", ".join(low.bits(_first(text), start + i) for i in range(count))
 
 
 def _box(low: Lowering, ins: Instruction, at: str, start: int, tensor: str) -> str:
-    """The tensor map and the coordinates, which begin ``start`` registers after the first one."""
+    """The PTX operand of a box: the tensor map, and the coordinates, which begin with register ``start`` of ``at``."""
     rank = next(int(part[0]) for part in ins.modifiers if part in _TENSOR.split())
     return f"[{_pointer(low, tensor)}, {{{_words(low, at, start, rank)}}}]"
 
 
 def _pointer(low: Lowering, text: str) -> str:
+    """The address of 64 bits in a pair of registers."""
     first = _first(text)
     return low.join(low.bits(first), low.bits(first, 1))
 
 
 def _near(low: Lowering, text: str, plus: int = 0) -> str:
+    """The shared address in register ``plus`` of an operand, in brackets."""
     return f"[{low.bits(_first(text), plus)}]"
 
 
 def _ranks(low: Lowering, text: str) -> str:
-    """The mask of a multicast."""
+    """The mask of a multicast, in the upper half of a register."""
     return low.computed("cvt.u16.u32", low.computed("shr.u32", low.word(text), "16"), kind="b16")
 
 
 @mnemonic("UTMALDG", f"{_TENSOR} MULTICAST 2CTA")
 def load_box(low: Lowering, ins: Instruction) -> None:
-    """cp.async.bulk.tensor to shared memory. Hints for the caches come last."""
+    """cp.async.bulk.tensor to shared memory. Cache hints, the last operands, are ignored."""
     low.once()
     at, tensor, *rest = ins.operands
     op = f"cp.async.bulk.tensor.{_rank(ins)}.shared::cluster.global.tile.{_COMPLETION}"
@@ -62,6 +66,7 @@ def load_box(low: Lowering, ins: Instruction) -> None:
 
 
 def _rank(ins: Instruction) -> str:
+    """The number of dimensions, as PTX names it."""
     return next(part.lower() for part in ins.modifiers if part in _TENSOR.split())
 
 
@@ -105,7 +110,7 @@ def copy(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("UTMACMDFLUSH")
 def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """cp.async.bulk.commit_group; DEPBAR waits."""
+    """cp.async.bulk.commit_group. DEPBAR waits for the group."""
     low.once()
     low.emit("cp.async.bulk.commit_group")
 
@@ -120,7 +125,7 @@ _SIZES = {"64": 2, "128": 4}
 
 @mnemonic("STAS", "64 128")
 def store_async(low: Lowering, ins: Instruction) -> None:
-    """st.async: a pair of registers has the address and that of the mbarrier."""
+    """st.async. A pair of registers has the address, and the address of the mbarrier."""
     at, value = ins.operands
     place = operand(at)
     assert isinstance(place, Address)

@@ -1,4 +1,4 @@
-"""Barriers of clusters, fences of the asynchronous proxy, registers of warpgroups, and dependent launches."""
+"""Lowers barriers of clusters, fences of the asynchronous proxy, setmaxnreg, dependent launches and cancelled ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from kernelproof.sass import Instruction
 
 @mnemonic("UCGABAR_ARV")
 def arrive(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """barrier.cluster.arrive, which releases what a fence before it orders."""
+    """barrier.cluster.arrive, which is relaxed unless a fence comes before it."""
     low.before_sync()
-    low.emit(f"barrier.cluster.arrive{'' if low.released() else '.relaxed'}")
+    low.emit(f"barrier.cluster.arrive{'' if low.release() else '.relaxed'}")
 
 
 @mnemonic("UCGABAR_WAIT")
@@ -22,7 +22,7 @@ def wait(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
 
 @mnemonic("FENCE", "VIEW ASYNC S G T")
 def fence_proxy(low: Lowering, ins: Instruction) -> None:
-    """fence.proxy.async of shared or of global memory; tcgen05.wait::st for tensor memory."""
+    """fence.proxy.async for shared or global memory; tcgen05.wait::st for tensor memory."""
     space = ins.modifiers[-1]
     if space == "T":
         low.emit("tcgen05.wait::st.sync.aligned")
@@ -32,7 +32,7 @@ def fence_proxy(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("USETMAXREG", "DEALLOC TRY_ALLOC CTAPOOL")
 def set_registers(low: Lowering, ins: Instruction) -> None:
-    """setmaxnreg. ``.TRY_ALLOC`` may fail on hardware; ptxas repeats it until it succeeds."""
+    """setmaxnreg. On hardware ``.TRY_ALLOC`` may fail, and the code repeats it until it succeeds. Here it succeeds."""
     more = "TRY_ALLOC" in ins.modifiers
     low.emit(f"setmaxnreg.{'inc' if more else 'dec'}.sync.aligned.u32", str(int(ins.operands[-1], 0)))
     if more:

@@ -1,4 +1,4 @@
-"""Comparisons of integers, and logic of predicates."""
+"""Lowers comparisons of integers, and logic of predicates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _BOOLEANS = ("AND", "OR", "XOR")
 
 @mnemonic("ISETP UISETP", "LT LE GT GE EQ NE U32 S64 U64 AND OR XOR EX")
 def compare(low: Lowering, ins: Instruction) -> None:
-    """``p = (a <> b) op r`` and ``q = !(a <> b) op r``. ``.EX`` compares upper words, where the last predicate is the
-    result for the lower ones."""
+    """``p = (a <> b) op r`` and ``q = !(a <> b) op r``, where <> is the comparison. ``.EX`` compares upper words; the
+    last predicate is the result of the comparison of the lower ones."""
     p, q, a, b, r, *below = ins.operands
     order = next(part for part in ins.modifiers if part in _ORDERS)
     boolean = next(part for part in ins.modifiers if part in _BOOLEANS)
@@ -35,7 +35,7 @@ def compare(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("PLOP3 UPLOP3", "LUT")
 def predicate_logic(low: Lowering, ins: Instruction) -> None:
-    """Two truth tables of the same three predicates."""
+    """Two results, each by a truth table of the same three predicates."""
     p, q, a, b, c, first, second = ins.operands
     sources = [low.predicate(text) for text in (a, b, c)]
     values = [_table(low, sources, int(table, 0)) for table in (first, second)]
@@ -44,7 +44,8 @@ def predicate_logic(low: Lowering, ins: Instruction) -> None:
 
 
 def _table(low: Lowering, sources: list[str], table: int) -> str:
-    """A truth table of predicates, as the sum of products of the rows that hold (Shannon's expansion)."""
+    """The predicate of a truth table, by Shannon's expansion: the table's half for a true first source, or its half for
+    a false one."""
     if not sources:
         return str(table & 1)
     head, *rest = sources

@@ -1,7 +1,7 @@
-"""Branches, exits, barriers, and instructions that only guide convergence.
+"""Lowers branches, exits, barriers, and instructions that only guide convergence.
 
-Lanes that diverge meet again at the post-dominator of their branch, as in the other form of a kernel, so BSSY, BSYNC
-and BREAK do nothing of their own. WARPSYNC orders memory between the lanes of its mask.
+Lanes that diverge join again at the postdominator of their branch, as they do in PTX, so BSSY, BSYNC and BREAK do
+nothing. WARPSYNC orders memory between the lanes of its mask.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kernelproof.sass.decoding import BYTES
 
 @mnemonic("BRA", "U ANY CONV DIV")
 def branch(low: Lowering, ins: Instruction) -> None:
-    """A jump, taken where its guard and a predicate among its operands hold. ``.CONV`` is taken if the lanes of a mask
-    stand together, ``.DIV`` if they do not."""
+    """A branch, which is taken where its guard and a predicate among its operands hold. ``.CONV`` is taken if the
+    active lanes are those of a mask, ``.DIV`` if they are not."""
     condition = low.predicate(ins.operands[0]) if is_predicate(ins.operands[0]) else TRUE
     if "CONV" in ins.modifiers or "DIV" in ins.modifiers:
         order = "eq" if "CONV" in ins.modifiers else "ne"
@@ -29,8 +29,8 @@ def branch(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("CALL", "REL ABS NOINC")
 def call(low: Lowering, ins: Instruction) -> None:
-    """A jump to a subroutine of the same function, which has got the address after it in a register. A call through
-    a register leads to one of the functions after the kernel, with ``.ABS`` to one of the system."""
+    """A jump to a subroutine of the same function, which gets the return address in a register. A call through a
+    register leads to one of the functions after the kernel or, with ``.ABS``, to a function of the system."""
     if ins.target is not None:
         low.branch("bra", label_of(ins.target))
         return
@@ -44,14 +44,14 @@ def call(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("BRX")
 def branch_by_table(low: Lowering, ins: Instruction) -> None:
-    """Jump to an address: that of the next instruction, plus an offset, plus what a register holds."""
+    """A jump to the address of the next instruction plus an offset plus a register."""
     register, offset = ins.operands[0].split()[:2]
     base = ins.address + BYTES + int(offset, 0)
     _jump(low, low.word(register), {place - base & 0xFFFFFFFF: place for place in ins.targets})
 
 
 def _jump(low: Lowering, value: str, places: Mapping[int, int]) -> None:
-    """A jump to the place that belongs to a value; other values end in a trap."""
+    """A jump by a value. ``places``: value -> address. Other values end in a trap."""
     if not places:
         raise low.refusal("the places to which this jump may lead are not known")
     for number, place in places.items():
@@ -60,53 +60,54 @@ def _jump(low: Lowering, value: str, places: Mapping[int, int]) -> None:
 
 
 @mnemonic("RET", "REL NODEC")
-def give_back(low: Lowering, ins: Instruction) -> None:
-    """A jump to the address in a register, which is one after a call."""
-    address = low.word(ins.operands[0].split()[0])  # the function stands after it
+def return_to_caller(low: Lowering, ins: Instruction) -> None:
+    """A jump to the address in a register, which must be that after a call."""
+    address = low.word(ins.operands[0].split()[0])  # the function's name follows the register
     _jump(low, address, {place: place for place in low.returns})
 
 
 @mnemonic("EXIT")
-def leave(low: Lowering, ins: Instruction) -> None:
-    """The end of the lanes for which the guard and the predicate hold."""
+def exit_lanes(low: Lowering, ins: Instruction) -> None:
+    """The exit of the lanes for which the guard and the predicate hold."""
     condition = low.predicate(ins.operands[0]) if ins.operands else TRUE
     low.branch("exit", "", condition)
 
 
 @mnemonic("LEPC")
-def here(low: Lowering, ins: Instruction) -> None:
-    """The address of an instruction, for a call of a function of the system, which does not need it."""
+def load_return_address(low: Lowering, ins: Instruction) -> None:
+    """The return address for a call of a function of the system. Here these never return, so it is 0."""
     low.set_pair(ins.operands[0], "0")
 
 
 @mnemonic("BPT", "TRAP")
 def trap(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """The end of the program by an error."""
+    """A trap, which ends the program with an error."""
     low.emit("trap")
 
 
 @mnemonic("BMOV", "32 CLEAR")
 def move_barrier(low: Lowering, ins: Instruction) -> None:
-    """Saves a convergence barrier around a call, or brings it back."""
+    """A convergence barrier is saved in a register before a call, or restored after it. Its value does not matter
+    here."""
     if isinstance(operand(ins.operands[0]), Register):
         low.set(ins.operands[0], "0")
 
 
 @mnemonic("NOP")
-def together(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """ptxas leaves a NOP in place of bar.warp.sync where the lanes are together. They execute each instruction at once,
-    so what stands before it is ordered before what follows."""
+def no_operation(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
+    """ptxas generates a NOP for a bar.warp.sync at which the lanes have converged. They execute each instruction
+    together, so accesses before the NOP are ordered before those after it."""
     low.emit("bar.warp.sync", low.computed("activemask.b32"))
 
 
 @mnemonic("BSSY BSYNC BREAK YIELD", "RECONVERGENT RELIABLE")
-def nothing(low: Lowering, ins: Instruction) -> None:
+def guide_convergence(low: Lowering, ins: Instruction) -> None:
     """Instructions that change no register and no memory."""
 
 
 @mnemonic("WARPSYNC", "ALL COLLECTIVE")
 def warp_sync(low: Lowering, ins: Instruction) -> None:
-    """bar.warp.sync of the lanes that a word names. ``.COLLECTIVE``: they execute the instructions up to ENDCOLLECTIVE
+    """bar.warp.sync of the lanes in a mask. With ``.COLLECTIVE`` they execute the instructions up to ENDCOLLECTIVE
     together."""
     if "COLLECTIVE" in ins.modifiers:
         low.members = low.computed("mov.b32", low.word(ins.operands[0]))
@@ -117,16 +118,16 @@ def warp_sync(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("ENDCOLLECTIVE")
 def end_collective(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """The end of what WARPSYNC.COLLECTIVE begins."""
+    """The end of the instructions that begin with WARPSYNC.COLLECTIVE."""
     low.members = None
 
 
-_REDUCED, _ANY = "%reduced", "%reduced_predicate"  # what the last BAR.RED has given
+_REDUCED, _ANY = "%reduced", "%reduced_predicate"  # registers with the result of the last BAR.RED
 
 
 @mnemonic("BAR", "SYNC ARV RED POPC AND OR DEFER_BLOCKING")
 def barrier(low: Lowering, ins: Instruction) -> None:
-    """bar.sync, bar.arrive and bar.red, of all threads or of a number of them."""
+    """bar.sync, bar.arrive and bar.red, by all threads of the CTA or by a number of them."""
     if "RED" in ins.modifiers:
         *numbers, text = ins.operands
         held = low.predicate(text)
@@ -147,8 +148,8 @@ def barrier(low: Lowering, ins: Instruction) -> None:
 
 
 @mnemonic("B2R", "RESULT")
-def reduced(low: Lowering, ins: Instruction) -> None:
-    """What the last BAR.RED has given: a number, or a predicate."""
+def read_reduction(low: Lowering, ins: Instruction) -> None:
+    """The result of the last BAR.RED: a number, or a predicate."""
     low.kinds |= {_REDUCED: "b32", _ANY: "pred"}
     if len(ins.operands) == 1:
         low.set(ins.operands[0], _REDUCED)

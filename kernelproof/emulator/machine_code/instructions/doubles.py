@@ -1,4 +1,4 @@
-"""Double precision: each number is a pair of registers. A literal has the upper word alone."""
+"""Lowers arithmetic in double precision. A number is a pair of registers; a literal has only its upper word."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def double(low: Lowering, text: str) -> str:
 
 
 def _number(bits: str) -> str:
+    """Bits as an operand in double precision: a literal in PTX's form, or a register."""
     return f"0d{int(bits):016X}" if bits.isdigit() else bits
 
 
@@ -51,7 +52,7 @@ def upper_double(low: Lowering, text: str) -> str:
 
 @mnemonic("DADD DMUL DFMA", ROUNDINGS)
 def arithmetic(low: Lowering, ins: Instruction) -> None:
-    """Sums, products, and products plus a sum that are rounded once."""
+    """add, mul and fma."""
     op = {"DADD": "add", "DMUL": "mul", "DFMA": "fma"}[ins.name]
     result, *sources = ins.operands
     total = low.computed(f"{op}{rounding(ins)}.f64", *(double(low, text) for text in sources), kind="b64")
@@ -60,7 +61,8 @@ def arithmetic(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("DSETP", f"{ORDERS} AND OR XOR MIN MAX")
 def compare(low: Lowering, ins: Instruction) -> None:
-    """As FSETP. ``.MIN`` and ``.MAX`` say whether the first source is the one to take, and whether both are NaN."""
+    """As FSETP. ``.MIN`` and ``.MAX`` give two predicates: the first source is the minimum or maximum, and both sources
+    are NaN."""
     p, q, a, b, r = ins.operands
     x, y = double(low, a), double(low, b)
     if extreme := next((part.lower() for part in ins.modifiers if part in ("MIN", "MAX")), ""):

@@ -1,7 +1,7 @@
-"""Floating-point arithmetic, comparisons and conversions.
+"""Lowers floating-point arithmetic, comparisons and conversions.
 
-Signs of a source flip or clear its sign bit, also of NaN. ``.FTZ`` flushes subnormal numbers to zero, and a rounding is
-named if it is not to the nearest.
+The signs of a source invert or clear its sign bit, also that of a NaN. ``.FTZ`` flushes subnormal numbers to zero. A
+modifier names the rounding unless it is to the nearest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ _SIGN, _MAGNITUDE = str(0x80000000), str(0x7FFFFFFF)
 
 
 def _options(ins: Instruction) -> str:
+    """The modifiers ``.ftz`` and ``.sat`` of the PTX instruction."""
     return "".join(f".{part.lower()}" for part in ("FTZ", "SAT") if part in ins.modifiers)
 
 
@@ -36,7 +37,7 @@ def single(low: Lowering, text: str) -> str:
 
 @mnemonic("FADD FMUL FFMA UFADD UFMUL UFFMA", f"FTZ SAT {ROUNDINGS}")
 def arithmetic(low: Lowering, ins: Instruction) -> None:
-    """Sums, products, and products plus a sum that are rounded once."""
+    """add, mul and fma."""
     op = {"FADD": "add", "FMUL": "mul", "FFMA": "fma"}[ins.name.removeprefix("U")]
     result, *sources = ins.operands
     low.emit(f"{op}{rounding(ins)}{_options(ins)}.f32", low.target(result), *(single(low, text) for text in sources))
@@ -60,7 +61,7 @@ def minimum(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("FSETP", f"{ORDERS} FTZ AND OR XOR")
 def compare(low: Lowering, ins: Instruction) -> None:
-    """``p = (a <> b) op r`` and ``q = !(a <> b) op r``."""
+    """``p = (a <> b) op r`` and ``q = !(a <> b) op r``, where <> is the comparison."""
     order, boolean = compared(ins)
     p, q, a, b, r = ins.operands
     held = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
@@ -69,7 +70,7 @@ def compare(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("FSEL", "FTZ")
 def select(low: Lowering, ins: Instruction) -> None:
-    """The first source where the predicate holds, else the second."""
+    """The first source if the predicate holds, else the second."""
     result, a, b, p = ins.operands
     test = low.predicate(p)
     if test[0] == "!":
@@ -87,8 +88,8 @@ _TURN = "0f40C90FDB"  # 2 pi
 
 @mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES)))
 def approximate(low: Lowering, ins: Instruction) -> None:
-    """Approximations, which flush subnormal numbers. SIN and COS take turns instead of radians, and those that end in
-    64H the upper word of a double for its value, and give the upper word of the result."""
+    """Approximations, which flush subnormal numbers. SIN and COS take numbers of full turns, not radians. Functions
+    that end in 64H take the upper word of a double, and give the upper word of the result."""
     result, source = ins.operands
     if wide := _OF_DOUBLES.get(ins.modifiers[0]):
         value = low.computed(f"{wide}.approx.ftz.f64", upper_double(low, source), kind="b64")
@@ -104,8 +105,9 @@ def approximate(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("FCHK", "DIVIDE")
 def check_quotient(low: Lowering, ins: Instruction) -> None:
-    """Whether a quotient needs its slow path, which is right for all numbers: an exponent is close to the ends of its
-    range, or the exponents are far apart. Hardware's own limits are not published; these take the slow path earlier."""
+    """Whether a division needs its slow path, which is right for all numbers: an exponent is close to an end of its
+    range, or the exponents are far apart. The limits of hardware are not published; these take the slow path more
+    often."""
     p, *sources = ins.operands
     exponents = [low.computed("bfe.u32", single(low, text), "23", "8") for text in sources]
     difference = low.computed("sub.s32", *exponents)
@@ -120,7 +122,7 @@ def check_quotient(low: Lowering, ins: Instruction) -> None:
 
 
 def halves(low: Lowering, text: str, kind: str) -> str:
-    """A source of two halves: ``.H0_H0`` and ``.H1_H1`` take one of them twice."""
+    """A source of two halves. ``.H0_H0`` and ``.H1_H1`` take one of them twice."""
     source = operand(text)
     if isinstance(source, Literal):
         half = source.half if kind == "f16x2" else source.single >> 16
@@ -139,7 +141,7 @@ def halves(low: Lowering, text: str, kind: str) -> str:
 
 
 def half_sources(low: Lowering, texts: list[str], count: int, kind: str) -> list[str]:
-    """Sources of two halves each; where a literal stands for two, two numbers are printed, the upper one first."""
+    """``count`` sources of two halves each. A literal may be printed as two numbers, the upper half first."""
     out: list[str] = []
     rest = list(texts)
     while rest:
@@ -158,7 +160,7 @@ def half_sources(low: Lowering, texts: list[str], count: int, kind: str) -> list
 
 @mnemonic("HADD2 HMUL2 HFMA2", "F32 BF16_V2 FTZ SAT RELU MMA")
 def half_arithmetic(low: Lowering, ins: Instruction) -> None:
-    """Sums and products of two halves. ``HADD2.F32`` gives the sum of the lower ones in single precision."""
+    """add, mul and fma of two halves. ``HADD2.F32`` adds the lower ones in single precision."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
     op, count = {"HADD2": ("add", 2), "HMUL2": ("mul", 2), "HFMA2": ("fma", 3)}[ins.name]
     result, *texts = ins.operands
@@ -169,13 +171,14 @@ def half_arithmetic(low: Lowering, ins: Instruction) -> None:
         low.emit("add.rn.f32", low.target(result), *numbers)
         return
     if all(source.isdigit() for source in sources) and ins.name == "HFMA2" and sources[0] in ("0", str(0x80008000)):
-        low.set(result, sources[2])  # how ptxas moves a literal
+        low.set(result, sources[2])  # ptxas moves a literal by a product with zero
         return
     options = ".relu" if "RELU" in ins.modifiers else _options(ins)
     low.emit(f"{op}.rn{options}.{kind}", low.target(result), *sources)
 
 
 def _lower_half(low: Lowering, source: str, kind: str) -> str:
+    """The lower half of a source, in single precision."""
     if kind == "bf16":
         return (
             low.computed("shl.b32", source, "16") if not source.isdigit() else f"0f{int(source) << 16 & 0xFFFFFFFF:08X}"
@@ -192,7 +195,7 @@ _INTEGER_TYPES = "U8 S8 U16 S16 U32 S32 U64 S64"
 
 
 def _value(low: Lowering, text: str, kind: str) -> str:
-    """A source of a type, its signs applied."""
+    """A source of a type, with its signs applied."""
     if kind == "f64":
         return double(low, text)
     if kind in ("f16", "bf16"):
@@ -206,7 +209,7 @@ def _value(low: Lowering, text: str, kind: str) -> str:
 
 
 def _store(low: Lowering, text: str, op: str, kind: str, value: str) -> None:
-    """Convert a value to a type, and write it: narrow results to the lower part of a word."""
+    """Convert a value to a type by ``op``, and write it. A narrow result goes to the lower part of a word."""
     if kind.endswith("64"):
         low.set_pair(text, low.computed(op, value, kind="b64"))
     elif kind in ("f16", "bf16"):
@@ -216,14 +219,14 @@ def _store(low: Lowering, text: str, op: str, kind: str, value: str) -> None:
 
 
 def _to_integer(ins: Instruction) -> str:
-    """How a number is rounded to an integer, to the nearest one if nothing is named."""
+    """PTX's modifier for rounding to an integer; to the nearest if the instruction names none."""
     modes = (("TRUNC", "rzi"), ("FLOOR", "rmi"), ("CEIL", "rpi"))
     return next((mode for part, mode in modes if part in ins.modifiers), "rni")
 
 
 @mnemonic("F2I UF2I", f"F16 F32 F64 FTZ NTZ TRUNC FLOOR CEIL {_INTEGER_TYPES}")
 def to_integer(low: Lowering, ins: Instruction) -> None:
-    """A number as an integer, s32 of f32 if no type is named."""
+    """Conversion of a number to an integer: of f32 to s32 if no types are named."""
     origin = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
     kind = next((part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split()), "s32")
     mode = _to_integer(ins)
@@ -233,7 +236,7 @@ def to_integer(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("I2F I2FP UI2F UI2FP", f"F16 F32 F64 {ROUNDINGS} {_INTEGER_TYPES}")
 def from_integer(low: Lowering, ins: Instruction) -> None:
-    """An integer as a number, f32 of s32 if no type is named."""
+    """Conversion of an integer to a number: of s32 to f32 if no types are named."""
     kind = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
     origin = next((part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split()), "s32")
     _store(low, ins.operands[0], f"cvt{rounding(ins)}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
@@ -241,7 +244,7 @@ def from_integer(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("F2F FRND", f"F16 F32 F64 BF16 FTZ TRUNC FLOOR CEIL {ROUNDINGS}")
 def between_floats(low: Lowering, ins: Instruction) -> None:
-    """A number in another precision (the result's type is named first), or rounded to an integer (FRND)."""
+    """Conversion to another precision (the result's type is named first), or rounding to an integer (FRND)."""
     named = [_FLOATS[part] for part in ins.modifiers if part in _FLOATS]
     kind, origin = [*named, "f32", "f32"][:2]
     ftz = ".ftz" if "FTZ" in ins.modifiers and "f32" in (kind, origin) else ""
@@ -256,7 +259,7 @@ def between_floats(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("F2FP", "F16 BF16 F32 PACK_AB RELU MERGE_C")
 def pack(low: Lowering, ins: Instruction) -> None:
-    """Two numbers as two halves, the first one in the upper half."""
+    """Conversion of two numbers to two halves of a register, the first one in the upper half."""
     if "MERGE_C" in ins.modifiers:
         raise low.refusal(".MERGE_C is not modelled")
     kind = "bf16x2" if "BF16" in ins.modifiers else "f16x2"

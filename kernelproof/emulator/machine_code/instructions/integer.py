@@ -1,7 +1,7 @@
-"""Integer arithmetic, shifts and logic of words.
+"""Lowers integer arithmetic, shifts and logic of words.
 
-A carry is the predicate of an addition, so that numbers of 64 bits and more are added word by word. Where a negated
-source meets a carry, its negation is the complement plus one, as the adder has it.
+An addition may write its carry to a predicate, by which numbers of 64 bits and more are added word by word. With a
+carry, a negated source counts as its complement plus one, as in the adder.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kernelproof.sass import Instruction
 
 
 def _split_predicates(operands: tuple[str, ...], results: int) -> tuple[str, list[str], list[str], list[str]]:
-    """The result, its carries out, the sources, and the carries in."""
+    """The result, its carries out (at most ``results``), the sources, and the carries in."""
     rest = list(operands[1:])
     carries: list[str] = []
     while len(carries) < results and rest and is_predicate(rest[0]):
         carries.append(rest.pop(0))
-    while carries and carries[-1] in ("PT", "UPT"):  # later machine code names carries that nobody wants
+    while carries and carries[-1] in ("PT", "UPT"):  # later machine code also names carries that are not used
         carries.pop()
     inputs: list[str] = []
     while rest and is_predicate(rest[-1]):
@@ -28,7 +28,8 @@ def _split_predicates(operands: tuple[str, ...], results: int) -> tuple[str, lis
 
 @mnemonic("IADD3 UIADD3", "X 64")
 def add3(low: Lowering, ins: Instruction) -> None:
-    """The sum of three words and, with ``.X``, of up to two carries. Its two carries out count what the sum carries."""
+    """The sum of three words and, with ``.X``, of up to two carries. Its two carries out say whether the sum carries at
+    least 1, and at least 2."""
     if "64" in ins.modifiers:
         _add_pairs(low, ins)
         return
@@ -52,6 +53,7 @@ def add3(low: Lowering, ins: Instruction) -> None:
 
 
 def _add_pairs(low: Lowering, ins: Instruction) -> None:
+    """The sum of numbers of 64 bits."""
     result, carries, sources, inputs = _split_predicates(ins.operands, 2)
     if carries or any(low.predicate(p) != "0" for p in inputs):
         raise low.refusal("carries of a sum of 64 bits are not modelled")
@@ -71,7 +73,7 @@ def add_pair(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("VIADD UVIADD", "16x2")
 def add2(low: Lowering, ins: Instruction) -> None:
-    """The sum of two words, or with ``.16x2`` of their halves."""
+    """The sum of two words or, with ``.16x2``, of their halves."""
     result, a, b = ins.operands
     if "16x2" in ins.modifiers:
         low.set(result, low.computed("add.u16x2", *(low.computed("mov.b32", low.word(text)) for text in (a, b))))
@@ -92,11 +94,12 @@ def _plus(low: Lowering, a: str, b: str, kind: str = "s32") -> str:
 
 
 def _widened(low: Lowering, source: str) -> str:
+    """A source as 64 bits, extended by zeros."""
     return source if source.isdigit() or low.kinds[source] == "b64" else low.computed("cvt.u64.u32", source, kind="b64")
 
 
 def _unsigned(low: Lowering, text: str) -> str:
-    """A source as the adder takes it: 64 bits, a negated one as its complement plus one."""
+    """A source as the adder takes it, in 64 bits: a negated one is its complement plus one."""
     source = operand(text)
     if not isinstance(source, Register | Constant) or not source.signs:
         return _widened(low, low.word(text))
@@ -107,6 +110,7 @@ def _unsigned(low: Lowering, text: str) -> str:
 
 
 def _at_least(low: Lowering, value: str, bound: int) -> str:
+    """Whether an unsigned value of 64 bits is at least a bound."""
     if value.isdigit():
         return str(int(int(value) >= bound))
     return low.computed("setp.ge.u64", value, str(bound), kind="pred")
@@ -128,6 +132,7 @@ def multiply_add(low: Lowering, ins: Instruction) -> None:
 
 
 def _product(low: Lowering, a: str, b: str, c: str) -> str:
+    """a * b + c, by simpler instructions where literals allow that."""
     if "0" in (a, b):
         return c
     if "1" in (a, b):
@@ -140,7 +145,7 @@ def _product(low: Lowering, a: str, b: str, c: str) -> str:
 
 
 def _multiply_wide(low: Lowering, ins: Instruction) -> None:
-    """The product of two words plus a pair, as a pair, or with ``.HI`` its upper word."""
+    """The product of two words plus a number of 64 bits; with ``.HI`` the upper word of that."""
     result, carries, (a, b, c), inputs = _split_predicates(ins.operands, 1)
     kind = "u32" if "U32" in ins.modifiers else "s32"
     x, y = low.word(a), low.word(b)
@@ -163,6 +168,7 @@ def _multiply_wide(low: Lowering, ins: Instruction) -> None:
 
 
 def _plus64(low: Lowering, a: str, b: str) -> str:
+    """The sum of two sources of 64 bits."""
     if "0" in (a, b):
         return b if a == "0" else a
     return low.computed("add.s64", a, b, kind="b64")
@@ -170,7 +176,8 @@ def _plus64(low: Lowering, a: str, b: str) -> str:
 
 @mnemonic("LEA ULEA", "HI X SX32")
 def shift_add(low: Lowering, ins: Instruction) -> None:
-    """(a << s) + b. With ``.HI`` the upper word of (c:a << s), plus b; ``.SX32`` takes the sign of a for c."""
+    """(a << s) + b. With ``.HI``, the upper word of (c:a << s), plus b; with ``.SX32``, c is the sign extension of
+    a."""
     result, carries, sources, inputs = _split_predicates(ins.operands, 1)
     if "HI" in ins.modifiers:
         if "SX32" in ins.modifiers:
@@ -209,8 +216,8 @@ def _upper_left(low: Lowering, a: str, c: str, shift: int) -> str:
 
 @mnemonic("SHF USHF", "L R W U32 S32 U64 S64 HI")
 def funnel_shift(low: Lowering, ins: Instruction) -> None:
-    """c:a shifted by a count; the upper word with ``.HI``, else the lower one. ``.W`` takes the count modulo its width,
-    otherwise counts beyond it shift everything out."""
+    """A word of c:a shifted by a count: with ``.HI`` the upper one, else the lower one. With ``.W`` the count is taken
+    modulo the width. Otherwise counts beyond the width shift everything out."""
     result, a, count, c = ins.operands
     left, high, wraps = "L" in ins.modifiers, "HI" in ins.modifiers, "W" in ins.modifiers
     kind = next((part for part in ins.modifiers if part[1:] in ("32", "64")), "U32")
@@ -218,7 +225,7 @@ def funnel_shift(low: Lowering, ins: Instruction) -> None:
     if wraps:
         most = 31 if kind[1:] == "32" else 63
         by = str(int(by) & most) if by.isdigit() else low.computed("and.b32", by, str(most))
-    if left != high:  # one word decides: the lower one of a left shift, the upper one of a right shift
+    if left != high:  # one word is enough: the lower one of a left shift, the upper one of a right shift
         word = low.word(a if left else c)
         op = "shl.b32" if left else f"shr.{kind[0].lower()}32"
         low.set(result, "0" if word == "0" else low.computed(op, word, by))
@@ -233,7 +240,8 @@ def funnel_shift(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("LOP3 ULOP3", "LUT PAND")
 def logic3(low: Lowering, ins: Instruction) -> None:
-    """A truth table of three words; a predicate result says whether any bit is set, or what the last predicate says."""
+    """The bits of three words by a truth table. A predicate result says whether any bit is set, combined with the last
+    predicate by OR (with ``.PAND`` by AND)."""
     operands = list(ins.operands)
     p = operands.pop(0) if is_predicate(operands[0]) else ""
     result, a, b, c, table, other = operands
@@ -241,8 +249,8 @@ def logic3(low: Lowering, ins: Instruction) -> None:
     if b == "0xffffff" and any(
         query.name == "QSPC" and "S" in query.modifiers and query.operands[-1] == f"[{a}]" for query in low.preceding(4)
     ):
-        # A generic address that was found to lie in shared memory becomes one of shared memory, which begins at another
-        # place in the emulator's window.
+        # This converts a generic address, which was found to lie in shared memory, to a shared address. In some machine
+        # code, shared memory begins at another address than in the emulator.
         value = low.computed("sub.s32", value, str(WINDOW_START - low.bank.shared))
     low.set(result, value)
     if p:
@@ -255,8 +263,9 @@ _A, _B, _C = 0xF0, 0xCC, 0xAA
 
 
 def _table(low: Lowering, a: str, b: str, c: str, table: int) -> str:
-    """The bits of a truth table. Sources that are zero or that the table ignores leave a simpler one."""
-    if a == "0":  # the half of the table for a = 0 counts
+    """The bits of three words by a truth table. Simpler instructions are used if sources are zero or do not matter."""
+    # If a source is zero, copy the part of the table for 0 to the part for 1, so that the source does not matter.
+    if a == "0":
         table = (table & 0x0F) * 0x11
     if b == "0":
         table = (table & 0x33) * 0x05
@@ -278,9 +287,9 @@ def _table(low: Lowering, a: str, b: str, c: str, table: int) -> str:
 
 @mnemonic("IMNMX UIMNMX VIMNMX UVIMNMX", "U32 S32 S64 U64 RELU")
 def minimum(low: Lowering, ins: Instruction) -> None:
-    """The minimum of two numbers if the predicate holds, else the maximum. ``.RELU``: at least zero."""
+    """The minimum of two numbers if the predicate holds, else the maximum. With ``.RELU``, at least zero."""
     kind = next((part.lower() for part in ins.modifiers if part != "RELU"), "s32")
-    # Later machine code names predicates that nobody wants beside the result, and one after the order.
+    # Later machine code also names predicates that are not used: some next to the result, and one after the order.
     at = [i for i, text in enumerate(ins.operands) if not is_predicate(text)]
     result, a, b = (ins.operands[i] for i in at)
     order, *others = ins.operands[at[2] + 1 :]
@@ -295,7 +304,7 @@ def minimum(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("VIMNMX3 UVIMNMX3", "U32 RELU")
 def minimum3(low: Lowering, ins: Instruction) -> None:
-    """The minimum of three numbers if the predicate holds, else the maximum. ``.RELU``: at least zero."""
+    """The minimum of three numbers if the predicate holds, else the maximum. With ``.RELU``, at least zero."""
     result, *sources, order = ins.operands
     kind = "u32" if "U32" in ins.modifiers else "s32"
     value, *others = map(low.word, sources)
@@ -325,6 +334,7 @@ def _extreme(low: Lowering, kind: str, a: str, b: str, order: str) -> str:
 
 
 def _positive(low: Lowering, ins: Instruction, value: str) -> str:
+    """A value; with ``.RELU``, at least zero."""
     return low.computed("max.s32", value, "0") if "RELU" in ins.modifiers else value
 
 
@@ -336,7 +346,7 @@ def absolute(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("SGXT USGXT", "U32 W")
 def extend(low: Lowering, ins: Instruction) -> None:
-    """The lower bits of a word, so many as the second source says, extended by zeros or by their sign."""
+    """As many lower bits of a word as the second source says, extended by zeros or by their sign."""
     result, a, count = ins.operands
     kind, mode = "u32" if "U32" in ins.modifiers else "s32", "wrap" if "W" in ins.modifiers else "clamp"
     low.set(result, low.computed(f"szext.{mode}.{kind}", low.word(a), low.word(count)))
@@ -344,7 +354,7 @@ def extend(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("BMSK UBMSK", "W")
 def mask(low: Lowering, ins: Instruction) -> None:
-    """So many bits that are set, from a position on."""
+    """A mask of so many set bits, from a position on."""
     result, position, count = ins.operands
     mode = "wrap" if "W" in ins.modifiers else "clamp"
     low.set(result, low.computed(f"bmsk.{mode}.b32", low.word(position), low.word(count)))
@@ -364,8 +374,8 @@ def reverse(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("FLO UFLO", "U32 SH")
 def leading_bit(low: Lowering, ins: Instruction) -> None:
-    """The position of the leading bit (of a negative number: the leading zero); ``.SH``: the shift that brings it to
-    the top."""
+    """The position of the leading one (of a negative number: of the leading zero). With ``.SH``, the shift by which it
+    becomes the highest bit."""
     kind = "u32" if "U32" in ins.modifiers else "s32"
     shift = ".shiftamt" if "SH" in ins.modifiers else ""
     low.set(ins.operands[0], low.computed(f"bfind{shift}.{kind}", low.word(ins.operands[-1])))

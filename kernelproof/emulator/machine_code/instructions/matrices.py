@@ -1,4 +1,4 @@
-"""Matrices of a warp: LDSM, STSM, MOVM and HMMA."""
+"""Lowers LDSM, STSM, MOVM and HMMA: the matrix instructions of a warp."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHAPES = {"1688": "m16n8k8", "16816": "m16n8k16", "1684": "m16n8k4"}
 
 @mnemonic("HMMA", "1688 16816 1684 F16 F32 BF16 TF32")
 def multiply(low: Lowering, ins: Instruction) -> None:
-    """mma.sync of halves: first the type of the sums, then that of the operands, f16 if none is named."""
+    """mma.sync. Modifiers name the shape, the type of the sums, and that of the operands, which is f16 by default."""
     shape = _SHAPES[ins.modifiers[0]]
     sums = ins.modifiers[1].lower()
     kind = ins.modifiers[2].lower() if len(ins.modifiers) > 2 else "f16"

@@ -1,7 +1,7 @@
-"""mbarriers: SYNCS, and the arrival of asynchronous copies.
+"""Lowers instructions of mbarriers: SYNCS, and the arrival of asynchronous copies.
 
-An mbarrier is a word of 64 bits. Its upper half has the parity of the phase in bit 31, and from bit 11 on the arrivals
-that are missing, negated; the meanings are those of the PTX instructions that ptxas makes into these.
+An mbarrier is a word of 64 bits. Its upper half has the parity of the phase in bit 31, and from bit 11 on the number of
+missing arrivals, negated. The meanings of these instructions are those of the PTX from which ptxas generates them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from kernelproof.emulator.machine_code.operands import Address, operand
 from kernelproof.sass import Instruction
 
 _NONE = str(1 << 20)  # an mbarrier that expects n arrivals begins with this minus n
-# What is counted: arrivals and bytes. A1: one arrival, AR: as many as a register says; T0: no bytes, TR and TX: as many
-# as a register says are expected or have arrived.
+# Modifiers for the arrivals and bytes that are counted. A1: one arrival. AR: as many as a register says. T0: no bytes.
+# TR and TX: as many bytes as a register says are expected, or have arrived.
 _COUNTS = "A1T0 ART0 A0TR A0TX A0T1"
 
 
@@ -24,12 +24,14 @@ def synchronise(low: Lowering, ins: Instruction) -> None:
 
 
 def _at(low: Lowering, text: str) -> str:
+    """The address of an mbarrier, in brackets."""
     assert isinstance(operand(text), Address)
     return low.near_address(text, 0)
 
 
 def _initialise(low: Lowering, ins: Instruction) -> None:
-    """The word of a new mbarrier. Machine code has no trace of fence.mbarrier_init, so each is visible at once."""
+    """mbarrier.init, by the word that it writes. Machine code has no trace of fence.mbarrier_init, so one is emitted
+    after each initialisation."""
     result, at, word = ins.operands
     if not is_zero(result):
         raise low.refusal("an exchange that returns the old word is not modelled")
@@ -42,11 +44,12 @@ def _initialise(low: Lowering, ins: Instruction) -> None:
 
 
 def _arrive(low: Lowering, ins: Instruction) -> None:
+    """mbarrier.arrive, .arrive_drop, .expect_tx and .complete_tx."""
     result, at, number = ins.operands
     count = next((part for part in ins.modifiers if part in _COUNTS.split()), "")
     place = _at(low, at)
     if count == "A0T1" and "OPTOUT" not in ins.modifiers:
-        return  # a byte for the copies of the thread, which the instruction after it lets arrive
+        return  # it expects a byte for the thread's copies, which the next instruction (ARRIVES) makes arrive
     if count in ("A0TR", "A0TX"):
         op = "expect_tx" if count == "A0TR" else "complete_tx"
         low.emit(f"mbarrier.{op}.relaxed.cta.shared::cluster.b64", place, low.word(number))
@@ -55,7 +58,7 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
     # Without a count: one arrival, after the expectation of so many bytes.
     op = "arrive_drop" if "OPTOUT" in ins.modifiers else "arrive"
     operands = [low.word(number)] if count in ("", "ART0") else []
-    name = f"mbarrier.{op}{'' if count else '.expect_tx'}{low.released()}"
+    name = f"mbarrier.{op}{'' if count else '.expect_tx'}{low.release()}"
     if is_zero(result):
         low.emit(f"{name}.shared::cluster.b64", "_", place, *operands)
         return
@@ -68,8 +71,8 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
 
 
 def _wait(low: Lowering, ins: Instruction) -> None:
-    """A wait for the end of the phase whose parity is bit 31 of a register. After an acquire of the cluster's scope
-    the L1 cache is invalidated."""
+    """A wait for the end of the phase whose parity is bit 31 of a register. If the L1 cache is invalidated afterwards,
+    the wait acquires at cluster scope."""
     p, at, word = ins.operands
     op = "try_wait" if "TRYWAIT" in ins.modifiers else "test_wait"
     acquires = any(other.name == "CCTL" and other.guard == p for other in low.following(6))
@@ -81,11 +84,12 @@ def _wait(low: Lowering, ins: Instruction) -> None:
 
 
 def _invalidate(low: Lowering, ins: Instruction) -> None:
+    """mbarrier.inval."""
     low.emit("mbarrier.inval.shared.b64", _at(low, ins.operands[0]))
 
 
 @mnemonic("ARRIVES", "LDGSTSBAR 64 TRANSCNT ARVCNT")
 def copies_arrive(low: Lowering, ins: Instruction) -> None:
-    """cp.async.mbarrier.arrive; ``.ARVCNT`` counts as one of the arrivals that the mbarrier expects."""
+    """cp.async.mbarrier.arrive. With ``.ARVCNT`` it is one of the arrivals that the mbarrier expects (``.noinc``)."""
     noinc = ".noinc" if "ARVCNT" in ins.modifiers else ""
     low.emit(f"cp.async.mbarrier.arrive{noinc}.shared.b64", _at(low, ins.operands[0]))

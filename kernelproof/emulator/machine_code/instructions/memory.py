@@ -1,6 +1,6 @@
-"""Loads, stores and asynchronous copies.
+"""Lowers loads, stores and asynchronous copies.
 
-Widths are modifiers: none is 32 bits. Cache hints (``.BYPASS``, ``.LTC128B`` ..) change no value.
+A modifier names the width, which is 32 bits by default. Cache hints (``.BYPASS``, ``.LTC128B`` ..) change no value.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ def _kind(ins: Instruction) -> tuple[str, int]:
 
 
 def _strength(ins: Instruction) -> str:
+    """The modifiers of a strong access, as PTX names them; empty for a weak one."""
     if "STRONG" not in ins.modifiers:
         return ""
     return f".relaxed.{next(SCOPES[part] for part in ins.modifiers if part in SCOPES)}"
 
 
 def place(low: Lowering, ins: Instruction, text: str) -> tuple[str, str]:
-    """State space and address of an access."""
+    """The state space of an access, as a modifier of PTX, and its address in brackets."""
     space = _SPACES.get(ins.name[-1], "generic")
     if space == "shared":
         return ".shared", shared_address(low, text)
@@ -47,13 +48,14 @@ def place(low: Lowering, ins: Instruction, text: str) -> tuple[str, str]:
 
 
 def shared_address(low: Lowering, text: str) -> str:
-    """An address in shared memory, which begins elsewhere in the emulator than in some machine code."""
+    """An address in shared memory, in brackets. In some machine code, shared memory begins at another address than in
+    the emulator."""
     return low.near_address(text, WINDOW_START - low.bank.shared)
 
 
 @mnemonic("LDG LD LDS LDL", f"{_HINTS} {_WIDTHS} {_STRENGTHS} CONSTANT")
 def load(low: Lowering, ins: Instruction) -> None:
-    """Loads of one to four registers. ``.CONSTANT`` reads what no thread writes."""
+    """Loads of one to four registers. ``.CONSTANT`` is ld.nc."""
     result, at, *rest = ins.operands
     if rest:
         raise low.refusal("a load with a predicate is not modelled")
@@ -99,17 +101,17 @@ def lies_in(low: Lowering, at: str, space: str) -> str:
 
 @mnemonic("LDGSTS", f"{_HINTS} 64 128 BYPASS ACCESS ZFILL")
 def copy(low: Lowering, ins: Instruction) -> None:
-    """cp.async; zeros are written where the predicate does not hold. With ``.ZFILL`` the source's address is aligned,
-    plus the number of bytes at the end that become zero as well."""
+    """cp.async. Lanes for which the predicate does not hold write zeros. With ``.ZFILL`` the source operand is the
+    aligned address plus the number of bytes at the end that also become zero."""
     to, source, *rest = ins.operands
     size = 4 * _kind(ins)[1]
     operands = [shared_address(low, to), low.address(source), str(size)]
     if "ZFILL" in ins.modifiers:
-        whole = low.sum64(source)
-        cut = low.computed("cvt.u32.u64", low.computed("and.b64", whole, str(size - 1), kind="b64"))
-        operands[1] = f"[{low.computed('and.b64', whole, str(-size & (1 << 64) - 1), kind='b64')}]"
+        total = low.sum64(source)
+        zeros = low.computed("cvt.u32.u64", low.computed("and.b64", total, str(size - 1), kind="b64"))
+        operands[1] = f"[{low.computed('and.b64', total, str(-size & (1 << 64) - 1), kind='b64')}]"
         held = low.number(low.predicate(rest[0])) if rest else "1"
-        count = low.computed("sub.s32", str(size), cut)
+        count = low.computed("sub.s32", str(size), zeros)
         operands.append(count if held == "1" else low.computed("mul.lo.s32", count, held))
     elif rest:
         operands.append(low.unnegated(low.inverse(low.predicate(rest[0]))))
@@ -118,15 +120,17 @@ def copy(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("LDGDEPBAR")
 def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
-    """Copies so far form a group, whose end a scoreboard counts."""
+    """cp.async.commit_group. A scoreboard counts the groups that are not complete."""
     low.emit("cp.async.commit_group")
 
 
 @mnemonic("DEPBAR", "LE")
 def wait(low: Lowering, ins: Instruction) -> None:
-    """Waits until a scoreboard counts so many groups of copies at most. Other scoreboards are those of registers.
+    """A wait until a scoreboard counts at most so many groups of copies. A wait for a register's scoreboard does
+    nothing.
 
-    Waits for bulk stores and for their reads differ in the invalidation of the L1 cache that follows alone.
+    A wait for complete bulk stores differs from one for their reads only by the invalidation of the L1 cache that
+    follows.
     """
     board, count = ins.operands[:2]
     if board in low.copy_scoreboards and board in low.bulk_scoreboards:

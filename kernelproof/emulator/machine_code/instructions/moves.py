@@ -1,4 +1,4 @@
-"""Moves between registers, constant banks and special registers; selection; permutation of bytes."""
+"""Lowers moves between registers, constant banks and special registers, selection, and permutation of bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _SPECIALS = {
     "SR_SMEMSZ": "%total_smem_size",
 }
 _PAIRS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
-# The upper word of generic addresses in shared memory; and an index of the words of a cluster.
+# Registers with a fixed number: the upper word of generic addresses in shared memory; and SR_CgaSize, by which the
+# words of a cluster are indexed.
 _NUMBERS = {"SRZ": 0, "SR_SWINHI": Window.SHARED << SHIFT_TO_WINDOW - 32, "SR_CgaSize": 0}
 # Numbers of warps, which begin at bit 8.
 _SHIFTED = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
@@ -33,7 +34,7 @@ _SHIFTED = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
 
 @mnemonic("MOV UMOV", "64")
 def mov(low: Lowering, ins: Instruction) -> None:
-    """A word of a register, a literal or a constant bank, or two words."""
+    """A move of a word, or of two words, from registers, a literal or a constant bank."""
     if "64" in ins.modifiers:
         low.set_pair(ins.operands[0], low.pair(ins.operands[1]))
         return
@@ -42,7 +43,7 @@ def mov(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("S2R S2UR CS2R", "32")
 def special(low: Lowering, ins: Instruction) -> None:
-    """Special registers. CS2R reads 64 bits, without ``.32``."""
+    """A read of a special register. CS2R reads 64 bits, unless it has ``.32``."""
     result, name = ins.operands
     wide = ins.name == "CS2R" and "32" not in ins.modifiers
     if name in _NUMBERS:
@@ -61,8 +62,8 @@ def special(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("ULDC LDC LDCU", "64 128 U8 S8 U16 S16")
 def load_constant(low: Lowering, ins: Instruction) -> None:
-    """Words of a constant bank, or a part of one. LDC adds a register to the offset of a parameter, or 0 to that of a
-    word of the launch."""
+    """Words of a constant bank, or a part of one. LDC may add a register to the offset. That indexes a parameter or
+    another bank, or, with an index that is 0, the words of a cluster."""
     result, text = ins.operands
     source = operand(text)
     assert isinstance(source, Constant)
@@ -70,7 +71,7 @@ def load_constant(low: Lowering, ins: Instruction) -> None:
     count = 4 if "128" in ins.modifiers else 2 if "64" in ins.modifiers else 1
     if source.base is not None and source.base.number is not None:
         if not source.bank and low.bank.word(source.offset) in low.bank.words.values():
-            # How sm_100 addresses the words of a cluster: the index is a multiple of SR_CgaSize, which is 0 here.
+            # sm_100 addresses the words of a cluster by an index that is a multiple of SR_CgaSize, which is 0 here.
             word = Constant(0, source.offset)
             for i in range(count):
                 low.emit("mov.b32", low.target(result, i), low.bits(word, i))
@@ -94,7 +95,7 @@ def load_constant(low: Lowering, ins: Instruction) -> None:
 
 
 def _load_part(low: Lowering, result: str, source: Constant, narrow: str) -> None:
-    """A byte or half of a word of a constant bank."""
+    """A byte or a half of a word of a constant bank."""
     word = low.bits(source._replace(offset=source.offset & ~3, base=None))
     bits = narrow[1:]
     if word.isdigit():
@@ -104,8 +105,9 @@ def _load_part(low: Lowering, result: str, source: Constant, narrow: str) -> Non
 
 @mnemonic("R2UR", "OR FILL")
 def to_uniform(low: Lowering, ins: Instruction) -> None:
-    """The value of a register that all lanes of the warp share. Here each lane has its own uniform registers, so that
-    none is left over (the predicate, with ``.OR`` beside its old value) that would have to come again."""
+    """A move to a uniform register of a value that all lanes of the warp share. On hardware a predicate (with ``.OR``
+    combined with its old value) names lanes whose value differs, for which a loop repeats the move. Here each lane has
+    its own uniform registers, so there are none."""
     if is_predicate(ins.operands[0]):
         if "OR" not in ins.modifiers:
             low.set_predicate(ins.operands[0], "0")
@@ -116,7 +118,7 @@ def to_uniform(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("SEL USEL", "64")
 def select(low: Lowering, ins: Instruction) -> None:
-    """The first source where the predicate holds, else the second."""
+    """The first source if the predicate holds, else the second."""
     result, a, b, p = ins.operands
     test = low.predicate(p)
     if test[0] == "!":
@@ -129,6 +131,6 @@ def select(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("PRMT UPRMT")
 def permute(low: Lowering, ins: Instruction) -> None:
-    """Bytes of two words, chosen by the digits of a third: prmt.b32 with its operands in another order."""
+    """Bytes of two words, selected by the digits of a third: prmt.b32 with its operands in another order."""
     result, a, selector, b = ins.operands
     low.emit("prmt.b32", low.target(result), low.word(a), low.word(b), low.word(selector))

@@ -1,4 +1,4 @@
-"""Dot products of bytes and halves, sums of differences, and comparisons of two halves in a register."""
+"""Lowers dot products of bytes and halves, sums of differences, and comparisons of two halves in a register."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def dot(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("VABSDIFF", "U32")
 def difference(low: Lowering, ins: Instruction) -> None:
-    """sad: the magnitude of a difference, plus a sum."""
+    """sad: the magnitude of a difference, plus the third source."""
     result, *sources = ins.operands
     low.set(result, low.computed(f"sad.{'u32' if 'U32' in ins.modifiers else 's32'}", *map(low.word, sources)))
 
 
 @mnemonic("VABSDIFF4", "U8 S8 ACC")
 def byte_differences(low: Lowering, ins: Instruction) -> None:
-    """vabsdiff4: the magnitudes of the differences of four bytes; with ``.ACC`` their sum plus the last source."""
+    """vabsdiff4: the magnitudes of the differences of four bytes or, with ``.ACC``, their sum plus the last source."""
     result, *sources = ins.operands
     kind = "s32" if "S8" in ins.modifiers else "u32"
     option = ".add" if "ACC" in ins.modifiers else ""
@@ -36,7 +36,7 @@ def byte_differences(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("HSETP2", f"{ORDERS} AND OR XOR BF16_V2 FTZ")
 def compare(low: Lowering, ins: Instruction) -> None:
-    """Comparisons of the lower and of the upper halves, each joined with a predicate."""
+    """Comparisons of the lower and of the upper halves, each combined with a predicate."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
     order, boolean = compared(ins)
     p, q, *texts, r = ins.operands
@@ -49,8 +49,8 @@ def compare(low: Lowering, ins: Instruction) -> None:
 
 
 @mnemonic("HSET2", f"{ORDERS} AND OR XOR BF BF16_V2 FTZ")
-def choose(low: Lowering, ins: Instruction) -> None:
-    """Comparisons of both halves as words: 1.0 with ``.BF``, else all bits, where they hold."""
+def compare_to_halves(low: Lowering, ins: Instruction) -> None:
+    """Comparisons whose results are halves of a word: where they hold 1.0 with ``.BF``, else all ones."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
     order, _ = compared(ins)
     result, *texts, r = ins.operands
@@ -62,7 +62,7 @@ def choose(low: Lowering, ins: Instruction) -> None:
 
 
 @mnemonic("HMNMX2", "NAN BF16_V2 FTZ")
-def extreme(low: Lowering, ins: Instruction) -> None:
+def minimum(low: Lowering, ins: Instruction) -> None:
     """The minima of two pairs of halves if the predicate holds, else the maxima."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
     result, *texts, p = ins.operands

@@ -1,4 +1,4 @@
-"""Moves between predicates and the bits of a register."""
+"""Lowers moves between predicates and the bits of a register."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BYTES = {"B0": 0, "B1": 8, "B2": 16, "B3": 24}
 
 @mnemonic("P2R", " ".join(_BYTES))
 def to_register(low: Lowering, ins: Instruction) -> None:
-    """The predicates that a mask names as bits of a byte of the result; its other bits are the source's."""
+    """The predicates that a mask names become bits of a byte of the result. Its other bits are those of the source."""
     result, _, source, text = ins.operands
     start, mask = _start(ins.modifiers), int(text, 0)
     total = low.word(source)
@@ -26,7 +26,7 @@ def to_register(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("R2P")
 def from_register(low: Lowering, ins: Instruction) -> None:
-    """The bits of a byte as the predicates that a mask names."""
+    """The bits of a byte become the predicates that a mask names."""
     _, text, mask = ins.operands
     source = operand(text)
     assert isinstance(source, Register)
@@ -39,4 +39,5 @@ def from_register(low: Lowering, ins: Instruction) -> None:
 
 
 def _start(parts: tuple[str, ...]) -> int:
+    """The position of the byte that a modifier names; 0 by default."""
     return next((_BYTES[part] for part in parts if part in _BYTES), 0)

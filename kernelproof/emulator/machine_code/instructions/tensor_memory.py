@@ -1,7 +1,8 @@
-"""Tensor memory of sm_100: its products, commits, loads, stores and, as ``idioms`` has found them, allocations.
+"""Lowers instructions of tensor memory (sm_100): products, commits, loads, stores, and the allocations that ``idioms``
+has found.
 
-Machine code has no trace of tcgen05.fence, and waits for loads by a scoreboard, so every arrival, wait and load is
-ordered as its PTX would be with its fence.
+Machine code has no trace of tcgen05.fence, and waits for loads by a scoreboard. So every arrival and wait gets a fence,
+and every load gets a wait.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _TIMES = " ".join(f"x{1 << n}" for n in range(8))
 
 
 def _group(ins: Instruction) -> str:
+    """The modifier ``cta_group`` of the PTX instruction."""
     return f"cta_group::{2 if '2CTA' in ins.modifiers else 1}"
 
 
@@ -33,13 +35,14 @@ def _place(text: str, kind: str) -> tuple[Register, int]:
 
 
 def _tensor(low: Lowering, text: str) -> str:
+    """An address in tensor memory, in brackets."""
     register, offset = _place(text, "tmem")
     return f"[{low.bits(register)}{f'{offset:+}' if offset else ''}]"
 
 
 @mnemonic("TMEM_ALLOC", "2CTA")
 def allocate(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.alloc, in place of the code that ptxas makes of it."""
+    """tcgen05.alloc, in place of the code that ptxas generates for it."""
     at, columns = ins.operands
     assert ins.target is not None
     low.emit(f"tcgen05.alloc.{_group(ins)}.sync.aligned.shared::cta.b32", low.near_address(at, 0), columns)
@@ -51,14 +54,14 @@ _RELEASED = "%released"
 
 @mnemonic("TMEM_RELEASED")
 def released(low: Lowering, ins: Instruction) -> None:
-    """The address that the next tcgen05.dealloc gives back."""
+    """Saves the address that the next tcgen05.dealloc releases."""
     low.kinds[_RELEASED] = "b32"
     low.emit("mov.b32", _RELEASED, low.word(ins.operands[0]))
 
 
 @mnemonic("TMEM_DEALLOC", "2CTA")
 def free(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.dealloc, in place of the code that ptxas makes of it."""
+    """tcgen05.dealloc, in place of the code that ptxas generates for it."""
     assert ins.target is not None
     low.emit(f"tcgen05.dealloc.{_group(ins)}.sync.aligned.b32", _RELEASED, ins.operands[0])
     low.emit("bra", label_of(ins.target))
@@ -72,10 +75,10 @@ def relinquish(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("UTCHMMA", "2CTA")
 def multiply(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.mma of kind::f16 or kind::tf32, as the types in its descriptor say.
+    """tcgen05.mma of kind::f16 or kind::tf32, by the types in its instruction descriptor.
 
-    After that descriptor come the lanes of D that stay as they are, if any, whether D is added to, and D's scale, if
-    any.
+    After that descriptor come the mask of lanes of D that are not written (optional), the predicate that products are
+    added to D, and the scale of D (optional).
     """
     low.once()
     a, b, d, _, form, *disabled, keep = [text for text in ins.operands if not text.startswith("0x")]
@@ -93,7 +96,7 @@ def multiply(low: Lowering, ins: Instruction) -> None:
 
 
 def _descriptor(low: Lowering, text: str, kind: str) -> str:
-    """64 bits in a pair of uniform registers."""
+    """The descriptor of 64 bits in a pair of uniform registers."""
     register, offset = _place(text, kind)
     assert not offset
     return low.join(low.bits(register), low.bits(register, 1))
@@ -121,7 +124,7 @@ def _form(ins: Instruction) -> tuple[str, int]:
 
 @mnemonic("LDTM", f"{' '.join(_SHAPES)} {_TIMES} PACK16BIT")
 def load(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.ld and the wait for it."""
+    """tcgen05.ld, with the wait for it."""
     result, at = ins.operands
     form, count = _form(ins)
     packed = ".pack::16b" if "PACK16BIT" in ins.modifiers else ""
@@ -131,7 +134,7 @@ def load(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("STTM", f"{' '.join(_SHAPES)} {_TIMES} EXPAND16BIT")
 def store(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.st; what waits for it is a FENCE.VIEW.ASYNC.T."""
+    """tcgen05.st. FENCE.VIEW.ASYNC.T waits for it."""
     at, source = ins.operands
     form, count = _form(ins)
     unpacked = ".unpack::16b" if "EXPAND16BIT" in ins.modifiers else ""

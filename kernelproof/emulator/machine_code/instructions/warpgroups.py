@@ -1,7 +1,7 @@
-"""wgmma: HGMMA, IGMMA and QGMMA of halves, bytes and numbers of 8 bits; the fences and groups of a warpgroup.
+"""Lowers wgmma (HGMMA of 16-bit floats and TF32, IGMMA of integers, QGMMA of FP8), and its fences and groups.
 
-Four uniform registers have the descriptors of A, if A is in shared memory, and of B. ``gsb0`` ends a group: that
-product and those before it.
+Four uniform registers have the descriptors of A, if A is in shared memory, and of B. A product with ``gsb0`` ends a
+group, which has this product and those before it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def multiply(low: Lowering, ins: Instruction) -> None:
 
 
 def _trailing(parts: list[str], sums: str, depth: int, inside: bool) -> list[str]:
-    """The signs of A and B, and whether they are M- or N-major, as far as the PTX form has them."""
+    """The last operands, if the PTX form has them: the signs of A and B, and whether they are M- or N-major."""
     if sums == "s32":
         return []
     signs = ["-1" if f"neg{which}" in parts else "1" for which in "AB"]

@@ -1,6 +1,6 @@
-"""Instructions that the lanes of a warp execute together: shuffles, votes, matches and reductions.
+"""Lowers instructions that the lanes of a warp execute together: shuffles, votes, matches and reductions.
 
-The members are the active lanes, which have come together, or those that WARPSYNC.COLLECTIVE names.
+Their members are the active lanes, which have converged, or those that WARPSYNC.COLLECTIVE names.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from kernelproof.sass import Instruction
 
 
 def _members(low: Lowering) -> str:
+    """The mask of the lanes that execute an instruction together."""
     return low.members or low.computed("activemask.b32")
 
 
 def _result(low: Lowering, text: str) -> str:
-    """A register as a result; of the zero register a temporary, which has no guard: all members take part."""
+    """A register as a result. For the zero register a temporary, whose instruction has no guard: all members take
+    part."""
     return low.temp() if is_zero(text) else low.target(text)
 
 
 @mnemonic("SHFL", "IDX UP DOWN BFLY")
 def shuffle(low: Lowering, ins: Instruction) -> None:
-    """shfl.sync; the predicate says whether the lane that was read is in range."""
+    """shfl.sync. The predicate says whether the source lane is in range."""
     p, result, a, b, c = ins.operands
     target = _result(low, result)
     within = low.temp("pred")
@@ -31,7 +33,8 @@ def shuffle(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("VOTE VOTEU", "ANY ALL EQ")
 def vote(low: Lowering, ins: Instruction) -> None:
-    """The lanes for which a predicate holds as a word, and whether it holds for any, all or equally many of them."""
+    """vote.sync: the mask of the lanes for which a predicate holds; and whether it holds for any or all lanes, or (EQ)
+    is the same in all."""
     operands = list(ins.operands)
     result = operands.pop(0) if not is_predicate(operands[0]) else ""
     p, source = operands
@@ -44,7 +47,7 @@ def vote(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("MATCH", "ANY ALL")
 def match(low: Lowering, ins: Instruction) -> None:
-    """The lanes that have the same word."""
+    """match.sync: the mask of the lanes that have the same word."""
     operands = list(ins.operands)
     p = operands.pop(0) if is_predicate(operands[0]) else ""
     result, value = operands
@@ -57,7 +60,7 @@ def match(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("REDUX", "SUM MIN MAX AND OR XOR S32 U32")
 def reduce(low: Lowering, ins: Instruction) -> None:
-    """redux.sync; without a named operation AND."""
+    """redux.sync. The operation is AND if none is named."""
     mode = next((part for part in ins.modifiers if part in ("SUM", "MIN", "MAX", "OR", "XOR")), "AND")
     kind = "b32" if mode in ("AND", "OR", "XOR") else "s32" if "S32" in ins.modifiers else "u32"
     name = "add" if mode == "SUM" else mode.lower()
@@ -66,7 +69,7 @@ def reduce(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("ELECT")
 def elect(low: Lowering, ins: Instruction) -> None:
-    """elect.sync: the number of one of the lanes, and whether it is the own one."""
+    """elect.sync: the number of one of the lanes, and whether this lane is that one."""
     p, result, within = ins.operands
     if low.predicate(within) != "1":
         raise low.refusal("an election among lanes with a predicate is not modelled")
