@@ -391,15 +391,6 @@ def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
     )  # fmt: skip
 
 
-def _kinds() -> dict[tuple[str, Any], int]:
-    """Numbers for the pairs (acc, out_dtype), on which a plan of ``matmul`` depends in addition to the tensors.
-
-    The defaults have the number 0.
-    """
-    types = (None, *(element.torch_dtype for element in ELEMENTS.values()), F32.torch_dtype)
-    return {pair: number for number, pair in enumerate((acc, dtype) for acc in ("f32", "f16") for dtype in types)}
-
-
 def _kind(acc: str, out_dtype: Any, level: int) -> int:
     """The kind of a call of ``matmul`` (see ``_KINDS``). ``level``: see ``invariance``."""
     kind = _KINDS.get((acc, out_dtype), _NO_KIND)
@@ -407,7 +398,11 @@ def _kind(acc: str, out_dtype: Any, level: int) -> int:
 
 
 OPS = register(*_operators(batch_invariant=False), *_operators(batch_invariant=True))
-# The kind of a call is the part of its key that C++ does not read from the tensors. C++ makes no calls of kind -1.
-_KINDS, _NO_KIND = _kinds(), -1
+# The kind of a call is the part of its key that C++ does not read from the tensors: for ``matmul`` the number of its
+# pair (acc, out_dtype), 0 for the defaults. C++ makes no calls of kind -1.
+_OUT_DTYPES = (None, *(element.torch_dtype for element in ELEMENTS.values()), F32.torch_dtype)
+_PAIRS = ((acc, dtype) for acc in ("f32", "f16") for dtype in _OUT_DTYPES)
+_KINDS: dict[tuple[str, Any], int] = {pair: number for number, pair in enumerate(_PAIRS)}
+_NO_KIND = -1
 _LINEAR = len(_KINDS)
 _ALL_KINDS = _LINEAR + 1  # the number of kinds at one level of invariance; level i adds i times this number

@@ -151,10 +151,10 @@ class Worker:
         return [trial_of(self, job.problem, job.records[0], job.effort, answer.outcome, reason=answer.reason)]
 
     def _ask(self, question: Any) -> Any:
-        """The trials; or a ``NoAnswer``, after which the process has ended."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:
+        """The process's answer to a question (see ``_serve``); or a ``NoAnswer``, after which the process has ended."""
         try:
             worker.pipe.send(question)
             if not worker.pipe.poll(seconds):

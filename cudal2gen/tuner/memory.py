@@ -139,21 +139,18 @@ class Memory:
     def recall(self, problem: Problem, budget: int = 1500) -> list[Note]:
         """Notes that cover a problem, the most specific first, with at most about ``budget`` tokens in total."""
         notes: list[Note] = []
-        applicable = [note for note in self._all() if note.holds_for(problem) and not self._hidden(note)]
+        lessons = parse_notes(_text(self.file)) if self.file is not None else ()
+        applicable = [
+            note
+            for note in (*self.notes, *lessons)
+            if note.holds_for(problem) and note.problem.split(" ")[-1] not in self.excluded
+        ]
         for note in sorted(applicable, key=lambda note: note.rank(problem)):
             size = tokens(json.dumps(note.visible))
             if size <= budget:
                 notes.append(note)
                 budget -= size
         return notes
-
-    def _hidden(self, note: Note) -> bool:
-        return bool(note.problem) and note.problem.split(" ")[-1] in self.excluded
-
-    def _all(self) -> Iterator[Note]:
-        yield from self.notes
-        if self.file is not None:
-            yield from parse_notes(_text(self.file))
 
     def learn(self, search: Search) -> Note | None:
         """Appends and returns the lesson of a search's improvement; None if there is none or the file has it already.

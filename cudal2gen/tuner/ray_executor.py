@@ -99,6 +99,7 @@ def unpack(parcel: Parcel, root: Path | None = None) -> None:
 
 
 def _pack(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Record]) -> Parcel:
+    """Calls ``prepare`` on a CPU worker. It is an argument, so that Ray sends it once and not with each task."""
     return prepare(records)
 
 

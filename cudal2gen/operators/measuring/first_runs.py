@@ -115,14 +115,11 @@ class FirstRuns:
             status = self.file.stat() if self.file.exists() else None
         state = () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
         if state != self._state:
-            rows = [row for _, row in self._rows()]
+            end = results.end_of(self.file) if self.file.exists() else None
+            rows = [row for _, row in results.read(_ENTRIES, self.file, end=end)]
             self._entries = {RunId(row.digest, row.run): row for row in rows if row.card == self.card}
             self._state = state
         return self._entries
-
-    def _rows(self) -> Iterator[tuple[int, RunEntry]]:
-        end = results.end_of(self.file) if self.file.exists() else None
-        return results.read(_ENTRIES, self.file, end=end)
 
     def _is_running(self, row: RunEntry) -> bool:
         """Whether a run has not ended: its process lives, and the kernel does not hang."""

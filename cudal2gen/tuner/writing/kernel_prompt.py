@@ -82,11 +82,11 @@ def question(
     - ``variants``: right kernels, the fastest first. Those without ``is_complete`` are shown as a diff from the first.
     - ``clock``: how the times were found, in words. ``count``: the number of kernels to ask for.
     """
-    first = variants[0]
+    first, chip = variants[0], GPUS[problem.gpu]
     return page(
         "request.md.j2",
         problem=_problem(problem),
-        gpu=_gpu(problem),
+        gpu=[f"{name}: {value}" for name, value in {"gpu": chip.title, **chip.limits}.items()],
         contract=_contract(first.launch),
         clock=clock,
         kernels=[_kernel(variant, first) for variant in variants],
@@ -132,11 +132,6 @@ def _problem(problem: Problem) -> str:
         f"{problem.title}: m={problem.m}, n={problem.n}, k={problem.k}, {stored}; {types}. {work}, "
         f"{problem.flops / problem.traffic_bytes:.0f} FLOP a byte; size class {problem.size_class}."
     )
-
-
-def _gpu(problem: Problem) -> list[str]:
-    chip = GPUS[problem.gpu]
-    return [f"{name}: {value}" for name, value in {"gpu": chip.title, **chip.limits}.items()]
 
 
 def _contract(launch: Mapping[str, Any]) -> list[str]:

@@ -86,7 +86,7 @@ def _find(lines: list[str], before: list[str], at: int, number: int) -> int:
     """
     if not any(line.strip() for line in before):
         raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
-    for form in (str, str.rstrip, _loose):
+    for form in (str, str.rstrip, lambda line: " ".join(line.split())):
         pattern = [form(line) for line in before]
         places = _occurrences([form(line) for line in lines], pattern)
         if len(places) == 1 or (places and at):
@@ -122,7 +122,3 @@ def _border(pattern: list[str], borders: list[int], length: int, line: str) -> i
     while length and pattern[length] != line:
         length = borders[length - 1]
     return length + (pattern[length] == line)
-
-
-def _loose(line: str) -> str:
-    return " ".join(line.split())
