@@ -16,7 +16,7 @@ from kernelproof.ground.command_line.options import Json
 from kernelproof.ground.errors import WrongInput
 
 if TYPE_CHECKING:
-    from kernelproof.grading.graded import Graded
+    from kernelproof.grading.graded import GradedSet
 
 CODES = {"right": EXIT_DONE, "wrong": EXIT_FAILED, "not checked": EXIT_USAGE}
 
@@ -53,7 +53,7 @@ def grade(
 
     if reference is not None:
         from kernelproof.grading.benchmarks.judgement import check_solution
-        from kernelproof.grading.graded import Graded, GradedSolution
+        from kernelproof.grading.graded import GradedSet, GradedSolution
 
         if source is not None:
             raise WrongInput("with --reference, FILE is the solution: leave SOURCE out")
@@ -61,7 +61,7 @@ def grade(
             raise typer.Exit(_grade_set(file, reference, seed or 0, page, as_json))
         verdict = check_solution(file, reference, limits=Limits(seed=seed or 0))
         if page is not None:
-            _write(Graded(entries=[GradedSolution(name=file.name, verdict=verdict)]), page)
+            _write(GradedSet(entries=[GradedSolution(name=file.name, verdict=verdict)]), page)
     else:
         arguments = description.arguments(file, source)
         if seed is not None:
@@ -75,12 +75,12 @@ def _grade_set(solutions: Path, references: Path, seed: int, page: Path | None, 
     """Grade all solutions of a folder that have a reference, one line each; returns the exit code."""
     from kernelproof.grading import Limits
     from kernelproof.grading.benchmarks.judgement import check_solution
-    from kernelproof.grading.graded import Graded, GradedSolution, exit_outcome, pairs
+    from kernelproof.grading.graded import GradedSet, GradedSolution, exit_outcome, pairs
 
     found = pairs(solutions, references)
     if not found:
         raise WrongInput(f"{solutions}: no solution there has a reference of its name in {references}")
-    graded = Graded()
+    graded = GradedSet()
     for solution, reference in found:
         verdict = check_solution(solution, reference, limits=Limits(seed=seed))
         graded.entries.append(GradedSolution(name=solution.name, verdict=verdict))
@@ -93,6 +93,6 @@ def _grade_set(solutions: Path, references: Path, seed: int, page: Path | None, 
     return CODES[exit_outcome([entry.verdict.outcome for entry in graded.entries])]
 
 
-def _write(graded: Graded, page: Path) -> None:
+def _write(graded: GradedSet, page: Path) -> None:
     text = {".md": graded.markdown, ".json": graded.model_dump_json}.get(page.suffix, graded.html)()
     files.write(page, text)

@@ -1,4 +1,4 @@
-"""What a source is graded by, and its answer to one call."""
+"""Holds the criteria by which a source is graded, and one of its calls with the expected outputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from kernelproof.grading.formats import Array
 from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Expected, Precision, Tolerance
 
-# A function that makes fresh memory for the calls of a shape; ``environment`` and ``is_elsewhere`` may be given too.
+# A function that makes fresh memory for the calls of a shape. Its keyword arguments are ``environment`` and
+# ``is_elsewhere``.
 DeviceFactory = Callable[..., RepeatedCalls]
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """All that a source is graded by, except for the shapes.
+    """Everything by which a source is graded, except for the shapes.
 
-    ``unstated``: a shape beside those that the user states, on which the source need not be right.
+    ``checks_operands`` and ``checks_accumulator``: whether narrower types than ``precision`` are findings. ``kinds``:
+    the kinds of inputs. ``places``: how many elements of each input are changed, one at a time. ``unstated``: a shape
+    that the user did not state, on which the source need not be right.
     """
 
     factory: DeviceFactory
@@ -49,7 +52,7 @@ class Criteria:
         return 2 * terms * float(np.prod(self.contract.outputs[0].shape(shape))) if self._multiplies(shape) else 0.0
 
     def _multiplies(self, shape: Shape) -> bool:
-        """Whether the terms are products of inputs: then doubling all inputs more than doubles the reference."""
+        """Whether the terms are products of inputs: if so, doubling all inputs more than doubles the reference."""
         bits = inputs.draw(self.contract, "normal", shape, np.random.default_rng(self.seed))
         arrays = [(item, item.format.values(bits[item.name])) for item in self.contract.inputs]
         simple = self.reference({item.name: array for item, array in arrays}, shape)
@@ -58,8 +61,8 @@ class Criteria:
 
     @property
     def counts_integers(self) -> bool:
-        """Whether integer arithmetic counts as work: without float inputs, or with 8-bit inputs besides float
-        scales."""
+        """Whether integer arithmetic counts as work. It does if no input is a float, or if some input has 8 bits (whose
+        scales may be floats)."""
         formats = [item.format for item in self.contract.inputs]
         return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
 

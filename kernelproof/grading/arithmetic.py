@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 WARP = 32
-# Types by the number of bits in the significand: more bits, a higher rank. Integers and types that are missing here
-# rank 0.
+# The rank of a type is higher if its significand has more bits. Integers and types that are not listed have rank 0.
 RANKS = {"f64": 7, "f32": 6, "tf32": 5, "f16": 4, "bf16": 3, "e4m3": 2, "e5m2": 1}
 _TILE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _TYPE = re.compile(
@@ -61,8 +60,10 @@ def scalar_flops(opcode: str, integers: bool) -> int:
 
 
 def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple[int, int]:
-    """The most operations that executed instructions (counted per warp) can amount to: all of them, and those of matrix
-    units. Every lane counts as active, so the numbers are upper bounds."""
+    """Upper bounds of the operations of executed instructions: of all of them, and of those on matrix units.
+
+    ``opcodes``: executions per warp. Every lane counts as active.
+    """
     by_matrix, by_cores = wgmma_flops, 0
     for opcode, runs in opcodes.items():
         if opcode.startswith("wgmma."):
@@ -76,8 +77,11 @@ def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple
 
 
 class Downgrade(NamedTuple):
-    """An instruction of lower precision than required: what is imprecise about it, its type, the required type, and how
-    often it ran."""
+    """An instruction of lower precision than required.
+
+    ``what`` is imprecise: "operands", "accumulator", "conversion" or "sums". ``type``: the instruction's type, where
+    ``required`` is needed. ``runs``: how often it ran.
+    """
 
     opcode: str
     what: str
@@ -92,10 +96,10 @@ def downgrades(
     """The instructions that multiply, sum or convert in a narrower type than required; None allows any type.
 
     Sums outside of matrix units count only if they amount to a quarter of ``flops_needed``, because a scale or an
-    epilogue in fp16 is no accumulator. If ``products`` is True, multiplications count in the same way: they round
-    products before these are summed. Kernels that unpack weights multiply in narrow types for a good reason.
+    epilogue in fp16 is no accumulator. If ``products`` is True, multiplications count in the same way, since they round
+    products before these are summed. It is False for kernels that unpack weights, which may multiply in narrow types.
     """
-    out, halves = [], 0.0
+    out, narrow_flops = [], 0.0
     narrow = ("", "")
     for opcode, runs in opcodes.items():
         unit = matrix(opcode)
@@ -110,10 +114,10 @@ def downgrades(
             out.append(Downgrade(opcode, "conversion", converted, operands, runs))
         kind = _rounded_type(opcode, products)
         if accumulator and kind and rank(kind) < rank(accumulator):
-            halves += runs * WARP * scalar_flops(opcode, integers=False)
+            narrow_flops += runs * WARP * scalar_flops(opcode, integers=False)
             narrow = (opcode, kind)
-    if accumulator and flops_needed and halves >= flops_needed / 4:
-        out.append(Downgrade(narrow[0], "sums", narrow[1], accumulator, int(halves)))
+    if accumulator and flops_needed and narrow_flops >= flops_needed / 4:
+        out.append(Downgrade(narrow[0], "sums", narrow[1], accumulator, int(narrow_flops)))
     if operands:
         dots = [(opcode, runs) for opcode, runs in opcodes.items() if opcode.startswith(("dp4a.", "dp2a."))]
         out += [Downgrade(opcode, "operands", "8-bit integers", operands, runs) for opcode, runs in dots]

@@ -1,4 +1,4 @@
-"""Comparisons of loaded values that end alike in all calls: a source may do something else on the other side."""
+"""Finds comparisons of loaded values that had the same result in all calls, so that one branch was never executed."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from kernelproof.emulator.state.sites import Site
 from kernelproof.grading.constants import compared_constants
 from kernelproof.grading.device import Call
 
-MOST_LINES = 5  # in a remark
+MOST_LINES = 5  # most source lines in a remark
 
 
 class Outcomes:
-    """How the comparisons of loaded values have ended in all calls so far, by kernel and place."""
+    """The results that comparisons of loaded values had in all calls so far, by kernel and place."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, Site], set[bool]] = {}
 
     def add(self, call: Call) -> None:
-        """Add a call that was counted."""
+        """Add a call that was executed with counters."""
         for place, outcomes in call.outcomes.items():
             self.seen.setdefault(place, set()).update(outcomes)
 
     @property
     def one_sided(self) -> list[Site]:
-        """The comparisons that have ended in one way only."""
+        """The comparisons that had only one result."""
         return [site for (_, site), outcomes in self.seen.items() if len(outcomes) < 2]
 
     def unmet_constants(self, ptx: str) -> list[float]:
-        """The constants with which these compare; planted in inputs, they may lead to the other end."""
+        """The constants in these comparisons. Planted in inputs, they may lead to the other result."""
         found = (compared_constants(ptx, f"{site.text};") for site in self.one_sided)
         return list(dict.fromkeys(chain.from_iterable(found)))
 
     def remark(self) -> str:
-        """What was not executed, in words; "" if there is no such comparison."""
+        """A sentence that says which comparisons had only one result; "" if there are none."""
         places = list(dict.fromkeys(map(_line, self.one_sided)))
         if not places:
             return ""
@@ -51,6 +51,6 @@ def _line(site: Site) -> str:
 
 
 def rotations(constants: Iterable[float], most: int) -> list[tuple[float, ...]]:
-    """The first constants, so many times as there are of them, each time with another one in front."""
-    known = list(constants)[:most]
-    return [(*known[number:], *known[:number]) for number in range(len(known))]
+    """All rotations of the first ``most`` constants: lists in which each of them comes first once."""
+    first = list(constants)[:most]
+    return [(*first[number:], *first[:number]) for number in range(len(first))]

@@ -1,4 +1,4 @@
-"""The constants with which kernels compare what they load, as read from their PTX."""
+"""Finds the constants with which kernels compare values, by reading their PTX."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from kernelproof.emulator.arithmetic import bf16_to_f32
 
 _COMPARISON = re.compile(r"\bsetp?\.[\w.]*?\.(f64|f32|f16x2|f16|bf16x2|bf16|[bsu](?:16|32))\s+([^;]*);")
 _CONSTANT = re.compile(r"\bmov\.\w+\s+(%\w+),\s*(0[fFdD][0-9a-fA-F]+|0[xX][0-9a-fA-F]+|-?\d+)\s*;")
-LARGEST_CONSTANT = 1e4  # larger ones are limits, beyond which results overflow
+LARGEST_CONSTANT = 1e4  # larger constants are limits of a type rather than values of inputs
 
 
 @lru_cache(maxsize=64)
 def compared_constants(text: str, instructions: str = "") -> tuple[float, ...]:
-    """The numbers, neither zero nor very large or small, with which some instructions compare, directly or by registers
-    that a PTX text sets to them. By default these are all instructions of the text.
+    """The numbers with which ``instructions`` compare, by default all instructions of a PTX text.
 
-    A register's name that several kernels use has the last of its constants.
+    A number is an operand, or the constant to which the text sets a register. Zeros and very large or small numbers are
+    left out. If several kernels use a register's name, the last constant counts.
     """
-    known: dict[str, str] = dict(_CONSTANT.findall(text))
+    registers: dict[str, str] = dict(_CONSTANT.findall(text))
     out: dict[float, None] = {}
     for kind, operands in _COMPARISON.findall(instructions or text):
         for operand in re.split(r"[\s,|]+", operands.strip()):
-            for number in _numbers(known.get(operand, operand), kind):
+            for number in _numbers(registers.get(operand, operand), kind):
                 if 1 / LARGEST_CONSTANT < abs(number) < LARGEST_CONSTANT:
                     out[number] = None
     return tuple(out)
 
 
 def _numbers(word: str, kind: str) -> Iterator[float]:
-    """The floats that a constant of a comparison of some type may be; none for words that are no constants."""
+    """The floats that the bits of a constant may stand for in a comparison of type ``kind``; none for other words."""
     if word[:2].lower() in ("0f", "0d"):
         wide = word[1] in "dD"
         bits = np.array(int(word[2:], 16), np.uint64 if wide else np.uint32)

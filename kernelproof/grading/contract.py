@@ -1,4 +1,4 @@
-"""The contract of a kernel: its buffers, with roles, types and extents, and its launches, as functions of the shape."""
+"""Parses the contract of a kernel: its buffers (roles, types, extents) and its launches, as functions of the shape."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
 class ContractBuffer:
     """A buffer of every call.
 
-    ``low`` and ``high`` (excluded) bound the random numbers of an input, for example of indices. ``zeroed`` marks
-    scratch memory that is set to zero before each call.
+    ``extents``: one expression per dimension, separated by commas. ``low`` and ``high`` (excluded) bound the random
+    numbers of an input, for example of indices. ``zeroed`` marks scratch memory that is set to zero before each call.
     """
 
     name: str

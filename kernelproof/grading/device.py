@@ -39,8 +39,8 @@ from kernelproof.ground.toolchain import discover
 
 # The values of the CUDA driver's enum CUtensorMapDataType.
 MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
-POISON = 0xFF  # in every byte: NaN in all floats, -1 in integers
-PAGE, DISTANCES = 4096, 97  # bytes between buffers, and by how many different numbers they are multiplied
+POISON = 0xFF  # the value of every poisoned byte: NaN as any float, -1 as an integer
+PAGE, DISTANCES = 4096, 97  # buffers lie 1 to DISTANCES pages apart, as the environment says
 LANES = 8192  # threads that the emulator executes as one vector
 
 
@@ -61,11 +61,11 @@ def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) ->
 
 
 def ptx_elsewhere(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str | None:
-    """The PTX that another machine's compiler makes of a CUDA text; None if the text cannot tell, or compiles only
-    here."""
+    """The PTX of a CUDA text that is compiled as if on another machine. None if the text cannot distinguish machines,
+    or compiles only here."""
     if is_ptx(source) or not elsewhere.can_ask(source):
         return None
-    for text, more, has_cutlass in elsewhere.readings(source):
+    for text, more, has_cutlass in elsewhere.variants(source):
         path = compilation.text_file(text, ".cu")
         try:
             return compilation.ptx(
@@ -89,11 +89,12 @@ class WrongSignature(Exception):
 
 @dataclass
 class Call:
-    """What one call did.
+    """The results of one call.
 
-    ``outputs`` are bits by buffer. ``globals_changed`` counts the changed bytes of each device variable. ``opcodes``
-    (executions per warp, by kernel), ``wgmma_flops`` (operations of wgmma and tcgen05) and ``outcomes`` (how
-    comparisons of loaded values ended, by kernel and place) are empty without counters.
+    ``outputs`` are bits by buffer. ``globals_changed`` counts the changed bytes of each device variable. ``launches``
+    and ``ctas`` are counts by kernel. ``opcodes`` (executions per warp, by kernel), ``wgmma_flops`` (operations of
+    wgmma and tcgen05) and ``outcomes`` (results of comparisons of loaded values, by kernel and place) are empty without
+    counters.
     """
 
     outputs: dict[str, Array]
@@ -126,9 +127,10 @@ class RepeatedCalls:
     """Calls of one shape, all in the same memory at the same addresses.
 
     Before each call, inputs are written again, and outputs and scratch memory are poisoned, so that no earlier result
-    can pass for a new one. ``environment``: see ``Options``; it also draws the distance between buffers. ``written``
-    masks, for outputs that host code allocated itself, the elements that it wrote. ``runs_host_code``: host code of the
-    source runs, and must not touch the device's memory. ``unreturned``: what was found in a call that raised an error.
+    can pass for a new one. ``environment``: see ``Options``; it also determines the distance between buffers.
+    ``written``: for outputs that host code allocated itself, a mask of the elements that were written.
+    ``runs_host_code``: whether host code of the source runs, which must not touch the device's memory. ``unreturned``:
+    the reports of a call that raised an error.
     """
 
     runs_host_code = False
@@ -155,7 +157,7 @@ class RepeatedCalls:
 
     @property
     def ptx(self) -> str:
-        """The text of the kernels, "" if it is not known."""
+        """The PTX of the kernels; "" if it is not known."""
         return ""
 
     def session(self, counters: bool, hazards: bool, lanes: int | None = None) -> Session:
@@ -175,7 +177,7 @@ class RepeatedCalls:
             if buffer.written is not None:
                 buffer.written[:] = 0
 
-    def places_written(self, name: str) -> Array:
+    def written_elements(self, name: str) -> Array:
         """A mask of the elements of an output that the last call wrote."""
         extents = self.contract.buffers[name].shape(self.shape)
         if name in self.written:
@@ -187,8 +189,11 @@ class RepeatedCalls:
 
 
 class LaunchedCalls(RepeatedCalls):
-    """Calls that run the launches of the contract: kernels of ``text``, or of ``text_elsewhere``, the build of another
-    machine, if there is one and ``is_elsewhere``."""
+    """Calls that run the launches of the contract.
+
+    The kernels are those of the PTX ``text``. If ``is_elsewhere`` is True, they are those of ``text_elsewhere``, the
+    build of another machine, unless that is None.
+    """
 
     def __init__(
         self, text: str, text_elsewhere: str | None, contract: Contract, shape: Shape, device: str,
@@ -217,7 +222,7 @@ class LaunchedCalls(RepeatedCalls):
         session.check_outputs()
         result.reports += session.reports
         for key, buffer in self.memory.globals.items():
-            if key[1] == GRID_WORKSPACE:  # It belongs to the driver: the barrier of cooperative grids lies there.
+            if key[1] == GRID_WORKSPACE:  # It belongs to the driver and holds the barrier of cooperative grids.
                 continue
             previous = before.get(key)
             changed = buffer.bytes() != (_initial(self.program, key[1], buffer) if previous is None else previous)
@@ -227,6 +232,7 @@ class LaunchedCalls(RepeatedCalls):
         return result
 
     def _launch(self, launch: ContractLaunch, kernel: str, session: Session, result: Call) -> None:
+        """Run one launch and count it. Raises WrongSignature if the arguments do not fit the kernel's parameters."""
         grid, block, cluster, smem = launch.geometry(self.shape)
         arguments = [self._argument(argument, launch) for argument in launch.args]
         try:
@@ -265,7 +271,7 @@ class LaunchedCalls(RepeatedCalls):
 
 
 def _initial(code: Program, name: str, buffer: Buffer) -> Array:
-    """The bytes of a device variable before the first launch."""
+    """The bytes of a device variable before the first launch. Pointers in it are as the loader wrote them."""
     variable = code.module.variables.get(name)
     start = np.zeros(buffer.nbytes, np.uint8)
     if variable is not None and variable.pointers:
@@ -276,7 +282,7 @@ def _initial(code: Program, name: str, buffer: Buffer) -> Array:
 
 
 def read(source: str | Path) -> str:
-    """The text of a source, which may be a file. Bytes that are no UTF-8 are replaced; a compiler minds them as little.
+    """The text of a source, which may be a file. Bytes that are no UTF-8 are replaced, since compilers accept them.
 
     Raises WrongInput for a file that cannot be read.
     """

@@ -1,7 +1,8 @@
-"""A text as another machine's compiler reads it: other versions, files, dates and libraries.
+"""Changes a CUDA text so that it compiles as on another machine, with other versions, files, dates and libraries.
 
-A kernel may ask the compiler where it is, and behave only here. So a text that can ask is compiled a second time with
-other answers, and the kernels of both builds must give the same results.
+A text can find out by the preprocessor on which machine it is compiled, and behave well only on the grader's. So a text
+that can do this is compiled a second time with other macros and headers, and the kernels of both builds must give the
+same results.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pathlib import Path
 
 from kernelproof.checking.includes import joined_lines
 
-INCLUDE = Path(__file__).parent / "include"  # headers of torch's names, which exist where extensions are built
-# Conditions, names that are put together, and names of what a compiler knows of its machine.
+INCLUDE = Path(__file__).parent / "include"  # headers with the names of torch's, which exist where extensions are built
+# Conditions, names that are concatenated, and names of what a compiler knows of its machine.
 _CAN_ASK = re.compile(
     r"(?:#|%:|\?\?=)\s*(?:el)?if|##|%:%:|\?\?=\?\?=|FILE|DATE|TIME|VER|GNUC|GLIBC|TORCH_|source_location|has_(?:include|embed)"
 )
@@ -37,10 +38,11 @@ def can_ask(text: str) -> bool:
     return _CAN_ASK.search(joined_lines(text)) is not None
 
 
-def readings(text: str) -> Iterator[tuple[str, Sequence[str], bool]]:
-    """Yield the text with other answers, nvcc's further arguments, and whether CUTLASS is installed.
+def variants(text: str) -> Iterator[tuple[str, Sequence[str], bool]]:
+    """Yield variants of a text, each with further arguments of nvcc and whether CUTLASS is installed.
 
-    The first one that compiles counts. The later ones are for texts that need CUTLASS, or what CUDA 12 lacks.
+    The first variant that compiles counts. The later ones are for texts that need CUTLASS, or features that CUDA 12
+    lacks.
     """
     for macros, has_cutlass in ((_MACROS | _VERSIONS, False), (_MACROS | _VERSIONS, True), (_MACROS, True)):
         lines = [f"#include <{name}>" for name in _HEADERS]

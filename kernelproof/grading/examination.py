@@ -1,4 +1,4 @@
-"""Examines a source on one shape: it is called on many inputs, and every output is compared with the reference.
+"""Examines a source on one shape: calls it on many inputs, and compares every output with the reference.
 
 All calls of a shape use the same memory at the same addresses, as in a program that reuses its buffers. That exposes
 kernels that remember results by pointer or keep other state. Outputs are poisoned before each call.
@@ -22,21 +22,21 @@ from kernelproof.grading.formats import Array
 from kernelproof.grading.tolerance import Expected
 from kernelproof.grading.verdict import CountedKernel, Evidence, Finding
 
-# A kind of inputs that takes less than this share of the instructions for normal numbers shows a shortcut for its
-# values.
+# If a call on inputs of some kind executes less than this share of the instructions of a call on normal numbers, the
+# source has a shortcut for such values.
 MIN_WORK = 0.5
 # A source has to execute at least this share of the stated operations. It is below 1 because stated formulas round.
 MIN_FLOPS = 0.98
 # A wrong result counts as stale if at least this share of its wrong elements equals those of the call before.
 STALE_SHARE = 0.5
-# Elements whose reference changes by less than this share of the largest change are not looked at: so small a change
+# Elements whose reference changes by less than this share of the largest change are ignored, since so small a change
 # may vanish in sums or scales that elements share.
 VISIBLE_SHARE = 0.1
 # An output has to change by at least this share of the reference's change.
 MIN_RESPONSE = 0.1
-# The measured error of honest sums is about half of the usual one, which ``tolerance.Precision`` estimates.
+# Largest measured error in units of the usual one, which ``tolerance.Precision`` estimates. Honest sums have about 0.5.
 MOST_USUAL_ERRORS = 2.0
-# So many constants of a kernel's comparisons are planted in inputs.
+# At most this many constants of a kernel's comparisons are planted in inputs.
 MOST_CONSTANTS = 4
 # A change of the reference counts as visible if it is larger than this many allowed errors.
 VISIBLE_ERRORS = 20.0
@@ -45,14 +45,19 @@ _INEXACT = re.compile(r"\.(?:approx|full)\b")
 
 
 class Examination:
-    """All calls of one shape, and their findings. ``drawn`` tells that the shape is a random one."""
+    """All calls of one shape, and their findings.
+
+    ``drawn``: whether the shape is a random one; it then gets fewer calls. ``machine``: reports of the emulator.
+    ``answers``: the calls whose outputs were compared, in order.
+    """
 
     def __init__(self, task: Criteria, shape: Shape, drawn: bool) -> None:
         self.task, self.shape, self.drawn = task, shape, drawn
         self.rng = np.random.default_rng([task.seed, *shape.values()])
-        # What a kernel can read of its machine is drawn anew for every seed and shape.
+        # The environment (what a kernel can read of its machine) is drawn anew for every seed and shape.
         draws = np.random.default_rng([task.seed, 3, *shape.values()])
-        # In the first one, buffers lie as close as they can, so that an access beyond one meets the next.
+        # The first environment is a multiple of DISTANCES: its buffers are as close as possible, so that an access
+        # beyond a buffer hits the next one.
         environment = DISTANCES * int(draws.integers(1, 1 << 20))
         self.environments = environment, environment + int(draws.integers(1, DISTANCES))
         self.device = task.factory(shape, environment=self.environments[0])
@@ -62,8 +67,8 @@ class Examination:
         self.answers: list[CheckedCall] = []
         self.kernels: list[CountedKernel] = []
         self.outcomes = branches.Outcomes()
-        # Products of narrower operands than allowed are findings, unless the measured error shows that the kernel makes
-        # up for what these lose.
+        # Products of narrower operands than allowed become findings, unless the measured error shows that the kernel
+        # compensates for the bits that they lose.
         self.suspects: list[tuple[str, arithmetic.Downgrade]] = []
 
     @property
@@ -103,7 +108,7 @@ class Examination:
         return self._answer(kind, bits, counters, hazards)
 
     def _answer(self, kind: str, bits: dict[str, Array], counters: bool = False, hazards: bool = False) -> CheckedCall:
-        """Call with inputs of a kind, and remember the answer."""
+        """Call with inputs of a kind, compare the outputs, and keep the answer."""
         call = self.device.call(bits, counters, hazards)
         answer = self._judge(kind, bits, call)
         self.machine += call.reports
@@ -112,10 +117,11 @@ class Examination:
         return answer
 
     def _judge(self, kind: str, bits: dict[str, Array], call: Call) -> CheckedCall:
+        """Compare the outputs of a call with those expected for its inputs."""
         answer = CheckedCall(kind, bits, call, self.expected(kind, bits))
         for name, item in answer.expected.items():
             wrong = item.wrong(call.outputs[name])
-            answer.wrong[name] = wrong & self.device.places_written(name)
+            answer.wrong[name] = wrong & self.device.written_elements(name)
         return answer
 
     def expected(self, kind: str, bits: Mapping[str, Array]) -> dict[str, Expected]:
@@ -166,9 +172,9 @@ class Examination:
     # The machine.
 
     def _check_environment(self, first: CheckedCall) -> None:
-        """Call with the same inputs in another environment, and compare results and work.
+        """Call with the same inputs in another environment, and report differing results or work.
 
-        Results have the same bits, or, where approximate functions were executed, are right as well.
+        The results must have the same bits. If approximate functions were executed, it is enough that they are right.
         """
         if self.device.runs_host_code:
             return
@@ -226,14 +232,14 @@ class Examination:
                 break
 
     def _planted(self, kind: str) -> list[tuple[float, ...]]:
-        """The constants to plant in each call of a kind: one call without any, but as many calls as a kernel has
-        constants, up to ``MOST_CONSTANTS``, in which another one comes first."""
+        """The constants to plant in each call of a kind. For the kind "constants" there is one call for each constant
+        of the kernels, up to ``MOST_CONSTANTS``, in which it comes first; for other kinds one call without any."""
         if kind != "constants":
             return [()]
         return branches.rotations(compared_constants(self.device.ptx), MOST_CONSTANTS)
 
     def _compare_with_previous(self, before: CheckedCall, answer: CheckedCall) -> None:
-        """Compare a call with the reference, and find out why it is wrong: its result may be that of the call before.
+        """Report a call that is wrong, and why: its result is that of the call before, or the source kept state.
 
         A call that is wrong here but right as the first call in fresh memory shows that state was kept.
         """
@@ -258,7 +264,7 @@ class Examination:
 
     @staticmethod
     def _unchanged_elements(before: CheckedCall, answer: CheckedCall, name: str) -> Array:
-        """Where an output has the bits of the call before although the reference has changed."""
+        """A mask of the elements that have the bits of the call before although the reference has changed."""
         old, new = before.call.outputs[name], answer.call.outputs[name]
         differs = before.expected[name].values != answer.expected[name].values
         return np.asarray((old.view(f"u{old.itemsize}") == new.view(f"u{new.itemsize}")) & differs)
@@ -292,15 +298,15 @@ class Examination:
                 )  # fmt: skip
 
     def _check_relations(self) -> None:
-        """Change inputs in ways that the reference follows exactly, and check that the outputs follow as well."""
+        """Change inputs in ways that the reference follows exactly, and report outputs that do not follow."""
         bases: dict[str, CheckedCall] = {}
         for answer in self.answers:
             bases.setdefault(answer.kind, answer)
         for base in bases.values():
-            for relation in relations.that_hold(self.task, base, self.shape, self.rng) if base.is_right else ():
+            for relation in relations.valid_relations(self.task, base, self.shape, self.rng) if base.is_right else ():
                 answer = self._answer(base.kind, relation.bits)
                 self._compare_with_previous(self.answers[-2], answer)
-                for item in relations.broken(base, answer, relation, self.task.contract.buffers):
+                for item in relations.broken_relations(base, answer, relation, self.task.contract.buffers):
                     self._add(
                         "broken-relation",
                         f"{relation.name}, {item.elements} elements of {item.output} do not follow as the reference's "
@@ -313,7 +319,7 @@ class Examination:
     # Work and types.
 
     def _check_work_and_types(self, first: CheckedCall) -> None:
-        """Compare the operations and types of the first call with what the problem needs."""
+        """Report a first call that executes fewer operations, or computes in narrower types, than the problem needs."""
         task, call = self.task, first.call
         integers = not any(item.format.is_float for item in task.contract.inputs)
         needed, total = task.flops_of(self.shape), 0
@@ -348,9 +354,9 @@ class Examination:
     def _check_precision(self) -> None:
         """Judge the precision of sums by their errors on all draws of normal numbers.
 
-        The bound of each element is far from what honest errors are. Their root mean square is not: narrower sums, or
-        products of narrower operands, exceed it many times, but products in several parts, which make up for what each
-        part loses, do not.
+        The bound of a single element is far above honest errors, so it detects little. The root mean square of honest
+        errors is known much better: narrower sums, or products of narrower operands, exceed it many times. Products
+        that are computed in several narrow parts, which together keep all bits, do not exceed it.
         """
         ratio = self._measured_error()
         if ratio is None or ratio > MOST_USUAL_ERRORS:
@@ -365,8 +371,8 @@ class Examination:
             )  # fmt: skip
 
     def _measured_error(self) -> float | None:
-        """The root mean square of the errors of float outputs on normal inputs, in units of what is usual; None where
-        nothing is known about it, or values are wrong."""
+        """The root mean square of the errors of float outputs on normal inputs, in units of the usual error. None if
+        the usual error is not known, or if no such call is right."""
         squares: list[Array] = []
         for answer in self.answers:
             if answer.kind != "normal" or not answer.is_right:
@@ -379,8 +385,8 @@ class Examination:
         return float(np.sqrt(np.mean(np.concatenate(squares)))) if squares else None
 
     def _downgrades(self, opcodes: Mapping[str, int], needed: float) -> list[arithmetic.Downgrade]:
-        """The instructions of lower precision than required. Integers are allowed if a buffer has 8-bit elements, since
-        the kernel may quantise."""
+        """The instructions of lower precision than required. Conversions to integers are allowed if a buffer has 8-bit
+        elements, since the kernel may quantise."""
         task = self.task
         operands = task.precision.operands if task.checks_operands else None
         accumulator = task.precision.accumulator if task.checks_accumulator else None
@@ -390,7 +396,7 @@ class Examination:
         return [item for item in items if arithmetic.rank(item.type) or not quantises]
 
     def _check_shortcut(self, first: CheckedCall, answer: CheckedCall) -> None:
-        """Report a call that executes far fewer instructions because its values are special."""
+        """Report a call on special values that executes far fewer instructions than the first call."""
         executed, usual = answer.call.instructions, first.call.instructions
         if executed < MIN_WORK * usual:
             self._add(
@@ -404,8 +410,8 @@ class Examination:
     def _check_dependence(self, first: CheckedCall) -> None:
         """Change single elements of the inputs and check that the outputs change as the reference does.
 
-        The factors grow until the reference moves visibly; only then can an unchanged output be held against the
-        source.
+        The factor of a change grows until the reference changes visibly, because only then is an unchanged output
+        wrong.
         """
         if not first.is_right:
             return
@@ -421,8 +427,8 @@ class Examination:
     def _visible_changes(self, first: CheckedCall, results: Mapping[str, Expected]) -> dict[str, Array]:
         """For each output, the elements whose reference changes visibly; outputs without any are left out.
 
-        A change is visible if it exceeds the tolerance for the first inputs and the rounding for the changed inputs,
-        whose scale may differ.
+        A change is visible if it far exceeds the tolerance for the first inputs plus the rounding for the changed
+        inputs, whose scale may differ.
         """
         moved = {}
         for name, item in results.items():

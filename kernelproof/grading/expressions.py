@@ -1,6 +1,6 @@
 """Evaluates numbers that depend on a problem's shape: constants, expressions in its names, or functions of them.
 
-Expressions are evaluated by walking their syntax tree, which allows only arithmetic: ``eval`` would execute any code.
+Expressions are evaluated by walking their syntax tree, which allows only arithmetic; ``eval`` would execute any code.
 """
 
 from __future__ import annotations

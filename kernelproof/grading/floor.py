@@ -1,4 +1,4 @@
-"""The least time that a GPU needs for a problem. A kernel that claims to be faster did not do the work."""
+"""Computes the least time that a GPU needs for a problem. A kernel that claims to be faster did not do the work."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def chip(name: str) -> Chip:
 def floor(target: Chip, flops: float, nbytes: int, operands: str) -> Floor:
     """The least time of a problem of ``flops`` operations that reads and writes ``nbytes``.
 
-    All doubts are decided in the kernel's favour: it uses the fastest instruction, with sums in fp16, and all that fits
-    into the L2 is there already."""
+    Every doubt is decided in the kernel's favour: it uses the fastest instruction, with sums in fp16, and as much data
+    as the L2 holds is in the L2 before the launch.
+    """
     rates = target.rates
     operand_bytes = 1 if rank(operands) < rank("bf16") else 2  # one byte also for narrower types, two also for tf32
     rate = target.tensor_flops(False, operand_bytes) * target.sms * rates.mhz * HEADROOM  # per microsecond

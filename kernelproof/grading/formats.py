@@ -1,4 +1,4 @@
-"""The number types of buffers: how their bits are converted to fp64 or int64 and back, and how they round."""
+"""Defines the number types of buffers: how bits are converted to fp64 or int64 and back, and how values round."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Format(NamedTuple):
         return bits.astype(np.float64 if self.is_float else np.uint64 if self.name == "u64" else np.int64)
 
     def bits(self, values: Array) -> Array:
-        """The array of this type nearest to some numbers; overflow gives infinities."""
+        """Convert numbers to bits by rounding to nearest; overflow gives infinities."""
         with np.errstate(over="ignore", invalid="ignore"):
             if self.name == "bf16":
                 rounded: Array = f64_to_bf16(np.ascontiguousarray(values, np.float64))

@@ -1,4 +1,4 @@
-"""The results of a set of solutions: one JSON object for a leaderboard, and one page (HTML or Markdown) for people."""
+"""Writes the results of a set of solutions: JSON for a leaderboard, and an HTML or Markdown page for people."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kernelproof.grading.verdict import Verdict
 from kernelproof.ground import pages
 from kernelproof.ground.pages import Section, Table
 
-LONGEST = 300  # characters of a finding on a page; the JSON has all
+LONGEST = 300  # most characters of a finding on a page; the JSON object has all
 
 
 class GradedSolution(BaseModel):
-    """A solution's verdict. ``name`` is its file below the set's folder."""
+    """A solution's verdict. ``name`` is the name of the solution's file."""
 
     name: str
     verdict: Verdict
 
 
-class Graded(BaseModel):
+class GradedSet(BaseModel):
     """The verdicts of a set, in the order of names."""
 
     version: Literal[1] = 1
@@ -36,7 +36,7 @@ class Graded(BaseModel):
         return {outcome: found[outcome] for outcome in ("right", "wrong", "not checked")}
 
     def sections(self) -> list[Section]:
-        """The set as tables: outcomes, all solutions, and the evidence of those that are not right."""
+        """The set as tables: outcomes, all solutions, and the evidence against those that are not right."""
         counts, seconds = self.counts, sum(entry.verdict.seconds for entry in self.entries)
         said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         broken = Counter(rule for entry in self.entries for rule in entry.verdict.rules)
@@ -84,15 +84,19 @@ _COLUMNS = ("solution", "outcome", "rules", "kernels", "seconds")
 
 
 def pairs(solutions: Path, references: Path) -> list[tuple[Path, Path]]:
-    """The solutions of a folder, each with its reference: the file or folder of the same name, without its ending, or,
-    if ``references`` is a task rather than a folder of such, that one for all."""
-    found = sorted(path for path in solutions.iterdir() if path.suffix in (".py", ".cu", ".json"))
+    """The solutions of a folder, each with its reference.
+
+    If ``references`` is one task, it is the reference of all. Otherwise ``references`` is a folder, and a solution's
+    reference is the file or folder in it with the solution's name, apart from suffixes; solutions without one are left
+    out.
+    """
+    files = sorted(path for path in solutions.iterdir() if path.suffix in (".py", ".cu", ".json"))
     if references.is_file() or (references / "task.yml").exists():
-        return [(path, references) for path in found]
-    known = {path.stem: path for path in sorted(references.iterdir())}
-    return [(path, known[path.stem]) for path in found if path.stem in known]
+        return [(path, references) for path in files]
+    by_stem = {path.stem: path for path in sorted(references.iterdir())}
+    return [(path, by_stem[path.stem]) for path in files if path.stem in by_stem]
 
 
 def exit_outcome(outcomes: Sequence[str]) -> str:
-    """The outcome of a set: that of the worst verdict."""
+    """The outcome of a set of verdicts, which is the worst of theirs."""
     return next((outcome for outcome in ("wrong", "not checked") if outcome in outcomes), "right")

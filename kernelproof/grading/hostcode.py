@@ -52,14 +52,14 @@ _PATTERNS = {
 _TOKENS = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
 
 
-def bare(text: str) -> str:
+def without_comments(text: str) -> str:
     """C++ text with comments and strings replaced by blanks, so that positions and line numbers stay the same."""
     return _TOKENS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def findings(text: str) -> Iterator[Finding]:
     """A finding for everything suspicious that host code does besides launching its own kernels."""
-    plain = bare(text)
+    plain = without_comments(text)
     for rule, patterns in _PATTERNS.items():
         for pattern in patterns:
             for match in re.finditer(pattern, plain):

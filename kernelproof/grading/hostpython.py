@@ -17,7 +17,7 @@ _CALLERS = frozenset(("gc", "inspect", "ctypes", "importlib", "traceback", "buil
 _REACHING = frozenset(("open", "exec", "eval", "compile", "__import__", "globals", "vars"))
 _STREAMS = frozenset(("Stream", "ExternalStream", "stream", "set_stream", "CUDAGraph", "graph"))
 _LAZY = frozenset(("__torch_dispatch__", "__torch_function__", "_make_subclass", "_make_wrapper_subclass"))
-# The modules whose attributes a source may not replace.
+# Modules whose attributes a source must not replace.
 _ROOTS = frozenset(("torch", "time", "nn", "F", "functional"))
 
 
@@ -32,6 +32,7 @@ def findings(tree: ast.Module) -> Iterator[Finding]:
 
 
 def _of(rule: str, node: ast.AST, text: str) -> Finding:
+    """A finding with the line of a node. ``text``: the suspicious expression."""
     line = getattr(node, "lineno", 0)
     return Finding.of(rule, f"module, line {line}: {text}", line=line, text=text)
 
@@ -48,6 +49,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _everywhere(tree: ast.Module) -> Iterator[Finding]:
+    """Report what is suspicious in any part of a module."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -71,6 +73,7 @@ def _everywhere(tree: ast.Module) -> Iterator[Finding]:
 
 
 def _import(node: ast.AST, module: str) -> Iterator[Finding]:
+    """Report an import of a module for threads or processes, or for access to the caller."""
     root = module.split(".", maxsplit=1)[0]
     if root in _THREADS:
         yield _of("host-thread", node, f"import {module}")
@@ -97,7 +100,7 @@ def _extensions(tree: ast.Module) -> set[str]:
 
 
 def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
-    """Functions of the module by the name that reaches them: their own, or that of their class."""
+    """The functions of the module by the name by which code reaches them: their own, or that of their class."""
     out: dict[str, list[ast.FunctionDef]] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
@@ -108,7 +111,7 @@ def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
 
 
 def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]) -> list[ast.FunctionDef]:
-    """The methods, and all functions of the module that they name, directly or through each other."""
+    """The methods and all functions of the module that they name, directly or indirectly."""
     out, unreached = list(methods), dict(functions)
     for function in out:  # The list grows during the loop.
         for node in ast.walk(function):
@@ -117,6 +120,7 @@ def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.Funct
 
 
 def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, list[ast.FunctionDef]]) -> Iterator[Finding]:
+    """Report what is suspicious in the model's class and in the functions that its methods reach."""
     methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
     used = _reached([node for name, node in methods.items() if name != "__init__"], functions)
     constructor = methods.get("__init__")
@@ -181,13 +185,14 @@ def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) 
 
 
 def _own(func: ast.Attribute, extensions: set[str]) -> bool:
-    """Whether a call is one of an extension, of math or of the model itself, rather than of torch or a tensor."""
+    """Whether a call is to an extension, to math or NumPy, or to the model itself, rather than to torch or a tensor."""
     owner = _name(func.value)
     return owner in {"math", "np", *extensions} or owner.startswith("self.")
 
 
 def _cached(method: ast.FunctionDef) -> Iterator[Finding]:
-    """Report what may keep results: attributes that a method both sets and reads, globals, and caching decorators."""
+    """Report what may keep results: attributes that a method both sets and reads, globals, caching decorators, and
+    addresses of tensors, which may be keys of a cache."""
     for decorator in method.decorator_list:
         name = _name(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
         if name in ("lru_cache", "cache"):

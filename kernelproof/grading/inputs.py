@@ -1,11 +1,14 @@
-"""Draws the input values of a grade, and changes single elements of them, which the outputs must follow.
+"""Draws the input values of a grade, and changes single elements of them, which must change the outputs.
 
-The kinds of values are: ``normal`` (normally distributed); ``integers`` from -2 to 2 and ``binary`` (0 and 1), for
-which sums of products are exact; ``adversarial`` (normal numbers of many magnitudes); ``zeros`` and ``ones``. Others
-are normal numbers with something planted in them, for which a source may take a shortcut: ``zero rows`` (zeros at the
-start, a row and a column of zeros), ``equal rows``, ``identity`` (in some inputs), and ``constants``, with which the
-kernels compare what they load. Constants that these did not lead to the other end of a comparison are planted in half
-of the elements, in the other half, and in most (``DIRECTED``).
+The kinds of values are:
+
+- ``normal``: normally distributed numbers; ``adversarial``: normal numbers of many magnitudes;
+- ``integers`` from -2 to 2, ``binary`` (0 and 1), ``zeros`` and ``ones``: sums of products are exact;
+- ``zero rows`` (zeros at the start, a row and a column of zeros), ``equal rows``, ``identity`` (in some inputs), and
+  ``constants`` (with which the kernels compare loaded values): normal numbers with such values planted in them, for
+  which a source may have a shortcut;
+- ``DIRECTED``: normal numbers with a constant in half of the elements, in the other half, or in most. These are for
+  comparisons that had the same result on all other kinds.
 """
 
 from __future__ import annotations
@@ -24,25 +27,24 @@ KINDS = (
     "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
 )  # fmt: skip
 DIRECTED = ("constants in one half", "constants in the other half", "constants in most")
-MOST_PLACES = 0.9  # of which the last one plants, so that two conditions are likely to hold at once
+MOST_PLACES = 0.9  # share of the elements in "most", so that two conditions are likely to hold at the same time
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
 SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", *DIRECTED)
 # Kinds for which a kernel may not take fewer instructions than for normal numbers.
 SHORTCUTS = ("zeros", "ones", "zero rows", "identity")
 EXACT = ("integers", "binary", "zeros", "ones")
-# Factors for the value of a changed element. They are tried in turn until the reference changes visibly: the other sign
-# in case the function saturates, larger values in case the tolerance is loose.
+# Factors for the value of a changed element. They are tried one after the other until the reference changes visibly:
+# the other sign in case the function saturates, larger values in case the tolerance is loose.
 FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
 INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
-
-
-START = 8  # elements at the start of an input, which a source may probe
+START = 8  # how many elements at the start of an input are planted, since a source may look at them
 
 
 def draw(
     contract: Contract, kind: str, shape: Shape, rng: np.random.Generator, constants: Sequence[float] = ()
 ) -> dict[str, Array]:
-    """Draw values of a kind for every input and return their bits. ``constants`` are those of the kind of this name."""
+    """Draw values of a kind for every input and return their bits. ``constants``: those to plant, for kinds with
+    constants."""
     out = {}
     for item in contract.inputs:
         values = _values(item, kind, shape, rng)
@@ -99,8 +101,8 @@ def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Genera
 
 
 def _ends(number: Format, low: float, high: float) -> tuple[float, float]:
-    """The least number of a type from ``low``, and the largest one below ``high``, so that no rounding leaves the
-    range."""
+    """The least number of a type that is at least ``low``, and the largest one below ``high``. Values between them stay
+    in the range when they are rounded."""
 
     def at(bound: float, up: bool) -> float:
         bits = number.bits(np.array([bound])).view(f"i{number.dtype.itemsize}")

@@ -33,8 +33,8 @@ LIST, TUPLE = 1, 2  # forms of results
 NEEDS_TORCH = 2  # the code of a call that needs the real torch
 DTYPES = ("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "", "bf16")  # in the order of ScalarType
 MAX_DIMS, MAX_RESULTS = 8, 16
-# Headers of the C++ library that torch's headers bring along, each with names by which a text shows that it needs it.
-# Extensions rarely include them themselves. To include all of them would double the time of a compilation.
+# Headers of the C++ library that torch's headers include, each with names by which a text shows that it needs it.
+# Extensions rarely include these headers themselves. To include all would double the time of a compilation.
 _BROUGHT_ALONG = {
     "algorithm": "all_of any_of clamp copy_if count_if find_if lower_bound max_element min_element nth_element "
     "partial_sort remove_if reverse rotate sort stable_sort transform unique upper_bound",
@@ -63,7 +63,7 @@ _NOT_IN_THE_SUBSTITUTE = re.compile(
 
 
 class MissingPart(Exception):
-    """A text uses a part of torch that the substitute lacks, so nothing is known about it."""
+    """A text uses a part of torch that the substitute lacks, so the text cannot be judged."""
 
 
 class HostFailure(Exception):
@@ -110,21 +110,22 @@ def extension(text: str, functions: Sequence[str], device: str, arguments: tuple
     )
     with _missing_parts():
         return compilation.library(
-            [_whole(f"{text}\n{entries}{_SERVICES}")], _options(arguments), devices.target(device), discover(), seconds,
-            foreign=(), alias=elsewhere.PATH,
+            [_complete_file(f"{text}\n{entries}{_SERVICES}")], _options(arguments), devices.target(device), discover(),
+            seconds, foreign=(), alias=elsewhere.PATH,
         )  # fmt: skip
 
 
 def check(text: str, device: str, arguments: tuple[str, ...], seconds: float) -> None:
-    """See whether an extension's text, with its host code, compiles. Raises as ``library`` does."""
+    """Compile an extension's text, with its host code, and discard the result. Raises as ``library`` does."""
     with _missing_parts():
         compilation.ptx(
-            _whole(text), _options(arguments), devices.target(device), discover(), seconds, foreign=(),
+            _complete_file(text), _options(arguments), devices.target(device), discover(), seconds, foreign=(),
             alias=elsewhere.PATH,
         )  # fmt: skip
 
 
-def _whole(text: str) -> Path:
+def _complete_file(text: str) -> Path:
+    """The file of an extension's text with the headers that it needs in front."""
     head = f'#include <kernelproof_tensor.h>\n{_brought_along(text)}#line 1 "{elsewhere.PATH}"\n'
     return compilation.text_file(head + text, ".cu")
 
@@ -135,8 +136,8 @@ def _options(arguments: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _missing_parts() -> Iterator[None]:
-    """Raise MissingPart in place of a Failure whose first error, with the types that it names, is about a part of
-    torch."""
+    """A context that turns a Failure into MissingPart if its first error, with the types that it names, is about a part
+    of torch."""
     try:
         yield
     except Failure as error:
@@ -148,7 +149,7 @@ def _missing_parts() -> Iterator[None]:
 
 
 def _brought_along(text: str) -> str:
-    """Includes of the headers that the text needs and torch's headers would include."""
+    """``#include`` lines for the headers that the text needs and torch's headers would include."""
     pattern = r"\b[a-z]\w+\b" if re.search(r"\busing\s+namespace\s+std\b", text) else r"\bstd\s*::\s*(\w+)"
     named = set(re.findall(pattern, text))
     return "".join(f"#include <{header}>\n" for header, names in _BROUGHT_ALONG.items() if named & set(names.split()))
@@ -218,7 +219,7 @@ class HostCalls(RepeatedCalls):
         return ArgumentValue(NUMBER, integer=int(number), number=float(number))
 
     def _collect(self, results: Results, result: Call) -> None:
-        """Collect the outputs: those that were arguments, and returned tensors for the others, in order."""
+        """Collect the outputs: those that were arguments, and, in order, the returned tensors. Raises HostFailure."""
         arguments = {argument for argument in self.host_call.args if isinstance(argument, str)}
         values = iter(results.values[: results.count])
         for item in self.contract.outputs:

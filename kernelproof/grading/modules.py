@@ -43,18 +43,20 @@ class Extension:
     def device_text(self) -> str:
         """The CUDA text without torch's includes and without the host functions that use torch."""
         text = re.sub(r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:torch|ATen|c10|pybind11)/.*$", "", self.cuda, flags=re.M)
-        return "".join(part for part in parts(text) if _DEVICE.search(part) or not _HOST.search(hostcode.bare(part)))
+        return "".join(
+            part for part in parts(text) if _DEVICE.search(part) or not _HOST.search(hostcode.without_comments(part))
+        )
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(_KERNEL.findall(hostcode.bare(self.cuda))))
+        return tuple(dict.fromkeys(_KERNEL.findall(hostcode.without_comments(self.cuda))))
 
     @property
     def launches(self) -> tuple[HostLaunch, ...]:
         """Launches of the host code, in order of the text."""
         return tuple(
             HostLaunch(match[1], _split(match[2]), _split(match[3]))
-            for match in _LAUNCH.finditer(hostcode.bare(self.cuda))
+            for match in _LAUNCH.finditer(hostcode.without_comments(self.cuda))
         )
 
 
@@ -76,9 +78,9 @@ class ExtensionModule:
 
 
 def read(source: str) -> ExtensionModule | str | None:
-    """The module that a text is; None if the text is not Python, or why nothing is known about its kernels.
+    """Read a Python module. Returns None if the text is no Python, or a reason if its extensions cannot be found.
 
-    Texts of kernels seldom parse as Python: one that imports nothing is taken for C++.
+    A text that imports nothing counts as C++, even if it parses as Python.
     """
     try:
         tree = ast.parse(source)
@@ -118,6 +120,7 @@ def take_apart(source: str) -> ExtensionModule:
 
 
 def _of_text(extension: Extension) -> Iterator[Finding]:
+    """The findings in the C++ and CUDA texts of an extension."""
     yield from hostcode.findings(f"{extension.cpp}\n{extension.cuda}")
     if not extension.launches and "cudaLaunchKernel" not in extension.cuda:
         yield Finding.of("no-kernel", f"extension {extension.name}: its host code launches no kernel", launches=0)
@@ -138,7 +141,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    """All assigned names of the module, at any depth, with their values. If a name is repeated, the last one counts."""
+    """Yields every name that the module assigns, at any depth, with its value. A name can occur several times."""
     for node in ast.walk(tree):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -148,6 +151,7 @@ def _texts(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _extension(call: ast.Call, names: Mapping[str, ast.expr]) -> Extension:
+    """The extension of a ``load_inline`` call. ``names``: the module's assignments. Raises WrongInput."""
     arguments = dict(zip(PARAMETERS, call.args, strict=False))
     arguments |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
 
@@ -213,8 +217,8 @@ def _text(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:
 
 
 def parts(text: str) -> list[str]:
-    """Split C++ text after each definition and declaration of its outermost level, and after each preprocessor line."""
-    plain = hostcode.bare(text)
+    """Split C++ text after each definition and declaration at its outermost level, and after each preprocessor line."""
+    plain = hostcode.without_comments(text)
     out, start, depth = [], 0, 0
     for number, char in enumerate(plain):
         if char == "{":

@@ -1,4 +1,4 @@
-"""The reference: a function on NumPy arrays or torch tensors, called with inputs in fp64."""
+"""Calls the user's reference, a function on NumPy arrays or torch tensors, with inputs in fp64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelproof.ground.errors import WrongInput
 
 
 class Reference:
-    """Calls the user's function.
+    """The user's function with the types of its arrays.
 
     If all of its parameters are names of inputs or of the shape, it is called with these; otherwise it receives all
     inputs in order. It may return an array, several arrays in the order of the outputs, or a dictionary of outputs.

@@ -1,9 +1,9 @@
-"""Relations between calls: how outputs follow when inputs are permuted, scaled, repeated or added.
+"""Checks relations between calls: how outputs must change when inputs are permuted, scaled, repeated or added.
 
-Nobody states them. Each entry of ``TABLE`` proposes changes of the inputs, by the names of the shape that are extents
-of buffers, and the reference decides which of them hold for a problem: permuting the rows of A permutes those of a
-product, permuting k changes nothing, a row of a softmax may be repeated, a convolution is linear in each of its inputs.
-A kernel has to keep what its reference keeps, whatever the user's tolerance.
+For example, permuting the rows of A permutes those of a product, permuting k changes nothing, a row of a softmax may be
+repeated, and a convolution is linear in each of its inputs. The user does not state relations. Each entry of ``TABLE``
+proposes some along the axes of the buffers, and those that the reference satisfies are valid for the problem. A kernel
+has to satisfy them as well, whatever the user's tolerance.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from kernelproof.grading.expressions import Shape
 from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import WrongInput
 
-# A reference keeps a relation if it does so within this share of its largest result. It computes in fp64.
+# The reference, which computes in fp64, satisfies a relation if it is off by at most this share of its largest result.
 EXACT_SHARE = 1e-10
-# The outputs keep it if they differ by at most this many times the largest error of that call whose errors are smaller.
+# Outputs satisfy a relation if they are off by at most this many times the largest error of one of the two calls, that
+# whose errors are smaller.
 MOST_OWN_ERRORS = 16.0
-# Outputs of fewer elements do not show how large errors usually are.
-LEAST_ELEMENTS = 16
-POWERS = (0, 1, -1, 2, -2)  # to which an output may follow the scale of an input
+LEAST_ELEMENTS = 16  # smaller outputs are not judged, since they do not show how large errors usually are
+POWERS = (0, 1, -1, 2, -2)  # an output may be proportional to one of these powers of an input
 
 # A change of an array, for a buffer of the contract.
 Step = Callable[[ContractBuffer, Array], Array]
 
 
 class Relation(NamedTuple):
-    """Changed inputs, as bits, and how the outputs follow from those of the unchanged ones. ``kind`` of the base says
-    with which draw they begin."""
+    """The bits of changed inputs. ``follow`` turns the outputs for the unchanged inputs into those for the changed."""
 
     name: str
     bits: dict[str, Array]
     follow: Step
 
 
-class Broken(NamedTuple):
-    """An output that does not keep a relation: how many elements differ, the first one, by how much, and what rounding
-    explains."""
+class BrokenRelation(NamedTuple):
+    """An output that does not satisfy a relation.
+
+    ``elements``: how many differ. ``first``: the index of the first one, ``difference``: by how much it differs, and
+    ``allowed``: the difference that rounding explains.
+    """
 
     output: str
     elements: int
@@ -52,17 +54,17 @@ class Broken(NamedTuple):
     allowed: float
 
 
-def that_hold(task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> Iterator[Relation]:
-    """The relations of the table that the reference keeps, for the inputs of a call."""
+def valid_relations(task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> Iterator[Relation]:
+    """The relations that the reference satisfies for the inputs of a call, among those that ``TABLE`` proposes."""
     proposals = _Proposals(task, base, shape, rng)
     for kind, propose in TABLE:
         if kind == base.kind:
             yield from propose(proposals)
 
 
-def broken(
+def broken_relations(
     base: CheckedCall, answer: CheckedCall, relation: Relation, buffers: Mapping[str, ContractBuffer]
-) -> Iterator[Broken]:
+) -> Iterator[BrokenRelation]:
     """Finds the outputs of a call that differ from what the relation and the base's outputs demand, beyond rounding."""
     for name, item in answer.expected.items():
         before = base.expected[name]
@@ -71,13 +73,13 @@ def broken(
             continue
         with np.errstate(invalid="ignore"):
             followed = relation.follow(buffers[name], np.abs(old - before.values))
-            own = min(_largest(followed), _largest(new - item.values))
-            allowed = 2 * tolerance.noise(item) + MOST_OWN_ERRORS * own
+            error = min(_largest(followed), _largest(new - item.values))
+            allowed = 2 * tolerance.noise(item) + MOST_OWN_ERRORS * error
             difference = np.abs(new - relation.follow(buffers[name], old))
         differs = np.isfinite(difference) & (difference > allowed)
         if differs.any():
             first = tuple(int(i) for i in np.argwhere(differs)[0])
-            yield Broken(name, int(differs.sum()), first, float(difference[first]), float(allowed[first]))
+            yield BrokenRelation(name, int(differs.sum()), first, float(difference[first]), float(allowed[first]))
 
 
 def _largest(errors: Array) -> float:
@@ -85,7 +87,7 @@ def _largest(errors: Array) -> float:
 
 
 class _Proposals:
-    """Proposes changes of a call's inputs, and asks the reference which of them hold."""
+    """Proposes changes of a call's inputs, and yields those for which the reference satisfies a relation."""
 
     def __init__(self, task: Criteria, base: CheckedCall, shape: Shape, rng: np.random.Generator) -> None:
         self.task, self.base, self.shape, self.rng = task, base, shape, rng
@@ -93,11 +95,11 @@ class _Proposals:
         self.results = {name: item.values for name, item in base.expected.items()}
 
     def changed(self, step: Step) -> dict[str, Array]:
-        """The base's inputs after a change, as bits. Floats must keep all of their bits."""
+        """The bits of the base's inputs after a change. The change must be exact."""
         return {item.name: step(item, self.base.bits[item.name]) for item in self.inputs}
 
     def holds(self, change: Step, follow: Step) -> bool:
-        """Whether the reference keeps a relation."""
+        """Whether the reference satisfies a relation: after ``change``, its results are those that ``follow`` gives."""
         bits = self.changed(change)
         values = {item.name: item.format.values(bits[item.name]) for item in self.inputs}
         try:
@@ -113,7 +115,7 @@ class _Proposals:
         return True
 
     def permuted(self) -> Iterator[Relation]:
-        """All axes whose order does not matter, or that outputs follow: reversed, and in a drawn order."""
+        """Permutes all axes whose order does not matter or is that of the outputs: first reversed, then at random."""
         for how in ("reversed", "permuted"):
             orders: dict[str, Array] = {}
             for name in self.shape:
@@ -127,7 +129,7 @@ class _Proposals:
                 yield Relation(f"{how} along {', '.join(orders)}", self.changed(step), step)
 
     def repeated(self) -> Iterator[Relation]:
-        """A row in place of another one, along all axes whose rows are independent."""
+        """Replaces a row by another one, along all axes whose rows are independent."""
         sources: dict[str, Array] = {}
         for name, (first, second) in self._pairs():
             source = np.arange(self.shape[name])
@@ -140,7 +142,8 @@ class _Proposals:
             yield Relation(f"repeated along {', '.join(sources)}", self.changed(step), step)
 
     def scaled(self) -> Iterator[Relation]:
-        """Each input to which some power of the outputs is proportional, times two or a half; else all of them."""
+        """Multiplies each input by 2 or 1/2 if the outputs are proportional to a power of it. If that is true of no
+        single input, all inputs are multiplied together."""
         floats = [item.name for item in self.inputs if item.format.is_float and not item.low]
         factors: dict[str, float] = {}
         total = 1.0
@@ -155,7 +158,7 @@ class _Proposals:
             yield Relation(f"scaled {', '.join(factors)}", self.changed(_times(factors)), _all_times(total))
 
     def added(self) -> Iterator[Relation]:
-        """One row added to another one, of whole numbers, whose sums are exact, along the first axis that allows it."""
+        """Adds a row to another one, along the first axis that allows it. The inputs are integers: sums are exact."""
         for name, (first, second) in self._pairs():
             on_outputs = _adding(name, first, second, as_bits=False)
             if self.holds(change := _adding(name, first, second, as_bits=True), on_outputs):
@@ -163,14 +166,14 @@ class _Proposals:
                 return
 
     def _pairs(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yields each axis that an input has, with two indices along it that are drawn."""
+        """Yields each axis that an input has, with two random indices along it."""
         for name, size in self.shape.items():
             if size > 1 and any(name in _axes(item) for item in self.inputs):
                 first, second = self.rng.choice(size, 2, replace=False)
                 yield name, (int(first), int(second))
 
 
-# The draw with which a relation begins, and what proposes it.
+# The kind of inputs that is changed, and the function that proposes the changes.
 TABLE: tuple[tuple[str, Callable[[_Proposals], Iterator[Relation]]], ...] = (
     ("normal", _Proposals.permuted), ("normal", _Proposals.scaled), ("normal", _Proposals.repeated),
     ("integers", _Proposals.added),
@@ -178,12 +181,14 @@ TABLE: tuple[tuple[str, Callable[[_Proposals], Iterator[Relation]]], ...] = (
 
 
 def _axes(item: ContractBuffer) -> dict[str, int]:
-    """The axes of a buffer whose extent is a name of the shape. A name that is there twice is left out."""
+    """The axes of a buffer whose extent is a name of the shape, by that name. Names that occur twice are left out."""
     parts = [part.strip() for part in item.extents.split(",")]
     return {part: number for number, part in enumerate(parts) if part.isidentifier() and parts.count(part) == 1}
 
 
 def _along(orders: Mapping[str, Array]) -> Step:
+    """A step that takes the elements along some axes in other orders, given as indices."""
+
     def step(item: ContractBuffer, array: Array) -> Array:
         for name, axis in _axes(item).items():
             if name in orders:
@@ -194,6 +199,8 @@ def _along(orders: Mapping[str, Array]) -> Step:
 
 
 def _times(factors: Mapping[str, float]) -> Step:
+    """A step that multiplies buffers, given as bits, by factors."""
+
     def step(item: ContractBuffer, bits: Array) -> Array:
         factor = factors.get(item.name)
         return bits if factor is None else item.format.bits(item.format.values(bits) * factor)
@@ -206,7 +213,7 @@ def _all_times(factor: float) -> Step:
 
 
 def _adding(name: str, first: int, second: int, as_bits: bool) -> Step:
-    """Add row ``first`` to row ``second`` of every buffer that has the axis ``name``."""
+    """A step that adds row ``first`` to row ``second`` of every buffer with the axis ``name``."""
 
     def step(item: ContractBuffer, array: Array) -> Array:
         axis = _axes(item).get(name)

@@ -1,4 +1,4 @@
-"""The rules of a grade: for each stable id, what is wrong and what to do. The emulator has further rules of its own."""
+"""Lists the rules of a grade: for each stable id, what is wrong and what to do. The emulator has rules of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws shapes beside the stated ones: from the user's ranges, or, without any, one near what is stated."""
+"""Draws shapes in addition to the stated ones: from the user's ranges, or without ranges one near the stated shapes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from kernelproof.grading.expressions import Shape
 from kernelproof.ground.errors import WrongInput
 
-LEAST_DRAWN = 8  # sizes up to this are those of kernels, strides and the like, and stay as they are
-LARGEST_STEP = 16  # a single stated size is taken to be a multiple of what it shares with this
+LEAST_DRAWN = 8  # sizes up to this are those of filters, strides and the like, which are not changed
+LARGEST_STEP = 16  # if one size is stated, drawn sizes are multiples of its greatest common divisor with this
 
 
-def drawn(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
+def drawn_shapes(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int) -> list[dict[str, int]]:
     """Draw two more shapes from the ranges: one with any numbers, and one with odd numbers, which no tile divides.
 
     Raises WrongInput.
@@ -34,11 +34,11 @@ def _odd(number: int, low: int, high: int) -> int:
     return next((n for n in (number | 1, number - 1) if n % 2 and low <= n <= high), number)
 
 
-def unstated(stated: Sequence[Shape], seed: int) -> dict[str, int] | None:
-    """Draw a shape that nobody stated, no larger than what is stated, of multiples that the stated sizes suggest.
+def unstated_shape(stated: Sequence[Shape], seed: int) -> dict[str, int] | None:
+    """Draw a shape that was not stated and is no larger than the stated ones. None if there is no such shape.
 
-    A size that varies is drawn between the least and the largest one, as a multiple of their greatest common divisor; a
-    single one from its upper half. None if that leaves only the stated sizes.
+    A size that varies among the stated shapes is drawn between the least and the largest, as a multiple of their
+    greatest common divisor. A size that does not vary is drawn from half of it up to it.
     """
     rng = np.random.default_rng([seed, 2])
     out = dict(stated[0])

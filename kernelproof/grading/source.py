@@ -1,4 +1,4 @@
-"""``check_source``: grades a source text that nobody has read, given a reference and shapes.
+"""Grades an untrusted source text, given a reference and shapes (``check_source``).
 
 The steps are: read the text (a Python module is parsed, never executed), refuse it if its includes could reveal files,
 compile it in a sandbox, and run all shapes in a child process with limits. Host code runs in that child process too, if
@@ -27,7 +27,6 @@ from kernelproof.checking.names import plain
 from kernelproof.emulator import EmulatorError, LaunchRefused, PtxError, Report
 from kernelproof.emulator.state.causes import grouped
 from kernelproof.grading import floor, hostcode, inputs, launcher, modules
-from kernelproof.grading import shapes as shapes_beside
 from kernelproof.grading.answers import Criteria, DeviceFactory
 from kernelproof.grading.contract import Contract, ContractLaunch, HostCall, contract, named_shapes
 from kernelproof.grading.device import LaunchedCalls, WrongSignature, is_ptx, program, ptx, ptx_elsewhere, read
@@ -35,17 +34,18 @@ from kernelproof.grading.examination import Examination
 from kernelproof.grading.expressions import Number, Shape
 from kernelproof.grading.launcher import HostFailure
 from kernelproof.grading.reference import Reference
+from kernelproof.grading.shapes import drawn_shapes, unstated_shape
 from kernelproof.grading.tolerance import Precision, Tolerance
 from kernelproof.grading.verdict import Finding, Verdict
 from kernelproof.ground import places, process_tree, sandbox
 from kernelproof.ground.errors import Failure, WrongInput
 from kernelproof.ground.workers import Worker
 
-STEP_S = 0.05  # how often limits are looked at while waiting for a child process
+STEP_S = 0.05  # seconds between two checks of the limits while a child process runs
 MAX_ANSWER_BYTES, READ_BYTES = 1 << 24, 1 << 16  # most bytes of an answer, and of one read
-MAX_FINDINGS = 40  # in a verdict
-_PYTHON = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.M)  # in every Python module with kernels
-# Headers of libraries that kernels are written with, and that may be missing here, as the compiler names them.
+MAX_FINDINGS = 40  # most findings in a verdict
+_PYTHON = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.M)  # matches every Python module with kernels
+# The compiler's message about a missing header of a library with which kernels are written.
 _ABSENT_HEADER = re.compile(
     r"fatal error: ((?:ATen|c10|cudnn|cute|cutlass|dlpack|flashinfer|kittens|nccl|nvshmem|pybind11|torch|tvm)[\w./+-]*)"
     r": No such file"
@@ -130,9 +130,9 @@ def check_source(
         task = Criteria(
             factory, agreement, Reference(reference, agreement, arrays), tolerance or Tolerance(), precision,
             operands != "any", sums and accumulator != "any", flops, _input_kinds(kinds), limits.places, limits.seed,
-            shapes_beside.unstated(stated, limits.seed) if draws is None else None,
+            unstated_shape(stated, limits.seed) if draws is None else None,
         )  # fmt: skip
-        verdict.shapes = [*stated, *shapes_beside.drawn(stated[0], draws or {}, limits.seed)]
+        verdict.shapes = [*stated, *drawn_shapes(stated[0], draws or {}, limits.seed)]
         verdict = _grade_in_process(task, verdict, len(stated), limits)
         _compare_times(verdict, task, stated, claimed_us, gpu)
     verdict.seconds = round(time.perf_counter() - start, 3)
@@ -151,8 +151,8 @@ def _compiled_factory(
 ) -> DeviceFactory | None:
     """Compile a source and return the function that makes fresh memory for its calls.
 
-    Returns None if the source is refused, does not compile, or cannot be judged; the verdict says why then. Nothing is
-    raised for what a text has in it, because a reward loop must not end with one of its texts.
+    Returns None if the source is refused, does not compile, or cannot be judged; the verdict then says why. No content
+    of a text raises an exception, because a training loop that grades many texts must not end with one of them.
     """
     try:
         text.encode()
@@ -170,7 +170,7 @@ def _compiled_factory(
     if isinstance(module, str):
         verdict.not_checked.append(module)
         return None
-    # Operations of torch that the caller allows are no findings; the last word of a finding's text names the operation.
+    # Operations of torch that the caller allows are no findings. The last word of a finding's text is the operation.
     for item in module.findings if module else ():
         last = re.split(r"\W+", str(item.evidence.get("text", "")).removesuffix("("))[-1]
         if item.rule != "library-call" or last not in host_calls:
@@ -223,7 +223,7 @@ def _ptx(translated: str, module: modules.ExtensionModule | None, limits: Limits
 
 
 def _assemble(texts: Iterable[str], limits: Limits, verdict: Verdict) -> None:
-    """Raise Failure if ptxas refuses one of some PTX texts; a remark says so if it cannot be asked."""
+    """Assemble PTX texts. Raises Failure if ptxas refuses one; adds a remark if ptxas cannot assemble here."""
     for text in texts:
         answer = assembly.answer_of(text, limits.device, foreign=True)
         if answer.refusals:
@@ -233,10 +233,10 @@ def _assemble(texts: Iterable[str], limits: Limits, verdict: Verdict) -> None:
 
 
 def _parsed_module(text: str, limits: Limits) -> modules.ExtensionModule | str | None:
-    """Read a Python module in a process of its own. The answer is that of ``modules.read``.
+    """Read a Python module by ``modules.read`` in a process of its own.
 
-    A hostile text can overflow the parser's stack or make a regular expression run for hours, hence the process and its
-    limits. Raises Failure if the process exceeds a limit or dies.
+    The process has limits, because a hostile text can overflow the parser's stack or make a regular expression run for
+    hours. Raises Failure if the process exceeds a limit or dies.
     """
     worker = Worker("fork", _serve_parser, text)
     watch = process_tree.Watch(worker.pid, limits.compile_s, limits.gib)
@@ -264,19 +264,19 @@ def _serve_parser(pipe: Connection, text: str) -> None:
 def _with_templates(text: str, entries: Sequence[str]) -> str:
     """Device code that also instantiates the kernel templates in ``entries``, as host code that launches them would.
 
-    An entry that names no template of the text stays out: that the text lacks it is said when it is launched.
+    An entry that names no template of the text is left out; it becomes a finding when it is launched.
     """
-    known = re.findall(r"\btemplate\b[^;{]*?__global__[^;{(]*?(\w+)\s*\(", hostcode.bare(text))
-    wanted = [entry for entry in dict.fromkeys(entries) if re.split(r"::|<", entry.partition("<")[0])[-1] in known]
+    templates = re.findall(r"\btemplate\b[^;{]*?__global__[^;{(]*?(\w+)\s*\(", hostcode.without_comments(text))
+    wanted = [entry for entry in dict.fromkeys(entries) if re.split(r"::|<", entry.partition("<")[0])[-1] in templates]
     uses = "".join(f"    use((void*){entry});\n" for entry in wanted if "<" in entry)
     return text + (f"\nstatic void use(void*);\nvoid kernelproof_uses() {{\n{uses}}}\n" if uses else "")
 
 
 def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
-    """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's, others are
-    drawn.
+    """Examine all of ``verdict.shapes`` and add the findings. The first ``stated`` shapes are the user's; the others
+    are drawn.
 
-    A wrong value on a drawn shape counts as a special case for stated shapes only if all stated shapes were right.
+    A wrong value on a drawn shape is reported as a special case for the stated shapes only if these were all right.
     """
     machine: list[Report] = []
     largest = max(verdict.shapes[:stated], key=lambda shape: prod(shape.values()))
@@ -310,7 +310,7 @@ def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
 
 
 def _remark_on_unstated(task: Criteria, shape: Shape, verdict: Verdict) -> None:
-    """Examine a shape that the user has not stated. It need not be right there, but the user should know."""
+    """Examine a shape that the user has not stated, and add a remark if the source is not right on it."""
     try:
         examination = Examination(task, shape, drawn=True)
         examination.run()

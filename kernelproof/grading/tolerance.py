@@ -1,4 +1,4 @@
-"""How far an output may differ from the reference, and the comparison."""
+"""Decides how far an output may differ from the reference, and finds the elements that differ by more."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ SINGLE_EXACT = 1 << 24
 class Tolerance:
     """How much an output may differ from the reference.
 
-    If ``terms`` is given, each output is a sum of that many products or inputs, and the reference must bound the sum of
-    their magnitudes when it is called on magnitudes: ``reference(|a|, |b|) >= sum |a_i b_i|``. Then results on whole
-    numbers must be exact, and others within the bound for rounding after every addition. Otherwise the allowed error is
-    ``relative`` times the value plus ``absolute`` times the output's root mean square; the defaults depend on its type.
+    If ``terms`` is given, each output is a sum of that many products or inputs. Called on magnitudes, the reference
+    must then bound the sum of their magnitudes: ``reference(|a|, |b|) >= sum |a_i b_i|``. Results on whole numbers must
+    be exact, and others must be within the bound for rounding after every addition.
+
+    Without ``terms`` the allowed error is ``relative`` times the value plus ``absolute`` times the output's root mean
+    square; the defaults depend on its type.
     """
 
     relative: float | None = None
@@ -38,9 +40,9 @@ class Tolerance:
 class Expected:
     """An output as the reference computes it, in fp64, and the allowed error of each element.
 
-    ``usual`` is about the root mean square of an honest error if the output is a sum of products of normal numbers,
-    else None. If ``exact`` is True, the output must be the reference rounded once. If ``open`` is True, any value is
-    right where the reference is NaN, because the operation may be undefined for special inputs.
+    ``usual`` estimates the root mean square of an honest error, if the output is a sum of products of normal numbers;
+    otherwise it is None. If ``exact`` is True, the output must be the reference rounded once. If ``open`` is True, any
+    value is right where the reference is NaN, because the operation may be undefined for special inputs.
     """
 
     values: Array
@@ -109,11 +111,11 @@ class Precision:
         return rounded
 
     def usual_error(self, magnitude: Array) -> Array:
-        """About the root mean square of the error of such a sum, on normal numbers and with fp32 sums.
+        """An estimate of the root mean square of the error of such a sum, for products of normal numbers.
 
-        The error of n additions grows with the square root of n times that of the sum of squares of the products, which
-        is 1.6 * magnitude / sqrt(n) for products of normal numbers. What a narrower type loses per product does not
-        grow with n and is larger by three orders of magnitude.
+        The error of n additions grows as sqrt(n) * sqrt(sum of the squared products). For products of normal numbers
+        the second root is 1.6 * magnitude / sqrt(n), so the error is 1.6 * magnitude times the unit roundoff. Operands
+        of a narrower type add an error per product that is larger by three orders of magnitude.
         """
         unit = {"f64": 2.0**-53, "f16": F16.unit_roundoff}.get(self.accumulator, 2.0**-24)
         rounding = OPERANDS.get(self.operands, 0.0) if self.rounds_operands else 0.0
@@ -146,7 +148,7 @@ def expected(
 
 
 def noise(item: Expected) -> Array:
-    """The error that rounding alone may cause in an output, whatever the user's tolerance."""
+    """The error of each element that rounding alone may cause, whatever the user's tolerance."""
     return expected(item.values, None, item.format, Tolerance(), Precision("f32", "f32"), {}).allowed
 
 

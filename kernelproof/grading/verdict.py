@@ -1,4 +1,4 @@
-"""The result of a grade: whether a source is right, which rules it breaks, and the evidence for each."""
+"""Defines the result of a grade: whether a source is right, which rules it breaks, and the evidence for each."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Finding(BaseModel):
 class CountedKernel(BaseModel):
     """A kernel, as it ran in the first call of the largest shape.
 
-    ``instructions`` counts executions per warp. ``flops`` is the most floating-point operations that they can amount
-    to; ``mma_flops`` is the part of these that tensor cores execute.
+    ``instructions`` counts executions per warp. ``flops`` is an upper bound of their floating-point operations;
+    ``mma_flops`` is the part of it that tensor cores execute.
     """
 
     name: str

@@ -1,11 +1,14 @@
-"""Notes which packages of kernels a solution asked for that are not installed here, also if it caught the exception."""
+"""Notes which packages of kernels a solution tried to import although they are not installed here.
+
+A solution may catch the exception of such an import and fall back to torch, which says nothing about its kernels.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-# What kernels are written in, or come from, beside inline extensions. Without such a package a solution may fall back
-# to torch, which says nothing about it. Other names that are not there excuse nothing: anybody can write one.
+# Packages in which kernels are written, or which contain kernels. Only these names excuse a solution, because anybody
+# can import a name that does not exist.
 PACKAGES = frozenset((
     "apex", "bitsandbytes", "cupy", "cuda", "cutlass", "cutlass_library", "deep_gemm", "fbgemm_gpu", "flash_attn",
     "flashinfer", "helion", "jax", "liger_kernel", "mamba_ssm", "causal_conv1d", "numba", "nvmath", "pycuda", "quack",
@@ -14,12 +17,15 @@ PACKAGES = frozenset((
 
 
 class AbsentPackages:
-    """The last of Python's finders, which is asked only where no other one knows a module. It finds nothing."""
+    """A finder for the end of ``sys.meta_path``, which Python calls only for modules that no other finder knows.
+
+    It finds no module. ``names``: the packages that were asked for, in order, as keys.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> None:
-        """Note a package."""
+        """Note the name if it is one of ``PACKAGES``."""
         if name in PACKAGES:
             self.names[name] = None

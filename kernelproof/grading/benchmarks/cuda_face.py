@@ -1,7 +1,8 @@
-"""Makes torch on a CPU look like torch with a GPU to the Python code of a room.
+"""Makes torch on a CPU look like torch with a GPU to the code in a room (a sandboxed process).
 
-Tensors stay in the CPU's memory and say that they are on ``cuda:0``. Streams, events and properties of the device are
-substitutes; a stream that work is left on is remembered, because nothing here would show that nobody waited for it.
+Tensors are in the CPU's memory and say that they are on ``cuda:0``. Streams, events and properties of the device are
+substitutes. Work runs immediately here, so a missing synchronisation would not show in the results; the substitutes
+therefore record the streams on which work was left without a wait for it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 class Unsupported(Exception):
-    """A part of torch that only a GPU has; nothing is known about a solution that needs it."""
+    """A solution needs a part of torch that only a GPU has, so it cannot be judged here."""
 
 
-# What was asked for and is not there; a solution may have caught the exception.
+# The messages of all Unsupported exceptions, because a solution may have caught one.
 OBSTACLES: list[str] = []
 
 
 def _unsupported(what: str) -> Unsupported:
+    """The exception for a part of torch that is missing, after its message was added to ``OBSTACLES``."""
     OBSTACLES.append(what)
     return Unsupported(what)
 
@@ -50,7 +52,7 @@ class CudaFace(TorchFunctionMode):  # type: ignore[misc] # torch's class is unty
 
 
 def redirected(value: Any) -> Any:
-    """The CPU in place of the GPU."""
+    """The CPU if the value is a GPU, as a device or by name; otherwise the value itself."""
     if isinstance(value, torch.device):
         return CPU if value.type == "cuda" else value
     return "cpu" if isinstance(value, str) and _CUDA.fullmatch(value) else value
@@ -70,7 +72,7 @@ _PINNING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.ra
 
 
 class Stream:
-    """A substitute for a stream. ``unjoined``: work was given to it, and nobody has waited for it since."""
+    """A substitute for a stream. ``unjoined``: whether work was given to it for which nothing has waited since."""
 
     default: Stream
     current: Stream
@@ -109,7 +111,7 @@ Stream.default = Stream.current = Stream()
 
 
 class Event:
-    """A substitute for an event; its times are those of no GPU."""
+    """A substitute for an event. The time between two events is always 1 ms."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.stream: Stream | None = None
@@ -140,13 +142,13 @@ def _new_stream(*args: Any, **kwargs: Any) -> Stream:
 
 
 def note_work() -> None:
-    """Work was given to the current stream."""
+    """Record that work was given to the current stream."""
     if Stream.current is not Stream.default:
         Stream.current.unjoined = True
 
 
 def unjoined_streams() -> int:
-    """How many streams have work that nobody has waited for."""
+    """How many streams have work for which nothing has waited."""
     return sum(stream.unjoined for stream in STREAMS)
 
 
@@ -173,6 +175,8 @@ class _AsStream:
 
 
 def _refused(what: str) -> Callable[..., Any]:
+    """A substitute for a function of torch that raises Unsupported when it is called."""
+
     def refuse(*_: Any, **__: Any) -> Any:
         raise _unsupported(f"{what} needs a GPU")
 
@@ -180,7 +184,7 @@ def _refused(what: str) -> Callable[..., Any]:
 
 
 class _Guard:
-    """``torch.cuda.device(n)`` as a context."""
+    """A context that does nothing, in place of ``torch.cuda.device(n)``."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -223,14 +227,15 @@ def install(device: Device) -> None:
 
 
 class _Generator(torch.Generator):  # type: ignore[misc] # torch has no types
-    """A generator of random numbers of the CPU, also where one of the GPU is asked for."""
+    """A generator of random numbers on the CPU, even if the caller names the GPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return super().__new__(cls, redirected(device))
 
 
 def _autocast(*_: Any, enabled: bool = True, **__: Any) -> Any:
-    """Autocast changes the types in which torch computes on a GPU, which the CPU's operators do otherwise."""
+    """A substitute for ``torch.autocast``, which is unsupported unless it is disabled: on a GPU it changes the types of
+    other operators than on a CPU."""
     if not enabled:
         return _Guard()
     raise _unsupported("torch.autocast, which changes the types of operators")

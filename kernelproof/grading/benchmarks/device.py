@@ -1,4 +1,4 @@
-"""The emulated device of a room: torch's storages lie in its memory while kernels run; their writes are recorded."""
+"""The emulated device of a room (a sandboxed process): copies torch's storages to it and records what kernels write."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ NEW, OLD = 1, 2  # in Buffer.written: bytes that the current launch wrote, and t
 
 
 class RoomDevice(SessionHooks):
-    """Memory in which torch's storages have buffers, and the launches on it. ``obstacles`` says why something could not
-    be executed; a solution may have caught the exception, so it is kept here."""
+    """The memory in which torch's storages have buffers, and the launches on it.
+
+    ``obstacles``: why something could not be executed; a solution may have caught the exception, so it is kept here.
+    ``constants``: the numbers with which executed kernels compare values. ``storages``: the buffer and a tensor of each
+    storage, by address. ``pointer_tensors``: tensors whose address Python code has asked for.
+    """
 
     def __init__(self, chip: Chip, ledger: Ledger) -> None:
         self.memory = Memory(guarded=True)
@@ -31,18 +35,21 @@ class RoomDevice(SessionHooks):
         self.environments = count(1)
         self.reports: list[Report] = []
         self.obstacles: list[str] = []
-        self.constants: dict[float, None] = {}  # with which the kernels that ran compare
+        self.constants: dict[float, None] = {}
         self.storages: dict[int, tuple[Buffer, Any]] = {}
-        self.pointed: dict[int, Any] = {}  # tensors whose address Python code has asked for
+        self.pointer_tensors: dict[int, Any] = {}
 
     def session(self) -> Session:
-        """The device, open for the runtime calls of one function, each time with other clocks, SMs and errors of
-        approximate functions, so that no solution is right because of them."""
+        """The device, open for the runtime calls of one function.
+
+        Each session has other clocks, SM numbers and errors of approximate functions, so that no solution is right only
+        because of these.
+        """
         options = Options(environment=next(self.environments))
         return Session(SessionPolicy(self.chip, options, check_outputs=False, hooks=self), self.memory)
 
     def draw_environments(self, seed: int) -> None:
-        """Let all environments depend on a seed."""
+        """Draw the first environment from a seed; later sessions take the following ones."""
         self.environments = count(int(np.random.default_rng([seed, 3]).integers(1, 1 << 30)))
 
     # --- torch's storages ---
@@ -50,18 +57,17 @@ class RoomDevice(SessionHooks):
     def upload(self, tensor: Any) -> int:
         """Copy a tensor's storage to the device; returns the device address of its first element."""
         key, content = address(tensor), host_bytes(tensor)
-        known = self.storages.get(key)
-        if known is None or known[0] not in self.memory.buffers or known[0].nbytes != len(content):
-            buffer = self.memory.allocate(len(content), "scratch")
-            known = self.storages[key] = buffer, tensor
-        buffer = known[0]
+        entry = self.storages.get(key)
+        if entry is None or entry[0] not in self.memory.buffers or entry[0].nbytes != len(content):
+            entry = self.storages[key] = self.memory.allocate(len(content), "scratch"), tensor
+        buffer = entry[0]
         buffer.bytes()[:] = content
         assert buffer.written is not None
         buffer.written[:] = OLD
         return int(buffer.address + tensor.data_ptr() - tensor.untyped_storage().data_ptr())
 
     def download(self, keys: Iterable[int]) -> None:
-        """Copy storages back."""
+        """Copy storages back from the device. ``keys``: their addresses."""
         for key in keys:
             buffer, tensor = self.storages[key]
             host_bytes(tensor)[:] = buffer.bytes()
@@ -69,33 +75,36 @@ class RoomDevice(SessionHooks):
     def point(self, tensor: Any) -> int:
         """The device address of a tensor, for code that passes pointers as numbers."""
         with torch._C.DisableTorchFunction():
-            self.pointed[address(tensor)] = tensor
+            self.pointer_tensors[address(tensor)] = tensor
             return self.upload(tensor)
 
     def tensor(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, place: int) -> Any:
-        """Return the tensor at a device address. It shares the storage of its buffer, which now gets the buffer's
-        contents; a buffer without a storage gets one."""
+        """Return the tensor at a device address.
+
+        The tensor uses the storage of the buffer at that address, into which the buffer's contents are copied. If the
+        buffer has no storage yet, it gets one. Raises RuntimeError if no buffer has the address.
+        """
         buffer = self.memory.find(place - self.memory.base)
         if buffer is None:
             raise RuntimeError("a tensor is no memory of the device")
         size = dtype.itemsize
         at = place - buffer.address
-        known = next((item for item in self.storages.values() if item[0] is buffer), None)
-        if known is None:
-            whole = torch.empty(buffer.nbytes // size * size, dtype=torch.uint8)
-            self.ledger.kept.append(whole)
-            self.ledger.origins[address(whole)] = self.ledger.union([self.key(buffer)])
-            self.storages[address(whole)] = known = buffer, whole
-        host_bytes(known[1])[:] = buffer.bytes()[: known[1].untyped_storage().nbytes()]
-        return torch.empty(0, dtype=dtype).set_(known[1].untyped_storage(), at // size, sizes, strides)
+        entry = next((item for item in self.storages.values() if item[0] is buffer), None)
+        if entry is None:
+            storage = torch.empty(buffer.nbytes // size * size, dtype=torch.uint8)
+            self.ledger.kept.append(storage)
+            self.ledger.origins[address(storage)] = self.ledger.union([self.key(buffer)])
+            self.storages[address(storage)] = entry = buffer, storage
+        host_bytes(entry[1])[:] = buffer.bytes()[: entry[1].untyped_storage().nbytes()]
+        return torch.empty(0, dtype=dtype).set_(entry[1].untyped_storage(), at // size, sizes, strides)
 
     def forget_freed(self) -> None:
-        """Storages whose buffer host code has freed get another one when they are used again."""
+        """Forget the storages whose buffer host code has freed; they get a new buffer when they are used again."""
         alive = set(map(id, self.memory.buffers))
         self.storages = {key: item for key, item in self.storages.items() if id(item[0]) in alive}
 
     def key(self, buffer: Buffer) -> int:
-        """The ledger's key of a buffer: that of its storage, or a negative number of its own."""
+        """The ledger's key of a buffer: the address of its storage, or a unique negative number if it has none."""
         return next((key for key, item in self.storages.items() if item[0] is buffer), -2 - buffer.start)
 
     # --- launches ---
@@ -106,6 +115,7 @@ class RoomDevice(SessionHooks):
         self._settle()
         self.constants |= dict.fromkeys(compared_constants(launch.module.text))
         result = launch.execute()
+        # Every 64-bit word of the parameters that lies in a buffer counts as a pointer that the kernel reads.
         words = struct.unpack(f"<{len(launch.parameters) // 8}Q", launch.parameters[: len(launch.parameters) // 8 * 8])
         found = (self.memory.find(word - self.memory.base) for word in words)
         read = {self.key(buffer) for buffer in found if buffer is not None}
@@ -113,14 +123,15 @@ class RoomDevice(SessionHooks):
         return result
 
     def note_copies(self, before: Iterable[int]) -> None:
-        """Record what was written otherwise than by launches, as by copies of the runtime."""
+        """Record buffers that were written without a launch, for example by copies of the runtime. Their origin is that
+        of the storages ``before`` and of all buffers."""
         if written := self._settle():
             origin = self.ledger.union({*before, *map(self.key, self.memory.buffers)})
             for key in written:
                 self.ledger.origins[key] = origin
 
     def _settle(self) -> set[int]:
-        """The keys of all buffers that were written since the last call."""
+        """The keys of all buffers that were written since the last call of this function."""
         out = set()
         for buffer in self.memory.buffers:
             if buffer.written is not None and (mask := buffer.written == NEW).any():
@@ -135,15 +146,15 @@ class RoomDevice(SessionHooks):
         launches.clear()
 
     def unsupported(self, function: str) -> None:
-        """A function of CUDA's libraries that the emulator lacks."""
+        """Keep an obstacle for a function of CUDA's libraries that the emulator lacks."""
         self.obstacles.append(f"{function} is not emulated")
 
 
 def bits_of(tensor: Any) -> np.ndarray[Any, Any]:
     """A contiguous copy of a tensor's bits, in its shape."""
-    whole = tensor.detach().contiguous().clone()
-    kind = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(whole.dtype)
-    return np.asarray((whole.view(kind) if kind is not None else whole).numpy())
+    copy = tensor.detach().contiguous().clone()
+    kind = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(copy.dtype)
+    return np.asarray((copy.view(kind) if kind is not None else copy).numpy())
 
 
 Compiler = Callable[[dict[str, Any]], dict[str, Any]]

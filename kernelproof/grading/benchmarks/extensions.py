@@ -1,7 +1,8 @@
-"""``torch.utils.cpp_extension`` in a room: extensions are compiled by the grader, and their kernels are emulated.
+"""Replaces ``torch.utils.cpp_extension`` in a room (a sandboxed process).
 
-Their C++ calls run against the substitute of torch's headers. Operators of torch that it calls are handed to the real
-torch below the ledger, so they are recorded as if Python had called them.
+The grader compiles an extension against a substitute for torch's C++ headers. Its host code runs in the room, and its
+kernels run on the emulator. Operators of torch that the C++ code calls are executed by the real torch below the ledger,
+so they are recorded as if Python had called them.
 """
 
 from __future__ import annotations
@@ -59,25 +60,26 @@ class Extensions:
         functions: str | Sequence[str] | Mapping[str, str] | None = None, _extra_cflags: Any = None,
         extra_cuda_cflags: Sequence[str] | None = None, *_: Any, **__: Any,
     ) -> ModuleType:  # fmt: skip
-        """An extension from texts. Raises RuntimeError where the compiler refuses them, as torch does."""
+        """Build an extension from texts and return its module. Raises RuntimeError if the compiler refuses them, as
+        torch does."""
         cpp, cuda = _text(cpp_sources), _text(cuda_sources)
         if functions is None:
-            named = dict(_DEFINED.findall(cpp + cuda))
-            if len(named) != len(_ALL_DEFINED.findall(cpp + cuda)):
+            bindings = dict(_DEFINED.findall(cpp + cuda))
+            if len(bindings) != len(_ALL_DEFINED.findall(cpp + cuda)):
                 self._give_up(f"extension {name}: a binding that is no plain function")
         else:
             names = [functions] if isinstance(functions, str) else list(functions)
-            named = {item: item for item in names}
+            bindings = {item: item for item in names}
             # torch puts the bindings after the C++ sources, which must declare what they bind.
             if missing := [item for item in names if not re.search(rf"\b{re.escape(item)}\b", cpp)]:
                 raise RuntimeError(f"Error building extension '{name}': {missing[0]} was not declared in this scope")
-        return self._module(name, f"{cpp}\n{cuda}", named, extra_cuda_cflags or ())
+        return self._module(name, f"{cpp}\n{cuda}", bindings, extra_cuda_cflags or ())
 
     def load(
         self, name: str, sources: str | Sequence[str], _extra_cflags: Any = None,
         extra_cuda_cflags: Sequence[str] | None = None, *_: Any, **__: Any,
     ) -> ModuleType:  # fmt: skip
-        """An extension from files that the solution has written in its sandbox."""
+        """Build an extension from files that the solution has written in its sandbox."""
         texts = []
         for path in [sources] if isinstance(sources, str) else sources:
             with open(path, encoding="utf-8") as file:  # noqa: PTH123
@@ -85,6 +87,7 @@ class Extensions:
         return self.load_inline(name, texts, None, None, None, extra_cuda_cflags)
 
     def _module(self, name: str, text: str, functions: Mapping[str, str], flags: Sequence[str]) -> ModuleType:
+        """Let the grader compile a text and make a module of its functions. ``functions``: C++ names by Python name."""
         answer = self.compiler({"text": text, "functions": list(functions.values()), "flags": [str(f) for f in flags]})
         if reason := answer.get("missing"):
             self._give_up(f"extension {name}: {reason}")
@@ -99,6 +102,7 @@ class Extensions:
         return module
 
     def _give_up(self, reason: str) -> None:
+        """Raise Unsupported, and keep the reason in case the solution catches it."""
         self.device.obstacles.append(reason)
         raise Unsupported(reason)
 
@@ -111,10 +115,14 @@ class Extensions:
         return call
 
     def _call(self, name: str, entry: Callable[..., int], release: Callable[[], None], args: Sequence[Any]) -> Any:
+        """Call a C++ function: copy its tensors to the device, call its ``entry``, and copy them and its results back.
+
+        Raises RuntimeError for a C++ exception, LaunchRefused, and Unsupported for what is not emulated.
+        """
         device = self.device
-        used = {address(arg): arg for arg in args if isinstance(arg, torch.Tensor)} | device.pointed
+        used = {address(arg): arg for arg in args if isinstance(arg, torch.Tensor)} | device.pointer_tensors
         values = [self._value(arg) for arg in args]
-        for tensor in device.pointed.values():
+        for tensor in device.pointer_tensors.values():
             device.upload(tensor)
         results = Results()
         with device.session() as emulated:
@@ -165,7 +173,8 @@ class Extensions:
     # --- operators that C++ calls ---
 
     def _operator(self, name: bytes, values: Any, count: int, results: Any) -> int:
-        """Run an operator of torch on tensors of the device. Nothing may be raised through C."""
+        """Run an operator of torch for C++ code, on tensors of the device. Returns 0, or 1 with a message in
+        ``results``, because no exception may pass through C."""
         try:
             arguments = [self._argument(values[number]) for number in range(count)]
             function = getattr(torch, name.decode(), None) or getattr(torch.Tensor, name.decode())

@@ -1,6 +1,6 @@
-"""Definitions, workloads and solutions of FlashInfer-Bench, which are JSON texts.
+"""Reads definitions, workloads and solutions of FlashInfer-Bench, which are JSON texts.
 
-The format: github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace.
+Their format is described in github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from kernelproof.ground.errors import WrongInput, invalid, parse_json, reading
 
-FEW = 2  # workloads of a definition that are taken: the smallest
-DRAWN = (3, 40)  # the range of an axis that a case draws
+MOST_WORKLOADS = 2  # how many of a definition's workloads are used: the smallest ones
+DRAWN_EXTENTS = (3, 40)  # least and largest extent of an axis in a case that is drawn
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,14 +29,14 @@ class Axis(BaseModel):
 
 
 class Operand(BaseModel):
-    """A tensor, whose extents are names of axes, or a scalar (None)."""
+    """A tensor or a scalar. ``shape``: the names of a tensor's axes; None for a scalar."""
 
     shape: list[str] | None
     dtype: str
 
 
 class Definition(BaseModel):
-    """What solutions compute. ``reference`` is the text of a module with a function ``run``."""
+    """The operation that solutions compute. ``reference`` is the text of a module with a function ``run``."""
 
     name: str
     axes: dict[str, Axis]
@@ -44,19 +44,20 @@ class Definition(BaseModel):
     outputs: dict[str, Operand]
     reference: str
     constraints: list[str] | None = None
-    # Not of the format: the scalars of the workload, which the grader adds.
+    # This field is not in the format: the grader adds the scalars of the workload.
     scalars: dict[str, int | float | bool] = {}
 
 
 class Source(BaseModel):
     """A file of a solution: its path in the solution's folder, and its text."""
 
-    path: str = Field(pattern=r"^\w[\w+-]*(?:[./]\w[\w+-]*)*$")  # relative, and never upwards
+    path: str = Field(pattern=r"^\w[\w+-]*(?:[./]\w[\w+-]*)*$")  # a relative path without ".."
     content: str
 
 
 class Build(BaseModel):
-    """How a solution is built. Outputs are the last arguments of its function, or what this returns."""
+    """How a solution is built. ``destination_passing_style``: whether outputs are the last arguments of its function;
+    otherwise the function returns them."""
 
     language: str
     entry_point: str = Field(pattern=r"^[^:]+::\w+$")
@@ -98,7 +99,7 @@ class Solution(BaseModel):
 _OWN_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*\"([\w./+-]+)\"[^\n]*$", re.M)
 
 
-def parsed(kind: type[Model], text: str, what: str) -> Model:
+def parse(kind: type[Model], text: str, what: str) -> Model:
     """Read a JSON text as one of the classes above. ``what`` names the text in the error. Raises WrongInput."""
     try:
         return kind.model_validate_json(text)
@@ -107,10 +108,11 @@ def parsed(kind: type[Model], text: str, what: str) -> Model:
 
 
 def cases(path: Path, definition: Definition, seed: int) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The axes of the definition's smallest workloads and of one that the seed draws, and the scalars.
+    """The cases of a definition, as extents by axis, and its scalars.
 
-    Workloads lie where the benchmark's data set has them: below ``workloads`` beside ``definitions``. Raises WrongInput
-    for inputs that no workload gives.
+    The cases are the definition's smallest workloads and one that the seed draws. Workloads are files where the
+    benchmark's data set has them: in the folder ``workloads`` beside ``definitions``. Raises WrongInput for inputs that
+    no workload gives.
     """
     fixed = {name: axis.value for name, axis in definition.axes.items() if axis.value is not None}
     stated: list[dict[str, int]] = []
@@ -124,16 +126,16 @@ def cases(path: Path, definition: Definition, seed: int) -> tuple[list[dict[str,
                 scalars.setdefault(name, given["value"])
     if missing := [name for name, item in definition.inputs.items() if item.shape is None and name not in scalars]:
         raise WrongInput(f"{path}: no workload beside it gives the scalar {missing[0]}")
-    chosen = sorted(stated, key=lambda case: prod(case.values()))[:FEW]
+    chosen = sorted(stated, key=lambda case: prod(case.values()))[:MOST_WORKLOADS]
     varying = sorted(set(definition.axes) - set(fixed))
     if varying and not definition.constraints:
         rng = random.Random(seed)
-        chosen.append({**fixed, **{name: rng.randint(*DRAWN) | 1 for name in varying}})
+        chosen.append({**fixed, **{name: rng.randint(*DRAWN_EXTENTS) | 1 for name in varying}})
     return chosen or [fixed], scalars
 
 
 def _workloads(path: Path, name: str) -> list[dict[str, Any]]:
-    """The workloads of a definition, as far as they are found and readable."""
+    """The workloads of a definition; none if it has no file of workloads. Raises WrongInput for an unreadable file."""
     roots = [parent.parent / "workloads" for parent in path.resolve().parents if parent.name == "definitions"]
     files = [file for root in roots[:1] for file in sorted(root.rglob(f"{name}.jsonl"))]
     out = []

@@ -1,4 +1,4 @@
-"""Problems and solutions of FlashInfer-Bench in a room, with torch."""
+"""Runs references and solutions of FlashInfer-Bench inside a room (a sandboxed process), with torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FlashInfer:
 
     def __init__(self, text: str, case: problems.Case, _seed: int) -> None:
         self.definition = flashinfer.Definition.model_validate_json(text)
-        self.module = problems.executed(self.definition.reference, "reference", {}, {})
+        self.module = problems.execute_text(self.definition.reference, "reference", {}, {})
         self.case = dict(case)
         self.initial: Any = []
 
@@ -30,7 +30,7 @@ class FlashInfer:
         return [self._input(name, operand) for name, operand in self.definition.inputs.items()]
 
     def _input(self, name: str, operand: flashinfer.Operand) -> Any:
-        """Normal numbers, or whole numbers as the benchmark draws them."""
+        """Draw an input: normal numbers, or integers in the benchmark's range. Scalars are those of the workload."""
         if operand.shape is None:
             return self.definition.scalars[name]
         extents, dtype = [self.case[axis] for axis in operand.shape], torch_type(operand)
@@ -41,13 +41,14 @@ class FlashInfer:
 
     def outputs(self, inputs: Sequence[Any], seed: int) -> Any:
         problems.seed_all(seed)
-        return in_order(self.module.run(*copy.deepcopy(list(inputs))), self.definition)
+        return ordered_outputs(self.module.run(*copy.deepcopy(list(inputs))), self.definition)
 
     def exact(self, inputs: Sequence[Any], seed: int) -> Any:
-        """The outputs in fp64 as far as the reference names no types, or None if it takes no such inputs."""
+        """The outputs for inputs in fp64, in which the reference computes unless it names other types. None if it
+        refuses such inputs."""
         try:
             problems.seed_all(seed)
-            return in_order(self.module.run(*problems.wide(inputs)), self.definition)
+            return ordered_outputs(self.module.run(*problems.in_fp64(inputs)), self.definition)
         except (RuntimeError, TypeError, ValueError):
             return None
 
@@ -60,8 +61,8 @@ def torch_type(operand: flashinfer.Operand) -> torch.dtype:
     return kind
 
 
-def in_order(result: Any, definition: flashinfer.Definition) -> Any:
-    """The outputs that a function returned, in the definition's order: one alone is a tensor, more are a tuple."""
+def ordered_outputs(result: Any, definition: flashinfer.Definition) -> Any:
+    """The outputs that a function returned, in the definition's order: a tensor if there is one, else a tuple."""
     if isinstance(result, Mapping):
         result = tuple(result[name] for name in definition.outputs)
     return result[0] if isinstance(result, tuple | list) and len(result) == 1 else result
@@ -70,10 +71,10 @@ def in_order(result: Any, definition: flashinfer.Definition) -> Any:
 def solution_function(text: str, definition: flashinfer.Definition, case: problems.Case, extensions: Any) -> Any:
     """The function of a solution of FlashInfer-Bench, which takes inputs and returns outputs.
 
-    Raises SolutionError for a text that is none, and Unsupported for bindings that are not there.
+    Raises SolutionError for a text that is no solution, and Unsupported for bindings that are not emulated.
     """
     try:
-        solution = flashinfer.parsed(flashinfer.Solution, text, "the solution")
+        solution = flashinfer.parse(flashinfer.Solution, text, "the solution")
     except WrongInput as error:
         raise problems.SolutionError(str(error)) from None
     path, name = solution.entry
@@ -84,11 +85,11 @@ def solution_function(text: str, definition: flashinfer.Definition, case: proble
     else:
         folder = Path(tempfile.mkdtemp())
         problems.add_to_path({source.path: source.content for source in solution.sources}, folder)
-        function = getattr(problems.imported(folder / path, "solution"), name, None)
+        function = getattr(problems.import_file(folder / path, "solution"), name, None)
     if function is None:
         raise problems.SolutionError(f"the solution has no {solution.spec.entry_point}")
     if not solution.spec.destination_passing_style:
-        return lambda *inputs: in_order(function(*inputs), definition)
+        return lambda *inputs: ordered_outputs(function(*inputs), definition)
     if any(operand.shape is None for operand in definition.outputs.values()):
         raise Unsupported("outputs that are scalars")
 
@@ -100,6 +101,6 @@ def solution_function(text: str, definition: flashinfer.Definition, case: proble
                 host_bytes(output)[:] = 0xFF  # NaN
             outputs.append(output)
         function(*inputs, *outputs)
-        return in_order(tuple(outputs), definition)
+        return ordered_outputs(tuple(outputs), definition)
 
     return call

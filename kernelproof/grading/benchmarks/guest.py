@@ -1,7 +1,8 @@
-"""What runs inside a room: it holds either a reference or a solution, and answers the grader's requests.
+"""Runs inside a room (a sandboxed process): holds either a reference or a solution, and answers the grader's requests.
 
-The code of a solution shares this process with the emulator and the ledger. Values are compared elsewhere, but a
-solution that knows this program could forge what is said to have run; docs/kernelproof/threat-model.md says so.
+The code of a solution shares this process with the emulator and the ledger. Values are compared in the grader's
+process. But a solution that knows this program could forge the record of the kernels that ran;
+docs/kernelproof/threat-model.md says so.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from kernelproof.grading.benchmarks import (
 from kernelproof.grading.benchmarks.device import RoomDevice
 from kernelproof.grading.benchmarks.ledger import NOTHING, Ledger, address, tensors
 
-MOST_TEXT = 400  # characters of a message about a solution's failure
-# What measures or synchronises: a solution must leave these as they are.
+MOST_TEXT = 400  # most characters of a message about a solution's failure
+# Functions that measure or synchronise. A solution must not replace them.
 _TIMERS = ("cuda.synchronize", "cuda.Event", "cuda.current_stream", "cuda.stream", "allclose", "testing.assert_close")
 _CLOCKS = ("time", "perf_counter", "perf_counter_ns", "monotonic", "process_time")
 
@@ -80,7 +81,7 @@ class Guest:
     # --- a reference ---
 
     def open_reference(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
-        """Execute a reference for a case; by default KernelBench's is made small enough for ``budget``."""
+        """Execute a reference for a case. Without a case, KernelBench's own is made small enough for ``budget``."""
         text, case = request["text"], request["case"]
         self._add_modules(request["modules"])
         stated, cost = dict(case or {}), 0
@@ -91,7 +92,7 @@ class Guest:
                 self.problem = flashinfer_room.FlashInfer(text, case, request["seed"])
             else:
                 if case is None:
-                    stated, case, _whole, cost = problems.smaller(text, request["budget"])
+                    stated, case, _stated_cost, cost = problems.smaller_case(text, request["budget"])
                 self.problem = problems.KernelBench(text, stated, case, request["seed"])
         out: list[wire.Tensor] = []
         initial = values.packed(self.problem.initial, out)
@@ -102,13 +103,14 @@ class Guest:
         self.ledger.clear()
         with cuda_face.CudaFace(), torch.no_grad(), self.ledger:
             inputs = self.problem.inputs(request["seed"])
-        # Inputs that were drawn and nothing else have no structure that a solution may rely on.
+        # Inputs that were only drawn, without an operator of torch, have no structure that a solution may rely on.
         plain = [not self.ledger.union([address(tensor)]).operators for tensor in tensors(inputs)]
         out: list[wire.Tensor] = []
         return {"inputs": values.packed(inputs, out), "plain": plain}, out
 
     def expect(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
-        """The outputs for inputs: as the reference computes them and, if possible, in fp64; and what it does."""
+        """Compute the reference's outputs for some inputs, in its own types and, if possible, in fp64. The answer also
+        has the work of its operators."""
         inputs, seed = values.unpacked(request["inputs"], arrays), request["seed"]
         self.ledger.clear()
         with cuda_face.CudaFace(), torch.no_grad():
@@ -145,12 +147,13 @@ class Guest:
                 definition = flashinfer.Definition.model_validate_json(request["reference"])
                 self.solution = flashinfer_room.solution_function(request["text"], definition, request["case"], made)
             else:
-                module = problems.executed(request["text"], "solution", request["stated"], request["case"])
+                module = problems.execute_text(request["text"], "solution", request["stated"], request["case"])
                 self.module = module
                 self.solution = self._of_module(module, request, initial)
         return self._state({}), []
 
     def _of_module(self, module: Any, request: wire.Message, initial: Any) -> Callable[..., Any]:
+        """The function of a solution that is a Python module. Raises SolutionError if the module lacks it."""
         name = "custom_kernel" if request["format"] == "GPU MODE" else "ModelNew"
         made = getattr(module, name, None)
         if made is None:
@@ -158,21 +161,21 @@ class Guest:
         if name == "custom_kernel":
             return made  # type: ignore[no-any-return]
         problems.seed_all(request["seed"])
-        model = problems.constructed(made, initial)
+        model = problems.construct(made, initial)
         return model.cuda() if isinstance(model, torch.nn.Module) else model  # type: ignore[no-any-return]
 
     def _of_kernel(self, request: wire.Message, made: extensions.Extensions, initial: Any) -> Callable[..., Any]:
-        """robust-kbench: the reference's model, whose forward function is the extension's."""
+        """The function of a solution of robust-kbench: the reference's model, which calls the extension's forward."""
         path = Path("/tmp/kernel.cu")  # the sandbox's own
         path.write_text(request["text"])
         module = made.load("kernel", str(path))
-        reference = problems.executed(request["reference"], "reference_model", request["stated"], request["case"])
+        reference = problems.execute_text(request["reference"], "reference_model", request["stated"], request["case"])
         problems.seed_all(request["seed"])
-        model = problems.constructed(reference.Model, initial)
+        model = problems.construct(reference.Model, initial)
         return lambda *inputs: model(*inputs, fn=module.forward)
 
     def call(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
-        """Call the solution on inputs, which lie at the same addresses in every call, and say what ran."""
+        """Call the solution on inputs, which are at the same addresses in every call. The answer says what ran."""
         assert self.solution is not None
         fresh = values.unpacked(request["inputs"], arrays)
         if self.inputs is None:
@@ -209,7 +212,7 @@ class Guest:
         return self._state(answer), out
 
     def _state(self, answer: wire.Message) -> wire.Message:
-        """An answer with what was found so far."""
+        """Add to an answer what was found so far: findings, obstacles, absent packages and replaced timers."""
         reports = [*self.device.reports, *(self.triton.reports if self.triton is not None else ())]
         patched = [name for name, value in _timers().items() if self.timers[name] is not value]
         return {
@@ -223,7 +226,7 @@ class Guest:
         }  # fmt: skip
 
     def _compile(self, request: wire.Message) -> wire.Message:
-        """Ask the grader to compile an extension: no compiler runs in this room."""
+        """Ask the grader to compile an extension, because no compiler runs in this room."""
         wire.send(self.file, {"compile": request})
         return wire.receive(self.file)[0]
 
@@ -236,13 +239,13 @@ class Guest:
         self.triton.__enter__()
 
     def _add_modules(self, modules: Mapping[str, str]) -> None:
-        """Let the texts of a problem import their neighbours."""
+        """Write the modules beside a reference to a folder from which the room's code can import them."""
         files = {Path(name).name: text for name, text in modules.items()}
         problems.add_to_path(files, Path("/tmp/neighbours"))  # the sandbox's own
 
 
 def failure(error: BaseException) -> wire.Message:
-    """An exception of a reference or a solution, for people, with its line in that text."""
+    """The description of an exception that a reference or a solution raised, with the line in its text."""
     stack = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in stack if frame.filename.startswith("/tmp/")]
     return {
@@ -252,6 +255,7 @@ def failure(error: BaseException) -> wire.Message:
 
 
 def _timers() -> dict[str, Any]:
+    """The present functions that measure or synchronise, by name."""
     out: dict[str, Any] = {f"time.{name}": getattr(time, name) for name in _CLOCKS}
     for path in _TIMERS:
         at: Any = torch

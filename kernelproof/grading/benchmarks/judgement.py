@@ -1,8 +1,9 @@
-"""Judges a solution of a benchmark: two rooms run the reference and the solution, and their answers are compared here.
+"""Judges a solution of a benchmark: compares the answers of two rooms, which run the reference and the solution.
 
-A solution is *wrong* if its values are, if the emulator finds an error in a kernel that ran, or if what ran is not what
-was asked for: no kernel of its own has a part in an output, or torch does all of the work that the reference does. What
-cannot be compiled or executed here is *not checked*, with the reason, even if the solution caught the exception.
+A solution is *wrong* in three cases: its values are wrong; the emulator finds an error in a kernel that ran; or it does
+not do the work itself, because no kernel of its own has a part in an output, or because torch does all of the work that
+the reference does. A solution that cannot be compiled or executed here is *not checked*, with the reason, even if it
+caught the exception.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from kernelproof.grading.verdict import CountedKernel, Finding, Verdict
 from kernelproof.ground.errors import WrongInput
 
 BUDGET = 3_000_000  # operations of a case: KernelBench's sizes are halved until it takes fewer
-# Torch does all of the work if it does this share of it, for each kind of work that the reference does.
-ALL_OF_IT = 0.9
-# An output may also be as far from the exact result as this many times the reference itself, in its own type.
-AS_FAR_AS = 4.0
-# So many constants of kernels are planted in inputs, up to this magnitude: others may be beyond what they are made for.
+# Torch counts as doing all of the work if it does this share of each kind of work that the reference does.
+ALL_WORK_SHARE = 0.9
+# The error of an output may always be this many times that of the reference in its own type.
+MOST_REFERENCE_ERRORS = 4.0
+# How many constants of kernels are planted in inputs, and their largest magnitude. A kernel may be right only for
+# smaller values.
 MOST_PLANTED, LARGEST_PLANTED = 3, 16.0
 
 
-# What a solution does or leaves out, whatever the sizes are. Everything else may be right for the stated sizes alone.
+# Rules that a solution breaks whatever the sizes are. A finding by another rule may not occur on the stated sizes.
 ANY_SIZE = {
     "no-kernel", "library-call", "timer-patch", "lazy-output", "extra-stream", "stale-result", "state-kept",
     "does-not-compile",
 }  # fmt: skip
-# Failures of torch that show only that it runs on a CPU here.
-_OF_THE_CPU = re.compile(r"not implemented for|Could not run|CUDA|cuda|ATen_cuda|no kernel image|Unsupported:")
+# Messages of failures that torch has only because it runs on a CPU here.
+_CPU_FAILURE = re.compile(r"not implemented for|Could not run|CUDA|cuda|ATen_cuda|no kernel image|Unsupported:")
 
 
-class Unjudged(Exception):
-    """Nothing can be said about a solution, for a reason that is not its own."""
+class NotJudgeable(Exception):
+    """A solution cannot be judged, for a reason that is no fault of the solution."""
 
 
 def check_solution(
@@ -55,8 +57,8 @@ def check_solution(
 ) -> Verdict:  # fmt: skip
     """Grade a solution by a reference of KernelBench, GPU MODE, robust-kbench or FlashInfer-Bench.
 
-    Nothing is raised for what a solution's text has in it. Raises WrongInput for a reference that is of no known format
-    or cannot be executed.
+    No content of a solution raises an exception. Raises WrongInput if the reference is of no known format or cannot be
+    executed.
     """
     start, limits = time.perf_counter(), limits or limits_of_source.Limits()
     text = read(solution)
@@ -65,7 +67,7 @@ def check_solution(
     try:
         text.encode()
         judge.run()
-    except (Unjudged, NoTorch, UnicodeEncodeError) as error:
+    except (NotJudgeable, NoTorch, UnicodeEncodeError) as error:
         verdict.not_checked.append(str(error))
     verdict.seconds = round(time.perf_counter() - start, 3)
     verdict.remarks += judge.remarks
@@ -73,12 +75,15 @@ def check_solution(
 
 
 def _lost_reference(error: RoomLost) -> Exception:
-    """What to raise for a reference whose room was lost: that it needs more than the limits is no fault of anybody."""
+    """The exception for a reference whose room was lost. If the reference exceeds a limit, the solution cannot be
+    judged; otherwise the reference is wrong input."""
     text = f"the reference {error}"
-    return Unjudged(text) if error.limit else WrongInput(text)
+    return NotJudgeable(text) if error.limit else WrongInput(text)
 
 
 class _Judge:
+    """Judges one solution on all cases of a task, and adds to the verdict."""
+
     def __init__(
         self, task: BenchmarkTask, text: str, limits: limits_of_source.Limits, verdict: Verdict,
         tolerances: tuple[float | None, float | None],
@@ -93,11 +98,11 @@ class _Judge:
         self.stated = True  # whether the case is one that the benchmark states
 
     def run(self) -> None:
-        """Judge all cases. Raises Unjudged."""
+        """Judge all cases. Raises NotJudgeable."""
         judged = 0
         for case in self.task.cases:
-            with self._room() as asked, self._room() as solving:
-                opened = self._open_reference(asked, case)
+            with self._room() as reference_room, self._room() as solution_room:
+                opened = self._open_reference(reference_room, case)
                 if opened is None:
                     continue
                 judged += 1
@@ -105,21 +110,21 @@ class _Judge:
                 self.stated = opened["stated"] == opened["case"]
                 self.verdict.shapes.append(self.case)
                 try:
-                    self._case(asked, solving, opened)
+                    self._case(reference_room, solution_room, opened)
                 finally:
-                    self.remarks += solving.remarks
+                    self.remarks += solution_room.remarks
             if not self.stated:
                 self._excuse(opened)
             if self.verdict.findings or self.verdict.not_checked:
                 return
         if not judged:
-            raise Unjudged("all of its shapes are too large to be emulated")
+            raise NotJudgeable("all of its shapes are too large to be emulated")
         if not self.stated:
             self.remarks.append("judged on a smaller shape than the stated one, which takes too long to emulate")
 
     def _excuse(self, opened: wire.Message) -> None:
-        """Withdraw findings on a smaller shape if the solution's text has a size of the stated one: it may be made for
-        that shape, as the benchmark allows."""
+        """Withdraw findings on a smaller shape if the solution's text contains a size of the stated shape. The solution
+        may be made for that shape alone, which the benchmark allows."""
         shrunk = {size for name, size in opened["stated"].items() if size != opened["case"][name]}
         products = {a * b for a in opened["stated"].values() for b in shrunk}
         written = {int(digits) for digits in re.findall(r"(?<![\w.])\d{1,18}(?![\w.])", self.text)}
@@ -136,11 +141,11 @@ class _Judge:
         limits = self.limits
         return room(limits.device, limits.seconds, limits.gib, limits.compile_s)
 
-    def _open_reference(self, asked: Room, case: dict[str, Any] | None) -> wire.Message | None:
+    def _open_reference(self, reference_room: Room, case: dict[str, Any] | None) -> wire.Message | None:
         """Open the reference for a case; None if the case is too large. Raises WrongInput."""
         task = self.task
         try:
-            opened, initial = asked.ask(
+            opened, initial = reference_room.ask(
                 "reference",
                 format=task.format,
                 text=task.text,
@@ -153,14 +158,14 @@ class _Judge:
             self.draws = []
             for number in range(2):
                 seed = self.limits.seed * 1000 + 17 + number
-                drawn, arrays = asked.ask("draw", seed=seed)
+                drawn, arrays = reference_room.ask("draw", seed=seed)
                 self._not_failed(drawn)
                 if sum(item.bits.size for item in arrays) > self.task.most_elements:
                     return None
                 self.draws.append(Draw("normal", seed, drawn["inputs"], arrays, drawn["plain"]))
             rng = np.random.default_rng([self.limits.seed, 7])
             self.draws += list(planting.planted(self.draws[1], rng))
-            self.draws = [draw for draw in self.draws if self._expected(asked, draw)]
+            self.draws = [draw for draw in self.draws if self._expect(reference_room, draw)]
         except RoomLost as error:
             raise _lost_reference(error) from None
         return {**opened, "arrays": initial}
@@ -170,11 +175,11 @@ class _Judge:
             error = answer["failed"]
             raise WrongInput(f"the reference fails, line {error['line']}: {error['type']}: {error['text']}")
         if answer.get("obstacles"):
-            raise Unjudged(f"the reference: {answer['obstacles'][0]}")
+            raise NotJudgeable(f"the reference: {answer['obstacles'][0]}")
 
-    def _expected(self, asked: Room, draw: Draw) -> bool:
-        """Ask for the outputs of a draw. False if planted values are none that the reference is defined for."""
-        answer, arrays = asked.ask("expect", draw.arrays, inputs=draw.inputs, seed=draw.seed)
+    def _expect(self, reference_room: Room, draw: Draw) -> bool:
+        """Get the reference's outputs for a draw. Returns False if the reference is not defined for planted values."""
+        answer, arrays = reference_room.ask("expect", draw.arrays, inputs=draw.inputs, seed=draw.seed)
         if draw.kind == "normal":
             self._not_failed(answer)
         elif "failed" in answer or answer.get("obstacles"):
@@ -186,10 +191,11 @@ class _Judge:
 
     # --- the solution ---
 
-    def _case(self, asked: Room, solving: Room, opened: wire.Message) -> None:
+    def _case(self, reference_room: Room, solution_room: Room, opened: wire.Message) -> None:
+        """Judge the solution on one case: call it on all draws, and on the first one again. Raises NotJudgeable."""
         task = self.task
         try:
-            answer, _ = solving.ask(
+            answer, _ = solution_room.ask(
                 "solution",
                 opened["arrays"],
                 format=task.format,
@@ -204,17 +210,17 @@ class _Judge:
             if not self._executed(answer):
                 return
             seen: list[tuple[Draw, list[wire.Tensor]]] = []
-            left = [*self.draws, self.draws[0]]
-            while left:
-                draw = left.pop(0)
-                answer, outputs = solving.ask("call", draw.arrays, inputs=draw.inputs, seed=draw.seed)
+            pending = [*self.draws, self.draws[0]]
+            while pending:
+                draw = pending.pop(0)
+                answer, outputs = solution_room.ask("call", draw.arrays, inputs=draw.inputs, seed=draw.seed)
                 if not self._executed(answer):
                     return
                 self.verdict.calls += 1
                 wrong = self._compare(draw, answer, outputs)
                 if not seen:
                     self._judge_what_ran(draw, answer)
-                    left[:0] = self._with_constants(asked, answer.get("constants"))
+                    pending[:0] = self._with_constants(reference_room, answer.get("constants"))
                 elif wrong:
                     self._explain(draw, outputs, seen)
                 seen.append((draw, outputs))
@@ -222,22 +228,23 @@ class _Judge:
                     return
         except RoomLost as error:
             if error.limit in ("time", "memory"):
-                raise Unjudged(f"the solution {error}") from None
+                raise NotJudgeable(f"the solution {error}") from None
             self._add("host-failure", str(error), error="ended")
 
-    def _with_constants(self, asked: Room, constants: Any) -> list[Draw]:
-        """Draws with planted constants, with which the kernels that ran compare. Raises WrongInput."""
-        known = [number for number in constants or () if isinstance(number, float) and abs(number) <= LARGEST_PLANTED]
+    def _with_constants(self, reference_room: Room, constants: Any) -> list[Draw]:
+        """Draws in which the constants are planted with which the kernels that ran compare. Raises WrongInput."""
+        small = [number for number in constants or () if isinstance(number, float) and abs(number) <= LARGEST_PLANTED]
         try:
-            draws = planting.with_constants(self.draws[0], known[:MOST_PLANTED])
-            return [draw for draw in draws if self._expected(asked, draw)]
+            draws = planting.with_constants(self.draws[0], small[:MOST_PLANTED])
+            return [draw for draw in draws if self._expect(reference_room, draw)]
         except RoomLost as error:
             raise _lost_reference(error) from None
 
     def _executed(self, answer: wire.Message) -> bool:
-        """Whether a step of the solution was executed; what it shows becomes findings. Raises Unjudged."""
+        """Add the findings in an answer of the solution. Returns whether it was executed without any. Raises
+        NotJudgeable."""
         if answer.get("obstacles"):
-            raise Unjudged(str(answer["obstacles"][0]))
+            raise NotJudgeable(str(answer["obstacles"][0]))
         for item in answer.get("reports", ()):
             self._add(str(item["kind"]), str(item["message"]), kernel=str(item["kernel"] or ""), line=int(item["line"]))
         if answer.get("patched"):
@@ -249,9 +256,9 @@ class _Judge:
             if "Error building extension" in error["text"]:
                 self._add("does-not-compile", text, error=error["type"])
             elif error["type"] in ("ImportError", "ModuleNotFoundError"):
-                raise Unjudged(f"the solution imports what is not installed here: {error['text']}")
-            elif not error["refused"] and error["of_torch"] and _OF_THE_CPU.search(error["text"]):
-                raise Unjudged(f"the solution needs torch on a GPU: {text}")
+                raise NotJudgeable(f"the solution imports what is not installed here: {error['text']}")
+            elif not error["refused"] and error["of_torch"] and _CPU_FAILURE.search(error["text"]):
+                raise NotJudgeable(f"the solution needs torch on a GPU: {text}")
             else:
                 rule = "launch-refused" if error["refused"] else "host-failure"
                 self._add(rule, text, error=error["type"])
@@ -259,14 +266,16 @@ class _Judge:
         return not self.verdict.findings
 
     def _excuse_absence(self, answer: wire.Message) -> None:
-        """Raise Unjudged if the solution asked for a package of kernels that is not installed here. Only for solutions
-        of which no kernel has a part in the outputs: the others have shown what they do."""
+        """Raise NotJudgeable if the solution imports a package of kernels that is not installed here.
+
+        This excuses only a solution that fails, or of which no kernel has a part in the outputs.
+        """
         for name in answer.get("absent") or ():
             if name in PACKAGES and re.search(rf"\b(?:import|from)\s[^#\n]*\b{name}\b", self.text):
-                raise Unjudged(f"the solution imports {name}, which is not installed here")
+                raise NotJudgeable(f"the solution imports {name}, which is not installed here")
 
     def _judge_what_ran(self, draw: Draw, answer: wire.Message) -> None:
-        """Judge by which kernels and operators of torch the outputs come from."""
+        """Add findings on the origin of the outputs: which kernels and which operators of torch have a part in them."""
         if answer["lazy"]:
             self._add("lazy-output", f"the result is a {answer['lazy'][0]}, no plain tensor", text=answer["lazy"][0])
             return
@@ -290,7 +299,9 @@ class _Judge:
         if any(answer["bare"]):
             self.remarks.append("no kernel of the source has a part in some of the outputs")
         work = answer["work"]
-        if draw.work and all(work.get(kind, 0) >= ALL_OF_IT * amount for kind, amount in draw.work.items() if amount):
+        if draw.work and all(
+            work.get(kind, 0) >= ALL_WORK_SHARE * amount for kind, amount in draw.work.items() if amount
+        ):
             self._add("library-call", f"torch does all of the reference's work: {said}", text=said)
         elif operators:
             self.remarks.append(f"operators of torch on the outputs' way: {said}")
@@ -299,7 +310,7 @@ class _Judge:
     # --- values ---
 
     def _compare(self, draw: Draw, answer: wire.Message, outputs: list[wire.Tensor]) -> bool:
-        """Compare the outputs of a call with the reference's. True if they are wrong."""
+        """Compare the outputs of a call with the reference's. Returns True if they are wrong."""
         if answer["lazy"]:
             return True
         got = [outputs[n] for n in _numbers(answer["outputs"])]
@@ -312,7 +323,7 @@ class _Judge:
             if mine.bits.shape != own.bits.shape:
                 self._add("host-failure", f"{name} has shape {mine.bits.shape}, not {own.bits.shape}", error="shape")
                 return True
-            wrong, error = self._wrong(mine, own, exact)
+            wrong, error = self._wrong_elements(mine, own, exact)
             if wrong.any():
                 first = tuple(int(n) for n in np.argwhere(wrong)[0]) if wrong.ndim else ()
                 value, right = float(mine.values()[first]), float(exact.values()[first])
@@ -326,8 +337,11 @@ class _Judge:
                 return True
         return False
 
-    def _wrong(self, mine: wire.Tensor, own: wire.Tensor, exact: wire.Tensor) -> tuple[Array, float]:
-        """The elements that are wrong, and the largest error."""
+    def _wrong_elements(self, mine: wire.Tensor, own: wire.Tensor, exact: wire.Tensor) -> tuple[Array, float]:
+        """A mask of the wrong elements of the solution's output, and its largest error.
+
+        ``own`` and ``exact``: the reference's output in its own type and in fp64. An element may be near either.
+        """
         values, ideal, usual = mine.values(), exact.values(), own.values()
         if not own.is_float and not mine.is_float:
             differ = np.asarray(values != usual)
@@ -335,7 +349,7 @@ class _Judge:
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.abs(values - ideal)
             allowed = self.absolute + self.relative * np.abs(ideal)
-            allowed = np.maximum(allowed, AS_FAR_AS * np.abs(usual - ideal))
+            allowed = np.maximum(allowed, MOST_REFERENCE_ERRORS * np.abs(usual - ideal))
             near = error <= allowed
             near |= np.abs(values - usual) <= self.absolute + self.relative * np.abs(usual)
         same = (values == ideal) | (values == usual) | (np.isnan(values) & np.isnan(usual))
@@ -343,7 +357,8 @@ class _Judge:
         return np.asarray(~(near | same)), float(finite.max(initial=0.0))
 
     def _explain(self, draw: Draw, outputs: list[wire.Tensor], seen: list[tuple[Draw, list[wire.Tensor]]]) -> None:
-        """Say why a later call is wrong although the first was right: its results are old ones, or state was kept."""
+        """Add a finding that explains why a later call is wrong although the first was right: it returned results of
+        the call before, or the solution kept state."""
         last, before = seen[-1]
         if before and outputs and before[0].bits.shape == outputs[0].bits.shape:
             same = before[0].bits == outputs[0].bits

@@ -1,8 +1,8 @@
-"""Records what the elements of a tensor come from: the kernels and the operators of torch on their data path.
+"""Records the origin of a tensor's contents: the kernels and the operators of torch that had a part in it.
 
-Every operator of torch that runs below the ledger (``TorchDispatchMode``) and every launch of a kernel adds to the
-*origin* of the storages that it writes: the origins of all that it reads, and itself. The origin of a result then names
-all that had a part in it, whatever text called it: a layer, an inherited method, a fallback after an exception.
+Every operator of torch that runs below the ledger (a ``TorchDispatchMode``) and every launch of a kernel sets the
+*origin* of the storages that it writes to itself and the origins of all that it reads. So the origin of a result names
+everything that had a part in it, whatever called it: a layer, an inherited method, or a fallback after an exception.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 Kind = Literal["products", "sums", "elements"]
-# Operators that allocate, move, reshape or convert, and compute nothing that a reference asks for.
+# Operators that allocate, move, reshape or convert, or draw random numbers. They do none of a reference's work.
 _MOVES = frozenset((
     "_assert_async", "_conj", "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_reshape_copy", "_to_copy",
     "_unsafe_view", "alias", "arange", "as_strided", "as_strided_", "cat", "clone", "constant_pad_nd", "contiguous",
@@ -34,7 +34,7 @@ _MOVES = frozenset((
     "zeros_like", "rand", "rand_like", "randint", "randn", "randn_like", "randperm", "uniform_", "normal_",
     "bernoulli_", "random_", "prim_device",
 ))  # fmt: skip
-# Operators whose outputs are as large as their inputs although every element is computed from many.
+# Operators that compute every element from many, although their outputs are as large as their inputs.
 _SUMMING = frozenset((
     "_softmax", "_log_softmax", "_safe_softmax", "native_layer_norm", "native_batch_norm", "native_group_norm",
     "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "sort", "topk", "_native_batch_norm_legit",
@@ -44,8 +44,8 @@ _SUMMING = frozenset((
 
 
 class Operator(NamedTuple):
-    """An operator of torch that computed something: its name, its kind, and its work (multiplications and additions of
-    products, otherwise elements read and written)."""
+    """An operator of torch that did work. ``work``: its multiplications and additions if its kind is "products",
+    otherwise the elements that it read and wrote."""
 
     name: str
     kind: Kind
@@ -54,7 +54,7 @@ class Operator(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """All that had a part in a storage's contents: numbers of operators and of launches in the ledger's lists."""
+    """What had a part in a storage's contents, as indices into the ledger's ``operators`` and ``launches``."""
 
     operators: frozenset[int] = frozenset()
     launches: frozenset[int] = frozenset()
@@ -68,7 +68,7 @@ NOTHING = Origin()
 
 @dataclass
 class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untyped
-    """Origins by the address of a storage. ``kept`` holds the tensors, so that no address is used twice."""
+    """Origins by the address of a storage. ``kept`` holds the tensors alive, so that no address is used twice."""
 
     operators: list[Operator] = field(default_factory=list)
     launches: list[str] = field(default_factory=list)
@@ -80,11 +80,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: torch would otherwise import torch._dynamo, which takes seconds, to keep it away from here."""
+        """Returns False, since otherwise torch would import torch._dynamo, which takes seconds."""
         return False
 
     def clear(self) -> None:
-        """Forget all origins: tensors that exist now are inputs."""
+        """Forget all origins, so that tensors that exist now count as inputs."""
         for part in (self.operators, self.launches, self.origins, self.kept):
             part.clear()
 
@@ -160,6 +160,8 @@ def address(tensor: Any) -> int:
 def _operator(
     func: Any, name: str, inputs: list[Any], outputs: list[Any], args: Any, kwargs: Any, result: Any
 ) -> Operator:
+    """The entry for an operator: products if torch has a formula for its operations, sums if its output is smaller than
+    its largest input, else elements."""
     count = flop_registry.get(getattr(func, "_overloadpacket", None))
     if count is not None:
         try:

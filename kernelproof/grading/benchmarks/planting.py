@@ -1,4 +1,4 @@
-"""The draws of inputs with which a solution is called, and what is planted in them."""
+"""Makes the inputs with which a solution is called, by planting values in inputs that the reference drew."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class Draw:
     """The inputs of a call and what the reference computes from them.
 
     ``kind`` says how the inputs were drawn. ``own`` has the reference's outputs in its own types, ``exact`` those in
-    fp64 if it can compute them, ``work`` how much work of each kind its operators do. ``plain``: which arrays were
-    drawn and nothing else; others may be triangular, symmetric or normalised, which a solution may rely on.
+    fp64 if it can compute them, ``work`` the amount of each kind of work that its operators do. ``plain``: for each
+    array, whether it was only drawn. Other arrays may be triangular, symmetric or normalised, and a solution may rely
+    on that, so nothing is planted in them.
     """
 
     kind: str
@@ -35,8 +36,11 @@ class Draw:
 
 
 def planted(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
-    """Inputs with planted values: one element that another one replaces, equal or permuted rows, zeros. Values stay
-    those of the draw, but for the zeros, so that they remain in the range for which an operation is defined."""
+    """Yields draws with planted values: one element replaced by another one, equal or permuted rows, or zeros.
+
+    Except for the zeros, all values are those of the draw, so that they are in the range for which an operation is
+    defined.
+    """
     places = _places(draw)
     if not places:
         return
@@ -71,7 +75,8 @@ def _zeros_at_start(bits: Array) -> Array:
 
 
 def with_constants(draw: Draw, constants: Sequence[float]) -> Iterator[Draw]:
-    """Plant each constant in one half of all elements, and then in the other half."""
+    """Yields, for each constant, a draw with the constant in a random half of all elements, and one with it in the
+    other half."""
     for number in constants:
         for which in (True, False):
             arrays = list(draw.arrays)
@@ -87,6 +92,7 @@ def _places(draw: Draw) -> list[int]:
 
 
 def _with_constant(item: wire.Tensor, number: float, which: bool) -> wire.Tensor:
+    """The array with the constant in one of two disjoint halves of its elements, which ``which`` chooses."""
     half = np.random.default_rng(item.bits.size).random(item.bits.shape) < 0.5
     constant = FORMATS[_FORMATS[item.type]].bits(np.array(number)).view(item.bits.dtype)
     return item._replace(bits=np.where(half == which, constant, item.bits))

@@ -1,7 +1,7 @@
-"""References and solutions as Python modules, in a room: executed, with the sizes of a case, on inputs of a case.
+"""Executes references and solutions that are Python modules, inside a room, with the sizes of a case.
 
-A *case* is what a benchmark calls a shape: whole numbers by name. In KernelBench these are the constants of the
-reference's module; in the other formats, the arguments of the function that makes the inputs.
+A *case* is what a benchmark calls a shape: integers by name. In KernelBench they are the constants of the reference's
+module; in the other formats they are the arguments of the function that makes the inputs.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ import torch
 from kernelproof.grading.benchmarks.ledger import Ledger, tensors
 
 Case = Mapping[str, int]
-LEAST_KEPT = 8  # constants up to this are sizes of kernels, strides and the like, and stay as they are
+LEAST_KEPT = 8  # constants up to this are sizes of filters, strides and the like, which are not changed
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operators.add, ast.Sub: operators.sub, ast.Mult: operators.mul, ast.FloorDiv: operators.floordiv,
 }  # fmt: skip
-LARGEST_FACTOR = 1 << 40  # of such an expression; sizes are smaller
+LARGEST_FACTOR = 1 << 40  # largest right operand of such an expression; sizes are smaller
 
 
 class SolutionError(Exception):
-    """A solution lacks what its format asks for."""
+    """A solution lacks a class or function that its format needs."""
 
 
 def constants(tree: ast.Module) -> dict[str, int]:
-    """The whole numbers, above zero, that a module assigns to names at its outermost level, such as ``1024 * 2``."""
+    """The positive integers that a module assigns to names at its outermost level, as constants or products, sums and
+    so on of constants, such as ``1024 * 2``."""
     return {name: number for node in tree.body for name, _, number in _assigned(node) if number > 0}
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr, int]]:
-    """Yields each name to which a statement assigns a whole number, with the expression and its value."""
+    """Yields each name to which a statement assigns an integer, with the expression and its value."""
     if not isinstance(node, ast.Assign):
         return
     for target in node.targets:
@@ -51,17 +52,17 @@ def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr, int]]:
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             pairs = list(zip(target.elts, node.value.elts, strict=False))
         for name, value in pairs:
-            if isinstance(name, ast.Name) and (number := _whole(value)) is not None:
+            if isinstance(name, ast.Name) and (number := _integer(value)) is not None:
                 yield name.id, value, number
 
 
-def _whole(node: ast.expr) -> int | None:
-    """The value of an expression of whole numbers alone; None for all others."""
+def _integer(node: ast.expr) -> int | None:
+    """The value of an expression of integer constants; None for all other expressions."""
     match node:
         case ast.Constant(value=number) if type(number) is int:
             return number
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _ARITHMETIC:
-            first, second = _whole(left), _whole(right)
+            first, second = _integer(left), _integer(right)
             if first is not None and second is not None and 0 < second < LARGEST_FACTOR:
                 return _ARITHMETIC[type(operator)](first, second)
     return None
@@ -80,18 +81,19 @@ def _resize(tree: ast.Module, stated: Case, case: Case) -> None:
                     statement.value.elts = [new if item is value else item for item in statement.value.elts]
 
 
-def executed(text: str, name: str, stated: Case, case: Case) -> ModuleType:
-    """Execute a module with the sizes of a case. Its text is a file, as Triton's compiler and ``inspect`` need it."""
+def execute_text(text: str, name: str, stated: Case, case: Case) -> ModuleType:
+    """Execute a module with the sizes of a case. The text is written to a file, which Triton's compiler and ``inspect``
+    need."""
     if dict(stated) != dict(case):
         _resize(tree := ast.parse(text), stated, case)
         text = ast.unparse(tree)
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text)
-    return imported(path, name)
+    return import_file(path, name)
 
 
 def add_to_path(files: Mapping[str, str], folder: Path) -> None:
-    """Write files below a folder, by their paths there, and let Python import them."""
+    """Write files into a folder and let Python import them. ``files``: texts by path in the folder."""
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +102,7 @@ def add_to_path(files: Mapping[str, str], folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def imported(path: Path, name: str) -> ModuleType:
+def import_file(path: Path, name: str) -> ModuleType:
     """Execute a file as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -115,18 +117,18 @@ def seed_all(seed: int) -> None:
     """Seed all generators of random numbers."""
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.seed(seed % (1 << 32))  # what the texts use
+    np.random.seed(seed % (1 << 32))  # references use NumPy's old generator
 
 
 class KernelBench:
     """A reference with ``Model``, ``get_inputs`` and ``get_init_inputs``; robust-kbench adds ``forward_fn``."""
 
     def __init__(self, text: str, stated: Case, case: Case, seed: int) -> None:
-        self.module = executed(text, "reference", stated, case)
+        self.module = execute_text(text, "reference", stated, case)
         seed_all(seed)
         self.initial = self._initial()
         seed_all(seed)
-        self.model = constructed(self.module.Model, self.initial)
+        self.model = construct(self.module.Model, self.initial)
 
     def _initial(self) -> Any:
         make = getattr(self.module, "get_init_inputs", None)
@@ -141,10 +143,10 @@ class KernelBench:
         return copy.deepcopy(self.model)(*inputs)
 
     def exact(self, inputs: Sequence[Any], seed: int) -> Any:
-        """The outputs in fp64, or None if the reference computes in no other type than its own."""
+        """The outputs in fp64, or None if the reference computes only in its own types."""
         try:
             seed_all(seed)
-            return copy.deepcopy(self.model).double()(*wide(inputs))
+            return copy.deepcopy(self.model).double()(*in_fp64(inputs))
         except (RuntimeError, TypeError, ValueError):
             return None
 
@@ -153,7 +155,7 @@ class GpuMode:
     """A reference with ``ref_kernel`` and ``generate_input``."""
 
     def __init__(self, text: str, case: Case, _seed: int) -> None:
-        self.module = executed(text, "reference", {}, {})
+        self.module = execute_text(text, "reference", {}, {})
         self.case = dict(case)
         self.initial: Any = []
 
@@ -169,12 +171,12 @@ class GpuMode:
         return self.module.ref_kernel(copy.deepcopy(inputs[0]))
 
     def exact(self, inputs: Sequence[Any], seed: int) -> Any:  # noqa: ARG002
-        """None: what such a reference computes depends on the types of its inputs."""
+        """Returns None, because the results of such a reference depend on the types of its inputs."""
         return None
 
 
-def constructed(kind: Any, initial: Any) -> Any:
-    """A model, from what ``get_init_inputs`` returned: arguments, named arguments, or both."""
+def construct(kind: Any, initial: Any) -> Any:
+    """Construct a model. ``initial``: arguments, named arguments, or both, as ``get_init_inputs`` returned them."""
     if isinstance(initial, Mapping):
         return kind(**initial)
     nested = isinstance(initial, Sequence) and len(initial) == 2 and isinstance(initial[1], Mapping)
@@ -183,7 +185,7 @@ def constructed(kind: Any, initial: Any) -> Any:
     return kind(*initial)
 
 
-def wide(values: Any) -> Any:
+def in_fp64(values: Any) -> Any:
     """Nested values with fp64 in place of other floats."""
     return torch.utils._pytree.tree_map(
         lambda value: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value, values
@@ -191,13 +193,14 @@ def wide(values: Any) -> Any:
 
 
 def cost(ledger: Ledger) -> int:
-    """About how many instructions of threads all recorded operators take: an estimate of the time that kernels for them
-    would take on the emulator."""
+    """An estimate of the thread instructions of all recorded operators, and so of the time that kernels for them would
+    take on the emulator."""
     return sum(item.work for item in ledger.operators)
 
 
-def measured(text: str, stated: Case, case: Case) -> int:
-    """The cost of a case without computing it. Raises whatever the reference raises for sizes that do not fit."""
+def case_cost(text: str, stated: Case, case: Case) -> int:
+    """The cost of a case, found by running it on torch's meta device. Raises whatever the reference raises if the sizes
+    do not fit each other."""
     ledger = Ledger()
     with torch.device("meta"), torch.no_grad():
         problem = KernelBench(text, stated, case, 0)
@@ -208,25 +211,25 @@ def measured(text: str, stated: Case, case: Case) -> int:
     return cost(ledger) + int(elements)
 
 
-def smaller(text: str, budget: int) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """The stated case of a KernelBench reference and a smaller one whose cost is below a budget; the cost of each.
+def smaller_case(text: str, budget: int) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """The stated case of a KernelBench reference, a smaller one whose cost is below a budget, and the cost of each.
 
-    Sizes are halved in turn, the largest first, as long as the reference accepts them, so that whatever divided a size
-    before divides what is left of it for as long as possible.
+    The largest size is halved, again and again, as long as the reference accepts it. Halving keeps the divisors of a
+    size, such as those of tiles, for as long as possible.
     """
     stated = constants(ast.parse(text))
     case = dict(stated)
-    whole = left = measured(text, stated, case)
+    stated_cost = smallest = case_cost(text, stated, case)
     fixed = {name for name, value in case.items() if value <= LEAST_KEPT}
-    while left > budget and (free := [name for name in case if name not in fixed]):
+    while smallest > budget and (free := [name for name in case if name not in fixed]):
         name = max(free, key=lambda item: (case[item], item))
         trial = {**case, name: case[name] // 2}
         try:
-            now = measured(text, stated, trial)
+            trial_cost = case_cost(text, stated, trial)
         except Exception:
-            now = left
-        if now >= left or trial[name] < 2:
+            trial_cost = smallest
+        if trial_cost >= smallest or trial[name] < 2:
             fixed.add(name)
             continue
-        case, left = trial, now
-    return stated, case, whole, left
+        case, smallest = trial, trial_cost
+    return stated, case, stated_cost, smallest

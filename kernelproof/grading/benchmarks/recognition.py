@@ -1,4 +1,4 @@
-"""Tells by their text in which format a reference and a solution are written. Nothing is executed."""
+"""Recognises the format of a reference by the names that its text defines. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SOLUTION_CLASS = "ModelNew"
 
 
 def names(text: str) -> set[str]:
-    """The names that a Python text defines at its outermost level, also inside of ``if`` and ``try``.
+    """The names that a Python text defines at its outermost level, including those inside ``if`` and ``try``.
 
-    Raises WrongInput if it is no Python.
+    Raises WrongInput if the text is no Python.
     """
     try:
         tree = ast.parse(text)
@@ -40,8 +40,8 @@ def _defined(body: list[ast.stmt]) -> list[str]:
     return out
 
 
-def of_reference(text: str) -> Format:
-    """The format of a reference. Raises WrongInput if it is none of those that are known."""
+def format_of_reference(text: str) -> Format:
+    """The format of a reference. Raises WrongInput if it is unknown."""
     known = names(text)
     if {"Model", "get_inputs"} <= known:
         return "robust-kbench" if "get_init_inputs" in known and "forward_fn" in text else "KernelBench"

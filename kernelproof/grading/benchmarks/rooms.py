@@ -1,4 +1,4 @@
-"""Rooms: processes in the sandbox, each with one untrusted file of Python in it. This side starts them and asks."""
+"""Starts rooms and sends them requests. A room is a sandboxed process that executes one untrusted Python file."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from kernelproof.ground import places, process_tree, sandbox
 from kernelproof.ground.errors import Failure, MissingTool, WrongInput
 from kernelproof.ground.workers import Worker
 
-STEP_S = 0.05  # how often limits are looked at while waiting for a room
-MOST_COMPILATIONS = 12  # that a solution may ask for
-# Options of nvcc that change what a kernel computes. All others are left out: they could name programs or files.
+STEP_S = 0.05  # seconds between two checks of the limits while the grader waits for a room
+MOST_COMPILATIONS = 12  # how many extensions a solution may have compiled
+# Options of nvcc that change what a kernel computes. All others are left out, since they could name programs or files.
 _OPTION = re.compile(
     r"-[DU]\w+(=[\w.+-]*)?|--?use_fast_math|--?(fmad|ftz|prec-div|prec-sqrt)=(true|false)|--extended-lambda"
 )
 
 
 class RoomLost(Exception):
-    """A room has died, exceeded a limit, or cannot be built; the message is the rest of a sentence."""
+    """A room has died, exceeded a limit, or cannot be confined. The message is the rest of a sentence.
+
+    ``limit``: the limit that was exceeded ("time", "memory" or "processes"), or "".
+    """
 
     def __init__(self, text: str, limit: str = "") -> None:
         super().__init__(text)
@@ -38,7 +41,7 @@ class NoTorch(Exception):
 
 
 class Room:
-    """A room, and how to ask it. ``remarks``: what the user should know about compilations."""
+    """A running room, seen from the grader. ``remarks``: what the user should know about its compilations."""
 
     def __init__(self, device: str, seconds: float, gib: float, compile_s: float) -> None:
         self.device, self.seconds, self.gib, self.compile_s = device, seconds, gib, compile_s
@@ -53,7 +56,8 @@ class Room:
     def ask(
         self, do: str, tensors: Sequence[wire.Tensor] = (), **fields: Any
     ) -> tuple[wire.Message, list[wire.Tensor]]:
-        """Send a request and wait for its answer. Raises RoomLost."""
+        """Send a request and wait for its answer. Meanwhile, compile the extensions that the room needs. Raises
+        RoomLost."""
         file = self.worker.pipe.fileno()
         try:
             wire.send(file, {"do": do, **fields}, tensors)
@@ -61,7 +65,7 @@ class Room:
                 answer, arrays = wire.receive(file, self._wait)
                 if "compile" not in answer:
                     break
-                wire.send(file, self._compiled(answer["compile"]))
+                wire.send(file, self._compile(answer["compile"]))
         except (EOFError, OSError):
             raise RoomLost(f"the process of the {'reference' if do in ('reference', 'draw') else 'solution'} "
                            f"{self.worker.death()}") from None  # fmt: skip
@@ -72,14 +76,17 @@ class Room:
         return answer, arrays
 
     def _wait(self) -> None:
-        """Wait until the room has written something. Raises RoomLost beyond a limit."""
+        """Wait until the room has written something. Raises RoomLost if it exceeds a limit."""
         while not self.worker.pipe.poll(STEP_S):
             if limit := self.watch.passed():
                 text = {"time": f"takes more than {self.seconds:g} s", "memory": f"needs more than {self.gib:g} GiB"}
                 raise RoomLost(text.get(limit, "starts too many processes"), limit)
 
-    def _compiled(self, request: Any) -> wire.Message:
-        """Compile an extension for the room: its path, or why there is none. What the room asks for is untrusted."""
+    def _compile(self, request: Any) -> wire.Message:
+        """Compile an extension for the room. The answer has its path, or the reason why there is none.
+
+        The request is untrusted, since the room's code may have written it.
+        """
         try:
             text = str(request["text"])
             functions = [str(name) for name in request["functions"]]
@@ -111,7 +118,7 @@ class Room:
         return {"path": str(path)}
 
     def _refused(self, text: str) -> wire.Message:
-        """The answer for an extension that does not compile. A solution may catch it, so it is also a remark."""
+        """The answer for an extension that does not compile. A solution may catch the error, so it is also a remark."""
         self.remarks.append(f"an extension does not compile: {text[:600]}")
         return {"refused": text}
 
@@ -123,9 +130,9 @@ class Room:
 
 @contextmanager
 def room(device: str, seconds: float, gib: float, compile_s: float) -> Iterator[Room]:
-    """A room for the duration of a block. Raises NoTorch without torch."""
+    """A context with a room, which ends with it. Raises NoTorch if torch is not installed."""
     try:
-        from kernelproof.grading.benchmarks import guest  # noqa: F401 # once here, so that every room has it from the fork
+        from kernelproof.grading.benchmarks import guest  # noqa: F401 # imported before the fork, so that rooms need not
     except ImportError:
         raise NoTorch("cannot judge: needs torch, for the CPU (pip install torch)") from None
     opened = Room(device, seconds, gib, compile_s)
@@ -136,7 +143,7 @@ def room(device: str, seconds: float, gib: float, compile_s: float) -> Iterator[
 
 
 def _serve(pipe: Connection, device: str, box: sandbox.Sandbox) -> None:
-    """The process of a room. It is confined before it reads anything of the files."""
+    """The main function of a room's process. The process is confined before it reads anything of untrusted files."""
     os.setsid()
     faulthandler.disable()
     file = pipe.fileno()

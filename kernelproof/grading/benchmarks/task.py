@@ -1,4 +1,4 @@
-"""A task of a benchmark: its reference, cases and tolerance, as read from files by their text alone."""
+"""Reads the task of a benchmark from its files: the reference, the cases and the tolerance. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _FILE = re.compile(r"\"name\":\s*\"([\w.]+)\",\s*\"source\":\s*\"([^\"@]+)\"")
 class BenchmarkTask:
     """What a solution has to do.
 
-    ``cases`` are the shapes; None is KernelBench's own, made smaller. Outputs may differ from the reference by
-    ``absolute`` + ``relative`` * |reference|. ``modules`` are files that the reference and the solution may import.
-    Cases with more than ``most_elements`` in all inputs together are left out.
+    ``text``: the reference. ``cases``: the shapes; None stands for the shape in a KernelBench reference, made smaller.
+    Outputs may differ from the reference by ``absolute`` + ``relative`` * |reference|. ``modules``: the texts of files
+    that the reference and the solution may import, by name. Cases whose inputs have more than ``most_elements``
+    elements together are left out.
     """
 
     format: Format
@@ -38,11 +39,9 @@ class BenchmarkTask:
 
 
 def task(path: Path, solution: str, seed: int = 0) -> BenchmarkTask:
-    """Read a task from its reference: a file of Python, a ``task.yml`` beside it, or a JSON definition.
+    """Read a task from a Python reference, from a ``task.yml`` beside one, or from a JSON definition.
 
-    ``seed`` draws sizes that the reference leaves open.
-
-    Raises WrongInput.
+    ``seed`` draws sizes that the reference leaves open. Raises WrongInput.
     """
     if path.suffix == ".json":
         return _flashinfer(path, seed)
@@ -52,7 +51,7 @@ def task(path: Path, solution: str, seed: int = 0) -> BenchmarkTask:
     if path.suffix in (".yml", ".yaml"):
         path = path.parent / "reference.py"
     text = _read(path)
-    kind = recognition.of_reference(text)
+    kind = recognition.format_of_reference(text)
     if kind == "GPU MODE":
         return _gpu_mode(text, path, description)
     if "forward_fn" in recognition.names(text) and not re.search(r"class\s+ModelNew", solution):
@@ -61,7 +60,7 @@ def task(path: Path, solution: str, seed: int = 0) -> BenchmarkTask:
 
 
 def _flashinfer(path: Path, seed: int) -> BenchmarkTask:
-    definition = flashinfer.parsed(flashinfer.Definition, _read(path), str(path))
+    definition = flashinfer.parse(flashinfer.Definition, _read(path), str(path))
     cases, definition.scalars = flashinfer.cases(path, definition, seed)
     # The tolerances are the benchmark's. Its constant axes cannot be made smaller, so cases may be larger than others.
     return BenchmarkTask(
@@ -94,7 +93,7 @@ def _case(text: str) -> dict[str, Any]:
     except (ValueError, SyntaxError):
         return {}
     case = {str(name): value for name, value in case.items()} if isinstance(case, dict) else {}
-    case.pop("seed", None)  # drawn instead
+    case.pop("seed", None)  # the grader draws its own seeds
     return case
 
 

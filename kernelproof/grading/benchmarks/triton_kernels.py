@@ -1,4 +1,4 @@
-"""Triton's kernels in a room: compiled by Triton, executed on the emulator, recorded in the ledger. Needs triton."""
+"""Executes a solution's Triton kernels on the emulator, inside a room, and records them in the ledger. Needs triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernelproof.triton_emulation.session import TritonSession
 
 
 class RecordedTriton(TritonSession):
-    """A session that stays open for as long as the room. What is found is added to that of the room's device."""
+    """A Triton session that is open as long as the room. Its obstacles and constants are added to the room's device."""
 
     def __init__(self, chip: Device, device: RoomDevice) -> None:
         super().__init__(chip, None, False, Options())

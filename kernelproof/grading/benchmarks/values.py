@@ -1,4 +1,4 @@
-"""Nested values of Python, with tensors, as messages. Used inside of rooms."""
+"""Converts nested Python values with tensors to messages and back, inside rooms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def packed(value: Any, out: list[Tensor]) -> Any:
 
 
 def unpacked(value: Any, tensors: list[Tensor]) -> Any:
-    """The value of a message, with fresh tensors."""
+    """The value in a message, with new tensors. Raises ValueError for a message of another form."""
     match value:
         case {"tensor": number}:
             return tensor_of(tensors[number])
@@ -49,7 +49,7 @@ def unpacked(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def tensor_of(item: Tensor) -> Any:
-    """A tensor of torch with some bits."""
+    """The tensor of torch with the type and bits of a message's tensor."""
     bits = item.bits.copy()
     if item.type == "bfloat16":
         return torch.from_numpy(bits.view("i2")).view(torch.bfloat16)

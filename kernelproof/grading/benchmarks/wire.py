@@ -1,6 +1,6 @@
-"""Messages between the grader and a room: one JSON object each, followed by the bytes of tensors.
+"""Sends and receives messages between the grader and a room: each is a JSON object, followed by the bytes of tensors.
 
-What comes from a room is untrusted, so nothing is unpickled, and every length is checked before memory is taken.
+A room's messages are untrusted, so nothing is unpickled, and every length is checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 
 class Tensor(NamedTuple):
-    """A tensor as messages carry it. ``type`` is the name of its type in torch; ``bits`` has its shape."""
+    """A tensor in a message. ``type`` is the name of its type in torch; ``bits`` is an array of its shape."""
 
     type: str
     bits: Array
@@ -41,14 +41,14 @@ class Tensor(NamedTuple):
         return self.type in FLOATS
 
     def values(self) -> Array:
-        """Its numbers: fp64 for floats, int64 for all others."""
+        """The tensor's numbers: fp64 for floats, int64 for all others."""
         if self.type == "bfloat16":
             return np.asarray(bf16_to_f32(np.ascontiguousarray(self.bits)), np.float64).reshape(self.bits.shape)
         return self.bits.astype(np.float64 if self.is_float else np.int64)
 
 
 class BrokenMessage(Exception):
-    """The other side closed the pipe in the middle of a message, or sent what is no message."""
+    """The other side closed the pipe in the middle of a message, or sent bytes that are no message."""
 
 
 def send(file: int, message: Message, tensors: Sequence[Tensor] = ()) -> None:

@@ -47,12 +47,12 @@ def with_call(text: str) -> str:
 
 
 def test_formats_are_recognised_by_what_a_text_defines() -> None:
-    assert recognition.of_reference(solutions.REFERENCE) == "KernelBench"
-    assert recognition.of_reference(solutions.GPU_MODE) == "GPU MODE"
+    assert recognition.format_of_reference(solutions.REFERENCE) == "KernelBench"
+    assert recognition.format_of_reference(solutions.GPU_MODE) == "GPU MODE"
     assert "load_inline" in recognition.names("try:\n    from a import load_inline\nexcept ImportError:\n    x = 1")
     for text in ("x = 1", "class Model: pass", "def f(:", "\0", "(" * 500):
         with pytest.raises(WrongInput):
-            recognition.of_reference(text)
+            recognition.format_of_reference(text)
 
 
 def test_a_task_of_gpu_mode_has_shapes_tolerances_and_neighbours(folder: Path) -> None:
@@ -87,8 +87,8 @@ def test_sizes_are_constants_of_a_module_and_what_they_are_computed_from() -> No
     stated = problems.constants(ast.parse(SIZED))
     assert stated == {"M": 2048, "N": 1024, "K": 2048, "stride": 2}
     case = {"M": 64, "N": 32, "K": 16, "stride": 2}
-    assert problems.executed(SIZED, "sized", stated, case).get() == (64, 32, 16, 32, 2, 2048)
-    assert problems.executed(SIZED, "sized", stated, stated).get() == (2048, 1024, 2048, 1024, 2, 2048)
+    assert problems.execute_text(SIZED, "sized", stated, case).get() == (64, 32, 16, 32, 2, 2048)
+    assert problems.execute_text(SIZED, "sized", stated, stated).get() == (2048, 1024, 2048, 1024, 2, 2048)
     for text in ("M = 10 ** 10 ** 10", "M = -4", "M = 4 - 8", "M = 1 << 90", "M = 3 // 0", "M = 2.0 * 3"):
         assert problems.constants(ast.parse(text)) == {}
 

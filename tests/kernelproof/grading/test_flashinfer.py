@@ -138,11 +138,11 @@ def test_what_cannot_be_read_is_refused_in_words(definition: Path) -> None:
 @pytest.mark.parametrize("path", ["../up.py", "/etc/passwd", "a/../../b.py", ""])
 def test_files_of_a_solution_stay_in_its_folder(path: str) -> None:
     with pytest.raises(WrongInput):
-        flashinfer.parsed(flashinfer.Solution, solution("python", "main.py::run", {path: "x = 1"}), "the solution")
+        flashinfer.parse(flashinfer.Solution, solution("python", "main.py::run", {path: "x = 1"}), "the solution")
 
 
 def test_headers_of_a_solution_are_put_in_once() -> None:
-    text = flashinfer.parsed(flashinfer.Solution, cuda(), "the solution").inlined()
+    text = flashinfer.parse(flashinfer.Solution, cuda(), "the solution").inlined()
     assert text.count("constexpr int HIDDEN") == 1
     assert '"kernel.h"' not in text
     assert "<cuda_fp16.h>" in text

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kernelproof.grading.graded import Graded, GradedSolution, exit_outcome, pairs
+from kernelproof.grading.graded import GradedSet, GradedSolution, exit_outcome, pairs
 from kernelproof.grading.verdict import Finding, Verdict
 
 HOSTILE = "</td><script>alert(1)</script> | `x` [a](b)\n# title"
 
 
-def graded() -> Graded:
+def graded() -> GradedSet:
     wrong = Finding.of("wrong-value", HOSTILE, HOSTILE)
-    return Graded(
+    return GradedSet(
         entries=[
             GradedSolution(name="a.py", verdict=Verdict(right=True, outcome="right", seconds=1.5)),
             GradedSolution(name=HOSTILE, verdict=Verdict(right=False, outcome="wrong", findings=[wrong], seconds=2.5)),
@@ -24,7 +24,7 @@ def graded() -> Graded:
 
 def test_a_set_is_counted_and_read_back() -> None:
     assert graded().counts == {"right": 1, "wrong": 1, "not checked": 1}
-    assert Graded.model_validate_json(graded().model_dump_json()) == graded()
+    assert GradedSet.model_validate_json(graded().model_dump_json()) == graded()
     assert exit_outcome(["right", "not checked", "wrong"]) == "wrong"
     assert exit_outcome(["right", "not checked"]) == "not checked"
     assert exit_outcome(["right"]) == exit_outcome([]) == "right"

@@ -94,31 +94,33 @@ def test_a_shape_beside_the_stated_ones_is_drawn() -> None:
 
 def test_drawn_shapes_are_no_larger_than_stated_ones_and_share_their_divisors() -> None:
     for seed in range(40):
-        one = shapes.unstated([{"m": 64, "k": 3, "n": 37}], seed)
+        one = shapes.unstated_shape([{"m": 64, "k": 3, "n": 37}], seed)
         assert one is not None
         assert one["k"] == 3
         assert one["m"] in (32, 48)
         assert 18 <= one["n"] < 37
-        many = shapes.unstated([{"m": 24, "n": 5}, {"m": 72, "n": 50}, {"m": 96, "n": 10}], seed)
+        many = shapes.unstated_shape([{"m": 24, "n": 5}, {"m": 72, "n": 50}, {"m": 96, "n": 10}], seed)
         assert many is not None
         assert many["m"] in (48,)
         assert many["n"] == 5
-    assert shapes.unstated([{"m": 8}], 0) is None
-    assert shapes.unstated([{"m": 64}, {"m": 128}], 0) is None
+    assert shapes.unstated_shape([{"m": 8}], 0) is None
+    assert shapes.unstated_shape([{"m": 64}, {"m": 128}], 0) is None
 
 
 def test_shapes_are_drawn_from_the_ranges_and_one_is_odd() -> None:
     for seed in range(40):
-        anywhere, odd = shapes.drawn({"m": 64, "n": 32, "k": 7}, {"m": (10, 20), "n": (4, 4)}, seed)
+        anywhere, odd = shapes.drawn_shapes({"m": 64, "n": 32, "k": 7}, {"m": (10, 20), "n": (4, 4)}, seed)
         for shape in (anywhere, odd):
             assert 10 <= shape["m"] <= 20
             assert (shape["n"], shape["k"]) == (4, 7)
         assert odd["m"] % 2
-        assert shapes.drawn({"m": 64}, {"m": (10, 20)}, seed) == shapes.drawn({"m": 64}, {"m": (10, 20)}, seed)
-    assert len({shapes.drawn({"m": 64}, {"m": (10, 2000)}, seed)[0]["m"] for seed in range(40)}) > 30
-    assert shapes.drawn({"m": 64}, {}, 0) == []
+        assert shapes.drawn_shapes({"m": 64}, {"m": (10, 20)}, seed) == shapes.drawn_shapes(
+            {"m": 64}, {"m": (10, 20)}, seed
+        )
+    assert len({shapes.drawn_shapes({"m": 64}, {"m": (10, 2000)}, seed)[0]["m"] for seed in range(40)}) > 30
+    assert shapes.drawn_shapes({"m": 64}, {}, 0) == []
     with pytest.raises(WrongInput):
-        shapes.drawn({"m": 64}, {"x": (1, 2)}, 0)
+        shapes.drawn_shapes({"m": 64}, {"x": (1, 2)}, 0)
 
 
 # --- which relations hold ---
@@ -173,7 +175,7 @@ def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int
 @pytest.mark.parametrize("name", FORMS)
 def test_the_reference_decides_which_relations_hold(name: str) -> None:
     task, base, shape = answered(name, "normal")
-    found = list(relations.that_hold(task, base, shape, np.random.default_rng(1)))
+    found = list(relations.valid_relations(task, base, shape, np.random.default_rng(1)))
     names = {item.name for item in found}
     assert names - {name.replace("reversed", "permuted") for name in names} == {
         name for name in names if name.startswith("reversed")
@@ -192,7 +194,7 @@ def test_what_a_reference_refuses_is_no_relation() -> None:
         return x
 
     task = dataclasses.replace(task, reference=Reference(picky, task.contract))
-    assert not list(relations.that_hold(task, base, shape, np.random.default_rng(1)))
+    assert not list(relations.valid_relations(task, base, shape, np.random.default_rng(1)))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -200,17 +202,17 @@ def test_what_a_reference_refuses_is_no_relation() -> None:
 def test_a_kernel_that_computes_the_reference_keeps_all_of_them(name: str, kind: str) -> None:
     task, base, shape = answered(name, kind)
     (output,) = task.contract.outputs
-    found = list(relations.that_hold(task, base, shape, np.random.default_rng(1)))
+    found = list(relations.valid_relations(task, base, shape, np.random.default_rng(1)))
     assert bool(found) == (kind == "normal" or name not in ("softmax", "norm"))
     for relation in found:
         values = {item.name: item.format.values(relation.bits[item.name]) for item in task.contract.inputs}
         (result,) = task.reference(values, shape)
         wanted = {output.name: expected(result, None, output.format, task.tolerance, task.precision, shape)}
         answer = CheckedCall(kind, relation.bits, Call({output.name: output.format.bits(result)}), wanted)
-        assert not list(relations.broken(base, answer, relation, task.contract.buffers)), relation.name
+        assert not list(relations.broken_relations(base, answer, relation, task.contract.buffers)), relation.name
         wrong = answer.call.outputs[output.name].copy()
         wrong.reshape(-1)[3] += 1
         answer.call.outputs[output.name] = wrong
         if wrong.size >= relations.LEAST_ELEMENTS:
-            (item,) = relations.broken(base, answer, relation, task.contract.buffers)
+            (item,) = relations.broken_relations(base, answer, relation, task.contract.buffers)
             assert (item.elements, np.ravel_multi_index(item.first, wrong.shape)) == (1, 3)
