@@ -15,7 +15,7 @@ _PLACES = {"check_source": "kernelproof.grading", "load": "kernelproof.checking.
 
 
 def __getattr__(name: str) -> Any:
-    """What the package offers is imported at its first use: it imports NumPy, and most commands do without."""
+    """Imports ``load`` and ``check_source`` at their first use: they need NumPy, and most commands do not."""
     if name not in _PLACES:
         raise AttributeError(f"module 'kernelproof' has no attribute {name!r}")
     globals()[name] = value = getattr(import_module(_PLACES[name]), name)

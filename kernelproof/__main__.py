@@ -1,10 +1,10 @@
-"""``python -m kernelproof`` and the ``kernelproof`` command."""
+"""Starts the command line, for ``python -m kernelproof`` and for the ``kernelproof`` command."""
 
 import signal
 
 
 def main() -> None:
-    """Runs the command line of this process; until that is imported, Ctrl-C ends the process without a traceback."""
+    """Runs the command line of this process. During its import, Ctrl-C ends the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from kernelproof.cli import main

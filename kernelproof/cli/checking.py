@@ -30,8 +30,8 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0
 
 
 @dataclass(frozen=True)
-class What:
-    """The options that say what to run if not the program's ``main``."""
+class EntryOptions:
+    """The options that name what runs in place of the program's ``main``."""
 
     launch: Annotated[
         str | None,
@@ -56,7 +56,7 @@ class What:
 
 
 @dataclass(frozen=True)
-class How:
+class RunOptions:
     """The options that say how the program is compiled and run."""
 
     nvcc_args: Annotated[str, typer.Option("--nvcc-args", help='For nvcc: "-I... -D... -std=...".')] = ""
@@ -118,8 +118,8 @@ def check(
             metavar="FILES [-- ARGS]", help="x.cu ..., x.ptx, x.so, or x.cubin (beside x.ptx, or with --machine-code)."
         ),
     ],
-    what: What,
-    how: How,
+    entry: EntryOptions,
+    how: RunOptions,
     output: ReportOptions,
 ) -> None:
     """Run a CUDA program on an emulated GPU and report its faults.
@@ -136,7 +136,7 @@ def check(
         if path.suffix not in writers:
             refuse(f"--out {path}: expected a file that ends in {' or '.join(writers)}")
     expected = expectations.read(output.expect) if output.expect else ()
-    plan = _plan([Path(file) for file in files], what, how, output, context.meta[PROGRAM_ARGUMENTS])
+    plan = _plan([Path(file) for file in files], entry, how, output, context.meta[PROGRAM_ARGUMENTS])
     sys.stdout.flush()
     result = supervision.run(plan, " ".join(files), how.timeout, how.memory, _progress())
     expectations.apply(result, expected)
@@ -151,7 +151,9 @@ def check(
     raise typer.Exit(result.code)
 
 
-def _plan(files: list[Path], what: What, how: How, output: ReportOptions, arguments: tuple[str, ...]) -> CheckPlan:
+def _plan(
+    files: list[Path], entry: EntryOptions, how: RunOptions, output: ReportOptions, arguments: tuple[str, ...]
+) -> CheckPlan:
     """Compiles sources and collects everything that the process of the check needs. Raises UserError."""
     from kernelproof.checking import compilation, devices, plan
     from kernelproof.ground import toolchain
@@ -166,7 +168,7 @@ def _plan(files: list[Path], what: What, how: How, output: ReportOptions, argume
     if others:
         refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand after --")
     nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
-    kernels = [*kinds["ptx"], *(cubin if how.machine_code else _beside(cubin) for cubin in kinds["cubin"])]
+    kernels = [*kinds["ptx"], *(cubin if how.machine_code else _ptx_of(cubin) for cubin in kinds["cubin"])]
     targets = plan.target_of([file for file in kernels if file.suffix == ".ptx"])
     if how.machine_code:
         toolchain.find_nvdisasm()
@@ -179,28 +181,28 @@ def _plan(files: list[Path], what: What, how: How, output: ReportOptions, argume
     library = kinds["library"][0] if kinds["library"] else None
     if len(kinds["library"]) > 1 or (library and kinds["source"]):
         refuse("one library, or sources, make a program; name them alone")
-    listed = tuple(plan.argument(word, {}) for word in what.args.split())
+    listed = tuple(plan.argument(word, {}) for word in entry.args.split())
     launches: tuple[plan.LaunchSpec, ...] = ()
     buffers: dict[str, plan.BufferSpec] = {}
-    if what.launch and what.call:
+    if entry.launch and entry.call:
         refuse("--launch and --call exclude each other; give one of them")
-    if what.launch and what.launch.endswith(".json"):
-        launches, buffers = plan.launch_file(Path(what.launch))
-    elif what.launch:
-        launches = (plan.launch(what.launch, listed),)
-    runs_main = not (launches or what.call)
+    if entry.launch and entry.launch.endswith(".json"):
+        launches, buffers = plan.launch_file(Path(entry.launch))
+    elif entry.launch:
+        launches = (plan.launch(entry.launch, listed),)
+    runs_main = not (launches or entry.call)
     if runs_main and not (kinds["source"] or library):
         refuse(f"{files[0]} has no main: give --launch 'KERNEL<<<GRID,BLOCK>>>' with --args, or --launch FILE.json")
     if kinds["source"]:
         library = compilation.library(kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover())
     return plan.CheckPlan(
         device, library, tuple(kernels), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
-        (what.call, listed) if what.call else None, launches, buffers, how.counters, how.adverse, how.sample, how.seed,
-        machine_code=how.machine_code,        quiet=output.as_json, output_to_stderr=output.as_json,
+        (entry.call, listed) if entry.call else None, launches, buffers, how.counters, how.adverse, how.sample,
+        how.seed, machine_code=how.machine_code, quiet=output.as_json, output_to_stderr=output.as_json,
     )  # fmt: skip
 
 
-def _beside(cubin: Path) -> Path:
+def _ptx_of(cubin: Path) -> Path:
     """The PTX file from which a cubin was assembled. Ends the command if it is missing."""
     ptx = cubin.with_suffix(".ptx")
     if not ptx.is_file():
@@ -209,7 +211,7 @@ def _beside(cubin: Path) -> Path:
 
 
 def _progress() -> Progress:
-    """A function that prints the progress of a slow kernel: every second on a terminal, else every ten seconds."""
+    """Returns a function that prints a slow kernel's progress: every second on a terminal, else every 10 s."""
     from kernelproof.checking.names import plain
     from kernelproof.checking.supervision import expected_time
 

@@ -68,7 +68,7 @@ class ProfileOutput:
 
 
 def print_comparison(first: Profile, second: Profile) -> None:
-    """Prints two profiles side by side."""
+    """Prints the figures of two profiles in the same tables."""
     from kernelproof import profile
 
     for section in profile.compare(first, second):

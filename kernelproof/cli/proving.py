@@ -1,4 +1,4 @@
-"""The verbs ``prove`` and ``recheck``: certificates that anybody's kernel is right for every size of a contract."""
+"""The verbs ``prove`` and ``recheck``, for certificates that a kernel is right for all sizes of its contract."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What both packages stand on: facts of GPUs and types, errors, files, child processes, the compilers, pages."""
+"""The base of both packages: facts about GPUs and types, errors, files, child processes, compilers and pages."""

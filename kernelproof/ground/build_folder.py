@@ -1,4 +1,4 @@
-"""The build directory under concurrency: byte locks, scratch folders, and publication by one rename.
+"""Lets processes share a build directory: by byte locks, scratch folders, and publication by one rename.
 
 A process that builds a kernel locks a byte of ``build/.lock``, which the kernel's digest selects. It works in a scratch
 folder ``build/.tmp-<token>``, which it locks in the same way. The system releases the locks of a killed process, so the
@@ -33,7 +33,7 @@ def publish(built: Path, target: Path) -> None:
 
 @contextmanager
 def scratch_folder(root: Path) -> Iterator[Path]:
-    """A scratch folder of this build. Removes the folders that killed builds left behind."""
+    """A context with a scratch folder for this build. It also removes the folders that killed builds left behind."""
     with Locks(root) as locks:
         for leftover in root.glob(".tmp-*"):
             if locks.try_take(leftover.name):
@@ -48,13 +48,13 @@ def scratch_folder(root: Path) -> Iterator[Path]:
 
 
 class Locks:
-    """Advisory locks on single bytes of one file, which names select.
+    """Advisory locks on single bytes of one file. Each name selects a byte.
 
     The locks belong to the open file, so threads of one process exclude each other too. The file is closed at the end
     of a ``with`` block, or with this object.
     """
 
-    # Linux's F_OFD_GETLK, F_OFD_SETLK and F_OFD_SETLKW, which the fcntl module names only where libc does.
+    # Linux's F_OFD_GETLK, F_OFD_SETLK and F_OFD_SETLKW. The fcntl module does not have them on every system.
     GET, SET, SET_WAIT = 36, 37, 38
 
     def __init__(self, root: Path, file: str = ".lock") -> None:
@@ -103,7 +103,7 @@ class Locks:
 
 
 def writable(folder: Path) -> tuple[bool, str]:
-    """Whether kernels can be built into a folder, and its path, or else the reason and the option to change."""
+    """Whether kernels can be built into a folder. The text is its path, or else the reason and the option to change."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch_folder(folder):

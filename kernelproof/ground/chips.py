@@ -1,7 +1,7 @@
-"""Facts of GPUs: all numbers and names that belong to a GPU model or to a compute capability are in this module.
+"""Lists the facts about GPUs: all numbers and names that belong to a GPU model or to a compute capability.
 
-``CAPABILITIES`` has what all models of a compute capability share. ``GPUS`` has the models for which there may be
-records, by the name that a record's ``gpu`` has.
+``CAPABILITIES`` has the facts that all models of a compute capability share. ``GPUS`` has the models for which there
+may be records, by the name in a record's field ``gpu``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
 REGISTERS_THREAD = 255  # registers that a thread can address
 SUB_CORES = 4  # sub-cores of an SM; each has a scheduler and a quarter of the registers
-TMA_CYCLES = 170  # clocks that a load by TMA takes longer than a plain load (H800, arXiv 2501.12084)
+TMA_CYCLES = 170  # clocks by which a load by TMA takes longer than a plain load (H800, arXiv 2501.12084)
 MIN_SMEM_BLOCK_BYTES = 99 << 10  # shared memory that a CTA can have on every capability since 8.0
-MMA_FLOPS_BYTES = 2  # bytes per element of A and B for the stated rates; half as many bytes have twice the rate
-SMEM_UNIT, SYSTEM_SMEM = 128, 1024  # bytes: a CTA gets whole units of shared memory, and this much for the system
+MMA_FLOPS_BYTES = 2  # bytes per element of A and B for which rates are stated; half as many bytes have twice the rate
+SMEM_UNIT, SYSTEM_SMEM = 128, 1024  # bytes: a CTA gets a multiple of the first, and the system reserves the second
 L2_PORT = 64  # the most bytes per clock that an SM loads from the L2 (NVIDIA's white paper for GA100)
 
 
@@ -27,7 +27,7 @@ def allocated_smem(smem_bytes: int) -> int:
 
 
 class Residency(NamedTuple):
-    """How many CTAs fit on an SM by each of its limits. The least of these numbers is resident."""
+    """How many CTAs fit on an SM by each of its limits. The smallest of these numbers is how many are resident."""
 
     by_registers: int
     by_smem: int
@@ -40,7 +40,7 @@ class Residency(NamedTuple):
 
 
 class Capability(NamedTuple):
-    """What all GPUs of one compute capability share.
+    """The facts that all GPUs of one compute capability share.
 
     ``sm``: the architecture for which nvcc compiles. ``smem_block_bytes``: the most shared memory of a CTA;
     ``smem_sm_bytes``: that of an SM. ``threads_sm``, ``blocks_sm``: the most resident threads and CTAs of an SM.
@@ -80,8 +80,8 @@ class Capability(NamedTuple):
         return self.smem_sm_bytes // (allocated_smem(smem_bytes) + SYSTEM_SMEM)
 
     def residency(self, threads: int, registers: int, smem_bytes: int) -> Residency:
-        """How many CTAs of whole warps fit on an SM at ``registers`` per thread, as NVIDIA's occupancy calculator
-        counts."""
+        """How many CTAs fit on an SM, as NVIDIA's occupancy calculator counts them. ``threads``: a multiple of 32 per
+        CTA. ``registers``: per thread. ``smem_bytes``: per CTA."""
         # A sub-core allocates registers to whole warps, in units of 256.
         register_warps = REGISTERS_SM // SUB_CORES // (-(-registers * 32 // 256) * 256) * SUB_CORES
         return Residency(
@@ -140,8 +140,8 @@ class Chip(NamedTuple):
     mma_share: float = 1.0
 
     def tensor_flops(self, fp32_sums: bool, operand_bytes: float) -> float:
-        """Dense FLOP per clock and SM of the tensor cores with their best instruction, for elements of A and B of this
-        many bytes."""
+        """Dense FLOP per clock and SM of the tensor cores with their best instruction. ``operand_bytes``: the size of
+        an element of A and B."""
         flops = _with_sums(self.capability.mma_flops * self.mma_share, self.title, fp32_sums)
         return flops * MMA_FLOPS_BYTES / operand_bytes
 
@@ -215,7 +215,7 @@ GPUS: dict[str, Chip] = {
     ),
 }  # fmt: skip
 
-# In octaves, see ``distance``.
+# Distances in octaves; see ``distance``.
 OTHER_MODEL, FURTHEST_RELATIVE = 0.1, 0.95
 OTHER_CAPABILITY, FURTHER_STAND_IN, WITHOUT_WGMMA = 1.0, 0.5, 4.0
 
@@ -273,8 +273,8 @@ class CardFacts(NamedTuple):
 
     @classmethod
     def of(cls, name: str, capability: tuple[int, int], sms: int, smem_block_bytes: int = 0) -> CardFacts:
-        """A card by the driver's answers. If the driver does not report shared memory, the capability's limit is
-        used."""
+        """Makes the facts of a card from the driver's answers. If the driver does not report shared memory, the
+        capability's limit is used."""
         kind = CAPABILITIES.get(".".join(map(str, capability)))
         smem = smem_block_bytes or (kind.smem_block_bytes if kind else MIN_SMEM_BLOCK_BYTES)
         return cls(name, model_of(name, sms), capability, sms, smem)
@@ -289,15 +289,15 @@ class CardFacts(NamedTuple):
         return f"{self.name} ({self.sm}, {self.sms} SMs)"
 
     def takes(self, arch: str, smem_bytes: int) -> bool:
-        """Whether a kernel runs here, by its cubin's architecture and the shared memory of its CTA.
+        """Whether a kernel runs on this card, by its cubin's architecture and the shared memory of its CTA.
 
-        Clusters have portable sizes, and grids of persistent kernels follow from the device, so these need no check.
+        Clusters have portable sizes, and grids of persistent kernels depend on the device, so these need no check.
         """
         return runs(arch, self.capability) and smem_bytes <= self.smem_block_bytes
 
     def stand_ins(self, models: Iterable[str]) -> list[str]:
-        """Those of the models whose records serve this card, nearest first: its own model, then those of its capability
-        by the ratio of SMs, then those of earlier capabilities whose plain code runs here too."""
+        """The models whose records can serve this card, nearest first: its own model, then models of its capability by
+        the ratio of SMs, then models of earlier capabilities whose plain code this card runs."""
 
         def order(model: str) -> tuple[bool, int, float]:
             chip = GPUS[model]
@@ -324,8 +324,8 @@ def distance(gpu: str, other: str) -> float:
         return min(OTHER_MODEL + abs(math.log2(GPUS[gpu].sms / GPUS[other].sms)), FURTHEST_RELATIVE)
     order = GPUS[gpu].stand_ins if gpu in GPUS else ()
     place = order.index(other) if other in order else len(order)
-    lost = gpu in GPUS and GPUS[gpu].capability.has_wgmma
-    return OTHER_CAPABILITY + FURTHER_STAND_IN * place + (WITHOUT_WGMMA if lost else 0.0)
+    loses_wgmma = gpu in GPUS and GPUS[gpu].capability.has_wgmma
+    return OTHER_CAPABILITY + FURTHER_STAND_IN * place + (WITHOUT_WGMMA if loses_wgmma else 0.0)
 
 
 def related(gpu: str, other: str) -> bool:

@@ -1,7 +1,8 @@
-"""The types of the numbers in A, B and D, with all facts about them: names, storage, precision.
+"""Defines the number types of A, B and D, with all facts about them: names, storage and precision.
 
-D has the type of A and B, or is fp32. The type in which a kernel sums is another: ``Problem.acc``. To add an operand
-type, add an entry to ``ELEMENTS`` here and to ``kElements`` in ``launch.h``, and a name in ``cudal2gen.h``.
+D has the type of A and B, or is fp32. The type in which a kernel sums is ``Problem.acc``, which this module does not
+define. To add an operand type, add an entry to ``ELEMENTS`` here and to ``kElements`` in ``launch.h``, and a name in
+``cudal2gen.h``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 ElementName = Literal["f16", "bf16"]  # of A and B
 OutputName = Literal["same", "f32"]  # of D; same: as A and B
 
-VECTOR_BYTES = 16  # moved by cp.async, by a row of ldmatrix and by a store; tensor maps need rows of whole vectors
+# Bytes that cp.async, a row of ldmatrix and a store move. Tensor maps need rows of a multiple of these.
+VECTOR_BYTES = 16
 SINGLE_ERROR = 2.0**-24  # the relative error of rounding to the nearest fp32 number
 CHUNK_BYTES = 128  # a row of the widest swizzle
 MMA_BYTES = 32  # bytes of a row of A or B in one MMA of any tensor core (PTX ISA: k16 of 16 bits, k32 of 8 bits)
@@ -30,9 +32,10 @@ class Element:
     """A binary floating-point type in the form of IEEE 754.
 
     ``name``: its name in PTX; ``title``: its name in prose; ``dtype``: its name in torch and in NumPy, where it may
-    come from ``ml_dtypes``. ``significand``: its bits, including the implicit one; ``exponent``: its bits. ``poisons``:
-    the bits, as signed integers, of a NaN that no arithmetic produces and of a number; ``canary``: those of another
-    number.
+    come from ``ml_dtypes``. ``significand``: the number of its bits, including the implicit one; ``exponent``: the
+    number of its bits. ``poisons`` are bit patterns, as signed integers, with which outputs are filled: a NaN that no
+    arithmetic produces, and a number. ``canary`` is the bit pattern of another number, which fills the memory around
+    outputs.
     """
 
     name: str
@@ -42,8 +45,8 @@ class Element:
     exponent: int
     poisons: tuple[int, int]
     canary: int
-    # In C++: the header, the type, and a pair of it; the functions from two floats or a float2 to a pair, and from a
-    # pair to a float2, which are empty if there are none.
+    # C++ names: the header, the type, and the type of a pair; the functions that convert two floats or a float2 to a
+    # pair, and a pair to a float2, which are "" if there are none.
     header: str
     cpp: str
     pair: str
@@ -62,7 +65,7 @@ class Element:
 
     @property
     def vector(self) -> int:
-        """Elements of a vector, which are moved at a time."""
+        """Elements in ``VECTOR_BYTES``."""
         return VECTOR_BYTES // self.bytes
 
     @property
@@ -98,12 +101,12 @@ class Element:
 
     @property
     def bits(self) -> str:
-        """The name in NumPy and torch of the signed integer with as many bits."""
+        """The name, in NumPy and torch, of the signed integer type with the same number of bits."""
         return f"int{8 * self.bytes}"
 
     @property
     def packed_pair(self) -> str:
-        """The C++ type of a pair in registers until it is stored: one register for elements of 16 bits."""
+        """The C++ type that holds a pair in registers before it is stored: one register for elements of 16 bits."""
         return "uint32_t" if self.bytes == 2 else self.pair
 
     @property

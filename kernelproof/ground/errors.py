@@ -1,4 +1,4 @@
-"""Errors that a user can fix. A message says what is wrong, where (``file:line:`` in a file), and what to do next.
+"""Defines the errors that a user can fix. A message says what is wrong, where (``file:line:``), and what to do next.
 
 Each package derives its errors from the three classes below. The command line prints their message, and the class
 decides the exit code. Any other exception is a defect of this program and shows its traceback.
@@ -82,7 +82,7 @@ def parse_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def invalid(what: str, error: ValidationError) -> WrongInput:
-    """The error to raise where pydantic refuses a value: the first field that is wrong, and why."""
+    """The error to raise if pydantic refuses a value. It names the first field that is wrong, and why."""
     first = error.errors()[0]
     place = ".".join(map(str, first["loc"]))
     return WrongInput(f"{what}: {place + ': ' if place else ''}{brief(first['msg'], 200)}")

@@ -1,4 +1,4 @@
-"""Files and folders are written by one rename, so that readers see either the old or the new content.
+"""Writes files and folders by one rename, so that readers see either the old or the new content.
 
 A write that fails or is interrupted leaves the old content unchanged, and no temporary files.
 """
@@ -18,7 +18,8 @@ from kernelproof.ground.errors import Failure
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Writes a file and creates the folders above it. A link stays a link; a device or a pipe is written directly.
+    """Writes a file and creates the folders above it. A link's target is replaced, not the link. A device or a pipe is
+    written directly.
 
     Raises Failure.
     """
@@ -29,7 +30,7 @@ def write(path: Path, content: str | bytes) -> None:
             path.write_bytes(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = _beside(path)
+        scratch = _scratch_path(path)
         try:
             with scratch.open("xb") as file:
                 file.write(data)
@@ -44,14 +45,14 @@ def write(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def folder(path: Path) -> Iterator[Path]:
-    """A scratch folder that replaces ``path`` at the end of the block.
+    """A context with a scratch folder, which becomes ``path`` at the end of the block.
 
     ``path`` must be absent or an empty folder. Raises Failure, also for an OSError in the block.
     """
     path = path.resolve()
     with _failures(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = _beside(path)
+        scratch = _scratch_path(path)
         scratch.mkdir()
         try:
             yield scratch
@@ -62,8 +63,11 @@ def folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[FileIO]:
-    """An exclusively locked file, created if absent, unbuffered and positioned at its end. If another process replaces
-    the file while this one waits, the new file is locked instead. Raises OSError."""
+    """A context with an exclusively locked file, created if absent, unbuffered and positioned at its end.
+
+    If another process replaces the file while this one waits for the lock, the new file is locked instead. Raises
+    OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("a+b", buffering=0) as file:
@@ -76,8 +80,8 @@ def locked(path: Path) -> Iterator[FileIO]:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Appends data to an unbuffered file and syncs it to disk; if that fails, leaves the file as it was and raises
-    OSError."""
+    """Appends data to an unbuffered file and syncs it to disk. If that fails, the file's old content is restored and
+    OSError is raised."""
     before = os.fstat(file.fileno()).st_size
     unwritten = data
     try:
@@ -89,12 +93,14 @@ def append(file: FileIO, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, file.name) from None
 
 
-def _beside(path: Path) -> Path:
+def _scratch_path(path: Path) -> Path:
+    """A new path in the folder of ``path``, from which a rename to ``path`` is atomic."""
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
 
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
+    """A context that turns an OSError into a Failure about ``path``."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Calls that wait until a module has been imported, without importing it."""
+"""Calls a function after a module has been imported, without importing the module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Callback = Callable[[Any], None]
 
 
 def after_import(name: str, callback: Callback) -> None:
-    """Calls ``callback(module)``: at once if the module is imported, otherwise after its import."""
+    """Calls ``callback(module)``: immediately if the module is imported already, otherwise after its import.
+
+    If the module's import has begun and not ended, the callback is not called.
+    """
     module = sys.modules.get(name)
     if module is None:
         sys.meta_path.insert(0, _Finder(name, callback))

@@ -1,7 +1,7 @@
-"""Tables, charts and sections: one structure, printed as HTML and as Markdown with the same figures.
+"""Writes sections of tables and charts as HTML and as Markdown, with the same figures in both.
 
-A page is one self-contained HTML file: a template that imports ``page/parts.html.j2``, which lies beside this module,
-with its style.
+A page is one self-contained HTML file. It is made from a template that imports ``page/parts.html.j2`` of this folder,
+and contains its style.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PARTS = Path(__file__).parent
-STYLE = PARTS / "page" / "style.css"  # of every page
+STYLE = PARTS / "page" / "style.css"  # the style of every page
 
 
 class Table(NamedTuple):
-    """A table of text cells: the first column names the row; ``caption`` names figures, problems and conditions."""
+    """A table of text cells. The first column names the row; ``caption`` names figures, problems and conditions."""
 
     caption: str
     columns: tuple[str, ...]
@@ -35,8 +35,8 @@ class Chart(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the report; its fields stand in reading order. ``alerts``: sentences that print as notes. ``pictures``:
-    SVG elements, which pages without a script show as they are."""
+    """A part of a report. Its fields are in reading order. ``alerts``: sentences that are shown as notes.
+    ``pictures``: SVG elements, which need no script."""
 
     anchor: str
     title: str
@@ -50,8 +50,11 @@ class Section(NamedTuple):
 
 
 def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str | None = None, **values: Any) -> str:
-    """A page from a template of a folder; ``styles`` and ``script`` name files there that it holds whole, after the
-    style of all pages. ``values`` are escaped, but for those that the template calls safe."""
+    """Renders a page from a template in a folder.
+
+    ``styles`` and ``script`` name files in the folder whose contents are embedded, after the style of all pages.
+    ``values`` are escaped, except for those that the template marks as safe.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader([folder, PARTS]), undefined=StrictUndefined, autoescape=True)
@@ -62,18 +65,18 @@ def html(folder: Path, template: str, *, styles: Sequence[str] = (), script: str
 
 
 def plain(title: str, sections: Sequence[Section]) -> str:
-    """A page of the sections' paragraphs, tables and pictures alone."""
+    """Renders a page with the sections' paragraphs, tables and pictures, without charts."""
     return html(PARTS, "page/sections.html.j2", title=title, sections=sections)
 
 
 def embedded(data: Any) -> str:
-    """JSON for a script element: no character of it can end the element or open another."""
+    """JSON for a script element. No character in it can end the element or open another one."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
-    """Title and sections without the charts."""
+    """The title and the sections as Markdown, without charts."""
     blocks = [f"# {_plain(title)}"]
     for section in sections:
         blocks.append(f"{'#' * section.level} {_plain(section.title)}")
@@ -90,7 +93,7 @@ def _table(table: Table) -> str:
 
 
 def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> str:
-    """A Markdown table of cells that are Markdown themselves; no line break follows it.
+    """A Markdown table, without a final line break. The cells are Markdown themselves.
 
     ``left``: how many columns hold words, which are aligned to the left; the others hold numbers.
     """
@@ -100,34 +103,34 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int 
 
 
 def _plain(text: str) -> str:
-    """Escaped text: no character of a name can open a cell, a tag, a link or a line."""
+    """The text with escapes, so that no character in it can open a cell, a tag, a link or a line."""
     flat = re.sub(r"\s+", " ", text).strip()
     return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", flat)
 
 
 def times(value: float) -> str:
-    """A speedup."""
+    """The text of a speedup, such as 1.250."""
     return "—" if math.isnan(value) else f"{value:.3f}"
 
 
 def percent(share: float) -> str:
-    """A share, such as 44.0 %."""
+    """The text of a share, such as 44.0 %."""
     return "—" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def microseconds(value: float) -> str:
-    """A time, to four digits."""
+    """The text of a time in microseconds, with four significant digits."""
     return f"{value:.4g}" if value < 10000 else f"{value:.0f}"
 
 
 def counted(number: float, noun: str) -> str:
-    """A number of things: 1 launch, 2 launches."""
+    """A number with a noun in the singular or plural: 1 launch, 2 launches."""
     plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
     return f"{number if isinstance(number, int) else format(number, 'g')} {noun}{plural}"
 
 
 def spread(values: Sequence[float]) -> str:
-    """Smallest to largest of some readings."""
+    """The range of some readings, from the smallest to the largest."""
     if not values:
         return "not read"
     low, high = min(values), max(values)

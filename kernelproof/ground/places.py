@@ -1,4 +1,4 @@
-"""Paths that both packages ask for: the checkout or the installed package, and the user's caches."""
+"""Finds the folders that both packages need: the checkout or the installed package, and the user's caches."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ def checkout() -> Path | None:
 
 
 def pages() -> Path:
-    """The folder of this package's pages, such as those of rules: below ``docs`` in a checkout, in a wheel inside."""
+    """The folder of this package's documentation: below ``docs`` in a checkout, inside the package in a wheel."""
     root = checkout()
     return root / "docs" / PACKAGE.name if root is not None else PACKAGE / "docs"
 
 
 def home() -> Path:
-    """The user's home; ``/~``, which nobody can write to, for a user without one, as in some containers."""
+    """The user's home folder; for a user without one, as in some containers, ``/~``, to which nobody can write."""
     return Path("/", os.path.expanduser("~"))  # noqa: PTH111 - pathlib's raises an error of its own
 
 
 def cache_of(package: str) -> Path:
-    """A package's folder for files that can be made again; a variable such as ``KERNELPROOF_CACHE_DIR`` moves it."""
+    """The cache folder of a package; a variable such as ``KERNELPROOF_CACHE_DIR`` moves it."""
     if configured := os.environ.get(f"{package.upper()}_CACHE_DIR"):
         return Path(configured)
     return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / package
 
 
 def user_cache() -> Path:
-    """The folder of compiled programs and of the emulator's runtime; ``KERNELPROOF_CACHE_DIR`` moves it."""
+    """The cache folder of ``kernelproof``: compiled programs, and the emulator's runtime."""
     return cache_of("kernelproof")
 
 
@@ -43,8 +43,11 @@ FOLDERS: dict[str, Callable[[], Path]] = {"KERNELPROOF_CACHE_DIR": user_cache}
 
 
 def remedy(path: Path) -> str:
-    """What moves a path that cannot be used, as the end of a sentence: the variables that name the folders around it,
-    or the folders that could not be made below it. Empty for a path that the user named."""
+    """Says, as the end of a sentence, by which variables a path that cannot be used can be moved.
+
+    These name the folder that contains the path, or else the folders below it. The text is empty for a path that the
+    user named.
+    """
     folders = {name: folder() for name, folder in FOLDERS.items()}
     within = [name for name, folder in folders.items() if path.is_relative_to(folder)]
     names = within[:1] or [name for name, folder in folders.items() if folder.is_relative_to(path)]

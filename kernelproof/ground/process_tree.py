@@ -1,8 +1,9 @@
-"""Child programs that end, with all processes they started, when a block ends or this process dies, even by SIGKILL.
+"""Runs child programs that end, with all processes they started, when a block ends or this process dies.
 
-Between this process and the program there is a supervisor: this file, run as a script with the standard library only.
-It leads a new session, in which the program and all processes that it starts run. Its standard input is a pipe whose
-other end only this process holds. When the pipe closes, or at SIGTERM, the supervisor kills the session.
+This holds even if this process dies by SIGKILL. Between this process and the program there is a supervisor: this file,
+run as a script that imports only the standard library. It leads a new session, in which the program and all processes
+that it starts run. Its standard input is a pipe whose other end only this process holds. When the pipe closes, or at
+SIGTERM, the supervisor kills the session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 NOT_STARTED = 127  # exit code for a program that cannot be started, as in a shell
 GIB = 1 << 30
-LOOK_S = 0.2  # seconds between looks at the memory of a session
+LOOK_S = 0.2  # seconds between two measurements of a session's memory
 
 
 @contextmanager
@@ -36,7 +37,8 @@ def started(
     """
     import subprocess
 
-    # The supervisor reads ``lifeline``. Nobody writes to it: it becomes readable when the last holder of ``hold`` ends.
+    # The supervisor reads ``lifeline``. Nothing is written to it; it becomes readable when the last process that has
+    # ``hold`` open ends.
     lifeline, hold = os.pipe()
     try:
         process = subprocess.Popen(
@@ -82,7 +84,7 @@ def supervise(command: Sequence[str]) -> int:
     child = os.fork()
     if not child:
         _execute(command)
-    # The program may end between any two steps. Its SIGCHLD writes to ``wakeup``, so ``select`` then returns at once.
+    # The program may end between any two steps. Its SIGCHLD writes to ``wakeup``, so ``select`` then returns.
     while True:
         ready, _, _ = select.select([sys.stdin.fileno(), wakeups], [], [])
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -112,8 +114,8 @@ def _execute(command: Sequence[str]) -> None:
 class Watch:
     """Limits of time, memory and processes for a process that this one has just forked and that leads a session.
 
-    The memory is that which the process and all processes that it starts add to what the fork inherited. A large
-    parent passes on much memory, which does not count. ``processes``: how many it may start; 0: no limit.
+    The counted memory is what the process and all processes that it starts have in addition to the memory that the fork
+    inherited, which is much if the parent is large. ``processes``: how many processes may exist; 0 means no limit.
     """
 
     def __init__(self, leader: int, seconds: float, gib: float, processes: int = 0) -> None:
@@ -121,15 +123,15 @@ class Watch:
         self._looked = time.perf_counter()
         self._end = self._looked + seconds
         self._inherited = _anonymous_bytes(os.getpid())
-        self._excessive = False  # whether the last look found too much memory
+        self._excessive = False  # whether the last measurement found too much memory
 
     def passed(self) -> Literal["", "time", "memory", "processes"]:
-        """The exceeded limit, or "". It is cheap, because memory is read only every ``LOOK_S`` seconds."""
+        """The exceeded limit, or "". Calls are cheap, because memory is measured only every ``LOOK_S`` seconds."""
         now = time.perf_counter()
         if now > self._end:
             return "time"
         members = {self._leader}
-        if self._processes:  # counted often: those that start others for ever leave no time to count them later
+        if self._processes:  # counted at every call: a process that forks without end leaves no time to do so later
             members |= {*session(self._leader)}
             if len(members) > self._processes:
                 return "processes"
@@ -139,21 +141,22 @@ class Watch:
         members |= {*session(self._leader)}
         resident = resident_bytes(members) - self._inherited
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
-        # Two looks in a row must agree. If a process ends during a look, processes that are read later count its shared
-        # pages a second time.
+        # Two measurements in a row must agree. If a process ends during one, processes that are read after it count its
+        # shared pages a second time.
         twice, self._excessive = self._excessive and excessive, excessive
         return "memory" if twice else ""
 
 
 def resident_bytes(processes: Iterable[int]) -> int:
-    """Resident bytes of some processes; shared pages count once per process."""
+    """The resident bytes of some processes. A shared page counts once for each of them."""
     return sum(_pages(pid)[0] for pid in processes)
 
 
 def added_bytes(processes: Iterable[int]) -> int:
-    """The memory, in bytes, that some processes have and this one does not. Shared pages count once. It is slow.
+    """The memory, in bytes, that some processes have and this one does not. Shared pages count once.
 
-    If further processes share this one's memory it is a lower bound, but at least the private memory of the processes.
+    The measurement is slow. If further processes share this one's memory, the result is a lower bound, which is at
+    least the private memory of the processes.
     """
     maps = [_rollup(pid) for pid in processes]
     parent = _rollup(os.getpid())
@@ -179,13 +182,13 @@ def _rollup(pid: int) -> Counter[str]:
 
 
 def _anonymous_bytes(pid: int) -> int:
-    """Memory that a fork inherits: the resident pages that belong to no file and are not shared."""
+    """The bytes that a fork inherits: resident pages that belong to no file and are not shared."""
     resident, shared = _pages(pid)
     return resident - shared
 
 
 def _pages(pid: int) -> tuple[int, int]:
-    """The resident bytes of a process, and those among them that are shared or of files; 0 if it has ended."""
+    """The resident bytes of a process, and how many of them are shared or belong to files; both 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
             _, resident, shared = map(int, file.read().split()[:3])
@@ -208,7 +211,7 @@ def kill_session(leader: int) -> None:
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session that have not ended, and what they started in sessions of their own."""
+    """The processes of a session that have not ended, and the processes that they started in other sessions."""
     members, parents = [], {}
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208 - pathlib takes as long as all the rest
         try:

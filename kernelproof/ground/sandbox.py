@@ -1,11 +1,12 @@
-"""A sandbox for untrusted programs: it limits what a process can see, write, start and use up.
+"""Runs untrusted programs in a sandbox, which limits what a process can see, write, start and use up.
 
 If the system has user namespaces, a confined process sees only the files and folders that its ``Sandbox`` names, and
-it can write only to its own folders. It sees no process outside of the sandbox and has no network. On other systems,
-only resource limits and an environment without secrets protect the caller; every confined process gets those two.
+it can write only to its own folders. It sees no process outside of the sandbox and has no network. Every confined
+process also has resource limits and an environment without secrets; on systems without namespaces these are the only
+protection.
 
 ``confine`` puts the current, forked process into a sandbox. ``command`` makes a command line that runs another program
-in one: that command executes this very file, which therefore imports nothing but the standard library.
+in a sandbox. That command executes this file, which therefore imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Sandbox(NamedTuple):
 
     ``readable`` are files and folders that it sees besides the system's programs and libraries; ``writable`` are
     folders that it may also change. ``cpu_s`` limits the CPU seconds of each process, ``gib`` its address space (0: no
-    limit), ``file_mib`` the size of each file, ``processes`` how many processes exist at a time, and ``output_bytes``
-    how much a program may print.
+    limit), ``file_mib`` the size of each file, ``processes`` the number of processes that exist at the same time, and
+    ``output_bytes`` how much a program may print.
     """
 
     readable: tuple[str, ...] = ()
@@ -72,7 +73,7 @@ class ConfinementError(OSError):
 
 @cache
 def namespace_obstacle() -> str:
-    """Why this system cannot confine a process by namespaces; empty if it can.
+    """The reason why this system cannot confine a process by namespaces; empty if it can.
 
     Containers and administrators forbid namespaces in many ways, so a child process tries to enter a sandbox.
     """
@@ -96,7 +97,7 @@ def namespace_obstacle() -> str:
 
 
 def environment(**additional: str) -> dict[str, str]:
-    """The harmless variables of this process that programs need, plus ``additional``; none can hold a secret."""
+    """The variables of this process that programs need and that hold no secret (``VARIABLES``), plus ``additional``."""
     return {name: value for name, value in os.environ.items() if name in VARIABLES} | additional
 
 
@@ -197,14 +198,14 @@ def _enter_namespaces(box: Sandbox) -> None:
         os.close(writer)
         _mirror(first, reader)
     os.close(reader)
-    # This process is now the first of its namespace: if it dies, the kernel kills all others in it. It dies with its
-    # parent, so nothing inside outlives the process that asked for the sandbox.
+    # This process is now the first of its namespace: if it dies, the kernel kills all others in the namespace. It dies
+    # with its parent, so nothing inside outlives the process that entered the sandbox.
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         with suppress(OSError), open("/proc/sys/kernel/pid_max", "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(str(max(box.processes + THREADS, 301)))  # newer kernels have one limit per namespace
         _mount(binds, links)
-        # Capabilities are dropped last, because mounting needs them; no program that is started gets them back.
+        # Capabilities are dropped last, because mounting needs them. No program that is started later gets them back.
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call("capset", (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)())
     except OSError as error:
@@ -344,6 +345,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def _read_only(path: bytes, recursive: bool) -> None:
+    """Make a mount read-only; with ``recursive``, also the mounts below it."""
     attributes = _MountAttributes(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
     flags = AT_RECURSIVE if recursive else 0
     size = ctypes.sizeof(attributes)
@@ -351,6 +353,7 @@ def _read_only(path: bytes, recursive: bool) -> None:
 
 
 def _pivot(new: bytes, old: bytes) -> None:
+    """Make the mount ``new`` the root of this namespace, and move the old root to ``old``."""
     number = SYS_PIVOT_ROOT.get(platform.machine())
     if number is None:
         raise ConfinementError(f"pivot_root: no system call number is known for {platform.machine()}")

@@ -1,4 +1,4 @@
-"""``Schema``: the base of documents that programs write and read back, and an explanation of what is wrong with one."""
+"""Defines ``Schema``, the base class of documents that programs write and read back, and explains errors in them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ LONGEST_RULE = 240  # most characters of a rule
 
 
 class Schema(BaseModel):
-    """A pydantic model that is frozen after validation, converts no types, and refuses fields that it does not know.
+    """A pydantic model that is frozen after validation, converts no types, and refuses unknown fields.
 
     Schemas grow without changing old documents: a field without a default belongs to the first version and is always
-    written. A field that is added later has a default, its neutral value, which means what documents without the field
-    meant. Fields with their neutral value are left out when a model is serialised, and readers fill them in.
+    written. A field that is added later has a default, its neutral value. A document with this value means the same as
+    a document without the field. Fields with their neutral value are left out when a model is serialised, and readers
+    fill them in.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -42,12 +43,13 @@ class Schema(BaseModel):
 
     @classmethod
     def without_neutral(cls, spelled: dict[str, Any]) -> dict[str, Any]:
-        """The serialised fields without those of this schema that are neutral. Fields of others are kept."""
+        """Serialised fields without those of this schema that have their neutral value. Other schemas' fields are
+        kept."""
         return {name: value for name, value in spelled.items() if name not in cls.NEUTRAL or value != cls.NEUTRAL[name]}
 
 
 def explain(error: ValidationError, unknown: str = "a newer version may have more", outer: str = "") -> str:
-    """pydantic's errors as ``field=value: rule; ...``, at most ``MAX_RULES`` of them, without names of classes.
+    """The text of pydantic's errors, as ``field=value: rule; ...``, with at most ``MAX_RULES`` of them.
 
     ``unknown``: what a message adds about a field that does not exist. ``outer``: a field whose name is left out before
     the names of the fields inside it.

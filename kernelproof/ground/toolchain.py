@@ -1,6 +1,6 @@
-"""The compilers and headers of this machine: nvcc, ptxas, CuTe, and their versions.
+"""Finds the compilers and headers of this machine (nvcc, ptxas, CuTe) and their versions.
 
-Order of the search: the caller's argument, environment variables, PATH, the system's folder, PyPI wheels.
+They are searched in this order: the caller's argument, environment variables, PATH, the system's folder, PyPI wheels.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from kernelproof.ground.errors import MissingTool, WrongInput, installation, printable
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
-# nvcc hands its commands to a shell. It puts paths and definitions between double quotes, where a shell reads some
-# characters, and other words as they are, so that a shell reads nearly all.
+# nvcc passes its commands to a shell. It puts paths and definitions between double quotes, where a shell interprets
+# some characters. Other words are not quoted, so that a shell interprets nearly all special characters in them.
 _READ_IN_QUOTES = re.compile(r'["$`\x00-\x1f\x7f]|\\(?=[\\"$`,]|\Z)')
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*")
 _DEFINITION = re.compile(r"-D[A-Za-z_][^$`\\\x00-\x1f\x7f]*")  # nvcc escapes the double quotes of these
 _PATH_OPTION = re.compile(rf"(?:-I|-isystem=|-MF=)(?!.*{_READ_IN_QUOTES.pattern}).+")
-# Words that are whole: they are no option that takes the next word, as it is, for its value.
+# Words that are complete: no option that takes the next word for its value.
 _COMPLETE = re.compile(r"-[DIU].+|-O\d?|--?[\w-]+=.+|[^-].*")
 
 
@@ -41,7 +41,7 @@ class ToolchainError(MissingTool):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers and headers in use, and the versions that enter a digest."""
+    """The compilers and headers in use, and the versions that are part of a kernel's digest."""
 
     nvcc: Path
     ptxas: Path
@@ -49,8 +49,8 @@ class Toolchain:
     cutlass_include: Path
     nvcc_version: str
     cutlass_version: str
-    compiles: bool = True  # False if kernels were built elsewhere, see ``discover``
-    ptxas_version: str = ""  # "" for nvcc's own
+    compiles: bool = True  # False if kernels were built on another machine, see ``discover``
+    ptxas_version: str = ""  # "" for the ptxas of nvcc's toolkit
 
     @property
     def versions(self) -> dict[str, str]:
@@ -59,15 +59,15 @@ class Toolchain:
 
     @property
     def cuda(self) -> str:
-        """The version of the CUDA that writes machine code."""
+        """The version of CUDA whose ptxas writes machine code."""
         return self.ptxas_version or self.nvcc_version
 
     @property
     def isa(self) -> str:
-        """The version of PTX that another, older ptxas takes in place of what nvcc states; "" for nvcc's own.
+        """The version of PTX to state for a ptxas that is older than nvcc; "" if ptxas is not older.
 
-        nvcc states the newest version that it knows, whatever a text uses; ptxas refuses instructions that it does not
-        know.
+        nvcc states the newest version that it knows, whatever a text uses, and an older ptxas refuses that version. It
+        still refuses instructions that it does not know.
         """
         return "" if release_of(self.cuda) >= release_of(self.nvcc_version) else ISAS[release_of(self.cuda)]
 
@@ -79,7 +79,8 @@ class Toolchain:
 
 
 def nvcc_candidates(nvcc: Path | None = None) -> list[Path]:
-    """Paths to try, absolute: the argument or ``KERNELPROOF_NVCC`` alone; else PATH, the system folder, PyPI wheels."""
+    """The absolute paths at which nvcc may be. If the argument or ``KERNELPROOF_NVCC`` names one, it is the only one;
+    otherwise they are from PATH, the system folder and PyPI wheels."""
     configured = nvcc or os.environ.get("KERNELPROOF_NVCC")
     if configured:
         return [Path(configured).absolute()]
@@ -139,14 +140,16 @@ def _program(name: str, package: str, configured: str | None, _path: str | None)
 
 
 def discover(nvcc: Path | None = None) -> Toolchain:
-    """The toolchain of this machine, searched once for each state of the environment variables that choose it.
+    """The toolchain of this machine. It is searched once for each state of the environment variables that choose it.
 
     Raises ToolchainError that names the missing part and a command to install it.
 
-    nvcc's own ptxas assembles, or that of ``KERNELPROOF_PTXAS``, whose machine code older drivers load.
+    ``KERNELPROOF_PTXAS`` names a ptxas to use in place of that of nvcc's toolkit, for example an older one, whose
+    machine code older drivers load.
 
-    ``CUDAL2GEN_PREBUILT`` names a file of ``versions``, as JSON: the build directory was filled elsewhere by that
-    toolchain. Unless this machine's is the same, the one returned finds those kernels and compiles nothing.
+    ``CUDAL2GEN_PREBUILT`` names a JSON file of ``versions``. It means that the build directory was filled by a
+    toolchain with these versions, perhaps on another machine. If this machine's toolchain has other versions, the
+    returned one has those of the file, so that it finds the built kernels, and compiles nothing.
     """
     choices = [os.environ.get(name) for name in (PTXAS, "KERNELPROOF_NVCC", "CUTLASS_PATH", "PATH")]
     if not (file := os.environ.get(PREBUILT)):
@@ -213,12 +216,12 @@ def _installed(nvcc: Path | None, ptxas: str | None, *_variables: str | None) ->
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """The release of a version of CUDA: (12, 8) of 12.8.93."""
+    """The release of a CUDA version, such as (12, 8) for 12.8.93."""
     return tuple(int(number) for number in version.split(".")[:2])
 
 
 def _assembling(tools: Toolchain, ptxas: Path) -> Toolchain:
-    """The tools with another ptxas. Raises ToolchainError if it does not run, or is too old for what nvcc writes."""
+    """The tools with another ptxas. Raises ToolchainError if it does not run, or is too old for nvcc's PTX."""
     if reason := _misread(ptxas):
         raise ToolchainError(f"{reason}: move it")
     try:
@@ -267,16 +270,16 @@ def environment() -> dict[str, str]:
 
 
 def nvcc_command(nvcc: Path, arguments: Sequence[str], files: Sequence[Path], target: Path) -> list[str]:
-    """The command by which nvcc makes ``target`` of files: no shell reads anything of it. Raises WrongInput."""
-    paths = [path.absolute() for path in (*files, target)]  # none that begins as an option does
+    """The command by which nvcc makes ``target`` from files. Raises WrongInput if a shell would interpret a word."""
+    paths = [path.absolute() for path in (*files, target)]  # an absolute path cannot look like an option
     for path in paths:
         accept(path, "rename the folder or the file")
     return [str(nvcc), *unread_by_shells(arguments), *map(str, paths[:-1]), "-o", str(paths[-1])]
 
 
 def unread_by_shells(arguments: Sequence[str]) -> list[str]:
-    """Arguments of nvcc, if its shell takes each of them as it is. Raises WrongInput for the first that it would read:
-    definitions and folders may hold more than letters and digits, other words may not."""
+    """Returns arguments of nvcc unchanged. Raises WrongInput for the first one in which nvcc's shell would interpret a
+    character. Definitions and folders may have special characters; other words may not."""
     before = "-O"
     for word in arguments:
         quoted = _DEFINITION.fullmatch(word) or _PATH_OPTION.fullmatch(word)
@@ -291,7 +294,7 @@ def unread_by_shells(arguments: Sequence[str]) -> list[str]:
 
 
 def toolchain_folders(tools: Toolchain) -> list[Path]:
-    """What nvcc reads and runs, besides the system's programs and libraries."""
+    """The files and folders that nvcc reads and runs, besides the system's programs and libraries."""
     compilers = [Path(path).resolve().parents[1] for name in ("gcc", "g++") if (path := shutil.which(name))]
     libraries = [Path(path) for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
     folders = [tools.ptxas.parents[1], tools.cuda_include, tools.cutlass_include, *compilers, *libraries]
@@ -311,7 +314,7 @@ def accept(path: Path, remedy: str) -> None:
 
 
 def _misread(path: Path) -> str:
-    """Why nvcc cannot be given a path; empty if it can."""
+    """The reason why nvcc would misread a path; empty if it would not."""
     character = _READ_IN_QUOTES.search(str(path))
     name = printable(character[0]) if character else ""
     return f"{path}: nvcc's shell does not take the {name} of this path as it is" if character else ""

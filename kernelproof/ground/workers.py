@@ -1,7 +1,7 @@
-"""Processes that compute answers to tasks.
+"""Computes the answers to tasks in worker processes.
 
-They end when the thread that started them ends, even by SIGKILL. If a process dies, only its task is lost: a ``Lost``
-names the task, another process takes its place, and the other tasks are answered.
+Workers end when the thread that started them ends, even by SIGKILL. If a worker dies, only its task is lost: a ``Lost``
+names the task, another worker takes its place, and the other tasks are answered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ A = TypeVar("A")
 
 
 class Task(NamedTuple):
-    """The arguments of a function, and the name of the task in messages."""
+    """The arguments for one call of a function, and the name of the task in messages."""
 
     name: str
     arguments: tuple[object, ...]
@@ -42,7 +42,7 @@ class Lost(NamedTuple):
 
 
 class Worker:
-    """A process that runs ``serve(pipe, *arguments)``; ``pipe`` is the other end of this object's.
+    """A process that runs ``serve(pipe, *arguments)``. The ``pipe`` that it gets is the other end of this object's.
 
     ``fork`` starts in milliseconds; ``spawn`` is for processes that use CUDA.
     """
@@ -81,7 +81,7 @@ class Worker:
         self.pipe.close()
 
     def death(self) -> str:
-        """How a process whose pipe is closed has ended, as the rest of a sentence."""
+        """Says how a process whose pipe is closed has ended, as the rest of a sentence."""
         code = self.exit_code()
         if code is None or code >= 0:
             return f"ended (exit code {code})"
@@ -168,7 +168,7 @@ def _run(parent: int, serve: Callable[..., None], pipe: Connection, *arguments: 
 
 
 def serve_only(parent: int) -> None:
-    """Makes this process one that serves its parent, and ends with the parent's thread that started it."""
+    """Prepares this process to serve its parent: it ends with the parent's thread, and leaves Ctrl-C to the parent."""
     _die_with(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -178,6 +178,7 @@ def serve_only(parent: int) -> None:
 
 
 def _die_with(parent: int) -> None:
+    """Ends this process when the parent's thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before prctl was called
         os._exit(1)

@@ -22,7 +22,7 @@ from kernelproof.ground.errors import Failure, UserError, WrongInput, brief, rea
 from kernelproof.mcp_server.requests import Request
 
 REQUEST, ANSWER = "request.json", "answer.json"
-START_S = 60.0  # seconds for starting Python and compiling, beside the limit of the run
+START_S = 60.0  # seconds for starting Python and compiling, in addition to the limit of the run
 LONGEST_OUTPUT = 4000  # most characters of the kernels' output in an answer
 MAX_THREADS = 8  # most threads listed for each side of a finding
 MAX_OTHERS = 8  # most other places that an answer lists for a cause
@@ -32,8 +32,10 @@ _WORDS = {"--timeout": "seconds", "--memory": "the server's --memory", "--sample
 
 
 def answer(request: Request) -> dict[str, Any]:
-    """Answer a request by the document that ``check --json`` prints, with only the first threads of each side of a
-    finding, and with the kernels' ``output``. Raises WrongInput, Failure."""
+    """Answer a request by the document that ``check --json`` prints, and the kernels' ``output``.
+
+    Each access of a finding lists only its first threads. Raises WrongInput, Failure.
+    """
     with TemporaryDirectory() as name:
         folder = Path(name)
         files.write(folder / REQUEST, request.model_dump_json())
@@ -82,7 +84,7 @@ def run(request: Request) -> dict[str, Any]:
 
 
 def _file(request: Request) -> Path:
-    """The file of the kernels; a text that came without a file is stored in one. Raises WrongInput."""
+    """The file of the kernels. A text that came without a file is stored in the cache. Raises WrongInput."""
     if bool(request.source) == bool(request.path):
         raise WrongInput("give source (CUDA C++ or PTX text) or path (a .cu or .ptx file)")
     if request.path:
@@ -98,7 +100,7 @@ def _file(request: Request) -> Path:
 
 
 def _plain(text: str, request: Request) -> str:
-    """Replace the command line's options in an answer by the tools' own, and a file of the cache by a plain name."""
+    """Replace options of the command line in an answer by fields of a request, and a file of the cache by ``NAME``."""
     for word, own in _WORDS.items():
         text = text.replace(word, own)
     return text.replace(str(_file(request)), NAME) if request.source and not request.path else text

@@ -1,4 +1,4 @@
-"""Finds the documentation of rules: what each means, a small wrong program, a right one, and how to correct it."""
+"""Finds the documentation of rules: the meaning of each, a small wrong program, and how to correct it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kernelproof.ground import places
 from kernelproof.ground.errors import WrongInput, reading
 
 MAX_PAGES = 4  # most pages for a report
-# How a report names a rule: at the start of a finding, or in a field of its JSON. Ids elsewhere in a text do not count,
-# because some of them are common words.
+# The places where a report names a rule: the start of a finding, or a field of its JSON. Ids elsewhere in a text do not
+# count, because some of them are common words.
 _IN_REPORTS = re.compile(r'(?:\b(?:error|benign|lint): |"(?:rule|ruleId)": ?"|title=)([a-z-]+)')
 
 

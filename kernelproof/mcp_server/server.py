@@ -1,4 +1,4 @@
-"""The MCP server: it offers the tools check, count and explain on standard input and output."""
+"""Runs the MCP server, which offers the tools check, count and explain on standard input and output."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Tools:
             raise ToolError(str(error)) from None
 
     def _answer(self, seconds: float | None, **fields: Any) -> dict[str, Any]:
-        """Answer a request with these fields; the server's limits bound those of the client."""
+        """Answer a request with these fields. The client's limit of time is at most the server's. Raises ToolError."""
         try:
             limit = min(seconds or self.seconds, self.seconds)
             return answers.answer(Request(**fields, gib=self.gib, seconds=limit, roots=self.roots))

@@ -23,7 +23,7 @@ from kernelproof.emulator.state.arrays import Array
 @dataclass(frozen=True)
 class ArrayRole:
     """An array with a role: ``input`` (a write is a finding), ``output`` (every element must be written), ``inout``, or
-    ``scratch`` (undefined before)."""
+    ``scratch`` (its content is undefined before the launch)."""
 
     array: Array | TorchTensor
     role: str
@@ -31,8 +31,11 @@ class ArrayRole:
 
 @dataclass
 class Span:
-    """Host memory of one array, or of several that overlap: its first and last address, its role, the array if it is a
-    single one without gaps, and the number of the first argument that lies there."""
+    """The host memory of one array, or of several that overlap.
+
+    ``start``: its first address; ``end``: the address after its last byte. ``array``: the array, if it is a single one
+    without gaps. ``number``: the number of the first argument in it.
+    """
 
     start: int
     end: int
@@ -60,11 +63,11 @@ class Loan:
             span.buffer = memory.upload(content, span.role)
 
     def argument(self, argument: object) -> KernelArgument:
-        """An argument as kernels and launchers take it: for an array its address on the device."""
-        own = _span(argument)
-        if own is None:
+        """The argument to pass to a kernel or launcher. An array is replaced by its buffer or its device address."""
+        extent = _span(argument)
+        if extent is None:
             return cast(KernelArgument, argument)
-        span = next(span for span in self.spans if span.start <= own.start and own.end <= span.end)
+        span = next(span for span in self.spans if span.start <= extent.start and extent.end <= span.end)
         assert span.buffer is not None
         start = _first(argument)
         return span.buffer if span.start == start else span.buffer.address + start - span.start
@@ -92,12 +95,12 @@ class Loan:
 
 
 def _span(argument: object, number: int = 0) -> Span | None:
-    """The host memory of an array; None for other arguments. Raises EmulatorError for tensors elsewhere."""
+    """The host memory of an array; None for other arguments. Raises EmulatorError for tensors not on the CPU."""
     role = "inout"
     if isinstance(argument, ArrayRole):
         role, argument = argument.role, argument.array
     if is_tensor(argument):
-        # A tensor with gaps lends all of its storage.
+        # If a tensor has gaps, its entire storage is copied.
         content = host_array(argument) if argument.is_contiguous() else host_bytes(argument)
         start = content.ctypes.data
         return Span(start, start + content.nbytes, role, argument if argument.is_contiguous() else content, number)

@@ -1,4 +1,4 @@
-"""The fixture ``cuda_emulator``: an emulated GPU for the duration of a test, and its findings."""
+"""Defines the fixture ``cuda_emulator``: an emulated GPU for the duration of a test, and its findings."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # limits of check_program
 
 @dataclass(frozen=True)
 class MarkOptions:
-    """Options of the mark.
+    """The options of the mark ``emulated``.
 
-    ``device``: as for ``check --gpu``; None: the GPU that each kernel was compiled for. ``adverse``: another order
-    of events that hardware may choose. ``allow``: rules whose findings fail no test. ``counters``: count what launches
-    do. ``triton``: take over launches of Triton kernels; None: if triton has been imported.
+    ``device``: a name as for ``check --gpu``; None means the GPU for which each kernel was compiled. ``adverse``:
+    whether events happen in another order that hardware may choose. ``allow``: rules whose findings fail no test.
+    ``counters``: whether executed instructions are counted. ``triton``: whether launches of Triton kernels are
+    emulated; None means only if triton has been imported.
     """
 
     device: str | None = None
@@ -66,7 +67,7 @@ class MarkOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> MarkOptions:
-        """The settings that a mark's arguments give. Raises WrongInput."""
+        """Makes the options from a mark's arguments. Raises WrongInput."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
@@ -116,8 +117,8 @@ class KernelFile:
         )  # fmt: skip
 
     def function(self, name: str) -> ctypes.CDLL | None:
-        """The library of the file's host code if it has such a function, else None. It is compiled when first
-        needed."""
+        """The library of the file's host code if it has such a function, else None. The library is compiled by the
+        first call."""
         if self._opened is None and self._library is not None:
             self._opened = self._emulator.open_library(self._library())
         return self._opened if self._opened is not None and hasattr(self._opened, name) else None
@@ -169,10 +170,10 @@ class CudaEmulator:
     def _take_over_triton(self) -> None:
         """Let launches of Triton kernels run on the emulated device. Without an option this is done if triton has been
         imported and does not interpret kernels."""
-        wished = self.settings.triton
-        if wished is None:
-            wished = "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET")
-        if wished and self.triton is None:
+        emulates_triton = self.settings.triton
+        if emulates_triton is None:
+            emulates_triton = "triton" in sys.modules and not os.environ.get("TRITON_INTERPRET")
+        if emulates_triton and self.triton is None:
             device = self.settings.device or devices.DEFAULT
             try:
                 session = triton_emulation.emulate(device, check=False, options=self.options)
@@ -191,8 +192,11 @@ class CudaEmulator:
     # --- kernels ---
 
     def compile(self, source: str | Path, nvcc_args: str = "") -> KernelFile:
-        """The kernels of a CUDA file, or of CUDA text (with line breaks). A file is looked for beside the test, then in
-        pytest's root folder. Compiled once per content. Raises WrongInput, Failure with the compiler's errors."""
+        """Compile a CUDA file, or CUDA text (which has line breaks), and return its kernels.
+
+        A file is searched beside the test, then in pytest's root folder. Each content is compiled once. Raises
+        WrongInput, and Failure with the compiler's errors.
+        """
         path = self._path(source, ".cu")
         arguments, sm = compilation.split_arguments(nvcc_args)
         sm = sm or devices.target(self.settings.device or devices.DEFAULT)
@@ -204,7 +208,7 @@ class CudaEmulator:
         return self._add(KernelFile(self, program, lambda: compilation.library([path], arguments, sm, tools)))
 
     def load(self, ptx: str | Path) -> KernelFile:
-        """The kernels of a PTX file or of PTX text (with line breaks)."""
+        """The kernels of a PTX file, or of PTX text (which has line breaks)."""
         if isinstance(ptx, str) and "\n" in ptx:
             return self._add(KernelFile(self, load(ptx)))
         return self._add(KernelFile(self, from_file(self._path(ptx, ".ptx"))))
@@ -264,7 +268,7 @@ class CudaEmulator:
     # --- arrays ---
 
     def input(self, array: Array | TorchTensor) -> ArrayRole:
-        """An argument that kernels only read: a write is a finding."""
+        """An argument that kernels only read. A write is a finding."""
         return ArrayRole(array, "input")
 
     def output(self, array: Array | TorchTensor) -> ArrayRole:
@@ -272,32 +276,32 @@ class CudaEmulator:
         return ArrayRole(array, "output")
 
     def scratch(self, array: Array | TorchTensor) -> ArrayRole:
-        """An argument whose content is undefined before, and not copied back."""
+        """An argument whose content is undefined before the launch and is not copied back."""
         return ArrayRole(array, "scratch")
 
     def upload(self, array: Array, role: str = "inout", name: str = "") -> Buffer:
-        """Device memory that outlives launches; ``download()`` of it is a copy. ``role``: input, output, inout or
-        scratch."""
+        """Copy an array to device memory that exists until the test ends; ``download()`` of the buffer copies it back.
+        ``role``: input, output, inout or scratch."""
         return self.session.memory.upload(array, role, name=name)
 
     # --- host code ---
 
     def open(self, library: str | Path) -> ctypes.CDLL:
-        """A library with host launchers, bound to the emulated runtime: linked with -cudart none or shared, with
-        uncompressed PTX. Its functions can be called by ``call`` or by ctypes."""
+        """Open a library with host launchers. The emulated runtime replaces CUDA's, so the library must be linked with
+        -cudart none or shared, and its PTX be uncompressed. Its functions are called by ``call`` or by ctypes."""
         opened = self.open_library(self._path(library, ".so"))
         self._libraries.append(opened)
         return opened
 
     def open_library(self, path: Path) -> ctypes.CDLL:
-        """A library by its whole path. Raises WrongInput."""
+        """Open a library by its path. Raises WrongInput."""
         if not self._open:
             self.start(needed=True)
         content = path.read_bytes()
         return open_library(path, [name for name in REPLACED_LIBRARIES if name.encode() in content])
 
     def call(self, function: str, *args: object) -> int:
-        """Call an extern "C" function of a library that was opened, or of the host code of a compiled file; its int.
+        """Call an extern "C" function of an opened library or of a compiled file's host code, and return its int.
 
         Arrays are pointers to device memory; for a function that takes a pointer to host memory pass
         ``x.ctypes.data_as(ctypes.c_void_p)``. int is int (long long if it does not fit), float is double.
@@ -306,8 +310,8 @@ class CudaEmulator:
             if hasattr(library, function):
                 return self.call_in(library, function, args)
         for file in self.files:
-            if (own := file.function(function)) is not None:
-                return self.call_in(own, function, args)
+            if (host_library := file.function(function)) is not None:
+                return self.call_in(host_library, function, args)
         raise WrongInput(f'call: no function {function} in what was opened and compiled; it must be extern "C"')
 
     def call_in(self, library: ctypes.CDLL, function: str, args: Sequence[object]) -> int:
@@ -343,7 +347,7 @@ class CudaEmulator:
             quiet=True,
         )  # fmt: skip
         with TemporaryDirectory() as folder:
-            # A copy of its own: of a library that this process has opened, the new one would inherit the state.
+            # The child process loads a copy. If this process has opened the library, it would inherit its state.
             copy = Path(shutil.copy(library, folder))
             result = supervision.run(replace(program, library=copy), " ".join(map(str, sources)), timeout, memory)
         self.session.reports += result.findings.values()
@@ -367,12 +371,12 @@ class CudaEmulator:
         return [item for item in self.findings if item.is_error and item.kind not in self.settings.allow]
 
     def failure(self) -> str:
-        """Why the test fails: a line per error; empty if it passes."""
+        """The reasons why the test fails, one line per error; empty if it passes."""
         lines = [*self.failures, *(f"{item.kind}{_where(item)}: {item.message}" for item in grouped(self.errors))]
         return "\n".join(lines)
 
     def report(self) -> str:
-        """All findings as people read them: what, where, both sides, what to do, and the page of the rule."""
+        """The text of all findings: what is wrong, where, both accesses, what to do, and the page of the rule."""
         failing = grouped(self.errors)
         allowed_errors = grouped(item for item in self.findings if item.is_error and item.kind in self.settings.allow)
         parts = []

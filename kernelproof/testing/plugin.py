@@ -1,4 +1,4 @@
-"""Pytest's hooks: the mark ``emulated``, the fixture ``cuda_emulator``, and findings as failures of tests.
+"""Implements pytest's hooks: the mark ``emulated``, the fixture ``cuda_emulator``, and test failures by findings.
 
 Every pytest run in an environment imports this module, so it imports nothing but pytest until a test needs more.
 """
@@ -81,7 +81,7 @@ def _settings(item: pytest.Item) -> MarkOptions:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """After the test's body: fail the test by findings, or show them beside the test's own failure."""
+    """After the test's body, fail the test if there are errors, or show them in addition to the test's own failure."""
     try:
         outcome = yield
     finally:

@@ -33,7 +33,7 @@ def emulate(
     check: bool = True,
     options: Options | None = None,
 ) -> TritonSession:
-    """The emulated device as a context that takes over ``kernel[grid](...)``.
+    """Return a context in which ``kernel[grid](...)`` runs on the emulated device.
 
     ``device``: ``sm_80``, ``sm_90a``, a GPU such as ``h100``, or an emulator's Device; kernels are compiled for its
     compute capability. ``config``: the configuration of autotuned kernels, as a number in their list or a
@@ -68,7 +68,7 @@ class EmulatedKernel:
         return launch
 
     def __getattr__(self, name: str) -> Any:
-        if name == "kernel":  # not there yet, while a copy is made
+        if name == "kernel":  # not set yet while the object is being copied
             raise AttributeError(name)
         return getattr(self.kernel, name)
 

@@ -1,4 +1,4 @@
-"""Triton's CUDA compiler without ptxas, and the driver that Triton finds in place of a GPU's. Needs triton."""
+"""Gives Triton a compiler that ends with PTX and a driver that launches on the emulator. Needs triton."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PtxBackend(CUDABackend):  # type: ignore[misc] # triton has no types
         stages["cubin"] = lambda text, _: text.encode()
 
     def hash(self) -> str:
-        """A key under which Triton's cache keeps this PTX apart from machine code."""
+        """The key by which Triton's cache distinguishes this PTX from machine code."""
         return f"ptx-{super().hash()}"
 
 
@@ -44,7 +44,7 @@ class Images:
         self.device = device
 
     def load_binary(self, name: str, image: bytes, shared: int, device: str) -> tuple[None, Program, int, int, int]:  # noqa: ARG002
-        """(module, function, registers, spills, most threads) of a compiled kernel."""
+        """Load a compiled kernel; returns (module, function, registers, spills, most threads)."""
         return None, _program(image), REGISTERS, SPILLS, THREADS
 
     def unload_module(self, module: None) -> None:
@@ -67,8 +67,11 @@ def _program(image: bytes) -> Program:
 
 @lru_cache(maxsize=64)
 def in_file(program: Program, path: str) -> Program:
-    """The program of a kernel that ``path`` defines. Triton's cache knows kernels by their text and line, so PTX that
-    it kept names the file in which they stood when they were compiled."""
+    """The program of a kernel that ``path`` defines, with that path in its line information.
+
+    Triton's cache identifies kernels by their text and line. So cached PTX may name the file in which the same kernel
+    was when it was compiled.
+    """
     text = program.module.text
     files = _FILE.findall(text)
     stale = [file for file in files if len(files) == 1 or Path(file).name == Path(path).name]
@@ -79,7 +82,7 @@ def in_file(program: Program, path: str) -> Program:
 
 _FILE = re.compile(r'^\s*\.file\s+\d+ "([^"]+)"', re.MULTILINE)
 
-# LLVM numbers the lines of inline assembly on from the user's line, so only its first location exists in the source.
+# LLVM counts the lines of inline assembly from the user's line on, so only its first location exists in the source.
 _INLINE = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
 _LOCATION = re.compile(r"^[ \t]*\.loc[ \t].*$", re.MULTILINE)
 
@@ -91,7 +94,7 @@ def _first_location(inline: re.Match[str]) -> str:
 
 
 class Launcher(NamedTuple):
-    """Called by Triton to launch a compiled kernel: the open session launches it."""
+    """The object that Triton calls to launch a compiled kernel. It passes the launch to the open session."""
 
     source: Any
     metadata: Any
@@ -100,7 +103,7 @@ class Launcher(NamedTuple):
         self, x: int, y: int, z: int, _stream: int, program: Program, _packed: object, launch_metadata: object,
         enter: Callable[[object], None] | None, leave: Callable[[object], None] | None, *args: object,
     ) -> None:  # fmt: skip
-        """A launch; ``enter`` and ``leave`` are Triton's hooks."""
+        """Launch a kernel; ``enter`` and ``leave`` are Triton's hooks."""
         from triton.runtime.driver import driver
 
         if enter is not None:
@@ -111,7 +114,7 @@ class Launcher(NamedTuple):
 
 
 class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
-    """The driver that Triton finds in place of a GPU's: architecture, limits, launcher."""
+    """The driver that Triton finds in place of a GPU's. It has the device's architecture, limits and launcher."""
 
     launcher_cls = Launcher
 
@@ -121,16 +124,16 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
         self.utils = Images(device)
         major, minor = device.capability
         self.target = GPUTarget("cuda", 10 * major + minor, 32)
-        # Triton keys compiled kernels by it.
+        # Triton's cache in memory uses it as the key of a device.
         self.identity = f"emulated {device}"
 
     @classmethod
     def is_active(cls) -> bool:
-        """False: only a session makes this driver active."""
+        """Returns False, because only a session makes this driver active."""
         return False
 
     def map_python_to_cpp_type(self, ty: str) -> str:
-        """Never called, because nothing is compiled for a host."""
+        """Triton never calls this function here, because nothing is compiled for a host."""
         return ty
 
     def get_current_target(self) -> GPUTarget:
@@ -138,18 +141,18 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
         return self.target
 
     def get_current_device(self) -> str:
-        """There is one device, number 0."""
+        """The name of the only device."""
         return self.identity
 
     def set_current_device(self, device: object) -> None:
-        """There is only one device."""
+        """Does nothing, because there is only one device."""
 
     def get_device_capability(self, device: object = None) -> tuple[int, int]:  # noqa: ARG002
-        """(major, minor)."""
+        """The compute capability: (major, minor)."""
         return self.device.capability
 
     def get_current_stream(self, device: object = None) -> int:  # noqa: ARG002
-        """The default stream: launches are executed in order, at once."""
+        """The default stream. Launches are executed immediately and in order."""
         return 0
 
     def get_active_torch_device(self) -> Any:
@@ -159,13 +162,13 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
-        """torch's module of the CPU."""
+        """torch's module for the CPU."""
         import torch
 
         return torch.cpu
 
     def get_benchmarker(self) -> Any:
-        """Raises NotImplementedError: the time of an emulated launch says nothing about a GPU."""
+        """Raises NotImplementedError, because the time of an emulated launch says nothing about a GPU."""
         raise NotImplementedError("emulated launches have no time of a GPU: pass config= in place of autotuning")
 
 

@@ -1,5 +1,8 @@
-"""Recognises a benign race of Triton's code. If a tensor has fewer elements than the CTA has threads, several threads
-load each element and one of them stores it; nothing uses what the others load after that store."""
+"""Recognises a benign race in the code of Triton's compiler.
+
+If a tensor has fewer elements than the CTA has threads, several threads load each element and one of them stores it.
+Values that the others load after that store are not used.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _REGISTER = re.compile(r"%\w+")
 
 
 def is_of_copies(report: Report, ptx: str) -> bool:
-    """Is a race between a store and an earlier load of the same element by threads that do not store it?"""
+    """Whether a race is between a store and loads of the same element by threads that do not store it."""
     if report.other is None or not report.message.startswith(IN_CTA):
         return False
     lines = ptx.splitlines()
@@ -31,7 +34,7 @@ def is_of_copies(report: Report, ptx: str) -> bool:
 
 
 def _reaches_only(lines: list[str], load: int, values: set[str], store: int) -> bool:
-    """Do the loaded values reach only the store, and instructions that compute what it stores?"""
+    """Whether the loaded values are used only by the store and by instructions that compute the stored value."""
     reached: set[int] = set()
     while True:
         users = {

@@ -1,4 +1,4 @@
-"""``Findings``: the exception that a session raises at its end."""
+"""Defines the exception that a session raises at its end if its launches have errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernelproof.ground.errors import Failure
 
 
 class Findings(Failure):
-    """A session's launches broke rules; ``reports`` has what and where."""
+    """A session's launches have errors, which are in ``reports``."""
 
     def __init__(self, reports: Sequence[Report]) -> None:
         super().__init__("\n".join(map(str, reports)))

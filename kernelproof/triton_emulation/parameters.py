@@ -1,7 +1,7 @@
-"""Turns the arguments of a Triton launch into those of its PTX. Needs triton.
+"""Converts the arguments of a Triton launch to those of its PTX. Needs triton.
 
-Tuples become their parts, constants are left out, and descriptors become tensor maps, or pointer, shape and strides.
-After them come the pointers to scratch memory that Triton's launcher adds.
+Tuples are replaced by their parts and constants are left out. Descriptors become tensor maps, or pointer, shape and
+strides. The last arguments are the pointers to scratch memory that Triton's launcher adds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 
 
 class Parameters:
-    """Makes the arguments of launches of one kernel, from its ``source`` and ``metadata`` as Triton's compiler left
-    them."""
+    """Makes the arguments of launches of one kernel, from the ``source`` and ``metadata`` of Triton's compiler."""
 
     def __init__(self, source: Any, metadata: Any, tensors: Tensors) -> None:
         self.signature = dict(source.signature)
@@ -62,6 +61,7 @@ class Parameters:
                 raise WrongInput(f"argument {name} is {type(value).__name__}: a CPU tensor is needed")
             return self.tensors.address(value, name, role)
         if kind == "bf16":
+            # Adding 0x7FFF, plus the lowest bit that is kept, rounds to nearest even.
             (bits,) = struct.unpack("<I", struct.pack("<f", value))
             return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
         return struct.pack(_FLOATS[kind], value) if kind in _FLOATS else int(value)
@@ -99,7 +99,7 @@ def scratch(metadata: Any, memory: Memory, ctas: int) -> list[int]:
 
 
 def _parts(sig: Any, arg: Any, maps: Iterator[dict[str, Any]]) -> Iterator[object]:
-    """The values that an argument becomes."""
+    """The values of the PTX's parameters that an argument becomes. ``maps``: the facts of the remaining descriptors."""
     if isinstance(sig, tuple):
         for part, value in zip(sig, arg, strict=True):
             yield from _parts(part, value, maps)

@@ -1,4 +1,4 @@
-"""Sessions of Triton: while one is open, Triton compiles for the emulated device and launches there. Needs triton."""
+"""Makes Triton compile for an emulated device and launch on it while a session is open. Needs triton."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class TritonLaunch:
 
     @property
     def compiler_reports(self) -> list[Report]:
-        """The findings in code that Triton's compiler adds, which no change of the kernel can mend."""
+        """The findings in code that Triton's compiler adds, which no change of the kernel can remove."""
         return [report for report in self.result.reports if self.is_compilers(report)]
 
     def is_compilers(self, report: Report) -> bool:
-        """Is a finding in code of Triton's compiler? It is a fence that Triton omits, or a load by threads that hold
-        copies."""
+        """Whether a finding is in code that Triton's compiler adds: a fence that Triton omits, or loads of the same
+        element by several threads."""
         return (report.kind == "mbarrier" and report.message.endswith(UNFENCED)) or is_of_copies(report, self.ptx)
 
 
@@ -71,9 +71,9 @@ class TritonLaunch:
 class TritonSession:
     """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
 
-    ``launches``: all launches in order. ``notes``: which configuration each autotuned kernel took. ``reports``: the
-    findings. ``compiler_reports``: findings that no change of a kernel can mend. ``roles``: address of a tensor's
-    storage -> input or output.
+    ``launches``: all launches in order. ``notes``: the configuration of each autotuned kernel that ran. ``reports``:
+    the findings. ``compiler_reports``: findings that no change of a kernel can remove. ``roles``: "input" or "output"
+    by the address of a tensor's storage.
     """
 
     device: Device
@@ -111,8 +111,8 @@ class TritonSession:
         self._mark("input", tensors)
 
     def mark_output(self, *tensors: TorchTensor) -> None:
-        """The next launch that gets these tensors must write every element, and must not read one before. They start as
-        NaN."""
+        """The next launch that gets these tensors must write every element, and must not read one before it is written.
+        They contain NaN before the launch."""
         self._mark("output", tensors)
 
     def _mark(self, role: str, tensors: Sequence[TorchTensor]) -> None:
@@ -155,7 +155,7 @@ class TritonSession:
     # --- launches ---
 
     def run_configured(self, tuner: Any, args: Sequence[object], values: dict[str, Any]) -> object:
-        """Run an autotuned kernel with one configuration: emulated times say nothing about which is fast on a GPU."""
+        """Run an autotuned kernel with one configuration, because emulated times do not show which is fast on a GPU."""
         tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
         config, words = self._configuration(tuner, values)
         self.notes.append(f"{tuner.base_fn.__name__}: {words}: {config}")
@@ -222,7 +222,7 @@ class TritonSession:
         )
 
     def _settle(self, args: Sequence[object]) -> None:
-        """Tensors that were outputs of a launch are ordinary ones from now on."""
+        """Ends the role "output" of the tensors among a launch's arguments, since the launch has written them."""
         for arg in args:
             if is_tensor(arg):
                 start = arg.untyped_storage().data_ptr()

@@ -79,8 +79,8 @@ class SharedField(NamedTuple):
     shared: Shared
     values: tuple[str, ...]  # the accepted values; empty if ``parse`` decides
     default: object
-    repeatable: bool  # its value is a tuple of all that are given
-    indexed: bool  # its value may have an index after a colon, such as h200:1
+    repeatable: bool  # whether the field is a tuple of all given values
+    indexed: bool  # whether a value may have an index after a colon, such as h200:1
 
     @property
     def spelling(self) -> str:
@@ -142,7 +142,7 @@ class VerbCommand(TyperCommand):
         return super().parse_args(ctx, words + args[end:])
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
-        """What a shell proposes: after a short form the values of its field, otherwise options and short forms."""
+        """The completions of a word: after a short form the values of its field, otherwise options and short forms."""
         if name := ctx.meta.get(COMPLETED):
             prefix = f"{name[2:]}="
             items: list[Any] = self._option(self._short_forms()[name]).shell_complete(ctx, prefix + incomplete)
@@ -288,7 +288,7 @@ def _given(texts: Sequence[str], settings: Sequence[SharedField]) -> Iterator[tu
 
 
 def _settings(name: str, group: Any, offer: Offer) -> list[SharedField]:
-    """What a verb offers of a group in options that fields share."""
+    """The fields of a group that a verb offers in options that fields share. ``name``: the verb's parameter."""
     hints = _field_hints(group)
     settings: list[SharedField] = []
     for member in fields(group):
@@ -298,7 +298,7 @@ def _settings(name: str, group: Any, offer: Offer) -> list[SharedField]:
         shared = next((mark for mark in marks if isinstance(mark, Shared)), None)
         if member.name in offer.shared:
             (option,) = (mark for mark in marks if isinstance(mark, OptionInfo))
-            # Beside a type, Typer keeps the first flag as the default until it reads the function.
+            # In an annotation, Typer stores the first flag as the option's default until it reads the function.
             shared = Shared(str(option.default).lstrip("-"), option.help or "", short=True)
         if shared is None:
             continue
@@ -313,7 +313,7 @@ def _settings(name: str, group: Any, offer: Offer) -> list[SharedField]:
 
 
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type, and what is annotated beside it."""
+    """The type in an annotation, and the metadata of ``Annotated``; () without any."""
     return (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
 
 
@@ -323,7 +323,7 @@ def _repeatable(kind: Any) -> bool:
 
 @cache
 def _field_hints(group: Any) -> dict[str, Any]:
-    """Annotations of a group's fields, which are evaluated once for all verbs."""
+    """The annotations of a group's fields. They are evaluated once for all verbs."""
     return get_type_hints(group, include_extras=True)
 
 
@@ -370,7 +370,7 @@ def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def _group(kind: Any, values: dict[str, Any]) -> object:
-    """The dataclass of the values that Typer returns."""
+    """Makes a group's dataclass from the values that Typer returns."""
     kinds = {name: _split(hint)[0] for name, hint in _field_hints(kind).items()}
     return kind(**{name: _repeated(value) if _repeatable(kinds[name]) else value for name, value in values.items()})
 

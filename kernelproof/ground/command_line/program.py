@@ -1,4 +1,4 @@
-"""What both programs share: options before the verb, usage errors, shell completion, and the entry point.
+"""Defines what both programs share: options before the verb, usage errors, shell completion, and the entry point.
 
 Every error that a user can correct ends in one line on stderr and an exit code, never in a traceback.
 """
@@ -124,7 +124,7 @@ def program(help_text: str) -> typer.Typer:
         cls=VerbGroup,
         help=help_text,
         no_args_is_help=True,
-        add_completion=False,  # Typer's two options guess the shell; ours are told which
+        add_completion=False,  # Typer's own two options guess the shell; ``OwnOptions`` has two that take its name
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -141,7 +141,7 @@ def _print_version(context: typer.Context, value: bool) -> None:
 
 def _choose_nvcc(value: Path | None) -> None:
     if value is not None:
-        os.environ["KERNELPROOF_NVCC"] = str(value)  # which the search for the toolchain reads
+        os.environ["KERNELPROOF_NVCC"] = str(value)  # the search for the toolchain reads this variable
 
 
 @dataclass(frozen=True)

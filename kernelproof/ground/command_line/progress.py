@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 SECONDS = 10.0  # least time between two lines in a log
 
-Report = Callable[[int, int], None]  # is called with how many are done, and how many there are
+Report = Callable[[int, int], None]  # called with the number of items that are done, and that of all
 
 
 @contextmanager

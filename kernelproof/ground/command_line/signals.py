@@ -41,9 +41,9 @@ def handle() -> None:
 
 @contextmanager
 def exit_restored() -> Iterator[None]:
-    """Raises the SystemExit of a signal where a library replaced it by an exception of its own.
+    """A context that raises the SystemExit of a signal if a library replaced it by an exception of its own.
 
-    pydantic does so: whatever a serializer raises becomes a ValueError.
+    pydantic does this: it turns every exception in a serializer into a ValueError.
     """
     try:
         yield
@@ -54,6 +54,7 @@ def exit_restored() -> Iterator[None]:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
+    """Handles a signal in the main thread: ends the process by SystemExit."""
     _received.append(number)
     for other in ENDING:
         signal.signal(other, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
@@ -61,6 +62,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _end(wakeups: int) -> None:
+    """Runs in a thread: waits for a signal's number in the pipe, and ends the process after ``GRACE_S``."""
     while (number := os.read(wakeups, 1)[0]) not in ENDING:
         pass
     time.sleep(GRACE_S)

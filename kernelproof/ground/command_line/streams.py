@@ -50,13 +50,13 @@ def prepare() -> bool:
     sys.stdout, sys.stderr = _writer(1, sys.stdout), _writer(2, sys.stderr)
     if not sys.flags.utf8_mode and locale.getencoding().lower() != ENCODING:
         with suppress(locale.Error):
-            locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # the default of open() from here on
-        os.environ["PYTHONUTF8"] = "1"  # and of workers
+            locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # makes UTF-8 the default of open()
+        os.environ["PYTHONUTF8"] = "1"  # the same for child processes
     return written
 
 
 def discard(descriptor: int) -> None:
-    """Redirects a stream to the null device, because the unwritten rest would fail again when Python flushes at
+    """Redirects a stream to the null device. Otherwise its unwritten rest would fail again when Python flushes it at
     exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
@@ -64,7 +64,7 @@ def discard(descriptor: int) -> None:
 
 
 def _writer(descriptor: int, stream: TextIO | None) -> TextIO:
-    """The stream, which escapes characters that its encoding lacks, since names of files may be any bytes."""
+    """A stream for a descriptor that escapes characters which its encoding lacks, since file names may be any bytes."""
     if stream is not None and not isinstance(stream, io.TextIOWrapper):
         return stream
     return io.TextIOWrapper(

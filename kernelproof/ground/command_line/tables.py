@@ -1,4 +1,4 @@
-"""Prints tables on stdout: folded to the width of a terminal, and unfolded in a pipe, where a program reads them."""
+"""Prints tables on stdout: wrapped to the width of a terminal, but not in a pipe, where a program reads them."""
 
 from __future__ import annotations
 
