@@ -1,6 +1,7 @@
-"""A headless Chromium or Chrome, driven through its own debugging pipe: no driver, no package, no network.
+"""Drives a headless Chromium or Chrome through its debugging pipe, without a driver, a package or a network.
 
-Messages of the DevTools protocol are JSON, each ended by a zero byte, on file descriptors 3 (to it) and 4 (from it).
+Messages of the DevTools protocol are JSON, each ended by a zero byte. The browser reads them from file descriptor 3 and
+writes them to file descriptor 4.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ PATIENCE_S = 60.0
 
 
 class BrowserError(Exception):
-    """The browser is absent, died, was silent too long, or the page's script threw."""
+    """The browser is absent, died or did not answer in time, or the page's script threw an exception."""
 
 
 def find() -> str:
-    """The browser's path."""
+    """The path of the browser. Raises BrowserError if none is installed."""
     for name in NAMES:
         if path := shutil.which(name):
             return path
@@ -47,7 +48,7 @@ def find() -> str:
 
 
 class Page:
-    """One tab. ``faults``: console errors, exceptions and failed or attempted requests, in words."""
+    """One tab. ``faults``: texts of console errors, exceptions, and failed or attempted requests."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -75,25 +76,25 @@ class Page:
             self._handle(self._read(deadline))
 
     def run(self, script: str) -> Any:
-        """An expression's value, waited for where it is a promise."""
+        """Evaluates an expression and returns its value, or what it resolves to if it is a promise."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise BrowserError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def settle(self) -> None:
-        """Two frames, so that events are handled and what follows is drawn."""
+        """Waits for two frames, so that events are handled and their effects are drawn."""
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def point(self, x: float, y: float, click: bool = False) -> None:
-        """Moves the mouse there, in CSS pixels of the window; and clicks."""
+        """Moves the mouse to a point in CSS pixels of the window, and clicks there if asked to."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
         self.settle()
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, answered."""
+        """Sends a command of the protocol and returns the result of its answer."""
         self._count += 1
         message: dict[str, Any] = {"id": self._count, "method": method, "params": parameters}
         if self._session:
@@ -137,12 +138,12 @@ class Page:
 
 @contextmanager
 def page() -> Iterator[Page]:
-    """A tab of a browser of its own, with a profile of its own; both are gone afterwards."""
+    """A tab of a new browser with a new profile. Both are removed afterwards."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         log = Path(profile) / "browser.log"
-        # bash, since the descriptors must be 3 and 4 in the browser, whatever they are here.
+        # bash maps the pipes to descriptors 3 and 4, whatever their numbers are here.
         script = f'exec "$0" "$@" 3<&{to_read} 4>&{from_write}'
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -160,7 +161,7 @@ def page() -> Iterator[Page]:
             error.add_note(log.read_text(errors="replace")[-2000:])
             raise
         finally:
-            os.close(to_write)  # the browser ends when nobody can speak to it
+            os.close(to_write)  # the browser ends when its pipe is closed
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
@@ -170,17 +171,17 @@ def page() -> Iterator[Page]:
 
 
 def open_page(tab: Page, path: Path) -> None:
-    """Loads a file from its start, and forgets faults and requests of pages before it."""
+    """Loads a file anew, and forgets the faults and requests of earlier pages."""
     tab.faults.clear()
     tab.requests.clear()
-    # By way of an empty page: a mere change of the fragment would load nothing.
+    # An empty page comes first, since a change of the fragment alone would load nothing.
     tab.open("about:blank")
     tab.open(path.as_uri())
     tab.settle()
 
 
 def place(tab: Page, selector: str) -> tuple[float, float]:
-    """The middle of what a selector finds first, scrolled into view."""
+    """Scrolls the first element that a selector finds into view; returns its middle."""
     point = tab.run(
         f"(() => {{ const node = document.querySelector({selector!r}); node.scrollIntoView({{block: 'center'}});"
         "const box = node.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"

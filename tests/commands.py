@@ -1,4 +1,4 @@
-"""Command lines in processes of their own that start at once: forks of a process that has imported the program."""
+"""Runs command lines in forks of a process that has imported the program, since these start immediately."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ IMPORTED_AHEAD = {
         "kernelproof.profile",
     ),
 }  # fmt: skip
-READ_AT_START = ("PYTHON", "LD_")  # variables with such names: Python or its loader reads them before any program
+READ_AT_START = ("PYTHON", "LD_")  # prefixes of variables that Python or its loader reads before the program
 
 
 class Usage:
-    """CPU seconds of the commands that ended; ``cpu_times`` counts them with this process' own children."""
+    """CPU seconds of the commands that have ended. ``cpu_times`` adds them to those of this process's own children."""
 
     seconds = 0.0
 
 
 class Server(NamedTuple):
-    """A process, and where requests go and answers come from: a line of JSON each."""
+    """A process with the pipes for its requests and its answers, which are a line of JSON each."""
 
     process: subprocess.Popen[str]
     requests: IO[str]
@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 @cache
 def server(program: str, _owner: int) -> Server:
-    """The process that forks; it ends when this process closes its end of the pipe. One for each process id."""
+    """The process that forks, one for each process id. It ends when this process closes its end of the pipe."""
     start = START.format(program=program)
     process = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -55,7 +55,7 @@ def server(program: str, _owner: int) -> Server:
 def run(
     *arguments: str, env: dict[str, str] | None = None, program: str = "cudal2gen"
 ) -> subprocess.CompletedProcess[str]:
-    """As ``python -m cudal2gen`` ends, or ``kernelproof``, with variables added to this environment."""
+    """Runs ``cudal2gen`` or ``kernelproof`` with variables added to this environment; returns exit code and output."""
     command = [sys.executable, "-m", program, *arguments]
     variables = os.environ | (env or {})
     if any(name.startswith(READ_AT_START) for name in env or {}):
@@ -72,15 +72,15 @@ def run(
 
 
 def serve(program: str) -> None:
-    """Forks a child for each request, and answers its exit code and CPU seconds.
+    """Forks a child for each request, and answers with its exit code and CPU seconds.
 
-    The child leaves ``main`` and ends as any process of Python does.
+    The child returns from ``main`` and ends like any Python process.
     """
     import gc
 
     cli, *imported = map(import_module, IMPORTED_AHEAD[program])
     if program == "cudal2gen":
-        import_module("cudal2gen.generation.catalog").load()  # what most verbs read takes a second, and is kept
+        import_module("cudal2gen.generation.catalog").load()  # takes a second, is read by most verbs, and stays cached
     gc.freeze()
     for line in sys.stdin:
         child = os.fork()
@@ -94,7 +94,8 @@ def serve(program: str) -> None:
 
 
 def _become(program: str, arguments: list[str], variables: dict[str, str], directory: str, outputs: str) -> None:
-    """Makes this process one that was started with these words, variables and folder, and with files as outputs."""
+    """Gives this process these arguments, variables and folder, and files as its outputs, as if it had been started
+    so."""
     sys.argv = [program, *arguments]
     os.environ.clear()
     os.environ.update(variables)

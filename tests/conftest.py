@@ -19,11 +19,11 @@ from tests import disassembly, draws
 
 pytest_plugins = ["tests.cpu_times"]
 
-# The processes that share the tests share the cores too, and a second thread of one spins while it waits for the first.
-# Those inherit it, as do the commands that tests run.
+# Several processes share the cores, so one thread each is enough: a second one spins while it waits for the first.
+# Worker processes and the commands that tests run inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The same examples every time, so that a failure belongs to the change that brought it; "thorough" looks for new ones.
+# The same examples are drawn every time, so that a new failure is due to a change. "thorough" draws new ones.
 settings.register_profile(
     "ci", deadline=None, max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -42,7 +42,7 @@ if settings.default.derandomize:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Here output is not captured yet."""
+    """Keeps the user's stderr: output is not captured yet."""
     config.stash[STDERR] = os.dup(2)
     # Shells start jobs in the background with SIGINT ignored, and children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -69,14 +69,14 @@ def beyond_the_draw(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected lives as long as the process: the collector of garbage need not look at it."""
+    """Exempts imported and collected objects from garbage collection, since they live as long as the process."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _numbers_drawn_alike() -> None:
-    """What a test draws without a seed does not depend on the tests before it."""
+    """Makes what a test draws without a seed independent of the tests before it."""
     random.seed(0)
     np.random.seed(0)
     if torch := sys.modules.get("torch"):
@@ -85,7 +85,7 @@ def _numbers_drawn_alike() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _disassembler_that_remembers() -> None:
-    """For the tests and the commands that they run."""
+    """Makes the tests and the commands that they run use a caching stand-in for nvdisasm."""
     from kernelproof.ground import places, toolchain
 
     with suppress(toolchain.ToolchainError):
@@ -103,7 +103,7 @@ def _state_of_stores() -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(autouse=True)
 def _stores_of_the_checkout_as_they_were() -> Iterator[None]:
-    """A test that appends to ``results`` or edits ``configs`` has a store and a catalog of its own."""
+    """Fails if a test changes the checkout's ``results`` or ``configs``: tests use their own stores and catalogs."""
     before = _state_of_stores()
     yield
     assert _state_of_stores() == before, "this test, or one that ran beside it, wrote into the checkout"

@@ -1,6 +1,6 @@
-"""``--cpu-times``: a table of the CPU seconds of each test file, children that ended included, in one process or many.
+"""Implements ``--cpu-times``, a table of the CPU seconds of each test file, with those of ended child processes.
 
-CPU seconds are what a change of the tests can be judged by: unlike durations they hardly depend on what else runs.
+CPU seconds show the effect of a change of the tests, since unlike durations they hardly depend on what else runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Counts what a fixture of the whole session takes by the fixture's name, not by the file that comes first."""
+    """Attributes the CPU seconds of a session's fixture to the fixture's name, not to the file that uses it first."""
     before = cpu_seconds()
     value = yield
     if fixturedef.scope == "session":
@@ -52,7 +52,7 @@ def pytest_fixture_setup(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Gives a report the CPU seconds since the one before; a worker process sends them along."""
+    """Stores the CPU seconds since the previous report in a report, which a worker process sends with it."""
     report = yield
     now, set_ups = cpu_seconds(), item.config.stash[SET_UPS]
     own = now - item.config.stash[BEFORE] - set_ups.total()
@@ -63,7 +63,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 class Table:
-    """Sums what reports bring, and prints it below the other results."""
+    """Sums the CPU seconds in reports, and prints them below the other results."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Contenders that are wrong in a way that a lenient check lets pass, each around a right one.
+"""Contenders with faults that a lenient check would miss. Each wraps a right contender.
 
 They are written in torch alone, so that they run on a GPU and on the emulated device.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Adversary:
-    """A contender whose calls do something wrong around those of a right one. ``empty`` allocates."""
+    """Wraps the calls of a right contender with a fault. ``empty`` allocates tensors."""
 
     def __init__(self, right: Contender, empty: Callable[..., torch.Tensor]) -> None:
         self.right, self.empty = right, empty
@@ -37,15 +37,15 @@ class Adversary:
         raise NotImplementedError
 
 
-def beside(operands: Operands, empty: Callable[..., torch.Tensor]) -> Operands:
-    """The same inputs, and another D, whose rows are as far apart."""
+def with_new_d(operands: Operands, empty: Callable[..., torch.Tensor]) -> Operands:
+    """The same inputs, and a new D with the same leading dimension."""
     d = operands.d
     other = empty(d.shape[0] * d.stride(0)).unflatten(0, (d.shape[0], d.stride(0)))[:, : d.shape[1]]
     return Operands(operands.a, operands.b, operands.b_nn, other)
 
 
 class CachesByShape(Adversary):
-    """Computes each size once, then returns that first result."""
+    """Computes each size once, and returns that result in later calls."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -65,7 +65,7 @@ class CachesByShape(Adversary):
 
 
 class CachesByAddress(Adversary):
-    """Computes matrices at the same place once."""
+    """Computes each set of addresses once, and returns that result in later calls."""
 
     def bind(self, operands: Operands) -> Call:
         run, results = self.right.bind(operands), []
@@ -81,7 +81,7 @@ class CachesByAddress(Adversary):
 
 
 class ChangesItsInput(Adversary):
-    """Leaves a right D, and a zero in A."""
+    """Stores a right D, and a zero in A."""
 
     def bind(self, operands: Operands) -> Call:
         run = self.right.bind(operands)
@@ -94,10 +94,10 @@ class ChangesItsInput(Adversary):
 
 
 class WritesPartOfD(Adversary):
-    """Leaves out the last row."""
+    """Does not write the last row of D."""
 
     def bind(self, operands: Operands) -> Call:
-        whole = beside(operands, self.empty)
+        whole = with_new_d(operands, self.empty)
         run = self.right.bind(whole)
 
         def call() -> None:
@@ -108,10 +108,10 @@ class WritesPartOfD(Adversary):
 
 
 class WritesPartOfDUnlessItIsNaN(Adversary):
-    """Leaves finite numbers in the last row as they are."""
+    """Does not write the last row of D if it holds finite numbers."""
 
     def bind(self, operands: Operands) -> Call:
-        whole = beside(operands, self.empty)
+        whole = with_new_d(operands, self.empty)
         run = self.right.bind(whole)
 
         def call() -> None:
@@ -122,8 +122,8 @@ class WritesPartOfDUnlessItIsNaN(Adversary):
         return call
 
 
-class WritesBehindItsRows(Adversary):
-    """Writes one element more than a row has, as a vector store too wide does."""
+class WritesPastItsRows(Adversary):
+    """Writes one element past the end of a row, like a vector store that is too wide."""
 
     def bind(self, operands: Operands) -> Call:
         run, d = self.right.bind(operands), operands.d
@@ -136,8 +136,8 @@ class WritesBehindItsRows(Adversary):
         return call
 
 
-class WritesBehindD(Adversary):
-    """Writes a row more than there is."""
+class WritesPastD(Adversary):
+    """Writes one row past the end of D."""
 
     def bind(self, operands: Operands) -> Call:
         run, d = self.right.bind(operands), operands.d
@@ -151,10 +151,10 @@ class WritesBehindD(Adversary):
 
 
 class SkipsATileWhenLaunchedAgain(Adversary):
-    """Right at the first launch, as one whose counters are not set back."""
+    """Is right at the first launch only, like a kernel whose counters are not reset."""
 
     def bind(self, operands: Operands) -> Call:
-        whole = beside(operands, self.empty)
+        whole = with_new_d(operands, self.empty)
         run, launches = self.right.bind(whole), [0]
 
         def call() -> None:
@@ -168,10 +168,10 @@ class SkipsATileWhenLaunchedAgain(Adversary):
 
 
 class AddsToAStaleWorkspace(Adversary):
-    """Sums into a workspace that was zero once."""
+    """Adds to a workspace that is zero only at the first launch."""
 
     def bind(self, operands: Operands) -> Call:
-        whole = beside(operands, self.empty)
+        whole = with_new_d(operands, self.empty)
         run, workspace = self.right.bind(whole), self.empty(*operands.d.shape).zero_()
 
         def call() -> None:
@@ -183,7 +183,7 @@ class AddsToAStaleWorkspace(Adversary):
 
 
 class AccumulatesInHalf(Adversary):
-    """Sums in fp16, whatever the accumulator."""
+    """Sums in fp16, whatever accumulator the problem asks for."""
 
     def bind(self, operands: Operands) -> Call:
         def call() -> None:
@@ -196,8 +196,8 @@ class AccumulatesInHalf(Adversary):
         return call
 
 
-class ReadsBehindA(Adversary):
-    """Adds nothing, namely zero times what follows A's rows."""
+class ReadsPastItsRows(Adversary):
+    """Reads past the ends of A's rows, and adds zero times what it reads."""
 
     def bind(self, operands: Operands) -> Call:
         run, a = self.right.bind(operands), operands.a
@@ -210,17 +210,17 @@ class ReadsBehindA(Adversary):
         return call
 
 
-# The finding that names each fault. The order of streams has an adversary for each kind of device.
+# The finding that each fault must have. Faults of stream order have an adversary for each kind of device elsewhere.
 FINDINGS: dict[type[Adversary], str] = {
     CachesByShape: "launched again: stale-result: new numbers in A and B gave the earlier D",
     CachesByAddress: "launched again: stale-result: new numbers in A and B gave the earlier D",
     ChangesItsInput: "input-changed: 1 of",
     WritesPartOfD: "unwritten-output: ",
     WritesPartOfDUnlessItIsNaN: "in other memory: wrong-value: ",
-    WritesBehindItsRows: "written-outside: 1 of",
-    WritesBehindD: "written-outside: ",
+    WritesPastItsRows: "written-outside: 1 of",
+    WritesPastD: "written-outside: ",
     SkipsATileWhenLaunchedAgain: "launched again: unwritten-output: ",
     AddsToAStaleWorkspace: "launched again: wrong-value: ",
     AccumulatesInHalf: "wrong-value: ",
-    ReadsBehindA: "wrong-value: ",
+    ReadsPastItsRows: "wrong-value: ",
 }

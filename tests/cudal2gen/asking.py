@@ -1,4 +1,4 @@
-"""What tests of the language model that chooses records share: its problem and records, a clock, and the proposer."""
+"""Shared parts of the tests of the language model that proposes records: a problem, records, a clock, a proposer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def endpoint(server: Server, **options: Any) -> Endpoint:
 
 
 class Clock:
-    """Seconds that a test sets; ``pause`` lets them pass."""
+    """A clock in seconds that a test sets; ``pause`` advances it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -95,7 +95,7 @@ GOOD = json.dumps({"proposals": [{"base": "incumbent", "changes": {"stages": 3},
 
 
 def search_trials(proposer: Any, store: Path) -> list[Trial]:
-    """A whole search in the model environment."""
+    """Runs a search in the model environment and returns its trials."""
     environment = ModelEnvironment(lambda _: incumbent(), seed=5)
     contest = search.Search(candidates(), incumbent())
     settings = search.SearchLimits(evaluations=12, batch=4, prune=None)

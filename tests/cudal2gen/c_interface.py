@@ -1,4 +1,4 @@
-"""The structures and functions of cudal2gen.h for ctypes."""
+"""Declares the structures and functions of cudal2gen.h for ctypes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MATRICES = (_POINTER, _INT) * 3
 
 
 def interface(library: Path) -> ctypes.CDLL:
-    """The library of a pack with the types of its functions."""
+    """Loads the library of a pack and declares the types of its functions."""
     api = ctypes.CDLL(str(library))
     api.cudal2gen_last_error.restype = ctypes.c_char_p
     for name, arguments in {

@@ -1,4 +1,4 @@
-"""A server of the chat-completions protocol on the loopback, which answers as a script says."""
+"""A server of the chat-completions protocol on the loopback, which answers by a script."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is what some tests want."""
+        """Ignores errors, since some tests hang up."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.server.script[min(index, len(self.server.script) - 1)](self)
 
     def log_message(self, *_: Any) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
 def reply(handler: Handler, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
@@ -94,7 +94,7 @@ def says(text: str | list[Any] | None, **extra: Any) -> Step:
 
 
 def proposes(*ideas: tuple[str, dict[str, Any]]) -> Step:
-    """An answer with proposals: bases, and what they change."""
+    """An answer with proposals, each a base record and the fields that it changes."""
     proposals = [
         {"base": base, "changes": changes, "why": f"idea {number}"} for number, (base, changes) in enumerate(ideas, 1)
     ]
@@ -124,7 +124,7 @@ def waits(seconds: float) -> Step:
 
 
 def dribbles(seconds: float) -> Step:
-    """Headers at once, then a byte now and again: no single read ever times out."""
+    """Sends headers at once, then a byte every few moments, so that no single read times out."""
 
     def step(handler: Handler) -> None:
         handler.send_response(200)
@@ -141,7 +141,7 @@ def dribbles(seconds: float) -> Step:
 
 
 def breaks_off(body: bytes) -> Step:
-    """Headers that promise more than this beginning of a body, and the end of the connection."""
+    """Sends headers that announce a longer body than this one, and closes the connection."""
 
     def step(handler: Handler) -> None:
         handler.send_response(200)
@@ -155,12 +155,12 @@ def breaks_off(body: bytes) -> Step:
 
 
 def hangs_up(handler: Handler) -> None:
-    """No byte, and the end of the connection."""
+    """Closes the connection without an answer."""
     handler.close_connection = True
 
 
 def floods(chunks: int = 64) -> Step:
-    """More than anybody wants to read."""
+    """Sends a body that is larger than any client should read."""
 
     def step(handler: Handler) -> None:
         handler.send_response(200)
@@ -175,7 +175,7 @@ def floods(chunks: int = 64) -> Step:
 
 @contextmanager
 def serving(*script: Step, forever: bool = False) -> Iterator[Server]:
-    """Runs a script, a step per request; the last one again and again if ``forever``. Raises the client's faults."""
+    """Runs a script, a step per request, and repeats the last step if ``forever``. Raises faults of the client."""
     server = Server(script, forever)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()

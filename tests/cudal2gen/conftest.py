@@ -1,4 +1,4 @@
-"""Settings of the tests of ``cudal2gen``, and kernels compiled ahead of them."""
+"""Settings of the tests of ``cudal2gen``. It also compiles kernels ahead of the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DISPATCH = "cudal2gen.operators.dispatch"
 
 @pytest.hookimpl(trylast=True)  # after the shared conftest, which opens that file
 def pytest_configure(config: pytest.Config) -> None:
-    """The traceback of a kernel that hangs goes where the user sees it."""
+    """Sends the traceback of a hanging kernel to the user's stderr."""
     gpu.TRACEBACK_FD = config.stash[STDERR]
 
 
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rehearse(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On a stand-in for a card: one case of every test, but for those that only a real card can answer."""
+    """On a stand-in for a card, keeps one case of every test, and skips tests that need a real card."""
     cases: dict[object, int] = {}
     left_out = []
     for item in items:
@@ -95,14 +95,14 @@ def library() -> Path:
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CUDA runtime that launches nothing and remembers what it was asked."""
+    """A CUDA runtime that launches nothing and counts its calls."""
     return idle_runtime.build(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture(autouse=True)
 def _state_as_it_was() -> Iterator[None]:
-    """Recorded tiles are a family while recordings are read; other tests count families. The operators' dispatcher is
-    made by the first call, by the environment of that moment."""
+    """Restores global state after each test: the family of recorded tiles, which exists while recordings are read, and
+    the operators' dispatcher, which the first call makes from the environment."""
     families, before = dict(FAMILIES), _dispatcher()
     yield
     FAMILIES.clear()

@@ -1,4 +1,4 @@
-"""Texts of which one constant differs: of an address, a swizzle, a stage of the ring, a comparison, an argument."""
+"""Makes PTX texts that differ in one constant: of an address, a swizzle, a stage, a comparison or an argument."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from kernelproof.emulator import Mutant
 
-# Instructions with an immediate operand that compute places, stages and predicates; the last number is the immediate.
+# Instructions with an immediate operand that compute addresses, stages and predicates; the last number is the
+# immediate.
 _COMPUTES = re.compile(r"\s*(add|sub|mul|mad|and|or|xor|shl|shr|bfi|setp|selp|mov)\.\S+\s.*?(?<![\w.])(-?\d+);$")
 _ADDRESSES = re.compile(r"\s*(?:@\S+\s+)?(?:ld|st|ldmatrix|cp)\.(?!param)\S+\s.*\[[%\w]+(\+\d+)?\]")
 
 
 def changed_constants(ptx: str) -> Iterator[Mutant]:
-    """One text for each constant, in which it is another one of its kind: an even number stays even."""
+    """One text for each constant, which is replaced by another one of its kind: even numbers remain even."""
     lines = ptx.splitlines()
     for number, line in enumerate(lines, 1):
         if match := _COMPUTES.match(line):

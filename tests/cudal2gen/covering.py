@@ -1,4 +1,5 @@
-"""Small sets of paths: one with every branch of the templates, and a larger one with every value of a field as well.
+"""Chooses small sets of paths: one with every branch of the templates, and a larger one with every value of a field
+too.
 
 ``make test`` executes the first, ``make thorough`` and a GPU's tests the second. golden/covering.txt names both, the
 first up to its empty line; ``make goldens`` renews it, and ``test_validator`` proves that both are complete.
@@ -20,18 +21,18 @@ FILE = Path(__file__).parent / "golden" / "covering.txt"
 BRANCHES, _VALUES = (part.splitlines() for part in FILE.read_text().split("\n\n"))
 COVERING = [*BRANCHES, *_VALUES]
 DATA = ("gpu", "m", "n", "k")  # fields that may have any value
-# Fields of which each combination of values is executed, besides each value of each field.
+# Groups of fields of which each combination of values is executed, in addition to each value of each field.
 COMBINED = (("layout", "acc"), ("layout", "pair", "swap_ab"), ("reduce", "split_k"), ("batch", "gate"))
 
 
 def branches(text: str) -> Iterator[tuple[int, str]]:
-    """Where marks go into a template: after every macro, if, elif and else; an if without else gets one."""
+    """The places and tags of a template that get marks: every macro, if, elif, else and endif."""
     for tag in re.finditer(r"{%-?\s*(macro|if|elif|else|endif)\b[^%]*?(?:%(?!})[^%]*?)*-?%}", text):
         yield tag.start(), tag.group(0)
 
 
 def marked(name: str, text: str) -> tuple[str, list[str]]:
-    """A template that reports which of its branches are taken, and all their names."""
+    """The template with marks that report which of its branches are taken, and the names of all marks."""
     marks: list[str] = []
     out: list[str] = []
     end, has_else = 0, []
@@ -59,7 +60,7 @@ def marked(name: str, text: str) -> tuple[str, list[str]]:
 
 
 def taken(checkout: Path) -> tuple[dict[str, set[str]], list[str]]:
-    """The branches of the templates that each path takes, and all that there are."""
+    """The branches of the templates that each path takes, and all branches."""
     folder = checkout / "templates"
     texts, known = {}, []
     for path in sorted([*folder.glob("*.cu.j2"), *(folder / "macros").glob("*.j2")]):
@@ -94,12 +95,12 @@ def values(record: Record) -> Iterator[Hashable]:
 
 
 def of_family(shown: Mapping[str, set[Any]]) -> dict[str, set[Hashable]]:
-    """What paths have to show in each family in which any path shows it."""
+    """The features of each path, each with the path's family: a set of paths must cover a feature in every family."""
     return {name: {(PATHS[name].family, feature) for feature in features} for name, features in shown.items()}
 
 
 def covering(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> list[str]:
-    """Paths that show all features, with the chosen ones: each time the one that adds most, while one adds any."""
+    """Paths that together with the chosen ones show all features, by the greedy algorithm for set cover."""
     left = set().union(*shown.values()).difference(*(shown[name] for name in chosen))
     out: list[str] = []
     while left:
@@ -109,7 +110,7 @@ def covering(shown: Mapping[str, set[Hashable]], chosen: Iterable[str] = ()) -> 
 
 
 def sets(checkout: Path) -> tuple[list[str], list[str]]:
-    """The paths with every branch, and those that show every value of a field as well when they are added."""
+    """The paths that cover every branch, and further paths that cover every value of a field."""
     branches = taken(checkout)[0]
     first = covering(of_family(branches))
     shown = {name: {*branches[name], *values(record)} for name, record in PATHS.items()}
@@ -117,5 +118,5 @@ def sets(checkout: Path) -> tuple[list[str], list[str]]:
 
 
 def renew(checkout: Path) -> None:
-    """Write the file anew."""
+    """Write ``FILE``."""
     FILE.write_text("\n".join("".join(f"{name}\n" for name in part) for part in sets(checkout)))

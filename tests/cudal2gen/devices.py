@@ -1,4 +1,4 @@
-"""A GPU that is not there: tensors on the CPU, a clock that only its own work moves."""
+"""A stand-in for a GPU: tensors on the CPU, and a clock that only advances by its own work."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ENVIRONMENT = Environment(
 
 
 class FakeDevice:
-    """A ``gpu.MeasuringDevice``. Its clock stands still but for ``spend``, ``sleep`` and ``drift``.
+    """A ``gpu.MeasuringDevice`` whose clock only advances by ``spend`` and ``sleep``.
 
-    ``drift``: by which part the device gets slower with every second of its own time.
+    ``drift``: the share by which the device slows down with every second of its own time.
     """
 
     def __init__(self, drift: float = 0.0, environment: Environment = ENVIRONMENT) -> None:
@@ -42,7 +42,7 @@ class FakeDevice:
         return 7
 
     def empty(self, *shape: int) -> Any:
-        """Aligned as on a GPU."""
+        """A tensor that is aligned as on a GPU."""
         import torch
 
         size = math.prod(shape)
@@ -57,7 +57,7 @@ class FakeDevice:
         return draw(problem, count, torch.Generator().manual_seed(seed), "cpu", products)
 
     def product(self, operands: Operands) -> Any:
-        """What the contenders answer, computed once for all of them."""
+        """The product of operands, computed once for all contenders."""
         key = operands.a.data_ptr()
         if key not in self._products:
             self._products[key] = (operands.a.float() @ operands.b_nn.float()).half()
@@ -95,7 +95,7 @@ class FakeDevice:
 
 
 class FakeProduct:
-    """A contender that takes ``us`` microseconds, give or take ``noise``, and computes with torch."""
+    """A contender that computes with torch and takes ``us`` microseconds with relative noise ``noise``."""
 
     detail = "a fake"
 
@@ -132,7 +132,7 @@ class FakeProduct:
 
 
 class FakeKernel(FakeProduct, KernelContender):
-    """The same in the place of a built kernel. ``copies_us``: what padding costs, None for no padding."""
+    """A ``FakeProduct`` that stands for a built kernel. ``copies_us``: the cost of padding, None for no padding."""
 
     def __init__(
         self, device: FakeDevice, record: Record, us: float, copies_us: float | None = None, **options: Any

@@ -1,7 +1,7 @@
-"""A device of torch tensors in the emulator's memory: real launches, real matrices, no GPU.
+"""A device whose torch tensors are in the emulator's memory: real launches and matrices without a GPU.
 
-What runs on the device's own stream is done at once. What a launch does on another stream shows when the whole device
-is waited for, which a verdict does not do: a legal order, in which a kernel that relies on another one fails.
+Work on the device's own stream is done at once. Work on another stream takes effect when the whole device is
+synchronised, which a verdict does not do. This order is legal, and a kernel that relies on another order fails.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STREAM, OTHER_STREAM = 0xABC0, 0xDEF0
 
 
 class Streams(emulator.Session):
-    """A session in which launches on another stream take effect later."""
+    """A session in which launches on another stream take effect when the device is synchronised."""
 
     def __init__(self, memory: emulator.Memory, device: emulator.Device, options: emulator.Options) -> None:
         super().__init__(emulator.SessionPolicy(device, options), memory)
@@ -55,7 +55,7 @@ def _put(buffer: emulator.Buffer, content: Any) -> None:
 
 
 def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
-    """fp16 memory of the emulator's, filled with NaN, freed with the tensor."""
+    """An fp16 tensor in the emulator's memory, filled with NaN. Its memory is freed with it."""
     import torch
 
     size = int(np.prod(shape))
@@ -69,7 +69,7 @@ def allocate(memory: emulator.Memory, *shape: int) -> torch.Tensor:
 
 
 class EmulatedDevice:
-    """A ``validator.device.VerdictDevice``, to be used in a ``with`` statement. ``rounding``: of its tensor cores."""
+    """A ``validator.device.VerdictDevice`` for a ``with`` statement. ``rounding``: how its tensor cores round."""
 
     model = "emulated"
 
@@ -103,7 +103,7 @@ class EmulatedDevice:
             raise RuntimeError(f"CUDA error: {self.session.errors[0]}")
 
     def synchronize(self) -> None:
-        """Until all streams are done."""
+        """Waits until all streams are done."""
         for step in self.session.later:
             step()
         self.session.later.clear()
@@ -115,7 +115,7 @@ class EmulatedDevice:
     def open(
         self, record: Record, artifact: Artifact, library: Path, stream: Callable[[], int] | None = None
     ) -> KernelContender:
-        """A built kernel on this device, on its stream or another one."""
+        """Opens a built kernel on this device, for its stream or another one."""
         return KernelContender(
             record, artifact.directory, library, stream or self.stream, self.runtime_library, empty=self.empty
         )
@@ -129,14 +129,14 @@ class EmulatedDevice:
 
 
 def card_of(model: str) -> CardFacts:
-    """A model of ``GPUS`` as its driver describes it."""
+    """The facts that the driver of a model of ``GPUS`` reports."""
     chip = GPUS[model]
     return CardFacts.of(f"NVIDIA {chip.title}", chip.capability.number, chip.sms)
 
 
 class OperatorDevice:
-    """A ``devices.LaunchDevice`` on an emulated device: what operators ask of a GPU. ``card``: what it claims to be,
-    or the name of a model in ``GPUS``."""
+    """A ``devices.LaunchDevice`` for operators on an emulated device. ``card``: the facts that it reports, or the name
+    of a model in ``GPUS``."""
 
     def __init__(self, device: EmulatedDevice, card: str | CardFacts) -> None:
         self.device, self.card = device, card_of(card) if isinstance(card, str) else card

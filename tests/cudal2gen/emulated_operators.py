@@ -1,5 +1,6 @@
-"""Fixtures of operators on an emulated device: the pack, ``opened``, is for the card of ``GPU``, and a test's
-module that needs other kernels has its own."""
+"""Fixtures for operators on an emulated device. The pack ``opened`` is for the card ``GPU``; modules that need other
+kernels define their own.
+"""
 
 from __future__ import annotations
 

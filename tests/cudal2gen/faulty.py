@@ -1,4 +1,4 @@
-"""Records whose text has a planted fault; each is a kernel of its own name, so that many are compiled together."""
+"""Records whose text has a planted fault. Each has a name of its own, so that many can be compiled together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudal2gen.kernel.launch import Launch
 
 @dataclass(frozen=True)
 class Faulty:
-    """What the compiler asks of a record. ``before`` stands in the record's text, and ``after`` in the faulty one."""
+    """A record for the compiler in whose text ``before`` is replaced by ``after``."""
 
     record: Record
     before: str
@@ -42,12 +42,12 @@ class Faulty:
         return text.replace(self.before, self.after).replace(self.record.name, self.name)
 
     def built(self) -> Artifact:
-        """The compiled kernel; one of a module's ``BUILT_AHEAD`` was compiled in a batch."""
+        """The compiled kernel. If it is in a module's ``BUILT_AHEAD``, it was compiled in a batch."""
         return build([self])[0]
 
 
 def build(records: Sequence[Record | Faulty]) -> list[Artifact]:
-    """Compiled kernels of records, faulty ones among them."""
+    """Compiles kernels of records, of which some may be faulty."""
     with mock.patch.object(compiler, "render", _text):
         return compiler.build(records)  # type: ignore[arg-type]
 

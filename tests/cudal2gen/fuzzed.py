@@ -1,4 +1,4 @@
-"""Draws of what a user may type or a file may hold, and the promise that every program keeps about them."""
+"""Draws arguments and contents of files, and checks that every program answers them with a documented exit code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kernelproof.ground.errors import UserError
 from tests.draws import THOROUGH
 
 EXIT_CODES = {0, 1, 2, 3}
-# Of this process's time, for an example that takes milliseconds, and of the clock's, for one that waits: what takes
-# longer hangs. How busy the machine is must not matter.
+# Limits in processor seconds of this process, for examples that take milliseconds, and in seconds of the clock, for
+# those that wait. They are large, so that a busy machine does not matter.
 SECONDS, CLOCK_SECONDS = 120, 1800
 COMMAND = typer.main.get_command(cli.app)
 
@@ -43,7 +43,7 @@ DEEP = st.sampled_from([f"{'[' * depth}{']' * depth}" for depth in (200, 900, 50
 
 
 def examples(quick: int, thorough: int = 10_000) -> Callable[[Any], Any]:
-    """So many examples in ``make test``, and in ``make thorough``."""
+    """Settings with ``quick`` examples in ``make test``, and ``thorough`` ones in ``make thorough``."""
     return settings(max_examples=thorough if THOROUGH else quick, deadline=None)
 
 
@@ -71,7 +71,7 @@ def mutated(draw: st.DrawFn, lines: list[str]) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """The bytes as they are, cut off, with a bit flipped, a key repeated, or something put in between."""
+    """The bytes unchanged, cut off, with a bit flipped, a key repeated, or something inserted."""
     how = draw(st.sampled_from(["whole", "whole", "whole", "cut", "flip", "insert", "repeat"]))
     at = draw(st.integers(0, max(0, len(content) - 1)))
     if how == "cut":
@@ -93,7 +93,7 @@ ANYTHING = st.one_of(VALUES.map(lambda value: json.dumps(value).encode()), DEEP.
 
 @contextlib.contextmanager
 def limited(seconds: float = SECONDS, clock_seconds: float = CLOCK_SECONDS) -> Iterator[None]:
-    """Fails what takes longer, by this process's time or by the clock."""
+    """Fails if the block takes longer, in processor seconds of this process or by the clock."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         limit = f"{seconds} s of this process" if number == signal.SIGPROF else f"{clock_seconds} s"
@@ -122,7 +122,7 @@ class Outcome(NamedTuple):
 
 
 def run(*arguments: str) -> Outcome:
-    """Runs a command line in this process; anything but an exit is a defect, and passes through."""
+    """Runs a command line in this process. Exceptions other than SystemExit are defects, and are raised."""
     out, err = io.StringIO(), io.StringIO()
     environment = dict(os.environ)
     code: object = None
@@ -139,7 +139,7 @@ def run(*arguments: str) -> Outcome:
 
 
 def check_outcome(outcome: Outcome) -> None:
-    """The promise: a documented exit code, and of an error at least one line, each short."""
+    """Checks that the exit code is a documented one, and that an error has at least one line, and only short ones."""
     code, _, err = outcome
     assert code in EXIT_CODES, outcome
     lines = err.split("\n")
@@ -150,7 +150,7 @@ def check_outcome(outcome: Outcome) -> None:
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """The error that a user can mend, empty where there is none; printed, it is one short line."""
+    """The text of the user error that an action raises, "" if it raises none. It must be one short line."""
     with limited():
         try:
             action()

@@ -1,4 +1,4 @@
-"""Calls the C interface of a pack with drawn arguments, good ones and bad ones, on a runtime on which nothing runs.
+"""Calls the C interface of a pack with drawn arguments, right and wrong ones, on a runtime that launches nothing.
 
     python -m tests.cudal2gen.fuzzed_c LIBRARY PACK RUNTIME COUNT SEED
 
@@ -55,7 +55,7 @@ class Fuzzer:
         sizes = {name: self.rarely(self.one_of(*SIZES), usual) for name, usual in (("m", 64), ("n", 64), ("k", 128))}
         bad = self.random.random() < 0.1
         enums = {name: self.one_of(*range(last), *((-1, last, 99) if bad else ())) for name, last in RANGES.items()}
-        if self.random.random() < 0.6:  # of kernels that the pack has
+        if self.random.random() < 0.6:  # sizes of kernels that the pack has
             enums |= {"acc": 1, "layout": 0, "ab": 0, "d": 0, "prefer": 1}
         fusion = Fusion(bias=self.one_of(0, 1), activation=self.one_of(0, 1))
         if self.random.random() < 0.4:
@@ -168,7 +168,7 @@ class Fuzzer:
         return OK
 
     def _agrees(self, code: int, null: bool, problem: Problem | None, matrices: list[Any] | None = None) -> None:
-        """Whether cudal2gen.h allows the code; ``null``: an argument is missing or out of range."""
+        """Checks that cudal2gen.h allows the code. ``null``: whether an argument is missing or out of range."""
         words = self.api.cudal2gen_last_error()
         assert (code == OK) == (words == b""), (code, words)
         if null or problem is None or self._wrong(problem):

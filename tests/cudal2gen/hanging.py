@@ -12,7 +12,7 @@ from cudal2gen.tuner.environment import trial_of
 
 
 class Hanging:
-    """Two stages hang, three end the process, others answer."""
+    """Records with two stages hang, those with three end the process, and others get a trial."""
 
     name, on = "model", "a script"
 

@@ -1,4 +1,4 @@
-"""A device of torch's CPU tensors on which nothing runs, and a pack for it: what a call costs, and what C++ is told."""
+"""A device of CPU tensors that runs no kernel, and a pack for it, to test the host's part of a call."""
 
 from __future__ import annotations
 

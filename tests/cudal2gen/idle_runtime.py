@@ -1,8 +1,8 @@
-"""A CUDA runtime on which everything succeeds and nothing runs, for tests of what the launcher itself refuses and asks.
+"""A CUDA runtime that launches nothing and reports success, to test what the launcher itself refuses and calls.
 
-A stream is captured where ``capture`` says so: the next launch then depends on nodes of these types. Events read a
-clock that launches advance (``cost``). A driver that refuses launches which both cooperate and overlap is one whose
-``refuse_both`` was called.
+``capture`` sets that a stream is captured, and the types of the nodes on which the next launch depends. Events read a
+clock that launches advance (``cost``). After ``refuse_both`` the driver refuses launches that both cooperate and
+overlap.
 """
 
 from __future__ import annotations
@@ -123,19 +123,19 @@ def build(folder: Path, *defined: str) -> Path:
 
 
 def hide_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if this process had loaded no library, such as torch's own runtime."""
+    """Makes it appear that this process has loaded no library, such as torch's own runtime."""
     real = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda self, *a, **k: "" if self.name == "maps" else real(self, *a, **k))
 
 
 def versions(library: Path, runtime: int = 13000, driver: int = 13000) -> None:
-    """What the runtime says of itself and of the driver, as CUDA spells versions: 12080 for 12.8."""
+    """Sets the versions that the runtime reports of itself and of the driver, in CUDA's form: 12080 for 12.8."""
     own = (ctypes.c_int * 2).in_dll(ctypes.CDLL(str(library)), "idle_versions")
     own[0], own[1] = runtime, driver
 
 
 def capture(library: Path, nodes: Sequence[int] | None, number: int = 1) -> None:
-    """Captures streams behind nodes of these types, by the capture of this number; None ends it."""
+    """Makes streams captured by the capture of this number, after nodes of these types; None ends the capture."""
     opened = ctypes.CDLL(str(library))
     ctypes.c_int.in_dll(opened, "idle_captures").value = 0 if nodes is None else number
     ctypes.c_size_t.in_dll(opened, "idle_count").value = len(nodes or ())
@@ -143,7 +143,7 @@ def capture(library: Path, nodes: Sequence[int] | None, number: int = 1) -> None
 
 
 def overlaps(library: Path) -> bool:
-    """Whether the last launch was allowed to overlap with the kernel before it."""
+    """Whether the last launch was allowed to overlap with the previous kernel."""
     return bool(_number(library, "idle_overlaps"))
 
 
@@ -153,17 +153,17 @@ def cooperates(library: Path) -> bool:
 
 
 def memsets(library: Path) -> int:
-    """How many memsets there were."""
+    """The number of memsets so far."""
     return _number(library, "idle_memsets")
 
 
 def launches(library: Path) -> int:
-    """How many launches there were, refused ones among them."""
+    """The number of launches so far, with the refused ones."""
     return _number(library, "idle_launches")
 
 
 def refuse_both(library: Path, refuses: bool) -> None:
-    """From now on the driver refuses launches that cooperate and overlap, or takes them again."""
+    """Sets whether the driver refuses launches that both cooperate and overlap."""
     ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "idle_refuses_both").value = refuses
 
 
@@ -172,7 +172,7 @@ def _number(library: Path, name: str) -> int:
 
 
 def cost(library: Path, *microseconds: float) -> None:
-    """How long launches take, of kernels by the order in which they were opened."""
+    """Sets how long launches take, for kernels in the order in which they were opened."""
     opened = ctypes.CDLL(str(library))
     costs = (ctypes.c_longlong * 16).in_dll(opened, "idle_costs")
     first = ctypes.c_size_t.in_dll(opened, "idle_kernels").value + 1
@@ -186,5 +186,5 @@ def spend(library: Path, microseconds: float) -> None:
 
 
 def cleared(library: Path) -> int:
-    """Bytes that were filled with zeros, row by row."""
+    """The number of bytes that cudaMemset2DAsync has filled with zeros."""
     return ctypes.c_size_t.in_dll(ctypes.CDLL(str(library)), "idle_cleared").value

@@ -1,4 +1,4 @@
-"""Synthetic measurements: deterministic, of known speedups and noise. Nothing here was ever timed."""
+"""Makes synthetic measurements with known speedups and noise. They are deterministic, and nothing was timed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUIET = Conditions(sm_mhz=(1965, 1980), memory_mhz=(3201,), power_w=(310.0, 655.
 
 
 def shapes(count: int) -> list[tuple[int, int, int]]:
-    """So many of the grid's thousand, spread evenly."""
+    """``count`` of the grid's thousand shapes, spread evenly."""
     grid = [(m, n, k) for m in GRID for n in GRID for k in GRID]
     return [grid[i * len(grid) // count] for i in range(count)]
 
@@ -74,7 +74,8 @@ def noisy(
     record: str | None = None,
     **overrides: Any,
 ) -> Measurement:
-    """All contenders of one problem: shared drift, 1 % noise each, baselines slower or faster by up to a third."""
+    """Timings of all contenders of a problem: common drift, 1 % noise each, baselines slower or faster by up to a
+    third."""
     base = plausible_us(mnk) * np.exp(random.normal(0, 0.02, samples))
 
     def series(factor: float) -> list[float]:
@@ -93,7 +94,8 @@ def campaign(
     seed: int = 0,
     **options: Any,
 ) -> Measurements:
-    """Device cold and hot, offline and server, over so many shapes; the largest count as exceeding the L2."""
+    """Measurements of ``count`` shapes by all protocols: device with cold and hot L2, offline and server. The operands
+    of the largest shapes count as exceeding the L2."""
     random = np.random.default_rng(seed)
     protocols: tuple[dict[str, Any], ...] = (
         {"protocol": "device", "l2": "cold"},
@@ -114,6 +116,6 @@ def campaign(
 
 
 def write(measurements: Measurements, path: Path) -> Path:
-    """As the store keeps it: environments first."""
+    """Writes measurements in the store's form, environments first."""
     results.append([*measurements.environments.values(), *measurements.measurements], path)
     return path

@@ -1,4 +1,5 @@
-"""Mutants of built kernels: which of them the validator notices, and which of the others cannot be noticed."""
+"""Mutates built kernels, finds the mutants that the validator does not notice, and explains those that are
+equivalent."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from cudal2gen.validator import emulated
 from cudal2gen.validator.problems import thorough_shape
 from kernelproof.emulator import ARITHMETIC, Mutant, mutants
 
-# Remarks that no kernel of ours has: it neither exits in the middle of a phase nor leaves out a fence of tcgen05.
+# Remarks that none of our kernels has: they neither exit in the middle of a phase nor leave out a fence of tcgen05.
 NOTICED = ("lint", "benign, tcgen05-fence")
 HOPPER = (Sm90Wgmma, Sm100Tcgen05, Sm120Mma)
-LOOP_ROOM = 1000  # in place of ten thousand: a mutant that never ends takes a second or less
+LOOP_ROOM = 1000  # instead of ten thousand, so that an endless mutant takes a second or less
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
 ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|tcgen05|griddep|bar\.|mapa")
@@ -32,7 +33,7 @@ ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
-# Faults of a rendered text, of groups, gated pairs and an A (k,m), each in the spellings of families: before, after.
+# Faults of a rendered text with groups, gated pairs or an A (k,m): before and after, for each family that differs.
 TEXT_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "a group begins a row late": (("gemm.m) : 0;", "gemm.m) + 1 : 0;"),),
     "groups are counted off by one": (("ends + group - 1", "ends + group"),),
@@ -74,7 +75,7 @@ class TextFault(NamedTuple):
 
 
 def text_faults(text: str) -> list[TextFault]:
-    """Those of ``TEXT_FAULTS`` that a rendered text can have."""
+    """The faults of ``TEXT_FAULTS`` whose ``before`` is in a rendered text."""
     return [
         TextFault(fault, before, after)
         for fault, spellings in TEXT_FAULTS.items()
@@ -90,10 +91,11 @@ NO_MEMORY = "what changed places with the barrier or fence touches no memory"
 
 
 def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
-    """The mutants of a kernel that are worth executing: of kernels with mbarriers, of what is asynchronous only; beside
-    these those of arithmetic where it differs from that of one plain product of fp16.
+    """The mutants of a kernel that are worth executing.
 
-    A copy without a predicate that is always true is no fault, nor is a barrier behind the arithmetic that followed it.
+    For kernels with mbarriers these are only mutants of asynchronous instructions. Mutants of arithmetic are added if
+    it differs from that of one plain product of fp16. Removing a copy's predicate that is always true is no fault, nor
+    is moving a barrier after the arithmetic that follows it.
     """
     hopper = isinstance(record, HOPPER)
     return [
@@ -106,8 +108,8 @@ def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
 
 
 def _is_harmless(record: catalog.Record, mutant: Mutant) -> bool:
-    """Whether a change of an argument or a quotient is none of a result: tensor maps hold what Hopper kernels do not
-    read from arguments, and a share of sums that begins too early repeats what another CTA stores."""
+    """Whether a change of an argument or a quotient changes no result: tensor maps hold what Hopper kernels do not read
+    from arguments, and a share of sums that begins too early only repeats what another CTA stores."""
     if not isinstance(record, HOPPER):
         return False
     return mutant.kind == "nudge" or (mutant.kind == "first" and " div" in mutant.name and not record.batched)
@@ -152,8 +154,8 @@ def survivors(
 
 
 def _runs(record: catalog.Record, thorough: bool) -> list[dict[str, Any]]:
-    """How a problem is executed: inputs, and whether hazards and an adverse order are looked at. As in a verdict, what
-    is not summed exactly needs more kinds of inputs, on the thorough problem only."""
+    """The options of a problem's executions: inputs, and whether hazards and an adverse order are checked. As in a
+    verdict, inexact sums need more kinds of inputs, on the thorough problem only."""
     runs: list[dict[str, Any]] = [{"inputs": "binary"}, {"inputs": "integers", "hazards": False}]
     if isinstance(record, HOPPER):
         runs = [{"inputs": "binary"}, {"inputs": "binary", "adverse": True}]
@@ -171,7 +173,7 @@ def _passes(
 
 
 def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
-    """Why a mutant behaves as the kernel does on all that the launcher lets through; None where no proof is known."""
+    """Why a mutant behaves like the kernel for all arguments that the launcher accepts; None if no reason is known."""
     lines = [line.strip() for line in ptx.splitlines()]
     at = mutant.line - 1
     if mutant.kind == "nudge":
@@ -187,7 +189,7 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "the barrier orders the initialisation, and every thread executes the fence before it goes on"
     if mutant.kind == "swap" and "fence.proxy.async" in lines[at] and following[0].startswith("bar.warp.sync"):
         return "the thread that copies executes the fence behind the warp's barrier, between all writes and its copy"
-    if mutant.kind in ("swap", "drop") and _first_barrier_behind_single(record, lines, at):
+    if mutant.kind in ("swap", "drop") and _is_first_barrier_after_loop(record, lines, at):
         return "the loop's last barrier is behind all reads of the last k-tile; later ones are of fragments beyond k"
     if mutant.kind in ("skip", "once") and _more_waits_follow(following):
         return "warps hand stages back in order: when the last one is back, so are those before"
@@ -226,7 +228,7 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
 
 
 def _alignment_only(lines: list[str], at: int) -> str | None:
-    """Why an argument may be larger: its low bits alone count, for the path of vectors or that of elements."""
+    """Why an argument may be larger: only its low bits matter, which choose between vectors and single elements."""
     registers, uses = [lines[at].split(",")[0].split()[-1]], list[str]()
     while registers:
         register = re.escape(registers.pop())
@@ -240,8 +242,8 @@ def _alignment_only(lines: list[str], at: int) -> str | None:
 
 
 def _only_counters(lines: list[str], at: int) -> str | None:
-    """Why an argument may be larger: every CTA counts in the counter beside its tile's, which is zero as well, and is
-    returned to zero alike."""
+    """Why an argument may be larger: every CTA uses the counter next to its tile's, which also is zero, and is also
+    returned to zero."""
     registers, reached = [lines[at].split(",")[0].split()[-1]], set[str]()
     while registers:
         register = registers.pop()
@@ -256,7 +258,7 @@ def _only_counters(lines: list[str], at: int) -> str | None:
 
 
 def _of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
-    """Why a mutant of arithmetic makes no difference: it concerns a zero."""
+    """Why a mutant of arithmetic makes no difference: an operand is zero."""
     source = lines[at].rstrip("}").rstrip(" ;").split(",")[-1].strip()
     while source.startswith("%") and (
         moved := re.match(r"mov\.\w+\s+\S+, (\S+);", _definition(lines, lines[at], source))
@@ -271,7 +273,7 @@ def _of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
 
 
 def _of_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list[str]) -> str | None:
-    """Why a mutant of tcgen05, or of what ends such a kernel, behaves as the kernel does."""
+    """Why a mutant of a tcgen05 instruction, or of the end of such a kernel, behaves like the kernel."""
     adds = ACTIVE.match(lines[at - 1])
     if mutant.kind == "keep" and adds and re.search(r", 1;$", _definition(lines, lines[at - 1], adds.group(1))):
         return ALWAYS_TRUE[0]
@@ -302,7 +304,7 @@ def _of_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list
 
 
 def _of_claims(record: Sm100Tcgen05, mutant: Mutant, lines: list[str], at: int) -> str | None:
-    """Why a mutant of what hands tiles to the CTAs of a cluster behaves as the kernel does."""
+    """Why a mutant of the code that hands tiles to the CTAs of a cluster behaves like the kernel."""
     waits, arrives = "try_wait" in lines[at], "mbarrier.arrive" in lines[at]
     if mutant.kind in ("skip", "once") and _last_word(lines, at, r"\[(%r\d+)\]") == str(record.smem_bytes - 16):
         return "it throttles claims and orders no accesses: test_claims.py shows how many tiles a cluster holds"
@@ -322,14 +324,14 @@ def _of_claims(record: Sm100Tcgen05, mutant: Mutant, lines: list[str], at: int) 
 
 
 def _last_word(lines: list[str], at: int, register: str) -> str:
-    """The last operand of what defines a register that a line names; empty where it names none."""
+    """The last operand of the instruction that defines a register in a line; "" if the line has no register."""
     named = re.search(register, lines[at])
     return _definition(lines, lines[at], named[1]).rstrip(";").split(" ")[-1] if named else ""
 
 
 def _is_first_cta(record: Sm100Tcgen05, lines: list[str], at: int) -> bool:
-    """Whether a line is of the one thread that claims, or of that which multiplies for all CTAs of a cluster: what
-    stands between two elections."""
+    """Whether a line is executed by the thread that claims, or by the one that multiplies for all CTAs of a cluster:
+    such a line stands between two elections."""
     elections = [-1, *(i for i, line in enumerate(lines) if line.startswith("elect.sync")), len(lines)]
     first = max(i for i in elections if i <= at)
     role = "\n".join(lines[first : min(i for i in elections if i > at)])
@@ -339,25 +341,26 @@ def _is_first_cta(record: Sm100Tcgen05, lines: list[str], at: int) -> bool:
 
 
 def _loop_end(lines: list[str], at: int) -> int:
-    """The branch back of the loop that a try_wait is in."""
+    """The index of the backward branch of the loop that contains a try_wait."""
     return next(i for i in range(at, len(lines)) if re.match(r"@!?%p\d+\s+bra", lines[i]))
 
 
 def _only_the_end(path: list[str]) -> bool:
-    """Whether tensor memory is given back, behind barriers, and nothing else follows."""
+    """Whether only barriers and the deallocation of tensor memory follow."""
     rest = [line for line in path if ASYNCHRONOUS.search(line)]
     return bool(rest) and all(re.match(r"bar\.|barrier\.cluster|tcgen05\.(fence|dealloc)", line) for line in rest)
 
 
-def _first_barrier_behind_single(record: catalog.Record, lines: list[str], at: int) -> bool:
-    """Whether a line is the first barrier behind the main loop, where each k-block's fragments are read one earlier."""
+def _is_first_barrier_after_loop(record: catalog.Record, lines: list[str], at: int) -> bool:
+    """Whether a line is the first barrier after the main loop of a kernel that reads each k-block's fragments one block
+    ahead."""
     last = max((i for i in range(at) if lines[i].startswith("mma.sync")), default=at)
     single = isinstance(record, Sm80Multistage) and record.prefetch.kind == "single"
     return single and last < at and [i for i in range(last, at + 1) if lines[i].startswith("bar.sync")] == [at]
 
 
 def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str | None:
-    """Why a mutant of what follows the last wgmma, or ends a warp of the producer, behaves as the kernel does."""
+    """Why a mutant of the code after the last wgmma, or at the end of a producer's warp, behaves like the kernel."""
     before = [line for line in lines[:at] if line and not line.startswith((".loc", "//"))]
     rest = _path(lines, at + 1)
     if lines[at].startswith("bar.warp.sync") and before[-1].endswith(":") and rest[0].startswith("barrier.cluster"):
@@ -383,7 +386,7 @@ def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str
 
 
 def _path(lines: list[str], at: int) -> list[str]:
-    """The statements from a line on that follow without a choice; branches that are always taken are left out."""
+    """The statements from a line on up to the next conditional branch, without unconditional branches."""
     path: list[str] = []
     while at < len(lines):
         line = lines[at]
@@ -402,7 +405,7 @@ def _only_barriers(path: list[str]) -> bool:
 
 
 def _more_waits_follow(following: list[str]) -> bool:
-    """Whether, behind a wait, only other waits come until the thread leaves: the producer's drain."""
+    """Whether only other waits follow a wait until the thread exits, as in the producer's drain."""
     rest = list(takewhile(lambda line: not re.match(r"ret;|exit;|bra", line), following))
     later = [line for line in rest if ASYNCHRONOUS.search(line)]
     return bool(later) and all("try_wait" in line for line in later)
@@ -418,7 +421,7 @@ def _comparison(lines: list[str], at: int) -> str:
 
 
 def _definition(lines: list[str], before: str, register: str) -> str:
-    """The instruction that gives a register the value it has where the line ``before`` stands."""
+    """The instruction that defines the value of a register at the line ``before``."""
     for line in reversed(lines[: lines.index(before)]):
         if re.match(rf"\S+\s+{re.escape(register)},", line):
             return line
@@ -436,7 +439,7 @@ def _operand_is(lines: list[str], compared: str, special: str) -> bool:
 
 
 def _skipped(lines: list[str], at: int) -> list[str]:
-    """What the branch that depends on this line jumps over."""
+    """The lines that the branch which depends on this line skips."""
     predicate = re.match(r"(?:@!?|setp\S+\s+)(%p\d+)", lines[at])
     if predicate is None:
         return []
@@ -457,7 +460,7 @@ def _switched(lines: list[str], at: int) -> list[str]:
 
 
 def _unguarded_copy(record: catalog.Record, lines: list[str], at: int, active: str) -> str | None:
-    """Why a copy does the same without its predicate, which is whether register ``active`` is not zero."""
+    """Why a copy does the same without its predicate, which says that register ``active`` is not zero."""
     value = _definition(lines, lines[at - 1], active)
     if re.match(r"mov\.u32\s+%r\d+, 1;", value):
         return ALWAYS_TRUE[0]
@@ -475,9 +478,10 @@ def _unguarded_copy(record: catalog.Record, lines: list[str], at: int, active: s
 
 
 def _rows_follow(record: Sm80Multistage, lines: list[str], at: int) -> bool:
-    """Whether a copy is not of its tile's last rows, which alone read beyond the matrix: copies go row by row, A first.
+    """Whether a copy is not that of its tile's last rows. Only the last rows read beyond the matrix, since copies go
+    row by row, A first.
 
-    Rows of B in layout nn lie along k, so those of a k-tile that does not exist are all beyond the matrix.
+    Rows of B in layout nn lie along k, so all rows of a k-tile that does not exist are beyond the matrix.
     """
     rows = [ceil_div(tile, record.threads // cols) for tile, cols in _copied(record)]
     across = [record.bk // record.element.vector // cols for _, cols in _copied(record)]
@@ -496,7 +500,7 @@ def _copied(record: Sm80Multistage) -> list[tuple[int, int]]:
 
 
 def _leads_to_elements(lines: list[str], at: int) -> bool:
-    """Whether the line decides between a vector store and the stores of single elements behind it."""
+    """Whether the line decides between a vector store and stores of single elements."""
     predicate = re.match(r"(?:@!?|setp\S+\s+)(%p\d+)", lines[at])
     if predicate is None:
         return False

@@ -1,4 +1,4 @@
-"""Every kernel that the tests on a GPU ask for, to be compiled before a day on one."""
+"""Lists every kernel that the tests on a GPU use, so that they are compiled before a day on one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = "h200"  # the card that is borrowed
 
 
 def kernels() -> list[Record]:
-    """Each legal one once."""
+    """The legal kernels, each once."""
     changes = [{}, {"acc": "f32"}, LONGER, *LARGE, *(case[0] for case in REFUSED)]
     rounded = [revise(PATHS[name], acc=acc) for name, acc in product(ROUNDED, ("f16", "f32"))]
     records: dict[str, Record] = {}
@@ -33,7 +33,7 @@ SAMPLED, SERVED, SERVED_NN = 200, 24, 4
 
 
 def sampled() -> list[tuple[int, int, int]]:
-    """Off the grid: few rows, some of them odd, of real layers."""
+    """Sizes off the catalog's grid: few rows, some of them odd, and weights of real layers."""
     rng = random.Random(0)
     return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
 

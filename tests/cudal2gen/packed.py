@@ -1,4 +1,4 @@
-"""Packs of small kernels, and measurements that nobody took, for tests of packs and operators."""
+"""Makes packs of small kernels with invented measurements, for tests of packs and operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kernelproof.ground import toolchain
 from tests.cudal2gen.paths import small
 
 NOTHING = Measurements({}, [])
-# On tiles of 32x32x64: any shape; whole tiles only, so others are padded; B stored (k,n); a split of k; fp16 sums.
+# Records with tiles of 32x32x64: for any shape; for whole tiles, so others are padded; for B (k,n); with split k; with
+# fp16 sums.
 RECORDS: dict[str, Record] = {
     "predicated": small(acc="f32", padding="predicate", m=64, n=64, k=128),
     "whole": small(acc="f32", m=96, n=96, k=64),
@@ -27,7 +28,7 @@ RECORDS: dict[str, Record] = {
 
 
 def row(record: Record, number: int, low: float, us: float = 100.0, products: int = 1) -> Row:
-    """As if the kernel had been measured so many times faster than torch.matmul."""
+    """A measurement by which the kernel is ``low`` times as fast as torch.matmul."""
     speedup = (low + 0.01, low, low + 0.02)
     sizes = (record.m, record.n, record.k)
     state = "cold L2, torch.matmul"
@@ -36,7 +37,7 @@ def row(record: Record, number: int, low: float, us: float = 100.0, products: in
 
 
 def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandwidth: float = 1e9) -> Table:
-    """A table of built kernels; ``lows``: the speedup of a record by its number."""
+    """A table of built kernels. ``lows``: the speedups of measured records by their numbers."""
     digests = {record.name: artifact.digest for record, artifact in zip(records, compiler.build(records), strict=True)}
     table = tabulate(records[0].gpu, records, NOTHING, lambda record: digests[record.name])
     return replace(table, rows=[row(records[i], i, low) for i, low in (lows or {}).items()], bandwidth=bandwidth)

@@ -1,4 +1,4 @@
-"""Records that together take every path through the templates; other tests execute them and mutate their PTX."""
+"""Lists records that together take every path through the templates. Other tests execute them and mutate their PTX."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cudal2gen.strategies import (
     wgmma,
 )
 
-# Small tiles execute fast; two warps, so that barriers matter.
+# Small tiles execute fast. There are two warps, so that barriers matter.
 SMALL: dict[str, Any] = {
     "bm": 32,
     "bn": 32,
@@ -37,7 +37,7 @@ def small(**changes: Any) -> Sm80Multistage:
     return multistage(**(SMALL | changes))
 
 
-# One consumer warpgroup and a narrow tile; a problem of several tiles, ragged everywhere.
+# One consumer warpgroup with a narrow tile, and a problem of several tiles, none of which divides a size.
 RING: dict[str, Any] = {
     "bm": 64,
     "bn": 32,
@@ -90,7 +90,7 @@ def once(**changes: Any) -> Sm90Small:
     return single_shot(**(ONCE | changes))
 
 
-# Every width of the instruction, by turns with both accumulators and layouts.
+# Every width of the instruction, with alternating accumulators and layouts.
 WIDTHS: dict[str, Record] = {
     f"wgmma n{n}": ring(
         acc="f16" if n // 16 % 2 or n > 208 else "f32",
@@ -108,7 +108,7 @@ FULL_OUT: dict[str, Any] = {"acc": "f32", "d": "f32"}
 BOTH = HALF_IN | FULL_OUT
 RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
 
-# What the templates do with types: every macro that stores, converts or multiplies, in every family.
+# All types: every macro that stores, converts or multiplies, in every family.
 TYPED: dict[str, Record] = {
     "multistage bf16": small(**HALF_IN),
     "multistage bf16 nn ragged": small(**HALF_IN, layout="nn", **RAGGED, **STRAIGHT),
@@ -137,7 +137,7 @@ TYPED: dict[str, Record] = {
     "once d of f16 nn, any n": once(**FULL_OUT, layout="nn", n=56),
 }
 
-# Pairs of columns, in every way in which the templates store or sum; D is half as wide.
+# Gated pairs of columns, with every way in which the templates store or sum; D is half as wide.
 WIDE: dict[str, Any] = {"bn": 64}
 NARROW: dict[str, Any] = {"n": 144}
 GATED: dict[str, Record] = {
@@ -223,7 +223,7 @@ FUSED: dict[str, Record] = {
     **WITH_AUX,
 }
 
-# What the templates do with a batch.
+# Batches and groups, in every family.
 BATCHED: dict[str, Record] = {
     "batched zsplit split": small(batch="strided", raster="zsplit", swizzle_stride=32, split_k=3, acc="f32"),
     "batched wgmma": ring(batch="strided"),
@@ -295,7 +295,7 @@ TENSORS: dict[str, Record] = {
     "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE, **NARROW),
 }
 
-# mma.sync from the ring: both layouts and accumulators, every width of a box, turns, sums, stores.
+# mma.sync from the ring: both layouts and accumulators, every width of a box, pingpong, sums, stores.
 WARPED: dict[str, Record] = {
     "warps": warps(),
     "warps nn": warps(layout="nn", bn=64, raster_axis="n", hint_a="first", hint_b="last", pdl=True),
@@ -329,8 +329,8 @@ WARPED: dict[str, Record] = {
     "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **NARROW),
 }
 
-# A stored (k,m): every family that takes it, each operand on both sides of the instruction, ragged tiles, shared boxes,
-# several instructions side by side, slices and compiled-in rows.
+# A stored (k,m), in every family that supports it: each operand on both sides of the instruction, ragged tiles, shared
+# boxes, several instructions along the columns, slices, and a compiled-in row length.
 TRANSPOSED: dict[str, Record] = {
     "nt": small(layout="nt"),
     "nt odd width": small(layout="nt", bm=96, m=96, acc="f32", **STAGED_16),
@@ -465,7 +465,7 @@ PATHS: dict[str, Record] = {
     "wgmma workspace 2x1": ring(**TWO, split_k=2, reduce="workspace", cluster=[2, 1]),
     "wgmma workspace swapped nn": ring(**SWAPPED, split_k=5, reduce="workspace", layout="nn", acc="f16"),
     "wgmma workspace, seventeen slices": ring(split_k=17, reduce="workspace", k=1160),
-    # Odd numbers of tiles: the emulator has two clusters.
+    # Odd numbers of tiles, since the emulator has two clusters.
     "wgmma stream": ring(stream_k=True, m=150),
     "wgmma stream 2x1 nn": ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn", m=150),
     "wgmma stream, any n": ring(stream_k=True, epilogue="direct", m=150, n=133, bk=128, stages=2),

@@ -1,4 +1,4 @@
-"""A clock whose times the tests state, and processes on an emulated device that measure by it."""
+"""A clock on which tests set the times of kernels, and processes on an emulated device that measure with it."""
 
 from __future__ import annotations
 
@@ -42,18 +42,20 @@ SIZES = (30, 24, 64)
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of results of a test's own."""
+    """A test's own folder of results."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
     return tmp_path
 
 
 def own(warned: Iterable[WarningMessage]) -> list[str]:
-    """The texts of the library's warnings: what other tests left behind may warn while it is collected."""
+    """The texts of the library's warnings. Others are left out: objects of other tests may warn when they are
+    collected."""
     return [text for warning in warned if (text := str(warning.message)).startswith("cudal2gen: ")]
 
 
 class Clock:
-    """A meter: a call takes the time of the kernel that it launches, by its record's name, or of torch."""
+    """A meter by which a call takes the time that is set for the record of the kernel that it launches, or for
+    torch."""
 
     def __init__(self, device: EmulatedDevice, times_us: Mapping[str, float], torch_us: float) -> None:
         self.device, self.times_us, self.torch_us = device, times_us, torch_us
@@ -96,7 +98,7 @@ class Timed(OperatorDevice):
 
 @contextmanager
 def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
-    """A process's dispatcher."""
+    """The dispatcher of a simulated process."""
     with dispatch.replaced(dispatch.Dispatcher([opened], device, mode=mode)) as dispatcher:
         yield dispatcher
 

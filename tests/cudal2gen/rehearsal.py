@@ -1,4 +1,4 @@
-"""A card that is not there, for rehearsals: kernels are executed in the emulator, time is a stand-in clock's.
+"""A stand-in for a card, for rehearsals: the emulator executes kernels, and a stand-in clock gives times.
 
 ``CUDAL2GEN_GPU=tests.cudal2gen.rehearsal:H200`` stands for the CUDA device in every command; ``H100`` is the other
 card. Names and clocks are the cards', so that records, stores and plans are those of the real day; what it stores says
@@ -29,14 +29,14 @@ from tests.cudal2gen.emulated import STREAM, Streams, allocate
 if TYPE_CHECKING:
     import torch
 
-LAUNCH_US = 8.0  # what any call takes by the stand-in clock
-SYNCHRONIZE_US = 5000.0  # long, so that protocols with the host inside take few samples
+LAUNCH_US = 8.0  # duration of every call by the stand-in clock
+SYNCHRONIZE_US = 5000.0  # long, so that protocols that time the host take few samples
 
 
 class Rehearsal(gpu.Gpu):
-    """The emulator behind the face of ``gpu.Gpu``. Its clock advances by ``LAUNCH_US`` for every call it times.
+    """A ``gpu.Gpu`` on the emulator. Its clock advances by ``LAUNCH_US`` for every call that it times.
 
-    ``CARD``: its name, ``MEMORY``: its device memory's clock in MHz and its width in bits.
+    ``CARD``: its name. ``MEMORY``: the clock of its device memory in MHz, and the bus width in bits.
     """
 
     CARD: str
@@ -88,7 +88,7 @@ class Rehearsal(gpu.Gpu):
         return allocate(self._memory, *shape)
 
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
-        """As many sets as asked for that are one set: nothing here depends on addresses."""
+        """``count`` references to one set of operands, since nothing here depends on addresses."""
         import torch
 
         (drawn,) = draw(problem, 1, torch.Generator().manual_seed(seed), "cpu", products)
@@ -102,7 +102,7 @@ class Rehearsal(gpu.Gpu):
         return [Operands(**placed)] * count
 
     def hold(self) -> None:
-        """Nothing to hold: launches on this stream are done when they return."""
+        """Does nothing: launches on this stream are done when they return."""
 
     def wait(self) -> None:
         if self._session.errors:
@@ -115,7 +115,8 @@ class Rehearsal(gpu.Gpu):
         self._time += SYNCHRONIZE_US * 1e-6
 
     def capture(self, calls: Sequence[Call]) -> Call:
-        """A replay executes the first call and takes the time of all: all are one product on the same operands."""
+        """A replay that executes the first call and takes the time of all, since all compute one product on the same
+        operands."""
 
         def replay() -> None:
             calls[0]()

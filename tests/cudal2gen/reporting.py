@@ -1,4 +1,4 @@
-"""Made measurements for tests of the report, and the parts of a report by their anchors, captions and rows."""
+"""Makes measurements for tests of the report, and finds parts of a report by anchors, captions and rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def store_of(*measurements: Measurement, environment: results.Environment = H200
 def steady(
     mnk: tuple[int, int, int], kernel_us: float, vendor_us: float, spread: float = 0.0, **fields: object
 ) -> Measurement:
-    """Nine samples of ours and of torch.matmul, the latter swinging by ``spread`` to either side."""
+    """Nine samples of our kernel and of torch.matmul; those of the latter vary by ``spread`` to either side."""
     swing = [vendor_us * (1 + spread * (i - 4) / 4) for i in range(9)]
     return measurement(mnk, [timing(KERNEL, [kernel_us] * 9, record="r"), timing("torch.matmul", swing)], **fields)
 

@@ -1,4 +1,4 @@
-"""What tests of the tuner share: two problems, their trials and incumbent, and a proposer that follows a script."""
+"""Shared parts of the tuner's tests: two problems, their trials and incumbent, and a proposer with a script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question
 
 
 class Scripted:
-    """A proposer with a list, as a language model's answers would be."""
+    """A proposer that proposes the items of a list, like a language model's answers."""
 
     name = "scripted"
 
@@ -52,6 +52,6 @@ class Scripted:
 
 
 def incumbent() -> Record:
-    """The slowest there is, so that something improves."""
+    """The slowest candidate, so that another one improves on it."""
     records = space.candidates(SMALL).records
     return records[int(ModelEnvironment(seed=5).true_us(records).argmax())]

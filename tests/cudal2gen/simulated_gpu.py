@@ -1,4 +1,4 @@
-"""An environment for executors: the analytic model, slowed down, which logs what is evaluated when and where."""
+"""An environment for tests of executors: the timing model with delays, which logs what is evaluated when and where."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cudal2gen.results import Effort, Trial, Verdict
 from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.ray_executor import Parcel
 
-# Bands of tiles that stand for misfortunes; 64 is the most that the rules allow.
+# The bands of tiles whose records fail in a certain way; 64 is the largest that the rules allow.
 KILLS, HANGS, RAISES = 61, 62, 63
 
 
 class Simulated(ModelEnvironment):
-    """``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise.
+    """Takes ``seconds`` per record. Records of some bands kill their process, hang, or make the environment raise.
 
-    An evaluation waits while as many records as ``allow`` names have been evaluated, so that a test can act while every
-    worker is in mid-evaluation, however busy the machine is.
+    Once as many records as ``allow`` sets have been evaluated, new evaluations wait, so that a test can act while every
+    worker is in the middle of an evaluation, however busy the machine is.
     """
 
     def __init__(self, log: Path, seconds: float = 0.1) -> None:
@@ -70,13 +70,14 @@ def names(records: Sequence[Record]) -> list[int]:
 
 
 def write(log: Path, **entries: Any) -> None:
-    """A line; several processes log to one file in turns. ``at``: seconds of a clock that all share."""
+    """Appends a line, under a lock, since several processes log to one file. ``at``: seconds of a clock that all
+    share."""
     import ray
 
     node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
     line = json.dumps(entries | {"at": time.monotonic(), "pid": os.getpid(), "node": node}) + "\n"
     with log.open("ab", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # else a reader may see a part of the line
+        fcntl.flock(file, fcntl.LOCK_EX)  # so that a reader sees no part of a line
         file.write(line.encode())
 
 
@@ -94,13 +95,13 @@ def ended(log: Path) -> Counter[int]:
 
 
 def under_way(log: Path) -> list[dict[str, Any]]:
-    """Beginnings of evaluations that have not ended, the latest of each process."""
+    """The log lines of evaluations that have begun and not ended, the latest of each process."""
     latest = {line["pid"]: line for line in read(log) if "begin" in line or "end" in line}
     return [line for line in latest.values() if "begin" in line]
 
 
 def allow(log: Path, count: int) -> None:
-    """Evaluations that begin wait once this many records have been evaluated; without a limit none waits."""
+    """Sets after how many evaluated records new evaluations wait; without a limit none waits."""
     temporary = log.with_suffix(".new")
     temporary.write_text(str(count))
     temporary.replace(log.with_suffix(".allowed"))
@@ -112,7 +113,7 @@ def allowed(log: Path) -> float:
 
 
 class Packs:
-    """Stands for a compiler on CPU workers: a parcel for each record, by its name."""
+    """Stands in for a compiler on CPU workers: a parcel with each record's name."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

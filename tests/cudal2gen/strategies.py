@@ -1,4 +1,4 @@
-"""Hypothesis strategies for legal records of every family."""
+"""Hypothesis strategies that draw legal records of every family."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ Made = TypeVar("Made", bound=Record)
 
 @dataclass(frozen=True)
 class Maker(Generic[Made]):
-    """Makes records of a family: a plain one, with fields changed to JSON values."""
+    """Makes records of a family: a plain record with some fields changed to JSON values."""
 
     family: type[Made]
     fields: dict[str, Any]
@@ -287,7 +287,7 @@ def multistage_records(draw: st.DrawFn, max_tile: int = 256) -> Sm80Multistage:
     try:
         return multistage(**fields)
     except IllegalRecord:
-        # What is left are rules that this strategy does not model: block sizes of swizzles, staging of large tiles.
+        # Rules that this strategy does not model may be broken: block sizes of swizzles, staging of large tiles.
         assume(False)
         raise
 
@@ -325,7 +325,7 @@ def direct_records(draw: st.DrawFn) -> Sm80Direct:
 
 
 def _rows_of_a(draw: st.DrawFn, layout: Layout, bm: int, short: int) -> int:
-    """m: any, or of an A (k,m) whole vectors but for ``short`` elements."""
+    """Draws m: any number, or for an A (k,m) a multiple of a vector minus ``short``."""
     m = draw(st.integers(1, 3 * bm))
     return m if along_k(layout).a else aligned(m, 8) - short
 
@@ -333,7 +333,7 @@ def _rows_of_a(draw: st.DrawFn, layout: Layout, bm: int, short: int) -> int:
 def _ring(
     draw: st.DrawFn, tile: tuple[int, int, int], ring_bytes: int, swap_ab: bool, split_k: int, stream_k: bool
 ) -> dict[str, Any]:
-    """The problem and the fields that records with a TMA ring have alike. ``tile``: bm, bn, bk."""
+    """Draws the problem and the fields that all records with a TMA ring have. ``tile``: bm, bn, bk."""
     bm, bn, bk = tile
     short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
     layout = draw(layouts)
@@ -475,7 +475,7 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
 
 @st.composite
 def fusions(draw: st.DrawFn) -> Fusion:
-    """Legal fusions, the plain product among them: of each field no part or one of its parts."""
+    """Legal fusions, including the plain product: each field has its neutral value or one of its others."""
     by_field: dict[tuple[str, ...], list[str]] = {}
     for part, fields in PARTS.items():
         by_field.setdefault(tuple(fields), [""]).append(part)
@@ -484,7 +484,7 @@ def fusions(draw: st.DrawFn) -> Fusion:
         try:
             return Fusion.model_validate("+".join(parts))
         except ValidationError:
-            # Parts that do not go together.
+            # Some parts exclude each other.
             parts.remove(draw(st.sampled_from(parts)))
     return PLAIN
 
@@ -499,8 +499,8 @@ def records_of_any_product(
     fusion: st.SearchStrategy[Fusion] | None = None,
     batch: st.SearchStrategy[Batch] = batches,
 ) -> Record:
-    """Legal records of any types, fusion and batch, as they serve these: where sums are in fp32, A and B may be bf16,
-    and D fp32. Of what a family, a fusion or a batch refuses as a whole, the most that is legal."""
+    """Legal records of any types, fusion and batch. If sums are in fp32, A and B may be bf16, and D fp32. If a family
+    refuses a combination, parts are left out until it is legal."""
     record = draw(of)
     types: dict[str, Any] = {}
     if record.acc == "f32":

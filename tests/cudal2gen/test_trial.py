@@ -323,7 +323,7 @@ class EndsLate(Adversary):
         return self.right.bind(operands)
 
 
-class RowsBehind(Adversary):
+class WritesRowOfNoGroup(Adversary):
     """Writes a row that is in no group."""
 
     def bind(self, operands: Operands) -> Any:
@@ -363,7 +363,7 @@ class AuxElsewhere(Adversary):
         return call
 
 
-class BehindAux(Adversary):
+class WritesPastAux(Adversary):
     """Stores one column more of aux than there are."""
 
     def bind(self, operands: Operands) -> Any:
@@ -391,10 +391,10 @@ class HalvesSwapped(Adversary):
     [
         ("fused direct aux split", AuxOfD, "wrong-value"),
         ("fused direct aux split", AuxElsewhere, "unwritten-output"),
-        ("fused direct aux split", BehindAux, "between rows of aux"),
+        ("fused direct aux split", WritesPastAux, "between rows of aux"),
         ("fused once gated", HalvesSwapped, "wrong-value"),
         ("grouped fused direct", EndsLate, "wrong-value"),
-        ("grouped fused direct", RowsBehind, "after the last group of D"),
+        ("grouped fused direct", WritesRowOfNoGroup, "after the last group of D"),
         ("batched once", FirstProductOnly, "first at product 1, row 0, column 0"),
         ("fused multistage split", BetaTwice, "wrong-value"),
     ],
@@ -422,7 +422,7 @@ def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
             matrices = Matrices(card.empty, record, record.problem)
             matrices.draw("binary", 0, 0)
             contender.bind(matrices.operands)()
-            if adversary.__name__ not in ("WritesPartOfD", "ReadsBehindA"):
+            if adversary.__name__ not in ("WritesPartOfD", "ReadsPastItsRows"):
                 wrong = matrices.compare("binary").wrong
                 assert wrong <= record.n, adversary
 

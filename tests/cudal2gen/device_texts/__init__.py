@@ -18,7 +18,7 @@ LAUNCH: dict[str, Any] = {
 
 
 def gemm(*edits: tuple[str, str]) -> str:
-    """A right kernel, or one with parts replaced, each of which is there."""
+    """A right kernel, or one with parts replaced. Fails if the text lacks a part."""
     text = (Path(__file__).parent / "gemm.cu").read_text()
     for before, after in edits:
         assert before in text, before
@@ -27,6 +27,6 @@ def gemm(*edits: tuple[str, str]) -> str:
 
 
 def record(text: str, problem: Problem = PROBLEM, **launch: Any) -> Record:
-    """The record of a text, which is kept among the user's."""
+    """The record of a text, which is added to the user's texts."""
     catalog.keep_text(text, places.user_data() / "sources", device_text.digest(text))
     return kernel.of_text(problem, text, ORIGIN, LAUNCH | launch)

@@ -1,4 +1,5 @@
-"""Hooks by the dotted path of a function; all of them take effect by one call, behind the plugins."""
+"""Stands in for SGLang's registry of hooks by the dotted path of a function. One call applies all, after the
+plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer's method; it imports the choice by name, as vLLM's does."""
+"""Stands in for vLLM's module: the method of a linear layer, which imports the chosen function by name like vLLM's."""
 
 from __future__ import annotations
 

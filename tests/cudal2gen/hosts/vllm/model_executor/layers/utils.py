@@ -1,4 +1,4 @@
-"""Which function computes a layer without quantisation."""
+"""Stands in for vLLM's module that chooses the function of a layer without quantisation."""
 
 from __future__ import annotations
 

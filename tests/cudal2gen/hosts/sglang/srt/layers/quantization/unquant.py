@@ -1,4 +1,4 @@
-"""A layer's method, and the kernels that SGLang may choose for bf16."""
+"""Stands in for SGLang's module: the method of a linear layer, and the kernels that SGLang may choose for bf16."""
 
 from __future__ import annotations
 
