@@ -108,4 +108,5 @@ def _step(state: _InFlight, ins: Instr, accumulators: set[str]) -> None:
 
 
 def _where(ins: Instr) -> str:
+    """The place of an instruction, in words."""
     return f"PTX line {ins.line}: {' '.join(ins.text.split())[:120]}"

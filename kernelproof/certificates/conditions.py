@@ -130,16 +130,20 @@ class AtLeast:
     gap: Polynomial
 
     def negation(self) -> AtLeast:
+        """The statement that this one is false."""
         return AtLeast(-self.gap - 1)
 
     def truth(self, facts: OpenFacts) -> bool | None:
+        """Whether it is true; None if that is not known without a solver."""
         return facts.truth(self.gap)
 
     @property
     def key(self) -> object:
+        """A key that is equal for equal statements."""
         return self.gap.key
 
     def names(self) -> set[str]:
+        """The names on which it depends."""
         return set(self.gap.names())
 
 
@@ -177,11 +181,8 @@ class Bits:
     facts: OpenFacts
     some: AtLeast | Multiple
 
-    def _is_zero(self, other: Any) -> bool:
-        return isinstance(other, int | np.integer) and other == 0
-
     def __ne__(self, other: object) -> Any:
-        if not self._is_zero(other):
+        if not (isinstance(other, int | np.integer) and other == 0):
             raise NotCertified("bits of a number that are not known are compared with others than 0")
         return Condition(self.facts, (self.some,)).settled()
 
@@ -289,6 +290,7 @@ class Chosen:
         self.test, self.yes, self.no = test, yes, no
 
     def _each(self, operation: Callable[[Any], Any]) -> Any:
+        """The value after an operation on both of its alternatives."""
         value = settled(self)
         if isinstance(value, Chosen):
             return Chosen(value.test, operation(value.yes), operation(value.no))

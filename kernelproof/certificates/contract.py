@@ -43,6 +43,7 @@ class Matrix:
 
     @property
     def address(self) -> Polynomial:
+        """The address of the CTA's own part."""
         return Polynomial.named(self.base, self.alignment) + self.offset * self.width
 
     def place(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:

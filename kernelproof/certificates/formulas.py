@@ -29,6 +29,7 @@ def polynomial(formula: str | int, sizes: Mapping[str, Polynomial]) -> Polynomia
 
 
 def _tree(formula: str | int) -> ast.expr:
+    """A formula, parsed as an expression of Python. Raises WrongInput."""
     text = str(formula)
     try:
         if len(text) > LONGEST:
@@ -39,6 +40,7 @@ def _tree(formula: str | int) -> ast.expr:
 
 
 def _value(node: ast.expr, sizes: Mapping[str, Polynomial]) -> Polynomial:
+    """The value of a part of a formula. Raises WrongInput."""
     match node:
         case ast.Constant(value=int() as literal) if not isinstance(literal, bool):
             return Polynomial.of(literal)

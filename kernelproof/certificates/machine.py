@@ -279,6 +279,7 @@ class Machine(GlobalPlaces):
         return self._special(name)
 
     def _special(self, name: str) -> Word:
+        """A special register that has a value in the contract."""
         value = self.contract.special.get(name)
         if value is None:
             raise NotCertified(f"{name} has no meaning in the contract")
@@ -435,14 +436,17 @@ class Machine(GlobalPlaces):
         return number
 
     def commit(self, m: Mask) -> None:
+        """cp.async.commit_group."""
         self._together(m)
         self.memory.commit()
 
     def wait(self, most: int, m: Mask) -> None:
+        """cp.async.wait_group: all groups but the last ``most`` have landed."""
         self._together(m)
         self.memory.wait(most)
 
     def wait_all(self, m: Mask) -> None:
+        """cp.async.wait_all."""
         self._together(m)
         self.memory.commit()
         self.memory.wait(0)

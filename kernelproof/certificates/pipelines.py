@@ -273,6 +273,7 @@ class Stores:
 
     @classmethod
     def none(cls, elements: int) -> Stores:
+        """The state of ``elements`` elements to which nothing has been stored."""
         return cls(np.zeros(elements, np.uint8), np.zeros(elements, np.uint8))
 
     def copied(self) -> Stores:

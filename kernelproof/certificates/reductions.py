@@ -74,11 +74,6 @@ class Terms(Cells):
         """The sums with ``done`` larger by ``step``."""
         return self._with(self.done + step)
 
-    def _nothing(self) -> Terms:
-        """Sums without terms, in the same places."""
-        none, known = np.zeros(self.rows.shape, object), np.ones(self.rows.shape, bool)
-        return Terms(self.row, self.rows, self.step, self.done, (none, none), known, self.width)
-
     def _with(self, done: Polynomial) -> Terms:
         """The sums with another ``done``."""
         return Terms(self.row, self.rows, self.step, done, (self.rests, self.beyond), self.known, self.width)
@@ -102,7 +97,9 @@ class Terms(Cells):
             other = np.broadcast_to(other, (len(self.rows),))
             if other.dtype.kind not in "iu" or other[~test].any():
                 raise NotCertified("some lanes get sums of A, and others numbers")
-            other = self._nothing()
+            # Sums without terms, in the same places.
+            none, known = np.zeros(self.rows.shape, object), np.ones(self.rows.shape, bool)
+            other = Terms(self.row, self.rows, self.step, self.done, (none, none), known, self.width)
         if not isinstance(other, Terms):
             sets = (self.rests, self.beyond)
             return Terms(self.row, self.rows, self.step, self.done, sets, self.known & t, self.width)

@@ -73,6 +73,7 @@ def _number_key(value: Any) -> tuple[int, bytes | int]:
 
 
 def _is_known(value: Any) -> bool:
+    """Whether a register holds a number that is known in each lane."""
     return is_number(value) and poly_of(value).is_constant
 
 

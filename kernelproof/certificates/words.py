@@ -237,6 +237,7 @@ class Word:
         return decided(gap - 1 if strict else gap, self.facts)
 
     def _as_number(self, other: Operand) -> Polynomial:
+        """The other side of a comparison as a number, with this word's signedness."""
         if isinstance(other, Word):
             return Word(other.poly, self.bits, self.facts, self.signed).number()
         number = np.asarray(other)
@@ -274,6 +275,7 @@ class Word:
 
 
 def _literal(count: Operand) -> int:
+    """The count of a shift, which must be known and the same in all lanes."""
     number = np.asarray(count)
     if isinstance(count, Word) or number.dtype == object or not (number == number.flat[0]).all():
         raise NotCertified("a shift by a number that is not known")

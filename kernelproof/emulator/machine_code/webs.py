@@ -160,6 +160,7 @@ class _Union:
         self.parents: dict[tuple[str, int], tuple[str, int]] = {}
 
     def find(self, write: tuple[str, int]) -> tuple[str, int]:
+        """The write that represents the set of a write."""
         root = write
         while (parent := self.parents.get(root, root)) != root:
             root = parent
@@ -168,6 +169,7 @@ class _Union:
         return root
 
     def join(self, a: tuple[str, int], b: tuple[str, int]) -> None:
+        """Unite the sets of two writes."""
         self.parents[self.find(a)] = self.find(b)
 
 
@@ -181,6 +183,7 @@ class _Names:
         self.counts: dict[str, int] = {}
 
     def of(self, write: tuple[str, int]) -> str:
+        """The name of the web with a write."""
         root = self.webs.find(write)
         name = self.names.get(root)
         if name is None:

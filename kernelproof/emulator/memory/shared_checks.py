@@ -289,6 +289,7 @@ class SharedChecks(SharedTags):
         doubtful: bool,
         reader: bool,
     ) -> None:
+        """Report a finding at the ``bad`` granules as one; see ``_report``."""
         site, lane, element, offset = granules
         lanes = np.unique(lane[bad])
         first = int(np.flatnonzero(bad)[0])

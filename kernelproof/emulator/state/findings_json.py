@@ -127,6 +127,7 @@ def finding_fields(report: Report) -> FindingFields:
 
 
 def _also(report: Report) -> AlsoFields:
+    """Another finding of a cause as JSON."""
     home, other = report.access.site.home, report.other.site.home if report.other is not None else None
     return {
         "rule": report.kind,
