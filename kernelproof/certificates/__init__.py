@@ -12,8 +12,8 @@ with a coefficient per lane, and data are known by their origin, not by their va
   and ``warpgroup_machine`` add memory, partial sums, other CTAs and wgmma to that. ``accumulators`` checks the
   registers of wgmma.
 - ``sum_proof`` proves how a pipeline's partial sums are added, for any thread of a group (``share``) on
-  ``sum_machine``, which keeps its ``doings``. ``conditions`` has predicates that are not decided, and ``rests`` names
-  for quotients.
+  ``sum_machine``, a ``thread_machine`` that keeps its ``doings``. ``conditions`` has predicates that are not decided,
+  and ``rests`` names for quotients.
 - ``facts`` has what is known of the named integers of ``polynomials``. ``solver`` asks z3 where bounds do not suffice.
 - ``contract`` states what a kernel must do. To state contracts for kernels of your own, use the names below.
 """

@@ -1,33 +1,25 @@
-"""Executes any thread of a group of consumers that adds partial sums of tiles.
-
-The number of the thread is a polynomial in a few names, as sizes are. If the condition of a branch holds for some
-threads or problems only, both sides are executed up to the block at which they meet, each with the facts that hold
-there.
-"""
+"""Executes any thread of a group of consumers that adds partial sums of tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
-from kernelproof.certificates.conditions import Condition, Multiple, OpenFacts, chosen, settled
+from kernelproof.certificates.conditions import Condition, OpenFacts, settled
 from kernelproof.certificates.contract import Contract, Matrix
 from kernelproof.certificates.doings import Doings, Phase, Stored
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
-from kernelproof.certificates.invariants import bits_of, is_number, poly_of
-from kernelproof.certificates.machine import Machine
+from kernelproof.certificates.invariants import poly_of
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.share import Share
 from kernelproof.certificates.slices import Partial
+from kernelproof.certificates.thread_machine import Registers, ThreadMachine
 from kernelproof.certificates.words import Word, polynomial
-from kernelproof.emulator import arithmetic
 from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
@@ -37,37 +29,19 @@ from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
 SLAB, TURNED = "slab", "turned slab"
 VECTOR = 4  # sums of a vector
 COUNTER_HALF = 1 << 16  # the low 16 bits of a counter count parts, the high ones vectors
-Registers = dict[str, Any]
-Reached = Callable[[int | None, Registers], None]
 
 
-class SumMachine(Machine):
+class SumMachine(ThreadMachine):
     """The machine of one thread. ``share``: what its group adds. ``phase``: what the thread is doing. ``at``: in
-    VECTORS, the vector of the iteration. ``depth``: how many sides of branches by the thread's number it is in.
-    ``taken``: from TILE on, for each block the targets of its branches, or the conditions of those that are taken both
-    ways. ``agreed``: what it has in common with the other lanes of its warp. ``special``: heads of loops that are
-    proven by a function, which returns the block after the loop and the registers there."""
-
-    facts: OpenFacts
+    VECTORS, the vector of the iteration. ``taken``: from TILE on, for each block the targets of its branches, or the
+    conditions of those that are taken both ways. ``agreed``: what it has in common with the other lanes of its warp."""
 
     def __init__(self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, share: Share) -> None:
-        super().__init__(program, replace(contract, lanes=1, slices=None, facts=facts), kinds)
+        super().__init__(program, contract, facts, kinds, share)
         self.share, self.phase, self.at = share, Phase.START, ZERO
-        self.doings, self.depth = Doings(), 0
         self.taken: dict[int, list[object]] = {}
         self.agreed: list[object] = []
         self.counter_value: Lanes | None = None  # in the loop that waits, what it loads
-        self.special: dict[int, Callable[[int, Registers], tuple[int, Registers]]] = {}
-        arithmetic_names = abstract.names_of_arithmetic(contract.type_of("D"))
-        pack = arithmetic_names["pack_f32"]
-        arithmetic_names |= {"divide": self.divide, "pack_f32": lambda *x: pack(*map(settled, x))}
-        select: Callable[..., Any] = lambda test, yes, no: chosen(test, yes, no, abstract.select)  # noqa: E731
-        split: Callable[..., Any] = self.scope["SPLIT"]  # type: ignore[assignment]
-        self.scope |= {
-            "SEL": select, "WHERE": select, "SPLIT": lambda value, *rest: split(settled(value), *rest),
-            "A": abstract.Named(arithmetic_names, arithmetic),
-            "np": abstract.Named({"minimum": least, "where": select}, np),
-        }  # fmt: skip
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of a thread that adds. Instructions that the proofs of roles check do nothing."""
@@ -87,57 +61,13 @@ class SumMachine(Machine):
 
     # --- running
 
-    def follow(
-        self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
-    ) -> Any:
-        """Execute from a block to ``until``, and return the registers there; None if all paths end before. ``reached``
-        is called for each path that comes to the kernel's end (with None) or to a block of ``stops``, except for the
-        first block."""
-        first = True
-        while block != until or first:
-            if block in stops and not first:
-                reached(block, registers)
-                return None
-            if block in self.special and not first:
-                block, registers = self.special[block](block, registers)
-                continue
-            first = False
-            following = self._step(block, registers)
-            if following is None:
-                reached(None, registers)
-                return None
-            if isinstance(following, int):
-                block = following
-                continue
-            join = self.program.joins[block]
-            after = self._both(block, following, registers, stops, reached)
-            if after is None:
-                return None
-            assert join is not None
-            block, registers = join, after
-        return registers
-
     def _step(self, block: int, registers: Registers) -> int | Condition | None:
-        """Execute a block. Returns the block that follows, None at the end, or the condition under which the first of
-        the block's targets follows."""
-        node, piece = self.program.blocks[block], self.program.pieces[block]
-        end = self._end_of(block, registers)
-        if end != "cond":
-            return None if end == "exit" else node.targets[0]
-        test = settled(registers.get(piece.condition or ""))
-        if isinstance(test, Condition):
-            self._note(block, test.key)
-            return ~test if piece.negated else test
-        values = np.asarray(test)
-        if values.dtype != bool or values.size != 1:
-            raise NotCertified("a branch by a predicate that is not known")
-        target = node.targets[0 if bool(values.flat[0]) != piece.negated else 1]
-        self._note(block, target)
-        return target
-
-    def _note(self, block: int, way: object) -> None:
-        if self.phase >= Phase.TILE and self.counter_value is None:
+        following = super()._step(block, registers)
+        branches = self.program.pieces[block].condition is not None
+        if branches and self.phase >= Phase.TILE and self.counter_value is None:
+            way = following.key if isinstance(following, Condition) else following
             self.taken.setdefault(block, []).append(way)
+        return following
 
     def _execute(self, block: int, registers: Registers) -> None:
         if self.phase != Phase.START:
@@ -153,101 +83,31 @@ class SumMachine(Machine):
                     raise
                 registers[name] = UNKNOWN
 
-    def _both(
-        self, block: int, test: Condition, registers: Registers, stops: Iterable[int], reached: Reached
-    ) -> Registers | None:
-        """Execute both sides of a branch, and return the registers where they meet; None if both end before."""
-        join, before = self.program.joins[block], self.doings
-        by_thread = bool(test.names() & self.share.lane_names)
-        sides: list[tuple[Condition, Any, Doings]] = []
-        self.depth += by_thread
-        for target, side in zip(self.program.blocks[block].targets, (test, ~test), strict=True):
-            with self.facts.side(side):
-                self.doings = before.copied()
-                # A side may be empty.
-                mine = dict(registers)
-                after = mine if target == join else self.follow_side(target, mine, join, stops, reached)
-                sides.append((side, after, self.doings))
-        self.depth -= by_thread
-        alive = [side for side in sides if side[1] is not None]
-        if by_thread and len(alive) < 2:
-            raise NotCertified("threads of a group go different ways for good")
-        if not alive:
-            return None
-        self.doings = alive[0][2] if len(alive) == 1 else self._met_doings(sides)
-        if len(alive) == 1:
-            self.facts.assume(alive[0][0])  # the other side has ended
-            return dict(alive[0][1])
-        out = dict(registers)
-        for register in self.program.live(join if join is not None else block):
-            name = self.program.emitter.variable(register)
-            a, b = (side[1].get(name) for side in sides)
-            out[name] = a if same_value(a, b) else UNKNOWN
-        return out
-
-    def follow_side(
-        self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
-    ) -> Any:
-        """As ``follow``, from a block that may itself be a stop."""
-        if block in stops:
-            reached(block, registers)
-            return None
-        if block in self.special:
-            block, registers = self.special[block](block, registers)
-            return registers if block == until else self.follow_side(block, registers, until, stops, reached)
-        return self.follow(block, registers, until, stops, reached)
-
     def _met_doings(self, sides: list[tuple[Condition, Any, Doings]]) -> Doings:
         """What has been done where two sides meet. Both must have done the same, except that one may leave out sums
         that lie beyond D, or vectors beyond the share."""
         (_, _, a), (_, _, b) = sides
         if (a.waited, a.counted, a.met, a.added) != (b.waited, b.counted, b.met, b.added):
             raise NotCertified("a part of a group's threads waits, counts or meets")
-        out = a.copied()
+        out = super()._met_doings(sides)
         if a.cleared is not b.cleared:
             for test, _, doings in sides:
                 if doings.cleared is False:
                     with self.facts.side(test):
                         self.check_not_last()
             out.cleared = None
-        for key in a.stored.keys() | b.stored.keys():
-            stored = a.stored.get(key) or b.stored[key]
-            for test, _, doings in sides:
-                if key not in doings.stored:
-                    with self.facts.side(test):
-                        self._check_beyond(stored)
-            out.stored[key] = replace(stored, exactly=True)
         return out
 
-    def _check_beyond(self, stored: Stored) -> None:
-        """Check that a sum need not be stored: its place lies beyond D, or its vector beyond the share."""
-        d = self.matrix("D")
-        gaps = (stored.row - d.rows, stored.col - d.cols, stored.vector - self.share.last)
-        if not any(self.facts.truth(gap) for gap in gaps):
-            raise NotCertified(f"D({stored.row}, {stored.col}) may not be stored")
-
-    def matrix(self, name: str) -> Matrix:
-        """The operand with a name."""
-        return next(x for x in self.contract.matrices if x.name == name)
+    def beyond(self, stored: Stored) -> tuple[Polynomial, ...]:
+        """The same, or that its vector lies beyond the share."""
+        return *super().beyond(stored), stored.vector - self.share.last
 
     # --- values
 
-    def lanes_of(self, name: str) -> Any:
-        if name == "%tid.x":
-            return Word(self.share.thread, 32, self.facts)
-        if name == "%laneid":
-            return Word(self.share.lane, 32, self.facts)
-        return np.zeros(1, "u4") if name in ("%tid.y", "%tid.z") else self._special(name)
-
-    def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, _site: int) -> Any:
-        """shfl.sync by all lanes of a warp, of a value that is the same in all of them."""
-        whole = mode == "idx" and not self._number(lane).any() and (self._number(clamp) == 31).all()
-        if m is not None or self.depth or not whole or (self._number(members) != 0xFFFFFFFF).any():
-            raise NotCertified("a shuffle that does not bring what the warp's first lane has to all")
-        if not is_number(value) or set(poly_of(value).names()) & self.share.names_in_warp:
-            raise NotCertified("a shuffle of what differs between the lanes of a warp")
+    def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
+        out = super().shuffle(mode, value, lane, clamp, members, m, site)
         self.agreed.append(poly_of(value).substituted("warp", ZERO).key)
-        return value, np.ones(1, bool)
+        return out
 
     def movmatrix(self, value: Any, m: Mask, _site: int) -> Cells:
         """movmatrix of two neighbours of a vector, by all lanes of a warp."""
@@ -266,18 +126,6 @@ class SumMachine(Machine):
         self.agreed.append((first.key, element))
         number = self.kinds.number(kind._replace(source=TURNED))
         return Cells(np.full_like(value.kinds, number), value.rows, value.cols, value.width)
-
-    def divide(self, a: Any, b: Any) -> Any:
-        """A quotient, which may be a name that is defined as this quotient (``fractions``)."""
-        word = a if isinstance(a, Word) else b
-        if isinstance(word, Word):
-            x, y = (Word(polynomial(each, word.bits), word.bits, self.facts, word.signed).number() for each in (a, b))
-            for each in self.facts.fractions:
-                if x.equals(each.dividend) and y.equals(each.divisor) and self.facts.holds(y - 1):
-                    # The quotient is at most the dividend, which fits the word.
-                    self.facts.learn(Polynomial.of((1 << min(word.bits - word.signed, 62)) - 1) - each.whole)
-                    return Word(each.whole, word.bits, self.facts, word.signed)
-        return abstract.divide(a, b)
 
     # --- other groups: barriers and counters
 
@@ -405,28 +253,16 @@ class SumMachine(Machine):
         whole = Cells(kinds, np.zeros_like(place.rows), place.cols, VECTOR)
         return Partial(whole, number.constant, number.constant + 1, self.share.count)
 
-    def store(self, address: Any, value: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> None:
-        """st.global of sums to D, or of zero to a counter."""
-        test = settled(m)
-        if isinstance(test, np.ndarray) and not test.any():
-            return
-        if isinstance(test, Condition):
-            raise NotCertified("a store under a predicate that depends on the problem")
+    def store_sums(self, address: Any, value: Any, size: int, strength: int) -> None:
+        """Store sums to D, or zero to a counter."""
         if isinstance(address, Word) and ARRIVALS in address.poly.names():
             self._clear(address, value, size, strength)
             return
-        value, d = settled(value), self.matrix("D")
-        if self.phase != Phase.VECTORS or not isinstance(value, Cells) or isinstance(value, Partial):
-            raise NotCertified("what is stored to D is not a sum over all slices")
-        if value.width != d.width or value.bytes != size:
-            raise NotCertified("what is stored to D is not a sum of its type")
-        if size > d.width and Multiple(polynomial(address, 64), size, True).truth(self.facts) is not True:
-            raise NotCertified(f"a store of {size} bytes to D may not be aligned")
-        for i in range(size // d.width):
-            self._store(address + i * d.width, value.part(i, i + 1), d)
+        if self.phase != Phase.VECTORS:
+            raise NotCertified("sums are stored to D before all parts of the tile are known to be stored")
+        super().store_sums(address, value, size, strength)
 
-    def _store(self, address: Any, value: Cells, d: Matrix) -> None:
-        """Store one sum."""
+    def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
         matrix, place = self._located(address, d.width, True, self.every)
         target, kind = self.kinds[place.one_kind], self.kinds[value.one_kind]
         if matrix.name != d.name or target is None or kind is None or kind.source not in (SLAB, TURNED):
@@ -446,21 +282,3 @@ class SumMachine(Machine):
         if key in self.doings.stored:
             raise NotCertified("a sum is stored twice")
         self.doings.stored[key] = Stored(row, col, vector, False)
-
-
-def same_value(a: Any, b: Any) -> bool:
-    """Whether two values of a register are the same."""
-    if a is b:
-        return True
-    return is_number(a) and is_number(b) and bits_of(a) == bits_of(b) and poly_of(a).equals(poly_of(b))
-
-
-def least(a: Any, b: Any) -> Any:
-    """The smaller one of two numbers, which must be known."""
-    if not isinstance(a, Word) and not isinstance(b, Word):
-        return np.minimum(a, b)
-    for first, second in ((a, b), (b, a)):
-        test = settled(first <= second)
-        if isinstance(test, np.ndarray):
-            return abstract.select(test, first, second)
-    raise NotCertified(f"the smaller one of {a} and {b} is not known")

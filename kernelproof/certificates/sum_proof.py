@@ -42,7 +42,8 @@ from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_loops import after_items, exits_of, loops_of, registers_of
 from kernelproof.certificates.role_state import CONSUMER
 from kernelproof.certificates.share import AT, LEFT, VECTOR, Share
-from kernelproof.certificates.sum_machine import COUNTER_HALF, Registers, SumMachine
+from kernelproof.certificates.sum_machine import COUNTER_HALF, SumMachine
+from kernelproof.certificates.thread_machine import Registers
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.frontend.flow.loops import reachable
 
