@@ -116,7 +116,7 @@ class Reference:
         problem, all_places = self._problem, slice(None)
         rows, cols = bands(product.a.shape[0]), bands(problem.n)
         # A column of a gated D comes from a pair of the product's columns, so single columns of the product do not
-        # determine it; only whole rows are compared.
+        # determine it; only complete rows are compared.
         for some_rows, some_cols in ((rows, all_places), (all_places, cols))[: 1 if problem.fusion.gate else 2]:
             loose = strict = self._bounds(product, some_rows, some_cols, 0)
             if problem.fusion:  # without a fusion every contender rounds D once

@@ -175,7 +175,7 @@ def measure(
 def _sample(
     device: MeasuringDevice, problem: Problem, ready: Sequence[Ready], item: Condition, count: int, settings: Settings
 ) -> tuple[dict[str, Samples], list[CardReading]]:
-    """Times all contenders in turns; returns their samples by name, and readings of the card taken between rounds.
+    """Times all contenders alternately; returns their samples by name, and readings of the card between rounds.
 
     Under the ``device`` protocol each sample has ``count`` calls. Raises TooGood.
     """

@@ -29,7 +29,7 @@ from cudal2gen.results.choice import Choice, Table, TableKernel
 ROWS = (1, 16, 256, 4096)  # numbers of rows for which kernels are compared
 NEAR = 64  # most kernels that the timing model compares for each of them
 SERVED = (1, 2, 3, *ROWS)  # a kernel that takes these takes any number of rows, up to its grid's limit of tiles
-NO_KERNEL = "no kernel serves every number of rows alike"
+NO_KERNEL = "no kernel takes every number of rows"
 NOT_MEASURED = "no kernel was measured faster for any number of rows of this weight"
 
 

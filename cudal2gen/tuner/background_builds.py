@@ -78,11 +78,12 @@ class BackgroundBuilds:
                 self._condition.notify_all()
 
     def _next_batch(self) -> list[Record]:
-        """An equal share of the queue, so that all builders have work; empty after ``close``."""
+        """Takes the next batch from the queue: an equal part for each builder, so that all have work. Empty after
+        ``close``."""
         with self._condition:
             self._condition.wait_for(lambda: self._closed or self._queue)
-            share = min(MOST_EACH * self._cores, -(-len(self._queue) // self._builders))
-            return [self._queue.popleft() for _ in range(share)]
+            size = min(MOST_EACH * self._cores, -(-len(self._queue) // self._builders))
+            return [self._queue.popleft() for _ in range(size)]
 
     def _report(self, _done: int, _total: int) -> None:
         if self._closed:

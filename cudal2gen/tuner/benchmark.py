@@ -343,10 +343,10 @@ def claims(comparison: ProposerComparison) -> list[str]:
     costs, climbing = by_name.get("cost model"), by_name.get("nearest + hill climbing")
     if costs and climbing:
         for place, count in list(enumerate(CHECKPOINTS))[1:]:
-            share = costs.regret[place] / climbing.regret[place] if climbing.regret[place] else math.inf
+            ratio = costs.regret[place] / climbing.regret[place] if climbing.regret[place] else math.inf
             sentences.append(
-                f"After {count} evaluations the cost model's regret is {share:.2f} of that of nearest + hill climbing: "
-                f"{'at most half' if share <= 0.5 else 'MORE than half'}."
+                f"After {count} evaluations the cost model's regret is {ratio:.2f} of that of nearest + hill climbing: "
+                f"{'at most half' if ratio <= 0.5 else 'MORE than half'}."
             )
     ordered = sorted(comparison.scores, key=lambda score: score.regret[-1])
     if ordered:

@@ -49,8 +49,8 @@ class HillClimbing(FixedStrategy):
     def propose(self, question: Question, count: int) -> list[Proposal]:
         """No proposals if all neighbours of the best trials were proposed before, and ``starts`` has none."""
         if len(question.trials) < self._first:
-            share = min(answer_size(question, count), self._first - len(question.trials))
-            if proposals := self._starts.propose(question, share):
+            most = min(answer_size(question, count), self._first - len(question.trials))
+            if proposals := self._starts.propose(question, most):
                 return proposals
         keys, proposals = set(question.proposed_keys), []
         for trial in question.ranked[:PARENTS]:

@@ -101,7 +101,7 @@ class Rewards:
             if cases := [trial for trial in trials if trial.effort == effort]:
                 try:
                     return reward.of_trials(cases, self.weights)
-                except ValueError:  # no reference was timed beside it
+                except ValueError:  # no reference was timed together with it
                     return None
         return None
 

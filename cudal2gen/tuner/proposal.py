@@ -94,7 +94,7 @@ class SlowProposer(Protocol):
 
 
 def trial_key(trial: Trial) -> tuple[str, str]:
-    """A key that trials of one kernel with equal launch options share."""
+    """A key that is equal for trials of the same kernel with the same launch options."""
     fields = {name: value for name, value in trial.record.items() if name not in space.NO_DECISION}
     return trial.name, repr(sorted(fields.items()))
 

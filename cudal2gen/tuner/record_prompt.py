@@ -143,7 +143,7 @@ def _problem(problem: Problem) -> Fields:
 
 
 def _speed(problem: Problem, us: float) -> Fields:
-    """A time as µs, as TFLOP/s, and as the share of the roofline's speed that it reaches."""
+    """A time as µs, as TFLOP/s, and as a fraction of the roofline's speed."""
     return {
         "us": round(us, 3),
         "tflops": round(problem.flops / us / 1e6, 1),

@@ -61,7 +61,7 @@ def reward(cases: Sequence[RewardCase], length: int, alpha: float, beta: float) 
 def of_trials(trials: Sequence[Trial], weights: RewardWeights) -> float:
     """The reward of one record, whose trials are its test cases; ``failed`` if any of them failed.
 
-    Raises ValueError if the reference was not timed beside the record.
+    Raises ValueError if the reference was not timed together with the record.
     """
     if not all(trial.measured for trial in trials):
         return weights.failed
@@ -88,7 +88,7 @@ def over_incumbent(trial: Trial, weights: RewardWeights) -> float:
 
 def written(trial: Trial, weights: RewardWeights, best: float) -> float:
     """The reward of a written kernel. ``best``: the speed of the fastest kernel that the question showed, over the
-    incumbent's. Raises ValueError if the incumbent was not timed beside it."""
+    incumbent's. Raises ValueError if the incumbent was not timed together with it."""
     if trial.outcome in ("illegal", "compile error"):
         return weights.failed
     if not trial.measured:

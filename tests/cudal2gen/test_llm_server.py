@@ -338,7 +338,7 @@ def test_a_server_of_another_kind_of_key() -> None:
 
 def test_a_problem_has_a_share_of_the_tokens() -> None:
     with serving(says(GOOD), forever=True) as server:
-        chat = Chat(ServerWire(endpoint(server)), share=2500)
+        chat = Chat(ServerWire(endpoint(server)), problem_budget=2500)
         requests = [ChatRequest((Message("system", "s"), Message("user", str(number))), {}) for number in range(4)]
         for problem, number in ((PROBLEM, 0), (PROBLEM, 1), (SMALL, 3)):
             chat.ask(requests[number], problem)

@@ -91,8 +91,8 @@ class Chat:
     - ``path``: the transcript to which every exchange is added before its answer is used, under the name ``run``.
     - ``history``: what earlier starts of the run left in the transcript. A stored answer that was not used is returned
       for its question, and nothing is sent.
-    - ``budget``: tokens of the run, in and out; ``share``: tokens of one problem. A question that would exceed one of
-      them is not sent.
+    - ``budget``: most tokens of the run, in and out; ``problem_budget``: most tokens of one problem. A question that
+      would exceed one of them is not sent.
     - ``pause`` and ``clock`` measure in seconds; tests replace them.
 
     After a server rejects a response format, all further questions use a simpler one. After a failure the chat backs
@@ -108,7 +108,7 @@ class Chat:
     clock: Callable[[], float] = time.monotonic
     run: str = ""
     history: History = field(default_factory=History)
-    share: int | None = None
+    problem_budget: int | None = None
     failure: Unavailable | None = None  # the last one since an answer
     _forms: tuple[Form, ...] = FORMS
     _failures: int = 0
@@ -196,9 +196,11 @@ class Chat:
                 f"the budget of {self.budget} tokens is spent{', earlier starts included' * bool(self.usage.earlier)}, "
                 "so nothing more is asked; raise llm.token_budget in --settings, or begin another run by --seed"
             )
-        elif self.share is not None and self.history.spent[problem.title] + size > self.share:
+        elif self.problem_budget is not None and self.history.spent[problem.title] + size > self.problem_budget:
             is_spent = True
-            reason = f"{problem.title}: its {self.share} tokens are spent; raise llm.problem_tokens in --settings"
+            reason = (
+                f"{problem.title}: its {self.problem_budget} tokens are spent; raise llm.problem_tokens in --settings"
+            )
         elif self._is_backing_off():
             reason = "the model is not asked for a while after a failure"
         if reason:
@@ -311,13 +313,13 @@ class Chat:
 
 def connect(
     endpoint: Endpoint | None, path: Path | None = None, replay: Path | None = None, budget: int | None = None,
-    run: str = "", share: int | None = None,
+    run: str = "", problem_budget: int | None = None,
 ) -> Chat:  # fmt: skip
     """The chat of a command line: with the endpoint's server, or with the transcript ``replay``.
 
     ``path``: the transcript to write; a ``run`` with a name continues from its earlier starts there. ``budget`` and
-    ``share``: most tokens of the run, and of each problem. Raises WrongInput without a server, MissingLibrary without
-    the openai library.
+    ``problem_budget``: most tokens of the run, and of each problem. Raises WrongInput without a server, MissingLibrary
+    without the openai library.
     """
     if replay is not None:
         return Chat(ReplayWire(replay))
@@ -325,4 +327,6 @@ def connect(
         raise WrongInput("a language model needs --llm NAME@URL, or llm.replay in --settings")
     if not endpoint.url.startswith(("http://", "https://")):
         raise WrongInput(f"--llm {endpoint.model}@{endpoint.url}: the URL must begin with http:// or https://")
-    return Chat(ServerWire(endpoint), path, budget, share=share, run=run, history=History.of(path, run))
+    return Chat(
+        ServerWire(endpoint), path, budget, problem_budget=problem_budget, run=run, history=History.of(path, run)
+    )

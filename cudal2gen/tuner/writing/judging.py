@@ -149,7 +149,7 @@ class Judge:
         return self._ended(draft, trial, proven, record, best)
 
     def _illegal(self, draft: Draft, reason: str) -> Attempt:
-        digest = device_text.digest(draft.text)  # tells illegal texts with one launch apart
+        digest = device_text.digest(draft.text)  # distinguishes illegal texts with the same launch
         fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
         trial = self._named(refusal_trial(self.executor, self.problem, fields, reason))
         return self._ended(draft, trial, CheckResult("illegal", reason, reason), None, 1.0)

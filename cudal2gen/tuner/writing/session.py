@@ -425,6 +425,6 @@ def _line(attempt: Attempt) -> str:
 
 
 def _key(trial: Trial) -> str:
-    """A key that trials of one text with one launch share."""
+    """A key that is equal for trials of the same text with the same launch."""
     fields = {name: value for name, value in trial.record.items() if name != "origin"}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode(errors="surrogatepass")).hexdigest()[:32]
