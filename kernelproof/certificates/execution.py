@@ -66,11 +66,11 @@ def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
     step = {name: size.multiple for name, size in contract.sizes.items()}
     first = {name: size.first for name, size in contract.sizes.items()}
     others = [extents[index] for index in meaning.indices["D"]]
-    for turn in (0, 1, 2, 3, 4, 5, 7, 9):
-        more = {name: first[name] + step[name] * (turn % 2) for name in others}
-        candidates.append(more | {k: first[k] + step[k] * turn})
-    for turn, named in enumerate(candidates):
-        sizes = _fitting(contract, first | named, turn % 2)
+    for count in (0, 1, 2, 3, 4, 5, 7, 9):
+        more = {name: first[name] + step[name] * (count % 2) for name in others}
+        candidates.append(more | {k: first[k] + step[k] * count})
+    for index, named in enumerate(candidates):
+        sizes = _fitting(contract, first | named, index % 2)
         if sizes is None or sizes in seen:
             continue
         stored = [_stored(contract, name, sizes) for name in contract.operands]

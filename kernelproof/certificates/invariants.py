@@ -47,11 +47,11 @@ class SumPlaces(Schema):
 class Invariant(Schema):
     """What is stated of the states at a loop's head. Registers have their names in the PTX."""
 
-    words: Annotated[dict[str, Spelled], Field(description="register -> the step of its value, from turn to turn")]
+    words: Annotated[dict[str, Spelled], Field(description="register -> its step from one iteration to the next")]
     kinds: Annotated[
         dict[str, int], Field(description="elements of a kind -> the step in k; of a sum, how many products it gains")
     ]
-    sums: Annotated[dict[str, SumPlaces], Field(description="accumulators that are zero in turn 0")]
+    sums: Annotated[dict[str, SumPlaces], Field(description="accumulators that are zero in iteration 0")]
     terms: Annotated[dict[str, int], Field(description="sums of A's elements -> by how much their ``done`` grows")] = {}
     unknown: Annotated[tuple[str, ...], Field(description="registers of which nothing is stated")]
     unknown_places: Annotated[Ranges, Field(description="the same for elements of shared memory")]
