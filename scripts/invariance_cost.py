@@ -38,7 +38,7 @@ def _plain(problem: Problem) -> bool:
 def line(kernels: Table, n: int, k: int) -> str:
     """The table's line for a weight (n,k). Raises ValueError if no kernel serves every number of rows."""
     problem = kernels.kernels[0].record.problem.revised(m=1, n=n, k=k)
-    chosen = plan_invariance._decided(kernels, problem, measured=False)
+    chosen = plan_invariance._decide(kernels, problem, measured=False)
     if chosen.number is None:
         raise ValueError(f"{kernels.gpu} {n}x{k}: {chosen.reason}")
     near = {chosen.number}
