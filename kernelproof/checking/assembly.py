@@ -141,12 +141,8 @@ def _answer(printed: Printed) -> PtxasAnswer:
     errors = [(int(line or 0), words) for line, words in _MESSAGE.findall(printed.output) if _CLOSING not in words]
     if not errors or any(_UNABLE.search(words) for _, words in errors):
         return PtxasAnswer(unable=errors[0][1] if errors else f"it ended with exit code {printed.code}")
-    return PtxasAnswer(tuple(Refusal(words, line, _kernel(words)) for line, words in errors))
-
-
-def _kernel(message: str) -> str:
-    match = _KERNEL.search(message)
-    return match[1] if match else ""
+    kernels = [match[1] if (match := _KERNEL.search(words)) else "" for _, words in errors]
+    return PtxasAnswer(tuple(Refusal(words, line, name) for (line, words), name in zip(errors, kernels, strict=True)))
 
 
 def _target(text: str, device: str) -> str:

@@ -28,7 +28,10 @@ def arguments(path: Path, source: Path | None = None) -> dict[str, Any]:
     """
     if path.suffix not in (".py", ".json"):
         raise WrongInput(f"{path}: describe in .py or .json what is graded; docs/kernelproof/grading.md says how")
-    values = _of_python(path) if path.suffix == ".py" else _of_json(path)
+    if path.suffix == ".py":
+        values = {name: value for name, value in _executed(path).items() if name in PARAMETERS}
+    else:
+        values = _of_json(path)
     if source is not None:
         values["source"] = source
     if missing := [name for name in NEEDED if name not in values]:
@@ -38,10 +41,6 @@ def arguments(path: Path, source: Path | None = None) -> dict[str, Any]:
         with reading(file):
             values["source"] = file.read_text()
     return values
-
-
-def _of_python(path: Path) -> dict[str, Any]:
-    return {name: value for name, value in _executed(path).items() if name in PARAMETERS}
 
 
 def _of_json(path: Path) -> dict[str, Any]:

@@ -122,7 +122,9 @@ class Watch:
         self._leader, self._nbytes, self._processes = leader, gib * GIB, processes
         self._looked = time.perf_counter()
         self._end = self._looked + seconds
-        self._inherited = _anonymous_bytes(os.getpid())
+        # A fork inherits the resident pages that belong to no file and are not shared.
+        resident, shared = _pages(os.getpid())
+        self._inherited = resident - shared
         self._excessive = False  # whether the last measurement found too much memory
 
     def passed(self) -> Literal["", "time", "memory", "processes"]:
@@ -179,12 +181,6 @@ def _rollup(pid: int) -> Counter[str]:
         resident, _ = _pages(pid)
         return Counter(Pss=resident, Private_Dirty=resident)
     return Counter({words[0].rstrip(":"): 1024 * int(words[1]) for words in lines})
-
-
-def _anonymous_bytes(pid: int) -> int:
-    """The bytes that a fork inherits: resident pages that belong to no file and are not shared."""
-    resident, shared = _pages(pid)
-    return resident - shared
 
 
 def _pages(pid: int) -> tuple[int, int]:

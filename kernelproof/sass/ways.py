@@ -12,7 +12,7 @@ from itertools import chain
 
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.flow import Block, Graph, Loop
-from kernelproof.sass.loops import Loops
+from kernelproof.sass.loops import Loops, count
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.trips import trips
 
@@ -104,11 +104,12 @@ class Ways:
 
     def _loop_of(self, block: int, main: frozenset[int]) -> Loop | None:
         """The outermost loop around a block that contains neither the main loop nor MMAs."""
-        loops = [loop for loop in self.graph.loops if block in loop.blocks and not main & loop.blocks]
-        return max((loop for loop in loops if not self._has_mma(loop)), key=lambda loop: len(loop.blocks), default=None)
-
-    def _has_mma(self, loop: Loop) -> bool:
-        return any(instruction.name in MMA for instruction in self._code(loop.blocks))
+        loops = [
+            loop
+            for loop in self.graph.loops
+            if block in loop.blocks and not main & loop.blocks and not count(self._code(loop.blocks), MMA)
+        ]
+        return max(loops, key=lambda loop: len(loop.blocks), default=None)
 
     def _iterations(self, block: int, main: frozenset[int]) -> int:
         """How often a block's outermost loop runs, at most ``MAX_ITERATIONS``; 1 if that is not known."""

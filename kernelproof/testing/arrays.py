@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from kernelproof.emulator import Buffer, Memory, Place, Report
+from kernelproof.emulator import Buffer, Memory, Report
 from kernelproof.emulator.host.execution import output_reports
 from kernelproof.emulator.host.program import KernelArgument
 from kernelproof.emulator.memory.tensors import TorchTensor, host_array, host_bytes, is_tensor
@@ -79,11 +79,12 @@ class Loan:
             assert span.buffer is not None
             span.buffer.name = f"argument {span.number}"
             starts.add(span.buffer.start)
-        reports = output_reports(self.memory, kernel)
-        return [item for item in reports if item.place is not None and self._start(item.place) in starts]
-
-    def _start(self, place: Place) -> int:
-        return place.address - place.offset - self.memory.base
+        # A place has the address of an element; without its offset that is the start of its buffer.
+        return [
+            report
+            for report in output_reports(self.memory, kernel)
+            if (place := report.place) is not None and place.address - place.offset - self.memory.base in starts
+        ]
 
     def store(self) -> None:
         """Copy the contents back to the arrays, and free the device memory."""

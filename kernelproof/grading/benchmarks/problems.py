@@ -126,13 +126,9 @@ class KernelBench:
     def __init__(self, text: str, stated: Case, case: Case, seed: int) -> None:
         self.module = execute_text(text, "reference", stated, case)
         seed_all(seed)
-        self.initial = self._initial()
+        self.initial: Any = self.module.get_init_inputs() if hasattr(self.module, "get_init_inputs") else []
         seed_all(seed)
         self.model = construct(self.module.Model, self.initial)
-
-    def _initial(self) -> Any:
-        make = getattr(self.module, "get_init_inputs", None)
-        return make() if make is not None else []
 
     def inputs(self, seed: int) -> list[Any]:
         seed_all(seed)
