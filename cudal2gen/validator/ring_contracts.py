@@ -14,11 +14,12 @@ from typing import NamedTuple
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.tma_ring import MAX_BAND
 from cudal2gen.kernel.warpgroups import Warpgroups
-from cudal2gen.validator.slice_facts import with_slices
+from cudal2gen.validator.slice_facts import slice_of, with_slice, with_slices
 from kernelproof.certificates import (
     ARRIVALS,
     PARTIALS,
     TILES,
+    ZERO,
     Bounds,
     BoxMap,
     Claim,
@@ -49,7 +50,7 @@ def refusal(record: Warpgroups) -> str:
     """Why no proof is tried for a record; empty if one is."""
     if record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
-    slices = record.split_k > 1 and (record.summed_in != "workspace" or record.cluster_ctas > 1)
+    slices = record.summed_in == "workspace" and record.cluster_ctas > 1
     reasons = {
         f"split_k={record.split_k}": slices,
         "stream_k": record.stream_k,
@@ -70,6 +71,15 @@ def problems(record: Warpgroups) -> tuple[str, ...]:
         f"in bands of 1 to {MAX_BAND} along m or n",
         "A is ({}) and B is ({})".format(*record.along_k.shapes),
     )
+    if record.summed_in == "cluster":
+        return (
+            f"{extents}, of which there are at least {record.split_k}",
+            f"at most {MOST_TILES // record.split_k} tiles, {bands}",
+            f"clusters of {record.split_k} CTAs, each of which has a slice of k of one tile",
+            shapes,
+            f"lda and ldb are multiples of {vector}, they and ldd from a row's length to {MAX_EXTENT}",
+            f"A and B are at multiples of {ALIGNMENT} bytes, D of {record.output.bytes}",
+        )
     if record.split_k > 1:
         return (
             f"{extents}, of which there are at least {record.split_k}",
@@ -101,8 +111,12 @@ def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
             kind = "a whole band" if full else "the last and narrower band"
             title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
             ranks = range(record.cluster_ctas)
-            ctas = [_contract(record, program, item, along_n, rank) for rank in ranks]
-            pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
+            if record.summed_in == "cluster":
+                ctas = [_slice(record, program, item, along_n, rank) for rank in ranks]
+                pipelines = [_adding(record, cta, item, rank) for rank, cta in enumerate(ctas)]
+            else:
+                ctas = [_contract(record, program, item, along_n, rank) for rank in ranks]
+                pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
             peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
             yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
 
@@ -145,7 +159,7 @@ def _bounds(record: Warpgroups) -> Bounds:
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
     for x, size in zip("mnk", _extents(record), strict=True):
         bounds |= rests.bounds(f"in_{x}", size)
-    most = MOST_RESIDENT if record.split_k > 1 else _most_clusters(record)
+    most = MOST_RESIDENT if record.summed_in == "workspace" else _most_clusters(record)
     bounds |= {("cta_x",): (0, most), ("grid_x",): (1, most)}
     bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
     return bounds
@@ -180,15 +194,12 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
         facts = with_slices(facts.also({}, *within), count, record.bk)
     entry = _launch(record, program, rows, cols, named("band"), along_n, facts, rank)
     names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
-    sharers = WARPGROUP * record.sharers
-    groups = tuple(
-        (WARPGROUP + first, WARPGROUP + first + sharers) for first in range(0, WARPGROUP * record.consumers, sharers)
-    )
+    groups = _groups(record)
     current, parts = _current(record, item), None
     # Items after the CTA's next one; negative if it has no next one.
     left = item.rows * item.cols * count - 1 - current - named("grid_x")
     if count > 1:
-        vectors = record.bm * record.bn // (4 * sharers)
+        vectors = record.bm * record.bn // (4 * WARPGROUP * record.sharers)
         together = ceil_div(LOADS, count)  # vectors, so that as many loads are in flight
         columns, ctas = record.cols // 8, (named("cta_x"), named("grid_x"))
         parts = Parts(count, vectors, columns, together, rows * cols, item.number, *ctas)
@@ -204,6 +215,12 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     )  # fmt: skip
 
 
+def _groups(record: Warpgroups) -> tuple[tuple[int, int], ...]:
+    """The first thread of each group of consumers, and the one after its last."""
+    size = WARPGROUP * record.sharers
+    return tuple((WARPGROUP + at, WARPGROUP + at + size) for at in range(0, WARPGROUP * record.consumers, size))
+
+
 def _current(record: Warpgroups, item: _Item) -> Polynomial:
     """The number of an item of work. The slices of a tile have successive numbers."""
     return item.number * record.split_k + named("slice") if record.split_k > 1 else item.number
@@ -215,14 +232,19 @@ def _limits(record: Warpgroups) -> list[Polynomial]:
     return [limit for x, size in sizes for limit in rests.limits(f"in_{x}", size)]
 
 
-def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
-    """The contract of the CTA of this rank while it computes an item."""
+def _item_bounds(record: Warpgroups, item: _Item) -> Bounds:
+    """Bounds of all names that a contract has of the CTA while it computes an item."""
     most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
     bounds = _bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
     bounds |= {(name,): (0, MAX_BAND - 1) for name in ("in_band", "in_band_rest")}
     bounds[("more",)] = (0, most if item.full else MAX_BAND - 1)
     # The bands before the item's lie within D, so ``bands`` times the width of a band is at most all tiles across.
-    bounds |= {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
+    return bounds | {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
+
+
+def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+    """The contract of the CTA of this rank while it computes an item."""
+    bounds = _item_bounds(record, item)
     count, current = record.split_k, _current(record, item)
     tiles, most_tiles = item.rows * item.cols * count, _most_clusters(record)
     assumed = [
@@ -246,6 +268,29 @@ def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     )  # fmt: skip
 
 
+def _slice(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+    """The contract of the CTA of a cluster that has a slice of k, the only item of its CTA."""
+    most, count = _most_clusters(record), record.split_k
+    tiles = item.rows * item.cols
+    assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.band, *_limits(record)]
+    facts = with_slice(Facts(_item_bounds(record, item), assumed), rank, count, record.bk)
+    first, total = slice_of(rank, count)
+    contract = _launch(record, program, item.rows, item.cols, item.band, along_n, facts, rank, total)
+    row, col = (x * size for x, size in zip(item.tile, (record.bm, record.bn), strict=True))
+    return replace(
+        contract, tile=Tile(row, col, record.bm, record.bn), first=first * record.bk,
+        special={"%ctaid.x": item.number * count + rank, "%nctaid.x": tiles * count},
+    )  # fmt: skip
+
+
+def _adding(record: Warpgroups, cta: Contract, item: _Item, rank: int) -> Pipeline:
+    """The pipeline of such a CTA."""
+    return Pipeline(
+        record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), cta, item.number, {}, item.number, ZERO,
+        Polynomial.of(-1), rank, record.split_k, None, frozenset((rank,)), adds=True,
+    )  # fmt: skip
+
+
 def _launch(
     record: Warpgroups,
     program: Program,
@@ -255,21 +300,24 @@ def _launch(
     along_n: int,
     facts: Facts,
     rank: int,
+    total: Polynomial | None = None,
 ) -> Contract:
-    """The contract of a launch, for the CTA of this rank. ``rows``, ``cols``: rows and columns of clusters' tiles."""
+    """The contract of a launch, for the CTA of this rank. ``rows``, ``cols``: rows and columns of clusters' tiles.
+    ``total``: all k-tiles, if the rank decides which of them an item has."""
     launch = record.launch
     rest = launch.box_d_rest_cols
     # Tensor maps of A, B and D are parameters 0 to 2; a map for the rest of D's columns is the last one.
     if len(program.offsets) != 14 + bool(rest):
         raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
     own = named(TILES) * record.bk  # the k that an item sums over
-    padded = named("all_tiles") * record.bk if record.split_k > 1 else own
+    if total is None:
+        total = named("all_tiles") if record.split_k > 1 else named(TILES)
     high, wide, _ = _extents(record)
     # The last tile has in_m + 1 rows within the problem; likewise n and k.
     m, n, k = (
         covered - (size - 1) + rests.number(f"in_{x}", size)
         for x, covered, size in (
-            ("m", rows * high, high), ("n", cols * wide, wide), ("k", padded, record.bk)
+            ("m", rows * high, high), ("n", cols * wide, wide), ("k", total * record.bk, record.bk)
         )
     )  # fmt: skip
     element, output, along = record.element, record.output, record.along_k

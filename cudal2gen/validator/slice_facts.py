@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudal2gen.kernel.problem import MAX_EXTENT
-from kernelproof.certificates import TILES, Bounds, Facts, Polynomial, Quotient
+from kernelproof.certificates import TILES, ZERO, Bounds, Facts, Polynomial, Quotient
 from kernelproof.ground.integers import ceil_div
 
 named = Polynomial.named
@@ -29,3 +29,23 @@ def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
         Quotient(own, 2, named("slice_half"), named("slice_odd")),
     ]
     return extended
+
+
+def slice_of(rank: int, count: int) -> tuple[Polynomial, Polynomial]:
+    """The first k-tile of the slice with a number, and the k-tiles of all slices."""
+    first = named("first_tile") if rank else ZERO
+    return first, named("all_tiles") if rank < count - 1 else first + named(TILES)
+
+
+def with_slice(facts: Facts, rank: int, count: int, k_step: int) -> Facts:
+    """The facts, and those about the slice with a number."""
+    first, total = slice_of(rank, count)
+    end, most = first + named(TILES), ceil_div(MAX_EXTENT, k_step)
+    bounds: Bounds = {("all_tiles",): (count, most), ("first_tile",): (0, most)}
+    bounds |= {(name,): (0, count - 1) for name in ("first_rest", "end_rest")}
+    out = facts.also(bounds, total - end, total - count, most - total)
+    if rank:
+        out.quotients.append(Quotient(total * rank, count, first, named("first_rest")))
+    if rank < count - 1:
+        out.quotients.append(Quotient(total * (rank + 1), count, end, named("end_rest")))
+    return out

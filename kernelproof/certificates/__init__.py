@@ -14,6 +14,8 @@ with a coefficient per lane, and data are known by their origin, not by their va
 - ``sum_proof`` proves how a pipeline's partial sums are added, for any thread of a group (``share``) on
   ``sum_machine``, a ``thread_machine`` that keeps its ``doings``. ``conditions`` has predicates that are not decided,
   and ``rests`` names for quotients.
+- ``cluster_sums`` says how CTAs of a cluster send each other partial sums (``sum_sender``), and why that suffices.
+  ``cluster_sum_proof`` proves how they add them.
 - ``facts`` has what is known of the named integers of ``polynomials``. ``solver`` asks z3 where bounds do not suffice.
 - ``contract`` states what a kernel must do. To state contracts for kernels of your own, use the names below.
 """

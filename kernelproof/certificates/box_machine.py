@@ -207,7 +207,7 @@ class BoxMachine(RoleMachine):
             state = self.memory.state
             value = Cells(state.kinds[places], state.rows[places], state.cols[places], ELEMENT)
             target, rows, cols = self._elements(box, matrix, *self._corner(coordinates, lane))
-            kind = self.whole_sum(value, matrix, tile)
+            kind = self.whole_sum(value, matrix.name, matrix.width, tile)
             same = kind.row.equals(target.row) and kind.col.equals(target.col)
             if not same or (value.rows != rows).any() or (value.cols != cols).any():
                 raise NotCertified("D gets the sum of another element")

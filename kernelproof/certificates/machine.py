@@ -14,7 +14,7 @@ import numpy as np
 
 from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
-from kernelproof.certificates.contract import Contract, Matrix, Tile
+from kernelproof.certificates.contract import Contract, Tile
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import PARTIALS, GlobalPlaces
 from kernelproof.certificates.polynomials import ZERO, Lanes, same_everywhere
@@ -316,7 +316,7 @@ class Machine(GlobalPlaces):
             value.check_stored(place, self.kinds[place.one_kind], tile, self.contract.sum_end)
             self.written.append((place.rows, place.cols))
             return
-        kind = self.whole_sum(value, matrix, tile)
+        kind = self.whole_sum(value, matrix.name, matrix.width, tile)
         if matrix.name == PARTIALS:
             self.slices.store(self._slab(place), self._all_lanes(place).cols, value)
             return
@@ -326,15 +326,15 @@ class Machine(GlobalPlaces):
             raise NotCertified("D gets the sum of another element")
         self.written.append((place.rows, place.cols))
 
-    def whole_sum(self, value: Cells, matrix: Matrix, tile: Tile) -> Kind:
-        """The kind of elements that are stored to a matrix. Raises NotCertified unless they are complete sums of the
-        CTA's tile."""
+    def whole_sum(self, value: Cells, to: str, width: int, tile: Tile) -> Kind:
+        """The kind of elements that are stored ``to`` where elements have a ``width`` in bytes. Raises NotCertified
+        unless they are complete sums of the CTA's tile."""
         kind = self.kinds[value.one_kind]
-        if kind is None or kind.summed is None or value.width != matrix.width:
-            raise NotCertified(f"what is stored to {matrix.name} is not a sum of products of its type")
+        if kind is None or kind.summed is None or value.width != width:
+            raise NotCertified(f"what is stored to {to} is not a sum of products of its type")
         end = self.contract.sum_end
         if kind.summed.beyond or not kind.summed.done.equals(end):
-            raise NotCertified(f"{matrix.name} gets the sum up to k = {kind.summed.done}, not to {end}")
+            raise NotCertified(f"{to} gets the sum up to k = {kind.summed.done}, not to {end}")
         # Kinds have the varying parts of row and col only. Callers check the constants, which are elements' offsets.
         if not (kind.row.equals(tile.row.varying) and kind.col.equals(tile.col.varying)):
             raise NotCertified(f"a CTA stores sums from ({kind.row}, {kind.col}) on, not of its own tile")

@@ -8,6 +8,7 @@ import numpy as np
 
 from kernelproof.certificates.accumulators import check_accumulators
 from kernelproof.certificates.cells import Kinds
+from kernelproof.certificates.cluster_sum_proof import ClusterSumProof
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import Invariant
@@ -15,9 +16,10 @@ from kernelproof.certificates.loops import Case
 from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
 from kernelproof.certificates.polynomials import Lanes
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_controls import of_lanes
 from kernelproof.certificates.role_loops import loops_of
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split
-from kernelproof.certificates.roles import Role, of_lanes
+from kernelproof.certificates.roles import Role
 from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.sum_proof import SumProof
 from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
@@ -58,6 +60,9 @@ class PipelineProof:
         self.invariants = found
         for cta in ctas:
             cta.check()
+        if self.pipeline.adds:
+            adding = [(cta.contract, cta.pipeline, cta.protocol, cta.adding) for cta in ctas]
+            yield from ClusterSumProof(self.program, self.kinds, adding).cases()
         if self.pipeline.parts is not None:
             yield from SumProof(self.program, self.contract, self.pipeline, ctas[0].protocol, self.kinds).cases()
 
@@ -83,6 +88,7 @@ class _Cta:
         self.protocol = Protocol(-(-size // ELEMENT), pipeline)
         threads, groups = np.arange(contract.lanes), pipeline.groups
         self.parts = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
+        self.adding: list[RoleState] = []  # in which its consumers begin to add
         self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
 
     def begin(self, barrier: int) -> Case:
@@ -115,6 +121,7 @@ class _Cta:
         if entry.block != role.items or len(lanes) != (len(self.parts[number]) if number else 1):
             raise NotCertified(f"{title}: {len(lanes)} threads, or threads that do something else")
         role.prove(entry)
+        self.adding += role.adding
         assert role.invariant is not None
         found.append(role.invariant)
         return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
@@ -127,7 +134,7 @@ class _Cta:
     def _entries(self, state: RoleState, threads: Lanes) -> list[tuple[Lanes, RoleState]]:
         """The states in which threads reach a loop over items, each with those threads. Threads that end before are
         left out."""
-        stops = {loops_of(self.program, role)[0] for role in (PRODUCER, CONSUMER)}
+        stops = {loops_of(self.program, role, not self.pipeline.adds)[0] for role in (PRODUCER, CONSUMER)}
         todo, out = [(threads, state)], []
         while todo:
             lanes, at = todo.pop()

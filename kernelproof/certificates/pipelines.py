@@ -40,6 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kernelproof.certificates.cluster_sums import ClusterSums
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
@@ -91,6 +92,7 @@ class Pipeline:
     - ``share``: the bytes that the CTA loads for a k-tile; None for all bytes of a stage.
     - ``returns``: the ranks of the CTAs to which the CTA's warps hand a stage back.
     - ``peers``: contracts and pipelines of the CTAs with larger ranks, in the order of their ranks.
+    - ``adds``: the CTAs have slices of k of one tile, one item each, and add their sums; see ``cluster_sums``.
     """
 
     stages: int
@@ -108,6 +110,12 @@ class Pipeline:
     returns: frozenset[int] = frozenset((0,))
     peers: tuple[tuple[Contract, Pipeline], ...] = ()
     parts: Parts | None = None
+    adds: bool = False
+
+    @property
+    def drains(self) -> bool:
+        """Whether a producer waits in the end for what other CTAs hand back."""
+        return self.ranks > 1 and not self.adds
 
     @property
     def round(self) -> int:
@@ -140,6 +148,7 @@ class Protocol:
     - ``registers``: warpgroup -> registers of a thread after setmaxnreg.
     - ``meetings``: group -> number of its barrier. ``slab``: what every item leaves in the workspace; None before the
       first item has been proven.
+    - ``sums``: what CTAs of the cluster send to this one.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -160,6 +169,7 @@ class Protocol:
         self.registers: dict[int, int] = {}
         self.meetings: dict[int, int] = {}
         self.slab: SlabContents | None = None
+        self.sums = ClusterSums(elements * ELEMENT)
 
     def meeting(self, group: int, number: int) -> None:
         """Note that a group uses a barrier. Raises NotCertified if it uses another one, or another group uses this."""
@@ -241,14 +251,16 @@ class Protocol:
     def check(self, warps: int, groups: int) -> None:
         """Check the mbarriers after all roles have been proven. ``warps``: the number of warps in a group."""
         readers = sum(self.pipeline.rank in peer.pipeline.returns for peer in self.cluster)
-        roles = (self.full, self.empty, self.turns)
+        roles = (self.full, self.empty, self.turns, self.sums.freed, self.sums.arrived)
         addresses = [address for role in roles for address in role.values()]
         if len(set(addresses)) < len(addresses):
             raise NotCertified("one mbarrier serves two purposes")
-        sizes = (self.pipeline.stages, self.pipeline.stages, groups if groups > 1 else 0)
-        for role, size, arrivals in zip(roles, sizes, (1, warps * readers, warps), strict=True):
+        stages, adds = self.pipeline.stages, int(self.pipeline.adds)
+        sizes = (stages, stages, groups if groups > 1 else 0, adds, adds)
+        expected = (1, warps * readers, warps, warps * self.pipeline.ranks, 1)
+        for role, size, arrivals in zip(roles, sizes, expected, strict=True):
             if sorted(role) != list(range(size)):
-                raise NotCertified("a stage or a turn has no mbarrier")
+                raise NotCertified("a stage or a turn has no mbarrier, or one that is not needed")
             if any(self.counts[address] != arrivals for address in role.values()):
                 raise NotCertified(f"an mbarrier does not expect the {arrivals} arrivals that it gets in a phase")
 

@@ -6,6 +6,7 @@ from kernelproof.certificates.accumulators import is_wgmma
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_state import PRODUCER
+from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.loops import reachable
 from kernelproof.emulator.frontend.instruction import defs_uses
 from kernelproof.emulator.frontend.ptx import Instr
@@ -52,7 +53,8 @@ def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], i
     them.
 
     ``exits``: the blocks to which the loop is left. ``items``: the head of the loop over items, where an item ends.
-    Only blocks through which all ways lead can end the part that is looked for.
+    Only blocks through which all ways lead can end the part that is looked for, and a wait for an mbarrier is behind
+    it.
     """
     if len(exits) != 1:
         raise NotCertified("the main loop is left for different places")
@@ -60,7 +62,7 @@ def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], i
     passed, tail = set[int](), set[int]()
     while (join := program.joins[at]) is not None and join != items:
         between = reachable(program.blocks, [at], join)
-        if items in between:
+        if items in between or any(_waits(program.blocks[block]) for block in between):
             break
         passed |= between
         at = join
@@ -69,15 +71,40 @@ def tail_of(program: Program, items: int, exits: list[int]) -> tuple[set[int], i
     return tail, end
 
 
-def loops_of(program: Program, role: str) -> tuple[int, int]:
-    """The heads of a role's loops over items and over k-tiles. Raises NotCertified if there are others or none."""
+def loops_of(program: Program, role: str, several: bool = True) -> tuple[int, int]:
+    """The heads of a role's loops over items and over k-tiles; one head for both if a CTA does not have ``several``
+    items. Raises NotCertified if there are other loops or none."""
     does = loads_box if role == PRODUCER else multiplies
     work = {block.index for block in program.blocks if any(does(ins) for ins in block.all())}
     heads = [head for head, body in program.loops.items() if work and work <= body]
-    if len(heads) != 2:
-        raise NotCertified(f"a {role} that has not two loops, over items and over k-tiles")
-    inner, outer = sorted(heads, key=lambda head: len(program.loops[head]))
-    return outer, inner
+    if len(heads) != 1 + several:
+        loops = "two loops, over items and over k-tiles" if several else "one loop, over k-tiles"
+        raise NotCertified(f"a {role} that has not {loops}")
+    heads.sort(key=lambda head: len(program.loops[head]))
+    return heads[-1], heads[0]
+
+
+def behind_waits(program: Program, exits: list[int]) -> int:
+    """The block behind the last loop that waits for an mbarrier, of those behind a loop over k-tiles."""
+    behind = reachable(program.blocks, exits)
+    spins = [
+        head for head, body in program.loops.items()
+        if head in behind and any(_waits(program.blocks[block]) for block in body)
+    ]  # fmt: skip
+    after = [exits_of(program, head) for head in spins]
+    last = [to[0] for to in after if len(to) == 1 and not set(spins) & reachable(program.blocks, to)]
+    if len(last) != 1:
+        raise NotCertified("a consumer without one last wait for the sums of its cluster")
+    return last[0]
+
+
+def is_wait(ins: Instr) -> bool:
+    """Whether an instruction tries to wait for an mbarrier."""
+    return ins.op == "emu_try_wait"
+
+
+def _waits(block: Block) -> bool:
+    return any(map(is_wait, block.all()))
 
 
 def loads_box(ins: Instr) -> bool:

@@ -18,18 +18,19 @@ from kernelproof.certificates.machine import Machine, State
 from kernelproof.certificates.pipelines import WARP, Protocol, Stores
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_loops import is_wait
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split, Track
 from kernelproof.emulator.frontend.flow.loops import reachable
 from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.hopper.register_pool import entry_registers
 from kernelproof.emulator.host.launch_limits import device_for
+from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
 
 MOST_BYTES = (1 << 20) - 1  # the most bytes that an mbarrier can expect in a phase (PTX ISA)
 # Instructions that a thread may execute between two tries of a wait: they change nothing but registers.
 _PURE = frozenset(("emu_waited", "selp", "setp", "mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor"))
-_WAIT = "emu_try_wait"
 _MOST_BLOCKS = 8  # the most blocks between two tries of a wait
 
 
@@ -94,7 +95,7 @@ class RoleMachine(Machine):
         """Check that a wait which fails is tried again: threads come back to it with the same registers, and have done
         nothing else."""
         mine = dict(registers)
-        if any(ins.op != _WAIT and ins.base not in _PURE for ins in self.program.blocks[block].all()):
+        if any(not is_wait(ins) and ins.base not in _PURE for ins in self.program.blocks[block].all()):
             raise NotCertified("between two tries of a wait, threads do more than to compute")
         self.success = False
         self._try_again(following, mine, block)
@@ -140,7 +141,7 @@ class RoleMachine(Machine):
             if not track.step.equals(self.tiles):
                 raise NotCertified(f"an item ends after {track.step} k-tiles of {self.tiles}")
             if self.role == CONSUMER:
-                super().finish()
+                self.finish_item()
                 if groups > 1 and not (track.ordered and track.handed == self.warps):
                     raise NotCertified("a group has no turn at an item, or does not hand it on by each of its warps")
             elif self.written:
@@ -150,12 +151,16 @@ class RoleMachine(Machine):
         track.item = (track.item + 1) % (2 * groups if self.role == CONSUMER and groups > 1 else 1)
         track.step, track.ordered, track.handed = ZERO, False, frozenset()
 
+    def finish_item(self) -> None:
+        """Check what a group has stored of its item."""
+        super().finish()
+
     def finish(self) -> None:
         """Check what the threads leave behind when they end."""
         drained, self.track.drained = self.track.drained, 0
         if self.role in (PRODUCER, CONSUMER):
             self.end_item()
-        if drained != (self.pipeline.stages if self.role == PRODUCER and self.pipeline.ranks > 1 else 0):
+        if drained != (self.pipeline.stages if self.role == PRODUCER and self.pipeline.drains else 0):
             raise NotCertified("a CTA may end before others of its cluster have handed back its last stages")
         if not self.track.idle or self.track.step.terms:
             raise NotCertified("a thread ends in the middle of an item")
@@ -282,7 +287,7 @@ class RoleMachine(Machine):
         # number, a producer for the phase of ``empty`` before that.
         stage, turn = track.position % stages, track.position // stages
         self.polled = True
-        if self.role == PRODUCER and self.pipeline.ranks > 1 and track.step.equals(self.tiles):
+        if self.role == PRODUCER and self.pipeline.drains and track.step.equals(self.tiles):
             expected = self._drain(at)
         elif self.role == PRODUCER:
             self.protocol.mbarrier(self.protocol.empty, stage, at, "the stage")
@@ -304,10 +309,15 @@ class RoleMachine(Machine):
             # Group 0 has the first turn without an arrival, so its phases are one less than those of group 1.
             track.ordered, expected = True, (track.item // groups + self.group + 1) & 1
         else:
-            raise NotCertified("a wait for another mbarrier than that of the next stage")
+            expected = self.wait_behind(at)
         track.unmet = self.role == CONSUMER
         if parity != expected:
             raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
+
+    def wait_behind(self, at: int) -> int:
+        """The parity of a consumer's wait for another mbarrier than that of a stage or a turn. There is none but where
+        the CTAs of a cluster add."""
+        raise NotCertified(f"a wait for the mbarrier at byte {at - WINDOW_START}, not for that of the next stage")
 
     def _drain(self, at: int) -> int:
         """The parity of the producer's wait, after its last item, for a stage that all CTAs of the cluster hand
@@ -373,10 +383,16 @@ class RoleMachine(Machine):
             if len(track.arrived) == len(self.warps) * len(returns):
                 del track.held[stage]
                 track.arrived = frozenset()
-        elif any(rank != self.pipeline.rank for _, rank in arrivals):
-            raise NotCertified("an arrival at an mbarrier of another CTA that is not due")
         elif groups > 1 and track.ordered and track.step.equals(self.tiles) and not warps & track.handed:
+            if any(rank != self.pipeline.rank for _, rank in arrivals):
+                raise NotCertified("a turn is handed on to another CTA")
             self.protocol.mbarrier(self.protocol.turns, 1 - self.group, at, "the other group's turn")
             track.handed |= warps
         else:
-            raise NotCertified("an arrival at an mbarrier that is not due")
+            self.arrive_behind(at, arrivals)
+
+    def arrive_behind(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
+        """Warps arrive at another mbarrier than that of a stage or a turn. None does but where the CTAs of a cluster
+        add."""
+        ranks = sorted({rank for _, rank in arrivals})
+        raise NotCertified(f"an arrival at byte {at - WINDOW_START} of CTAs {ranks} of the cluster is not due")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kernelproof.certificates.cluster_sums import SumTrack
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.pipelines import Stores
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
@@ -46,6 +47,7 @@ class Track:
     - ``ordered``: it has its turn. ``handed``: the warps that have handed the turn on.
     - ``reading``: the stages that each group of wgmma reads which was not waited for, the oldest group first.
       ``opened``: the stages that products read which are in no group yet.
+    - ``sums``: what it has done behind its products, where the CTAs of a cluster add.
     """
 
     stores: Stores
@@ -67,6 +69,7 @@ class Track:
     granted: bool = False
     fenced: bool = True
     announced: bool = False
+    sums: SumTrack = field(default_factory=SumTrack)
 
     def copied(self) -> Track:
         return replace(self, stores=self.stores.copied(), held=dict(self.held or {}))
@@ -99,7 +102,7 @@ class Track:
         return (
             (self.position, self.filling, self.arrived, self.reading, self.opened, self.ordered, self.handed)
             == (other.position, other.filling, other.arrived, other.reading, other.opened, other.ordered, other.handed)
-            and self.granted == other.granted
+            and (self.granted, self.sums) == (other.granted, other.sums)
             and self.unmet <= other.unmet
             and self.step.equals(other.step)
             and list(mine) == list(its)

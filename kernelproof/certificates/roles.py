@@ -20,19 +20,16 @@ wgmma.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from kernelproof.certificates.cells import UNKNOWN, Cells, Kinds, Unknown
+from kernelproof.certificates.cells import UNKNOWN, Kinds, Unknown
 from kernelproof.certificates.contract import Bounds, Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.guessing import guess
 from kernelproof.certificates.invariants import (
     Invariant,
     Turns,
-    bits_of,
     is_number,
     poly_of,
     rebound,
@@ -42,7 +39,16 @@ from kernelproof.certificates.loops import REST, TILES, TURN
 from kernelproof.certificates.pipelines import Protocol
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.program import Program
-from kernelproof.certificates.role_loops import after_items, exits_of, is_asynchronous, loops_of, registers_of, tail_of
+from kernelproof.certificates.role_controls import Controls, is_known, known_number, number_key
+from kernelproof.certificates.role_loops import (
+    after_items,
+    behind_waits,
+    exits_of,
+    is_asynchronous,
+    loops_of,
+    registers_of,
+    tail_of,
+)
 from kernelproof.certificates.role_machine import RoleMachine
 from kernelproof.certificates.role_state import CONSUMER, PRODUCER, RoleState, Split, Track
 from kernelproof.certificates.slices import SlabContents
@@ -55,55 +61,9 @@ NOTHING = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), 
 named = Polynomial.named
 
 
-def of_lanes(state: RoleState, lanes: Lanes, size: int) -> RoleState:
-    """A state for some of its ``size`` lanes."""
-    out = state.copied()
-    for register, value in out.registers.items():
-        if isinstance(value, Word):
-            out.registers[register] = Word(value.poly.of_lanes(lanes), value.bits, value.facts, value.signed)
-        elif isinstance(value, Cells) or (isinstance(value, np.ndarray) and value.shape == (size,)):
-            out.registers[register] = value.of_lanes(lanes) if isinstance(value, Cells) else value[lanes]
-    return out
-
-
-def _number_key(value: Any) -> tuple[int, bytes | int]:
-    """What distinguishes a known number from others."""
-    constant = poly_of(value).constant
-    return bits_of(value), constant if isinstance(constant, int) else constant.tobytes()
-
-
-def _is_known(value: Any) -> bool:
-    """Whether a register holds a number that is known in each lane."""
-    return is_number(value) and poly_of(value).is_constant
-
-
-def _number(value: Any) -> Lanes:
-    """A known number as an array, which belongs to no facts."""
-    if not _is_known(value):
-        raise NotCertified("a number at the head of a loop depends on the problem")
-    if isinstance(value, Word):
-        constant = np.atleast_1d(np.asarray(value.poly.constant, np.int64))
-        return constant.astype(f"i{value.bits // 8}").view(f"u{value.bits // 8}")
-    return np.asarray(value)
-
-
 # The state after an item, None at the CTA's end; and placeholders, which the inner loop's controls hold from its exit
 # on.
 End = tuple[RoleState | None, dict[str, Unknown]]
-
-
-@dataclass
-class Controls:
-    """The controls at the head of the loop over items: numbers in ``registers``, and the role's track in ``state``."""
-
-    registers: dict[str, Any]
-    state: RoleState
-
-    @property
-    def key(self) -> object:
-        numbers = tuple((name, _number_key(value)) for name, value in sorted(self.registers.items()))
-        track = self.state.track
-        return numbers, track.position, track.item, track.stores.key
 
 
 class Role:
@@ -122,11 +82,17 @@ class Role:
         self.pipeline = protocol.pipeline
         self.invariant, self.guesses = invariant, guesses
         self.variable = program.emitter.variable
-        self.items, self.head = loops_of(program, PRODUCER if group is None else CONSUMER)
+        # Where a CTA has one item, its loop over k-tiles stands for that over items too.
+        self.items, self.head = loops_of(program, PRODUCER if group is None else CONSUMER, not self.pipeline.adds)
         body = program.loops[self.head]
         self.exits = exits_of(program, self.head)
-        # Where a group goes on after its items, if it then adds partial sums.
-        self.after = after_items(program, self.items) if group is not None and self.pipeline.parts else None
+        # Where a group goes on to add partial sums, None if it does not, and the states in which it gets there.
+        self.after: int | None = None
+        if group is not None and self.pipeline.parts:
+            self.after = after_items(program, self.items)
+        elif group is not None and self.pipeline.adds:
+            self.after = behind_waits(program, self.exits)
+        self.adding: list[RoleState] = []
         self.peeled = int(group is not None and any(is_asynchronous(program, block) for block in body))
         self.behind = 0  # k-tiles whose products are in flight at the head, except in iteration 0
         if self.peeled:
@@ -172,6 +138,7 @@ class Role:
         assert after is None or isinstance(after, RoleState)
         if after is not None and after.block == self.after:
             machine.finish()
+            self.adding.append(after)
             return None
         return after
 
@@ -190,6 +157,10 @@ class Role:
         for old, new in self.pipeline.names.items():
             entry = self._put(entry, old, new, machine)
         entry.track.held = {}
+        if self.pipeline.adds:
+            for _ in self._from_head(entry):
+                raise NotCertified("a CTA goes on after its item of work")
+            return
         first = self.pipeline.first
         self.item_registers: list[str] = []
         controls: dict[str, Any] = {}
@@ -200,8 +171,8 @@ class Role:
                 continue
             if is_number(value) and poly_of(value).equals(first):
                 self.item_registers.append(name)
-            elif _is_known(value):
-                controls[name] = _number(value)
+            elif is_known(value):
+                controls[name] = known_number(value)
             else:
                 entry.registers[name] = UNKNOWN
         self.entry, self.control_names = entry, sorted(controls)
@@ -238,6 +209,10 @@ class Role:
         state = self._ran(machine, self._at_item(at, machine), self.head, self.items)
         if state is None or state.block != self.head:
             raise NotCertified("an item is not computed")
+        yield from self._from_head(state)
+
+    def _from_head(self, state: RoleState) -> Iterator[Controls]:
+        """The same, from the state in which an item reaches the loop over k-tiles."""
         self._check_head(state)
         if self.peeled:
             self._only_turn(state)
@@ -256,7 +231,7 @@ class Role:
         for name in self.control_names:
             value = end.registers.get(name)
             value = next((left[inner] for inner, cover in covers.items() if value is cover), value)
-            out[name] = _number(value)
+            out[name] = known_number(value)
         return out
 
     def _next_item(self, last: bool, state: RoleState | None) -> None:
@@ -275,7 +250,8 @@ class Role:
 
     def _variants(self) -> tuple[tuple[bool, Polynomial], ...]:
         """Whether an item is the CTA's last: both cases, each with a polynomial that is at least 0 in it."""
-        return (False, self.pipeline.left), (True, -self.pipeline.left - 1)
+        variants = (False, self.pipeline.left), (True, -self.pipeline.left - 1)
+        return variants[1:] if self.pipeline.adds else variants
 
     def _skip(self, at: Controls) -> Iterator[Controls]:
         """Prove that a group skips an item of another group, for any number of k-tiles modulo two rounds."""
@@ -380,13 +356,13 @@ class Role:
         self.loop_controls = [
             self.variable(register) for register in self._looked_at(self.head)
             if register in self.written_in_loop and register not in stated
-            and _is_known(self.first.registers.get(self.variable(register)))
+            and is_known(self.first.registers.get(self.variable(register)))
         ]  # fmt: skip
-        self.controls[start] = {name: _number(self.first.registers[name]) for name in self.loop_controls}
+        self.controls[start] = {name: known_number(self.first.registers[name]) for name in self.loop_controls}
         for position in (*range(start, round_), *range(start)):
             self._turn(position)
-        if {n: _number_key(v) for n, v in self.controls[start].items()} != {
-            n: _number_key(self.first.registers[n]) for n in self.loop_controls
+        if {n: number_key(v) for n, v in self.controls[start].items()} != {
+            n: number_key(self.first.registers[n]) for n in self.loop_controls
         }:
             raise NotCertified("the numbers of the ring are not the same after two rounds")
         for position in range(round_):
@@ -440,7 +416,7 @@ class Role:
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self._check_track(state, self._track(start.track, following, named(TURN) + 1))
-        self.controls[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
+        self.controls[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
         turns = self._turns(self._put(self.first, TILES, tiles, machine), following)
         turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
@@ -454,11 +430,12 @@ class Role:
             raise NotCertified("the main loop goes on after its last turn")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
-        self.left[following] = {name: _number(state.registers.get(name)) for name in self.loop_controls}
+        self.left[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
         if self.last is None:
             # The blocks after a peeled loop belong to its last iteration, and the group may hand on its turn in them.
-            handed = state.track.handed if self.peeled else start.track.handed
-            self._check_track(state, replace(start.track, handed=handed).at(following, tiles, self.pipeline.stages, 0))
+            track = state.track if self.peeled else start.track
+            passed = replace(start.track, handed=track.handed, sums=track.sums)
+            self._check_track(state, passed.at(following, tiles, self.pipeline.stages, 0))
             self.last = state
             return
         self._check_left(self.last, state, machine)
@@ -468,10 +445,10 @@ class Role:
         item has reached the loop. Yields the ends that are reached, each with its position."""
         assert self.last is not None
         others = [self.variable(x) for x in self.program.live(self.last.block) if x not in self.in_loop]
-        known = tuple((x, _number_key(head.registers[x])) for x in others if _is_known(head.registers.get(x)))
+        known = tuple((x, number_key(head.registers[x])) for x in others if is_known(head.registers.get(x)))
         # Placeholders stand for controls, so positions share their ends. The producer of a cluster is an exception: it
         # waits for stages once more at its end.
-        drains = self.group is None and self.pipeline.ranks > 1
+        drains = self.group is None and self.pipeline.drains
         for position in range(self.pipeline.round):
             at = position if drains else None
             key = known, head.track.stores.key, head.track.item, at

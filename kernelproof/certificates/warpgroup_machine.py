@@ -14,12 +14,12 @@ import numpy as np
 
 from kernelproof.certificates.accumulators import tuples_of
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, SummedRange
-from kernelproof.certificates.cluster_machine import ClusterMachine
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.pipelines import FIRST_STAGE, StageOperand
 from kernelproof.certificates.polynomials import ZERO, Lanes
 from kernelproof.certificates.role_state import CONSUMER, RoleState
 from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.sum_sender import SumSender
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.hopper.pattern import pattern
 from kernelproof.emulator.hopper.tile import WgmmaForm
@@ -40,7 +40,7 @@ class Operand(NamedTuple):
     steps: tuple[int, ...]
 
 
-class WarpgroupMachine(ClusterMachine):
+class WarpgroupMachine(SumSender):
     """The machine of a role whose warpgroups may execute wgmma."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:

@@ -30,7 +30,6 @@ COVERED: dict[str, Record] = {
 }
 NOT_COVERED: dict[str, Record] = {
     "slices in a workspace, in clusters": ring(split_k=3, reduce="workspace", cluster=[2, 1]),
-    "slices in a cluster": ring(split_k=2, reduce="cluster", epilogue="direct"),
     "the last wave is shared out": ring(stream_k=True),
     "stored directly": ring(epilogue="direct"),
     "D of fp32": ring(acc="f32", d="f32"),

@@ -1,0 +1,254 @@
+"""Proves how the CTAs of a cluster add their sums, when these have come: see ``cluster_sums`` for what is before.
+
+Any thread of a CTA's consumers is followed from behind its last wait to its end, by its number's names: its warpgroup,
+its warp, and the row and the pair of its lane. What its registers hold there is known for each thread from the proof of
+its role; those that are a polynomial in these names are known, and the others are not. It loads sums from places to
+which all threads of its warpgroups get the sums of one slice, adds those of all slices in their order, and stores them
+to D where they lie within it. Over all threads and CTAs of the cluster, each element of the tile is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds
+from kernelproof.certificates.cluster_sums import NOBODY, SUM_BYTES, ClusterSums
+from kernelproof.certificates.conditions import OpenFacts, settled
+from kernelproof.certificates.contract import Contract, Matrix, Tile
+from kernelproof.certificates.doings import Key, Stored
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.invariants import bits_of, is_number, poly_of
+from kernelproof.certificates.loops import Case
+from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
+from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_state import RoleState
+from kernelproof.certificates.share import LANES, WARPS
+from kernelproof.certificates.slices import Partial
+from kernelproof.certificates.thread_machine import Registers, ThreadMachine
+from kernelproof.certificates.words import Word, polynomial
+from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
+from kernelproof.emulator.state.arrays import Mask
+
+CLUSTER_SUM = "sum of a cluster"
+named = Polynomial.named
+
+
+class ConsumerThread:
+    """Any thread of a CTA's consumers, which are the ``warpgroups`` from thread ``start`` on. ``extents``: how many
+    values each name of its number has, from the one that adds most to the number on."""
+
+    def __init__(self, start: int, warpgroups: int) -> None:
+        self.start = start
+        self.steps = {"warpgroup": (warpgroups, 4 * WARP)} | WARPS | LANES
+        names = sorted(self.steps, key=lambda name: -self.steps[name][1])
+        self.extents = {name: self.steps[name][0] for name in names}
+        self.names_in_warp = set(LANES)
+        self.lane_names = set(self.extents)
+        points = np.array(list(product(*map(range, self.extents.values()))), np.int64)
+        self.points = dict(zip(self.extents, points.T, strict=True))
+        self.count = len(points)
+
+    @property
+    def lane(self) -> Polynomial:
+        return sum((named(name, step) for name, (_, step) in LANES.items()), ZERO)
+
+    @property
+    def thread(self) -> Polynomial:
+        return sum((named(name, step) for name, (_, step) in self.steps.items()), Polynomial.of(self.start))
+
+    def values(self, poly: Polynomial) -> Lanes:
+        """A polynomial in the names of the thread, for each thread in the order of numbers."""
+        if set(poly.names()) - self.extents.keys():
+            raise NotCertified(f"{poly} depends on more than the thread")
+        total = np.zeros(self.count, np.int64)
+        for monomial, coefficient in poly.in_lane(0).items():
+            total = total + coefficient * prod((self.points[x] for x in monomial), start=np.ones_like(total))
+        return total
+
+    def fitted(self, values: Lanes) -> Polynomial | None:
+        """The polynomial of degree 1 that has these values for all threads; None if there is none."""
+        shape = tuple(self.extents.values())
+        grid = np.broadcast_to(values, (self.count,)).astype(np.int64).reshape(shape)
+        first = int(grid.flat[0])
+        out = Polynomial.of(first)
+        for axis, (name, size) in enumerate(self.extents.items()):
+            if size > 1:
+                out = out + named(name, int(np.take(grid, 1, axis).flat[0]) - first)
+        return out if np.array_equal(self.values(out), grid.reshape(-1)) else None
+
+    def known(self, value: Any, facts: OpenFacts) -> Any:
+        """A register that has a value for each thread, as one of any thread; ``UNKNOWN`` if that is not found."""
+        if not is_number(value) or (isinstance(value, np.ndarray) and value.dtype == bool):
+            same = isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all()
+            return np.array([value.flat[0]]) if same else UNKNOWN
+        out = ZERO
+        for monomial, coefficient in poly_of(value).terms.items():
+            factor = Polynomial.of(coefficient) if isinstance(coefficient, int) else self.fitted(coefficient)
+            if factor is None:
+                return UNKNOWN
+            out = out + factor * Polynomial({monomial: 1})
+        return Word(out, bits_of(value), facts)
+
+
+class ClusterSumMachine(ThreadMachine):
+    """A thread that adds the ``sums`` of its cluster of so many ``ranks``, in the CTA of a ``rank``."""
+
+    def __init__(
+        self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, thread: ConsumerThread,
+        sums: ClusterSums, rank: int, ranks: int,
+    ) -> None:  # fmt: skip
+        super().__init__(program, contract, facts, kinds, thread)
+        self.consumer, self.sums, self.rank, self.ranks = thread, sums, rank, ranks
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """Those that such a thread needs: it adds, and stores to D."""
+        peers: dict[str, Callable[..., Any]] = {
+            "variable": lambda offset, width: np.full(1, self._own + offset, f"u{width}"),
+            "of_cta": lambda address, *_: address,
+        }
+        return {
+            "G": {"store": self.store}, "S": {"load": self.load_sums}, "E": peers,
+            "I": {"lanes": self.lanes_of, "constant": self.constant}, "W": {"shfl": self.shuffle},
+            "Y": {"converge": lambda *_: None}, "T": {"movmatrix": self.movmatrix}, "J": {}, "Z": {},
+            "P": {"constant": self.constant},
+        }  # fmt: skip
+
+    @property
+    def _own(self) -> int:
+        return self.rank << RANK_SHIFT
+
+    def lanes_of(self, name: str) -> Any:
+        if name == "%cluster_ctarank":
+            return np.full(1, self.rank, "u4")
+        return super().lanes_of(name)
+
+    def load_sums(self, address: Any, size: int, m: Mask, site: int, _strength: int = 0) -> Partial:
+        """Sums that have come to the own CTA, all of one slice."""
+        if m is not None or size % SUM_BYTES:
+            raise NotCertified("a load of sums under a predicate, or of a part of one")
+        places = (self.consumer.values(polynomial(address, 32)) & 0xFFFFFFFF) ^ self._own
+        if (places > WITHIN).any():
+            raise NotCertified("sums are loaded from another CTA")
+        self.program.traffic.shared(site, places, np.arange(len(places)), size)
+        at = self.memory.places(places, size)[:, :: SUM_BYTES // 2] * 2 // SUM_BYTES
+        sources, rows, cols = (each[at] for each in self.sums.at)
+        source = int(sources.flat[0])
+        if (sources != source).any() or source == NOBODY:
+            raise NotCertified("a sum is loaded to where none has come, or threads load those of different slices")
+        return Partial(self._sums(rows, cols, SUM_BYTES), source, source + 1, self.ranks)
+
+    def _sums(self, rows: Lanes, cols: Lanes, width: int) -> Cells:
+        """Sums of D's tile as elements of any thread. The arrays have their places in each thread, which must be
+        polynomials."""
+        numbers, offsets = [], []
+        for at in zip(rows.T, cols.T, strict=True):
+            row, col = map(self.consumer.fitted, at)
+            if row is None or col is None:
+                raise NotCertified("threads load sums of elements that do not follow from their numbers")
+            numbers.append(self.kinds.number(Kind(CLUSTER_SUM, row.varying, col.varying)))
+            offsets.append((int(row.constant), int(col.constant)))
+        places = np.array(offsets, np.int64).T
+        return Cells(np.array([numbers], np.int64), places[:1], places[1:], width)
+
+    def _place(self, value: Cells, i: int) -> tuple[Polynomial, Polynomial]:
+        """The row and column in D's tile of an element."""
+        kind = self.kinds[int(value.kinds[0, i])]
+        if kind is None or kind.source != CLUSTER_SUM:
+            raise NotCertified("what is stored to D is not a sum over all slices")
+        return kind.row + int(value.rows[0, i]), kind.col + int(value.cols[0, i])
+
+    def movmatrix(self, value: Any, m: Mask, _site: int) -> Cells:
+        """movmatrix.trans of 8 x 8 sums of each warp: lane l has elements 2 * (l % 4) and the next of row l / 4."""
+        value = settled(value)
+        if m is not None or self.depth or not isinstance(value, Cells) or isinstance(value, Partial):
+            raise NotCertified("movmatrix by a part of a warp, or of what are no sums")
+        if value.width != 2 or value.kinds.shape[1] != 2:
+            raise NotCertified("movmatrix of what are not two sums of 16 bits")
+        places = zip(*(self._place(value, i) for i in range(2)), strict=True)
+        rows, cols = (
+            np.stack([self.consumer.values(each) for each in along], 1).reshape(-1, 8, 8).transpose(0, 2, 1)
+            for along in places
+        )
+        return self._sums(rows.reshape(-1, 2), cols.reshape(-1, 2), 2)
+
+    # --- D
+
+    def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
+        matrix, place = self._located(address, d.width, True, self.every)
+        target, tile = self.kinds[place.one_kind], self.contract.tile
+        assert tile is not None
+        row, col = self._place(value, 0)
+        if matrix.name != d.name or target is None:
+            raise NotCertified("a sum is stored to what is not D")
+        at = target.row + int(place.rows.flat[0]), target.col + int(place.cols.flat[0])
+        if not at[0].equals(tile.row + row) or not at[1].equals(tile.col + col):
+            raise NotCertified("D gets the sum of another element")
+        key = (row.key, col.key), 0, False
+        if key in self.doings.stored:
+            raise NotCertified("a sum is stored twice")
+        self.doings.stored[key] = Stored(*at, ZERO, False)
+
+
+class ClusterSumProof:
+    """Proves what the consumers of all CTAs of a cluster do behind their waits. ``ctas``: of each the contract, the
+    pipeline, what its roles have shown, and the states behind its last wait."""
+
+    def __init__(
+        self, program: Program, kinds: Kinds, ctas: list[tuple[Contract, Pipeline, Protocol, list[RoleState]]]
+    ) -> None:
+        self.program, self.kinds, self.ctas = program, kinds, ctas
+
+    def cases(self) -> Iterator[Case]:
+        """The sums of every CTA, proven. Raises NotCertified."""
+        tile = self.ctas[0][0].tile
+        assert tile is not None
+        counts = np.zeros(tile.rows * tile.cols, np.int64)
+        for _, _, protocol, _ in self.ctas:
+            protocol.sums.check()
+        for cta in self.ctas:
+            yield self._adds(*cta, tile, counts)
+        if (counts != 1).any():
+            raise NotCertified(
+                f"{int((counts == 0).sum())} elements of a cluster's tile are not stored, "
+                f"{int((counts > 1).sum())} more than once"
+            )
+
+    def _adds(
+        self, contract: Contract, pipeline: Pipeline, protocol: Protocol, states: list[RoleState], tile: Tile,
+        counts: Lanes,
+    ) -> Case:  # fmt: skip
+        """The sums that any thread of a CTA adds."""
+        if len(states) != 1:
+            raise NotCertified(f"the consumers of a CTA have their sums in {len(states)} ways")
+        ((start, end),) = pipeline.groups
+        thread = ConsumerThread(start, (end - start) // (4 * WARP))
+        facts = OpenFacts.of(contract.facts)
+        facts.bounds |= {(name,): (0, size - 1) for name, size in thread.extents.items()}
+        machine = ClusterSumMachine(
+            self.program, contract, facts, self.kinds, thread, protocol.sums, pipeline.rank, pipeline.ranks
+        )  # fmt: skip
+        registers: Registers = {name: thread.known(value, facts) for name, value in states[0].registers.items()}
+        ends: list[dict[Key, Stored]] = []
+
+        def reached(block: int | None, _: Registers) -> None:
+            if block is not None:
+                raise NotCertified("a consumer goes on after its sums")
+            ends.append(machine.doings.stored)
+
+        machine.follow(states[0].block, registers, None, (), reached)
+        if not ends or any(each.keys() != ends[0].keys() for each in ends):
+            raise NotCertified("a consumer stores different sums on its ways to its end")
+        for each in ends[0].values():
+            rows, cols = (thread.values(each.row - tile.row), thread.values(each.col - tile.col))
+            if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
+                raise NotCertified("a sum is stored outside of the cluster's tile")
+            counts += np.bincount(rows * tile.cols + cols, minlength=len(counts))
+        return Case(
+            covers=f"any consumer of CTA {pipeline.rank} adds the sums of the cluster", instructions=machine.steps
+        )

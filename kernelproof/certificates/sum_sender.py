@@ -1,0 +1,147 @@
+"""A role of a CTA in a cluster whose CTAs send each other their partial sums, as ``cluster_sums`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Cells
+from kernelproof.certificates.cluster_machine import ClusterMachine
+from kernelproof.certificates.cluster_sums import SUM_BYTES, Sent, Waited
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.pipelines import FIRST_STAGE, FIRST_WARP
+from kernelproof.certificates.polynomials import Lanes
+from kernelproof.certificates.role_machine import MOST_BYTES
+from kernelproof.certificates.role_state import CONSUMER, SETUP
+from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
+from kernelproof.emulator.state.arrays import Mask
+from kernelproof.emulator.state.scopes import ORDERS
+
+
+class SumSender(ClusterMachine):
+    """A role that may send sums. ``beginners``: the thread that has initialised the mbarrier at an address."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.beginners: dict[int, int] = {}
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """Those of a role in a cluster, and stores to other CTAs."""
+        return super().units() | {"F": {"store": self.send}}
+
+    def initialise(self, address: Any, count: Any, m: Mask, site: int) -> None:
+        super().initialise(address, count, m, site)
+        lanes = self.active(m)
+        assert lanes is not None
+        self.beginners[self._one(address, lanes)] = int(lanes[0])
+
+    def arrive(
+        self, address: Any, count: int, expected: Any, m: Mask, site: int, order: int, drops: bool
+    ) -> None:  # fmt: skip
+        lanes = self.active(m)
+        if self.role != SETUP or not self.pipeline.adds or expected is None or lanes is None:
+            super().arrive(address, count, expected, m, site, order, drops)
+            return
+        at = self._one(address, lanes)
+        if drops or np.any(np.asarray(count) != 1) or not order & ORDERS or self.track.announced:
+            raise NotCertified("an arrival that is not one, does not release or comes too late")
+        if len(lanes) != 1 or self.beginners.get(at) != lanes[0]:
+            raise NotCertified("bytes of sums are expected by another thread than that which initialised the mbarrier")
+        total = self._one(expected, lanes)
+        if not 0 <= total <= MOST_BYTES:
+            raise NotCertified(f"{total} bytes are expected")
+        self.protocol.mbarrier(self.protocol.sums.arrived, 0, at, "the sums")
+        self.protocol.sums.expect(total)
+
+    def arrive_behind(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
+        """Warps have read their last stage, and say so to CTAs of the cluster."""
+        track = self.track
+        if not self.pipeline.adds:
+            super().arrive_behind(at, arrivals)
+            return
+        if not track.step.equals(self.tiles) or track.held or track.reading or track.opened:
+            raise NotCertified("a warp says that a ring is free before it has read all of its own")
+        for rank in {rank for _, rank in arrivals}:
+            if rank not in range(self.pipeline.ranks):
+                raise NotCertified(f"an arrival at CTA {rank} of a cluster of {self.pipeline.ranks}")
+            peer = self.protocol.cluster[rank]
+            peer.mbarrier(peer.sums.freed, 0, at, "rings that are free")
+        track.sums = track.sums.arrive(arrivals)
+
+    def wait_behind(self, at: int) -> int:
+        """The parity of a wait for rings that are free, or for sums that have come."""
+        track, sums = self.track, self.protocol.sums
+        if not self.pipeline.adds or not track.step.equals(self.tiles):
+            return super().wait_behind(at)
+        if track.sums.waited == Waited.NOTHING:
+            self.protocol.mbarrier(sums.freed, 0, at, "rings that are free")
+            if len(track.sums.freed) != len(self.warps) * self.pipeline.ranks:
+                raise NotCertified("a warp waits for rings before it has said to all CTAs that its own is free")
+            track.sums = replace(track.sums, waited=Waited.FREED)
+        elif track.sums.waited == Waited.FREED:
+            self.protocol.mbarrier(sums.arrived, 0, at, "the sums")
+            self._sent()
+            track.sums = replace(track.sums, waited=Waited.ARRIVED)
+        else:
+            raise NotCertified("a wait behind that for the sums of the cluster")
+        return 0
+
+    def _sent(self) -> None:
+        """All sums of the group are on their way."""
+        tile, protocol = self.contract.tile, self.protocol
+        assert tile is not None
+        self.track.sums.check_whole(tile)
+        if protocol.sums.sent:
+            raise NotCertified("a CTA sends its sums in several ways")
+        protocol.sums.sent = True
+        for each in self.track.sums.sent:
+            protocol.cluster[each.rank].sums.receive(self.pipeline.rank, each)
+
+    def finish_item(self) -> None:
+        """Check that a group has sent its sums and has those that it adds; the latter ``cluster_sum_proof`` follows."""
+        if not self.pipeline.adds:
+            super().finish_item()
+        elif self.track.sums.waited != Waited.ARRIVED or self.written or not self.track.granted:
+            raise NotCertified("a group stores to D before the sums of the cluster have come")
+
+    def send(self, address: Any, value: Any, size: int, signal: Any, m: Mask, _site: int) -> None:
+        """st.async: lanes store whole sums over their slice to a CTA, and their bytes count at its mbarrier."""
+        self._together(m)
+        tile = self.contract.tile
+        if self.role != CONSUMER or not self.pipeline.adds or tile is None:
+            raise NotCertified("a store to another CTA that is not a consumer's of partial sums")
+        if not isinstance(value, Cells) or value.bytes != size:
+            raise NotCertified("what is sent to another CTA is not a sum of products")
+        self.whole_sum(value, "another CTA", SUM_BYTES, tile)
+        ranks, places = self._peers(address)
+        bars = self._peers(signal)
+        if (bars[0] != ranks).any():
+            raise NotCertified("bytes of sums count at another CTA's mbarrier than that to which they go")
+        rows, cols = value.rows - int(tile.row.constant), value.cols - int(tile.col.constant)
+        if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
+            raise NotCertified("a sum that is sent lies outside of the tile")
+        for rank in np.unique(ranks).tolist():
+            lanes = np.flatnonzero(ranks == rank)
+            peer = self.protocol.cluster[rank]
+            at = np.unique(bars[1][lanes])
+            if len(at) != 1:
+                raise NotCertified("lanes send sums to several mbarriers of a CTA")
+            peer.mbarrier(peer.sums.arrived, 0, int(at[0]), "the sums")
+            elements = self.memory.places(places[lanes].astype("u4"), size)
+            owners = peer.owner[elements]
+            if ((owners < FIRST_STAGE) | (owners >= FIRST_WARP)).any():
+                raise NotCertified("a sum is sent to shared memory that is not of the ring")
+            slots = elements[:, :: SUM_BYTES // ELEMENT] // (SUM_BYTES // ELEMENT)
+            self.track.sums = self.track.sums.send(Sent(rank, slots, rows[lanes], cols[lanes]))
+
+    def _peers(self, address: Any) -> tuple[Lanes, Lanes]:
+        """The ranks of the CTAs in which addresses lie, and the addresses there."""
+        place = np.broadcast_to(self._number(address), (self.lanes,)).astype(np.int64)
+        ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
+        if (ranks >= self.pipeline.ranks).any():
+            raise NotCertified(f"an address in CTA {int(ranks.max())} of a cluster of {self.pipeline.ranks}")
+        return ranks, place & WITHIN
