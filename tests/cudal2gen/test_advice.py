@@ -1,4 +1,6 @@
-"""Proves that advice leads to a legal record: whatever a refused setting proposes is done, and must be taken."""
+"""Proves that advice leads to a legal record: tests follow every proposal of a refused setting, and it must be
+accepted.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LARGE, SMALL = (4096, 4096, 4096), (64, 64, 64)
 
 
 def beside_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: object) -> Measurement:
-    """A measurement on an H200 of which the faster of cuBLASLt's layouts takes so many times our time."""
+    """A measurement on an H200 in which the faster of cuBLASLt's layouts takes ``speedup`` times our time."""
     vendors = [timing(f"cublaslt-autotuning-{layout}", [10.0 * speedup] * 9) for layout in ("nn", "tn")]
     return measurement(mnk, [timing(KERNEL, [10.0] * 9, record="r"), *vendors], **fields)
 
@@ -65,7 +65,7 @@ def test_aims_name_the_card_that_measured() -> None:
 
 
 def test_the_timing_model_is_the_measuring_cards() -> None:
-    """An H200's record that an H100 measured stands beside the modelled time of an H100."""
+    """An H200's record that was measured on an H100 is compared with the modelled time of an H100."""
     record = catalog.find(Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=64)).record
     times = {card: model.estimate(revise(record, gpu=card)).us for card in ("h100", "h200")}
     assert times["h100"] > 1.1 * times["h200"], "device memory bounds it"

@@ -1,4 +1,4 @@
-"""Proves against torch that operators follow autocast: types, numbers, gradients, transforms, kernels, what is kept."""
+"""Proves against torch that operators follow autocast: types, numbers, gradients, transforms, kernels, cached casts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPERATORS = {"linear": LINEAR, "gelu": GELU, "matmul": MATMUL}
 
 
 def drawn(*shape: int) -> Any:
-    """Small integers, of which every type is exact."""
+    """Small integers, which every type represents exactly."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).float()
 
 
@@ -50,7 +50,8 @@ OPERANDS = normal(8, 64), normal(24, 64), normal(24)
 
 
 def tolerances(cast: Any, fused: bool) -> dict[str, float]:
-    """None if torch sums as we do: not in fp16 on the CPU, nor before an activation, which we apply to fp32 sums."""
+    """Tolerances of a comparison, empty if torch sums as we do. It does not in fp16 on the CPU, nor before an
+    activation, which we apply to fp32 sums."""
     if fused:
         return {"atol": 2e-3, "rtol": 2e-2}
     return {"atol": 0, "rtol": 0} if cast is torch.bfloat16 else {"atol": 1e-6, "rtol": 1e-3}
@@ -67,7 +68,7 @@ def outcome(function: Callable[..., Any], *operands: Any) -> Any:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_types_are_torchs(name: str) -> None:
-    """Of all pairs of types, also those that autocast leaves alone."""
+    """All pairs of types are tried, also those that autocast leaves alone."""
     own, reference = OPERATORS[name]["own"], OPERATORS[name]["torch"]
     x, weight, bias = drawn(8, 64), drawn(24, 64), drawn(24)
     results = []
@@ -87,7 +88,7 @@ def test_types_are_torchs(name: str) -> None:
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_are_torchs(name: str, cast: Any) -> None:
-    """In the operands' type, though products are in the other."""
+    """Gradients have the operands' type, though products have another one."""
     outcomes = []
     for function in OPERATORS[name].values():
         operands = [operand.clone().requires_grad_() for operand in OPERANDS]
@@ -211,7 +212,7 @@ def test_a_class_with_rules_of_its_own_follows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fuse", [False, True])
 def test_compiled_training_follows(fuse: bool) -> None:
-    """In one graph, with the context within it and around it."""
+    """Training compiles to one graph, with the context inside it or around it."""
     plain, x = fp32_model(), normal(16, 64)
     patched = deepcopy(plain)
     cudal2gen.patch(patched, fuse=fuse)
@@ -237,7 +238,8 @@ def test_compiled_training_follows(fuse: bool) -> None:
 
 
 def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
-    """On a GPU ``einsum`` casts by autocast's cache; what it does here must add nothing: no copy, and no type."""
+    """On a GPU ``einsum`` casts through autocast's cache. The view of what it keeps must cause no copy and change no
+    type."""
     from torch.overrides import TorchFunctionMode
 
     called: list[str] = []
@@ -264,7 +266,7 @@ def test_a_parameter_is_cast_by_a_view_of_what_autocast_keeps() -> None:
 
 
 def test_a_gpus_tensors_follow_its_autocast() -> None:
-    """Tensors without data, since there may be no GPU here."""
+    """The tensors have no data, since there may be no GPU here."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -299,7 +301,7 @@ def dispatcher(tmp_path_factory: pytest.TempPathFactory, opened: pack.Pack) -> I
 
 
 def test_a_cast_call_runs_on_a_kernel(dispatcher: dispatch.Dispatcher) -> None:
-    """And what measures, plans and counts sees the operands that the kernel reads."""
+    """Measuring, planning and counting see the operands that the kernel reads."""
     layer = nn.Linear(64, 40, bias=False)
     assert cudal2gen.patch(layer).layers == [""]
     x = drawn(48, 64)

@@ -1,4 +1,4 @@
-"""Proves what calls measure besides plain products of exact sizes: buckets of rows, fusions, batches and groups."""
+"""Proves what first calls measure for buckets of rows, fusions, batches and groups."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def once(device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> Iterator[di
 
 
 def summary() -> list[str]:
-    """What was measured, each with its rival."""
+    """The measured problems, each with its rival."""
     return [f"{row.mnk}{row.problem.suffix} x{row.products} {row.timings[1].contender}" for row in measurements()]
 
 
@@ -137,7 +137,7 @@ def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: disp
 
 
 class Slow(Clock):
-    """torch is fast with 5 rows."""
+    """A clock on which torch is fast with 5 rows."""
 
     def elapsed_us(self, call: Callable[[], Any], times: int) -> float:
         self.torch_us = 100.0 if call().shape[0] == 5 else 300.0
@@ -252,7 +252,8 @@ def test_gates_and_sums_beside_d_race(
 def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, inner: Callable[[], Any]
 ) -> None:
-    """A gate's copies of weights are followed by their versions, which tensors made in inference mode lack."""
+    """Copies of a gate's weights are kept current by the weights' versions, which tensors made in inference mode
+    lack."""
     x, w1, w3 = half(device, 2, 64), half(device, 40, 64, seed=1), half(device, 40, 64, seed=2)
     expected = activated(x.double() @ w1.double().mT, "silu") * (x.double() @ w3.double().mT)
     with process(opened, Timed(device, clock), "background"), warnings.catch_warnings():
@@ -337,7 +338,7 @@ def test_groups_race(ends: Any, mode: races.Mode, device: EmulatedDevice, opened
 def test_one_race_serves_all_rows_of_a_bucket_of_groups(
     mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock
 ) -> None:
-    """Each call routes other rows to the groups, and has others behind the last."""
+    """Each call divides the rows differently among the groups, and leaves others after the last group."""
     a, b, _ = drawn(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
     a[4:].fill_(float("nan"))

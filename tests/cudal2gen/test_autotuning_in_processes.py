@@ -1,4 +1,4 @@
-"""Proves that races keep to their budgets beside other threads and processes, in graph captures and under deterministic
+"""Proves that races keep to their budgets with other threads and processes, in graph captures and under deterministic
 algorithms.
 """
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.torch
 
 
 class Waiting(Clock):
-    """The first sample waits until it may go on."""
+    """A clock whose first sample waits until a test lets it continue."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -223,7 +223,7 @@ def test_deterministic_algorithms_begin_no_race(
     mode: races.Mode, warn_only: bool, device: EmulatedDevice, opened: pack.Pack, clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """What was measured before is used; and a race begins when they are no longer asked for."""
+    """Earlier measurements are used. A race begins when deterministic algorithms are switched off."""
     monkeypatch.setattr(buckets, "LARGEST", 0)
     a, b, expected = drawn(device)
     with process(opened, Timed(device, clock), mode) as dispatcher:

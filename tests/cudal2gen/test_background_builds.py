@@ -1,4 +1,4 @@
-"""Proves that each record is compiled once, in bounded batches, and that its speed changes no order."""
+"""Proves that background builds compile each record once, in bounded batches, and that their speed changes no order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDS = space.candidates(SMALL, 200).records[:60]
 
 
 class Builder:
-    """An ``background_builds.Build`` that compiles nothing; ``pause``: seconds of a batch."""
+    """A ``background_builds.Build`` that compiles nothing. ``pause``: returns the seconds that a batch takes."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0) -> None:
         self.pause, self.batches, self.cores = pause, list[list[Record]](), 0
@@ -48,7 +48,7 @@ class Builder:
 
 
 class Near(Worker):
-    """Evaluates beside this thread rather than in a process; logs what it evaluates."""
+    """A worker that evaluates in a thread of this process, and logs what it evaluates."""
 
     def __init__(self, build: Any) -> None:
         self.log: list[tuple[str, ...]] = []
@@ -158,7 +158,7 @@ def test_the_order_of_stored_trials_does_not_depend_on_the_speed_of_compilers() 
 
 
 class Served(Random):
-    """Waits for a server before it answers."""
+    """A proposer that waits for a server before it answers."""
 
     def __init__(self, event: threading.Event) -> None:
         super().__init__(0)

@@ -1,4 +1,4 @@
-"""Proves what baselines ask of the vendor's libraries, with stand-ins for these that compute on the CPU."""
+"""Proves how baselines call the vendor's libraries, with stand-ins for these that compute on the CPU."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def first(device: FakeDevice, names: list[str], acc: str, tuned: Path) -> list[C
 
 
 def checked(contender: Contender, device: FakeDevice, of: Problem, race: Any) -> Operands:
-    """Runs a contender once and compares with NumPy: exactly, for the accumulator that it must have."""
+    """Runs a contender once and compares its result exactly with NumPy's for the accumulator that it must have."""
     operands = device.operands(of, 1, seed=3)[0]
     contender.prepare(of, race)
     contender.bind(operands)()
@@ -139,7 +139,7 @@ def test_loading_kernels_is_off_the_races_clock(device: FakeDevice, library: ven
 def test_a_race_ends(
     us: float, loading_us: float, timed: int, device: FakeDevice, library: vendor.Library, tmp_path: Path
 ) -> None:
-    """Slow candidates end the race's first stage, long loading ends the first calls."""
+    """Slow candidates end the race's first stage, and long loading ends the first calls."""
     library.times, library.loading_us = [us] * 10, loading_us
     (contender,) = first(device, ["cublaslt-autotuning-tn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), bench.race(device, device.operands(problem(), 1, seed=1)))
@@ -196,7 +196,7 @@ def test_the_cublas_handle_gets_a_stream_once(
 
 
 def test_the_fakes_take_what_the_bindings_take(library: vendor.Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names and order of arguments are those that nvmath documents."""
+    """The fakes have the names and order of arguments that nvmath documents."""
     monkeypatch.undo()
     from nvmath.bindings import cublas, cublasLt
 
@@ -237,7 +237,7 @@ def test_missing_bindings_are_said_before_anything_is_measured(
 def test_an_algorithm_that_is_refused_later_is_absent(
     device: FakeDevice, library: vendor.Library, tmp_path: Path
 ) -> None:
-    """Chosen for packed matrices, say, and called on others."""
+    """Such an algorithm may be chosen for packed matrices and called on others."""
     (contender,) = first(device, ["cublaslt-heuristic-nn"], "f32", tmp_path / "lt.jsonl")
     contender.prepare(problem(), no_race)
     library.refused = {0}

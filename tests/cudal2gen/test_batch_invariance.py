@@ -57,7 +57,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
-    """Its tensor cores round bit by bit: the model's last bits depend on how many products are computed at once."""
+    """A device with bit-exact rounding. The default model's last bits depend on how many products are computed
+    together."""
     with EmulatedDevice(MANY, rounding="a100") as own:
         yield own
         assert own.session.errors == []
@@ -71,7 +72,7 @@ def kernels(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[disp
 
 @pytest.fixture
 def measured(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
-    """The kernel for many rows was measured faster, on its own problem."""
+    """A dispatcher with a pack whose kernel for many rows was measured faster on its own problem."""
     with emulated(operator_device, [opened]) as dispatcher:
         yield dispatcher
 
@@ -103,7 +104,7 @@ def names(dispatcher: dispatch.Dispatcher) -> set[str]:
 
 
 def rows_by_batches(product: Callable[[Any], Any], a: Any) -> list[tuple[int, Any, Any]]:
-    """For drawn numbers of rows: where they start in A, their results, and the same by the product of all rows."""
+    """For drawn numbers of rows: where they start in A, their results, and those rows of the product of all rows."""
     whole = product(a)
     draws = torch.Generator().manual_seed(3)
     parts = []
@@ -352,7 +353,7 @@ def test_no_kernel_whose_order_depends_on_rows_is_taken() -> None:
 
 @pytest.mark.slow
 def test_no_kernel_copies_by_the_number_of_rows() -> None:
-    """A single row of any length may lie like one of whole vectors, and B may lie in such rows."""
+    """A single row of any length may be stored like one of whole vectors, and so may the rows of B."""
     for record in PATHS.values():
         if record.grouped or record.TEXTUAL or not record.along_k.a:  # an A (k,m) is copied to rows before
             continue

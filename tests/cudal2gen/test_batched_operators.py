@@ -78,7 +78,7 @@ def test_derivatives_are_those_of_torch(shape_a: tuple[int, ...], shape_b: tuple
 
 
 def counted(dispatcher: dispatch.Dispatcher) -> tuple[int, int, list[str]]:
-    """Calls of plain kernels and of batched ones, and reasons of others."""
+    """The numbers of calls of plain and of batched kernels, and the reasons of the other calls."""
     stats = dispatcher.stats()
     batched = {record.name for record in STRIDED}
     calls = [sum(count for name, count in stats["kernel"].items() if (name in batched) is own) for own in (False, True)]
@@ -121,7 +121,8 @@ def test_a_batch_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatc
 
 
 def test_heads_of_attention_are_a_batch_of_strided_views(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    """(1, length, heads, width) with heads moved forward: rows far apart, one stride from head to head."""
+    """The operands are (1, length, heads, width) with heads moved forward, so rows are far apart, with one stride from
+    head to head."""
     query, key = (on(device, drawn((1, 24, 3, 32), seed)).transpose(1, 2) for seed in (0, 1))
     expected = (query.double() @ key.double().mT).half()
     assert torch.equal(cudal2gen.matmul(query, key.mT), expected)
@@ -147,7 +148,8 @@ def test_a_batch_that_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels:
 def test_elements_of_out_that_may_lie_in_one_place_are_torchs(
     device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    """CTAs would race for such elements, which no rule here tells apart; a place of its own has each of these."""
+    """CTAs would race for elements at one address. The rule here cannot tell those from the elements of this ``out``,
+    which all have addresses of their own."""
     a, b = on(device, drawn((4, 2, 64))), on(device, drawn((4, 64, 8)))
     memory = device.empty(100)
     for strides, launches in (((8, 40, 1), 1), ((24, 8, 1), 2), ((16, 24, 1), 2)):

@@ -50,7 +50,7 @@ SMALL = problem(64, 64, 64)
 
 
 def test_a_drifting_device_favours_nobody() -> None:
-    """The card slows by a third during the measurement; in turns, the ratio stays what it is."""
+    """The card slows by a third during the measurement. Since contenders alternate, the ratio is not affected."""
     device = FakeDevice(drift=10.0)
     kernel, vendor = FakeProduct(device, "cudal2gen", 8.0), FakeProduct(device, "torch.matmul", 10.0)
     measurement = measured(device, [kernel, vendor], HOT, SMALL)
@@ -175,7 +175,7 @@ def test_the_floor_of_a_cold_problem_is_its_reading() -> None:
 
 
 def test_the_groups_of_a_product_share_its_rows() -> None:
-    """Of a strided batch each product has all of m."""
+    """In a strided batch each product has all m rows; groups share them."""
     strided, grouped = (problem(64, 64, 8192).revised(batch=batch) for batch in ("strided", "grouped"))
     flops, a, b, d = 2 * 64 * 64 * 8192, 2 * 64 * 8192, 2 * 64 * 8192, 2 * 64 * 64
     assert (strided.flops_of(8), grouped.flops_of(8)) == (8 * flops, flops)
@@ -208,7 +208,7 @@ def test_wrong_after_the_timing_is_no_result(faulty: Any) -> None:
 
 
 def test_every_tile_of_a_large_problem_is_checked() -> None:
-    """A wrong 64x64 tile anywhere in D is found by the rows and columns that are compared."""
+    """The compared rows and columns find a wrong 64x64 tile anywhere in D."""
     rows = bands(16384)
     assert len(rows) == 256
     assert {row // 64 for row in rows} == set(range(256))
@@ -223,7 +223,7 @@ def test_every_tile_of_a_large_problem_is_checked() -> None:
 @pytest.mark.parametrize("acc", ["f16", "f32"])
 @pytest.mark.parametrize("k", [64, 4096])
 def test_the_check_separates_rounding_from_faults(acc: str, k: int) -> None:
-    """Rounding passes; half of k left out does not, be it in one tile of 16 by 16 or in all of D."""
+    """Rounding passes. A product without half of k fails, be it in one tile of 16 by 16 or in all of D."""
 
     torch.manual_seed(0)
     a, b = torch.randn(64, k).half(), torch.randn(64, k).half()
@@ -434,7 +434,7 @@ def test_a_kernel_that_stops_the_device_is_not_tried_again(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_what_the_device_survives_is_the_problems_fault(tmp_path: Path) -> None:
-    """Too little memory, say: the others are measured, and this one is tried again."""
+    """After an error such as too little memory the other problems are measured, and this one is tried again."""
     device = FakeDevice()
     operands, first = device.operands, stratified(record.problem for record in records())[0]
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 
 class FakeCard(FakeDevice):
-    """What the command line opens in the place of a GPU."""
+    """The stand-in that the command line opens instead of a GPU."""
 
     facts = CardFacts.of("NVIDIA H200", (9, 0), 132)
     records_of = "h200"
@@ -37,7 +37,7 @@ class FakeCard(FakeDevice):
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The bench command on a fake card; answers exit code, output, and errors."""
+    """Runs the bench command on a fake card; returns exit code, output and errors."""
     from typer.testing import CliRunner
 
     from cudal2gen import cli
@@ -165,7 +165,7 @@ def test_the_command_takes_another_gpus_records(command: Any, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_command_measures_a_list_of_problems_at_their_own_sizes(command: Any, tmp_path: Path) -> None:
-    """And what was measured is explained: by the record that was made for it."""
+    """``show`` then explains a measurement by the record that was made for its problem."""
     problems = tmp_path / "problems.jsonl"
     line = '{"gpu":"h200","acc":"f32","layout":"tn","m":%d,"n":%d,"k":%d,"count":2}\n'
     problems.write_text(line % (17, 96, 72) + line % (64, 64, 64) + line.replace("tn", "nn") % (64, 64, 64))

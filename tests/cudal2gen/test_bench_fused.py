@@ -21,7 +21,8 @@ pytestmark = pytest.mark.torch
 
 
 class Timed:
-    """A baseline that torch computes on the CPU, and that takes ``us`` microseconds. ``spoils``: what it leaves out."""
+    """A baseline that torch computes on the CPU, and that takes ``us`` microseconds. ``spoils``: operands that it
+    leaves out."""
 
     def __init__(self, device: FakeDevice, name: str, us: float, **spoils: Any) -> None:
         (self.contender,) = baselines.contenders([name], "f32", device, Path("none"))
@@ -126,7 +127,7 @@ def test_a_wrong_product_of_a_batch_is_noticed() -> None:
 
 
 def test_a_kernel_may_round_once() -> None:
-    """What stores between its parts is within the looser bound, not within that of a kernel."""
+    """A baseline that stores between its parts is within the looser bound, but not within that of a kernel."""
     device, of = FakeDevice(), problem(64, 64, 16).revised(fusion="alpha+bias_n+residual")
     (operands,) = device.operands(of, 1, 0)
     timed = Timed(device, "torch.unfused", 9.0)

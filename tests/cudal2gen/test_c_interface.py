@@ -1,4 +1,4 @@
-"""Proves that the C interface answers bad arguments by codes, that plans run, and what autotuning takes."""
+"""Proves that the C interface returns codes for bad arguments, that plans run, and what autotuning chooses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ A, B, D = 1 << 20, 1 << 21, 1 << 22
 
 
 class Place(NamedTuple):
-    """A pack's folder, and a runtime on which nothing runs."""
+    """A pack's folder, and a runtime that launches nothing."""
 
     folder: Path
     runtime: Path
@@ -73,7 +73,7 @@ def opened(place: Place) -> Iterator[Opened]:
 def test_an_older_cuda_is_refused_in_one_sentence(
     runtime: int, driver: int, code: int, said: str, place: Place
 ) -> None:
-    """By a pack and by a kernel alike. Versions that nobody knows refuse nothing."""
+    """Both a pack and a kernel refuse it. Unknown versions are not refused."""
     api, handle = interface(place.library), ctypes.c_void_p()
     idle_runtime.versions(place.runtime, runtime, driver)
     try:
@@ -179,7 +179,7 @@ def test_a_plan_computes_on_the_emulator(place: Place) -> None:
 def test_autotuning_takes_a_kernel_that_beats_the_vendor(
     opened: Opened, place: Place, costs: tuple[float, float], vendor: float | None, kernel: int | None, code: int
 ) -> None:
-    """Kernels, the nearest first: the predicated one, and the split one, which needs a workspace."""
+    """The candidates, the nearest first, are the predicated kernel and the split one, which needs a workspace."""
     idle_runtime.cost(place.runtime, *costs)
     plan, answer, posed = ctypes.c_void_p(), Answer(), problem(prefer=0)
     call = Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)

@@ -55,7 +55,8 @@ def test_the_grid_is_complete(records: list[catalog.Record]) -> None:
 
 
 def test_a_gpu_whose_records_are_modelled_has_few_kernels(records: list[catalog.Record]) -> None:
-    """``scripts/modelled.py`` chooses those that serve many problems: each is built, proven and packed."""
+    """``scripts/modelled.py`` prefers kernels that serve many problems, since each has to be built, proven and
+    packed."""
     for gpu in MODELLED:
         own = [record for record in records if record.gpu == gpu]
         assert {record.origin.source for record in own if record.origin.structure != "tuned"} == {"timing model"}
@@ -282,7 +283,7 @@ def test_an_edit_goes_through_a_link_and_keeps_the_mode(small: Path, tmp_path: P
 def test_the_first_edit_copies_the_shipped_catalog(
     records: list[catalog.Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in an installed package, whose own files stay as they are."""
+    """An installed package's own files are not edited."""
     shipped = places.catalog()
     before = shipped.read_bytes()
     monkeypatch.setattr(places, "editable_catalog", lambda: tmp_path / "home" / "kernels.jsonl")

@@ -172,7 +172,7 @@ def test_a_kernel_must_win_by_more_than_noise(low: float, wins: bool) -> None:
 
 
 def test_copies_are_priced_in() -> None:
-    """3 us for each, and what they move at half of the bandwidth, against 100 us of kernel."""
+    """A copy takes 3 us and the time of its bytes at half of the bandwidth; the kernel takes 100 us."""
     apart = LaunchOperands(Matrix(132), Matrix(128), Matrix(64))
     assert ask(table({0: 1.05}), 64, 64, 128, operands=apart).kernel == 0
     slow = ask(table({0: 1.03}), 64, 64, 128, operands=apart)
@@ -191,7 +191,7 @@ def test_what_a_padded_measurement_has_in_it_is_not_priced_again() -> None:
 
 
 def test_neighbours_answer_for_ragged_sizes() -> None:
-    """The kernel's loss by its tiles comes off: 60 of 64 rows used."""
+    """The estimate subtracts the kernel's loss by its tiles: 60 of 64 rows are used."""
     won = table({0: 1.5})
     answer = ask(won, 60, 64, 128)
     assert (answer.kernel, answer.short) == (0, "estimated")
@@ -325,7 +325,8 @@ def test_batches_are_measured_by_their_number_of_products() -> None:
 
 
 def test_an_estimate_of_groups_counts_the_tiles_that_each_fills() -> None:
-    """Tiles of 32 rows: 64 rows in two groups fill two, in four groups half of four; groups are no factor of work."""
+    """With tiles of 32 rows, 64 rows in two groups fill two tiles, and in four groups half of four. The number of
+    groups does not multiply the work."""
     grouped = PREDICATED.at(PREDICATED.problem.revised(batch="grouped"))
     own = replace(table({}, [grouped]), rows=[row(grouped, 0, 1.5, products=2)])
 
@@ -360,7 +361,7 @@ def test_old_tables_say_nothing_of_fusions() -> None:
 
 
 def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[results.Measurement]:
-    """Both L2 states of a problem; a ratio for each of ``torch.matmul cold`` and so on."""
+    """Measurements of a problem in both L2 states. ``ratios``: by keys such as ``torch.matmul cold``."""
     measurements = []
     for l2 in ("cold", "hot"):
         own = measured.timing("cudal2gen", [10.0, 10.1, 9.9, 10.0], record=record.name, digest="d")

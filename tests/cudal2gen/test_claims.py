@@ -49,8 +49,8 @@ def artifact() -> Artifact:
 
 @pytest.mark.slow
 def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The emulated device holds two pairs, which claim all tiles but their own; others start only where a request has
-    failed for no reason."""
+    """The emulated device holds two pairs, which claim all tiles but their own. Other pairs start only if a request has
+    failed without a reason."""
     answers: list[int | None] = []
     cancel = CtaQueue.cancel
 
@@ -69,7 +69,7 @@ def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, m
 
 
 def _near_request(text: str, pattern: str, by: str, behind: bool) -> str:
-    """The first match behind the request is replaced, or the last one before it."""
+    """Replaces the first match after the request, or the last one before it."""
     at = text.index("clusterlaunchcontrol.try_cancel")
     if behind:
         return text[:at] + re.sub(pattern, by, text[at:], count=1)
@@ -83,13 +83,13 @@ def _request(text: str) -> str:
 
 
 def _counted_to_two(text: str) -> str:
-    """The mbarrier of items that are begun expects two arrivals."""
+    """Makes the mbarrier of items that are begun expect two arrivals."""
     address = re.findall(rf"add\.s32\s+(%r\d+), %r\d+, {BEGUN};", text)[0]
     return re.sub(rf"(mbarrier\.init\S+\s+\[{address}\], )%r\d+;", r"\g<1>2;", text)
 
 
 def _unthrottled(text: str) -> str:
-    """The claiming thread does not wait until the item before is begun."""
+    """Removes the claiming thread's wait until the previous item is begun."""
     before, request, behind = text.partition("clusterlaunchcontrol.try_cancel")
     *_, wait, _ = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)  # the last is for the slot
     return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + behind
@@ -177,7 +177,8 @@ def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, lib
 
 
 def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
-    """Threads that claim run whenever they can, that of the first cluster before the other, as if loads were slow."""
+    """Chooses the next thread of a scheduler: claiming threads run whenever they can, that of the first cluster first,
+    as if loads were slow."""
     claiming = np.arange(scheduler.batch.size) % (PAIR.cluster_ctas * PAIR.threads) // 32 == 3
     for head, mask in list(scheduler.deferred.items()):  # those that poll in a loop would wait for all others
         if (mask & claiming).any():
@@ -199,8 +200,9 @@ def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
 def test_a_cluster_holds_one_tile_that_it_has_not_begun(
     artifact: Artifact, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four tiles, two waves of the device's two clusters, of which the first asks as early as it can. Without its wait,
-    on which no result depends, it takes both tiles of the second wave before it has begun its own."""
+    """There are four tiles, two waves of the device's two clusters, and the first cluster claims as early as it can.
+    Without its wait, on which no result depends, it claims both tiles of the second wave before it has begun its
+    own."""
     changes: tuple[list[int], list[int]] = [], []  # by cluster: tiles that it claims, less those that it begins
     cancel, respond, count_down = CtaQueue.cancel, ClusterLaunches._respond, MBarriers._count_down
     granted: list[bool] = []
@@ -235,8 +237,8 @@ def test_a_cluster_holds_one_tile_that_it_has_not_begun(
 
 
 def test_a_grid_of_more_ctas_than_fit_along_x_is_refused(artifact: Artifact, library: Path, tmp_path: Path) -> None:
-    """A cluster for each tile: CTAs beyond the matrix count too. The facts of a launch decide: the pair's serve, edited
-    to take batches."""
+    """The grid has a cluster for each tile, and CTAs beyond the matrix count too. The launcher decides by the facts of
+    a launch: those of the pair are edited to accept batches."""
     directory = tmp_path / artifact.digest
     shutil.copytree(artifact.directory, directory)
     with (directory / "kernel.launch").open("a") as facts:
@@ -251,7 +253,7 @@ def test_a_grid_of_more_ctas_than_fit_along_x_is_refused(artifact: Artifact, lib
 
 
 def test_claims_are_proposed_where_tiles_wait() -> None:
-    """Where not all tiles run at once; and the model prefers neither scheduler."""
+    """Claims are proposed if not all tiles run at once. The model prefers neither scheduler."""
 
     def schedulers(m: int, n: int) -> set[Any]:
         problem = Problem(gpu="b200", acc="f32", layout="tn", m=m, n=n, k=4096)
@@ -272,6 +274,6 @@ def test_claims_are_proposed_where_tiles_wait() -> None:
     ],
 )
 def test_claims_that_find_nothing_are_remarked(changes: dict[str, Any], remarks: list[str]) -> None:
-    """Of batches nobody knows how many tiles there are."""
+    """For batches the number of tiles is unknown, so there is no remark."""
     assert tensor(**changes, scheduler="clc").remarks == remarks
     assert tensor(**changes).remarks == []

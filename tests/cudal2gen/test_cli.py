@@ -257,9 +257,10 @@ def processor_seconds(env: dict[str, str], *arguments: str) -> float:
 
 @pytest.mark.slow
 def test_a_cold_start_renders_in_half_a_second(tmp_path: Path) -> None:
-    """In units of importing the libraries, an eighth of a second on an idle machine: load lengthens both of a round.
+    """The limit is in units of the time to import the libraries, an eighth of a second on an idle machine, since load
+    lengthens both.
 
-    Python's compiled files are there from the second round on, as they are for a user.
+    Python's compiled files exist from the second round on, as they do for a user.
     """
     env = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     rounds = [
@@ -412,7 +413,7 @@ def test_completion_is_printed_for_a_shell_that_is_named() -> None:
     ],
 )
 def test_a_shell_completes_choices(words: str, completions: list[str]) -> None:
-    """As the script of ``--show-completion bash`` asks, without the shell."""
+    """The test makes the calls of the script of ``--show-completion bash``, without the shell."""
     line = f"cudal2gen {words}"
     position = len(line.split()) - (not line.endswith(" "))
     env = {"_CUDAL2GEN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(position)}

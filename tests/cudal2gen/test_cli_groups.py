@@ -155,7 +155,7 @@ def test_a_field_that_is_refused_is_named_by_its_option(words: str, flag: str) -
 
 
 def slots(program: typer.Typer) -> dict[str, int]:
-    """How many options each verb offers beside --help, and under the program's name those of the program itself."""
+    """The number of options of each verb without --help, and under the program's name those of the program itself."""
     group = typer.main.get_command(program)
     assert isinstance(group, TyperGroup)
     verbs = {"": group, **group.commands}

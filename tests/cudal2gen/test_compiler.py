@@ -41,7 +41,7 @@ print(compiler.build([direct()], build_dir=Path(sys.argv[1]), tools=tools, jobs=
 
 @pytest.fixture
 def counting_nvcc(tmp_path: Path) -> Path:
-    """An nvcc that notes each compilation in ``calls`` beside it, and takes its time."""
+    """A slow nvcc that notes each compilation in the file ``calls`` in its folder."""
     script = tmp_path / "bin" / "nvcc"
     script.parent.mkdir()
     script.write_text(
@@ -111,7 +111,7 @@ def test_prebuilt_kernels_are_found_without_their_compiler(
 
 @pytest.mark.slow
 def test_a_build_leaves_whole_directories_and_nothing_else(alone: list[Artifact], tmp_path: Path) -> None:
-    """Of a batch, and a batch gives what builds of single kernels give."""
+    """This holds for a batch, which gives the same files as builds of single kernels."""
     reports: list[tuple[int, int]] = []
     artifacts = compiler.build(
         RECORDS, build_dir=tmp_path, jobs=1, progress=lambda finished, total: reports.append((finished, total))
@@ -369,7 +369,7 @@ def test_a_build_that_ends_takes_its_compilers_along(
 
 @pytest.mark.slow
 def test_a_compiler_that_is_killed_costs_its_own_kernel_only(tmp_path: Path, counting_nvcc: Path) -> None:
-    """By itself, or, as nvcc reports it, the program that nvcc runs."""
+    """The killed program is nvcc itself, or one that nvcc runs, which it reports."""
     victim, reported, other = RECORDS[:3]
     counting_nvcc.write_text(
         f'#!/bin/sh\ncase "$*" in *{victim.name}*) kill -9 $$;;\n'

@@ -28,7 +28,7 @@ def problem(number: int) -> Problem:
 
 @pytest.fixture(scope="module")
 def plans() -> list[SearchPlan]:
-    """Searches that differ in the times of their kernels; sixteen are run, the rest repeat their jobs."""
+    """Searches that differ in the times of their kernels. Sixteen are run, and the others repeat their jobs."""
     run = [campaign_time.plan(problem(number), EVALUATIONS) for number in range(16)]
     return [run[number % 16] for number in range(COUNT)]
 

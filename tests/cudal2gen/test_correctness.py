@@ -122,7 +122,8 @@ def test_operands_are_of_their_kind(torch_draws: bool) -> None:
 
 
 def test_a_large_fp16_product_is_bounded_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound takes k/8 passes over D: beyond a size some rows stand for all, and one wrong element still shows."""
+    """The bound takes k/8 passes over D, so for large sizes it is computed for some rows only; one wrong element is
+    still found."""
     a, b = operands("normal", 64, 64, 256, np.random.default_rng(0))
     d = np.zeros((64, 64), np.float32)
     for start in range(0, 256, 16):

@@ -34,7 +34,7 @@ def problem_of(sizes: RecordedSizes | tuple[int, int, int], gpu: str = "a100") -
 
 
 def recordings(deep_is_fast: bool = False, gpu: str = "a100") -> dict[Problem, Recording]:
-    """Twelve problems whose times are the timing model's, but for what it cannot know: the effect of bk."""
+    """Twelve problems whose times are the timing model's, except for an effect of bk that it cannot know."""
     sample = {}
     for sizes in SHAPES:
         problem = problem_of(sizes, gpu)
@@ -180,7 +180,7 @@ def test_gradients_are_those_of_differences() -> None:
 
 
 def test_no_network_sees_the_problems_by_which_it_is_judged() -> None:
-    """One problem of four is unlike the others: the three networks that see it learn it, and the fourth does not."""
+    """One problem of four differs from the others. The three networks that see it learn it, and the fourth does not."""
     inputs = np.tile(np.linspace(-1, 1, 20, dtype=np.float32)[:, None], (4, 1))
     problem = np.repeat(np.arange(4), 20)
     target = np.where(problem == 3, -1, 1) * inputs[:, 0]
@@ -239,7 +239,7 @@ def test_trials_of_the_problem_correct_the_model_nearby_and_make_it_sure() -> No
 
 
 def test_what_does_not_hold_for_other_problems_is_not_believed() -> None:
-    """Times that are the timing model's, but for chance: the networks' correction is dropped, and chance remains."""
+    """Times are the timing model's except for noise. The networks' correction is dropped, and the noise remains."""
     rng, sample = np.random.default_rng(0), recordings()
     timed = list(recorded.timed(sample.items()).values())
     by_chance = [

@@ -1,4 +1,4 @@
-"""The checker is checked: faults of the counters and mbarriers by which CTAs share the sums of a tile are found."""
+"""Proves that planted faults of the counters and mbarriers by which CTAs share the sums of a tile are found."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ BUILT_AHEAD = [
 
 
 def passes(name: str, kernel: compiler.Artifact, library: Path, adverse: bool, several_adders: bool) -> bool:
-    """``several_adders``: of one tile, whose parts all CTAs add; in the thorough problem each CTA adds whole tiles."""
+    """Whether a kernel passes a check. ``several_adders``: use a problem of one tile, whose parts all CTAs add; in the
+    thorough problem each CTA adds whole tiles."""
     record = PATHS[name]
     shapes = stress_shapes(record)
     shape = shapes[0] if several_adders else thorough_shape(record, shapes)
@@ -74,7 +75,8 @@ def test_every_fault_has_a_kernel() -> None:
 
 @pytest.mark.parametrize(("name", "fault"), EXECUTED, ids=[f"{name}: {fault}" for name, fault in EXECUTED])
 def test_a_faulty_counter_is_noticed(name: str, fault: str, library: Path) -> None:
-    """In one of the two orders of a verdict: who arrives last misses nothing, however few it waits for."""
+    """Each fault is noticed in one of the two orders of a verdict: a CTA that arrives last misses nothing, however few
+    it waits for."""
     kernel = Faulty(PATHS[name], *FAULTS[fault]).built()
     one_tile = "(before >> 16)" in FAULTS[fault][0]
     assert not all(passes(name, kernel, library, adverse, one_tile) for adverse in (False, True))

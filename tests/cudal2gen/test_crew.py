@@ -35,7 +35,8 @@ SIZES = ((64, 48, 64), (128, 48, 64))
 
 
 class Writer:
-    """A model whose answers take ``seconds`` and unroll the loop differently; ``peak``: most questions at a time."""
+    """A model whose answers take ``seconds``, each with another unrolled loop. ``peak``: the most concurrent
+    questions."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.now, self.peak, self._lock, self._count = seconds, 0, 0, threading.Lock(), 0
@@ -52,7 +53,7 @@ class Writer:
 
 
 def start(folder: Path, url: str) -> subprocess.Popen[str]:
-    """The command for two problems with two trajectories each, of two rounds."""
+    """Starts the command for two problems, with two trajectories of two rounds each."""
     file = folder / "catalog" / "kernels.jsonl"
     if not file.exists():
         os.environ["XDG_DATA_HOME"] = str(folder / "data")
@@ -174,7 +175,8 @@ def test_an_executor_takes_one_submission_at_a_time() -> None:
 
 
 def test_a_simulated_gpu_is_busy_with_enough_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers of 60 s, three proofs of 6 s, of which 60 % lead to 1.5 s of the GPU: alone 2.7 of 80.7 s."""
+    """An answer takes 60 s and has three proofs of 6 s, of which 60 % lead to 1.5 s of the GPU. A single session keeps
+    it busy for 2.7 of 80.7 s."""
     assert writing_time.simulate(problems=64, at_once=64, cores=16).busy >= 0.8
     monkeypatch.setattr(writing_time, "ROUNDS", 400)
     alone = writing_time.simulate(problems=2, at_once=1, cores=16)

@@ -1,6 +1,7 @@
-"""Proves that kernels which a ptxas of CUDA 12 assembles are told apart, packed, and run with runtimes of CUDA 12.
+"""Proves that kernels which a ptxas of CUDA 12 assembles have digests of their own, are packed, and run with runtimes
+of CUDA 12.
 
-Triton's wheel brings such a ptxas. No driver is asked: stand-ins for the runtime count what the launcher calls.
+Triton's wheel has such a ptxas. No driver is needed: stand-ins for the runtime count what the launcher calls.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BUILT_AHEAD = [RECORD]
 
 
 def ptxas(folder: Path, says: str) -> Path:
-    """A program that answers like a ptxas of some version."""
+    """A program that prints the version of a ptxas, as ``ptxas --version`` does."""
     program = folder / "ptxas"
     program.write_text(f"#!/bin/sh\necho '{says}'\n")
     program.chmod(0o755)
@@ -126,7 +127,7 @@ def test_a_ptxas_without_an_architecture_is_refused_before_it_compiles(
 
 @pytest.mark.thorough
 def test_kernels_of_cuda_12_are_right_and_packed(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their machine code, also wgmma's, which this ptxas does not serialise."""
+    """Their machine code is executed, also that of wgmma, which this ptxas does not serialise."""
     monkeypatch.setenv(toolchain.PTXAS, str(real))
     tools = toolchain.discover()
     assert tools.cuda.startswith("12.9.")
@@ -164,7 +165,7 @@ def launcher(tools12: Toolchain) -> Path:
 
 @pytest.fixture(scope="module")
 def built() -> Path:
-    """A kernel with counters, whose launches ask more of a runtime than others."""
+    """A kernel with counters, whose launches call more functions of the runtime than others."""
     return compiler.build([small(acc="f32", split_k=2, padding="predicate", k=128)])[0].directory
 
 
@@ -172,7 +173,7 @@ def built() -> Path:
 def test_kernels_are_launched_by_a_runtime_of_cuda_12(
     defined: tuple[str, ...], launcher: Path, built: Path, tmp_path: Path
 ) -> None:
-    """Before 12.8 a runtime loads no kernels; the driver does. Captures are asked by a function with a version."""
+    """A runtime before 12.8 loads no kernels, so the driver does. Captures are queried by a function with a version."""
     library = idle_runtime.build(tmp_path, *defined)
     idle_runtime.versions(library, 12060 if defined else 12080, 12060)
     with OpenKernel(launcher, built, {}, library) as kernel:
@@ -211,7 +212,7 @@ def test_what_kernels_of_cuda_12_need(
 def test_a_runtime_without_a_name_is_that_of_the_process(
     number: int, launcher: Path, built: Path, tmp_path: Path
 ) -> None:
-    """As a program of C has it, whichever CUDA it is linked with."""
+    """A program in C has the runtime that it is linked with, of either CUDA."""
     library = idle_runtime.build(tmp_path)
     named = library.rename(tmp_path / torch_range.CUDAS[number].runtime)
     program = (

@@ -92,7 +92,7 @@ def test_a_text_is_looked_at_in_one_pass(text: str) -> None:
 
 @pytest.mark.slow
 def test_proper_texts_are_not_refused() -> None:
-    """Those of the catalog's own kernels, and what looks like an attack within comments and strings."""
+    """These are texts of the catalog's kernels, and texts whose comments and strings look like attacks."""
     assert device_text.refusals(gemm()) == []
     words = """// #include "canary", it's 1'000
 /* #import, " */
@@ -216,7 +216,7 @@ def test_a_later_field_is_silent_while_it_is_neutral(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_macros_of_a_text_reach_no_other_kernel(tmp_path: Path) -> None:
-    """Nor its text: each is compiled alone, whoever stands beside it in a build."""
+    """Each text is compiled alone, whichever kernels are built with it."""
     macros = "#define float double\n#define __float2half_rn __double2half\n"
     poison = device_texts.record(gemm(("constexpr int kTile", f"{macros}constexpr int kTile")))
     records: list[Record] = [poison, device_texts.record(gemm())]
@@ -260,7 +260,7 @@ def test_a_compiler_ends_within_its_limits(bomb: str, tmp_path: Path, monkeypatc
 
 
 def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
-    """Names of types that double at each step."""
+    """The text has names of types that double in length at each step."""
     names = "".join(f"using T{i} = P<T{i - 1}, T{i - 1}>;\n" for i in range(1, 20))
     text = f"template <class A, class B> struct P {{}};\nusing T0 = P<int, int>;\n{names}T19 x = 1;\n{gemm()}"
     (outcome,) = compiler.attempt([device_texts.record(text)], build_dir=tmp_path, jobs=1)
@@ -271,7 +271,7 @@ def test_long_messages_of_a_compiler_are_cut(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_kernel_that_is_launched_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host code that the reader overlooked becomes no code; another entry than its own is an error in words."""
+    """Host code that the parser misses is not compiled, and an entry with another name is a readable error."""
     monkeypatch.setattr(host_code, "findings", lambda _: ())
     canary = tmp_path / "canary"
     host = f"""extern "C" int system(const char*);

@@ -102,12 +102,12 @@ def test_pictures_have_words(site: Path) -> None:
 
 @pytest.mark.slow
 def test_every_block_of_code_is_one(site: Path) -> None:
-    """Markdown takes a block for text if its first line has more than a language; then the fence is on the page."""
+    """Markdown treats a block as text if its first line has more than a language, and prints the fence."""
     assert [path for path in site.rglob("*.html") if "```" in path.read_text()] == []
 
 
 def commands() -> dict[str, set[str]]:
-    """Options and arguments of each command, as a user reads them."""
+    """The options and arguments of each command, from its help."""
     group = typer.main.get_command(cli.app)
     options_by_command = {}
     for name, command in group.commands.items():  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def commands() -> dict[str, set[str]]:
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """The words of each command in a page's blocks, which a reader copies."""
+    """The words of each command in a page's code blocks."""
     blocks = re.findall(r"^ *```.*\n((?:.*\n)*?) *```$", text, re.MULTILINE)
     lines = re.findall(r"^ *(?:\$ )?(cudal2gen [a-z].*)$", "".join(blocks), re.MULTILINE)
     commands = [part for line in lines for part in re.sub(r"\s+#.*", "", line).split("; ")]
@@ -132,7 +132,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def test_command_lines_of_readme_and_docs_parse(checkout: Path) -> None:
-    """By the parser of each verb, which knows options, their values and how many arguments there are."""
+    """Each verb's own parser checks options, values and the number of arguments."""
     group = typer.main.get_command(cli.app)
     verbs = set()
     for path in [checkout / "README.md", *pages(checkout)]:

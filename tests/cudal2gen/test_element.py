@@ -94,7 +94,8 @@ DEEP: dict[str, Any] = {"acc": "f32", "d": "f32", "n": 144, "bk": 128}
 
 
 def test_a_record_has_the_width_from_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of half the width: twice as many elements make a vector, a chunk and an MMA, in the same bytes and time."""
+    """With a type of half the width, vectors, chunks and MMAs have twice as many elements, in the same bytes and
+    time."""
 
     def facts(record: Sm90Wgmma) -> tuple[Any, ...]:
         launch, time = record.launch, (estimate(record).bounds_us["mma"], floor(record.problem).compute_us)
@@ -169,8 +170,8 @@ def test_a_family_refuses_widths_that_its_text_does_not_multiply(monkeypatch: py
 
 
 def test_a_new_type_of_a_and_b_is_named_in_three_files(checkout: Path) -> None:
-    """Those in which the name of one stands, as ARCHITECTURE.md lists them. Rooms that take programs of any type have
-    tables of their own."""
+    """ARCHITECTURE.md lists the files that name a type of A and B. Rooms that accept programs of any type have tables
+    of their own."""
     folders = (checkout / "cudal2gen", checkout / "kernelproof" / "ground")
     own = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h")]
     named = {path.name for path in own if re.search(r'"bf16"|AB_BF16', path.read_text())}

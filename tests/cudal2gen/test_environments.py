@@ -39,7 +39,7 @@ REMEDY = (
 
 
 class Outcome(NamedTuple):
-    """Arguments behind a verb, its exit code, and what its error begins with; empty for none."""
+    """Arguments after a verb, its exit code, and the start of its error, "" for none."""
 
     arguments: str
     code: int

@@ -101,7 +101,8 @@ def test_halves_are_disjoint_and_fixed() -> None:
 
 
 def test_tritons_kernels_by_hand() -> None:
-    """128 x 128 x 32 with four stages and warps has three buffers, two loads under way; with wgmma four and three."""
+    """A tile of 128 x 128 x 32 with four stages and warps has three buffers and two loads in flight; with wgmma it has
+    four and three."""
     sizes, tile = RecordedSizes(4096, 4096, 4096), Tile(128, 128, 32, 4, 4)
     ampere = triton.kernel_of(triton.problem_of("a100", sizes), tile)
     assert (ampere.flight, ampere.work.instruction) == (2, "mma.sync")
@@ -149,7 +150,7 @@ def test_the_nearest_shapes_of_others_by_hand() -> None:
 
 @pytest.mark.slow
 def test_published_hopper_tiles_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of the model's own order has correlation 1; a tile that no candidate has is left out."""
+    """A table in the model's own order has correlation 1. A tile that no candidate has is left out."""
     require("nvMatmulHeuristics")
     sizes = ((512, 64, 64), (1024, 512, 64), (256, 2048, 128), (512, 4096, 512), (4096, 512, 1024))
     facts: list[dict[str, Any]] = [{"m": m, "n": n, "k": k} for m, n, k in sizes]
@@ -169,7 +170,7 @@ def test_published_hopper_tiles_are_compared(tmp_path: Path, monkeypatch: pytest
 
 
 def test_speedups_are_taken_apart(tmp_path: Path) -> None:
-    """With the model's own times as the true ones, what is left of the error is the stand-in's."""
+    """If the true times are the model's own, the remaining error is that of the stand-in."""
     require("nvMatmulHeuristics")
     recording_file(tmp_path / "right.txt", modelled_us)
     (whole,) = evidence.recorded_vendors(tmp_path)
@@ -180,7 +181,7 @@ def test_speedups_are_taken_apart(tmp_path: Path) -> None:
 
 
 def test_nobody_sorts_by_an_order_that_is_none() -> None:
-    """Of A100 problems with a short k the recorded order near the best is unknown to the model."""
+    """For A100 problems with a short k the model does not know the recorded order near the best."""
     short, long = (Problem(gpu="a100", acc="f16", layout="tn", m=4096, n=4096, k=k) for k in (64, 4096))
     assert (worth.sorts(short), worth.sorts(long)) == (False, True)
     assert worth.sorts(short.revised(gpu="h200"))

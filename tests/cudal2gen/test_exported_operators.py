@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """Each operator once."""
+    """A model that calls each operator once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_another_process_loads_an_exported_program(imports: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_looking_for_torch_does_not_import_it() -> None:
-    """As libraries do that can do without it; then it is imported as if nothing had looked."""
+    """Libraries look for torch to see whether it is installed. A later import works as if nothing had looked."""
     program = """
 import sys, importlib.util, cudal2gen
 assert importlib.util.find_spec("torch") is not None

@@ -37,7 +37,8 @@ def environment() -> ModelEnvironment:
 
 @cache
 def campaign(folder: Path) -> tuple[Path, Path]:
-    """A transcript and the trials of a search: two legal proposals, an illegal and a legal one, nonsense."""
+    """The transcript and the trials of a search whose answers have two legal proposals, an illegal and a legal one, and
+    nonsense."""
     transcript, store = folder / "trials-llm.jsonl", folder / "trials.jsonl"
     script = (
         proposes(("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 4})),
@@ -190,7 +191,7 @@ def measured_record(change: dict[str, Any]) -> Any:
 
 
 def tokenizer() -> Any:
-    """Bytes as tokens, with a chat template; made here, so nothing is downloaded."""
+    """A tokenizer whose tokens are bytes, with a chat template. It is made here, so nothing is downloaded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -210,7 +211,7 @@ def tokenizer() -> Any:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_trl_reads_and_trains(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SFT and GRPO of a tiny model made from a configuration, a step each, on the files as they are."""
+    """A tiny model, made from a configuration, is trained by a step of SFT and of GRPO on the unchanged files."""
     for name in ("trl", "datasets", "transformers"):
         require(name)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

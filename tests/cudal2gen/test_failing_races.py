@@ -44,7 +44,7 @@ pytestmark = pytest.mark.torch
 
 
 def last_reason(digest: str) -> str:
-    """Of the last entry of a kernel."""
+    """The reason in the last entry of a kernel."""
     return [row.reason for run, row in Store(A100).first_runs.entries().items() if run.digest == digest][-1]
 
 
@@ -92,7 +92,7 @@ def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened:
 def test_a_stale_result_does_not_pass(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kernel that leaves an element unwritten shows it, whatever the memory held before."""
+    """A kernel that leaves an element unwritten fails, whatever the memory held before."""
     a, b, expected = drawn(device)
 
     class Stale(Timed):
@@ -139,7 +139,7 @@ def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevi
 
 
 def test_the_callers_own_work_costs_no_race_its_budget(device: EmulatedDevice, opened: pack.Pack) -> None:
-    """Half a second of work is on the stream when the call comes."""
+    """The stream has half a second of work when the call is made."""
 
     class Behind(Clock):
         pending = 0.5
@@ -177,7 +177,7 @@ def test_a_store_that_cannot_be_used_stops_the_races(
 
 
 def full(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """From now on a file of the store takes nothing."""
+    """Makes a file of the store refuse all writes from now on."""
     append = results.append
 
     def appended(lines: Any, path: Path) -> None:
@@ -219,7 +219,7 @@ def test_what_a_full_store_does_not_take_counts_in_the_process(
 def test_what_was_measured_counts_where_nothing_can_be_banned(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder that later processes cannot write to."""
+    """The folder of results cannot be written by later processes."""
     a, b, expected = drawn(device)
     clock = Clock(device, {NAMES["whole"]: 200.0}, 300.0)
     with process(opened, Timed(device, clock)):
@@ -238,7 +238,7 @@ def test_what_was_measured_counts_where_nothing_can_be_banned(
 def test_a_pack_with_other_kernels_races_once_more(
     device: EmulatedDevice, opened: pack.Pack, tmp_path: Path
 ) -> None:  # fmt: skip
-    """A loss stands until a pack has kernels that were not there; a win whose kernel is gone is none."""
+    """A loss holds until a pack has new kernels. A win whose kernel is gone does not count."""
     few = packed.table([packed.RECORDS["predicated"]])
     older = pack.open_pack(packed.folder(few, tmp_path / "older"))
     a, b, expected = drawn(device)

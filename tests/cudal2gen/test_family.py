@@ -23,7 +23,7 @@ def problem(**sizes: Any) -> Problem:
 
 
 def counts(problem: Problem) -> Counter[str]:
-    """Legal structures of each family."""
+    """The number of legal structures of each family."""
     return Counter(record.family for record in space.candidates(problem).records)
 
 
@@ -46,7 +46,7 @@ def test_tiles_without_a_ring_are_proposed_for_small_problems(sizes: dict[str, A
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_free_fields_are_named_by_their_family(gpu: str) -> None:
-    """A structure's tokens leave out ``FREE_FIELDS``; the alternatives set exactly these."""
+    """A structure's tokens leave out ``FREE_FIELDS``, and the alternatives set exactly these fields."""
     for family in FAMILIES.values():
         alternatives = [fields for head in family.free_fields(problem(gpu=gpu, n=4096)).values() for fields in head]
         assert {name for fields in alternatives for name in fields} == family.FREE_FIELDS
@@ -58,7 +58,7 @@ def test_free_fields_are_named_by_their_family(gpu: str) -> None:
 
 @pytest.fixture
 def toy() -> Iterator[Record]:
-    """A record of the toy family, which is registered meanwhile."""
+    """A record of the toy family, which is registered during the test."""
     register(Toy)
     yield parse(space.base(problem(k=40), "toy") | Toy.plain(problem()))
     del FAMILIES["toy"]

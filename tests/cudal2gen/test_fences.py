@@ -1,4 +1,4 @@
-"""Proves that kernels have no full fence but those of which ``scripts/fences.py`` says why they are needed."""
+"""Proves that kernels have only those full fences for which ``scripts/fences.py`` states a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves that files are written as a whole or stay as they were, whatever ends the writer."""
+"""Proves that a file is written completely or keeps its old content, whatever ends the writer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_write_replaces_a_file_and_keeps_its_mode_and_links(tmp_path: Path) ->
 
 
 def fill(target: Path, interruption: BaseException) -> None:
-    """Begins a folder and is interrupted."""
+    """Begins to fill a folder and is interrupted."""
     with files.folder(target) as scratch:
         (scratch / "file").write_text("new")
         raise interruption

@@ -123,7 +123,7 @@ def test_a_block_without_an_outcome_leaves_a_ban(file: Path) -> None:
 
 @pytest.mark.slow
 def test_the_lock_is_closed_with_its_object(file: Path) -> None:
-    """Python warns of a file that nobody closes, in whatever code runs when it is collected."""
+    """Python would warn of an unclosed file in whatever code runs when it is collected."""
     near = runs(file)
     with near.begin("kernel") as note:
         note("right", "")
@@ -157,7 +157,7 @@ def test_rows_of_other_versions_and_cut_lines_hide_no_ban(file: Path) -> None:
 
 
 def hammer(pipe: Any, file: Path, name: str, rounds: int) -> None:
-    """First runs of kernels that all processes share, and of own ones, some of which end without an outcome."""
+    """Begins first runs of kernels that all processes share and of kernels of its own. Some end without an outcome."""
     near = runs(file)
     for number in range(rounds):
         with near.begin(f"shared-{number % 3}") as note:

@@ -33,12 +33,12 @@ def flat(record: Record) -> Fields:
 
 
 def with_values(record: Record, values: Fields) -> Record:
-    """A record whose flat decisions have these values, legal or not."""
+    """The record with these values of its flat fields, legal or not."""
     return fieldset(type(record)).record(record.problem, record.origin, flat(record) | values)
 
 
 def check(record: Record, named: Fields, answer: Fit) -> None:
-    """What holds of every fit."""
+    """Checks what holds for every fit."""
     assert parse(answer.record.model_dump(mode="json")) == answer.record, "legal"
     assert (answer.record.problem, answer.record.family) == (record.problem, record.family)
     before, after = flat(record) | named, flat(answer.record)
@@ -115,7 +115,7 @@ def test_a_fit_for_another_problem() -> None:
 
 
 def test_a_fit_avoids_what_is_likely_to_spill() -> None:
-    """304 rows need one row of warps or 19: with four columns of warps a thread has registers enough."""
+    """304 rows need one row of warps or 19. With one row and four columns of warps a thread has enough registers."""
     answer = fit(multistage(bm=128, bn=128, stages=2), {"bm": 304})
     assert flat(answer.record)["mma_repeat"] == [1, 4, 1]
     assert not answer.record.spill_remarks
@@ -159,7 +159,7 @@ def targets(record: Record, records: list[Record], rng: random.Random) -> Record
 
 
 def draws(count: int) -> list[tuple[Record, Fields]]:
-    """Records of the catalog, with one or two values of another legal record that break a rule there or not."""
+    """Records of the catalog, each with one or two values of another legal record, which may break a rule."""
     rng, records = random.Random(20), catalog.load()
     edits: list[tuple[Record, Fields]] = []
     while len(edits) < count:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 
 
 class Quantized(torch.Tensor):  # type: ignore[misc]
-    """Codes and a scale, as quantized weights are: products of torch's are known to it, and no others."""
+    """Codes and a scale, like quantized weights. It implements torch's products and no other operators."""
 
     @staticmethod
     def __new__(cls, codes: Any, scale: float) -> Any:
@@ -51,7 +51,7 @@ class Quantized(torch.Tensor):  # type: ignore[misc]
 
 
 class Scaled(torch.Tensor):  # type: ignore[misc]
-    """Its elements are codes: it knows one function of torch, and computes with the codes elsewhere."""
+    """A tensor of codes. It implements one function of torch; other functions compute with the codes."""
 
     scale = 4.0
 
@@ -153,7 +153,7 @@ def test_nested_tensors_are_torchs(layout: str) -> None:
 
 
 def test_transforms_of_functions_see_products(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    """Derivatives of each sample, by vmap of grad."""
+    """vmap of grad gives the derivatives of each sample."""
     from torch.func import grad, vmap
 
     x, weight = (device.empty(*shape).copy_(torch.randint(-2, 3, shape)) for shape in ((5, 8, 64), (24, 64)))
@@ -237,8 +237,8 @@ class Gated(nn.Module):  # type: ignore[misc]
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True])
 def test_a_sharded_model_trains_as_without_a_patch(before: bool, mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FSDP gathers weights into the memory of the step before: an interleaved copy would be that step's. ``before``:
-    whether it is patched before it is sharded."""
+    """FSDP gathers weights into the memory of the previous step, so an interleaved copy would be that step's.
+    ``before``: whether the model is patched before it is sharded."""
     from torch.distributed.fsdp import fully_shard
 
     def by_a_kernel(x: Any, w1: Any, w3: Any, activation: str) -> Any:
@@ -305,7 +305,7 @@ print(cudal2gen.explain(x, y), cudal2gen.stats())
 
 @pytest.mark.slow
 def test_a_device_of_another_kind_is_not_taken_for_a_cuda_device() -> None:
-    """It has the index of one."""
+    """The device has the same index as a CUDA device."""
     environment = os.environ | {"PYTHONPATH": str(Path(cudal2gen.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", OTHER_DEVICE],

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 
 class Gated(nn.Module):  # type: ignore[misc]
-    """As Llama's."""
+    """A gated feed-forward layer like Llama's."""
 
     def __init__(self, width: int = 32, inner: int = 48, bias: bool = False, swapped: bool = False) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Gated(nn.Module):  # type: ignore[misc]
 
 
 class Chain(nn.Module):  # type: ignore[misc]
-    """As GPT-2's."""
+    """A feed-forward layer like GPT-2's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Chain(nn.Module):  # type: ignore[misc]
 
 
 class Other(nn.Module):  # type: ignore[misc]
-    """Not what its children's names suggest."""
+    """A module that does not compute what its children's names suggest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_what_no_kernel_does_stays(make: Any, x: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_as_before(name: str, x: Any) -> None:
-    """Gradients, an optimizer's steps, load_state_dict and conversions reach what is computed."""
+    """Gradients, an optimizer's steps, load_state_dict and conversions take effect in the fused layers."""
     make, _ = MODELS[name]
     plain, fused = built(make), built(make)
     cudal2gen.patch(fused, fuse=True)
@@ -287,7 +287,7 @@ def test_a_language_model_in_bf16(name: str) -> None:
 
 
 def same(model: Any, own: Any, other: Any) -> None:
-    """Texts are equal up to the first tie: two words whose logits are a rounding of bf16 apart."""
+    """Compares two texts up to the first tie, where two words' logits differ by one rounding of bf16."""
     for tokens, expected in zip(own, other, strict=True):
         different = (tokens != expected).nonzero()
         if not len(different):

@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
 
 
 def activated(z: Any, activation: str) -> Any:
-    """The activation as formulas say it."""
+    """The activation, by its formula."""
     if activation == "relu":
         return z.clamp(min=0)
     if activation == "silu":
@@ -48,7 +48,7 @@ def activated(z: Any, activation: str) -> Any:
 
 
 def close(own: Any, reference: Any, scale: float = 1.0) -> None:
-    """Within some roundings of own's type."""
+    """Checks that two tensors agree within some roundings of the first one's type."""
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(own.dtype, 1e-6)
     torch.testing.assert_close(own.double(), reference.double(), rtol=4 * unit, atol=4 * unit * scale)
 
@@ -78,7 +78,7 @@ def test_a_layer_and_its_derivative(activation: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["fused_linear", "fused_linear_aux"])
 def test_sums_are_kept_or_computed_again(name: str) -> None:
-    """Both forms have one derivative; that of Z is the layer's without activation."""
+    """Both forms have the same derivative. That of Z is the derivative of the layer without activation."""
     tensors = [normal(5, 40).requires_grad_(), normal(32, 40, seed=1).requires_grad_(), normal(32, seed=2)]
     operator = getattr(torch.ops.cudal2gen, name)
     for gate in (False, True):
@@ -336,7 +336,7 @@ def name_of(fusion: str, dtype: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
-    """D is half as wide as the product; rows beyond and short of a tile, blocks of 16 columns beyond one."""
+    """D is half as wide as the product. Sizes leave rows and blocks of 16 columns beyond a tile."""
     for shape, n in (((2, 35, 72), 80), ((1, 64), 16)):
         x, w13 = typed(device, dtype, *shape), typed(device, dtype, n, shape[-1], seed=1)
         z1, z3 = (x.double() @ part.double().mT for part in cudal2gen.deinterleave(w13))
@@ -351,7 +351,8 @@ def test_a_gated_kernel_is_one_launch(dtype: str, device: EmulatedDevice, gated:
 
 
 def close_to_sums(own: Any, reference: Any) -> None:
-    """Within one rounding of own's type, and what sums in fp32 and the activation leave."""
+    """Checks that two tensors agree within one rounding of the first one's type and the error of fp32 sums and
+    activation."""
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[own.dtype]
     torch.testing.assert_close(own.double(), reference.detach(), rtol=1.01 * unit, atol=2e-4)
 
@@ -361,8 +362,9 @@ def close_to_sums(own: Any, reference: Any) -> None:
 def test_kernels_keep_the_sums_for_the_derivative(
     dtype: str, device: EmulatedDevice, gated: dispatch.Dispatcher
 ) -> None:
-    """With a bias, without, and gated: D and Z of one launch. The gradients are torch's products: the pack's kernels
-    take neither their strides nor, since these are no memory of the emulator, what torch made of Z."""
+    """One launch stores D and Z, with a bias, without, and gated. The gradients are torch's products: the pack's
+    kernels accept neither their strides nor the tensors that torch made of Z, which are not in the emulator's
+    memory."""
     x, weight, bias = typed(device, dtype, 2, 35, 72), typed(device, dtype, 80, 72, seed=1), typed(device, dtype, 80)
 
     def layer(*tensors: Any) -> Any:
@@ -402,7 +404,8 @@ def test_gradients_of_nothing_have_shapes(activation: str | None, rows: int, dep
 
 
 def test_sums_whose_rows_start_anywhere_are_torchs(device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
-    """A kernel that stores any D stores aux in vectors only: the plain kernel computes, torch does the rest."""
+    """A kernel that stores any D stores aux only in vectors, so here the plain kernel computes and torch does the
+    rest."""
     x, weight, bias = half(device, 35, 72), half(device, 83, 72, seed=1), half(device, 83, seed=2)
     z = x.double() @ weight.double().mT + bias.double()
     d, sums = torch.ops.cudal2gen.fused_linear_aux(x, weight, bias, "relu")
@@ -460,7 +463,7 @@ def test_torch_needs_no_copies() -> None:
 def test_a_captured_graph_reads_no_copy(
     device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its replays would miss a weight's change, and read the memory of a copy that was replaced."""
+    """With a copy, replays would miss changes of a weight, and read the memory of a replaced copy."""
     derived.DERIVED.clear()
     own, copies = kernels.device, derived.DERIVED._copies
     assert isinstance(own, OperatorDevice)
@@ -475,7 +478,7 @@ def test_a_captured_graph_reads_no_copy(
 
 
 def test_threads_share_copies() -> None:
-    """While one looks for copies without weights, others add theirs."""
+    """One thread removes copies whose weights are gone while others add copies."""
     own, faults = derived.Derived(), []
 
     def many() -> None:

@@ -1,4 +1,4 @@
-"""Proves what fused operations cost in machine code: nothing in the main loop of a tile, and no spills."""
+"""Proves by machine code that fused operations cost nothing in the main loop of a tile, and cause no spills."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUILT_AHEAD = [fused(tile, fusion) for tile in COMPILED for fusion in ("none", *
 
 
 class Code(NamedTuple):
-    """Instructions of a warp with MMAs on its longest path through a tile, and in a turn of its main loop."""
+    """The instructions of a warp with MMAs on its longest path through a tile, and in an iteration of its main loop."""
 
     outside: int
     loop: int

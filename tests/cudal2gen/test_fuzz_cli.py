@@ -47,7 +47,7 @@ SETTINGS = (
 
 
 def values(kind: Any, option: OptionInfo | ArgumentInfo) -> st.SearchStrategy[str]:
-    """What may be typed for an option of this type: mostly what it takes."""
+    """Draws what may be typed for an option of this type: mostly legal values."""
     if get_origin(kind) is Literal:
         return st.one_of(st.sampled_from(get_args(kind)), TEXTS)
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -67,7 +67,7 @@ def values(kind: Any, option: OptionInfo | ArgumentInfo) -> st.SearchStrategy[st
 
 
 def words(name: str, annotation: Any) -> st.SearchStrategy[list[str]]:
-    """The words of an option or argument of a verb."""
+    """Draws the words of an option or argument of a verb."""
     kind, option = annotation.__origin__, annotation.__metadata__[0]
     kinds = (
         [part for part in get_args(kind) if part is not type(None)]
@@ -99,7 +99,7 @@ OPTIONS = {
 
 @st.composite
 def vectors(draw: st.DrawFn) -> list[str]:
-    """A verb with some of its options, mostly one that chooses sizes; now and then a word is lost or doubled."""
+    """Draws a verb with some of its options, mostly one that chooses sizes. Sometimes a word is lost or doubled."""
     verb = draw(st.sampled_from(sorted(OPTIONS)))
     size = draw(st.sampled_from([["--mnk", "64_64_64"], ["--mnk", "64_64_256"], ["--all"], []]))
     vector = [verb, *size]
@@ -141,7 +141,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder copied, with everything of this machine replaced that takes long."""
+    """A copy of the folder ``desk``, with slow parts of the program replaced."""
     shutil.copytree(desk, tmp_path / "desk")
     built = tmp_path / "0123456789abcdef"
     built.mkdir()

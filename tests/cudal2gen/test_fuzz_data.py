@@ -157,7 +157,7 @@ def table() -> dict[str, Any]:
 
 
 def signed(folder: Path, table: bytes, facts: dict[str, Any]) -> Path:
-    """A folder whose digests are right, whatever it holds."""
+    """Writes a pack's folder with these contents and right digests."""
     folder.mkdir(exist_ok=True)
     (folder / "table.json").write_bytes(table)
     facts = {"files": {"table.json": hashlib.sha256(table).hexdigest()}} | facts
@@ -167,7 +167,7 @@ def signed(folder: Path, table: bytes, facts: dict[str, Any]) -> Path:
 
 
 def ask(folder: Path) -> None:
-    """Opens a pack and asks for a measured problem, one nearby, and one that a kernel is wanted for."""
+    """Opens a pack and queries a measured problem, a similar one, and one with ``prefer=kernel``."""
     table = pack.open_pack(folder).table
     for m, n, k in ((64, 64, 64), (64, 64, 128), (100, 72, 200)):
         problem = Problem(gpu="a100", acc="f16", layout="tn", m=m, n=n, k=k)
@@ -227,7 +227,8 @@ def test_a_pack_reads_no_file_elsewhere(name: str, tmp_path: Path) -> None:
 
 @st.composite
 def altered(draw: st.DrawFn) -> Callable[[Path], Path]:
-    """Writes a pack with values replaced anywhere in its table or its facts, signed anew; or with a bit flipped."""
+    """Draws a function that writes a pack with replaced values in its table or facts and new digests, or with a flipped
+    bit."""
     values, facts = table(), machine()
     where = draw(st.sampled_from(["table", "kernel", "row", "facts", "text", "bit"]))
     place: Any = {"kernel": values["kernels"][0]["record"], "row": values["rows"][0], "facts": facts}.get(where, values)

@@ -82,7 +82,7 @@ def test_the_runtime_is_found_without_an_environment(monkeypatch: pytest.MonkeyP
 
 
 def test_a_runtime_that_is_loaded_already_is_preferred(tmp_path: Path) -> None:
-    """torch's: two runtimes in one process would not share a context's streams in peace."""
+    """Such a runtime is torch's. Two runtimes in one process could not share a context's streams safely."""
     loaded = tmp_path / "libcudart.so.13"
     loaded.write_bytes(gpu.runtime().read_bytes())
     program = f"import ctypes; ctypes.CDLL({str(loaded)!r}); from cudal2gen.launch import gpu; print(gpu.runtime())"
@@ -104,7 +104,7 @@ def test_without_a_gpu_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 
 class StandIn(Gpu):
-    """In the place of a CUDA device."""
+    """Stands in for a CUDA device."""
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
@@ -127,7 +127,7 @@ def test_a_stand_in_takes_the_place_of_the_device(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def h200() -> Gpu:
-    """A Gpu of made-up properties; nothing can be run on it."""
+    """A Gpu with invented properties, on which nothing can be run."""
     bare = object.__new__(Gpu)
     bare._torch = torch
     bare._properties = SimpleNamespace(
@@ -159,7 +159,7 @@ def test_records_of_another_capability_are_refused(h200: Gpu) -> None:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch, h200: Gpu) -> SimpleNamespace:
-    """pynvml with a driver behind it; a name that the real package lacks cannot be given here."""
+    """A stand-in for pynvml with a driver. It accepts only names that the real package has."""
     import pynvml
 
     answers: dict[str, Any] = {
@@ -239,7 +239,7 @@ def test_the_card_is_read(h200: Gpu, nvml: SimpleNamespace) -> None:
 
 
 def test_nvml_is_asked_by_names_that_it_has(nvml: SimpleNamespace) -> None:
-    """And every function that the room calls is answered above."""
+    """The stand-in also has every function that the room calls."""
     tree = ast.parse(Path(gpu.__file__).read_text())
     used = {
         node.attr
@@ -476,7 +476,7 @@ def test_groups_that_a_kernel_does_not_take(
 
 
 def in_memory(device: EmulatedDevice, operands: Operands) -> Operands:
-    """The same operands in the device's memory, off 16 bytes where a kernel may copy them."""
+    """The same operands in the device's memory, misaligned where a kernel may copy them."""
     placed = {}
     for name, tensor in operands.__dict__.items():
         placed[name] = tensor
@@ -526,7 +526,7 @@ card.wait()
 
 @pytest.mark.slow
 def test_a_hang_in_a_test_shows_its_traceback(tmp_path: Path) -> None:
-    """Neither the capture of file descriptors nor that of ``sys.stderr`` swallows it."""
+    """The traceback is visible with capture of file descriptors and with that of ``sys.stderr``."""
     body = HANGING.replace("\n", "\n    ")
     (tmp_path / "test_hanging.py").write_text(f"import time\n\ndef test_hangs(capsys):\n    {body}\n")
     command = [

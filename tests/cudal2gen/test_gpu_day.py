@@ -41,13 +41,13 @@ def rows(out: Path) -> list[dict[str, Any]]:
 
 
 def steps(*programs: str, seconds: int = 20) -> list[Step]:
-    """Steps of one call that run Python programs."""
+    """Steps of one call, each of which runs a Python program."""
     return [Step(f"step {index}", 1, seconds, program, "a test") for index, program in enumerate(programs)]
 
 
 @pytest.fixture(autouse=True)
 def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of these tests is a program, not a verb."""
+    """Makes a step run a program instead of a verb."""
     command = Step.command
 
     def programs(step: Step, out: Path, gpu: str, budget: float, small: bool = False) -> list[str]:
@@ -100,7 +100,7 @@ def test_no_step_names_a_card_or_leaves_a_brace() -> None:
 
 @pytest.mark.slow
 def test_steps_take_over_what_earlier_ones_leave(tmp_path: Path) -> None:
-    """Time that is over goes to the end of a step, not into its budget."""
+    """Unused time of earlier steps extends a step's limit, not its budget."""
     plan = [
         *steps("pass", seconds=60),
         *steps("import sys, time; print('budget', sys.argv[1]); time.sleep(4)", seconds=2),
@@ -143,7 +143,7 @@ def test_a_hanging_step_is_ended_with_its_children(tmp_path: Path) -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -259,7 +259,7 @@ def test_packs_of_both_cards_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_both_cards_run_the_same_kernels() -> None:
-    """What ``prepare`` compiles for an H200 is what an H100 asks for."""
+    """The kernels that ``prepare`` compiles for an H200 are those that an H100 needs."""
     sample = 40 if THOROUGH else 0  # it derives the whole library of the other card
     names = {
         card: [
@@ -332,7 +332,7 @@ def rehearsed(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None
 @pytest.mark.thorough
 @pytest.mark.torch
 def test_the_first_call_in_rehearsal(tmp_path: Path) -> None:
-    """On an emulated H100 with an H200's records no step fails, and what is measured is the H100's.
+    """On an emulated H100 with an H200's records no step fails, and measurements are stored as the H100's.
 
     Steps of minutes, and those that repeat another's verb, are in the whole day's rehearsal only.
     """
@@ -388,8 +388,8 @@ def race_of_operators(
 
 @pytest.mark.slow
 def test_without_a_pack_no_operators_race(checkout: Path, tmp_path: Path) -> None:
-    """torch would race itself, and the step would pass. The rehearsal's device takes a process of its own: it stands
-    for CUDA and for the vendor's libraries until the process ends."""
+    """Without the check torch would race itself, and the step would pass. The rehearsal's device needs a process of its
+    own, since it stands in for CUDA and the vendor's libraries until the process ends."""
     variables = {
         gpu.STAND_IN: "tests.cudal2gen.rehearsal:H100",
         "CUDAL2GEN_CACHE_DIR": str(tmp_path),

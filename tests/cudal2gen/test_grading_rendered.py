@@ -57,7 +57,8 @@ LAUNCHES = ("stream_k", "workspace", "zsplit", "split_k")
 
 
 def kind(record: Record) -> str:
-    """What of ``LAUNCHES`` a launch has, by the record's own fields, which are read faster than launches are made."""
+    """Which of ``LAUNCHES`` a record's launch is. It is found by the record's fields, since making launches is
+    slower."""
     if getattr(record, "stream_k", False):
         return "stream_k"
     if getattr(record, "reduce", None) == "workspace":

@@ -25,7 +25,7 @@ RECORDS = [
 
 
 def integers(*shape: int, seed: int = 0) -> Any:
-    """Small ones, so that products are exact."""
+    """Small integers, so that products are exact."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 

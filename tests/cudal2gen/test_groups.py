@@ -54,7 +54,7 @@ EXECUTED = drawn(list(RECORDS), 4)
 
 
 def of(record: Record, *groups: int, behind: int = 0, **changes: Any) -> Shape:
-    """The record's n and k, and rows in these groups and behind them."""
+    """A shape with the record's n and k, these groups of rows, and further rows after the last group."""
     return replace(Shape(sum(groups) + behind, record.n, record.k, groups=groups), **changes)
 
 

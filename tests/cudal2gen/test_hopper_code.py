@@ -51,7 +51,7 @@ def ptx(record: Record) -> str:
 
 
 def main_loop(record: Record) -> list[sass.Instruction]:
-    """The instructions of the innermost loop with wgmma, on its longest path, which repeats a wait once."""
+    """The instructions on the longest path of the innermost loop with wgmma; the path repeats a wait once."""
     (function,) = sass.disassemble(compiler.build([record])[0].directory / "kernel.cubin")
     graph = sass.Graph(function)
     bodies = {

@@ -41,7 +41,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 class Emulated:
-    """What the variant asks of a GPU, of an emulated one; tensors in other memory are the CPU's."""
+    """Stands in for the variant's Gpu class on an emulated device. Tensors in other memory are the CPU's."""
 
     runtime = str(emulator.runtime_path())
 
@@ -77,7 +77,7 @@ def directory(table: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def products(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The variant, as ``kernels`` loads it where torch says that it was built for CUDA."""
+    """The package's variant, as ``kernels`` loads it if torch reports a build for CUDA."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     module: ModuleType = kernels.get_local_kernel(directory)
     return module
@@ -85,7 +85,8 @@ def products(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The emulated device in the place of CUDA: ``draw`` gives small integers in its memory, ``launches`` counts."""
+    """The emulated device instead of CUDA. ``draw`` gives small integers in its memory, ``launches`` counts
+    launches."""
     with on_device(products, monkeypatch, A100) as device:
         yield device
 

@@ -46,7 +46,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 class Fast:
-    """Plans that take no time and give a mark, and shapes of the calls that ran them."""
+    """Plans that take no time and return a constant; records the shapes of calls that ran them."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -88,7 +88,7 @@ def test_mm_has_our_kernel_as_a_choice(offered: Callable[..., None], monkeypatch
 
 
 def test_code_from_inductors_cache_finds_the_kernel(offered: Callable[..., None]) -> None:
-    """Where nothing is compiled anew, nothing else registers it."""
+    """If nothing is compiled anew, the generated code itself has to register the kernel."""
     from torch._inductor.kernel.mm import lazy_register_extern_choice
     from torch._inductor.select_algorithm import extern_kernels
 
@@ -155,7 +155,7 @@ def test_wrong_split_points_are_refused(offered: Callable[..., None]) -> None:
 
 
 def test_a_torch_without_the_interface_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch 2.11's, whose function has no ``min_speedup_threshold``; before 2.10 there is none."""
+    """In torch 2.11 the function has no ``min_speedup_threshold``; before 2.10 there is no function."""
     from torch._inductor import config
 
     if available():

@@ -29,7 +29,8 @@ BUILT_AHEAD = [small(m=64, n=64, k=64 * stages, stages=stages) for stages in (1,
 
 
 class Place:
-    """A catalog of four kernels and a store of results, and commands there; ``mark`` is that of their processes."""
+    """A catalog of four kernels and a store of results, in which commands run. ``mark``: the variable by which their
+    processes are found."""
 
     def __init__(self, folder: Path) -> None:
         self.mark = folder
@@ -51,7 +52,8 @@ class Place:
         return path.read_text().count("\n") if path.is_file() else 0
 
     def end(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
-        """Sends a signal; what the process wrote to stderr. It and its descendants end."""
+        """Sends a signal, waits until the process and its descendants have ended, and returns what it wrote to
+        stderr."""
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
         until(lambda: not processes.alive(self.mark), processes.END_S)

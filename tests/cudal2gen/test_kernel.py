@@ -398,18 +398,18 @@ PLAIN = {record.family: record for record in (multistage(), direct(), wgmma(), s
 
 
 class Typed(Problem):
-    """A problem with a field that came later."""
+    """A problem with an additional field of a later version."""
 
     operand: Literal["f16", "bf16"] = "f16"
 
 
 def spelled(record: Record) -> tuple[str, str, str, str]:
-    """Name, catalog line, text, and the digest of the binary."""
+    """The name, catalog line, text and binary's digest of a record."""
     return record.name, catalog.dump(record), render(record), compiler.job(record, toolchain.discover()).digest
 
 
 def test_every_family_is_tried_with_a_later_field() -> None:
-    """Those of texts from elsewhere in ``test_device_text``."""
+    """Families of texts from elsewhere are tested in ``test_device_text``."""
     assert PLAIN.keys() == {name for name, family in FAMILIES.items() if not family.TEXTUAL}
 
 
@@ -548,7 +548,7 @@ def test_thread_copies_cover_the_tile_exactly_once(record: Sm80Multistage) -> No
 
 @given(multistage_records())
 def test_static_steps_are_those_of_the_swizzled_layout(record: Sm80Multistage) -> None:
-    """The template replaces layout evaluation by sums and xors where the record says that they agree."""
+    """The template replaces layout evaluation by sums and xors if the record says that the results agree."""
     warps_m, warps_n, _ = record.mma_repeat
     for (bits, base, shift), along, static, extent, step in (
         (record.swizzle_a, record.along_k.a, record.static_steps_a, record.bm, 16 * warps_m),

@@ -188,7 +188,7 @@ def test_hopper_grids_by_hand(
 
 
 def test_tensor_maps_follow_their_operands(library: Path) -> None:
-    """The same kernel, other matrices at the same and at other addresses, from several threads at once."""
+    """Several threads launch one kernel on different matrices at the same and at other addresses."""
     record, rng = ring(epilogue="tma"), np.random.default_rng(1)
     memory = emulator.Memory()
     with emulator.session(memory, emulator.Device(sm_count=2, capability=(9, 0))), opened(record, library) as kernel:
@@ -202,7 +202,7 @@ def test_tensor_maps_follow_their_operands(library: Path) -> None:
 
 
 def test_kernels_overlap_as_their_records_say(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those with counters, which come back to zero by themselves."""
+    """Kernels with counters overlap too, since they return the counters to zero."""
     overlapping: list[bool] = []
     read = host.launch_attributes
 
@@ -304,7 +304,7 @@ FACTS = [
 
 
 def refused_by_both(text: str, library: Path, folder: Path) -> tuple[str, str]:
-    """What the launcher and Python say to a file ``kernel.launch``."""
+    """The errors of the launcher and of Python for a text of ``kernel.launch``."""
     (folder / "kernel.launch").write_text(text)
     with pytest.raises(LaunchError) as by_launcher:
         OpenKernel(library, folder, {}, emulator.runtime_path())
@@ -413,7 +413,8 @@ def taking(library: Path, idle: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @st.composite
 def lying(draw: st.DrawFn, row: int) -> Matrix:
-    """A matrix with rows of this length: packed, spaced, overlapping, too far apart, on 16 bytes or off them."""
+    """Draws a matrix with rows of this length: packed, spaced, overlapping or too far apart, aligned to 16 bytes or
+    not."""
     ld = draw(st.sampled_from([row - 8, row - 1, row, row + 1, row + 4, row + 8, row + 64, MAX_EXTENT + 8]))
     return Matrix(ld, draw(st.booleans()))
 
@@ -449,7 +450,7 @@ def last_error() -> int:
 
 
 def test_a_refusal_leaves_no_error_in_the_runtime(library: Path, tmp_path: Path) -> None:
-    """torch checks the last error after its own launches: it would raise ours as its own."""
+    """torch checks the last error after its own launches, and would raise ours as its own."""
     (tmp_path / "kernel.launch").write_text(small().launch.write())
     with emulator.session(device=emulator.Device(smem_optin_bytes=48 * 1024)):
         with pytest.raises(LaunchError, match=r"kernel\.cubin: "):
@@ -488,7 +489,7 @@ WAITING: list[tuple[catalog.Record, int, bool]] = [
 def test_ctas_that_wait_for_each_other_are_launched_together(
     record: catalog.Record, k: int, cooperates: bool, library: Path, idle: Path, tmp_path: Path
 ) -> None:
-    """Or kernels on two streams might each hold the SMs that the other one needs to go on."""
+    """Otherwise kernels on two streams might each hold the SMs that the other one needs."""
     (tmp_path / "kernel.launch").write_text(record.launch.write())
     with OpenKernel(library, tmp_path, record.launch_options, idle) as kernel:
         kernel.launch(**(TMA_GOOD | {"k": k, "workspace": 1 << 23}))

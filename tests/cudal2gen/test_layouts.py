@@ -46,7 +46,7 @@ def test_a_layout_names_b_then_a_as_a_column_major_blas_does() -> None:
 @settings(max_examples=200 if THOROUGH else 40)
 @given(records)
 def test_the_text_of_a_layout_depends_on_each_operand_alone(record: Record) -> None:
-    """Tiles and boxes of an operand are the same whatever the other one's rows run along."""
+    """Tiles and boxes of an operand do not depend on the direction of the other one's rows."""
     if not record.along_k.a and not record.along_k.b:
         return
     other = AlongK(True, not record.along_k.b) if record.along_k.a else AlongK(False, not record.along_k.b)

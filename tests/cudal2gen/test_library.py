@@ -39,12 +39,14 @@ def records(catalogued: list[catalog.Record]) -> list[catalog.Record]:
 
 @pytest.fixture(scope="module")
 def build_dir(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """In ``make thorough`` an empty folder, so that the whole library is compiled from nothing; else the cache."""
+    """An empty folder in ``make thorough``, so that the whole library is compiled from nothing; else None for the
+    cache."""
     return tmp_path_factory.mktemp("library") if THOROUGH else None
 
 
 def by_text(records: Iterable[catalog.Record], step: int) -> list[catalog.Record]:
-    """A draw of records whose texts differ, in the order of their digests, which tells nothing of what they are."""
+    """Every ``step``-th record of those with different texts, in the order of their digests, which is as good as
+    random."""
     tools = toolchain.discover()
     distinct = {compiler.job(record, tools).digest: record for record in by_name(records)}
     return [distinct[digest] for digest in drawn(sorted(distinct), step)]
@@ -82,7 +84,7 @@ def test_the_library_compiles_without_spills(records: list[catalog.Record], buil
 
 
 def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Record], checkout: Path) -> None:
-    """Of the text, flags and versions that it has now; ``validate --changed`` gives those that are missing."""
+    """The verdict is of the present text, flags and versions. ``validate --changed`` adds missing ones."""
     tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
     verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
     wrong = []
@@ -96,7 +98,8 @@ def test_every_record_has_a_verdict_that_it_is_right(catalogued: list[catalog.Re
 @pytest.mark.thorough
 @pytest.mark.parametrize(("gpu", "layout"), drawn([("h200", "tn"), ("h200", "nn"), ("a100", "nn"), ("a100", "tn")], 4))
 def test_kernels_of_bf16_have_verdicts(checkout: Path, gpu: str, layout: Layout) -> None:
-    """Those that the catalog has of fp16 only: ``validate --all --changed --ab bf16 --gpu h200 --layout tn``."""
+    """The catalog has these kernels for fp16 only; ``validate --all --changed --ab bf16 --gpu h200 --layout tn`` adds
+    verdicts."""
     tools = replace(toolchain.discover(), nvcc_version=VERSIONS["nvcc"], cutlass_version=VERSIONS["cutlass"])
     verdicts = results.latest(checkout / "results" / "verdicts.jsonl")
     records = catalog.library(gpu, "f32", layout, ab="bf16", d="same")
@@ -124,7 +127,7 @@ def test_kernels_of_the_library_are_executed_anew(records: list[catalog.Record],
 def test_the_hopper_library_compiles_without_a_finding(
     catalogued: list[catalog.Record], build_dir: Path | None
 ) -> None:
-    """A spill or a wgmma that ptxas serialises is a finding. What runs is the covering set of paths."""
+    """A spill or a wgmma that ptxas serialises is a finding. The covering set of paths is what other tests execute."""
     records = [record for record in catalogued if record.gpu == "h200"]
     assert len(records) == 2057
     built = by_text(records, 36)

@@ -1,4 +1,5 @@
-"""Proves which answers of a language model become records, and that others go back with the rule they break."""
+"""Proves which answers of a language model become records, and that others are returned with the rule that they
+break."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--evalua
 
 
 def written(folder: Path, **llm: str | float) -> str:
-    """A settings file with these settings of the language model."""
+    """Writes a settings file with these settings of the language model."""
     path = folder / "settings.toml"
     path.write_text("[llm]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in llm.items()))
     return str(path)

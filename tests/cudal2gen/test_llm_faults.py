@@ -1,4 +1,6 @@
-"""Proves that a campaign ends with its result beside a faulty server, and asks it again after it recovers."""
+"""Proves that a campaign ends with its result although its server is faulty, and uses the server again after it
+recovers.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ FAULTS: dict[str, Step] = {
 
 
 class Server:
-    """One fault after the other, each until it was met once, then proposals."""
+    """A server that answers with one fault after the other, each once, and then with proposals."""
 
     def __init__(self) -> None:
         self.faults = list(FAULTS)
@@ -92,7 +94,7 @@ class Server:
 
 
 class Patient(ModelEnvironment):
-    """Lets exchanges beside an evaluation end, so that each batch meets the fault of its turn."""
+    """An environment that waits for the exchanges during an evaluation, so that each batch gets the next fault."""
 
     def evaluate(self, problem: Problem, records: Sequence[Record], effort: Any = "short") -> list[Trial]:
         for thread in threading.enumerate():
@@ -102,7 +104,7 @@ class Patient(ModelEnvironment):
 
 
 def run(proposer: Mixture, store: Path, progress: Callable[[campaign.CampaignState], None]) -> campaign.CampaignState:
-    """A campaign of one problem."""
+    """Runs a campaign of one problem."""
     plan = campaign.CampaignPlan(
         [PROBLEM], lambda _: incumbent(), lambda _: proposer, store, "run",
         search.SearchLimits(evaluations=120, batch=3, prune=None), find_candidates=lambda _: candidates(),
@@ -143,7 +145,7 @@ def test_a_campaign_survives_every_fault_and_uses_a_model_that_recovers(beside: 
 
 
 def replay(transcript: Path, standing: campaign.CampaignState, progress: Any) -> None:
-    """The same campaign from its transcript, without a server and without rests: the same trials."""
+    """Repeats the campaign from its transcript, without a server or pauses, and checks that it has the same trials."""
     proposer = Mixture([LlmProposer(Chat(ReplayWire(transcript)), Memory(), warn=str), Random(1)])
     again = run(proposer, transcript.with_name("again.jsonl"), progress)
     assert [json.loads(trial.model_dump_json()) for trial in again.searches[0].trials] == [

@@ -43,7 +43,7 @@ def talk(server: Server, folder: Path, budget: int | None = None, run: str = RUN
 
 
 def proposed(server: Server, folder: Path, trials: Sequence[Trial] = (), run: str = RUN) -> list[Any]:
-    """What a new start proposes first."""
+    """The first proposals after a new start."""
     proposals = LlmProposer(talk(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
     return [proposal.record.kernel_key if proposal.record else proposal.violation for proposal in proposals]
 
@@ -111,7 +111,7 @@ def test_a_question_whose_answer_is_lost_counts_its_prompt(tmp_path: Path) -> No
 
 
 class Ended(SystemExit):
-    """A signal, at the store's first row."""
+    """Stands for a signal at the store's first row."""
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -281,8 +281,8 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) -> None:
-    """Ended after the first of two trials of an answer, after both, and in the midst of a correction, it asks for what
-    is not answered alone, in the words of a session that was not ended."""
+    """A session that was ended after the first of two trials of an answer, after both, or during a correction asks only
+    the questions without an answer, in the same words as a session that was not ended."""
     rounds = [
         writes({"patch": block("absent\n", "")}, KERNELS["race"][0]),
         writes({"patch": block(LOOP, UNROLLED)}),

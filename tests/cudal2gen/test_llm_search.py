@@ -1,4 +1,4 @@
-"""Proves that a language model proposes during evaluations, beside other proposers, and alone."""
+"""Proves that a language model proposes during evaluations, together with other proposers, and alone."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def test_a_search_goes_on_without_the_model(tmp_path: Path) -> None:
 
 
 class Handshakes:
-    """An environment whose evaluations end once an exchange with the server has begun and ended beside them.
+    """An environment whose evaluations end once an exchange with the server has begun and ended during them.
 
-    The server answers only during an evaluation, so where exchanges and evaluations took turns, neither would end.
+    The server answers only during an evaluation, so if exchanges and evaluations were not concurrent, neither would
+    end.
     """
 
     name: Any = "model"
@@ -123,7 +124,7 @@ def test_alone_it_is_waited_for() -> None:
 def alone(
     talk: Chat, path: Path, beside: bool = False, out_of_time: Any = lambda: False, warn: Any = str
 ) -> search.Search:
-    """A search of four evaluations, two at a time, with no other proposer."""
+    """Runs a search of four evaluations, two at a time, with no other proposer."""
     proposer, model = (
         LlmProposer(talk, Memory(), in_background=beside, warn=warn),
         ModelEnvironment(lambda _: incumbent(), seed=5),

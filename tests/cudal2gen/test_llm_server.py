@@ -222,7 +222,7 @@ def test_reasoning_is_kept_apart_from_the_answer(message: dict[str, Any], text: 
 
 
 def as_sent(**changes: Any) -> Step:
-    """A good answer with other fields beside the text."""
+    """A good answer with other fields besides the text."""
     return lambda handler: reply(handler, 200, completion(GOOD) | changes)
 
 
@@ -275,7 +275,7 @@ def test_the_limits_new_name() -> None:
 
 
 def streams(*deltas: str, counts: tuple[int, int] = (10, 20)) -> Step:
-    """An answer as a stream of chunks; the last one, without a choice, has the counts."""
+    """An answer as a stream of chunks. The last chunk has the token counts and no choice."""
     chunks: list[Any] = [{"choices": [{"index": 0, "delta": {"content": delta}}]} for delta in deltas]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     chunks.append({"choices": [], "usage": dict(zip(("prompt_tokens", "completion_tokens"), counts, strict=True))})

@@ -1,4 +1,4 @@
-"""Proves that transcripts of a language model replay bit for bit and state what became of each answer."""
+"""Proves that transcripts of a language model replay bit for bit and state the result of each answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves that kernels are right in machine code, by records that have every branch of their templates."""
+"""Proves that kernels are right in machine code, by records that cover every branch of their templates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_newer_architectures_are_right_in_machine_code(name: str, library: Path)
 
 
 def _right_on_its_smallest_problem(record: Record, library: Path) -> None:
-    """In machine code. Sums of small integers are exact, so that PTX gives the same bits."""
+    """Checks a record's machine code on its smallest problem. Sums of small integers are exact, so PTX gives the same
+    bits."""
     (artifact,) = compiler.build([record])
     shape = min(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)
     case, _ = validator.run_case(record, artifact, library, shape, "integers", machine_code=True)
@@ -58,7 +59,8 @@ def _right_on_its_smallest_problem(record: Record, library: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["single", "single f32"])
 def test_inexact_sums_are_the_same_in_both_forms_as_a_gpu_rounds(name: str, library: Path) -> None:
-    """The default model sums in an order that depends on how many MMAs are computed at once."""
+    """The default model sums in an order that depends on how many MMAs are computed together, so it is not used
+    here."""
     record = PATHS[name]
     (artifact,) = compiler.build([record])
     shape = max(validator.stress_shapes(record), key=lambda shape: shape.m * shape.n * shape.k)

@@ -30,7 +30,7 @@ def record(problem: Problem = LARGE, **changes: Any) -> Record:
 
 
 def won(new: Record, gain: Ratio = GAIN, environment: str = "gpu", improved: bool = True) -> Search:
-    """A search that a record won."""
+    """A search whose winner is ``new``."""
     (trial,) = ModelEnvironment(lambda _: record()).evaluate(LARGE, [new])
     winner = trial.model_copy(update={"environment": environment, "on": "NVIDIA H200"})
     return SimpleNamespace(  # type: ignore[return-value]

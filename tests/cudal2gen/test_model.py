@@ -35,7 +35,8 @@ def modelled() -> ModuleType:
 
 
 def large(**changes: Any) -> Record:
-    """4096^3 in tiles of 128 x 256: 512 tiles on 132 SMs, four of them on the busiest, with 64 k-tiles each."""
+    """A record for 4096^3 in tiles of 128 x 256: 512 tiles on 132 SMs, four of them on the busiest SM, with 64 k-tiles
+    each."""
     fields: dict[str, Any] = {
         "m": 4096, "n": 4096, "k": 4096, "acc": "f32", "bm": 128, "bn": 256, "bk": 64, "stages": 4, "atom_n": 256,
         "cluster": [1, 1], "consumers": 2, "registers": [40, 232], "raster_group": 8,
@@ -152,7 +153,7 @@ def sums_us(record: Record, together: int = 1) -> float:
 
 
 def test_partial_sums_by_hand() -> None:
-    """They take three trips to the L2, one more per eight loads, and the bytes moved."""
+    """Partial sums take three round trips to the L2, one more per eight loads, and the time of the moved bytes."""
     # Four tiles in 16 slices: each of 64 CTAs keeps 128 x 256 floats and adds as many, 32 loads a thread.
     shared = large(m=128, n=1024, k=16384, split_k=16, reduce="workspace")
     expected = ((3 + 4) * 263 + 2 * 128 * 256 * 4 / 40) / 1700
@@ -170,7 +171,8 @@ def test_partial_sums_by_hand() -> None:
 
 
 def test_sums_of_a_cluster_by_hand() -> None:
-    """Two trips to shared memory of other CTAs, and the parts that a CTA sends: three quarters of its tile."""
+    """The sums take two round trips to shared memory of other CTAs, and the time of the parts that a CTA sends: three
+    quarters of its tile."""
     record = large(m=512, n=512, k=16384, bn=128, atom_n=128, split_k=4, reduce="cluster", epilogue="direct")
     assert sums_us(record) == pytest.approx((2 * 180 + 128 * 128 * 4 * 3 / 4 / 13) / 1700)
 
@@ -231,7 +233,8 @@ def test_every_family_has_an_estimate() -> None:
     ("gpu", "sources"), [("h200", {"timing model", "published H100 choice"}), ("b200", {"timing model"})]
 )
 def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: str, sources: set[str]) -> None:
-    """So their origin is true. If you change the model or a chip, write the records again by scripts/modelled.py."""
+    """So the origin that records state is true. After a change of the model or a chip, write the records again by
+    scripts/modelled.py."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     records = [record for record in own if record.gpu == gpu and record.origin.structure == "modelled"]
     assert {record.origin.source for record in records} == sources
@@ -252,7 +255,7 @@ def test_both_accumulators_have_every_problem(modelled: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_products_of_decoding_have_records_that_any_fewer_rows_take(modelled: ModuleType) -> None:
-    """Few rows of D lie along the columns of a wgmma, CTAs share the k of a router's few tiles; kernels overlap."""
+    """Few rows of D lie along the columns of a wgmma, CTAs share the k of a router's few tiles, and kernels overlap."""
     path = places.shipped("configs") / "kernels.jsonl"
     own = {(r.m, r.n, r.k): r for r in catalog.load(path) if (r.gpu, r.acc, r.layout) == ("h200", "f32", "tn")}
     for m, n, k in modelled.DECODE:

@@ -1,9 +1,9 @@
 """Proves that mutants of built kernels are noticed by the checks, or are equivalent.
 
-``make test`` executes every fifth mutant of each kind for every sixth kernel of each family that computes a plain
-product of fp16 (every tenth mutant of more than ``MANY``); for every tenth kernel that computes more, a mutant
-of each kind and one of each arithmetic opcode; and faults of the rendered text of groups, gated pairs, aux and A (k,m).
-``make thorough`` executes all of them, and those of claimed tiles.
+``make test`` takes every sixth kernel of each family that computes a plain product of fp16, and of these every fifth
+mutant of each kind (every tenth of more than ``MANY``). For every tenth kernel that computes more it takes a mutant of
+each kind and one of each arithmetic opcode. It also takes faults of the rendered text of groups, gated pairs, aux and A
+(k,m). ``make thorough`` executes all of them, and those of claimed tiles.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path) ->
 
 
 def place(mutant: Mutant) -> tuple[str, ...]:
-    """What is alike: mutants of a kind, those of arithmetic also by what they change; each argument is its own."""
+    """The class of a mutant: its kind, for arithmetic also what it changes. Each argument is a class of its own."""
     if mutant.kind in ("nudge", "first"):
         return mutant.kind, mutant.name
     return mutant.kind, mutant.name.split()[1] if mutant.kind in ARITHMETIC else ""
@@ -160,7 +160,7 @@ def built(name: str) -> Artifact:
 
 
 def explained(name: str, library: Path, executed: list[Mutant]) -> Counter[str]:
-    """Why the survivors behave as the kernel does; fails over those of which that is not known."""
+    """How often each reason explains a surviving mutant. Fails if a survivor has no known reason."""
     record, artifact = PATHS[name], built(name)
     ptx = artifact.ptx.read_text()
     reasons, unexplained = Counter[str](), []

@@ -31,8 +31,8 @@ NUMPY = {torch.float16: np.float16, torch.float32: np.float32}
 
 
 class Reference:
-    """A launcher for C++ that computes: ``cudal2gen_launch_sized`` and ``_fused`` by NumPy. ``code``: what it
-    answers; ``fused``: what fused launches were given beside the matrices."""
+    """Implements ``cudal2gen_launch_sized`` and ``_fused`` for C++ by NumPy. ``code``: the code that it returns.
+    ``fused``: the further operands of fused launches."""
 
     def __init__(self) -> None:
         self.function, self.fused_function = CALLBACK(self.launch), FUSED(self.launch_fused)
@@ -82,7 +82,7 @@ class Reference:
 
 
 def matrix(address: int, dtype: Any, shape: tuple[int, int], ld: int, start: int) -> Any:
-    """Memory at an address as rows that are ``ld`` elements apart."""
+    """The memory at an address as a matrix whose rows are ``ld`` elements apart."""
     rows, cols = shape
     count = (rows - 1) * ld + cols
     content = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(
@@ -94,7 +94,7 @@ def matrix(address: int, dtype: Any, shape: tuple[int, int], ld: int, start: int
 
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> Reference:
-    """Computes for C++ what it launches; launches of Python compute nothing."""
+    """A ``Reference`` for launches of C++. Launches of Python compute nothing."""
     own = Reference()
     own.install(monkeypatch)
     return own
@@ -183,7 +183,7 @@ def test_linear(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
 
 
 def test_calls_that_differ_have_plans_of_their_own(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    """Shapes, strides, alignment, types, and what is asked for beside the tensors."""
+    """Plans depend on shapes, strides, alignment, types, and the arguments that are no tensors."""
     whole, b = drawn(97, 128), drawn(64, 40, seed=1)
     start = whole.view(-1)
     kinds = [
@@ -283,7 +283,7 @@ def test_another_dispatcher_has_plans_of_its_own(
 
 
 def test_what_the_launcher_refuses_is_torchs(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    """C++ answers nothing, Python's launch says why."""
+    """C++ returns nothing, and Python's launch reports the reason."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     for _ in range(2):
         cudal2gen.matmul(a, b)
@@ -330,8 +330,8 @@ def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pac
 
 
 def planned_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[tuple[Any, ...]]:
-    """From here on C++ makes calls, and torch's products are an operator's, as on a GPU. The list gets the name and the
-    arguments of each call of ``planners``, functions of ``torch_operators``."""
+    """Makes C++ compute all planned calls, with torch's products as calls of an operator, as on a GPU. The list gets
+    the name and arguments of each call of ``planners``, functions of ``torch_operators``."""
     cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # connects C++
     monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
     planned_calls: list[tuple[Any, ...]] = []
@@ -420,7 +420,8 @@ def test_gradients_modes_and_transforms(dispatcher: dispatch.Dispatcher, referen
 
 
 def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    """A view that negates, a tensor without memory, and plain ones of the same shapes, before and after them."""
+    """The operands are a negated view, a tensor without memory, and plain ones of the same shapes before and after
+    these."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     negated = torch._neg_view(drawn(48, 128, seed=2))[:, :64]
     none = torch._efficientzerotensor((48, 64), dtype=torch.float16)
@@ -457,7 +458,7 @@ def test_no_tangent_is_dropped(dispatcher: dispatch.Dispatcher) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own kinds
 def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    """They fail, or are torch's, as they are without C++."""
+    """Calls with them fail or are computed by torch, as without C++."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     for _ in range(2):
         cudal2gen.matmul(a, b)
@@ -490,8 +491,11 @@ def outcome(a: Any, b: Any) -> str:
 
 
 def test_a_planned_call_costs_little_more_than_a_no_op(device: idle_device.IdleDevice, opened: pack.Pack) -> None:
-    """At most twice as much more as a no-op of torch.library takes: the machines at hand have 1.1 to 1.5 times as much.
-    Minima of short rounds in turns, over again while they are disturbed."""
+    """A planned call costs at most twice as much as a no-op of torch.library; known machines have 1.1 to 1.5 times as
+    much.
+
+    The times are minima of short alternating rounds, which are repeated while they are disturbed.
+    """
     a, b, idle = drawn(8, 8), drawn(8, 8, seed=1), overhead.no_op()
     with torch.no_grad(), emulated(device, [opened], prefer="kernel") as dispatcher:
         cudal2gen.matmul(a, b)

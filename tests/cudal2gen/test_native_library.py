@@ -1,4 +1,4 @@
-"""Proves what the C++ library of planned calls needs, how it is connected to torch, and what it is told."""
+"""Proves what the C++ library of planned calls needs, how it is connected to torch, and what plans it gets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ print(library.cudal2gen_torch_connect(b"cudal2gen"), library.cudal2gen_torch_mes
 
 
 def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pack's library of another version, and no compiler."""
+    """There is only a pack's library of another version, and no compiler."""
     text = tmp_path / "other.c"
     text.write_text("int cudal2gen_torch_version(void) { return 99; }\n")
     other = tmp_path / "other.so"
@@ -107,7 +107,7 @@ def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest
 def test_a_library_is_connected_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """What other threads see once a library is there: both operators; and where torch has none, no library."""
+    """Other threads see both operators once a library is connected. If torch lacks a function, there is no library."""
     text = tmp_path / "library.c"
     functions = "".join(
         f"long cudal2gen_torch_{name}(void) {{ return 0; }}\n" for name in ("connect", "calls", "message")
@@ -187,7 +187,7 @@ print(reference.streams)
 
 @pytest.mark.slow
 def test_the_stream_and_the_guard_of_a_cuda_device(tmp_path: Path, opened: pack.Pack, checkout: Path) -> None:
-    """With a stand-in for the part of torch that is CUDA's."""
+    """A stand-in replaces the CUDA part of torch."""
     library = tmp_path / "libtorch_cuda.so"
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", "-x", "c", "-", "-o", str(library)]
     subprocess.run(command, input=CUDA, text=True, check=True)

@@ -97,7 +97,7 @@ def test_out_may_lie_in_other_columns_of_an_operands_rows(dispatcher: dispatch.D
 
 
 def test_what_is_apart_has_no_element_in_common() -> None:
-    """Of drawn views of one memory; and views that are taken by columns or rows are found disjoint."""
+    """This holds for drawn views of one memory. Views of disjoint columns or rows are recognised as disjoint."""
     random = Random(3)
     memory, numbers = torch.zeros(4096).half(), torch.arange(4096)
     found = 0
@@ -178,7 +178,7 @@ def layer(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def test_a_bias_is_added_to_the_kernels_sums(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
-    """By torch, in C++, where no kernel adds it."""
+    """If no kernel adds the bias, torch adds it, called from C++."""
     reference.layout = "tn"
     x, weight, bias = drawn(2, 5, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
     cudal2gen.linear(x, weight, bias)
@@ -248,7 +248,7 @@ def test_a_refused_launch_with_a_bias_is_pythons_to_tell(fusing: dispatch.Dispat
 def test_torchs_layers_and_products_into_out_are_cs(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where they are an operator's."""
+    """This is the case on a GPU, where they are calls of an operator."""
     planned_calls = planned_as_on_gpu(monkeypatch, "plan_linear", "_plan_and_write")
     x, weight, bias = drawn(48, 64).float(), drawn(40, 64, seed=1).float(), drawn(40, seed=2).float()
     out = torch.empty(48, 40)
@@ -277,7 +277,8 @@ def test_torchs_layers_and_products_into_out_are_cs(
 def test_calls_with_three_operands_cost_little_more_than_plain_ones(
     device: idle_device.IdleDevice, biased: pack.Pack
 ) -> None:
-    """Through Python they cost twice as much. Minima of short rounds in turns, over again while they are disturbed."""
+    """Through Python they cost twice as much. The times are minima of short alternating rounds, repeated while
+    disturbed."""
     a, weight, bias, out = drawn(8, 8), drawn(8, 8, seed=1), drawn(8, seed=2), torch.empty(8, 8).half()
     calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: cudal2gen.matmul(a, weight),

@@ -1,6 +1,7 @@
-"""Proves on a GPU every path of the templates, that adversaries are caught, and the emulator bit for bit.
+"""Proves on a GPU that every path of the templates is right, that adversaries are caught, and that the emulator agrees
+bit for bit.
 
-Deselected where torch sees no CUDA device.
+The tests are deselected if torch sees no CUDA device.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def card() -> gpu.Gpu:
 
 @pytest.fixture(scope="module")
 def here(card: gpu.Gpu) -> Callable[[Record], Record]:
-    """A record for the GPU at hand: the model's own, else one of its capability."""
+    """A function that adapts a record to this machine's GPU: its model if that is known, else one of its capability."""
     models = (
         [card.model]
         if card.model in GPUS
@@ -126,7 +127,7 @@ def test_adversaries_are_caught_and_named(adversary: type[Adversary], card: gpu.
 
 
 class OnAnotherStream(Adversary):
-    """Launches on a stream of its own, and lets nobody wait."""
+    """Launches on a stream of its own, for which no other stream waits."""
 
     def bind(self, operands: Operands) -> Any:
         import torch
@@ -175,7 +176,7 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_faulty_binaries_are_caught(edit: str, card: gpu.Gpu, subject: Any, tmp_path: Path) -> None:
-    """The kernel's PTX with one instruction less, assembled."""
+    """Each binary is assembled from the kernel's PTX without one instruction."""
     whole = subject(small())
     pattern, finding_text = EDITS[edit]
     directory = tmp_path / whole.artifact.digest
@@ -261,7 +262,7 @@ UNDOCUMENTED = {("threads", "96"): {1, 9, 701}}
 def test_the_runtime_refuses_what_the_emulators_does(
     fact: str, value: str, card: gpu.Gpu, subject: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """A kernel.launch that does not fit its kernel. The report of the run has the codes of both, as properties."""
+    """The file kernel.launch does not fit its kernel. The test's report has the error codes of both as properties."""
     it = subject(small())
     directory = tmp_path / "kernel"
     shutil.copytree(it.artifact.directory, directory)
@@ -301,7 +302,7 @@ SANITIZERS = 12  # at a time: each is a process that mostly waits
 
 @pytest.fixture(scope="module")
 def answers(card: gpu.Gpu, library: Path, here: Callable[[Record], Record]) -> dict[str, Future[Sanitized]]:
-    """compute-sanitizer's answers on paths that are legal here, by name; many run at a time."""
+    """The answers of compute-sanitizer for paths that are legal here, by name. Many processes run concurrently."""
     kernels = {}
     for name in COVERING:
         try:

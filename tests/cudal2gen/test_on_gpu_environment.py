@@ -32,7 +32,7 @@ def wrong(operands: Operands, _: int) -> None:
 
 
 class Shop:
-    """A ``Workshop`` in which everything goes well but for what is told by record name."""
+    """A ``Workshop`` in which everything succeeds except for the outcomes that are set by record name."""
 
     def __init__(self, device: FakeDevice, us: Callable[[Record], float] = lambda _: 8.0) -> None:
         self.device, self.us = device, us
@@ -142,7 +142,7 @@ def test_kernels_are_closed_and_the_card_is_named() -> None:
 
 @pytest.mark.slow
 def test_a_search_on_the_device_finds_the_faster_record() -> None:
-    """The clock is a function of the record: the widest tile wins, and the gain is what the clock says."""
+    """The clock is a function of the record. The widest tile wins, by the gain that follows from the clock."""
     device = FakeDevice()
     shop = Shop(device, lambda record: 20.0 - record.bn / 32)
     slow = next(contest for contest in RECORDS if contest.bn == 64)

@@ -1,4 +1,5 @@
-"""Proves that an operand of ``cudal2gen.matmul`` is checked, planned and launched by few functions, and climbs nowhere.
+"""Proves that few functions check, plan and launch an operand of ``cudal2gen.matmul``, and that calls only go down the
+layers.
 
 A visit is a call of a function of ``cudal2gen`` that holds the operand among its locals when it is entered or left: the
 tensor, another tensor on the same storage, or its ``TensorFacts``, by itself, in a container, in an object of the
@@ -55,8 +56,8 @@ class Visit(str):
 
 @dataclass
 class Way:
-    """``calls``: all functions of the package; ``visits``: those that hold the operand; ``climbs``: caller and callee;
-    ``measuring``: functions by which others enter that layer."""
+    """The path of an operand. ``calls``: all called functions of the package. ``visits``: those that hold the operand.
+    ``climbs``: pairs of caller and callee. ``measuring``: functions by which others enter the measuring layer."""
 
     calls: list[Visit] = field(default_factory=list)
     visits: list[Visit] = field(default_factory=list)
@@ -81,7 +82,7 @@ def in_package(frame: FrameType) -> bool:
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """What a value keeps."""
+    """The values that a container, an object of the package or a closure holds."""
     if isinstance(value, tuple | list | set | frozenset):
         yield from value
     elif isinstance(value, dict):
@@ -109,7 +110,7 @@ graph_of = functools.cache(house.import_graph)
 
 @functools.cache
 def imports_of(checkout: Path, module: str) -> set[str]:
-    """All modules that a module imports, also by way of others."""
+    """All modules that a module imports, directly or indirectly."""
     found: set[str] = set()
     todo = [module]
     while todo:
@@ -208,7 +209,7 @@ def test_a_call_visits_few_functions_and_climbs_nowhere(
 def test_measuring_is_a_layer_of_its_own(
     operands: tuple[torch.Tensor, torch.Tensor], device: EmulatedDevice, opened: pack.Pack, checkout: Path
 ) -> None:
-    """A first call that races enters it by few functions, and nothing of it calls what is above it."""
+    """A first call that races enters the measuring layer by few functions, and that layer calls nothing above it."""
     clock = racing.Clock(device, {}, 1000.0)
     with racing.process(opened, racing.Timed(device, clock), "once") as dispatcher:
         way = Tracer(operands[0], checkout).trace(lambda: cudal2gen.matmul(*operands))

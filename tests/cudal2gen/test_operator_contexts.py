@@ -31,7 +31,7 @@ def close(d: Any, expected: Any) -> None:
 
 
 def outcome(model: Any, x: Any) -> Any:
-    """A result, or the class of what is raised."""
+    """The result of a model, or the class of the exception that it raises."""
     try:
         return model(x)
     except RuntimeError as error:
@@ -40,7 +40,7 @@ def outcome(model: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32])
 def test_autocasts_of_a_patched_model_are_torchs(weights: Any) -> None:
-    """Alone, within another, and switched off within."""
+    """Autocast is used alone, nested, and switched off inside another autocast."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 24)).to(weights)
     patched = deepcopy(model)
     cudal2gen.patch(patched, fuse=True)
@@ -180,7 +180,7 @@ def test_inference_mode_around_and_within() -> None:
 def test_a_compiled_call_obeys_the_rules_of_captures(
     device: EmulatedDevice, operator_device: OperatorDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    """No kernel is loaded in a capture; one that was is captured."""
+    """No kernel is loaded during a capture. A kernel that is loaded already is captured."""
     x, weight = (device.empty(*shape).copy_(torch.randint(-2, 3, shape)) for shape in ((40, 64), (24, 64)))
     expected = functional.linear(x.double(), weight.double()).half()
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Proves which arguments operators refuse, by name, and what they ask of a CUDA device."""
+"""Proves which arguments operators refuse, with an error that names them, and what operators query of a CUDA device."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_capture_is_seen_on_either_device(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the tensors, and the current one, which may be another."""
+    """A capture may be on the tensors' device, or on the current device if that is another one."""
     current, captured = [0], {0}
 
     @contextmanager

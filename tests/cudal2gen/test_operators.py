@@ -69,7 +69,7 @@ def product(a: Any, b: Any) -> Any:
 
 
 def ran(dispatcher: dispatch.Dispatcher) -> tuple[int, list[str]]:
-    """Calls of kernels, and the reasons of all others."""
+    """The number of calls of kernels, and the reasons of all other calls."""
     counted = dispatcher.stats()
     return sum(counted["kernel"].values()), sorted(counted["torch"])
 
@@ -172,7 +172,7 @@ def test_out_beside_an_operand_is_no_overlap(device: EmulatedDevice, kernels: di
 
 
 def test_new_values_at_the_same_place(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    """Nothing of a call reaches the next one with the same plan."""
+    """Nothing of a call affects the next one with the same plan."""
     a, b = drawn(device, 33, 60), drawn(device, 20, 60).t()
     first = cudal2gen.matmul(a, b)
     expected = first.clone()
@@ -204,7 +204,8 @@ HOPPER = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOPPER)
 def test_kernels_with_tensor_maps_in_ragged_sizes(name: str, tmp_path: Path) -> None:
-    """Their rules say which sizes they take as they are; others are padded by 8, or not theirs."""
+    """Their rules say which sizes they compute without copies. Others are padded to a multiple of 8, or computed by
+    torch."""
     record = PATHS[name]
     opened = pack.open_pack(packed.folder(packed.table([record]), tmp_path / "pack"))
     with (
@@ -355,7 +356,7 @@ def test_an_image_that_the_driver_refuses_is_tried_once(
     code: int, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """One warning for all kernels; the next process, which may have another driver, tries again."""
+    """There is one warning for all kernels. The next process tries again, since it may have another driver."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
     loads: list[str] = []
 
@@ -451,7 +452,7 @@ def test_a_refused_plan_still_checks_for_shared_memory(
 def test_the_first_use_in_a_graph_capture_is_torchs(
     device: EmulatedDevice, operator_device: OperatorDevice, kernels: dispatch.Dispatcher
 ) -> None:
-    """Loading a kernel is no work for a stream that is being captured."""
+    """A kernel cannot be loaded while a stream is captured."""
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     operator_device.captures = True
     cudal2gen.matmul(a, b)

@@ -1,6 +1,7 @@
 """Proves on a GPU that ``cudal2gen.matmul`` is right and never slower than torch beyond noise.
 
-Deselected where torch sees no CUDA device. The pack is made here, of the catalog's records nearest to sampled shapes.
+The tests are deselected if torch sees no CUDA device. They make a pack of the catalog's records that are nearest to
+sampled shapes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def card() -> gpu.Gpu:
 
 @pytest.fixture(scope="module")
 def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    """Records for a few of the sampled problems, measured here."""
+    """A pack of records for a few of the sampled problems, measured here."""
     if card.model not in GPUS:
         pytest.skip(f"{card.model} is not in the table of GPUs")
     fitted = served(card.model)
@@ -147,7 +148,7 @@ def test_compiled(mode: str, kernels: dispatch.Dispatcher) -> None:
 
 
 def captured(call: Any, calls: int) -> Any:
-    """A graph of so many calls, replayed once: what is first used is used, what is read is warm."""
+    """A CUDA graph of ``calls`` calls, replayed once so that nothing is used for the first time and caches are warm."""
     graph = torch.cuda.CUDAGraph()
     call()
     with torch.cuda.graph(graph):
@@ -158,7 +159,7 @@ def captured(call: Any, calls: int) -> Any:
 
 
 def replay_us(graph: Any) -> float:
-    """Device time of a replay."""
+    """The device time of a replay in microseconds."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -168,15 +169,16 @@ def replay_us(graph: Any) -> float:
 
 
 def upper_end(ratios: list[float]) -> float:
-    """The upper end of the median's 98 % interval: of 7 ratios the largest, which the median exceeds in 1 of 128."""
+    """The upper end of the median's 98 % interval: the largest of 7 ratios, which the median exceeds in 1 of 128
+    cases."""
     assert len(ratios) == PAIRS
     return max(ratios)
 
 
 @pytest.mark.slow
 def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
-    """Against torch.matmul of the same operands; device time, copies inside. Fails beyond noise only: some of 200
-    medians lie below any bound by chance."""
+    """Device times, with copies, are compared with torch.matmul's on the same operands. The test only fails beyond
+    noise, since some of 200 medians lie below any bound by chance."""
     rng = random.Random(1)
     slower = {}
     for m, n, k in sampled():

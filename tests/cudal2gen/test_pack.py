@@ -38,7 +38,8 @@ GPU = "a100"
 
 @pytest.fixture(autouse=True)
 def _verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pack stores verdicts of what it executes first; the checkout's store is not for the kernels of tests."""
+    """Moves the store: packing stores verdicts of kernels that it executes, and those of tests do not belong into the
+    checkout."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path_factory.mktemp("results")))
 
 
@@ -197,7 +198,7 @@ def test_a_pack_of_another_kind_is_refused(
 
 
 def restate(folder: Path, facts: dict[str, object]) -> None:
-    """Gives a pack other facts, with their digest."""
+    """Replaces a pack's facts, and their digest."""
     facts = {name: value for name, value in facts.items() if name != "sha256"}
     digest = hashlib.sha256(as_json(facts)).hexdigest()
     (folder / "pack.json").write_bytes(as_json(facts | {"sha256": digest}))
@@ -237,7 +238,7 @@ assert (d.download() == 128).all() and not session.reports
 @pytest.mark.slow
 @pytest.mark.parametrize("facts_of", ["this version", "0.1.0"])
 def test_a_pack_is_used_by_the_next_version(folder: Path, files: dict[str, bytes], facts_of: str) -> None:
-    """Also one of 0.1.0, whose facts had neither ABI nor fields."""
+    """This includes a pack of 0.1.0, whose facts had neither ABI nor fields."""
     facts = json.loads(files["pack.json"])
     assert facts["abi"] == {"table": 1, "library": 1}
     assert {"m", "bm", "family", "padding"} <= set(facts["fields"]["sm80_multistage"])
@@ -251,7 +252,8 @@ def test_a_pack_is_used_by_the_next_version(folder: Path, files: dict[str, bytes
 
 
 def contract() -> dict[str, object]:
-    """What a pack's reader relies on: the table's names, and what ``launcher`` calls in the pack's library."""
+    """The names on which a pack's reader relies: those of the table, and the functions of the pack's library that
+    ``launcher`` calls."""
     source = (Path(cudal2gen.__file__).parent / "launch" / "launcher.cpp").read_text()
     called = sorted(set(re.findall(r"_api\.(cudal2gen_\w+)", inspect.getsource(launcher))))
     functions = {name: re.search(rf"^[\w *]+ \*?{name}\([^)]*\)", source, re.MULTILINE) for name in called}
@@ -264,8 +266,8 @@ def contract() -> dict[str, object]:
 
 
 def test_what_the_abi_stands_for_is_as_it_was() -> None:
-    """Where something was added that old packs do without, write the new contract into abi.json; else raise the number
-    in pack/abi.py as well, and say there which old ones are read."""
+    """If this fails after an addition that old packs do not need, write the new contract into abi.json. After any other
+    change also raise the number in pack/abi.py, and say there which old packs are read."""
     stored = json.loads((Path(__file__).parent / "abi.json").read_text())
     assert stored == {"abi": ABI, **contract()}
 
@@ -324,7 +326,7 @@ def test_a_folder_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_pack_runs_where_there_is_no_compiler(folder: Path) -> None:
-    """With neither nvcc, nor CUTLASS, nor g++, nor a folder that may be written to."""
+    """There is neither nvcc, nor CUTLASS, nor g++, nor a writable folder."""
     program = """
 import importlib.util, shutil, sys
 from pathlib import Path
@@ -349,14 +351,14 @@ assert not [name for name in sys.modules if name.startswith(("cudal2gen.generati
 
 
 class Done(NamedTuple):
-    """How a process ended."""
+    """The exit code and output of a process."""
 
     returncode: int
     stderr: str
 
 
 def subprocess_alone(program: str, folder: Path) -> list[Done]:
-    """Two processes at once, in an environment with nothing in it, on a pack that may not be written to."""
+    """Runs a program in two concurrent processes, in an empty environment, on a read-only pack."""
     runtime = emulator.runtime_path()  # what stands in for CUDA needs a compiler, once
     env = {
         "PATH": "/nowhere",
@@ -405,7 +407,7 @@ def test_a_wheel_is_what_pip_installs(files: dict[str, bytes], tmp_path: Path) -
 
 
 def test_a_wheel_of_candidates_has_a_version_of_its_own(files: dict[str, bytes], tmp_path: Path) -> None:
-    """Else pip keeps the one that is installed."""
+    """Otherwise pip would keep an installed wheel."""
     facts = json.loads(files["pack.json"])
     unmeasured = files | {"pack.json": json.dumps(facts | {"problems_measured": 0}).encode()}
     measured, candidates = (pack.write_wheel(content, tmp_path / "x.whl") for content in (files, unmeasured))
@@ -417,7 +419,7 @@ def test_a_wheel_of_candidates_has_a_version_of_its_own(files: dict[str, bytes],
 
 
 def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) -> None:
-    """As the wheel format asks: every file but the list itself with its digest and size."""
+    """The wheel format demands a list of every file except the list itself, with digests and sizes."""
     with zipfile.ZipFile(pack.write_wheel(files, tmp_path / "x.whl")) as archive:
         names = archive.namelist()
         record = next(name for name in names if name.endswith(".dist-info/RECORD"))

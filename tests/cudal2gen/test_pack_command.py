@@ -29,7 +29,8 @@ GPU = "a100"
 
 @pytest.fixture(autouse=True)
 def _verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pack stores verdicts of what it executes first; the checkout's store is not for the kernels of tests."""
+    """Moves the store: packing stores verdicts of kernels that it executes, and those of tests do not belong into the
+    checkout."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path_factory.mktemp("results")))
 
 
@@ -81,7 +82,7 @@ def test_the_command_writes_packs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wrong_machine_code_is_not_packed(tmp_path: Path) -> None:
-    """A cubin that is not what ptxas made of the PTX: here of the same kernel without its barriers."""
+    """The cubin is not the one that ptxas made of the PTX, but that of the same kernel without its barriers."""
     env = {"CUDAL2GEN_RESULTS": str(tmp_path / "results")}
     chosen = ("--mnk", "64_64_256", "--acc", "f16", "--layout", "tn")
     (tmp_path / compiler.launcher().parent.name).symlink_to(compiler.launcher().parent)
@@ -98,7 +99,8 @@ def test_wrong_machine_code_is_not_packed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_packs_what_was_measured_faster(tmp_path: Path) -> None:
-    """Of two measured problems the one that is won; a problem off the grid by the record that bench made for it."""
+    """Of two measured problems it packs the one that is won, and a problem off the grid by the record that bench made
+    for it."""
     catalogued = catalog.load()
     problems = [Problem(gpu="a100", acc="f16", layout="tn", m=m, n=64, k=64) for m in (64, 61)]
     records = [catalog.nearest(problem, catalogued).record for problem in problems]
@@ -150,7 +152,7 @@ def test_candidates_are_all_records_and_stand_ins_for_what_torch_asks(few: list[
 def test_a_pack_of_candidates_claims_nothing_and_is_raced(
     few: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written with a compiler; where there is none, a call races what is in it."""
+    """The pack is made with a compiler. On a machine without one, a call races its kernels."""
     torch = require("torch")
     from cudal2gen.operators import emulated as emulated_operators
     from tests.cudal2gen.racing import Clock, Timed

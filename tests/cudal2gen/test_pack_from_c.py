@@ -1,4 +1,4 @@
-"""Proves that a pack answers, refuses and computes in C as in Python, and that the examples run."""
+"""Proves that a pack chooses, refuses and computes in C as in Python, and that the examples run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["files", "folder", "table"]  # fixtures
 
 
 def compiled(source: Path, files: dict[str, bytes], folder: Path) -> Path:
-    """An example against the emulator's runtime, as a program and, beside it, as a library for this process."""
+    """Compiles an example against the emulator's runtime, as a program and as a library for this process."""
     pack.write_folder(files, folder / "pack")
     for flags, name in (((), source.stem), (("-shared", "-fPIC"), f"{source.stem}.so")):
         command = ["g++", "-Wall", "-Wextra", "-Werror", *flags, str(source)]
@@ -134,7 +134,7 @@ LATER = [
 
 @pytest.fixture(scope="module")
 def later(tmp_path_factory: pytest.TempPathFactory, checkout_root: Path) -> Path:
-    """The example of fused and batched products, beside a pack whose plain kernel alone was measured."""
+    """The example of fused and batched products, with a pack of which only the plain kernel was measured."""
     files = packed.files(packed.table(LATER, {0: 2.0}))
     return compiled(checkout_root / "examples" / "fused.c", files, tmp_path_factory.mktemp("later"))
 
@@ -221,7 +221,7 @@ SERVED = [
 def test_c_serves_the_cards_that_python_serves(
     example: Path, name: str, capability: tuple[int, int], sms: int, smem: int
 ) -> None:
-    """Whether the pack opens, what counts as measured, and which kernels there are."""
+    """The test compares whether the pack opens, what counts as measured, and which kernels it has."""
     library = ctypes.CDLL(str(example / "pack" / "libcudal2gen.so"))
     library.cudal2gen_last_error.restype = ctypes.c_char_p
     handle, answer = ctypes.c_void_p(), Answer()

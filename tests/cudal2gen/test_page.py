@@ -39,7 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(tab: browser.Page, chart: int) -> int:
-    """The number of a shape whose mark no other one covers."""
+    """The number of a shape whose mark is not covered by another one."""
     index = tab.run(
         f"(() => {{ const host = document.querySelector('[data-chart=\"{chart}\"]');"
         "host.scrollIntoView({block: 'center'});"
@@ -64,7 +64,7 @@ def test_the_page_opens_without_faults_and_without_requests(tab: browser.Page, m
 
 
 def test_a_fault_and_a_request_are_noticed(tab: browser.Page, tmp_path: Path) -> None:
-    """What the test above relies on."""
+    """The test above relies on this."""
     path = tmp_path / "bad.html"
     path.write_text("<script>console.error('seen'); undefined.x</script><img src='http://localhost:9/x.png'>")
     open_page(tab, path)
@@ -92,7 +92,7 @@ def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> No
 
 @pytest.mark.slow
 def test_the_caption_agrees_with_the_table(tab: browser.Page, measured: Path) -> None:
-    """The script's geometric mean, of rounded numbers, is Table 1's; for every baseline."""
+    """For every baseline the script's geometric mean of rounded numbers equals Table 1's."""
     open_page(tab, measured)
     rows = tab.run(
         "[...[...document.querySelectorAll('#measured-1 table')].find(t => t.caption.textContent.startsWith('Table 1'))"

@@ -1,4 +1,4 @@
-"""Certificates of pipelines that share out k: certified, and refused with any fault in how partial sums meet."""
+"""Proves that pipelines with split k are certified, and refused with any fault in the code that adds partial sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUILT_AHEAD = [*COVERED.values()]
 
 
 class Edit(NamedTuple):
-    """A change of the PTX: the first place of a pattern after another one, and what stands there instead."""
+    """A change of the PTX: the first match of a pattern after another pattern, and its replacement."""
 
     behind: str
     pattern: str

@@ -1,4 +1,5 @@
-"""Proves that a text compiles as a user pastes it: by the line in its head, beside a main, without a warning."""
+"""Proves that a text compiles when a user pastes it next to a main, by the command line in its head, without a
+warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates of kernels whose producer loads by TMA for consumers: certified, and refused with any fault."""
+"""Proves that kernels whose producer loads by TMA are certified, and refused with any planted fault."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_a_fault_is_refused(fault: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("record", [SMALL, TURNS], ids=["cooperative", "in turns"])
 def test_a_changed_text_is_refused_or_harmless(record: Record) -> None:
-    """Waits, barriers, fences, predicates, phases, bytes, boxes, and constants of places, swizzles and stages."""
+    """Changes are of waits, barriers, fences, predicates, phases, bytes, boxes, and constants of addresses, swizzles
+    and stages."""
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()
     changed = [*mutants(ptx, arithmetic=True), *changed_constants(ptx)]
@@ -150,7 +151,7 @@ def test_a_changed_text_is_refused_or_harmless(record: Record) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["drop", "skip", "once", "parity", "bytes", "count"])
 def test_a_changed_wait_barrier_or_fence_is_refused(kind: str) -> None:
-    """Each that there is in the text, of one kind."""
+    """Every wait, barrier or fence of one kind in the text is changed."""
     changed = [mutant for mutant in mutants(ptx_of(SMALL)) if mutant.kind == kind]
     assert changed
     assert not [mutant.name for mutant in few_by(lambda x: x.name.split()[1], changed, 2)

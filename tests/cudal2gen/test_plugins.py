@@ -1,5 +1,7 @@
-"""Proves that vLLM and SGLang compute linear layers by kernels that win and by their own functions else, with stand-ins
-for both hosts, and with the functions of their released wheels."""
+"""Proves that vLLM and SGLang compute linear layers by kernels that win, and otherwise by their own functions.
+
+The hosts are stand-ins, and the functions of their released wheels.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
 
 @pytest.fixture(scope="session")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What our plugins meet of the released wheels."""
+    """The modules of the released wheels that our plugins patch."""
     folder, wheels = tmp_path_factory.mktemp("released"), tmp_path_factory.mktemp("wheels")
     try:
         released_hosts.extract(released_hosts.download(wheels), folder)
@@ -79,7 +81,7 @@ def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
-    """A host's own function, which keeps what it returned."""
+    """A host's own function, which also appends its results to ``calls``."""
 
     @wraps(function)
     def call(*operands: Any) -> Any:
@@ -182,7 +184,7 @@ def test_a_plugin_is_off_by_default(stand_in: Host) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F32])
 def test_layers_that_no_kernel_wins_are_the_hosts(enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """They get the very result of the host's own function."""
+    """They get the same result as by the host's own function."""
     caplog.set_level(logging.INFO)
     for _ in range(3):  # hosts may call a plugin again
         enabled.register()
@@ -252,7 +254,7 @@ def test_sums_with_an_addend_and_into_an_output_are_right(enabled: Host, won: Wo
 
 
 def graph_of(enabled: Host, layer: Layer, x: Any) -> list[Any]:
-    """The functions that the graph of a layer calls, whose result is right."""
+    """The functions that the graph of a layer calls. Checks that its result is right."""
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:

@@ -1,8 +1,6 @@
 """Proves on drawn combinations of type, fusion, batch, family and layout that legal kernels are right.
 
-Illegal ones are refused in words.
-
-A few in ``make test``, hundreds in ``make thorough``.
+Illegal combinations are refused with an error. ``make test`` draws a few, ``make thorough`` hundreds.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ PLAIN_PRODUCT: dict[str, Any] = {"ab": "f16", "d": "same", "fusion": "none", "ba
 
 
 def shapes_of(record: Record) -> Iterator[Shape]:
-    """The thorough problem of a verdict, and a batch where the record takes one."""
+    """The thorough problem of a verdict, and a batch if the record supports one."""
     shapes = stress_shapes(record)
     yield thorough_shape(record, shapes)
     yield from islice((shape for shape in shapes if shape.shared_b), 1)
@@ -81,7 +79,8 @@ CHANGES: dict[str, list[Any]] = {
 @given(records, st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in CHANGES.items()}))
 @settings(max_examples=1000 if THOROUGH else 60, phases=NO_SHRINKING)
 def test_what_is_not_legal_is_refused_in_words(record: Record, changes: dict[str, Any]) -> None:
-    """Each rule names the field that breaks it; what no rule refuses has a text, and facts that both sides read."""
+    """Each rule names the field that breaks it. A record that no rule refuses has a text, and launch facts that Python
+    and C++ read alike."""
     fields = json.loads(catalog.dump(record)) | changes
     refusal, other = "", None
     try:

@@ -1,4 +1,4 @@
-"""Certificates of records' kernels: every path that is covered is certified, and a kernel with a fault never is."""
+"""Proves that every covered path of the templates is certified, and that a kernel with a fault never is."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ptx_of(record: Record | Faulty) -> str:
 
 
 def prove_and_recheck(record: Record) -> None:
-    """Proves a record's kernel, and checks the certificate as it is read from a file."""
+    """Proves a record's kernel, and checks the certificate after writing and reading it."""
     ptx = ptx_of(record)
     certificate = prove(ptx, partial(claims, record), problems(record))
     proofs.recheck(Certificate.model_validate_json(certificate.model_dump_json()), record, ptx)
@@ -133,7 +133,8 @@ def test_an_overflow_comes_with_a_problem() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATED)
 def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
-    """Waits, barriers, fences, predicates, accesses, products, and constants of places, swizzles and stages."""
+    """Changes are of waits, barriers, fences, predicates, accesses, products, and constants of addresses, swizzles and
+    stages."""
     record = KERNELS[name]
     (artifact,) = compiler.build([record])
     ptx = artifact.ptx.read_text()
@@ -149,7 +150,8 @@ def test_a_changed_text_is_refused_or_harmless(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shift-source", "drop bar.sync"])
 def test_a_failed_proof_is_confirmed_by_an_execution(kind: str, tmp_path: Path) -> None:
-    """A copy reads behind its row: at sizes that the proof names. A barrier is missing: at some of the validator's."""
+    """A copy that reads past its row fails at sizes that the proof names. A missing barrier fails at some of the
+    validator's sizes."""
     record = PATHS["single"]
     (artifact,) = compiler.build([record])
     directory = shutil.copytree(artifact.directory, tmp_path / artifact.digest)

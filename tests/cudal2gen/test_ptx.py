@@ -73,7 +73,7 @@ def main_loop(text: str) -> list[str]:
 
 
 def order(lines: list[str]) -> str:
-    """Kinds of instructions in their order, with run lengths: L4M8 is four ldmatrix, then eight mma."""
+    """The kinds of instructions in order, with run lengths: L4M8 is four ldmatrix, then eight mma."""
     kinds = [token for line in lines for name, token in TOKENS.items() if name in line]
     return "".join(f"{token}{len(list(run))}" for token, run in groupby(kinds))
 
@@ -154,7 +154,7 @@ UNROLLED: list[dict[str, Any]] = [{"bake": ["k"], "k": 256, "unroll_k": True, **
 
 
 def live_fragments(record: Sm80Multistage) -> int:
-    """The most registers that hold loaded, still needed fragments at one point of straight-line code."""
+    """The largest number of registers that hold live fragments at one point of straight-line code."""
     lines = [line for line in instructions(ptx(record)) if "ldmatrix" in line or "mma.sync" in line]
     loaded: dict[str, int] = {}
     last_use: dict[str, int] = {}
@@ -238,7 +238,7 @@ def test_an_epilogue_goes_through_shared_memory_as_often_as_it_says(kind: str, a
 
 @pytest.mark.slow
 def test_staged_rounds_before_the_barrier_and_direct_after() -> None:
-    """Where the accumulators are fp32, the temporary fragment is where they are rounded."""
+    """fp32 accumulators are rounded when they are copied to the temporary fragment."""
     staged = epilogue(multistage(acc="f32", c_batch=16))
     straight = epilogue(multistage(acc="f32", **STRAIGHT))
 
@@ -250,7 +250,7 @@ def test_staged_rounds_before_the_barrier_and_direct_after() -> None:
 
 
 def anonymous(record: Sm80Multistage | Sm80Direct) -> list[str]:
-    """Instructions without what derives from the kernel's name; launch bounds are part of the code."""
+    """The instructions, and launch bounds, with the kernel's name removed."""
     text = ptx(record)
     bounds = re.findall(r"\.(?:maxntid|minnctapersm) .*", text)
     return [re.sub(rf"\w*{record.name}\w*", "name", line) for line in instructions(text)] + bounds
@@ -306,7 +306,7 @@ def test_a_data_field_shares_the_binary_within_an_architecture(field: str) -> No
 
 
 def everywhere(gpu: str) -> Sequence[Sm80Multistage | Sm80Direct]:
-    """Records of both families that between them take what differs most between architectures."""
+    """Records of both families whose code differs most between architectures."""
     samples = [
         multistage(gpu=gpu, stages=2),
         multistage(gpu=gpu, stages=2, acc="f32", layout="nn", padding="predicate", **prefetch("pingpong")),

@@ -1,6 +1,6 @@
 """Proves that wrong published kernels are not timed, that padding counts, and that a crash ends one kernel only.
 
-The kernels here are stand-ins of this project's, called as published ones are.
+The kernels here are stand-ins of this project, which are called like published ones.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64)
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    """The stand-in, compiled from a checkout of its own."""
+    """The stand-in kernel, compiled from a checkout that the test writes."""
     folder = tmp_path_factory.mktemp("published")
     source = folder / "checkout" / FOLDER / "64_64_64.cu"
     source.parent.mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_padding_is_in_the_timing(kernel: Library, device: EmulatedDevice) -> No
 def test_a_kernel_that_ends_the_process_is_stored_as_absent_and_the_race_goes_on(
     kernel: Library, tmp_path: Path
 ) -> None:
-    """On an H100, which runs what was compiled for an H200."""
+    """The race runs on an H100, with kernels that were compiled for an H200."""
     built = tmp_path / "built"
     shutil.copytree(kernel.path.parent, built)
     described = json.loads(kernel.path.with_suffix(".json").read_text())

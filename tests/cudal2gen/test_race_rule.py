@@ -1,4 +1,5 @@
-"""Simulates races by thousands: what the rule of autotuning gains, and how rarely it takes a slower kernel."""
+"""Proves by thousands of simulated races what the rule of autotuning gains, and how rarely it chooses a slower
+kernel."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ SLOWER = -math.log(1.01)
 
 
 class Kind(NamedTuple):
-    """What disturbs the samples of a race, as log ratios. ``noise``: of each sample; ``spikes``: share of samples that
-    take 10 to 170 % longer; ``drift``: of all clocks from the first to the two hundredth sample; ``flips``: share of
-    samples before which the L2 turns cold or hot, which makes 35 %; ``bias``: of each contender, the same in all of its
-    samples."""
+    """The disturbances of a race's samples, as log ratios.
+
+    ``noise``: of each sample. ``spikes``: the share of samples that take 10 to 170 % longer. ``drift``: of all clocks
+    from the first to the two hundredth sample. ``flips``: the share of samples before which the L2 becomes cold or hot,
+    which makes 35 %. ``bias``: of each contender, constant over its samples.
+    """
 
     noise: float = 0.01
     spikes: float = 0.0
@@ -58,7 +61,7 @@ class Simulated:
         self.cold, self.taken = np.zeros(self.count, bool), 0
 
     def sample(self, contender: Any) -> Any:
-        """Log times of one contender of each race."""
+        """The log times of one contender of each race."""
         kind, random = self.kind, self.random
         self.cold ^= random.random(self.count) < kind.flips
         self.taken += 1
@@ -99,7 +102,7 @@ class Simulated:
 
 
 def mixed(count: int, seed: int) -> Any:
-    """Kernels of which the best of a race is on average 8.4 % faster than torch, or torch is the best."""
+    """Log ratios of kernels. The best kernel of a race is on average 8.4 % faster than torch, or torch is the best."""
     return np.random.default_rng(seed).normal(-0.04, 0.09, (count, KERNELS))
 
 
@@ -124,7 +127,7 @@ def lost(kind: Kind, count: int, seed: int = 2) -> float:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_thousand_races_of_each_kind(name: str) -> None:
-    """10,000 in all, and as many with slower kernels only."""
+    """There are 10,000 races in all, and as many with slower kernels only."""
     share, possible, slower = gained(KINDS[name], 1000)
     assert possible == pytest.approx(0.084, abs=0.005)
     assert share >= 0.5
@@ -145,7 +148,7 @@ def test_few_pairs_prove_nothing() -> None:
 
 
 def test_the_lead_over_a_narrow_field_is_a_bias() -> None:
-    """The same winner beside kernels as fast as torch, and beside kernels of which it stands out."""
+    """The same winner races once with kernels as fast as torch, and once with kernels that are much slower."""
     pairs = np.full(60, math.log(1.12))
     narrow = np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.0, 0.03, math.log(1.12)])
     wide = np.array([-0.3, 0.2, -0.2, -0.1, 0.15, -0.4, 0.25, math.log(1.12)])

@@ -31,8 +31,8 @@ __all__ = ["exact", "opened", "reference", "store"]  # fixtures
 
 
 class Watching(Clock):
-    """Notes the first operand of each call that is timed, and whether the L2 was cold. ``host``: microseconds of the
-    host by what a call launches; "" stands for torch."""
+    """A clock that notes the first operand of each timed call, and whether the L2 was cold. ``host``: microseconds of
+    the host by the name of the launched kernel, "" for torch."""
 
     def __init__(self, *arguments: Any, host: dict[str, float] | None = None) -> None:
         super().__init__(*arguments)
@@ -57,7 +57,7 @@ TIMES = {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}
 def test_the_l2_is_cold_before_each_sample(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its calls take turns on operands of their own, as many as there are calls in a sample."""
+    """The calls of a sample use different operands, one set for each call."""
     counts: list[int] = []
     real = contests.Contest.rotate
     monkeypatch.setattr(contests.Contest, "rotate", lambda own, count: (counts.append(count), real(own, count))[1])
@@ -101,7 +101,7 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
 def test_the_slower_one_of_host_and_device_counts(
     torch_us: float, kernel_us: float, wins: float, device: EmulatedDevice, opened: pack.Pack
 ) -> None:
-    """On the device the kernels take 200 and 250 us, and torch 300."""
+    """On the device the kernels take 200 and 250 us, and torch 300 us."""
     host = dict.fromkeys(TIMES, kernel_us) | {"": torch_us}
     a, b, expected = drawn(device)
     with process(opened, Timed(device, Watching(device, TIMES, 300.0, host=host))):
@@ -137,7 +137,7 @@ def test_the_budget_pays_for_what_else_a_sample_takes(
 def test_planned_calls_are_timed_as_c_makes_them(
     into: bool, reference: Reference, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the race ends; then C++ keeps none of them. A call's own ``out`` is left alone."""
+    """C++ makes the calls until the race ends, and then drops their plans. A call's own ``out`` is not written."""
     device, own_pack = idle_device.IdleDevice(tmp_path), idle_device.open_pack(tmp_path)
     a, b = (torch.randint(-2, 3, shape).half() for shape in ((48, 64), (64, 40)))
     assert NATIVE.serves(device.place, own_pack.torch_library)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_planned_calls_are_timed_as_c_makes_them(
 
 
 def test_a_layer_is_timed_with_its_bias(reference: Reference, tmp_path: Any) -> None:
-    """C++ is given all three operands of a race's calls."""
+    """The calls of a race pass all three operands to C++."""
     reference.layout = "tn"
     device, own_pack = idle_device.IdleDevice(tmp_path), idle_device.open_pack(tmp_path, "bias_n")
     x, weight, bias = (torch.randint(-2, 3, shape).half() for shape in ((48, 64), (40, 64), (40,)))

@@ -44,14 +44,14 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    """A pack of which nothing was measured."""
+    """A pack without measurements."""
     table = packed.table([packed.RECORDS[name] for name in ("predicated", "whole", "split", "nn", "f16")])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No buckets: each problem is measured for itself."""
+    """Disables buckets, so that each problem is measured for itself."""
     monkeypatch.setattr(buckets, "LARGEST", 0)
 
 
@@ -89,7 +89,7 @@ def test_the_first_call_races_and_a_later_process_knows(device: EmulatedDevice, 
 def test_the_reference_of_a_race_is_computed_once(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rows of D, and of columns."""
+    """This holds for the reference's rows and its columns."""
     shapes: list[tuple[int, int]] = []
 
     def bounds(acc: Any, a: Any, b: Any, *others: Any) -> Bounds[Any]:
@@ -118,7 +118,7 @@ def test_a_slower_kernel_is_remembered_as_such(device: EmulatedDevice, opened: p
 
 @pytest.mark.slow
 def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice, opened: pack.Pack) -> None:
-    """Rows that begin anywhere are copied for kernels: a later call of the same sizes races its own operands."""
+    """Misaligned rows are copied for kernels. A later call with packed operands of the same sizes races again."""
     clock = Clock(device, dict.fromkeys(NAMES.values(), 310.0), 300.0)
     a, b, expected = drawn(device)
     apart = device.empty(30, 65)[:, :64]
@@ -161,7 +161,8 @@ def test_linear_races_its_product_alone(device: EmulatedDevice, opened: pack.Pac
 
 
 def test_what_is_not_raced(device: EmulatedDevice, opened: pack.Pack) -> None:
-    """Captures, exhausted budgets, numbers that cannot be compared, batches, other preferences."""
+    """There are no races in captures, with exhausted budgets, with numbers that cannot be compared, for batches, or
+    with other preferences."""
     clock = Clock(device, {}, 300.0)
     a, b, _ = drawn(device)
     timed = Timed(device, clock)
@@ -219,7 +220,7 @@ def test_the_background_races_while_the_device_is_idle(device: EmulatedDevice, o
 
 @pytest.mark.slow
 def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevice, opened: pack.Pack) -> None:
-    """A caller overwrites its tensors between calls."""
+    """The caller overwrites its tensors between calls, which the race must not see."""
     clock = Clock(device, {}, 300.0)
     a, b, _ = drawn(device)
     with process(opened, Timed(device, clock), mode="background"):
@@ -240,7 +241,7 @@ def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevi
 def test_operands_with_other_dimensions_are_raced(
     device: EmulatedDevice, opened: pack.Pack, lies: str, mode: races.Mode
 ) -> None:
-    """B of a batch, repeated or with an extent of one, and a row of A."""
+    """B is a batch, repeated or with an extent of one, and A is a single row."""
     a, b, expected = drawn(device)
     if lies == "vector":
         left, right, expected = a[0], b.t(), expected[0]
@@ -257,7 +258,7 @@ def test_operands_with_other_dimensions_are_raced(
 def test_one_race_at_a_time_has_copies(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of calls with ever new shapes; a race whose calls stay away is given up, another's begins."""
+    """Calls have ever new shapes. A race without further calls is given up when another one begins."""
     copies: list[Any] = []
     copy = contests._copy
     monkeypatch.setattr(contests, "_copy", lambda *operands: copies.append(copy(*operands)) or copies[-1])
@@ -278,7 +279,7 @@ def test_one_race_at_a_time_has_copies(
 
 @pytest.mark.slow
 def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pack.Pack) -> None:
-    """They would slow torch's product down, and not the kernel."""
+    """Both would slow down torch's product but not the kernel."""
 
     class Watching(Clock):
         def elapsed_us(self, call: Callable[[], object], times: int) -> float:

@@ -42,7 +42,7 @@ CARD = "simulated_gpu"  # the resource that a measurement needs one of
 
 
 def record(group: int) -> Record:
-    """Band ``group`` of tiles: records that differ, and that tests can tell apart."""
+    """A record with ``group`` as its band of tiles, by which tests identify it."""
     fields = space.base(PROBLEM, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(PROBLEM)
     return parse(fields | {"raster_group": group})
 
@@ -63,7 +63,7 @@ def ended_jobs(executor: Executor, jobs: Sequence[EvaluationJob]) -> Iterator[li
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A head without a card, on this machine's loopback. Tests add nodes that have one."""
+    """A Ray cluster on this machine's loopback whose head has no card. Tests add nodes with one."""
     require("ray")
     before, on_end = dict(os.environ), signal.getsignal(signal.SIGTERM)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def node(cluster: Any) -> Iterator[Callable[[], Any]]:
-    """Adds nodes with a card each; what a test leaves of them is removed."""
+    """A function that adds a node with a card. Nodes that a test leaves are removed."""
     added = []
 
     def add() -> Any:
@@ -125,7 +125,8 @@ def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
 
 
 def overlapping(log: Path) -> list[tuple[Any, Any]]:
-    """Evaluations on one node that ran at the same time. One that never ended ends with its process' last line."""
+    """Pairs of evaluations that ran at the same time on one node. One without an end lasts until its process's last
+    line."""
     spans: dict[str, list[tuple[float, float]]] = {}
     starts: dict[int, Any] = {}
     for line in simulated_gpu.read(log):
@@ -145,7 +146,8 @@ def overlapping(log: Path) -> list[tuple[Any, Any]]:
 def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_twice(
     cluster: Any, node: Callable[[], Any], tmp_path: Path
 ) -> None:
-    """Sixteen jobs on two cards. One worker is killed in mid-evaluation, then a whole node, then a new node comes."""
+    """Sixteen jobs run on two cards. A worker is killed during an evaluation, then a whole node, and then a node is
+    added."""
     log, store = tmp_path / "log", tmp_path / "trials.jsonl"
     nodes = [node(), node()]
     executor: Executor = RayExecutor(
@@ -207,7 +209,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
 def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
     cluster: Any, node: Callable[[], Any], tmp_path: Path
 ) -> None:
-    """Five problems on two cards, all in flight; one card's node is killed in mid-evaluation."""
+    """Five problems are in flight on two cards. The node of one card is killed during an evaluation."""
     log, problems = tmp_path / "log", [PROBLEM.model_copy(update={"m": 64 * m}) for m in range(1, 6)]
     nodes = [node(), node()]
     executor = RayExecutor(partial(Simulated, log, 0.02), resource=CARD, patience=PATIENCE)

@@ -28,8 +28,8 @@ LOAD = re.compile(r"ld\.global\.cg\S*\s+(\{[^}]*\}|\S+),")
 
 
 def trips(lines: list[str]) -> list[tuple[int, bool]]:
-    """Groups of loads past the L1, as (loads, whether a loop repeats them): those of one group are all issued before an
-    instruction reads what one of them brings."""
+    """Groups of loads that bypass the L1, as (number, whether a loop repeats them). All loads of a group are issued
+    before an instruction reads one of their results."""
     groups: list[tuple[int, bool]] = []
     pending: set[str] = set()
     loads = 0
@@ -88,7 +88,7 @@ STREAMED_RECORD = ring(**WIDE, stream_k=True, cluster=[2, 1])
 
 @pytest.mark.parametrize("record", SHARED_RECORDS, ids=lambda record: f"{record.bn} {record.split_k}")
 def test_every_ctas_trips_to_the_l2(record: Sm90Wgmma) -> None:
-    """A thread's share is any number of vectors of a tile; each is in as many parts as there are slices."""
+    """A thread adds any number of vectors of a tile. Each vector has as many parts as there are slices."""
     ((loads, _),) = groups_of(record)
     slices = record.split_k
     at_once = min(slices, loads)
@@ -101,7 +101,7 @@ def test_every_ctas_trips_to_the_l2(record: Sm90Wgmma) -> None:
 
 
 def test_trips_to_the_l2_of_the_last_wave() -> None:
-    """Three shapes of sixteen loads, for up to four, up to eight and more parts of a tile."""
+    """There are three forms of sixteen loads: for up to four, up to eight, and more parts of a tile."""
     assert [loads for loads, _ in groups_of(STREAMED_RECORD)] == [16, 16, 16]
     for parts in range(2, 100):
         vectors_at_once, at_once = (4, 4) if parts <= 4 else (2, 8) if parts <= 8 else (1, 16)
@@ -128,8 +128,8 @@ def run(
     launches: int = 1,
     **modes: Any,
 ) -> Run:
-    """D of A (m,k) and B (n,k) by the last of some launches on a device of so many SMs, NaN where it is not stored.
-    ``clears``: whether memsets do anything."""
+    """D of A (m,k) and B (n,k) after several launches on a device of ``sms`` SMs, NaN where nothing is stored.
+    ``clears``: whether memsets take effect."""
     (m, k), n = a.shape, len(b)
     memory = emulator.Memory()
     device = replace(emulator.Device.of(record.target), sm_count=sms, threads_per_sm=record.threads)
@@ -184,7 +184,8 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
 def test_the_last_wave_is_covered_once(
     record: Sm90Wgmma, sms: int, size: tuple[int, int, int], parts: int, library: Path
 ) -> None:
-    """One tile, fewer than SMs, a last wave of one and of several tiles, ragged k; in two orders of events."""
+    """Cases are one tile, fewer tiles than SMs, a last wave of one and of several tiles, and ragged k, each in two
+    orders of events."""
     directory = compiler.build([record])[0].directory
     a, b = ones_and_zeros(*size)
     counters = 256 if parts else 0
@@ -196,15 +197,15 @@ def test_the_last_wave_is_covered_once(
 
 
 def test_stress_shapes_have_a_last_wave_behind_a_whole_one() -> None:
-    """The emulator's verdict executes on two clusters."""
+    """A verdict of the emulator has two clusters."""
     shapes = stress_shapes(STREAMED)
     tiles = [ceil_div(shape.m, STREAMED.bm) * ceil_div(shape.n, STREAMED.bn) for shape in shapes]
     assert any(number > 2 and number % 2 for number in tiles)
 
 
 def in_order_only(k_starts: list[int], m: int, n: int, k: int) -> tuple[Array, Array, float]:
-    """A (m,k) and B (n,k) whose parts, from these k on, are 2^24, 1, -2^24 and 1, and their sum in fp32 in this order:
-    it is another one in any other order of the first three."""
+    """A (m,k) and B (n,k) whose partial sums, from these k on, are 2^24, 1, -2^24 and 1, and their fp32 sum in this
+    order. Any other order of the first three has another sum."""
     a, b = np.zeros((m, k), np.float16), np.zeros((n, k), np.float16)
     for at, (x, y) in zip(k_starts, [(4096, 4096), (1, 1), (-4096, 4096), (1, 1)], strict=True):
         a[:, at], b[:, at] = x, y
@@ -228,7 +229,7 @@ def test_parts_are_summed_in_the_order_of_k(record: Sm90Wgmma, sms: int, adverse
 
 
 def swapped_loads(text: str) -> str:
-    """The first two loads of a group bring each other's parts."""
+    """Swaps the addresses of the first two loads of a group."""
     first, second = list(re.finditer(r"(@p ld\.global\.cg\S* \{[^}]*\}, )\[([^\]]*)\]", text))[:2]
     return (
         text[: first.start()] + f"{first[1]}[{second[2]}]" + text[first.end() : second.start()]

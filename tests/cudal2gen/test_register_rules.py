@@ -77,7 +77,7 @@ FATAL: list[dict[str, Any]] = [
 
 
 def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
-    """A record that no rule has seen."""
+    """A record whose rules were not checked."""
     whole = WGMMA | fields
     whole |= {name: tuple(whole[name]) for name in ("cluster", "registers") if whole[name] is not None}
     problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
@@ -90,7 +90,8 @@ def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
 
 
 def warps(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
-    """A record of sm120_mma that no rule has seen: in pingpong, or by one consumer at the registers of the start."""
+    """A record of sm120_mma whose rules were not checked: with pingpong, or with one consumer and the registers of the
+    launch."""
     swap_ab = changes.get("swap_ab", False)
     iterations = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
     whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **iterations}
@@ -164,6 +165,6 @@ def test_an_instruction_beyond_the_entry_registers_is_fatal(fields: dict[str, An
 
 
 def test_the_register_pool_is_a_rule_of_its_own() -> None:
-    """ptxas does not check it: the kernel would wait forever."""
+    """ptxas does not check the register pool, and a kernel that exceeds it would wait forever."""
     assert any("wait forever" in rule for rule in register_rules(unchecked(tile(128, 256, [40, 240]))))
     assert register_rules(unchecked(tile(128, 256, TIGHT))) == []

@@ -1,4 +1,4 @@
-"""Proves that verdicts follow a change of comments and of nothing else."""
+"""Proves that stored verdicts and proofs get new digests after a change of comments, and of nothing else."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_a_code_field_of_hopper_changes_the_text() -> None:
     [pytest.param(before, after, id=f"{before.family}-{field}") for field, before, after in COMPILED_PAIRS],
 )
 def test_a_code_field_of_hopper_changes_the_ptx(before: Record, after: Record) -> None:
-    """Stronger than the text: what the compiler makes of it differs, names and line numbers aside."""
+    """The PTX differs, apart from names and line numbers. This is stronger than a difference of the text."""
     ptx = []
     for record in (before, after):
         text = compiler.build([record])[0].ptx.read_text().replace(record.name, "name")
@@ -369,7 +369,7 @@ def test_golden_text(name: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_clusters_do_not_wait_for_memory_to_hand_back_a_stage() -> None:
-    """ptxas puts a MEMBAR.ALL.GPU before what releases to a cluster: hundreds of clocks, in every k-tile."""
+    """ptxas puts a MEMBAR.ALL.GPU before a release to a cluster, which takes hundreds of clocks in every k-tile."""
     text = render(ring(cluster=[2, 1]))
     assert "mbarrier.arrive.shared::cluster.b64" in text
     assert "release.cluster.shared::cluster" not in text
@@ -387,7 +387,7 @@ def test_records_of_one_text_share_one_name() -> None:
 
 @pytest.mark.slow
 def test_templates_follow_their_rules(checkout: Path) -> None:
-    """Of kernels: at most one level of `if` in a macro, no include, explicit arguments."""
+    """Macros of kernels have at most one level of `if`, no include, and explicit arguments."""
     templates = checkout / "templates"
     for path in sorted([*templates.glob("*.cu.j2"), *(templates / "macros").glob("*.j2")]):
         text = path.read_text()

@@ -63,7 +63,8 @@ def test_classes_and_worst_cases() -> None:
 
 
 def test_times_beside_the_floor_and_the_model() -> None:
-    """A square product at the card's peak, one bound by the bytes of A, B and D, an empty kernel; one too fast."""
+    """The times are those of a square product at the card's peak, one bound by the bytes of A, B and D, an empty
+    kernel, and one that is too fast."""
     record = next(record for record in catalog.load() if (record.gpu, record.acc, record.mnk) == (
         "h200", "f16", "4096_4096_4096"))  # fmt: skip
     square = timing(KERNEL, [250.0] * 9, record=record.name)

@@ -1,4 +1,5 @@
-"""Proves that comparing two sets of measurements calls no noise a change, and what the verb ``report`` writes."""
+"""Proves that a comparison of two sets of measurements does not report noise as a change, and what ``report``
+writes."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def test_a_machine_that_moved_is_noticed_by_the_baselines() -> None:
 
 @pytest.mark.slow
 def test_noise_alone_is_rarely_called_a_change() -> None:
-    """Two runs of equal kernels: about one in twenty is beyond its interval, whichever way."""
+    """Of two runs of equal kernels about one in twenty ratios is outside of its interval, in either direction."""
     a, b = (
         store_of(
             *(measurement for measurement in campaign(150, seed=seed).measurements if measurement.protocol == "offline")

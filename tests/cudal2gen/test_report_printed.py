@@ -1,5 +1,6 @@
-"""Proves what a reader of the report sees: what comes first, the same figures on page and Markdown, names as text, and
-plain words where nothing was measured."""
+"""Proves that the report has its most important facts first, equal figures on page and Markdown, escaped names, and
+plain words if nothing was measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves that figures of the paper are recomputed from the catalog, and stand beside ours with their source."""
+"""Proves that figures of the paper are recomputed from the catalog, and printed with ours and with their source."""
 
 from __future__ import annotations
 

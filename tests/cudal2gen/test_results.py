@@ -42,7 +42,7 @@ def test_the_latest_verdict_of_a_binary_counts(tmp_path: Path) -> None:
 
 
 def test_a_verdict_on_nan_is_read_back(tmp_path: Path) -> None:
-    """Lost, an earlier verdict of the same binary would acquit it."""
+    """If it were lost, an earlier verdict of the same binary would count."""
     path = tmp_path / "verdicts.jsonl"
     (case,) = verdict("a", "wrong-value").cases
     endless = verdict("a").model_copy(update={"cases": (case.model_copy(update={"max_error": math.inf}),)})
@@ -69,7 +69,7 @@ def test_an_incomplete_last_line_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
-    """A limit on the file's size stands for the full disk."""
+    """A limit on the file's size stands in for a full disk."""
     path = tmp_path / "verdicts.jsonl"
     results.append([verdict("a")], path)
     before = path.read_bytes()
@@ -110,7 +110,7 @@ def test_the_store_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("samples", [1, 2, 9, 20, 51])
 def test_a_speedups_interval_is_the_bootstraps(samples: int) -> None:
-    """Against every resample drawn and its median taken, one by one."""
+    """The expected interval is computed from the median of every resample."""
     random = np.random.default_rng(samples)
     own, vendor = np.exp(random.normal(0, 0.1, samples)), np.exp(random.normal(0.2, 0.1, samples))
     measured = measurement((64, 64, 64), [timing(KERNEL, own), timing("torch.matmul", vendor)])
@@ -169,7 +169,8 @@ def trial(**samples: list[float]) -> results.Trial:
 
 @pytest.mark.parametrize("slower", ["cublas", "torch"])
 def test_a_trials_baseline_is_the_fastest(slower: str) -> None:
-    """Of two baselines in either order; the kernel and the incumbent, though faster, are none."""
+    """The baseline is the faster of two in either order. The kernel and the incumbent are faster, but are no
+    baselines."""
     samples = {"cublas": [3.0, 3.0], "torch": [3.0, 3.0], results.INCUMBENT: [2.0, 2.0], KERNEL: [1.0, 1.0]}
     row = trial(**samples | {slower: [4.0, 4.0]})
     assert row.baseline == {"cublas": "torch", "torch": "cublas"}[slower]

@@ -1,4 +1,4 @@
-"""Proves what written kernels earn: by hand, for copies and planted hacks, from a session's export to TRL's reward."""
+"""Proves the rewards of written kernels: by hand, for copies and planted hacks, and from a session's export to TRL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def trial(outcome: str, us: float = 1.0) -> Trial:
 
 
 def test_rewards_by_hand() -> None:
-    """Compiled 0.1, right 0.3 and the speed over the best shown, which was 1.25 times as fast as the incumbent."""
+    """A kernel that compiles earns 0.1, a right one 0.3 plus its speed over the best shown, which was 1.25 times as
+    fast as the incumbent."""
     outcomes = ("illegal", "compile error", "wrong result", "time-out", "spill", "too good")
     assert [reward.written(trial(outcome), WEIGHTS, 1.25) for outcome in outcomes] == [0.0, 0.0, 0.1, 0.1, 0.1, 0.1]
     assert reward.written(trial("measured", 1.0), WEIGHTS, 1.25) == pytest.approx(0.3 + 2 / 1.25)
@@ -83,7 +84,8 @@ def scores(scorer: KernelScorer, *kernels: dict[str, Any]) -> list[float | None]
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_hacks_earn_no_more_than_an_honest_copy(tmp_path: Path) -> None:
-    """A dead variable and other disguises of a copy, reads of clocks, branches on contents, state, attacks."""
+    """Hacks are dead variables and other disguises of a copy, reads of clocks, branches on contents, state, and
+    attacks."""
     dead = gemm((SUMS, f"  int unused = k * 7;\n  unused += m;\n  (void)unused;\n{SUMS}"))
     renamed = gemm(("kStep", "kOneStep"), ("pair", "couple"))
     hacks = {

@@ -19,7 +19,7 @@ from tests.cudal2gen.strategies import direct
 
 
 def total(values: list[float], model: SumModel, acc: str, record: Record | None = None) -> float:
-    """The model's sum of these numbers, each times one."""
+    """The model's sum of these numbers, each multiplied by one."""
     a, b = np.array([values], np.float16), np.ones((1, len(values)), np.float16)
     return float(predict(model, acc, a, b, (record or small()).k_order(len(values)))[0, 0])  # type: ignore[arg-type]
 

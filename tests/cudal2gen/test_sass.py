@@ -51,7 +51,7 @@ def summaries() -> dict[str, Summary]:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_main_loop_is_one_k_tile(name: str, summaries: dict[str, Summary]) -> None:
-    """It has the MMAs, ldmatrix and copies that the tile needs, in a loop, without spills."""
+    """The loop has the MMAs, ldmatrix and copies that a k-tile needs, and no spills."""
     record, summary = RECORDS[name], summaries[name]
     vectors = (record.bm + record.bn) * record.bk // 8
     copies = 0 if record.stages == 1 else vectors // record.threads

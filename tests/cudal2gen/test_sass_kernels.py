@@ -25,7 +25,8 @@ def kernels() -> dict[str, Path]:
 
 
 def live_ranges(cubin: Path) -> list[tuple[set[str], set[str]]]:
-    """Registers that each instruction reads and writes. nvdisasm prints ``v`` and ``^`` in a column per register."""
+    """The registers that each instruction reads and writes, by nvdisasm, which prints ``v`` and ``^`` in a column per
+    register."""
     command = [str(find_nvdisasm()), "-c", "-plr", "-lrm", "narrow", str(cubin)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     kinds: list[str] = []

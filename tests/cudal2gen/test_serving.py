@@ -144,7 +144,7 @@ def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, l
 
 
 def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Use]:
-    """The kernel of ``matmul``'s plan, where a pack has this record, and how it is launched."""
+    """The kernel of ``matmul``'s plan with a pack that has this record, and how it is launched."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
     pack.__dict__["table"] = Table(own.gpu, [TableKernel(record.name, record.model_dump(mode="json"))], [])
     chip = GPUS[own.gpu]

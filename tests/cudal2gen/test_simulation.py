@@ -1,4 +1,6 @@
-"""Proves the timing model of built kernels by figures that follow from the record, and beside the cheap form."""
+"""Proves the timing model of built kernels by figures that follow from the record, and by comparison with the cheap
+form.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ TRIALS = [
 @given(lines=st.lists(mutated(TRIALS) | ANYTHING | st.sampled_from([line.encode() for line in TRIALS]), max_size=4))
 @examples(60)
 def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path) -> None:
-    """A whole line's ban holds, and first runs go on."""
+    """The bans of complete lines hold, and first runs continue."""
     file = tmp_path / "autotune-first-runs.jsonl"
     file.write_bytes(b"\n".join([*lines, TRIALS[2].encode()]) + b"\n")
     with warnings.catch_warnings(record=True) as skipped, limited():
@@ -127,7 +127,7 @@ def test_a_nonsensical_race_counts_for_nothing(
     opened: pack.Pack,
     store: Path,
 ) -> None:
-    """The call races anew."""
+    """A call that finds such a race races anew."""
     row = NONSENSE[name]()
     (store / "autotune.jsonl").write_text(f"{A100.model_dump_json()}\n{row.model_dump_json()}\n")
     a, b, expected = drawn(device, (ROWS, 64, 64))

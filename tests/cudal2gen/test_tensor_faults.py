@@ -25,7 +25,7 @@ def without(pattern: str, by: str = "") -> Callable[[str], str]:
 
 
 def last(pattern: str, by: str = "") -> Callable[[str], str]:
-    """The last match is replaced."""
+    """Replaces the last match."""
 
     def edit(text: str) -> str:
         *_, match = re.finditer(pattern, text)
@@ -35,7 +35,7 @@ def last(pattern: str, by: str = "") -> Callable[[str], str]:
 
 
 def before_load(pattern: str, by: str = "") -> Callable[[str], str]:
-    """The last match before the first load from tensor memory is replaced."""
+    """Replaces the last match before the first load from tensor memory."""
 
     def edit(text: str) -> str:
         at = text.index("tcgen05.ld")
@@ -99,7 +99,8 @@ def test_a_fault_is_reported_by_its_rule(fault: str, adverse: bool, artifact: Ar
 
 @pytest.mark.slow
 def test_a_verdict_demands_the_fence_before_accumulators_are_freed(artifact: Artifact, tmp_path: Path) -> None:
-    """Where a cluster has more tiles than accumulators. Loads have ended, so no result depends on it."""
+    """The fence matters if a cluster has more tiles than accumulators. Loads have ended by then, so no result depends
+    on it."""
     faulty = Artifact(shutil.copytree(artifact.directory, tmp_path / artifact.digest), artifact.ptxas)
     text = artifact.ptx.read_text()
     first = text.index("tcgen05.fence::before_thread_sync;")

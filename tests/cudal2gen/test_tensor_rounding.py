@@ -20,7 +20,7 @@ BUILT_AHEAD = [*TYPED.values()]
 
 
 def total(gpu: str, products: list[float], before: float = 0.0) -> float:
-    """The sum of one MMA of 16 k: powers of two, each a product of two numbers that bf16 has."""
+    """The sum of one MMA over 16 k. The products are powers of two, of factors that bf16 represents."""
     a = np.zeros((1, 16), np.float32)
     a[0, : len(products)] = products
     b = np.ones((16, 1), np.float32)

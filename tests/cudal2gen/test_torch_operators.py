@@ -72,7 +72,7 @@ def test_gradients_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("columns", list(itertools.product((False, True), repeat=2)), ids=str)
 def test_gradients_lie_as_those_of_torch(columns: tuple[bool, bool]) -> None:
-    """A gradient lies as its operand does: that of ``w`` in ``matmul(x, w.t())`` is contiguous."""
+    """A gradient has its operand's layout: that of ``w`` in ``matmul(x, w.t())`` is contiguous."""
     shapes = ((5, 6), (6, 7))
     own, reference = (
         [torch.randn(shape[::-1] if turned else shape).double() for shape, turned in zip(shapes, columns, strict=True)]
@@ -92,7 +92,7 @@ def test_gradients_lie_as_those_of_torch(columns: tuple[bool, bool]) -> None:
 
 
 def test_a_gradient_of_rows_that_are_alike_is_made_of_rows() -> None:
-    """The gradient of a batch-invariant product's A has such rows too, also where A lies in columns."""
+    """The gradient of a batch-invariant product's A also has equal rows, even if A is stored in columns."""
     context = SimpleNamespace(save_for_backward=lambda *_: None)
     a, b = torch.randn(6, 5).half().t(), torch.randn(7, 6).half().t()
     for invariant in (False, True):
@@ -171,7 +171,7 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 
 def test_who_watches_sees_the_operators() -> None:
-    """Modes, transforms and tracers are not passed by."""
+    """Modes, transforms and tracers see every operator."""
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -191,7 +191,7 @@ def test_who_watches_sees_the_operators() -> None:
 
 
 def test_many_threads_make_one_plan(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    """Kernels are opened once; the emulator itself runs one launch at a time, so only plans are made together."""
+    """Kernels are opened once. The emulator runs one launch at a time, so only planning is concurrent."""
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
     explanations: list[str] = []
     threads = [threading.Thread(target=lambda: explanations.append(cudal2gen.explain(a, b))) for _ in range(8)]

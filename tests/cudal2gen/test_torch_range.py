@@ -1,4 +1,4 @@
-"""Proves that extras, pages and doctor state one range of torch, and that doctor says what a CUDA or a driver lacks."""
+"""Proves that extras, pages and doctor state the same range of torch, and that doctor reports an old CUDA or driver."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ EMULATED += ["fused once gated split", "fused multistage aux, ragged", "fused mu
 
 
 def tried(record: Record, library: Path, wrap: Any = lambda kernel, _: kernel, **options: Any) -> Verdict:
-    """The verdict on a record's kernel on the emulated device, ``wrap`` around it."""
+    """The verdict on a record's kernel, wrapped by ``wrap``, on the emulated device."""
     artifact = compiler.build([record])[0]
     with EmulatedDevice(record) as card:
 
@@ -78,7 +78,7 @@ def test_adversaries_are_caught_and_named(adversary: type[Adversary], library: P
 
 
 def test_a_kernel_of_the_other_accumulator_is_caught(library: Path) -> None:
-    """Not a wrapper: the library's own fp16 kernel under the fp32 record's name."""
+    """The kernel is no wrapper but the library's own fp16 kernel under the fp32 record's name."""
     honest, swapped = small(acc="f32", k=512), small(k=512)
     artifact = compiler.build([swapped])[0]
     with EmulatedDevice(honest) as card:
@@ -100,7 +100,7 @@ def test_work_on_another_stream_is_caught(library: Path) -> None:
 
 
 def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
-    """Where the device is fast enough that D is always there, only the order tells."""
+    """If the device is so fast that D is always ready, only the order of streams shows the fault."""
 
     class Early(Adversary):
         """Works beside a stream that is held: it sees what was there before."""
@@ -127,7 +127,7 @@ def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
 
 
 def test_bits_that_change_from_run_to_run_are_recorded(library: Path) -> None:
-    """A fact, not a fault: what is right within its bound may add in any order."""
+    """Changing bits are a fact and no fault, since a kernel that is right within its bound may add in any order."""
     record = small(acc="f32")
     artifact = compiler.build([record])[0]
 
@@ -156,7 +156,7 @@ def test_bits_that_change_from_run_to_run_are_recorded(library: Path) -> None:
 
 
 class Exact:
-    """A baseline: the product of fp64, or one that is off by as much as ``off``."""
+    """A baseline with the fp64 product, or one that differs from it by ``off``."""
 
     name = "cublaslt-autotuning-tn"
 
@@ -193,7 +193,7 @@ def test_the_published_criterion(library: Path) -> None:
 
 
 def test_another_order_of_fp16_sums_is_no_less_accurate() -> None:
-    """Kernels that round as often as each other, and elsewhere: either may have the larger error."""
+    """Two kernels round equally often at different points, so either may have the larger error."""
 
     class Backwards(Exact):
         def bind(self, operands: Operands) -> Any:
@@ -309,14 +309,14 @@ class FirstProductOnly(Adversary):
 
 
 class BetaTwice(Adversary):
-    """Adds beta C once more."""
+    """Adds beta C twice."""
 
     def bind(self, operands: Operands) -> Any:
         return self.right.bind(replace(operands, beta=2 * operands.beta))
 
 
 class EndsLate(Adversary):
-    """Computes the first row of each group with the B of the group before."""
+    """Computes the first row of each group with the previous group's B."""
 
     def bind(self, operands: Operands) -> Any:
         operands.ends.add_(1)
@@ -324,7 +324,7 @@ class EndsLate(Adversary):
 
 
 class WritesRowOfNoGroup(Adversary):
-    """Writes a row that is in no group."""
+    """Writes a row that belongs to no group."""
 
     def bind(self, operands: Operands) -> Any:
         run = self.right.bind(operands)
@@ -337,7 +337,7 @@ class WritesRowOfNoGroup(Adversary):
 
 
 class AuxOfD(Adversary):
-    """Stores D in the place of what its activation reads."""
+    """Stores D in aux, instead of the input of its activation."""
 
     def bind(self, operands: Operands) -> Any:
         run = self.right.bind(operands)
@@ -350,7 +350,7 @@ class AuxOfD(Adversary):
 
 
 class AuxElsewhere(Adversary):
-    """Leaves the last row of aux as it was."""
+    """Does not write the last row of aux."""
 
     def bind(self, operands: Operands) -> Any:
         run = self.right.bind(operands)
@@ -364,7 +364,7 @@ class AuxElsewhere(Adversary):
 
 
 class WritesPastAux(Adversary):
-    """Stores one column more of aux than there are."""
+    """Stores one column past the end of aux."""
 
     def bind(self, operands: Operands) -> Any:
         run, (m, n) = self.right.bind(operands), operands.aux.shape
@@ -377,7 +377,7 @@ class WritesPastAux(Adversary):
 
 
 class HalvesSwapped(Adversary):
-    """Activates the other half of each pair of columns."""
+    """Activates the wrong half of each pair of columns."""
 
     def bind(self, operands: Operands) -> Any:
         b = operands.b.clone().view(-1, 2, 8, operands.b.shape[-1])
@@ -413,7 +413,7 @@ def test_faults_of_batches_and_fusions_are_caught(
 
 
 def test_every_adversary_is_right_but_for_its_fault(library: Path) -> None:
-    """They would pass a check that looks at one fresh product with 0 and 1."""
+    """Every adversary would pass a check of one fresh product with 0 and 1."""
     record = small(acc="f32")
     artifact = compiler.build([record])[0]
     for adversary in set(FINDINGS) - {ChangesItsInput}:
@@ -435,7 +435,7 @@ def test_slices_reach_the_launcher(library: Path) -> None:
 
 
 def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Path) -> None:
-    """Of the emulated device: what the tests above rely on."""
+    """The tests above rely on this property of the emulated device."""
     record = small()
     artifact = compiler.build([record])[0]
     with EmulatedDevice(record) as card:
@@ -453,7 +453,7 @@ def no_vendor(card: object, contender: Any, problem: object) -> None:
 
 
 class TestTheCommand:
-    """``validate --on gpu``, with the emulated device for the GPU."""
+    """Tests of ``validate --on gpu``, with the emulated device instead of a GPU."""
 
     @pytest.fixture
     def catalogued(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

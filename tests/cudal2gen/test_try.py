@@ -1,5 +1,5 @@
-"""Proves the grid of edits: spellings, one kernel for each record, a row for every outcome, resumption, timing in
-turns.
+"""Proves that ``try`` reads the values of a grid, makes one kernel per record and a row per outcome, resumes, and
+alternates timings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(*arguments: str, mnk: str = PROBLEM.mnk, **environment: object) -> subpr
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of results with the verdicts of CHOICES, from the emulator."""
+    """A folder of results with the emulator's verdicts of CHOICES."""
     folder = tmp_path_factory.mktemp("judged")
     rows = grid.judged(grid.built(grid.fit(START, CHOICES).candidates), store=folder / "verdicts.jsonl")
     assert all(row.right for row in rows)
@@ -63,7 +63,7 @@ def verdict(record: Record, digest: str, *findings: str) -> Verdict:
 
 @st.composite
 def spelled_values(draw: st.DrawFn) -> tuple[str, list[int]]:
-    """Some of the numbers 2 to 12 as a user writes them, and these numbers."""
+    """Draws some of the numbers 2 to 12: their text as a user types it, and the numbers."""
     texts, values = [], []
     for _ in range(draw(st.integers(1, 4))):
         first, last = sorted(draw(st.tuples(st.integers(2, 12), st.integers(2, 12))))

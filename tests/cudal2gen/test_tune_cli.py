@@ -97,7 +97,7 @@ def test_a_models_own_problems_are_tuned(place: dict[str, str], tmp_path: Path) 
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_a_small_comparison(place: dict[str, str], tmp_path: Path) -> None:
-    """compare as a user runs it, for one problem after a campaign of six."""
+    """A user runs ``compare`` for one problem after a campaign of six."""
     recording_file(tmp_path / "a100.txt", lambda sizes, own: 5.0 + sizes.m / own.bm)
     process = run("compare", "--sample", "1", "--seeds", "1", "--recordings", str(tmp_path / "a100.txt"), env=place)
     assert process.returncode == 0, process
@@ -161,7 +161,7 @@ def test_without_a_gpu_the_gpu_environment_says_so(place: dict[str, str]) -> Non
 def test_a_measured_gain_is_written_unless_it_is_a_dry_run(
     place: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same trials, said to be measured, and with a verdict: in this process, with a store of its own."""
+    """The trials are marked as measured and have a verdict. The test runs in this process with a store of its own."""
     from cudal2gen.cli import tuning
     from cudal2gen.results import Case, Verdict
     from cudal2gen.tuner import campaign, executor, search

@@ -38,7 +38,7 @@ def test_the_model_is_deterministic_noisy_and_not_the_plain_one() -> None:
 
 
 def test_the_hidden_terms_differ_between_problems_but_not_wholly() -> None:
-    """What is shared can be learned on one problem for another, what is each one's own cannot."""
+    """The common part can be learned on one problem for another; the part of each problem cannot."""
     environment = ModelEnvironment(seed=1)
     pools = [space.candidates(SMALL.model_copy(update={"n": n})).records for n in (4096, 8192)]
     by_decision = [

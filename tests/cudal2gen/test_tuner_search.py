@@ -124,7 +124,7 @@ def test_patience_and_time_end_a_search() -> None:
 
 @pytest.mark.slow
 def test_no_gain_without_a_clear_interval() -> None:
-    """The incumbent itself, or a winner whose interval holds 1, improves nothing."""
+    """The incumbent itself, or a winner whose interval contains 1, is no improvement."""
     record = space.candidates(SMALL).records[0]
     rival = revise(record, bn=record.bn) if record.family == "sm90_small" else revise(record, raster_group=2)
     draw = timed_trial(rival, [8.0, 9.0, 8.0, 9.0, 8.0, 8.5], [8.4, 8.6, 8.5, 8.5, 8.4, 8.6]).model_copy(
@@ -152,7 +152,8 @@ def test_no_gain_without_a_clear_interval() -> None:
 
 
 class Null:
-    """Every record takes the incumbent's time, within noise; ``bias``: what a measurement of it is off, by chance."""
+    """An environment in which every record takes the incumbent's time, within noise. ``bias``: the random error of a
+    record's measurements."""
 
     name, on = "gpu", "a card"
 
@@ -174,7 +175,8 @@ class Null:
 
 
 def test_where_nothing_is_faster_nothing_wins() -> None:
-    """The best of three noisy times is promising in a tenth of the searches, and one of all of them wins at most."""
+    """The best of three noisy times is promising in a tenth of the searches, and at most one of all searches has a
+    winner."""
     own = space.candidates(SMALL, 40)
     candidates = space.Candidates(SMALL, own.fields[1:], own.records[1:])
     promising = improved = 0
@@ -210,7 +212,7 @@ def test_a_campaign_takes_up_what_was_stored(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_within_a_budget_each_problem_gets_some_candidates_before_any_gets_more(tmp_path: Path) -> None:
-    """The budget ends in the second turn, by a clock that evaluations advance."""
+    """The budget ends in the second round, by a clock that evaluations advance."""
     problems = [SMALL.model_copy(update={"n": n}) for n in (512, 768, 1024)]
     store, clock = tmp_path / "trials.jsonl", [0.0]
     slow = {

@@ -41,8 +41,8 @@ vectors = st.one_of(st.integers(1, 40).map(lambda count: 8 * count), extents)
 def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed: int) -> None:
     """Any values of free fields on any structure are legal.
 
-    A problem without candidates is one that TMA cannot read (rows that are not whole vectors), which leaves an H200 the
-    few that are worth it beside wgmma, or a D of at most eight columns.
+    A problem without candidates has rows that TMA cannot read, since they are not whole vectors, so that an H200 only
+    has the few candidates without TMA that are worthwhile, or it has a D of at most eight columns.
     """
     problem = Problem(gpu=gpu, acc="f16", layout="nn" if seed % 2 else "tn", m=m, n=n, k=k)
     unaligned = k % 8 or (problem.layout == "nn" and n % 8)
@@ -63,7 +63,8 @@ def test_no_illegal_record_is_ever_drawn(m: int, n: int, k: int, gpu: str, seed:
 
 
 def test_what_a_rule_forbids_is_no_candidate() -> None:
-    """A k that is not whole vectors leaves nothing for TMA; predicates on Ampere need it too, so the caller pads."""
+    """If k is not a multiple of a vector, there is no candidate with TMA. Predicates on Ampere need it too, so the
+    caller pads."""
     with pytest.raises(IllegalRecord, match="no family has a legal record for h200 f32 tn 256_512_100"):
         space.candidates(SMALL.model_copy(update={"k": 100}))
     unaligned = space.candidates(AMPERE.model_copy(update={"k": 100}))

@@ -231,7 +231,8 @@ def test_matmul_and_linear_take_both_types(
 @pytest.mark.torch
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (33, 47, 72)])
 def test_sums_leave_as_they_are(m: int, n: int, k: int, device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
-    """Padded too: this kernel takes whole tiles only. fp16 has no such kernel in this pack, so torch computes."""
+    """Sums of padded operands keep their type too: this kernel needs whole tiles. For fp16 the pack has no such kernel,
+    so torch computes."""
     a, b = drawn(device, m, k, torch.bfloat16), drawn(device, n, k, torch.bfloat16).t()
     d = cudal2gen.matmul(a, b, out_dtype=torch.float32)
     assert d.dtype == torch.float32

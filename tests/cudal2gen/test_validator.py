@@ -52,8 +52,8 @@ MIXES = (("binary", "integers", "normal"), ("binary", "special"), ("binary", "in
 
 
 def share(record: Record, number: int) -> list[Shape]:
-    """The problem that is executed with all inputs, and a part of the others: neighbouring paths execute other parts.
-    All of them in ``make thorough``."""
+    """The problem that is executed with all inputs, and a part of the others, which differs between neighbouring paths.
+    In ``make thorough`` all problems."""
     shapes = stress_shapes(record)
     if THOROUGH or number % WHOLE == 0:
         return shapes
@@ -62,12 +62,12 @@ def share(record: Record, number: int) -> list[Shape]:
 
 
 def quick(name: str) -> bool:
-    """Whether a path's whole verdict takes about a second: without barriers that warpgroups wait by."""
+    """Whether a path's whole verdict takes about a second, which it does without mbarriers."""
     return not PATHS[name].waits_by_mbarriers
 
 
 def mixed(shape: Shape, thorough: bool, exact: int, number: int) -> list[str]:
-    """The inputs of a problem: of those that only the thorough one has, a part."""
+    """The inputs of a problem. Of those that only the thorough problem has, a part is taken."""
     return [each for each in kinds(shape, thorough, exact) if each in (*MIXES[number % len(MIXES)], "sparse")]
 
 
@@ -114,7 +114,7 @@ def test_every_path_is_right(number: int, name: str, library: Path, monkeypatch:
 
 
 def choices(annotation: Any) -> list[Any]:
-    """The values that a field's type lists; none where it is a range."""
+    """The values that a field's type lists; none if it is a range."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     if annotation is bool:
@@ -156,7 +156,7 @@ def test_every_value_of_every_field_is_executed_on_a_gpu_and_in_make_thorough(fa
 
 @pytest.mark.slow
 def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
-    """In every family in which any path takes it; ``make goldens`` renews the list."""
+    """Every branch is executed in each family in which any path takes it. ``make goldens`` renews the list."""
     branches, known = covering.taken(checkout)
     assert not set(known) - set().union(*branches.values()), "branches that no path takes"
     shown = covering.of_family(branches)
@@ -185,7 +185,8 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def variants(lines: list[Record], rng: random.Random, number: int) -> list[Record]:
-    """Records with one to three of CHANGES, as far as legal; all texts differ, and each from its line's."""
+    """Legal records with one to three of CHANGES. All texts differ from each other and from that of the catalog's
+    line."""
     drawn: dict[str, Record] = {}
     while len(drawn) < number:
         line = record = rng.choice(lines)
@@ -198,7 +199,7 @@ def variants(lines: list[Record], rng: random.Random, number: int) -> list[Recor
 
 
 def right(records: list[Record], library: Path) -> None:
-    """Demands that records are right: the first by a whole verdict, the others by their ``share`` of the problems."""
+    """Checks that records are right: the first by a whole verdict, the others by their ``share`` of the problems."""
     for number, (record, artifact) in enumerate(zip(records, compiler.build(records), strict=True)):
         with mock.patch.object(emulated, "stress_shapes", partial(share, number=number)):
             assert validator.validate(record, artifact, library).findings == [], catalog.dump(record)
@@ -206,7 +207,7 @@ def right(records: list[Record], library: Path) -> None:
 
 @pytest.mark.slow
 class TestRecordsDrawnAtRandom:
-    """Hypothesis draws records, no two alike; they are compiled in batches and must be right."""
+    """Hypothesis draws different records, which are compiled in batches and must be right."""
 
     @given(st.lists(SMALL_TILES, min_size=DRAWN, max_size=DRAWN, unique_by=lambda record: record.name))
     @settings(max_examples=40 if THOROUGH else 1, phases=NO_SHRINKING)
@@ -222,7 +223,7 @@ class TestRecordsDrawnAtRandom:
 
 @pytest.mark.slow
 def test_verdicts_of_many_kernels_come_from_processes(library: Path) -> None:
-    """Right ones and a wrong one, in whatever order they are done; each is reported once."""
+    """Right kernels and a wrong one are each reported once, in whatever order they finish."""
     kernels = [small(m=32, n=32, k=64, acc=acc) for acc in ("f16", "f32")]
     built = compiler.build(kernels)
     swapped = (kernels[1], built[0])  # the fp16 kernel under the fp32 record's name
@@ -289,7 +290,7 @@ def test_a_padded_problem_runs_at_its_own_size(layout: str, library: Path) -> No
 
 
 def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None:
-    """What the published 0/1 test could not see."""
+    """The published test with 0 and 1 could not notice this."""
     honest, swapped = small(acc="f32"), compiler.build([small()])[0]
     shape = Shape(64, 96, 320)
     binary, _ = validator.run_case(honest, swapped, library, shape, "binary")
@@ -311,7 +312,7 @@ def test_the_order_of_k_has_every_k_once(record: Record) -> None:
 
 @pytest.mark.slow
 def test_the_direct_family_adds_k_by_lanes(library: Path) -> None:
-    """An MMA takes four of a lane's eight k; where k ends within a step, its groups are shorter, not shifted."""
+    """An MMA uses four of a lane's eight k. If k ends within a step, its groups are shorter but not shifted."""
     assert direct().k_order(32)[0][:2] == [[0, 1, 8, 9, 16, 17, 24, 25], [2, 3, 10, 11, 18, 19, 26, 27]]
     assert direct().k_order(24)[0] == [
         [e + pair for lane in (0, 8, 16) for e in (lane, lane + 1)] for pair in (0, 2, 4, 6)
@@ -325,7 +326,7 @@ def test_the_direct_family_adds_k_by_lanes(library: Path) -> None:
 
 @pytest.mark.slow
 def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> None:
-    """ldmatrix reads what other lanes copied; that it runs in all lanes at once does not order it."""
+    """ldmatrix reads what other lanes copied. Running in all lanes together does not order it after their copies."""
     record = small(mma_repeat=[1, 1, 1])
     built = compiler.build([record])[0]
     lines = built.ptx.read_text().splitlines()
@@ -339,7 +340,8 @@ def test_one_warp_needs_its_barrier_as_well(library: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Path) -> None:
-    """Above the 18 bits of an address is the rank of the CTA: it falls into the distance between chunks of columns."""
+    """The rank of the CTA is above the 18 bits of an address, and would be added to the distance between chunks of
+    columns."""
     record = PATHS["wgmma 2x1 nn, three chunks"]
     built = compiler.build([record])[0]
     faulty = compiler.Artifact(tmp_path / "faulty", built.ptxas)
@@ -359,7 +361,7 @@ def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Pa
 def test_boxes_of_a_right_kernel_are_checked_as_a_whole(
     name: str, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A closer look, element by element and lane by lane, takes several times as long."""
+    """A check element by element and lane by lane would take several times as long."""
     closer: list[str] = []
     for unit, method in ((ClusterMemory, "async_read"), (ClusterMemory, "_report_early_write"), (Bulk, "_store_box")):
         look = getattr(unit, method)

@@ -1,4 +1,4 @@
-"""Certificates of kernels that multiply by wgmma: certified, and refused with any fault in their PTX."""
+"""Proves that kernels which multiply by wgmma are certified, and refused with any planted fault in their PTX."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUILT_AHEAD = [*COVERED.values()]
 
 
 class Edit(NamedTuple):
-    """A change of a text: the match number ``which`` of a pattern is replaced."""
+    """A change of a text: match number ``which`` of a pattern is replaced."""
 
     pattern: str
     replacement: str
@@ -227,6 +227,6 @@ def test_a_fault_is_refused(fault: str) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_harmless_change_is_certified(name: str) -> None:
-    """Which shows that refusals have another reason than that a text is changed."""
+    """This shows that a change as such is no reason for a refusal."""
     edit, _why = HARMLESS[name]
     assert not why_refused(edit.record, edit.applied(ptx_of(edit.record)))

@@ -1,4 +1,4 @@
-"""Proves that launches with counters find them at zero: on several streams, in graphs, behind launches that died."""
+"""Proves that launches with counters find them at zero: on several streams, in graphs, and after launches that died."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCKS, COUNTERS = 64, 1024  # of counters.h
 
 
 class Product(NamedTuple):
-    """One product's matrices and workspace on the emulated device, and the D that is right."""
+    """One product's matrices and workspace on the emulated device, and the expected D."""
 
     arguments: tuple[int, ...]
     d: emulator.Buffer
@@ -42,7 +42,7 @@ class Product(NamedTuple):
 
 
 class Bench:
-    """A kernel that is open in a session."""
+    """A kernel that is opened in a session."""
 
     def __init__(self, session: emulator.Session, kernel: OpenKernel, memory: emulator.Memory) -> None:
         self.session, self.kernel, self.memory = session, kernel, memory
@@ -59,7 +59,7 @@ class Bench:
 
     @contextmanager
     def captured(self, stream: int) -> Iterator[list[int]]:
-        """Captures a stream; the list gets the executable graph."""
+        """Captures a stream. The list gets the executable graph."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         made: list[int] = []
         assert self.runtime.cudaStreamBeginCapture(ctypes.c_void_p(stream), 0) == 0
@@ -111,7 +111,7 @@ def test_launches_that_follow_each_other_share_counters(record: catalog.Record, 
 
 @by_record
 def test_streams_have_counters_of_their_own(record: catalog.Record, library: Path) -> None:
-    """Launches on two streams are not ordered; only a workspace that they share is a race."""
+    """Launches on two streams are not ordered. They only race if they share a workspace."""
     with bench(record, library) as on:
         one, other = on.session.streams.own(), on.session.streams.own()
         first, second = on.product(1), on.product(2)
@@ -125,7 +125,7 @@ def test_streams_have_counters_of_their_own(record: catalog.Record, library: Pat
 
 @by_record
 def test_a_graph_has_counters_of_its_own(record: catalog.Record, library: Path) -> None:
-    """It is launched on another stream than the one that was captured, which goes on meanwhile."""
+    """The graph is launched on another stream than the captured one, which has concurrent launches."""
     with bench(record, library) as on:
         stream, elsewhere = on.session.streams.own(), on.session.streams.own()
         before, inside, beside = (on.product(seed) for seed in range(3))
@@ -142,7 +142,7 @@ def test_a_graph_has_counters_of_its_own(record: catalog.Record, library: Path) 
 
 @by_record
 def test_a_kernel_that_is_opened_after_a_launch_died_has_fresh_counters(record: catalog.Record, library: Path) -> None:
-    """A dead launch leaves its counters as they are; on a GPU its context is lost with them."""
+    """A dead launch does not reset its counters; on a GPU the context is lost with them."""
     with bench(record, library, loop_limit=1) as on:
         died = on.product(1)
         on.kernel.launch(*died.arguments)
@@ -166,7 +166,7 @@ def launch(kernel: OpenKernel, m: int = M, stream: int = 0) -> None:
 
 
 def cleared(idle: Path, kernel: OpenKernel, **changes: int) -> bool:
-    """Whether a launch clears counters first, by a memset."""
+    """Whether a launch first clears counters by a memset."""
     before = idle_runtime.memsets(idle)
     launch(kernel, **changes)
     return idle_runtime.memsets(idle) > before
@@ -176,7 +176,8 @@ def cleared(idle: Path, kernel: OpenKernel, **changes: int) -> bool:
 def test_launches_without_a_block_clear_counters(
     record: catalog.Record, library: Path, idle: Path, tmp_path: Path
 ) -> None:
-    """More streams and graphs than blocks, and kernels that do not return their counters, run as ever."""
+    """Launches work with more streams and graphs than blocks, and with kernels that do not return their counters to
+    zero."""
     with opened(record, library, idle, tmp_path) as kernel:
         assert not any(cleared(idle, kernel, stream=16 * (1 + i)) for i in range(BLOCKS - 1))
         try:
@@ -207,7 +208,7 @@ def test_launches_with_more_tiles_than_a_block_has_counters_clear_them(
 def test_a_driver_that_refuses_cooperation_with_an_overlap_gets_the_launch_without_it(
     library: Path, idle: Path, tmp_path: Path
 ) -> None:
-    """No GPU has shown whether it takes both."""
+    """Whether a real driver accepts both is unknown."""
     with opened(SLICED, library, idle, tmp_path) as kernel:
         launch(kernel)
         assert (idle_runtime.cooperates(idle), idle_runtime.overlaps(idle)) == (True, True)

@@ -1,4 +1,4 @@
-"""Proves what becomes of a model's written kernels: right ones, wrong ones, cheats, and attacks on this machine."""
+"""Proves how kernels that a model writes are judged: right ones, wrong ones, cheats, and attacks on this machine."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ class Story(NamedTuple):
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """Two rounds: a slower kernel and a race, then a faster one, by a patch of the slower one."""
+    """A session of two rounds: a slower kernel and one with a race, then a faster one, by a patch of the slower one."""
     folder = tmp_path_factory.mktemp("story")
     slower = "  if (k < 0) return;\n  __syncthreads();\n"
     rounds = [
@@ -434,7 +434,7 @@ NCU = """==PROF== Connected to process 1
 def test_metrics_of_a_profiler_are_read(
     output: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in ncu's place, which prints what ncu's documentation shows, and writes how it was called."""
+    """A stand-in for ncu prints what ncu's documentation shows, and notes its arguments."""
     monkeypatch.setattr(gpu, "runtime", lambda cuda=13: Path(f"libcudart.so.{cuda}"))
     (tmp_path / "output").write_text(output)
     profiler = tmp_path / "ncu"

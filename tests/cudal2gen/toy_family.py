@@ -1,4 +1,5 @@
-"""A family of two files, this one and ``toy_templates/toy.cu.j2``: a thread per element of D, sums of plain FMAs."""
+"""A family of kernels in two files, this one and ``toy_templates/toy.cu.j2``: a thread per element of D sums by
+FMAs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Toy(Record):
 
     @property
     def k_step(self) -> int:
-        """The launcher takes rows of whole vectors."""
+        """The launcher accepts only rows of whole vectors."""
         return self.element.vector
 
     @property
@@ -71,6 +72,6 @@ class Toy(Record):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Small problems alone."""
+        """Candidates for small problems only."""
         if problem.m * problem.n <= 1 << 14:
             yield from (cls.plain(problem) | {"warps": warps} for warps in WARPS)

@@ -1,4 +1,4 @@
-"""The vendor's libraries without a GPU: cuBLAS and cuBLASLt in columns, on host memory, where nvmath's bindings are.
+"""Stands in for nvmath's bindings of cuBLAS and cuBLASLt: column-major products in host memory, without a GPU.
 
 Documented behaviour only: column-major matrices with leading dimensions, op(A) op(B), a workspace limit, algorithms
 that differ in time. Names and order of arguments are compared with the real modules'.
@@ -33,7 +33,7 @@ def scalar(pointer: int, compute: int) -> float:
 
 
 def product(a: Any, b: Any, compute: int) -> Any:
-    """Rounds after every 8 of k where the accumulator is fp16."""
+    """The product; if the accumulator is fp16, it is rounded after every 8 of k."""
     if compute == 68:
         return (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
     total = np.zeros((a.shape[0], b.shape[1]), np.float16)
@@ -45,8 +45,8 @@ def product(a: Any, b: Any, compute: int) -> Any:
 
 @dataclass
 class Library:
-    """State of both libraries. ``times``: microseconds of cuBLASLt's algorithms, in the order of its heuristic;
-    ``loading_us``: what the first call of each takes longer."""
+    """The state of both libraries. ``times``: microseconds of cuBLASLt's algorithms, in the order of its heuristic.
+    ``loading_us``: the additional time of the first call of each."""
 
     spend: Callable[[float, str], None]
     times: list[float] = field(default_factory=lambda: [10.0])
@@ -179,7 +179,7 @@ class Library:
 
 
 def install(monkeypatch: Any, spend: Callable[[float, str], None]) -> Library:
-    """Puts the fakes where nvmath's bindings are, name by name: a name that nvmath lacks is an error."""
+    """Replaces nvmath's bindings by the fakes, name by name. A name that nvmath lacks is an error."""
     from nvmath.bindings import cublas, cublasLt
 
     class Refused(cublasLt.cuBLASLtError):  # type: ignore[misc]
