@@ -18,23 +18,23 @@ def drawn(items: Sequence[T], step: int) -> Sequence[T]:
 
 
 def few_by(key: Callable[[T], Hashable], items: Sequence[T], most: int) -> list[T]:
-    """At most so many items of each key, spread evenly; all of them in ``make thorough``."""
+    """At most ``most`` items of each key, spread evenly; all of them in ``make thorough``."""
     keys = dict.fromkeys(map(key, items))
     groups = [[item for item in items if key(item) == each] for each in keys]
     return [item for group in groups for item in drawn(group, -(-len(group) // most))]
 
 
 def drawn_by(key: Callable[[T], Hashable], items: Sequence[T], step: int) -> list[T]:
-    """``drawn`` of the items of each key on its own, so that each key has at least one."""
+    """``drawn`` applied to the items of each key, so that each key has at least one."""
     keys = dict.fromkeys(map(key, items))
     return [item for each in keys for item in drawn([item for item in items if key(item) == each], step)]
 
 
 def without_constants_of_modules() -> None:
-    """From here on Hypothesis draws the same in every process.
+    """Makes Hypothesis draw the same in every process from now on.
 
-    Else it also draws constants of this checkout's modules that are imported by then: others after other tests, after a
-    change of any module, and in a folder of another name. Old versions do not.
+    By default it also draws constants of this checkout's imported modules. These depend on earlier tests, on any change
+    of a module, and on the folder's name. Old versions of Hypothesis do not draw them.
     """
     with suppress(ImportError):
         from hypothesis.internal.conjecture import providers

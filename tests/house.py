@@ -1,4 +1,4 @@
-"""The package as a graph: what every file of it imports, at its top, in a function or for types."""
+"""The import graph of a package: the modules that each file imports, at its top, in a function or for types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def modules(package: Path) -> dict[str, ast.Module]:
 
 
 def imports(name: str, tree: ast.Module, modules: Collection[str]) -> set[str]:
-    """The modules that one named ``name`` imports by any statement.
+    """The modules that the module ``name`` imports by any statement.
 
     ``from a import b`` is an import of the module a.b where there is one, else of a. Both run the packages above them,
     which count unless they contain the importer.
@@ -45,6 +45,6 @@ def packages(name: str) -> list[str]:
 
 
 def import_graph(package: Path) -> Graph:
-    """What every module of a package imports of the package."""
+    """The modules of a package that each of its modules imports."""
     trees = modules(package)
     return {name: imports(name, tree, trees) for name, tree in trees.items()}

@@ -1,4 +1,4 @@
-"""Optional packages of tests: absent on a developer's machine, required in CI."""
+"""Imports packages that tests need: optional on a developer's machine, required in CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that descend from a test, told by a variable that they inherit, and waiting for what they do."""
+"""Finds processes that descend from a test by a variable that they inherit, and waits for conditions."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ def alive(name: object) -> dict[int, str]:
 
 @contextmanager
 def memory(gib: float) -> Iterator[None]:
-    """So much memory that this process uses for the length of the block."""
+    """Makes this process use this much memory during the block."""
     pages = b"x" * int(gib * process_tree.GIB)
     yield
     del pages
 
 
 def hold(gib: float, seconds: float = LIFE_S) -> None:
-    """Uses so much memory for some time."""
+    """Uses this much memory for some time."""
     with memory(gib):
         time.sleep(seconds)
 
 
 def kill(name: object) -> None:
-    """Ends what a failed test leaves behind."""
+    """Kills the processes that a failed test has left."""
     for pid in alive(name):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def until(condition: Callable[[], object], seconds: float = 300.0) -> float:
-    """Waits for a condition; answers how long that took, and fails where it takes longer than ``seconds``."""
+    """Waits for a condition and returns the seconds that it took. Fails if it takes longer than ``seconds``."""
     begin = time.monotonic()
     while not condition():
         assert time.monotonic() < begin + seconds, "in vain"
@@ -64,7 +64,7 @@ def until(condition: Callable[[], object], seconds: float = 300.0) -> float:
 
 
 def workers_of(pid: int) -> list[int]:
-    """The workers among the processes that a process has started: the first victims where memory runs out."""
+    """The workers among the processes that a process has started, which the system kills first if memory runs out."""
     children = [name for path in Path(f"/proc/{pid}/task").glob("*/children") for name in path.read_text().split()]
     victims = []
     for name in children:

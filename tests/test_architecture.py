@@ -1,4 +1,6 @@
-"""The house: imports go strictly down, in circles never; each package stands without what it does not need."""
+"""Proves that imports go strictly down the layers without circles, and that each package works without the others'
+dependencies.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ ROOMS = ["certificates", "emulator", "grading", "profile", "sass"]
 
 @pytest.mark.parametrize("room", [f"kernelproof.{room}" for room in ROOMS])
 def test_cudal2gen_uses_a_room_by_its_documented_names(room: str, checkout: Path) -> None:
-    """What the package itself has, like any user, and none of its modules."""
+    """Like any user, it uses names of the package itself and of none of its modules."""
     documented = {room, *(f"{room}.{name}" for name in importlib.import_module(room).__all__)}
     for path in sorted((checkout / "cudal2gen").rglob("*.py")):
         names = {name for name in imported(ast.parse(path.read_text())) if name.startswith(room)}
@@ -133,8 +135,8 @@ def loaded(statement: str, checkout: Path) -> set[str]:
 def test_kernelproof_stands_alone(
     missing: tuple[str, ...], needed_by: tuple[str, ...], checkout: Path, tmp_path: Path
 ) -> None:
-    """Its modules are imported where ``cudal2gen`` is not, but for those that need an optional package; and all but
-    the command line where only NumPy and pydantic are."""
+    """Its modules can be imported without ``cudal2gen``, except for those that need an optional package. All but the
+    command line can be imported with only NumPy and pydantic installed."""
     shutil.copytree(checkout / "kernelproof", tmp_path / "kernelproof", ignore=shutil.ignore_patterns("__pycache__"))
     statement = (
         "import importlib, pkgutil, sys, kernelproof\n"
@@ -175,7 +177,7 @@ def test_only_the_ground_machine_code_and_numpy_are_below_the_emulator(checkout:
 
 
 def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
-    """A second place that puts a command of nvcc together would be a second door."""
+    """Only one module may compose a command of nvcc, so that its arguments are checked in one place."""
     lines = {
         (path.name, line.strip())
         for package in FLOORS
@@ -192,7 +194,8 @@ def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
 
 @pytest.mark.slow
 def test_only_its_own_module_names_a_family(checkout: Path) -> None:
-    """In code, strings and prose. Exempt: the listing in ``kernel/__init__.py``, and the family's own page."""
+    """This holds for code, strings and prose. Exempt are the listing in ``kernel/__init__.py`` and the family's own
+    page."""
     from cudal2gen import kernel
 
     package, templates = checkout / "cudal2gen", checkout / "templates"

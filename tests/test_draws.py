@@ -1,4 +1,4 @@
-"""What is drawn does not depend on what else this process did, and ``one_in`` takes the cases that it says."""
+"""Proves that draws do not depend on what else the process did, and that ``one_in`` takes the cases that it states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: installed into an empty environment, it runs the commands of README.md and of the pages.
+"""Proves that the wheel, installed into an empty environment, runs the commands of README.md and of the pages.
 
 A block of a page that begins with ```` ```console ```` holds commands after ``$ `` and, below each, what it prints.
 Words after ``console`` say what the commands need beyond the wheel with its compiler (``NEEDS``); those commands are
@@ -87,7 +87,7 @@ def figures(shown: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    """Removed at the end: it has 700 MB."""
+    """The installed wheel. It has 700 MB and is removed at the end."""
     checkout = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory(prefix="installed-") as name:
         folder = Path(name)
@@ -149,9 +149,10 @@ def test_the_wheel_carries_templates_catalog_and_types(installed: Installed, che
 
 @pytest.mark.slow
 def test_commands_of_the_pages_run(installed: Installed, checkout: Path, tmp_path: Path) -> None:
-    """Those of one page in one folder and in their order, so that later ones find the files of earlier ones.
+    """The commands of a page run in one folder and in their order, so that later ones find the files of earlier ones.
 
-    ``make test`` takes both READMEs and every fifth of the other pages, ``make thorough`` all pages."""
+    ``make test`` takes both READMEs and every fifth of the other pages, ``make thorough`` all pages.
+    """
     commands = documented(checkout)
     pages = dict.fromkeys(command.page for command in commands if not command.needs)
     taken = {page for page in pages if page in READMES} | {*drawn([page for page in pages if page not in READMES], 5)}
@@ -168,7 +169,7 @@ def test_commands_of_the_pages_run(installed: Installed, checkout: Path, tmp_pat
 
 
 def wrong(command: Command, folder: Path, variables: dict[str, str]) -> Iterator[str]:
-    """Runs a command; what differs from the page. A file that the page shows is written instead."""
+    """Runs a command and yields its differences from the page. A ``cat`` of a missing file writes the file instead."""
     if (made := re.fullmatch(r"cat ([\w.]+)", command.text)) and not (folder / made[1]).exists():
         (folder / made[1]).write_text(command.shown)
         return

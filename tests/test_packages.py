@@ -1,4 +1,4 @@
-"""Missing packages skip tests at home and fail them in CI."""
+"""Proves that a missing package skips tests on a developer's machine and fails them in CI."""
 
 from __future__ import annotations
 

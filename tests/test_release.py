@@ -1,4 +1,4 @@
-"""The rehearsal of a release: what its check of versions and its comparison of wheels see."""
+"""Proves what the rehearsal of a release finds: different versions, and different wheels."""
 
 from __future__ import annotations
 

@@ -491,8 +491,9 @@ def outcome(a: Any, b: Any) -> str:
 
 
 def test_a_planned_call_costs_little_more_than_a_no_op(device: idle_device.IdleDevice, opened: pack.Pack) -> None:
-    """A planned call costs at most twice as much as a no-op of torch.library; known machines have 1.1 to 1.5 times as
-    much.
+    """A planned call costs at most two no-ops of torch.library more than one no-op does.
+
+    On known machines it costs 1.1 to 1.5 no-ops more.
 
     The times are minima of short alternating rounds, which are repeated while they are disturbed.
     """

@@ -1,6 +1,6 @@
-"""A small profile with known figures: two warps multiply in turns of 20 cycles, of which 16 are the tensor core's.
+"""A small profile with known figures: two warps alternate, with 20 cycles each, of which the tensor core works 16.
 
-In the first 3 cycles the tensor core still works for the iteration before.
+In the first 3 cycles the tensor core still works for the previous iteration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps of the GitHub Action work: they pass right programs and fail for wrong ones.
+"""Proves that the steps of the GitHub Action pass for right programs and fail for wrong ones.
 
 They run here as the action runs them, except that pip only prints what it would install and other actions are left out.
 """
@@ -46,7 +46,7 @@ NO_PIP = 'python() { echo "not run: python $*"; }\n'
 
 
 class Outcome(NamedTuple):
-    """Of a step that ran: its exit code and what it printed."""
+    """The exit code and output of a step that ran."""
 
     code: int
     output: str
@@ -58,7 +58,7 @@ def definition(checkout: Path) -> dict[str, Any]:
 
 
 def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
-    """The steps that the runner would run, by name."""
+    """Runs the steps that the runner would run; returns their outcomes by name."""
     action = definition(checkout)
     unknown = inputs.keys() - action["inputs"].keys()
     assert not unknown, unknown
@@ -86,7 +86,8 @@ def run(checkout: Path, folder: Path, **inputs: str) -> dict[str, Outcome]:
 
 
 def holds(condition: str, values: dict[str, str]) -> bool:
-    """A condition of a step, of steps before it that may have failed or not."""
+    """Whether a step's condition holds. ``values``: the values of its expressions, such as whether earlier steps
+    failed."""
     condition = re.sub(r"inputs\.[\w-]+", lambda match: repr(values[match[0]]), condition)
     condition = condition.replace("&&", "and").replace("||", "or")
     return bool(eval(condition, {"success": lambda: True, "failure": lambda: False}))

@@ -1,4 +1,6 @@
-"""Proves that what ptxas refuses is an error of a check and of a grade, and that answers are cached by content."""
+"""Proves that text which ptxas refuses is an error of a check and of a grade, and that ptxas's answers are cached by
+content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proves that findings which follow from one mistake are one finding, in every form in which findings are shown."""
+"""Proves that findings which follow from one mistake are shown as one, in every format."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_accesses_beyond_one_buffer_are_one() -> None:
 
 
 def test_a_known_finding_hides_no_other(tmp_path: Path) -> None:
-    """An expected finding leaves its cause before findings are grouped."""
+    """An expected finding is removed before findings are grouped by cause."""
     result = Result("a.cu", "A100")
     for one in (report("shared-race", 4, 6), report("shared-race", 9, 6)):
         result.add(one)

@@ -1,4 +1,4 @@
-"""``kernelproof check`` finds the planted errors of whole programs, and reports none for right ones.
+"""Proves that ``kernelproof check`` finds the planted errors of whole programs, and reports none for right ones.
 
 The programs in the folder ``checked`` run by their own main on the emulated device.
 """
@@ -439,8 +439,8 @@ def linked(*flags: str) -> Result:
 
 @pytest.mark.slow
 def test_device_code_of_several_files_is_linked() -> None:
-    """main compares values that functions and variables of both files make; names that each file has of its own stay
-    apart, and a template that both have is one."""
+    """main compares values from functions and variables of both files. Names that are local to a file are not mixed up,
+    and a template in both files is one."""
     result = linked()
     assert (rules(result), result.refusals, result.exit_code) == ({"global-out-of-bounds": 1}, {}, 0)
     (finding,) = result.findings.values()
@@ -472,7 +472,7 @@ def test_a_source_that_does_not_compile_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_exit_runs_the_programs_handlers_and_no_others() -> None:
-    """A handler of the process that asks (Ray leaves one) may wait for a thread that a fork does not have."""
+    """A handler of the checking process, such as Ray's, might wait for a thread that does not exist after a fork."""
     source = build.stored(
         "#include <cstdio>\n#include <cstdlib>\n#include <iostream>\n"
         'struct Static { ~Static() { std::cout << "static\\n"; printf("the end"); } } object;\n'

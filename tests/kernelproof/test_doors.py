@@ -1,5 +1,6 @@
-"""No text of a client or of a graded source reaches a shell, a file or a secret through arguments, names or
-includes."""
+"""Proves that no text of a client or a graded source reaches a shell, a file or a secret through arguments, names or
+includes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def injected(metacharacter: str, file: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("metacharacter", METACHARACTERS, ids=ascii)
 def test_no_metacharacter_of_an_argument_reaches_nvccs_shell(metacharacter: str, tmp_path: Path) -> None:
-    """Words that the door lets through are handed to nvcc, so that its shell would do what they say."""
+    """Accepted arguments are passed to nvcc, whose shell would execute injected commands."""
     source, planted = tmp_path / "x.cpp", tmp_path / "planted"
     source.write_text("int x;\n")
     for door in DOORS:
@@ -81,7 +82,7 @@ def test_file_names_reach_no_shell(character: str, tmp_path: Path) -> None:
 
 
 def test_unguarded_words_do_reach_nvccs_shell(tmp_path: Path) -> None:
-    """Else the tests above could not fail."""
+    """Otherwise the tests above could not fail."""
     source, planted = tmp_path / "x.cpp", tmp_path / "planted"
     source.write_text("int x;\n")
     for word in (

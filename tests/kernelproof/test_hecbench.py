@@ -1,4 +1,4 @@
-"""Proves what the script for HeCBench reads from a Makefile, how it reduces sizes, and which errors fail."""
+"""Proves what the script for HeCBench reads from a Makefile, how it reduces sizes, and which errors make it fail."""
 
 from __future__ import annotations
 

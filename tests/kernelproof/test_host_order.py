@@ -1,4 +1,4 @@
-"""Host code and work in flight: planted defects are found at their lines, and right programs have no findings.
+"""Proves that host code which conflicts with work in flight is found at its lines, and right programs have no findings.
 
 The cases are in ``checked/orders.cu``, where comments mark the lines that a finding names.
 """
@@ -76,7 +76,7 @@ def test_a_planted_defect_is_found_once_and_at_its_lines(library: Path, case: st
 
 
 def origins(finding: Report) -> set[int]:
-    """The lines of this source that a finding's words name: where memory was allocated and freed."""
+    """The lines at which memory was allocated and freed, from a finding's text."""
     return {int(line) for line in re.findall(r"orders\.cu:(\d+)", str(finding))}
 
 

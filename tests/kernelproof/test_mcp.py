@@ -1,4 +1,4 @@
-"""The MCP server answers calls within its limits, and the examples of its guide work.
+"""Proves that the MCP server answers calls within its limits, and that the examples of its guide work.
 
 The server runs in a process of its own, as a client starts it.
 """
@@ -37,7 +37,7 @@ Call = Callable[..., Awaitable[tuple[bool, Any]]]
 
 
 def served(calls: Callable[[Call], Awaitable[None]], root: Path = GUIDE.parent) -> None:
-    """Run calls on a server of their own. A call answers whether it failed, and its document or text."""
+    """Run calls on a new server. A call returns whether it failed, and its document or text."""
 
     async def run() -> None:
         variables = {name: os.environ[name] for name in ("PYTHONPATH", "KERNELPROOF_CACHE_DIR") if name in os.environ}
@@ -91,7 +91,7 @@ def test_the_examples_of_the_guide_answer_what_it_says() -> None:
 
 
 def test_what_a_client_leaves_out_is_what_a_request_leaves_out() -> None:
-    """All CTAs run, in the usual order, on a device that the kernels choose; the server alone sets the limits."""
+    """All CTAs run, in the usual order, on a device that the kernels determine. Only the server sets limits."""
     from kernelproof.mcp_server.server import _Tools
 
     optional = {name: field.default for name, field in Request.model_fields.items() if not field.is_required()}
@@ -211,7 +211,7 @@ CLIENTS = 8 if THOROUGH else 2
 
 @pytest.mark.slow
 def test_clients_at_once(tmp_path: Path) -> None:
-    """Each gets its own answers, whatever the others ask for: endless kernels, huge texts and buffers."""
+    """Each client gets its own answers, even if others send endless kernels, huge texts and buffers."""
     right, endless = PTX.replace("LIMIT", "77"), PTX.replace("LIMIT", "0").replace("add.u64 %rd2", "add.u64 %rd1")
     answers: dict[int, list[tuple[bool, Any]]] = {}
 

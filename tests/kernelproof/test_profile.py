@@ -1,4 +1,5 @@
-"""Proves the figures of profiles of cubins by hand, and that JSON, text, comparison and the verb have the same ones."""
+"""Proves the figures of cubins' profiles by hand, and that JSON, text, comparison and the verb have the same
+figures."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def test_the_listing_is_in_order_and_can_be_the_worst_lines() -> None:
 
 
 def test_the_picture_has_spans_where_the_cycles_are() -> None:
-    """From cycle 0 to 20: waits before the first issue, and a pipe that is busy beyond the last one, are cut off."""
+    """The picture shows cycles 0 to 20. Waits before the first issue and a pipe that is busy after the last one are cut
+    off."""
     assert list(spans(ISSUES[2].cycle, ISSUES[2].stalls)) == [
         ("wait", 1, 2),
         ("short_scoreboard", 2, 10),
@@ -186,7 +188,7 @@ MMA = Instruction(0, None, "HGMMA.64x256x16.F32", (), FREE)
 def test_the_window_is_where_the_main_loop_is_steady(
     warps: list[tuple[float, ...]], start: float, end: float, iterations: float
 ) -> None:
-    """If warps alternate, the later half of one's run and the first half of the next one's are a tile."""
+    """If warps alternate, the later half of one warp's run and the first half of the next warp's make one tile."""
     run = sorted(
         (issue for number, cycles in enumerate(warps) for issue in issues(*cycles, warp=number)),
         key=lambda issue: issue.cycle,

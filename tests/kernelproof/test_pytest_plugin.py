@@ -1,4 +1,4 @@
-"""Proves the pytest plugin in pytest sessions of its own, whose tests launch kernels on the emulated GPU."""
+"""Proves the pytest plugin in separate pytest sessions, whose tests launch kernels on the emulated GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ extern "C" int run(const float *x, float *y, int n, int excess) {
 
 @pytest.fixture(scope="module")
 def head() -> str:
-    """What the tests of a session have in common: kernels, compiled before."""
+    """The common head of a session's tests, with kernels that are compiled already."""
     tools = toolchain.discover()
     ptx = compilation.ptx(SOURCE, [], "sm_80", tools)
     launcher = compilation.text_file(LAUNCHER, ".cu")
@@ -305,7 +305,7 @@ def test_kernel():
 @pytest.mark.slow
 @pytest.mark.torch
 def test_marked_tests_launch_triton_kernels(session: pytest.Pytester) -> None:
-    """In processes of their own: without the mark Triton looks for a GPU."""
+    """The tests run in new processes, since without the mark Triton looks for a GPU."""
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
     for name, excess, mark in (

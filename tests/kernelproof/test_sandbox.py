@@ -1,5 +1,6 @@
-"""Attacks of graded texts and of clients are in vain: a planted file, a variable and a listening socket stay
-untouched."""
+"""Proves that attacks by graded texts and by clients reach neither a planted file, nor a variable, nor a listening
+socket.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ NAMES = [*VAIN, *ENDS, *EXCESSES, *LARGE]
 
 @dataclass
 class Trap:
-    """What must stay as it is: a folder with a secret, a secret variable, and sockets that nobody reaches."""
+    """The targets of attacks: a folder with a secret, a secret variable, and sockets."""
 
     folder: Path
     stream: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
@@ -84,7 +85,7 @@ class Trap:
         return self.stream, self.file, self.name, self.datagrams
 
     def untouched(self) -> None:
-        """Fails where an attack got through."""
+        """Fails if an attack reached a target."""
         assert sorted(path.name for path in self.folder.iterdir()) == ["s", "secret"]
         assert (self.folder / "secret").read_text() == SECRET
         assert (self.folder / "secret").stat().st_mode & 0o777
@@ -303,7 +304,7 @@ OUTSIDE = [
 
 @pytest.fixture
 def root(tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The server's folder, beside a link to the one outside, with links out of it."""
+    """The server's folder, with links that lead out of it, next to a link to the folder outside."""
     (tmp_path / trap.folder.name).symlink_to(trap.folder)
     folder = tmp_path / "root"
     (folder / "inner").mkdir(parents=True)
@@ -342,7 +343,7 @@ def test_files_below_the_roots_are_read(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_text_that_names_another_source_reads_nothing_of_it(root: Path) -> None:
-    """PTX names its source files, of which findings take names of variables."""
+    """PTX names its source files, from which findings read names of variables."""
     fifo = root / "fifo"
     os.mkfifo(fifo)
     for name in ("/dev/zero", str(fifo)):
@@ -376,7 +377,7 @@ def test_a_program_within_walls_is_limited_and_its_end_is_told() -> None:
 
 
 def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
-    """Without walls too: one that starts a session of its own is found while its parent lives."""
+    """This also holds without a sandbox: a daemon in a new session is found while its parent lives."""
     program = "import os, time\nif os.fork() == 0:\n    os.setsid()\nelse:\n    print('', flush=True)\ntime.sleep(60)"
     with process_tree.started([sys.executable, "-c", program]) as process:
         assert process.stdout is not None
@@ -387,7 +388,7 @@ def test_a_daemon_of_a_program_is_of_its_session(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_start_are_erased_from_memory() -> None:
-    """Those that the first call of a program was given, which the system goes on to show."""
+    """These are the variables with which a program was started, which the system continues to show."""
     statement = (
         "import os\nfrom kernelproof.ground import sandbox\nsandbox.erase_variables(KEPT='kept')\n"
         "print(open('/proc/self/environ').read().strip('\\0'), sorted(set(os.environ) - {'LC_CTYPE'}))\n"

@@ -82,7 +82,8 @@ def segments(cubin: bytes) -> list[tuple[Any, ...]]:
 
 
 def test_sections_that_are_the_same_bytes_stay_so() -> None:
-    """A cubin of sm_120 has the address of a variable in two sections, of its code and of the code's second form."""
+    """A cubin of sm_120 has the address of a variable in two sections: that of its code and that of the code's second
+    form."""
     text = "__device__ int counter;\n__global__ void kernel() { atomicAdd(&counter, threadIdx.x); }\n"
     whole = build.cubin(text, "-lineinfo", arch="sm_120a").read_bytes()
     stripped = without_lines(whole)

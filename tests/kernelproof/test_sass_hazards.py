@@ -1,4 +1,4 @@
-"""Schedules of machine code: what ptxas writes has no hazard, and each wait that is taken away is missed."""
+"""Proves that schedules of ptxas have no hazard, and that each removed wait is found."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ TARGETS = {"sm_80": 8.0, "sm_86": 8.0, "sm_89": 8.0, "sm_90a": 9.0, "sm_100a": 9
 
 
 def function(listing: str, sm: str = "sm_80") -> Function:
-    """The function of a listing: a line has an instruction, and behind a semicolon what its control word has beside a
-    stall of 1: ``stall=4 write=0 read=1 waits=02 reuse=1``. A jump has the number of a line, as in ``@5``."""
+    """The function of a listing. A line has an instruction and, after a semicolon, the parts of its control word that
+    differ from a stall of 1: ``stall=4 write=0 read=1 waits=02 reuse=1``. A jump has the number of a line, as in
+    ``@5``."""
     return Function("k", 32, tuple(_instruction(at, line) for at, line in enumerate(listing.strip().split("\n"))), sm)
 
 
@@ -52,7 +53,7 @@ def _instruction(at: int, line: str) -> Instruction:
 
 
 def _slots(operands: tuple[str, ...]) -> int:
-    """The numbers of the operands' registers, at their places in the encoding."""
+    """The bits of the operands' register numbers in the encoding."""
     numbers = [REGISTER.match(operand) for operand in operands[1:]]
     return sum(int(match[1] if match else 255) << place for match, place in zip(numbers, (24, 32, 64), strict=False))
 
@@ -135,7 +136,7 @@ RET.REL.NODEC R20
 
 
 def test_a_subroutine_returns_behind_its_own_call() -> None:
-    """The load is under way in the second call, and behind the first call its register is free."""
+    """The load is in flight during the second call. After the first call its register is free."""
     assert hazards(function(CALLS)) == []
     first = CALLS.replace("LDG.E R1", "IADD3 R8, R1, R3, RZ\nLDG.E R1").replace("0x50", "0x60").replace("@7", "@8")
     assert hazards(function(first)) == []

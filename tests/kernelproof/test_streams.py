@@ -1,4 +1,4 @@
-"""Proves how default streams of threads are ordered, and what is said of kernels that wait for what does not come."""
+"""Proves how default streams of threads are ordered, and what is reported for kernels that wait forever."""
 
 from __future__ import annotations
 

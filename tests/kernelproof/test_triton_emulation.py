@@ -1,4 +1,4 @@
-"""Proves Triton kernels by their PTX: values beside torch's, findings, and how arguments reach the kernel."""
+"""Proves that Triton kernels run by their PTX: values agree with torch's, faults are found, and arguments arrive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def seed() -> None:
 
 
 def near(actual: Any, expected: Any, relative: float) -> bool:
-    """Relative to the largest element."""
+    """Whether two tensors agree, relative to the largest element."""
     return bool((actual.float() - expected).abs().max() <= relative * expected.abs().max())
 
 

@@ -1,4 +1,4 @@
-"""Proves that Triton's kernels are right in machine code of sm_80: ptxas assembles their PTX, and that is executed."""
+"""Proves that Triton's kernels are right in machine code of sm_80, which ptxas assembles from their PTX."""
 
 from __future__ import annotations
 

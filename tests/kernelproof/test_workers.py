@@ -1,4 +1,4 @@
-"""Workers answer tasks, die alone, and die with their parent."""
+"""Proves that workers answer tasks, die without affecting others, and die with their parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests import processes
 
 
 def act(kind: str, value: int) -> int:
-    """What a task does, by its name."""
+    """Executes a task by the name of its kind."""
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "crashes":

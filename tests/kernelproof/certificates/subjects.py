@@ -1,4 +1,4 @@
-"""Kernels with contracts: the multistage product of the emulator's tests, and sums of rows."""
+"""Kernels with contracts for tests: the multistage product of the emulator's tests, and sums of rows."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def product() -> Subject:
 
 @cache
 def row_sum(before: str = "", after: str = "") -> Subject:
-    """The sums of rows, of a text that is changed."""
+    """The sums of rows, optionally with a changed text."""
     assert before in ROW_SUM_CODE
     return Subject(compiled_text(ROW_SUM_CODE.replace(before, after), "sm_80"), ROW_SUM)

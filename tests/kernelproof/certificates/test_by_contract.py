@@ -1,4 +1,4 @@
-"""Anybody's kernels by contract: right ones are certified, and ones with a fault never are."""
+"""Proves that right kernels with a contract are certified, and that kernels with a fault never are."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_product_is_not_what_another_contract_says(before: str, after: str) ->
 
 @pytest.mark.slow
 def test_changed_sums_of_rows_are_refused_or_no_execution_fails() -> None:
-    """Barriers, predicates, accesses, shuffles, sums: each kind of change a few times."""
+    """Changes are of barriers, predicates, accesses, shuffles and sums, a few of each kind."""
     subject = row_sum()
     few = few_by(lambda mutant: mutant.kind, list(mutants(subject.ptx, arithmetic=True)), 3)
     certified = [mutant for mutant in few if not why(Subject(mutant.text, subject.text))]

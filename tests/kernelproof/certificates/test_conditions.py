@@ -1,4 +1,5 @@
-"""Predicates that depend on the problem hold where those of numbers hold, and quotients have the names they need."""
+"""Proves that symbolic predicates of a problem's sizes agree with predicates of numbers, and that quotients get
+names."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def word(known: OpenFacts) -> Word:
 
 
 def truth(condition: Any, value: int) -> bool:
-    """A predicate where x has a value."""
+    """The value of a predicate for a value of x."""
     if not isinstance(condition, Condition):
         return bool(np.asarray(condition).item())
 

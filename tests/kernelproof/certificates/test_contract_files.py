@@ -1,4 +1,4 @@
-"""Contracts: what they mean, and that a wrong one is refused in one sentence that names the field."""
+"""Proves what contracts mean, and that a wrong contract is refused with one sentence that names the field."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def memory() -> SharedMemory:
 
 
 def places(memory: SharedMemory, shift: int = 0) -> np.ndarray:
-    """Each lane's own four bytes, or those of a lane that many lanes on."""
+    """Each lane's own four bytes, or those of the lane ``shift`` lanes on."""
     return memory.places(1024 + (LANES + shift) % 64 * 4, 4)
 
 

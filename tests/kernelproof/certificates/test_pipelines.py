@@ -1,4 +1,4 @@
-"""What a role's stores are compared by."""
+"""Proves by which facts a role's stores are compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PLACES = np.arange(8)
 
 
 def begun(*copies: tuple[int, int]) -> Stores:
-    """Written memory of which lanes copy two elements each, from a first place on."""
+    """Memory that copies have written: each copy's lanes write two elements each, from a first address on."""
     stores = Stores.none(8)
     stores.write(PLACES)
     stores.fence()

@@ -1,4 +1,4 @@
-"""Sums of a row's elements: which terms they have after sums, shuffles and turns of a loop."""
+"""Proves which terms the sum of a row's elements has after additions, shuffles and iterations of a loop."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_a_question_has_a_counterexample_or_none() -> None:
 
 
 def test_a_hard_question_ends_by_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether two cubes add up to a cube: no solver decides that."""
+    """The question is whether two cubes add up to a cube, which no solver decides."""
     monkeypatch.setattr(solver, "MOST_WORK", 1_000_000)
     with pytest.raises(solver.Unanswered):
         solver.counterexample({**CUBES, (): -1}, {}, [*AT_LEAST_TWO, CUBES])

@@ -1,4 +1,4 @@
-"""Words agree with the arrays whose place they take, whatever the named integers are."""
+"""Proves that symbolic words agree with the arrays that they stand for, for all values of the named integers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Step = Callable[[Any, Any], Any]
 
 
 class Bounded(Facts):
-    """Facts that ask no solver."""
+    """Facts that need no solver."""
 
     def refutation(self, value: Polynomial) -> dict[str, int] | None:
         raise NotCertified("not by bounds")
@@ -41,7 +41,7 @@ def high_product(a: Any, b: Any) -> Any:
 
 
 def with_known_word(of: Step) -> Step:
-    """The operation with a word whose value is known in place of an array."""
+    """The operation on a word whose value is known, instead of an array."""
     return lambda a, b: of(a, Word(Polynomial.of(b.astype(np.int64)), 32, a.facts) if isinstance(a, Word) else b)
 
 
@@ -133,7 +133,7 @@ def test_quotients_are_found_among_names() -> None:
 
 
 def test_a_quotient_by_multiplication_is_found() -> None:
-    """As a compiler divides 96 * q + 95 by 96."""
+    """A compiler divides 96 * q + 95 by 96 in this way."""
     facts = Bounded({("q",): (0, 1 << 17)})
     dividend = Word(Polynomial.named("q", 96) + 95, 32, facts, True)
     high = abstract.names_of_arithmetic("f16")["mulhi"](dividend, np.full(LANES, 715827883, "i4"))

@@ -1,7 +1,8 @@
-"""Kernels that are wrong in ways that only looks at a proof's own arithmetic reveal: none is certified.
+"""Proves that kernels are not certified whose faults exploit gaps between a proof's arithmetic and a device's.
 
-Each is a sum of rows by a warp, or by two, with instructions before the sum is stored that a device and a careless
-proof take differently. Those are right if ``OK`` is reached with the predicate %p1, and wrong otherwise.
+Each kernel sums rows by one or two warps. Before the sum is stored, it executes instructions that a device and a
+careless proof evaluate differently. The kernel is right if ``OK`` is reached with the predicate %p1, and wrong
+otherwise.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ ZERO = "@%p1 bra OK; mov.f32 %f1, 0f00000000; OK:"
 
 
 def row_sum(more: str = "", load: str = LOAD, threads: int = 32, attributes: str = "", width: int = 4) -> Subject:
-    """A kernel with instructions before the store, or another load; ``width``: bytes of an element of A."""
+    """A kernel with instructions before the store, or another load. ``width``: bytes of an element of A."""
     fields = {"ATTRIBUTES": attributes, "SHIFT": width // 2, "LOAD": load, "ROUND": threads * width, "THREADS": threads}
     text = HEAD + "".join(SHUFFLE.format(distance) for distance in (16, 8, 4, 2, 1)) + more + TAIL
     for name, value in fields.items():
@@ -195,7 +196,7 @@ def test_warps_that_do_not_meet_are_not_certified(barrier: str) -> None:
 
 
 def test_of_lanes_that_read_a_place_none_may_write_it() -> None:
-    """Also not the one that has read it before, and is the last of them."""
+    """Not even the lane that has read the element before, and is the last of them, may write it."""
     memory, lanes = SharedMemory(64, 0), np.array([3, 40])
     place = np.zeros((1, 1), np.int64)
     memory.read(place, lanes[1:])
@@ -220,7 +221,7 @@ def test_a_shift_that_wraps_and_operands_beyond_memory_end_no_proof_with_an_erro
 
 
 def test_two_types_of_16_bits_are_not_covered() -> None:
-    """So it is known of which type 16 bits are."""
+    """Otherwise it would not be known of which type 16 bits are."""
     both = row_sum().changed('"f32", shape = ["m", "n"]', '"f16", shape = ["m", "n"]')
     contract = both.contract
     contract.operands["D"] = contract.operands["D"].model_copy(update={"type": "bf16"})

@@ -1,4 +1,4 @@
-"""cvt between all types but fp8, as exact numbers with one rounding."""
+"""Cases of cvt between all types but fp8, with results as exact numbers rounded once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def _of_integers(src: str) -> list[Case]:
 
 
 def _converted(dst: str, src: str, mode: str, how: str) -> Function:
-    """From float to float, with .ftz of f32, .sat, .relu and .satfinite; with rni and so on to integral values."""
+    """A conversion between floats, with .ftz of f32, .sat, .relu and .satfinite. With rni and so on it rounds to
+    integral values."""
     sign = 1 << exact.bits_of(dst) - 1 + exact.SPARE.get(dst, 0)
     largest = exact.top(dst) - 1 << exact.SPARE.get(dst, 0)
 
@@ -120,7 +121,8 @@ def _converted(dst: str, src: str, mode: str, how: str) -> Function:
 
 
 def _nan(dst: str, src: str) -> Want:
-    """The canonical NaN. The ISA leaves that of f64, of tf32 and of a mere rounding open."""
+    """The canonical NaN of a conversion. The ISA does not define the one of f64, of tf32, and of a rounding within a
+    type."""
     if dst == src or dst in ("f64", "tf32"):
         return Nan(dst)
     return (1 << exact.bits_of(dst) - 1) - 1

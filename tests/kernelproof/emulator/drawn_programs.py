@@ -1,5 +1,8 @@
-"""Draws PTX programs, to compare two executions of one: integers, floats, halves, predicates, divergence, shuffles and
-shared memory. Each thread reads 32 bytes and writes 88."""
+"""Draws PTX programs, so that tests can compare two ways to execute them.
+
+They have integers, floats, halves, predicates, divergence, shuffles and shared memory. Each thread reads 32 bytes and
+writes 88.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +136,7 @@ class Writer:
         )
 
     def instruction(self) -> None:
-        """A line that may stand under divergence."""
+        """Draws a line that may be executed by a part of a warp."""
         kind = self.draw.random()
         text = self.integer() if kind < 0.55 else self.comparison() if kind < 0.7 else self.floating()
         guarded = self.draw.random() < 0.15 and "{" not in text
@@ -149,7 +152,7 @@ class Writer:
         self.lines.append(f"{label}:")
 
     def meeting(self) -> None:
-        """A shuffle, or an exchange through shared memory between two barriers."""
+        """Draws a shuffle, or an exchange through shared memory between two barriers."""
         if self.draw.random() < 0.5:
             mode, bounds = self.pick("idx", "up", "down", "bfly"), self.pick("31", "0", "0x1c1f", "0x181f")
             target = f"{self.word}|{self.predicate}"
@@ -175,7 +178,7 @@ def text(seed: int, target: str = "sm_80") -> str:
 
 
 def operands(seed: int) -> NDArray[np.uint32]:
-    """The words that the threads read: drawn, small, and edges of the types."""
+    """The words that the threads read: drawn ones, small ones, and limits of the types."""
     rng = np.random.default_rng(seed)
     words = rng.integers(0, 1 << 32, (THREADS, WORDS_IN), np.uint32)
     edge = rng.random(words.shape) < 0.5

@@ -1,5 +1,8 @@
-"""Programs, drawn at random, of warps that write, read, synchronise, arrive at mbarriers (or count in words of shared
-memory) and wait for them, lane by lane; and which of their accesses race, by vector clocks of single threads."""
+"""Draws programs of warps that synchronise lane by lane, and computes which of their accesses race.
+
+Warps write, read, synchronise, arrive at mbarriers (or count in words of shared memory) and wait for them. Races are
+found by a vector clock for each thread.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Order:
         return clock
 
     def races(self, thread: int, word: int, writes: bool) -> bool:
-        """Is an earlier access to the word not ordered before one by the thread now?"""
+        """Whether an earlier access to the word is not ordered before an access by the thread now."""
         return any(
             other != thread and self.known[thread, other] < step and (writes or written)
             for other, step, written in self.accesses[word]
@@ -69,8 +72,8 @@ def _guarded(mask: int, text: str) -> str:
 
 
 def draw(seed: int, right: bool, way: str = "mbarrier", events: int = 80) -> tuple[str, bool]:
-    """The body of a kernel of ``THREADS`` threads (see ``hopper_ptx``), and whether accesses race: never if it is to be
-    ``right``; otherwise the last access does, if one of those that race has been chosen. ``way``: how they arrive."""
+    """The body of a kernel of ``THREADS`` threads (see ``hopper_ptx``), and whether accesses race. If ``right``, none
+    do; otherwise the last access may. ``way``: how lanes arrive."""
     rng, order, racing = random.Random(seed), Order(), False
     code: list[list[str]] = [[] for _ in range(WARPS)]
     arrived: list[tuple[int, np.ndarray]] = []

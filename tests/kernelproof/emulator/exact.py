@@ -1,4 +1,4 @@
-"""Floating-point numbers as fractions with a sign: decoding, exact operations, and one rounding at the end."""
+"""Computes with floating-point numbers as signed fractions: decoding, exact operations, and one rounding at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Nan(NamedTuple):
 
 
 class Within(NamedTuple):
-    """A number of a format that is near another one, in relation to it or absolutely."""
+    """Any number of a format within a relative or absolute distance of another one."""
 
     kind: str
     near: float
@@ -46,7 +46,7 @@ class Halves(NamedTuple):
 
 
 class Either(NamedTuple):
-    """The ISA leaves open which."""
+    """Any of several results, of which the ISA does not say which one."""
 
     first: int
     second: int
@@ -56,7 +56,7 @@ Want = int | Nan | Within | Halves | Either
 
 
 def agrees(got: int, want: Want) -> bool:
-    """Is a result what is wanted?"""
+    """Whether a result is the wanted one."""
     if isinstance(want, int):
         return got == want
     if isinstance(want, Halves):
@@ -79,7 +79,7 @@ def agrees(got: int, want: Want) -> bool:
 
 
 def bits_of(kind: str) -> int:
-    """Bits of a format, without those that it leaves unused."""
+    """The number of bits that a format uses."""
     return 1 + sum(FORMATS[kind])
 
 
@@ -107,7 +107,7 @@ def magnitude_of(code: int, kind: str) -> Fraction:
 
 
 def decode(raw: int, kind: str) -> Number | None:
-    """Raw bits -> the number; bits above the format are ignored."""
+    """The number of raw bits. Bits above the format are ignored."""
     raw = raw >> SPARE.get(kind, 0) & ((1 << bits_of(kind)) - 1)
     sign, code = raw >> bits_of(kind) - 1, raw & ((1 << bits_of(kind) - 1) - 1)
     if code > top(kind):
@@ -192,7 +192,7 @@ def quotient(x: Number | None, y: Number | None, _mode: str = "rn") -> Number | 
 
 
 def root(x: Number | None, _mode: str = "rn") -> Number | None:
-    """The square root; one that is not exact gets a last bit far below every rounding."""
+    """The square root. If it is not exact, a last bit far below every rounding is set."""
     if x is None or x.magnitude == 0:
         return x
     if x.negative or x.magnitude is None:

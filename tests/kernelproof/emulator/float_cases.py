@@ -1,4 +1,6 @@
-"""Floating-point instructions and what the PTX ISA says that they give, as exact operations with one rounding."""
+"""Cases of floating-point instructions, with the results that the PTX ISA defines, as exact operations with one
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ MODES = ("rn", "rz", "rm", "rp")
 
 
 def width_of(kind: str) -> int:
-    """The bits of a register for a type, a pair of halves included."""
+    """The bits of a register for a type, or for a pair of halves."""
     return 32 if kind.endswith("x2") else exact.bits_of(kind)
 
 
@@ -37,7 +39,7 @@ def both(want: Function) -> Function:
 
 
 def flushed(raw: int, kind: str) -> int:
-    """Subnormal numbers become zero."""
+    """The raw bits with subnormal numbers replaced by zero."""
     sign = 1 << exact.bits_of(kind) - 1
     return raw & sign if raw & (sign - 1) < 1 << FORMATS[kind][0] else raw
 
@@ -81,7 +83,7 @@ def _inverse(x: Number | None, mode: str) -> Number | None:
 
 
 def _modified(kind: str, mode: str) -> tuple[str, ...]:
-    """The modifiers of a sum that the ISA has for a type."""
+    """The modifiers that the ISA allows for a sum of a type."""
     if kind == "f32":
         return ("", ".ftz", ".sat", ".ftz.sat") if mode in ("rn", "rm") else ("",)
     return ("", ".ftz", ".sat", ".ftz.sat") if kind.startswith("f16") else ("",)
@@ -120,7 +122,7 @@ def _quotients(kind: str) -> list[Case]:
 
 
 def _extremum(kind: str, larger: bool, modifiers: str) -> Function:
-    """min and max; of zeros, -0 is the smaller one."""
+    """min or max; -0 is smaller than +0."""
     sign = 1 << exact.bits_of(kind) - 1
 
     def want(a: int, b: int, _: int) -> Want:
@@ -290,7 +292,7 @@ def _selections() -> list[Case]:
 def _near(
     kind: str, function: Callable[[float], float], relative: float, absolute: float, ftz: bool = False
 ) -> Function:
-    """A function of one argument, which gives NaN as such."""
+    """An approximation of a function of one argument; its result for NaN is NaN."""
     sign = 1 << exact.bits_of(kind) - 1
 
     def want(a: int, _b: int, _c: int) -> Want:
@@ -351,7 +353,8 @@ def _approximations() -> list[Case]:
 
 
 def _approximate_quotient(how: str) -> Function:
-    """Two units in the last place; div.approx with a divisor beyond 2**126 gives zero, or NaN for infinity."""
+    """A quotient within two units in the last place. div.approx by a divisor beyond 2**126 gives zero, or NaN for
+    infinity."""
 
     def want(a: int, b: int, _: int) -> Want:
         a, b = (flushed(x & 0xFFFFFFFF, "f32") if "ftz" in how else x & 0xFFFFFFFF for x in (a, b))
@@ -385,7 +388,7 @@ def _half_approximations(kind: str) -> list[Case]:
 
 
 def _coarse() -> list[Case]:
-    """The approximations of f64 take and give upper words."""
+    """The approximations of f64, which read and write upper words."""
 
     def coarse(function: Callable[[float], float]) -> Function:
         near = _near("f64", function, 2.0**-19, 0, True)

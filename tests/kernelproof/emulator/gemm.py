@@ -14,7 +14,7 @@ SHARED_BYTES = 4 * 2 * 128 * 32 * 2
 def gemm(
     program: Program, kernel: str, m: int, n: int, k: int, options: Options | None = None, low: int = 0, high: int = 2
 ) -> tuple[LaunchResult, bool]:
-    """(result, whether D is exact) on small integers in [low, high)."""
+    """Runs a product of small integers in [low, high). Returns the result, and whether D is exact."""
     rng = np.random.default_rng(m * 7 + n * 5 + k)
     a = rng.integers(low, high, (m, k)).astype(np.float16)
     b = rng.integers(low, high, (n, k)).astype(np.float16)

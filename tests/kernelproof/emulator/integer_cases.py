@@ -1,4 +1,4 @@
-"""Integer instructions and what the PTX ISA says that they give, in Python's integers."""
+"""Cases of integer instructions, with the results that the PTX ISA defines, computed by Python's integers."""
 
 from __future__ import annotations
 

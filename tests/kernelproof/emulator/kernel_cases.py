@@ -1,4 +1,4 @@
-"""Small CUDA kernels, right and wrong, with the numbers or the findings that launches of them must give."""
+"""Cases of small CUDA kernels, right and wrong, with the results or findings that their launches must have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def program(name: str) -> Program:
 
 @dataclass
 class Case:
-    """A launch: arguments in the kernel's order (arrays with a role, outputs with what is expected of them)."""
+    """A launch. Its arguments are in the kernel's order: arrays with a role, and outputs with their expected values."""
 
     file: str
     kernel: str
@@ -39,7 +39,7 @@ class Case:
 
 @dataclass
 class Out:
-    """An output (``like`` gives shape and type) and what it must hold; ``None``: whatever."""
+    """An output with the shape and type of ``like``, and its expected content; None: any content."""
 
     like: Array
     want: Array | None = None

@@ -24,9 +24,12 @@ def signed(x: int, bits: int) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """``text`` computes from %a %b %c (64 bits), their lower halves %A %B %C and lower 16 bits %h %k %l. The result is
-    %d, %D, %m or %P, by ``width``; it may use %e %E %n %Q %R. ``want``: the result for raw 64-bit operands; an int may
-    have more bits."""
+    """An instruction and its expected result.
+
+    ``text`` computes from %a %b %c (64 bits), their lower halves %A %B %C, and their lower 16 bits %h %k %l. The result
+    is in %d, %D, %m or %P, by ``width``. It may use %e %E %n %Q %R. ``want``: the result for raw 64-bit operands; an
+    int may have more bits than the register.
+    """
 
     text: str
     width: int
@@ -35,8 +38,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Group:
-    """Cases on the same operands. ``kinds``: the findings that they have. ``uniform``: whether the instructions have
-    a form for operands that all lanes share."""
+    """Cases with the same operands. ``kinds``: their findings. ``uniform``: whether the instructions have a form for
+    operands that are the same in all lanes."""
 
     cases: Sequence[Case]
     triples: Sequence[Triple]
@@ -82,8 +85,8 @@ def _program(text: str) -> emulator.Program:
 def execute(
     cases: Sequence[Case], triples: Sequence[Triple], shared: bool = False
 ) -> tuple[list[list[int]], list[str]]:
-    """Results, a row for each triple, and the kinds of the findings. ``shared``: each triple has a launch of its own,
-    whose operands are the same in all lanes."""
+    """The results, a row for each triple, and the kinds of findings. ``shared``: whether each triple has a launch of
+    its own, with the same operands in all lanes."""
     program = _program(text_of(cases, _OF_LAUNCH if shared else _OF_LANE))
     rows, kinds = [], set()
     for some in [[triple] for triple in triples] if shared else [list(triples)]:
@@ -97,7 +100,7 @@ def execute(
 
 
 def mismatches(group: Group, triples: Sequence[Triple], shared: bool = False) -> list[str]:
-    """The cases of a group whose results are wrong, each with the first operands for which they are."""
+    """The cases of a group with wrong results, each with the first operands for which it is wrong."""
     rows, kinds = execute(group.cases, triples, shared)
     out = [] if kinds == sorted(group.kinds) else [f"findings: {kinds}"]
     for i, case in enumerate(group.cases):

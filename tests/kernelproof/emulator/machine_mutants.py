@@ -1,4 +1,4 @@
-"""Plants faults in machine code, one at a time, for tests that the schedule's check or the results show each of them.
+"""Plants faults in machine code, one at a time. Tests show that the schedule's check or the results reveal each fault.
 
 ``mutants`` draws faults of every kind of ``KINDS``. ``reason`` says why a fault that nothing shows is none. A function
 of a kind gets the code, the index of an instruction, the draw and the number of registers; it returns the new bits of
@@ -62,7 +62,7 @@ Code = list[Instruction]
 
 
 def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
-    """The next instruction is issued too early."""
+    """Makes the next instruction issue too early."""
     item = code[at]
     if item.control.stall < 2:
         return None
@@ -70,7 +70,7 @@ def _stall(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
 
 
 def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
-    """One of the scoreboards is not waited for."""
+    """Removes the wait for one of the scoreboards."""
     item = code[at]
     if not item.control.waits:
         return None
@@ -87,7 +87,7 @@ def _read_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int,
 
 
 def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int] | None:
-    """Another scoreboard, or none, is freed when the result is there or the operands are read."""
+    """Makes the instruction release another scoreboard, or none, when its result is ready or its operands are read."""
     own = getattr(item.control, name)
     if own is None:
         return None
@@ -96,7 +96,7 @@ def _barrier(item: Instruction, name: str, draw: random.Random) -> dict[int, int
 
 
 def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int, int] | None:
-    """Another register in a field that holds one: of the result, or of an operand that stands alone."""
+    """Replaces the register of the result, or of an operand that is a single register."""
     item = code[at]
     numbers = [int(name[1:]) for name in register_names(access(item).writes) if name[0] == "R"][:1]
     fields = [(RESULT, number) for number in numbers]
@@ -112,7 +112,8 @@ def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int,
 
 
 def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
-    """A flag on an operand that the instruction overwrites, and that the next one may read in the same slot."""
+    """Sets the reuse flag on an operand that the instruction overwrites and that the next one may read in the same
+    slot."""
     item = code[at]
     if at + 1 == len(code) or item.name in FIXED:
         return None
@@ -129,7 +130,7 @@ def _reuse(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] |
 
 
 def _swap(code: Code, at: int, _: random.Random, __: int) -> dict[int, int] | None:
-    """Two neighbours change places, with their control words."""
+    """Swaps two neighbouring instructions with their control words."""
     if at + 1 == len(code) or {code[at].name, code[at + 1].name} & FIXED:
         return None
     first, second = code[at], code[at + 1]
@@ -166,8 +167,8 @@ def reason(mutant: Mutant, before: Function, after: Function) -> str:
 
 
 def _elsewhere(first: Instruction, second: Instruction) -> bool:
-    """Whether two accesses only load or exchange registers, or use one register as their address with other
-    offsets."""
+    """Whether two accesses cannot conflict: they only load or exchange registers, or use one address register with
+    different offsets."""
     if {first.name, second.name} <= {"LDG", "LDS", "S2R", "SHFL"}:
         return True
     places = [next((text for text in item.operands if "[" in text), "") for item in (first, second)]
@@ -176,8 +177,8 @@ def _elsewhere(first: Instruction, second: Instruction) -> bool:
 
 
 def _matters(function: Function, address: int) -> bool:
-    """Whether an instruction is left when all are removed whose results nobody needs, the stack pointer's if nobody
-    uses it."""
+    """Whether an instruction remains after dead code is removed. A write of the stack pointer is dead if nothing reads
+    it."""
     code = function.instructions
     if not any(access(item).reads & STACK for item in code):
         code = tuple(replace(NOP, address=item.address) if access(item).writes == STACK else item for item in code)

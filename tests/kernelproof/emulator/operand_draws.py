@@ -1,4 +1,4 @@
-"""Operands at which arithmetic goes wrong, and drawn ones: the same in every run."""
+"""Draws operands of arithmetic, and lists those at which it tends to go wrong. They are the same in every run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ INTEGER_EDGES = [
 
 
 def float_edges(kind: str) -> list[int]:
-    """Of both signs: zero, the ends of the subnormal, normal and finite numbers, infinity, NaN with payloads, and one
-    with its neighbours."""
+    """Edge cases with both signs: zero, the limits of the subnormal, normal and finite numbers, infinity, NaN with
+    payloads, and 1 with its neighbours."""
     mantissa = FORMATS[kind][0]
     codes = [0, 1, (1 << mantissa) - 1, 1 << mantissa, one(kind) - 1, one(kind), one(kind) + 1]
     codes += [one(kind) + (1 << mantissa - 1), top(kind) - 1, top(kind), top(kind) + 1, (1 << bits_of(kind) - 1) - 1]
@@ -39,8 +39,8 @@ def drawn(kind: str, rng: random.Random) -> int:
 
 
 def floats(kind: str, seed: int = 0, fused: bool = False, count: int = 300) -> list[Triple]:
-    """Triples of floats. ``fused``: products that lie halfway or beside, with a third operand that is tiny or cancels
-    them, are among them."""
+    """Triples of floats. ``fused``: also products at or near halfway between two floats, with a third operand that is
+    tiny or cancels them."""
     rng = random.Random(f"{kind} {seed}")
     edges = float_edges(kind)
     out = [(a, b, edges[(i + j) % len(edges)]) for (i, a), (j, b) in product(enumerate(edges), enumerate(edges))]
@@ -57,7 +57,7 @@ def floats(kind: str, seed: int = 0, fused: bool = False, count: int = 300) -> l
 
 
 def pairs(kind: str, seed: int = 0, fused: bool = False) -> list[Triple]:
-    """Triples of words with two numbers each; the halves are different ones."""
+    """Triples of words with two different numbers each."""
     low = floats(kind, seed, fused)
     order = list(range(len(low)))
     random.Random(seed).shuffle(order)
@@ -65,7 +65,8 @@ def pairs(kind: str, seed: int = 0, fused: bool = False) -> list[Triple]:
 
 
 def sources(src: str, targets: tuple[str, ...]) -> list[Triple]:
-    """Floats to convert: edges, numbers halfway between neighbours of each target, and those beside them."""
+    """Floats to convert: edges, numbers halfway between neighbours of each target type, and the floats next to
+    these."""
     rng = random.Random(src)
     raws = float_edges(src) + [drawn(src, rng) for _ in range(120)]
     for dst in targets:

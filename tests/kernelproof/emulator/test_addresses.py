@@ -1,4 +1,4 @@
-"""Proves that addresses are as on hardware: rank of the CTA in shared memory, windows, what an operand accepts."""
+"""Proves that addresses are as on hardware: a CTA's rank in shared addresses, windows, and what an operand accepts."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ FEW = 40_000
 
 
 def _names(groups: dict[str, Group]) -> list[ParameterSet]:
-    """The names of groups; those with many results are slow."""
+    """The names of groups as parameters. Those with many results are marked slow."""
     return [
         pytest.param(name, marks=[pytest.mark.slow] if len(group.cases) * len(group.triples) > FEW else [])
         for name, group in groups.items()
@@ -59,7 +59,7 @@ def test_results_are_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, group in GROUPS.items() if group.uniform])
 def test_operands_of_all_lanes_give_the_same(name: str) -> None:
-    """Instructions on Python ints, which one launch after the other gives."""
+    """Operands that all lanes share are Python ints. Each triple of them has a launch of its own."""
     group = GROUPS[name]
     assert mismatches(group, group.triples[:: len(group.triples) // 16 + 1], shared=True) == []
 

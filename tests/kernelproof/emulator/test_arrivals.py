@@ -1,4 +1,4 @@
-"""Proves that who arrives at a barrier without waiting releases what it did, and acquires nothing."""
+"""Proves that a thread which arrives at a barrier without waiting releases its accesses, and acquires nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Proves kernels that count and sum by atomics: right ones have their results and no findings, and each of their faults
-is found."""
+"""Proves that right kernels which count and sum by atomics have exact results and no findings, and that each planted
+fault is found.
+"""
 
 from __future__ import annotations
 

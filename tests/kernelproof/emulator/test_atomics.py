@@ -1,4 +1,4 @@
-"""Proves that atomics of many lanes at once give what they would give lane after lane."""
+"""Proves that vectorised atomics of many lanes have the same results as atomics executed lane after lane."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "
 
 
 def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None) -> Array:
-    """The old values, of one atomic at a time."""
+    """The old values if one atomic is executed at a time."""
     old = np.empty_like(value)
     for i in range(len(at)):
         lane = slice(i, i + 1)
@@ -37,7 +37,7 @@ def lane_by_lane(op: str, kind: str, view: Array, at: Array, value: Array, compa
 def test_many_lanes_are_one_after_the_other(
     op: str, kind: str, returns: bool, seed: int, places: int, stride: int, equal: bool
 ) -> None:
-    """``equal``: all lanes have the same operand."""
+    """``equal``: whether all lanes have the same operand."""
     if kind[0] == "f" and op not in ("add", "min", "max", "exch"):
         return
     rng = np.random.default_rng(seed)
@@ -63,7 +63,7 @@ def test_many_lanes_are_one_after_the_other(
 
 
 def test_every_swap_of_a_chain_finds_what_the_one_before_has_left() -> None:
-    """Each of 40 lanes, at two places, expects the value that the lane before it writes."""
+    """Each of 40 lanes, at two addresses, expects the value that the previous lane writes."""
     lanes = np.arange(40, dtype=np.uint32)
     view = np.zeros(2, np.uint32)
     old, changed = modify("cas", "b32", view, lanes % 2, lanes // 2 + 1, lanes // 2)
@@ -77,7 +77,7 @@ def test_every_swap_of_a_chain_finds_what_the_one_before_has_left() -> None:
 )
 @pytest.mark.parametrize("returns", [True, False])
 def test_atomics_that_leave_all_as_it_is_change_nothing(op: str, value: int, changes: bool, returns: bool) -> None:
-    """A loop that waits while nothing changes is found to be endless."""
+    """This matters because a loop that waits while nothing changes is reported as endless."""
     view, at = np.full(4, 5, np.uint32), np.array([1, 1, 2])
     _, changed = modify(op, "u32", view, at, np.full(3, value, np.uint32), np.full(3, 5, np.uint32), returns)
     assert changed == changes == bool((view != 5).any())

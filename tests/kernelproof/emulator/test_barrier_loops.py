@@ -1,4 +1,5 @@
-"""Proves that barriers in loops of different lengths are errors where warps meet at the wrong one, and only there."""
+"""Proves that barriers in loops of different lengths are errors if and only if warps synchronise at different
+barriers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def test_a_barrier_behind_loops_of_different_lengths_is_met_wrongly(first: int, 
     "numbers", [(3, 3, 1, 0), (3, 3, 1, 32), (3, 3, 1, 10), (9, 9, 0, 40), (3, 5, 0, 0), (5, 3, 0, 0), (0, 4, 0, 0)]
 )
 def test_threads_that_exit_are_not_waited_for(numbers: tuple[int, int, int, int]) -> None:
-    """Loops of equal lengths, and those of which one is the end of the thread."""
+    """The loops have equal lengths, or the shorter one ends with its thread's exit."""
     reports, _ = run("rounds", 2, 128, *numbers)
     assert kinds(reports) <= {"exit-before-barrier"}
     assert bool(reports) == (numbers[0] != numbers[1] or numbers[3] > 0)

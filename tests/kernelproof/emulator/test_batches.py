@@ -1,5 +1,8 @@
-"""Proves that CTAs of a batch do not disturb each other: whatever CTAs execute together and in whatever order, a launch
-has the same findings and values, and a CTA that is alone in its batch has them too."""
+"""Proves that CTAs of a batch do not affect each other.
+
+A launch has the same findings and values whichever CTAs execute together and in whichever order, also if a CTA is alone
+in its batch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ STEPS = [2, 3, 4, 5, 6, 7, 8, 9, 10, WAIT, 12, 13, 14, 15, 16, 17, 18, 20, 21, 2
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[list[int]]:
-    """Programs of some CTAs: steps with a barrier before most of them, so that some are right and some have a race."""
+    """Draws programs of some CTAs. Most steps have a barrier before them, so that some programs are right and some have
+    a race."""
     out = []
     for _ in range(draw(st.integers(2, 4))):
         steps = draw(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=8))
@@ -139,7 +143,7 @@ def test_mbarriers_and_clusters_take_different_turns(
 
 
 def shared(rows: list[list[int]], order: list[int], options: Options) -> list[str]:
-    """Findings of CTAs that share words, in words: CTA b executes row ``order[b]``."""
+    """The findings, as texts, of CTAs that share words. CTA b executes row ``order[b]``."""
     longest = max(map(len, rows)) + 1
     table = np.array([row + [0] * (longest - len(row)) for row in rows], np.int32)
     memory = Memory()

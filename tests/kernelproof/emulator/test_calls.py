@@ -1,4 +1,5 @@
-"""Proves barriers of the grid, calls by address and votes in either spelling, and what is refused in words."""
+"""Proves barriers of the grid, calls by address, votes in both spellings, and which calls are refused with a
+message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Proves that clocks between CTAs, which count rows of chains, cover what the rows themselves cover."""
+"""Proves that the compact clocks between CTAs, which count rows of chains, order the same accesses as the rows
+themselves.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ TEXT = """
 )
 @pytest.mark.parametrize(("other", "kinds"), [(32, ["global-race"]), (0, [])])
 def test_every_part_of_a_wide_store_races(access: str, message: str, offset: int, other: int, kinds: list[str]) -> None:
-    """16 bytes of one thread, then 4 of them by a thread of another warp without a barrier, or by itself."""
+    """A thread stores 16 bytes. Then a thread of another warp, without a barrier, or the same thread stores 4 of
+    them."""
     memory = emulator.Memory()
     y = memory.upload(np.empty(4, np.uint32), "output")
     text = TEXT.format(access=access.format(offset), other=other)

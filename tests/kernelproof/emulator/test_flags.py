@@ -1,5 +1,6 @@
-"""Proves that flags and counters order what they order, and no more: a waiter is given the oldest value that lets it go
-on, and is ordered behind the write of that value."""
+"""Proves that flags and counters order exactly what they should: a waiting thread gets the oldest value that ends its
+wait, and is ordered after the write of that value.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ I32 = np.int32
 def executed(
     name: str, *arguments: Any, grid: int = 2, block: int = 32, adverse: bool = False, lanes: int | None = None
 ) -> tuple[list[Any], set[str]]:
-    """Arrays afterwards, and the kinds of findings. An int of the arguments is the size of an array that holds zeros if
-    it stands in a tuple."""
+    """The arrays after a launch, and the kinds of findings. An argument that is an int in a tuple is the size of an
+    array of zeros."""
     program = emulator.load(compiled("flags", ".ptx").read_text())
     memory = emulator.Memory()
     arrays = [memory.upload(np.zeros(a, I32), "inout") if isinstance(a, tuple) else a for a in arguments]

@@ -1,4 +1,4 @@
-"""Proves that imports in the emulator go strictly down its floors, also those in functions or for types only."""
+"""Proves that imports in the emulator go strictly down its layers, also those in functions or for types only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PREFIX = "kernelproof.emulator."
 
 
 def upward(graph: dict[str, set[str]]) -> list[str]:
-    """Imports of a room on a higher floor."""
+    """The imports of a folder on a higher layer."""
     floor = {name: FLOORS.index(name.split(".")[0]) for name in graph}
     return [f"{name} imports {other}" for name in graph for other in graph[name] if floor[other] > floor[name]]
 
 
 def graph_of(package: Path) -> house.Graph:
-    """What each module of the emulator's rooms imports of the others, without ``kernelproof.emulator.``."""
+    """The imports between modules of the emulator's folders, by names without ``kernelproof.emulator.``."""
     return {
         name.removeprefix(PREFIX): {other.removeprefix(PREFIX) for other in imports if other.startswith(PREFIX)}
         for name, imports in house.import_graph(package).items()

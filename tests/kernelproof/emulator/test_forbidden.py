@@ -1,4 +1,4 @@
-"""Proves rules whose violation a right value can hide: each with defects that break it, and with right programs."""
+"""Proves the rules whose violations may leave results right: defects break them, and right programs do not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WORDS = 256
 def kinds(
     body: str, target: str = "sm_80", block: int = 64, grid: int = 1, values: Any = None, **how: Any
 ) -> list[str]:
-    """Ids of the errors of a kernel with buffers %p (in and out, 256 words), %q (likewise) and %r (an input), thread
-    %t, its word of %p at %g and of %q at %h."""
+    """The ids of the errors of a kernel. It has buffers %p and %q (in and out, 256 words) and %r (an input), the
+    thread's number %t, and the addresses of its words of %p in %g and of %q in %h."""
     text = f""".version 8.6\n.target {target}\n.address_size 64
     .const .align 16 .b8 table[64]; .shared .align 128 .b8 s[8192];
     .visible .entry k(.param .u64 p, .param .u64 q, .param .u64 r, .param .u32 n, .param .u64 shift) {{

@@ -91,7 +91,7 @@ def test_a_bulk_load_of_what_threads_wrote(fence: str, start: str, kinds: list[s
 
 @pytest.mark.parametrize(("writer", "reader", "kinds"), [("", "", ["proxy-fence"]), ("F", "", []), ("", "F", [])])
 def test_a_bulk_load_of_what_another_cta_wrote(writer: str, reader: str, kinds: list[str]) -> None:
-    """The fence may stand in the writer's CTA or in that of whoever copies."""
+    """The fence may be executed by the writer's CTA or by the one that copies."""
     fence = "fence.proxy.async.global;"
     between = f"""{writer.replace("F", fence)} mov.u32 %n, %ctaid.x; setp.eq.u32 %P, %n, 0;
       @%P st.release.gpu.global.u32 [%q+96], 1; @%P bra out;

@@ -1,4 +1,6 @@
-"""Proves that barriers of cooperative groups and locks guard what they guard, and that missing parts are found."""
+"""Proves that barriers of cooperative groups and locks order the accesses that they guard, and that missing parts are
+found.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ ORDERS = pytest.mark.parametrize(("adverse", "lanes"), [(False, None), (False, 6
 def executed(
     name: str, *arguments: Any, adverse: bool, lanes: int | None, grid: int = 4, block: int = 64, **settings: Any
 ) -> tuple[Any, set[str]]:
-    """The last array afterwards, and the kinds of findings. An int in a tuple is the size of an array of zeros."""
+    """The last array after a launch, and the kinds of findings. An int in a tuple is the size of an array of zeros."""
     program = emulator.load(compiled("guards", ".ptx").read_text())
     memory = emulator.Memory()
     passed = [memory.upload(np.zeros(a, np.int32), "inout") if isinstance(a, tuple) else a for a in arguments]

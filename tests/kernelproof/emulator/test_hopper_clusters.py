@@ -1,4 +1,4 @@
-"""Proves clusters: their special registers, distributed shared memory, barriers; and what else sm_90 adds to a CTA."""
+"""Proves clusters (special registers, distributed shared memory, barriers), and what else sm_90 adds to a CTA."""
 
 from __future__ import annotations
 

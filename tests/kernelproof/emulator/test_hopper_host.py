@@ -1,4 +1,4 @@
-"""Proves what the stand-in runtime answers to launchers of kernels with clusters and TMA."""
+"""Proves what the stand-in runtime returns to launchers of kernels with clusters and TMA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMPTY = "\n.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry k() {
 
 
 class Encoder:
-    """cuTensorMapEncodeTiled, found as a launcher finds it."""
+    """cuTensorMapEncodeTiled, looked up like a launcher does."""
 
     def __init__(self) -> None:
         self.map = np.zeros(256, np.uint8)
@@ -112,7 +112,7 @@ def test_largest_shared_memory_and_clusters() -> None:
 
 
 def cluster_launch(x: int) -> tuple[Config, Any]:
-    """16 CTAs in clusters of ``x`` along x. The attributes must outlive the configuration."""
+    """The configuration of 16 CTAs in clusters of ``x`` along x, and its attributes, which must outlive it."""
     attributes = np.zeros(144, np.uint8)
     attributes[0] = 4
     attributes[8:20].view(np.uint32)[:] = x, 1, 1

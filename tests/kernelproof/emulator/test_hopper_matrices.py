@@ -1,4 +1,4 @@
-"""Proves stmatrix and wgmma of sm_90a against scalar formulas, and that registers under way are noticed."""
+"""Proves stmatrix and wgmma of sm_90a against scalar formulas, and that accesses to registers in flight are noticed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def element_address(mode: str, along: bool, outer: int, k: int, leading: int, st
 
 
 def operand_image(matrix: np.ndarray, mode: str, along: bool, nbytes: int) -> tuple[np.ndarray, int, int]:
-    """(bytes, leading, stride) of a (rows, 16) operand."""
+    """The bytes of a (rows, 16) operand in shared memory, and its leading and stride offsets."""
     rows, span = matrix.shape[0], SPAN[mode]
     if along:
         if mode == "none":

@@ -44,8 +44,8 @@ def finding(source: str, name: str, entry: str) -> str:
 
 
 def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mutant]]:
-    """How many mutants there are of each kind, and those that nothing notices. A third of each kind is taken; all of
-    them in ``make thorough``."""
+    """The number of mutants of each kind, and the mutants that nothing notices. A third of each kind is taken, in
+    ``make thorough`` all."""
     total, left = Counter[str](), []
     asynchronous = [
         mutant

@@ -86,7 +86,7 @@ def test_chosen_ctas(program: emulator.Program) -> None:
 
 
 class Runtime:
-    """The runtime as a launcher sees it that opens it itself."""
+    """The runtime as seen by a launcher that opens it itself."""
 
     def __init__(self) -> None:
         self.c = ctypes.CDLL(str(emulator.runtime_path()))
@@ -211,7 +211,7 @@ def test_runtime_is_built_once_and_whole(tmp_path: Path) -> None:
 
 
 def test_a_process_keeps_its_runtime_when_the_cache_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher that opened another file of the same runtime would find no device, then and ever after."""
+    """A launcher that opened another file of the same runtime would never find a device."""
     (tmp_path / "kernel.ptx").write_text(compiled("multistage", ".ptx").read_text())
     (tmp_path / "kernel.cubin").write_bytes(b"\x7fELF")
     with emulator.session():
@@ -223,7 +223,7 @@ def test_a_process_keeps_its_runtime_when_the_cache_moves(tmp_path: Path, monkey
 
 
 def test_a_launcher_that_was_compiled_again_is_the_new_one(tmp_path: Path) -> None:
-    """Two versions of a file in one process, as in a notebook; the first one goes on to work."""
+    """A process loads two versions of a file, as in a notebook. The first one continues to work."""
     launcher, answers = tmp_path / "launcher.so", []
     for answer in (1, 2):
         text = f"int answer(void) {{ return {answer}; }}"
@@ -255,7 +255,7 @@ def test_a_number_takes_the_type_of_its_parameter() -> None:
 
 
 def test_the_runtime_calls_its_own_functions(tmp_path: Path) -> None:
-    """Also where another runtime is loaded for the whole process, as a torch for CUDA does."""
+    """This holds even if another runtime is loaded globally, as a torch for CUDA does."""
     other = tmp_path / "libcudart.so.12"
     source = "int cudaStreamCreateWithPriority(void) { return 77; }"
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(other)], input=source, text=True, check=True)

@@ -1,5 +1,7 @@
-"""Proves that a release by some lanes of a warp passes on what those lanes did, and what the others did before the warp
-last executed an instruction together."""
+"""Proves which accesses a release by some lanes of a warp covers.
+
+It covers those of these lanes, and those of the other lanes before the warp last executed an instruction together.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ def body(
 
 @cache
 def found(text: str, adverse: bool) -> tuple[list[int], set[str]]:
-    """What warp 1 has read, and the kinds of findings."""
+    """The values that warp 1 has read, and the kinds of findings."""
     y = np.zeros(1024, np.uint32)
     out, result = run(text, np.zeros(1, np.uint32), y, block=64, options=Options(adverse=adverse), check_outputs=False)
     return out[544:576].tolist(), {report.kind for report in result.reports if report.is_error}

@@ -1,4 +1,4 @@
-"""Proves what a launch refuses and reports as a whole: deadlocks, exits, regions, chosen CTAs, text that is no PTX."""
+"""Proves what a launch refuses and reports: deadlocks, exits, regions, chosen CTAs, text that is no PTX."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SEEDS = range(1000) if THOROUGH else range(5)
 
 
 def run(program: emulator.Program, words: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """What a drawn program writes, and the rules of its findings."""
+    """The words that a drawn program writes, and the rules of its findings."""
     memory = Memory()
     out = memory.upload(np.zeros((len(words), drawn_programs.WORDS_OUT), np.uint32), "output")
     result = program.launch("k", 1, len(words), [memory.upload(words), out], memory=memory)

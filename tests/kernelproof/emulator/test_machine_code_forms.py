@@ -1,5 +1,7 @@
-"""Proves that single instructions of machine code compute what their PTX computes, and that the data of a module is
-found: constant banks, variables, jump tables, functions."""
+"""Proves that single instructions of machine code compute what their PTX computes, and that a module's data is found.
+
+The data are constant banks, variables, jump tables and functions.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,7 @@ def forms() -> tuple[emulator.Program, Path]:
 
 
 def run(program: emulator.Program, kernel: str, words: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """What a kernel writes, and the rules of its findings."""
+    """The words that a kernel writes, and the rules of its findings."""
     memory = Memory()
     out = memory.upload(np.zeros((len(words), 4), np.uint32), "inout")
     result = program.launch(kernel, 1, len(words), [memory.upload(words), out], memory=memory, shared_bytes=1024)

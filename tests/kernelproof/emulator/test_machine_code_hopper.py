@@ -1,5 +1,7 @@
-"""Proves that machine code of sm_90 and later computes what its PTX computes: the words of a launch, and the tests of
-mbarriers, bulk copies, clusters, wgmma and tensor memory again, on what ptxas makes of their kernels."""
+"""Proves that machine code of sm_90 and later computes what its PTX computes.
+
+The tests of mbarriers, bulk copies, clusters, wgmma and tensor memory are repeated on the cubins of their kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault that is planted in machine code is found in its schedule or in its results, or changes nothing."""
+"""Proves that every fault planted in machine code is found in its schedule or in its results, or changes nothing."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ EACH = 2  # mutants of each kind and text
 
 
 def results(cubin: Path, seed: int) -> tuple[np.ndarray, list[str]]:
-    """What a program writes for three draws of its operands, and the rules of its findings."""
+    """The words that a program writes for three draws of its operands, and the rules of its findings."""
     program = emulator.load(cubin)
     runs = [run(program, drawn_programs.operands(seed + draw)) for draw in range(3)]
     return np.concatenate([words for words, _ in runs]), [rule for _, rules in runs for rule in rules]
 
 
 def verdict(cubin: Path, before: Function, mutant: Mutant, seed: int, expected: np.ndarray) -> str:
-    """How a mutant is found: ``schedule``, ``execution``, ``refused``, or else the reason why it changes nothing.
-    Control words change no value in the emulator, so that mutants of them are not executed."""
+    """How a mutant is found (``schedule``, ``execution`` or ``refused``), or why it changes nothing.
+
+    Control words change no value in the emulator, so mutants of them are not executed.
+    """
     if mutant.kind in SCHEDULED:
         after = rescheduled_function(before, mutant)
         return "schedule" if hazards(after) else reason(mutant, before, after)

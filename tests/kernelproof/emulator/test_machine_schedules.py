@@ -1,4 +1,4 @@
-"""Findings of machine code whose schedule was edited: which instructions they name, and how the command ends."""
+"""Proves which instructions findings name after an edit of a schedule, and how the command ends."""
 
 from __future__ import annotations
 

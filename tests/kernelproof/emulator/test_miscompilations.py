@@ -1,4 +1,6 @@
-"""Wrong machine code of right PTX is found by executing both: planted errors of eleven kinds, and what ptxas did."""
+"""Proves that executing PTX and its cubin finds wrong machine code: planted errors of eleven kinds, and errors of
+ptxas.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def words() -> np.ndarray:
 
 
 def outcome(source: str | Path) -> tuple[bytes, set[str]]:
-    """What a kernel writes, and the rules of its findings."""
+    """The bytes that a kernel writes, and the rules of its findings."""
     memory = Memory()
     out = memory.upload(np.zeros((LANES, 4), np.uint32), "output")
     result = emulator.load(source).launch("k", 1, LANES, [memory.upload(words()), out], memory=memory)

@@ -1,4 +1,6 @@
-"""Proves the multistage GEMM: exact in all shapes, with counters that can be computed by hand; and its mutants."""
+"""Proves that the multistage GEMM is exact in all shapes, that its counters are those computed by hand, and that its
+mutants are caught.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,7 @@ def caught(mutant: Mutant, kernel: str) -> bool:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_mutants(text: str) -> None:
-    """A third of each kind; all of them in ``make thorough``."""
+    """A third of each kind is executed, in ``make thorough`` all."""
     body = text.split(".visible .entry gemm_f16")[1]
     alone = text.split(".visible .entry gemm_f32", maxsplit=1)[0] + ".visible .entry gemm_f16" + body
     candidates = list(mutants(alone, "gemm_f16"))
@@ -185,7 +187,7 @@ def test_example_of_the_package() -> None:
 
 @pytest.mark.slow
 def test_memory_stays_small(checkout: Path) -> None:
-    """Of a process of its own, from VmHWM: ru_maxrss would count what this one held when it started the other."""
+    """The memory is VmHWM of a new process. ru_maxrss would include what this process held when it started that one."""
     program = """
 from pathlib import Path
 from kernelproof import emulator

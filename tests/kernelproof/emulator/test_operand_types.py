@@ -1,5 +1,7 @@
-"""Proves mma.sync, wmma, wgmma and cvt of every operand type, against references that are written element by element
-from the PTX manual; and the rounding of fp8 by a search for the nearest number in exact fractions.
+"""Proves mma.sync, wmma, wgmma and cvt of every operand type against references written from the PTX manual.
+
+The references compute element by element. The rounding of fp8 is compared with a search for the nearest number in exact
+fractions.
 """
 
 from __future__ import annotations
@@ -414,7 +416,8 @@ def test_rounding_to_bf16_and_tf32() -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("finite", [True, False])
 def test_halves_widen_bit_for_bit(kind: str, finite: bool) -> None:
-    """Every f16 and bf16, subnormal ones too, alone and in pairs; among infinities and NaN, and without."""
+    """The operands are every f16 and bf16 number, alone and in pairs, with and without infinities and NaN among
+    them."""
     raw = np.arange(1 << 16, dtype=np.uint16)
     if finite:
         raw = raw[raw & 0x7C00 != 0x7C00]

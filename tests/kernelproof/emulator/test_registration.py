@@ -1,4 +1,6 @@
-"""Proves that a new asynchronous instruction is one decorated function: parsed, translated, executed and mutated."""
+"""Proves that one decorated function adds an asynchronous instruction, which is then parsed, translated, executed and
+mutated.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ X = np.arange(32, dtype=np.uint32)
 
 
 class Flights:
-    """What toy.copy has under way in each batch: it lands with toy.wait."""
+    """The copies of toy.copy in flight in each batch. toy.wait completes them."""
 
     def __init__(self) -> None:
         self.copies: dict[AmpereBatch, list[tuple[LateCopy, Array]]] = {}
@@ -86,7 +88,7 @@ def _toy() -> Iterator[None]:
 
 
 def run(text: str) -> tuple[Array, list[str]]:
-    """What the kernel writes, and the kinds of its findings."""
+    """The words that the kernel writes, and the kinds of its findings."""
     memory = emulator.Memory()
     x, y = memory.upload(X), memory.upload(np.empty(32, np.uint32), "output")
     result = emulator.load(text).launch("k", 1, 32, [x, y], memory=memory, shared_bytes=256)

@@ -1,4 +1,4 @@
-"""Proves that only those are ordered who wait: each meeting with the roles of its warps, or of its CTAs, swapped."""
+"""Proves that only threads which wait are ordered, with the roles of warps or CTAs swapped in each synchronisation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The examples on the pages of the rules: the wrong one is reported, where and as what the page says; the right one is
-clean."""
+"""Proves the examples on the rules' pages: the wrong one has the page's finding at the marked lines, the right one has
+none.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def argument(text: str, memory: Memory) -> Any:
 
 
 def own_lines(side: Participant) -> set[int]:
-    """The user's line of a side, and those that lead to it."""
+    """The user's line of a side, and the lines of its callers."""
     site = side.site
     return {frame.line for frame in (site.home, *site.calls) if frame is not None}
 

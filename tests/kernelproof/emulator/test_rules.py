@@ -1,4 +1,4 @@
-"""Proves that every id of a finding is a registered rule, whose severity decides."""
+"""Proves that every id of a finding is a registered rule, and that the rule's severity decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Proves memory order by scope: what passes between CTAs of a cluster and of a grid, and what only seems to."""
+"""Proves memory order by scope: which accesses are ordered between CTAs of a cluster or grid, and which only seem
+so."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ def test_fences_and_flags_between_ctas(scope: str, fence: str, cluster: int, wro
 
 @pytest.mark.parametrize("use", ["", "st.global.u32 [%q+4], %x1;"])
 def test_an_atomic_acquires_whether_its_result_is_used_or_not(use: str) -> None:
-    """The load before it has found the flag set, so that the atomic finds nothing older."""
+    """The load before it has found the flag set, so the atomic reads no older value."""
     acquire = "atom.acquire.gpu.global.add.u32 %x1, [%p], 0; " + use
     parts = {"before": "fence.acq_rel.gpu;", "set": SET.format("gpu"), "poll": POLL.format("gpu")}
     assert handed_over(**parts, after=acquire) == set()
@@ -200,7 +201,7 @@ def test_release_and_acquire_between_ctas(scope: str, wrong: bool) -> None:
 )
 @pytest.mark.parametrize("order", ["relaxed", "acquire"])
 def test_cache_operators_are_hints(read: str, wrong: bool, order: str) -> None:
-    """What a flag was read for is in order behind an acquiring read; .cg does not stand in for it."""
+    """Data behind a flag is ordered after an acquiring read of the flag. A read with .cg does not replace that."""
     release, poll = "st.release.gpu.global.u32 [%p], 1;", f"ld.{order}.gpu.global.u32 %w, [%p];"
     reported = handed_over(before="", after="", set=release, poll=poll, read=f"{read}.u32 %w, [%q];")
     assert reported == ({"global-race"} if order == "relaxed" and wrong else set())

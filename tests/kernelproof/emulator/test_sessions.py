@@ -1,4 +1,4 @@
-"""Proves what a policy of sessions decides: the CTAs that run, what is a finding, where findings go, who executes."""
+"""Proves what a policy of sessions decides: which CTAs run, what is a finding, who gets findings, who executes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUMBERS = """
 
 
 class Recorder(SessionHooks):
-    """Keeps what it is told, and executes only launches of more than one CTA."""
+    """Records reports and launches, and executes only launches of more than one CTA."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []

@@ -1,4 +1,4 @@
-"""Proves that tags which are kept as runs equal those of a table with one entry per granule."""
+"""Proves that tags stored as runs equal those of a table with one entry per granule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Proves tcgen05 (tensor memory, products, their order) against NumPy, and mutants of a kernel that uses all of it."""
+"""Proves tcgen05 (tensor memory, products, their order) against NumPy, and that mutants of a kernel with all of it are
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def moves(count: int, op: str, name: str, base: str) -> str:
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("shape", ["32x32b", "16x64b", "16x128b", "16x256b"])
 def test_what_is_stored_is_loaded_by_another_shape(shape: str, times: int) -> None:
-    """Words go to the lanes and columns of the figures: written by a shape, read lane by lane."""
+    """Words go to the lanes and columns of the PTX manual's figures: they are written by a shape and read lane by
+    lane."""
     count = SHAPES[shape][0] * times
     columns = SHAPES[shape][1] * times
     body = moves(count, "ld", "a", "%p")
@@ -145,8 +148,8 @@ def test_halves_are_packed_and_unpacked() -> None:
 
 
 def test_a_packed_load_gives_neighbours_of_a_row_as_mma_sync_has_them() -> None:
-    """Of 16 rows and 8 columns of words lane t has the low halves of columns 2 (t % 4) and the next, of rows t // 4 and
-    8 below: CuTe's SM100_TMEM_LOAD_16dp128b1x_16b."""
+    """Of 16 rows and 8 columns of words, lane t gets the low halves of columns 2 (t % 4) and the next one, in rows t //
+    4 and t // 4 + 8. This is CuTe's SM100_TMEM_LOAD_16dp128b1x_16b."""
     body = moves(8, "ld", "a", "%p") + f" tcgen05.st.sync.aligned.32x32b.x8.b32 [%own], {registers('a', 8)};"
     body += " tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.16x128b.x1.pack::16b.b32 {%b0, %b1}, [%own];"
     body += " tcgen05.wait::ld.sync.aligned;" + moves(2, "st", "b", "%q")
@@ -176,7 +179,7 @@ def form(m: int, n: int, kind: str = "f16", acc: str = "f32") -> int:
 def tile(
     text: str, n: int = 64, turns: int = 2, kind: str = "f16", acc: str = "f32", options: Options | None = None
 ) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
-    """(D, what it should be, findings) of ``tile``."""
+    """Launches ``tile``; returns D, its expected value, and the result with findings."""
     rng = np.random.default_rng(n + turns)
     a, b = (rng.integers(-2, 3, (rows, 64)).astype(np.float32) for rows in (128, n))
     raw = [(v.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else v.astype(np.float16) for v in (a, b)]
@@ -205,7 +208,7 @@ def test_a_tile_is_exact_and_clean(n: int, turns: int, kind: str, acc: str, adve
 def pair(
     text: str, m: int = 256, n: int = 64, k: int = 256, options: Options | None = None
 ) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
-    """(D, what it should be, findings) of ``pair``."""
+    """Launches ``pair``; returns D, its expected value, and the result with findings."""
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.integers(-2, 3, (rows, k)).astype(np.float16) for rows in (m, n))
     memory = Memory()
@@ -376,7 +379,8 @@ def test_an_operand_under_way_is_reported() -> None:
 @pytest.mark.parametrize("adverse", [False, True])
 @pytest.mark.parametrize("late", ["0", "1"])
 def test_a_pair_gives_columns_back_behind_the_accesses_of_both_ctas(late: str, adverse: bool) -> None:
-    """Whichever CTA comes later to its loads; with barriers of its own alone, each gives back what the other reads."""
+    """This holds whichever CTA loads later. With barriers of each CTA alone, a CTA would free columns that the other
+    one reads."""
     text = alone("pair")
     head, last = text.rsplit("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", 1)
     delay = "{.reg .pred p; .reg .b32 r, i; mov.u32 r, %cluster_ctarank; setp.ne.u32 p, r, " + late + "; @p bra late;"
@@ -392,7 +396,8 @@ def test_a_pair_gives_columns_back_behind_the_accesses_of_both_ctas(late: str, a
 
 
 def claims(text: str, options: Options | None = None) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
-    """(how often each CTA's work was done, how much each CTA did, findings) of 6 by 4 CTAs on 4 SMs."""
+    """Launches 6 by 4 CTAs on 4 SMs; returns how often each CTA's work was done, how much each CTA did, and the
+    result."""
     memory = Memory()
     times, done = (memory.upload(np.zeros(24, np.int32), "inout") for _ in range(2))
     device = replace(B200, sm_count=4)
@@ -479,7 +484,7 @@ issued:
 
 def laid_out(values: np.ndarray, span: int, along: bool) -> tuple[np.ndarray, int, int]:
     """An operand (rows, 16) of halves as bytes in shared memory, and its leading and stride offsets. ``span``: bytes of
-    a row of the swizzle pattern, 16 for none; ``along``: rows are contiguous."""
+    a row of the swizzle pattern, 16 for none. ``along``: whether rows are contiguous."""
     rows = len(values)
     if span == 16:
         leading, stride = (256 * rows // 16, 128) if along else (128, 256)
@@ -510,7 +515,8 @@ def descriptor(offset: int, leading: int, stride: int, span: int) -> int:
 @pytest.mark.parametrize(("along_a", "along_b"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("span", "m"), [(16, 128), (32, 64), (64, 128), (128, 64), (128, 128)])
 def test_operands_lie_as_their_descriptors_say(span: int, m: int, along_a: bool, along_b: bool) -> None:
-    """A product, and a second one added to a quarter of it (scale-input-d) but in disabled lanes."""
+    """The kernel computes a product, and adds a second one to a quarter of it (scale-input-d), except in disabled
+    lanes."""
     rng = np.random.default_rng(span + m)
     a, b = (rng.integers(-3, 4, (rows, 16)).astype(np.float16) for rows in (m, 64))
     (raw_a, *offsets_a), (raw_b, *offsets_b) = laid_out(a, span, along_a), laid_out(b, span, along_b)

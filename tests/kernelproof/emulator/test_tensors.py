@@ -1,4 +1,6 @@
-"""Proves PyTorch tensors as arguments, short names of kernels, and a lock that one thread takes for its CTA."""
+"""Proves that PyTorch tensors can be arguments, that kernels have short names, and that a thread can take a lock for
+its CTA.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Proves that CTAs which wait for others, in loops of any shape, let those run as far as the device holds them, and
-that what never ends is told apart: an endless loop, a deadlock, a grid that the device does not hold at once."""
+"""Proves that CTAs which wait for others in a loop let them run, and that launches without an end are classified.
+
+Loops may have any shape, and as many CTAs run as the device holds. The classes are an endless loop, a deadlock, and a
+grid that does not fit on the device at the same time.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ extern "C" __global__ void never(volatile int* flag, int* data, int* out) {
 
 
 def launch(kernel: str, options: Options, device: Device = emulator.HOPPER) -> tuple[set[str], Array, str]:
-    """The rules that are broken, the output, and the messages."""
+    """The violated rules, the output, and the messages of a launch."""
     memory = Memory()
     buffers = [memory.upload(np.zeros(CTAS, np.int32), "inout") for _ in range(3)]
     code = emulator.load(compiled_text(CODE, "sm_80"))

@@ -1,4 +1,4 @@
-"""Programs that cheat, by kind. Each names the rule that it has to break."""
+"""Programs that cheat, by kind, each with the rule that it has to break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Honest programs, of which none may break a rule."""
+"""Honest programs, none of which may break a rule."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ def text(name: str) -> str:
 
 @dataclass(frozen=True)
 class Program:
-    """``launches``: of kernels of the file ``file``. ``rules``: of which a cheat breaks one; () for honest ones."""
+    """A program to grade. ``launches``: of kernels in the file ``file``. ``rules``: a cheat has to break one of them;
+    () for honest programs."""
 
     file: str
     reference: Callable[..., Any]
@@ -42,7 +43,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Form:
-    """What programs of one operation share."""
+    """The parts that programs of one operation share."""
 
     reference: Callable[..., Any]
     shapes: Sequence[Mapping[str, int]]
@@ -53,7 +54,7 @@ class Form:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, entry: str, *rules: str, file: str = "honest.cu", **changes: Any) -> Program:
-        """A program of this form. ``changes``: of fields, of the launch (smem, cluster), else of the options."""
+        """A program of this form. ``changes``: of fields, of the launch (smem, cluster), or else of the options."""
         own = {name: changes.pop(name) for name in ("reference", "shapes", "buffers") if name in changes}
         geometry = {name: changes.pop(name) for name in ("grid", "block", "smem", "args") if name in changes}
         launch = {"entry": entry, "grid": self.grid, "block": self.block, "args": list(self.args), **geometry}
@@ -77,7 +78,7 @@ def unary(kind: str, function: Callable[..., Any], **changes: Any) -> Form:
 
 
 def rows(kind: str, function: Callable[..., Any], output: str = "", block: Any = 64, **changes: Any) -> Form:
-    """y of the rows of x (m, n), a block each."""
+    """y from the rows of x (m, n), with a block for each row."""
     buffers = {"x": f"in:{kind}[m, n]", "y": output or f"out:{kind}[m, n]"}
     return Form(function, [{"m": 5, "n": 100}, {"m": 3, "n": 77}], buffers, ["x", "y", "n"], "m", block, changes)
 
@@ -95,7 +96,7 @@ def product(kind: str, output: str = "", bias: bool = False, **changes: Any) -> 
 
 
 def product_tn(kind: str, output: str, **changes: Any) -> Form:
-    """D (m, n) = A (m, k) B^T (n, k) of whole tiles, a warp each."""
+    """D (m, n) = A (m, k) B^T (n, k) of whole tiles, with a warp for each tile."""
     return Form(
         lambda a, b: a @ b.T, [{"m": 32, "n": 48, "k": 64}, {"m": 16, "n": 32, "k": 80}],
         {"a": f"in:{kind}[m, k]", "b": f"in:{kind}[n, k]", "d": f"out:{output}[m, n]"}, ["a", "b", "d", "n", "k"],

@@ -1,4 +1,4 @@
-"""A problem and solutions in the formats of public benchmarks: an honest one, and what is changed to make it cheat."""
+"""A problem and solutions in the formats of public benchmarks: an honest solution, and changes that make it cheat."""
 
 REFERENCE = """
 import torch

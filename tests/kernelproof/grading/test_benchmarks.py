@@ -1,4 +1,4 @@
-"""Solutions of public benchmarks are judged by their values and by what ran, in the closed room."""
+"""Proves that solutions of public benchmarks are judged in the sandbox, by their values and by what ran."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_cheats_are_found_by_what_ran(folder: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reading", ["clock64() < 1000000", "__FILE__[sizeof(__FILE__) - 6] != 'd'"])
 def test_readings_of_the_machine_make_nothing_right(folder: Path, reading: str) -> None:
-    """A kernel that works only where it recognises the emulator."""
+    """The kernel works only where it recognises the emulator."""
     text = solutions.HONEST.replace("* 2.f;", f"* ({reading} ? 2.f : 3.f);")
     assert text != solutions.HONEST
     verdict = judged(text, folder / "model.py")

@@ -1,4 +1,4 @@
-"""Descriptions of launches are evaluated as documented, and what does not fit is refused with a message.
+"""Proves that descriptions of launches are evaluated as documented, and wrong ones refused with a message.
 
 This covers expressions, buffers, references and floors.
 """

@@ -1,4 +1,4 @@
-"""Kernels that ask the compiler or an approximate function where they are do not pass for right; honest ones do."""
+"""Proves that kernels which detect where they run, by macros or an approximate function, are not graded as right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Solutions of FlashInfer-Bench: JSON texts are read, and functions are called with or without outputs as arguments."""
+"""Proves that solutions of FlashInfer-Bench are read from JSON, and called with or without outputs as arguments."""
 
 from __future__ import annotations
 

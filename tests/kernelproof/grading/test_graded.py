@@ -1,4 +1,4 @@
-"""A graded set is one JSON object and one page, from which no text of a solution can break out."""
+"""Proves that a graded set is one JSON object and one page, and that a solution's text cannot inject markup."""
 
 from __future__ import annotations
 

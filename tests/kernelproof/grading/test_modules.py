@@ -1,4 +1,5 @@
-"""Modules with inline extensions are parsed, their cheating host code is found, and honest host code is called."""
+"""Proves that modules with inline extensions are parsed, cheating host code is found, and honest host code is
+called."""
 
 from __future__ import annotations
 
@@ -251,7 +252,7 @@ mod = tvm_ffi.cpp.load_inline(name="twice", cuda_sources=TEXT, functions="run")
     ],
 )  # fmt: skip
 def test_modules_of_other_builders_are_not_judged(text: str) -> None:
-    """Neither by their kernels nor by their host code, and never wrong."""
+    """Neither their kernels nor their host code are judged, and they are never called wrong."""
     for options in ({"launches": [LAUNCH]}, {"call": CALL, "run_host": True}):
         verdict = graded(text, **options)
         assert (verdict.outcome, verdict.findings) == ("not checked", []), str(verdict)

@@ -1,4 +1,4 @@
-"""Every planted cheat breaks its rule, and no honest kernel is accused."""
+"""Proves that every planted cheat breaks its rule, and that no honest kernel is accused."""
 
 from __future__ import annotations
 

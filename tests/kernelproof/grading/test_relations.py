@@ -1,4 +1,4 @@
-"""Kernels follow the relations that their reference keeps; what no draw executes is said; shapes beside the stated."""
+"""Proves that kernels are checked by the relations that their reference satisfies, on stated and other shapes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def product(probe: int, **options: Any) -> Verdict:
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", [1, 2])
 def test_what_is_within_a_loose_tolerance_breaks_a_relation(probe: int) -> None:
-    """Which inputs get the error depends on their values: permuted or scaled, others do."""
+    """Which inputs get the error depends on their values, so other ones do after a permutation or scaling."""
     assert product(0, tolerance=LOOSE).right
     verdict = product(probe, tolerance=LOOSE)
     assert verdict.rules == {"broken-relation"}, str(verdict)
@@ -68,7 +68,8 @@ def test_what_is_within_a_loose_tolerance_breaks_a_relation(probe: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", [3, 5, 7, 8])
 def test_comparisons_that_draws_do_not_meet_are_aimed_at(probe: int) -> None:
-    """By more constants than are planted anywhere, by two at once, by equal rows, and by what makes no predicate."""
+    """Inputs are aimed at more constants than any program has, at two constants together, at equal rows, and at
+    comparisons that make no predicate."""
     verdict = product(probe)
     assert "wrong-value" in verdict.rules, str(verdict)
 
@@ -160,7 +161,7 @@ FORMS: dict[str, tuple[dict[str, int], Mapping[str, str], Callable[..., Any], se
 
 
 def answered(name: str, kind: str) -> tuple[Criteria, CheckedCall, dict[str, int]]:
-    """The answer of a kernel without errors."""
+    """The criteria, call and counts of a kernel without errors."""
     shape, buffers, function, _ = FORMS[name]
     agreement = contract(buffers, [{"entry": "f", "block": 1}], None)
     precision = Precision("f32", "f32")

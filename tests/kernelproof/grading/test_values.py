@@ -1,4 +1,6 @@
-"""Shortcuts for planted values and sums that are too narrow are found; products in several parts are not accused."""
+"""Proves that shortcuts for planted values and too narrow sums are found, and products in several parts are not
+accused.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,8 @@ def test_a_shortcut_for_planted_values_is_a_wrong_value(shortcut: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("reading", range(7))
 def test_results_that_depend_on_the_machine(reading: int) -> None:
-    """A kernel that is right only where it recognises an emulator is wrong here too, or depends on its environment."""
+    """A kernel that is right only where it recognises an emulator is graded as wrong, or as dependent on its
+    environment."""
     verdict = product(f"machine<{reading}>")
     assert verdict.right == (reading == 0), str(verdict)
     assert {"wrong-value", "environment-dependent"} & verdict.rules or not reading
