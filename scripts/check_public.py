@@ -43,7 +43,7 @@ def outcomes(program: dict[str, Any], flags: str, checkout: Path) -> Iterator[tu
 
 
 def _outcome(program: dict[str, Any], sources: list[Path], includes: str, arguments: list[str]) -> tuple[bool, str]:
-    command = [sys.executable, "-m", "cudal2gen", "check", *map(str, sources), "--nvcc-args", includes, "--json"]
+    command = [sys.executable, "-m", "kernelproof", "check", *map(str, sources), "--nvcc-args", includes, "--json"]
     command += [*program.get("options", []), "--", *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sources[0].parent)
     name = " ".join([sources[0].stem, *arguments])
