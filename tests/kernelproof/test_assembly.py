@@ -15,7 +15,7 @@ from kernelproof.emulator import RULES
 from kernelproof.grading import check_source
 from kernelproof.ground import process_tree, toolchain
 from tests.kernelproof.emulator.build import stored
-from tests.kernelproof.emulator.test_rule_pages import OF_CHECKS, examples
+from tests.kernelproof.emulator.rule_examples import OF_CHECKS, examples
 
 PTX = """.version 8.0
 .target TARGET

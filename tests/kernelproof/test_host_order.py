@@ -17,7 +17,7 @@ from kernelproof.emulator import Participant, Report
 from kernelproof.emulator.host.callsites import allocated_variable
 from kernelproof.ground import toolchain
 from tests.kernelproof.emulator import build
-from tests.kernelproof.emulator.test_rule_pages import WITH_PROGRAMS, examples
+from tests.kernelproof.emulator.rule_examples import WITH_PROGRAMS, examples
 
 SOURCE = Path(__file__).parent / "checked" / "orders.cu"
 LINES = SOURCE.read_text().splitlines()
