@@ -1,4 +1,4 @@
-"""The script that compares tools tells the other tool what it needs of a launch, and counts answers by their meaning."""
+"""The script that compares two tools describes launches as they are, and counts answers by their meaning."""
 
 from __future__ import annotations
 
