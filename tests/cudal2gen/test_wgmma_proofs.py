@@ -26,6 +26,7 @@ COVERED: dict[str, Record] = {
     "operands swapped": SWAPPED,
     "operands swapped, f16, clusters of two": ring(stages=2, acc="f16", swap_ab=True, bm=32, bn=64, cluster=[1, 2]),
     "two consumers, setmaxnreg": ring(**TWO, registers=[40, 232]),
+    "columns that are divided by 13": ring(stages=2, bn=208, atom_n=208),
     "rows of B across k, two boxes of D": ring(stages=2, layout="nn", bn=96, atom_n=96),
 }
 NOT_COVERED: dict[str, Record] = {

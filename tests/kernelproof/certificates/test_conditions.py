@@ -101,7 +101,7 @@ def test_a_chosen_value_is_the_one_of_its_side() -> None:
         assert settled(value) == [0]
 
 
-@pytest.mark.parametrize("size", [4, 6, 12, 20, 96, 160])
+@pytest.mark.parametrize("size", [4, 6, 12, 20, 26, 96, 160, 208])
 def test_a_number_below_a_size_has_one_spelling(size: int) -> None:
     names = rests.parts("x", size)
     values = np.stack(np.meshgrid(*(np.arange(most + 1) for _, most in names.values())), -1).reshape(-1, len(names))
