@@ -27,6 +27,17 @@ def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
     return {name: (1, size - 1)}
 
 
+def block(size: int) -> int:
+    """The number of which one part is a multiple; the size if there is none."""
+    return next((factor for factor in (6, 5, 13) if size % factor == 0), size)
+
+
+def blocks(name: str, size: int) -> Polynomial:
+    """The part that is a multiple of ``block``."""
+    own = {part: factor for part, (factor, _) in parts(name, size).items() if factor == block(size)}
+    return sum((named(part, factor) for part, factor in own.items()), ZERO)
+
+
 def number(name: str, size: int) -> Polynomial:
     """The number as a polynomial in the names of its parts."""
     return sum((named(part, factor) for part, (factor, _) in parts(name, size).items()), ZERO)

@@ -34,8 +34,8 @@ class Share:
     The group is number ``group`` of the ``groups`` of a CTA, and has the ``threads`` threads from ``start`` on.
     ``first``: whether the thread is the group's first one; otherwise it is any other thread of its warpgroup number
     ``warpgroup``. ``tile``: the tile's number. The group adds its vectors from ``at`` to before ``last``. ``meeting``:
-    the number of the group's barrier. ``slab``: what an item leaves in the workspace. ``within``: the least and the
-    most column that the first vector of an iteration has; None if it may have any.
+    the number of the group's barrier. ``slab``: what an item leaves in the workspace. ``column``: that of the first
+    vector of an iteration, None if it is any; ``further``: what is at least 0 then.
     """
 
     parts: Parts
@@ -50,7 +50,8 @@ class Share:
     tile: Polynomial = ZERO
     at: Polynomial = ZERO
     last: Polynomial = ZERO
-    within: tuple[int, int] | None = None
+    column: Polynomial | None = None
+    further: tuple[Polynomial, ...] = ()
     _checked: set[object] = field(default_factory=set)
 
     @property
@@ -108,30 +109,31 @@ class Share:
     @property
     def vector(self) -> Polynomial:
         """The number in the tile of the first vector of any iteration, as a polynomial."""
-        column = rests.number(VECTOR_COLUMN, self.columns)
-        if self.within is not None and self.within[0] == self.within[1]:
-            column = Polynomial.of(self.within[0])
+        column = rests.number(VECTOR_COLUMN, self.columns) if self.column is None else self.column
         return column + named(VECTOR_ROW, self.columns) if self.columns < self.vectors else column
 
     def iterations(self) -> Iterator[Share]:
-        """The share for iterations whose vectors lie in one row, and for those that begin in each other column."""
-        others = self.parts.together - 1
-        if not others or self.columns == self.vectors:
+        """The share for iterations that begin in different columns, all together. Where further vectors of one may be
+        the first of a row, or of ``rests.block``, it is known in which column it begins."""
+        others, block = self.parts.together - 1, rests.block(self.columns)
+        if not others or block == self.vectors:
             yield self
             return
-        if (most := self.columns - 1 - others) >= 0:
-            yield replace(self, within=(0, most))
-        for column in range(max(0, most + 1), self.columns):
-            yield replace(self, within=(column, column))
+        before, last = rests.blocks(VECTOR_COLUMN, self.columns), self.columns // block - 1
+        within = rests.number(VECTOR_COLUMN, self.columns) - before
+        # Where the rest within a block has parts too, each of its values is a case of its own.
+        most = block - 1 - others if len(rests.parts(VECTOR_COLUMN, self.columns)) <= 2 else -1
+        if most >= 0:
+            yield replace(self, column=before + within, further=(most - within,))
+        for column in range(max(0, most + 1), block):
+            if last:
+                yield replace(self, column=before + column, further=((last - 1) * block - before,))
+            yield replace(self, column=Polynomial.of(last * block + column))
 
     @property
     def column_limits(self) -> tuple[Polynomial, ...]:
         """Polynomials in the column of an iteration's first vector that are at least 0."""
-        column, limits = rests.number(VECTOR_COLUMN, self.columns), rests.limits(VECTOR_COLUMN, self.columns)
-        if self.within is None:
-            return limits
-        least, most = self.within
-        return (*limits, column - least, most - column)
+        return (*rests.limits(VECTOR_COLUMN, self.columns), *self.further)
 
     @property
     def vector_extents(self) -> dict[str, int]:
@@ -174,7 +176,7 @@ class Share:
     def check_place(self, vector: Polynomial, position: Polynomial, row: Polynomial, col: Polynomial) -> None:
         """Check that items leave at a place of a slab the sum of (row, col) of the tile, for every thread and for every
         value of the vector that the place belongs to."""
-        key = position.key, row.key, col.key, self.within
+        key = position.key, row.key, col.key, vector.key, *(limit.key for limit in self.further)
         if key in self._checked:
             return
         extents = {name: size for name, size in (self.extents | self.vector_extents).items() if size > 1}
