@@ -183,9 +183,10 @@ def _check_devices(**tensors: torch.Tensor) -> None:
     """Raises TypeError for a tensor that is not strided, ValueError for tensors on different devices."""
     import torch
 
+    devices = set[torch.device]()
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided:
             raise TypeError(f"{name}: expected a strided tensor, got {tensor.layout}")
-    devices = {tensor.device for tensor in tensors.values()}
+        devices.add(tensor.device)
     if len(devices) > 1:
         raise ValueError(f"{' and '.join(tensors)} are on different devices: {', '.join(sorted(map(str, devices)))}")
