@@ -112,7 +112,7 @@ def test_the_nearest_record_serves_a_weights_gradient_without_copies(gpu: str) -
 
 def test_a_pack_has_other_layouts_on_request() -> None:
     rows = [small(acc="f32"), small(acc="f32", layout="nn"), direct(acc="f32")]
-    added = Additions(("nt", "bias_n")).beside(rows)
+    added = Additions(("nt", "bias_n")).added_to(rows)
     assert added[:3] == rows
     fused, transposed = ([record for record in added[3:] if bool(record.fusion) == own] for own in (True, False))
     assert [record.layout for record in fused] == ["tn", "nn", "tn"]
