@@ -1,5 +1,6 @@
 // Autotuning for callers in C: times the kernels of a pack and the vendor's product on the caller's operands and stream. A
 // kernel is chosen only if it wins twice: in a heat against the other kernels, and then in a duel with the vendor's product.
+#include "handles.h"
 #include "pack.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cmath>
 #include <memory>
 #include <new>
+#include <utility>
 
 using namespace cudal2gen;
 
@@ -164,23 +166,25 @@ class Race {
 
 }  // namespace
 
-extern "C" int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_call const* call,
+extern "C" int cudal2gen_plan_autotune(cudal2gen_pack* handle, cudal2gen_problem const* problem, cudal2gen_call const* call,
                                        cudal2gen_vendor vendor, void* context, double milliseconds,
                                        cudal2gen_answer* answer, cudal2gen_plan** out) {
   refuse(CUDAL2GEN_OK, "");
   if (!out) return invalid("out is null");
   *out = nullptr;
-  if (!pack || !problem || !call) return invalid(!pack ? "pack is null" : !problem ? "problem is null" : "call is null");
-  if (!(milliseconds > 0 && milliseconds <= 60e3)) return invalid("milliseconds must be from above 0 to 60000");
   return guarded([&] {
-    auto plan = std::make_unique<cudal2gen_plan>();
+    Handles::Pack const pack = Handles::open().find(handle);
+    if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
+    if (!problem || !call) return invalid(!problem ? "problem is null" : "call is null");
+    if (!(milliseconds > 0 && milliseconds <= 60e3)) return invalid("milliseconds must be from above 0 to 60000");
+    auto plan = std::make_shared<cudal2gen_plan>();
     int code = check(*problem);
     if (code) return code;
     bool const nothing = !problem->m || !problem->n || !problem->k || !products_of(*problem);
     code = nothing ? make_plan(*pack, *problem, *plan) : Race(*pack, *call, vendor, context, milliseconds).choose(*problem, *plan);
     if (code) return code;
     if (answer) *answer = plan->answer();
-    *out = plan.release();
+    *out = Handles::open().add(std::move(plan), handle);
     return refuse(CUDAL2GEN_OK, "");  // clears the messages of kernels that were not admitted
   });
 }

@@ -22,8 +22,8 @@
 
    As in BLAS nothing is done where m, n or the number of products is 0, whatever the addresses; where k is 0, D is filled
    with zeros (if the problem has a fusion or a batch, the answer is CUDAL2GEN_VENDOR). A null argument, a value outside of
-   an enum, a negative size, a leading dimension shorter than a row and a misaligned address return an error. D must
-   not overlap with A or B; this is not checked.
+   an enum, a negative size, a leading dimension shorter than a row, a misaligned address and a pack or plan that is
+   no longer open return an error. D must not overlap with A or B; this is not checked.
 
    Functions return CUDAL2GEN_OK, one of the numbers below, or a positive cudaError_t. cudal2gen_last_error() then says in
    words why the last call of this thread was refused. */
@@ -130,7 +130,7 @@ int cudal2gen_version(void);
    path of the CUDA runtime library, null for libcudart.so of CUDA 13. Any threads may use the pack, with the same device. */
 int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pack** out);
 
-/* Unloads a pack's kernels. None of its plans may be run afterwards, and no launch may still be running. Null does nothing. */
+/* Unloads a pack's kernels. Its plans return an error afterwards. No launch may still be running. Null does nothing. */
 int cudal2gen_pack_close(cudal2gen_pack* pack);
 
 /* Says which kernel would compute a problem. The first query whose answer is a kernel loads it. */
@@ -145,7 +145,7 @@ int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void 
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream);
 
 /* Chooses the kernel once for many calls of one problem: cudal2gen_plan_run then only launches it. answer may be null. A plan
-   is constant, so threads may share it. It must not be run after its pack is closed. Destroying null does nothing. */
+   is constant, so threads may share it. Destroy it also after its pack is closed. Destroying null does nothing. */
 int cudal2gen_plan_create(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer,
                           cudal2gen_plan** plan);
 int cudal2gen_plan_run(cudal2gen_plan const* plan, void const* a, int lda, void const* b, int ldb, void* d, int ldd,

@@ -1,10 +1,12 @@
 // The C interface (cudal2gen.h): it checks the arguments of callers, makes plans and runs them. A call returns a code for every
-// wrong argument, except for addresses that are neither null nor valid, which cannot be recognised.
+// wrong argument, also for a handle that was destroyed, except for addresses that are neither null nor valid.
+#include "handles.h"
 #include "pack.h"
 
 #include <exception>
 #include <memory>
 #include <new>
+#include <utility>
 
 using namespace cudal2gen;
 
@@ -87,7 +89,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
   *out = nullptr;
   if (!directory) return invalid("directory is null");
   return guarded([&] {
-    auto pack = std::make_unique<cudal2gen_pack>();
+    auto pack = std::make_shared<cudal2gen_pack>();
     pack->directory = directory;
     pack->runtime = runtime ? runtime : "";
     try {
@@ -97,25 +99,29 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
     } catch (std::exception const&) {  // the digest is right, so another version wrote this file
       return refuse(CUDAL2GEN_BAD_PACK, pack->directory + "/pack.txt is not one that this library understands");
     }
-    *out = pack.release();
+    *out = Handles::open().add(std::move(pack));
     return int(CUDAL2GEN_OK);
   });
 }
 
-int cudal2gen_pack_close(cudal2gen_pack* pack) {
+int cudal2gen_pack_close(cudal2gen_pack* handle) {
   message.clear();
-  if (!pack) return CUDAL2GEN_OK;
-  int code = CUDAL2GEN_OK;
-  for (PackKernel& kernel : pack->kernels)
-    if (kernel.opened && cudal2gen_close(kernel.opened)) code = refuse(cudaErrorUnknown, "a kernel could not be unloaded");
-  delete pack;
-  return code;
+  if (!handle) return CUDAL2GEN_OK;
+  return guarded([&] {
+    Handles::Pack const pack = Handles::open().remove(handle);
+    if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
+    // A thread that still uses the pack, against the header's rule, keeps its kernels until its call returns.
+    bool const unloaded = pack.use_count() > 1 || pack->unload();
+    return unloaded ? int(CUDAL2GEN_OK) : refuse(cudaErrorUnknown, "a kernel could not be unloaded");
+  });
 }
 
-int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer) {
+int cudal2gen_query(cudal2gen_pack* handle, cudal2gen_problem const* problem, cudal2gen_answer* answer) {
   message.clear();
-  if (!pack || !problem || !answer) return invalid(!pack ? "pack is null" : !problem ? "problem is null" : "answer is null");
   return guarded([&] {
+    Handles::Pack const pack = Handles::open().find(handle);
+    if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
+    if (!problem || !answer) return invalid(!problem ? "problem is null" : "answer is null");
     cudal2gen_plan plan = {};
     int const code = make_plan(*pack, *problem, plan);
     if (!code) *answer = plan.answer();
@@ -123,11 +129,13 @@ int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cuda
   });
 }
 
-int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
+int cudal2gen_gemm(cudal2gen_pack* handle, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream) {
   message.clear();
-  if (!pack || !problem) return invalid(!pack ? "pack is null" : "problem is null");
   return guarded([&] {
+    Handles::Pack const pack = Handles::open().find(handle);
+    if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
+    if (!problem) return invalid("problem is null");
     cudal2gen_plan plan = {};
     int const code = make_plan(*pack, *problem, plan);
     return code ? code : plan.run(a, lda, b, ldb, d, ldd, operands, workspace, stream);
@@ -139,32 +147,37 @@ int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, voi
   return cudal2gen_gemm(pack, problem, a, lda, b, ldb, d, ldd, nullptr, workspace, stream);
 }
 
-int cudal2gen_plan_create(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer,
+int cudal2gen_plan_create(cudal2gen_pack* handle, cudal2gen_problem const* problem, cudal2gen_answer* answer,
                           cudal2gen_plan** out) {
   message.clear();
   if (!out) return invalid("out is null");
   *out = nullptr;
-  if (!pack || !problem) return invalid(!pack ? "pack is null" : "problem is null");
   return guarded([&] {
-    auto plan = std::make_unique<cudal2gen_plan>();
+    Handles::Pack const pack = Handles::open().find(handle);
+    if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
+    if (!problem) return invalid("problem is null");
+    auto plan = std::make_shared<cudal2gen_plan>();
     if (int const code = make_plan(*pack, *problem, *plan)) return code;
     if (answer) *answer = plan->answer();
-    *out = plan.release();
+    *out = Handles::open().add(std::move(plan), handle);
     return int(CUDAL2GEN_OK);
   });
 }
 
-int cudal2gen_plan_run(cudal2gen_plan const* plan, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
+int cudal2gen_plan_run(cudal2gen_plan const* handle, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                        cudal2gen_operands const* operands, void* workspace, void* stream) {
   message.clear();
-  if (!plan) return invalid("plan is null");
-  return guarded([&] { return plan->run(a, lda, b, ldb, d, ldd, operands, workspace, stream); });
+  return guarded([&] {
+    Handles::Pack pack;
+    Handles::Plan const plan = Handles::open().find(handle, pack);
+    return plan ? plan->run(a, lda, b, ldb, d, ldd, operands, workspace, stream) : int(CUDAL2GEN_INVALID_VALUE);
+  });
 }
 
-int cudal2gen_plan_destroy(cudal2gen_plan* plan) {
+int cudal2gen_plan_destroy(cudal2gen_plan* handle) {
   message.clear();
-  delete plan;
-  return CUDAL2GEN_OK;
+  if (!handle) return CUDAL2GEN_OK;
+  return guarded([&] { return Handles::open().remove(handle) ? CUDAL2GEN_OK : CUDAL2GEN_INVALID_VALUE; });
 }
 
 }  // extern "C"

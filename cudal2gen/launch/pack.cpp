@@ -189,6 +189,13 @@ int cudal2gen_pack::open(int number) {
   return refuse(CUDAL2GEN_REFUSED, kernel.refused);
 }
 
+bool cudal2gen_pack::unload() {
+  bool all = true;
+  for (PackKernel& kernel : kernels)
+    if (cudal2gen_kernel* const opened = std::exchange(kernel.opened, nullptr)) all = !cudal2gen_close(opened) && all;
+  return all;
+}
+
 namespace cudal2gen {
 
 namespace {

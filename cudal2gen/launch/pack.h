@@ -111,6 +111,10 @@ struct HostRuntime {
 }  // namespace cudal2gen
 
 struct cudal2gen_pack {
+  cudal2gen_pack() = default;
+  cudal2gen_pack(cudal2gen_pack const&) = delete;
+  ~cudal2gen_pack() { unload(); }
+
   std::string directory, runtime;
   cudal2gen::Card card;
   cudal2gen::HostRuntime host = {};
@@ -124,6 +128,8 @@ struct cudal2gen_pack {
   // The numbers of the kernels that compute a problem, the nearest ones first.
   std::vector<int> candidates(cudal2gen_problem const& problem) const;
   int open(int kernel);
+  // Unloads the kernels that were opened. Returns false if the runtime fails to unload one.
+  bool unload();
   std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
 
  private:

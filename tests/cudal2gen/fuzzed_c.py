@@ -20,7 +20,7 @@ from tests.cudal2gen.c_interface import Answer, Call, Fusion, Operands, Problem,
 SIZES = (-(2**31), -1, 0, 1, 8, 32, 33, 64, 64, 64, 96, 128, 128, 256, 4096, 1 << 24, (1 << 24) + 1, 2**31 - 1)
 STRIDES = (-(2**63), -1, 0, 8, 64 * 64, 64 * 128, 2**47, 2**62, 2**63 - 1)
 ADDRESSES = (None, 256, 1 << 20, 1 << 20, 1 << 20, 0x7F0002, 0x7F0008)
-RANGES = {"acc": 2, "layout": 2, "prefer": 3, "ab": 2, "d": 2, "batch": 3}
+RANGES = {"acc": 2, "layout": 4, "prefer": 3, "ab": 2, "d": 2, "batch": 3}
 OK, INVALID, VENDOR, BAD_PACK, MISALIGNED = 0, 1, -1, -2, 716
 NAMES = (
     "query",
@@ -36,7 +36,10 @@ NAMES = (
 
 
 class Fuzzer:
-    """Opens a pack and draws calls of its C interface. ``plans`` has the open plans, each with its problem."""
+    """Opens a pack and draws calls of its C interface.
+
+    ``plans`` has the open plans, each with its problem. ``dead`` has pointers that are no open pack or plan.
+    """
 
     def __init__(self, library: Path, folder: Path, runtime: Path, seed: int) -> None:
         self.api, self.random = interface(library), random.Random(seed)
@@ -44,6 +47,8 @@ class Fuzzer:
         self.pack = ctypes.c_void_p()
         assert self.api.cudal2gen_pack_open(self.folder, self.runtime, ctypes.byref(self.pack)) == OK
         self.plans: list[tuple[Any, Problem]] = []
+        # Handles of plans that were destroyed, of packs that were closed and of plans of these, and an address.
+        self.dead: list[Any] = [ctypes.c_void_p(ctypes.addressof(self.pack))]
 
     def one_of(self, *values: Any) -> Any:
         return self.random.choice(values)
@@ -51,12 +56,19 @@ class Fuzzer:
     def rarely(self, other: Any, usual: Any) -> Any:
         return other if self.random.random() < 0.08 else usual
 
+    def a_pack(self) -> tuple[Any, bool]:
+        """A pack's handle, and whether it is open."""
+        pack = self.rarely(self.one_of(None, *self.dead), self.pack)
+        return pack, pack is self.pack
+
     def problem(self) -> Problem:
         sizes = {name: self.rarely(self.one_of(*SIZES), usual) for name, usual in (("m", 64), ("n", 64), ("k", 128))}
-        bad = self.random.random() < 0.1
-        enums = {name: self.one_of(*range(last), *((-1, last, 99) if bad else ())) for name, last in RANGES.items()}
+        enums = {name: self.one_of(*range(last)) for name, last in RANGES.items()}
         if self.random.random() < 0.6:  # sizes of kernels that the pack has
             enums |= {"acc": 1, "layout": 0, "ab": 0, "d": 0, "prefer": 1}
+        if self.random.random() < 0.1:  # one that the header does not have
+            name = self.one_of(*RANGES)
+            enums[name] = self.one_of(-1, RANGES[name], 99)
         fusion = Fusion(bias=self.one_of(0, 1), activation=self.one_of(0, 1))
         if self.random.random() < 0.4:
             fusion = Fusion(**{name: self.one_of(0, 0, 0, 1, 2, self.rarely(-5, 0)) for name, _ in Fusion._fields_})
@@ -88,38 +100,37 @@ class Fuzzer:
         return int(getattr(self, f"_{name}")())
 
     def _query(self) -> int:
-        pack, problem = self.rarely(None, self.pack), self.rarely(None, self.problem())
-        answer = self.rarely(None, Answer())
+        (pack, is_open), problem, answer = self.a_pack(), self.rarely(None, self.problem()), self.rarely(None, Answer())
         code = self.api.cudal2gen_query(pack, self.reference(problem), self.reference(answer))
-        self._agrees(code, None in (pack, problem, answer), problem)
+        self._agrees(code, not is_open or None in (problem, answer), problem)
         if code == OK and answer is not None:
             assert answer.workspace_bytes >= 0
             assert answer.kernel is not None
         return int(code)
 
     def _gemm(self, plain: bool = False) -> int:
-        pack, problem, operands = self.rarely(None, self.pack), self.rarely(None, self.problem()), self.operands()
+        (pack, is_open), problem, operands = self.a_pack(), self.rarely(None, self.problem()), self.operands()
         matrices, workspace = self.matrices(), self.one_of(*ADDRESSES)
         more = () if plain else (self.reference(operands),)
         call = self.api.cudal2gen_matmul if plain else self.api.cudal2gen_gemm
         code = call(pack, self.reference(problem), *matrices, *more, workspace, None)
-        self._agrees(code, None in (pack, problem), problem, matrices)
+        self._agrees(code, not is_open or problem is None, problem, matrices)
         return int(code)
 
     def _matmul(self) -> int:
         return self._gemm(plain=True)
 
     def _plan_create(self) -> int:
-        pack, problem, plan = self.rarely(None, self.pack), self.rarely(None, self.problem()), ctypes.c_void_p()
+        (pack, is_open), problem, plan = self.a_pack(), self.rarely(None, self.problem()), ctypes.c_void_p()
         out = self.rarely(None, ctypes.byref(plan))
         code = self.api.cudal2gen_plan_create(
             pack, self.reference(problem), self.one_of(None, ctypes.byref(Answer())), out
         )
-        self._agrees(code, None in (pack, problem, out), problem)
+        self._agrees(code, not is_open or None in (problem, out), problem)
         return self._kept(code, plan, problem)
 
     def _plan_autotune(self) -> int:
-        pack, problem, plan = self.rarely(None, self.pack), self.rarely(None, self.problem()), ctypes.c_void_p()
+        (pack, is_open), problem, plan = self.a_pack(), self.rarely(None, self.problem()), ctypes.c_void_p()
         matrices = self.matrices()
         workspace, operands = (self.one_of(*ADDRESSES), self.one_of(*STRIDES)), self.operands()
         call = Call(*matrices, ctypes.cast(self.reference(operands), ctypes.c_void_p) if operands else None, *workspace)
@@ -128,7 +139,7 @@ class Fuzzer:
         code = self.api.cudal2gen_plan_autotune(
             pack, self.reference(problem), self.reference(given), None, None, milliseconds, None, ctypes.byref(plan)
         )
-        self._agrees(code, None in (pack, problem, given) or milliseconds != 0.01, problem)
+        self._agrees(code, not is_open or None in (problem, given) or milliseconds != 0.01, problem)
         return self._kept(code, plan, problem)
 
     def _kept(self, code: int, plan: Any, problem: Problem | None) -> int:
@@ -138,18 +149,28 @@ class Fuzzer:
         return code
 
     def _plan_run(self) -> int:
-        plan, problem = self.one_of(*self.plans, (None, None))
+        plan, problem = self.one_of(*self.plans, (None, None), (self.one_of(*self.dead), None))
         matrices = self.matrices()
         code = self.api.cudal2gen_plan_run(
             plan, *matrices, self.reference(self.operands()), self.one_of(*ADDRESSES), None
         )
-        self._agrees(code, plan is None, problem, matrices)
+        self._agrees(code, problem is None, problem, matrices)
         assert code != VENDOR, "a plan has chosen"
         return int(code)
 
     def _plan_destroy(self) -> int:
-        plan = self.plans.pop(self.random.randrange(len(self.plans)))[0] if len(self.plans) > 20 else None
+        if len(self.plans) <= 20:
+            return self._refused("plan_destroy")
+        plan, _ = self.plans.pop(self.random.randrange(len(self.plans)))
+        self.dead.append(plan)
         return int(self.api.cudal2gen_plan_destroy(plan))
+
+    def _refused(self, name: str) -> int:
+        """Destroys or closes nothing, or what is not open."""
+        handle = self.one_of(None, *self.dead)
+        code = getattr(self.api, f"cudal2gen_{name}")(handle)
+        assert code == (OK if handle is None else INVALID)
+        return int(code)
 
     def _pack_open(self) -> int:
         directory, runtime, out = (
@@ -164,8 +185,17 @@ class Fuzzer:
         return int(code)
 
     def _pack_close(self) -> int:
-        assert self.api.cudal2gen_pack_close(None) == OK
-        return OK
+        if self.random.random() > 0.1:
+            return self._refused("pack_close")
+        pack, plan = ctypes.c_void_p(), ctypes.c_void_p()
+        assert self.api.cudal2gen_pack_open(self.folder, self.runtime, ctypes.byref(pack)) == OK
+        problem = Problem(acc=1, m=64, n=64, k=128, prefer=1)
+        assert self.api.cudal2gen_plan_create(pack, ctypes.byref(problem), None, ctypes.byref(plan)) == OK
+        code = self.api.cudal2gen_pack_close(pack)
+        assert self.api.cudal2gen_plan_run(plan, *self.matrices(), None, None, None) == INVALID
+        assert self.api.cudal2gen_plan_destroy(plan) == OK, "also after its pack is closed"
+        self.dead += [pack, plan]
+        return int(code)
 
     def _agrees(self, code: int, null: bool, problem: Problem | None, matrices: list[Any] | None = None) -> None:
         """Checks that cudal2gen.h allows the code. ``null``: whether an argument is missing or out of range."""

@@ -166,6 +166,37 @@ def test_a_plan_computes_on_the_emulator(place: Place) -> None:
     assert not session.errors
 
 
+def test_what_is_no_longer_open_is_refused(place: Place) -> None:
+    """Handles are refused that were destroyed or closed, are of the other kind, or are the address of something."""
+    api, pack_, plan, answer, posed = (
+        interface(place.library),
+        ctypes.c_void_p(),
+        ctypes.c_void_p(),
+        Answer(),
+        problem(),
+    )
+    words = os.fsencode(place.folder), os.fsencode(place.runtime)
+    matrices = (A, 128, B, 128, D, 64, None, 1 << 23, None)
+
+    def codes(pack_: object, plan: object) -> list[int]:
+        query = api.cudal2gen_query(pack_, ctypes.byref(posed), ctypes.byref(answer))
+        return [query, api.cudal2gen_plan_run(plan, *matrices)]
+
+    assert api.cudal2gen_pack_open(*words, ctypes.byref(pack_)) == 0
+    assert api.cudal2gen_plan_create(pack_, ctypes.byref(posed), None, ctypes.byref(plan)) == 0
+    assert codes(pack_, plan) == [0, 0]
+    assert codes(plan, pack_) == [1, 1]
+    assert codes(ctypes.addressof(posed), ctypes.addressof(posed)) == [1, 1]
+    assert [api.cudal2gen_plan_destroy(plan) for _ in range(2)] == [0, 1]
+    assert codes(pack_, plan) == [0, 1]
+    assert api.cudal2gen_plan_create(pack_, ctypes.byref(posed), None, ctypes.byref(plan)) == 0
+    assert [api.cudal2gen_pack_close(pack_) for _ in range(2)] == [0, 1]
+    assert codes(pack_, plan) == [1, 1]
+    assert api.cudal2gen_pack_open(*words, ctypes.byref(ctypes.c_void_p())) == 0
+    assert codes(pack_, plan) == [1, 1], "no later pack has the handle of one that was closed"
+    assert api.cudal2gen_plan_destroy(plan) == 0
+
+
 @pytest.mark.parametrize(
     ("costs", "vendor", "kernel", "code"),
     [
