@@ -1,10 +1,10 @@
-"""Proves how the CTAs of a cluster add their sums, when these have come: see ``cluster_sums`` for what is before.
+"""Proves how the CTAs of a cluster add the sums that have come to them: ``cluster_sums`` says what happens before.
 
-Any thread of a CTA's consumers is followed from behind its last wait to its end, by its number's names: its warpgroup,
-its warp, and the row and the pair of its lane. What its registers hold there is known for each thread from the proof of
-its role; those that are a polynomial in these names are known, and the others are not. It loads sums from places to
-which all threads of its warpgroups get the sums of one slice, adds those of all slices in their order, and stores them
-to D where they lie within it. Over all threads and CTAs of the cluster, each element of the tile is stored once.
+The proof follows any thread of a CTA's consumers from its last wait to its end. The thread's number is a polynomial in
+a few names. The proof of the role has shown what registers hold for each thread at that wait. Those that are a
+polynomial in these names go on as such, and the others are not known. The thread loads sums, at each place all threads
+those of one slice, adds the sums of all slices in their order, and stores them to D if they lie within it. Each element
+of the tile is stored once by all threads of all CTAs together.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ConsumerThread:
         return sum((named(name, step) for name, (_, step) in self.steps.items()), Polynomial.of(self.start))
 
     def values(self, poly: Polynomial) -> Lanes:
-        """A polynomial in the names of the thread, for each thread in the order of numbers."""
+        """The value of a polynomial for each thread, in the order of their numbers."""
         if set(poly.names()) - self.extents.keys():
             raise NotCertified(f"{poly} depends on more than the thread")
         total = np.zeros(self.count, np.int64)
@@ -83,7 +83,7 @@ class ConsumerThread:
         return out if np.array_equal(self.values(out), grid.reshape(-1)) else None
 
     def known(self, value: Any, facts: OpenFacts) -> Any:
-        """A register that has a value for each thread, as one of any thread; ``UNKNOWN`` if that is not found."""
+        """What a register holds in any thread, by its value in each thread; ``UNKNOWN`` if that is no polynomial."""
         if not is_number(value) or (isinstance(value, np.ndarray) and value.dtype == bool):
             same = isinstance(value, np.ndarray) and value.size and (value == value.flat[0]).all()
             return np.array([value.flat[0]]) if same else UNKNOWN
@@ -97,7 +97,7 @@ class ConsumerThread:
 
 
 class ClusterSumMachine(ThreadMachine):
-    """A thread that adds the ``sums`` of its cluster of so many ``ranks``, in the CTA of a ``rank``."""
+    """The machine of such a thread in the CTA with a ``rank``, of ``ranks`` CTAs. ``sums``: what comes to this CTA."""
 
     def __init__(
         self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, thread: ConsumerThread,
@@ -107,7 +107,7 @@ class ClusterSumMachine(ThreadMachine):
         self.consumer, self.sums, self.rank, self.ranks = thread, sums, rank, ranks
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """Those that such a thread needs: it adds, and stores to D."""
+        """The units of a thread that adds sums and stores them. Others are not covered."""
         peers: dict[str, Callable[..., Any]] = {
             "variable": lambda offset, width: np.full(1, self._own + offset, f"u{width}"),
             "of_cta": lambda address, *_: address,
@@ -129,7 +129,7 @@ class ClusterSumMachine(ThreadMachine):
         return super().lanes_of(name)
 
     def load_sums(self, address: Any, size: int, m: Mask, site: int, _strength: int = 0) -> Partial:
-        """Sums that have come to the own CTA, all of one slice."""
+        """ld.shared of sums that have come to the own CTA. All threads must load those of one slice."""
         if m is not None or size % SUM_BYTES:
             raise NotCertified("a load of sums under a predicate, or of a part of one")
         places = (self.consumer.values(polynomial(address, 32)) & 0xFFFFFFFF) ^ self._own
@@ -144,8 +144,7 @@ class ClusterSumMachine(ThreadMachine):
         return Partial(self._sums(rows, cols, SUM_BYTES), source, source + 1, self.ranks)
 
     def _sums(self, rows: Lanes, cols: Lanes, width: int) -> Cells:
-        """Sums of D's tile as elements of any thread. The arrays have their places in each thread, which must be
-        polynomials."""
+        """Sums as elements of any thread. ``rows``, ``cols``: their places in D's tile, for each thread and element."""
         numbers, offsets = [], []
         for at in zip(rows.T, cols.T, strict=True):
             row, col = map(self.consumer.fitted, at)
@@ -157,7 +156,7 @@ class ClusterSumMachine(ThreadMachine):
         return Cells(np.array([numbers], np.int64), places[:1], places[1:], width)
 
     def _place(self, value: Cells, i: int) -> tuple[Polynomial, Polynomial]:
-        """The row and column in D's tile of an element."""
+        """The row and column in D's tile of a thread's sum number ``i``."""
         kind = self.kinds[int(value.kinds[0, i])]
         if kind is None or kind.source != CLUSTER_SUM:
             raise NotCertified("what is stored to D is not a sum over all slices")
@@ -196,8 +195,8 @@ class ClusterSumMachine(ThreadMachine):
 
 
 class ClusterSumProof:
-    """Proves what the consumers of all CTAs of a cluster do behind their waits. ``ctas``: of each the contract, the
-    pipeline, what its roles have shown, and the states behind its last wait."""
+    """Proves what the consumers of all CTAs of a cluster do after their waits. ``ctas``: for each CTA its contract, its
+    pipeline, what its roles have shown, and the states after its last wait."""
 
     def __init__(
         self, program: Program, kinds: Kinds, ctas: list[tuple[Contract, Pipeline, Protocol, list[RoleState]]]
@@ -205,7 +204,7 @@ class ClusterSumProof:
         self.program, self.kinds, self.ctas = program, kinds, ctas
 
     def cases(self) -> Iterator[Case]:
-        """The sums of every CTA, proven. Raises NotCertified."""
+        """Prove the sums of every CTA. Raises NotCertified."""
         tile = self.ctas[0][0].tile
         assert tile is not None
         counts = np.zeros(tile.rows * tile.cols, np.int64)
@@ -223,7 +222,7 @@ class ClusterSumProof:
         self, contract: Contract, pipeline: Pipeline, protocol: Protocol, states: list[RoleState], tile: Tile,
         counts: Lanes,
     ) -> Case:  # fmt: skip
-        """The sums that any thread of a CTA adds."""
+        """Prove what any thread of a CTA adds, and add to ``counts`` how often it stores each element of the tile."""
         if len(states) != 1:
             raise NotCertified(f"the consumers of a CTA have their sums in {len(states)} ways")
         ((start, end),) = pipeline.groups

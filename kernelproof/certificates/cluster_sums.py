@@ -1,4 +1,4 @@
-"""Partial sums in a cluster: its CTAs have slices of k of one tile, and send each other what they have summed up.
+"""How the CTAs of a cluster, which have slices of k of one tile, send each other their sums.
 
 Each CTA has one item, the slice of its rank, and a ring of its own. Two more mbarriers of each CTA order the sums:
 
@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.certificates.contract import Tile
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes
 
@@ -35,7 +34,7 @@ NOBODY = -1  # the source of a place that gets no sum
 
 
 class Waited(IntEnum):
-    """For what a CTA's consumers have waited behind their products."""
+    """For what a CTA's consumers have waited after their products."""
 
     NOTHING = 0
     FREED = 1
@@ -44,7 +43,8 @@ class Waited(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """Sums that go to a CTA by one instruction: to which places there, and which offsets of D's tile they are of."""
+    """Sums that one instruction sends to the CTA with a ``rank``. ``at``: their places there, in units of a sum.
+    ``rows``, ``cols``: their offsets in D's tile."""
 
     rank: int
     at: Lanes
@@ -54,38 +54,28 @@ class Sent:
 
 @dataclass(frozen=True)
 class SumTrack:
-    """How far a group is behind its products. ``freed``: its warps that have arrived, and the ranks at which; ``sent``:
-    what it has sent."""
+    """What a group has done after its products. ``freed``: the warps that have arrived at ``freed``, each with the rank
+    of the CTA at which. ``sent``: the sums that it has sent."""
 
     waited: Waited = Waited.NOTHING
     freed: frozenset[tuple[int, int]] = frozenset()
     sent: tuple[Sent, ...] = ()
 
     def arrive(self, arrivals: frozenset[tuple[int, int]]) -> SumTrack:
-        """Warps arrive at ``freed`` of CTAs."""
+        """Note that warps arrive at ``freed`` of CTAs."""
         if self.waited != Waited.NOTHING or arrivals & self.freed:
             raise NotCertified("a warp says twice, or too late, that a ring is free")
         return replace(self, freed=self.freed | arrivals)
 
     def send(self, sums: Sent) -> SumTrack:
-        """Sums are on their way."""
+        """Note that sums are sent."""
         if self.waited != Waited.FREED:
             raise NotCertified("a sum is sent to a ring that may still be read, or too late")
         return replace(self, sent=(*self.sent, sums))
 
-    def check_whole(self, tile: Tile) -> None:
-        """Check that each sum of a tile was sent once."""
-        counts = np.zeros(tile.rows * tile.cols, np.int64)
-        for each in self.sent:
-            counts += np.bincount((each.rows * tile.cols + each.cols).reshape(-1), minlength=len(counts))
-        if (counts != 1).any():
-            raise NotCertified(
-                f"{int((counts == 0).sum())} sums of a slice are not sent, {int((counts > 1).sum())} twice"
-            )
-
 
 class SumsAt(NamedTuple):
-    """What comes to places of a CTA: from which rank, and which offsets of D's tile."""
+    """What comes to each place of a CTA: the rank of its source, and the offset in D's tile."""
 
     sources: Lanes
     rows: Lanes
@@ -93,9 +83,11 @@ class SumsAt(NamedTuple):
 
 
 class ClusterSums:
-    """What comes to one CTA of a cluster. ``freed``, ``arrived``: its two mbarriers, each as number 0. ``expected``:
-    the bytes that it expects, None before it has said so. ``at``: what comes to each place, of ``SUM_BYTES`` each.
-    ``sent``: its own consumers have sent all that they have."""
+    """What comes to one CTA of a cluster.
+
+    ``freed``, ``arrived``: 0 -> address of the mbarrier. ``expected``: the bytes that the CTA expects; None before it
+    says so. ``at``: what comes to each place, in units of a sum. ``sent``: whether its consumers have sent their sums.
+    """
 
     def __init__(self, size: int) -> None:
         """``size``: bytes of shared memory."""
@@ -106,13 +98,13 @@ class ClusterSums:
         self.at = SumsAt(*(np.full(size // SUM_BYTES, NOBODY, np.int64) for _ in range(3)))
 
     def expect(self, count: int) -> None:
-        """The CTA expects so many bytes."""
+        """Note how many bytes the CTA expects."""
         if self.expected is not None:
             raise NotCertified("a CTA says twice how many bytes of sums it expects")
         self.expected = count
 
     def receive(self, rank: int, sent: Sent) -> None:
-        """Sums of a CTA of the cluster come."""
+        """Note the sums that the CTA with a rank sends to this one."""
         if np.unique(sent.at).size != sent.at.size or (self.at.sources[sent.at] != NOBODY).any():
             raise NotCertified("two sums go to one place of a CTA")
         self.at.sources[sent.at] = rank

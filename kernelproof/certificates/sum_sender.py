@@ -1,4 +1,4 @@
-"""A role of a CTA in a cluster whose CTAs send each other their partial sums, as ``cluster_sums`` says."""
+"""Executes a role of a CTA in a cluster whose CTAs send each other their sums, as ``cluster_sums`` says."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from kernelproof.emulator.state.scopes import ORDERS
 
 
 class SumSender(ClusterMachine):
-    """A role that may send sums. ``beginners``: the thread that has initialised the mbarrier at an address."""
+    """The machine of a role that may send sums. ``beginners``: address of an mbarrier -> the thread that has
+    initialised it."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.beginners: dict[int, int] = {}
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """Those of a role in a cluster, and stores to other CTAs."""
+        """The units of a role in a cluster, and stores to other CTAs."""
         return super().units() | {"F": {"store": self.send}}
 
     def initialise(self, address: Any, count: Any, m: Mask, site: int) -> None:
@@ -58,7 +59,7 @@ class SumSender(ClusterMachine):
         self.protocol.sums.expect(total)
 
     def arrive_behind(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
-        """Warps have read their last stage, and say so to CTAs of the cluster."""
+        """mbarrier.arrive by warps that have read their last stage, at ``freed`` of CTAs."""
         track = self.track
         if not self.pipeline.adds:
             super().arrive_behind(at, arrivals)
@@ -73,7 +74,7 @@ class SumSender(ClusterMachine):
         track.sums = track.sums.arrive(arrivals)
 
     def wait_behind(self, at: int) -> int:
-        """The parity of a wait for rings that are free, or for sums that have come."""
+        """The parity of a wait for free rings, or for the sums that come."""
         track, sums = self.track, self.protocol.sums
         if not self.pipeline.adds or not track.step.equals(self.tiles):
             return super().wait_behind(at)
@@ -84,17 +85,15 @@ class SumSender(ClusterMachine):
             track.sums = replace(track.sums, waited=Waited.FREED)
         elif track.sums.waited == Waited.FREED:
             self.protocol.mbarrier(sums.arrived, 0, at, "the sums")
-            self._sent()
+            self._note_sent()
             track.sums = replace(track.sums, waited=Waited.ARRIVED)
         else:
             raise NotCertified("a wait behind that for the sums of the cluster")
         return 0
 
-    def _sent(self) -> None:
-        """All sums of the group are on their way."""
-        tile, protocol = self.contract.tile, self.protocol
-        assert tile is not None
-        self.track.sums.check_whole(tile)
+    def _note_sent(self) -> None:
+        """Note the sums that have been sent at the CTAs that get them. That all have come, their adders show."""
+        protocol = self.protocol
         if protocol.sums.sent:
             raise NotCertified("a CTA sends its sums in several ways")
         protocol.sums.sent = True
@@ -102,14 +101,14 @@ class SumSender(ClusterMachine):
             protocol.cluster[each.rank].sums.receive(self.pipeline.rank, each)
 
     def finish_item(self) -> None:
-        """Check that a group has sent its sums and has those that it adds; the latter ``cluster_sum_proof`` follows."""
+        """Check that a group has sent its sums, and has waited for those that it adds before it stores to D."""
         if not self.pipeline.adds:
             super().finish_item()
         elif self.track.sums.waited != Waited.ARRIVED or self.written or not self.track.granted:
             raise NotCertified("a group stores to D before the sums of the cluster have come")
 
     def send(self, address: Any, value: Any, size: int, signal: Any, m: Mask, _site: int) -> None:
-        """st.async: lanes store whole sums over their slice to a CTA, and their bytes count at its mbarrier."""
+        """st.async of complete sums over the slice into the rings of CTAs, by all threads of the group."""
         self._together(m)
         tile = self.contract.tile
         if self.role != CONSUMER or not self.pipeline.adds or tile is None:

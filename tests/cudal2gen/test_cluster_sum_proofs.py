@@ -92,6 +92,7 @@ FAULTS: dict[str, Edit] = {
     "threads send to places too far apart": Edit(r"(shl\.b32 \s*%r\d+, %r\d+, )4;(?=\s*mapa)", r"\g<1>5;"),
     "vectors go to one place": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>0;"),
     "a vector goes behind the ring": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>24576;"),
+    "all sums come to places up to the mbarriers": Edit(r"(add\.s32 \s*%r22, %r2, )-128;", r"\g<1>900;"),
     "a vector goes to the next one's place": Edit(
         r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>4096;",
     ),
@@ -126,6 +127,10 @@ FAULTS: dict[str, Edit] = {
     "another slice is loaded": Edit(r"(mad\.lo\.s32 \s*%r\d+, %r\d+, )16,", r"\g<1>0,"),
     "a slice behind the last one is loaded": Edit(r"(mad\.lo\.s32 \s*%r\d+, %r\d+, )16,", r"\g<1>32,"),
     "sums of the next thread are loaded": Edit(r"(ld\.shared\.v4\.f32[^\[]*\[%r\d+)\]", r"\1+16]"),
+    "threads of odd rows load the other slice": Edit(
+        r"(ld\.shared\.v4\.f32[^\[]*\[)(%r\d+)\];",
+        r"{ .reg .b32 x; and.b32 x, %r2, 4; shl.b32 x, x, 10; add.s32 x, \2, x; \1x]; }",
+    ),
     "the other CTA's sums are loaded": Edit(
         r"ld\.shared(\.v4\.f32[^\[]*\[)(%r\d+)\]", r"xor.b32 \2, \2, 16777216;\nld.shared::cluster\1\2]",
     ),
@@ -161,6 +166,7 @@ FAULTS: dict[str, Edit] = {
     "a row's offset overflows": Edit(
         r"mul\.wide\.s32 \s*(%rd\d+), (%r36), (%r\d+);", r"mul.lo.s32 \2, \2, \3; cvt.s64.s32 \1, \2;",
     ),
+    "a pair is stored twice": Edit(r"st\.global\.u32[^;]*;", r"\g<0>\n\g<0>"),
     "an element is stored twice": Edit(r"(st\.global\.u16 \s*\[%rd\d+)\+2\], %rs2;", r"\1], %rs1;"),
     "the end of a row is not stored": Edit(r"st\.global\.u16 \s*\[%rd\d+\], %rs1;", ""),
     "D is stored although the kernel before runs": Edit(r"griddepcontrol\.wait;", ""),
