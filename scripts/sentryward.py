@@ -1,13 +1,14 @@
-"""Puts launches before SentryWard and before the emulator, and compares what the two tools say.
+"""Runs the same launches through SentryWard, a static verifier of PTX for Blackwell, and through the emulator.
 
     pip install sentryward                           # in an environment of its own
     python -m scripts.sentryward PATH/TO/sentryward  # minutes; prints a Markdown table
 
-There are two sets of launches. The examples of the rules' pages are known to be wrong or right; they are compiled for
-sm_100a unless their page names an architecture. Then kernels of every third path of the templates are launched, which
-are all right. SentryWard is a static verifier of PTX for Blackwell. Its input says grid, block, scalar parameters and
-tensor maps (``input_of``), but not where buffers lie. Its ``race_free`` counts as right; a race, a wrong lifetime or a
-lack of synchronisation as wrong; everything else as not decided.
+There are two sets of launches. The first has the example programs on the documentation page of each rule; each is known
+to be wrong or right. They are compiled for sm_100a unless their page names an architecture. The second has a kernel of
+every third record of ``tests.cudal2gen.paths.PATHS``, which together cover all branches of the templates. These kernels
+are right. SentryWard's input states grid, block, scalar parameters and tensor maps (``input_of``), but not where
+buffers lie. Its ``race_free`` counts as right; a race, a wrong lifetime or a lack of synchronisation as wrong;
+everything else as not decided.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B"}
 UNSIGNED = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 WRONG = ("not_wellsynced", "potential_race", "invalid_lifecycle")
 TIMEOUT = 60  # seconds for a launch
-EACH = 3  # of so many paths of the templates, one is launched
+STRIDE = 3  # every third record of PATHS is launched
 # Rules about order, synchronisation and lifetimes. SentryWard does not ask about the others, such as bounds and values.
-OF_ORDER = {
+ORDERING_RULES = {
     "barrier-count", "barrier-divergence", "cluster", "cluster-launch-control", "deadlock", "exit-before-barrier",
     "global-race", "grid-dependency", "in-flight", "mbarrier", "mbarrier-overwritten", "memory-scope", "phase-at-exit",
     "proxy-fence", "runaway", "shared-race", "stale-read", "tcgen05-fence", "tcgen05-group", "tensor-map-fence",
@@ -57,15 +58,16 @@ OF_ORDER = {
 
 
 class Answer(NamedTuple):
-    """What a tool says of a launch: right, wrong or undecided, its own word for that, and the seconds that it took."""
+    """A tool's answer for a launch. ``verdict``: right, wrong or undecided. ``raw_result``: its own word for that."""
 
-    says: str
-    word: str
+    verdict: str
+    raw_result: str
     seconds: float
 
 
-class Judged(NamedTuple):
-    """A launch, its group and truth in words (``3 that are right``), and what both tools say."""
+class Comparison(NamedTuple):
+    """A launch and the verdicts of both tools. ``group``: its row of the table, which also says whether it is right, as
+    in ``examples of order and lifetimes that are right``."""
 
     name: str
     group: str
@@ -157,7 +159,7 @@ def launches() -> Iterator[list[tuple[str, dict[str, Any]]]]:
         yield found
 
 
-def of_examples(tool: str) -> Iterator[Judged]:
+def judge_examples(tool: str) -> Iterator[Comparison]:
     """The examples of the pages: the first of each is wrong, and the others are right."""
     for rule in WITH_EXAMPLES:
         for number, example in enumerate(examples(rule)):
@@ -167,15 +169,15 @@ def of_examples(tool: str) -> Iterator[Judged]:
                 seconds = time.monotonic() - start
             if found:
                 own = Answer("wrong" if reports else "right", reports[0].kind if reports else "", seconds)
-                kind = "of order and lifetimes" if rule in OF_ORDER else "of the other rules"
+                kind = "of order and lifetimes" if rule in ORDERING_RULES else "of the other rules"
                 group = f"examples {kind} that are {'right' if number else 'wrong'}"
-                yield Judged(f"{rule} {number}", group, ask(tool, *found[0]), own)
+                yield Comparison(f"{rule} {number}", group, ask(tool, *found[0]), own)
 
 
-def of_records(tool: str) -> Iterator[Judged]:
+def judge_records(tool: str) -> Iterator[Comparison]:
     """One launch of a kernel of every third path of the templates, on one tile. Kernels that take no such problem are
     left out."""
-    library, records = compiler.launcher(), dict(list(PATHS.items())[::EACH])
+    library, records = compiler.launcher(), dict(list(PATHS.items())[::STRIDE])
     for (name, record), artifact in zip(records.items(), compiler.build(list(records.values())), strict=True):
         sizes = Shape(record.bm, record.bn, 2 * record.k_step)
         with launches() as found:
@@ -184,17 +186,17 @@ def of_records(tool: str) -> Iterator[Judged]:
             seconds = time.monotonic() - start
         if found:
             own = Answer("wrong" if execution.findings else "right", "", seconds)
-            yield Judged(name, f"kernels of {record.family}, all right", ask(tool, *found[0]), own)
+            yield Comparison(name, f"kernels of {record.family}, all right", ask(tool, *found[0]), own)
 
 
-def table(rows: list[Judged]) -> str:
+def table(rows: list[Comparison]) -> str:
     """How both tools judge the launches of each group."""
     heads = "| launches | tool | called right | called wrong | not decided | median seconds |"
     lines = [heads, "|---|---|---:|---:|---:|---:|"]
     for group in dict.fromkeys(row.group for row in rows):
         for title, tool in (("SentryWard", "sentryward"), ("emulator", "emulator")):
             answers = [getattr(row, tool) for row in rows if row.group == group]
-            said = Counter(answer.says for answer in answers)
+            said = Counter(answer.verdict for answer in answers)
             cells = (f"{len(answers)} {group}", title, *(str(said[x]) for x in ("right", "wrong", "undecided")))
             lines.append(f"| {' | '.join(cells)} | {median(x.seconds for x in answers):.2f} |")
     return "\n".join(lines)
@@ -202,10 +204,10 @@ def table(rows: list[Judged]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tool", help="the command sentryward")
+    parser.add_argument("tool", help="path of the executable sentryward")
     tool = parser.parse_args().tool
     rows = []
-    for row in chain(of_examples(tool), of_records(tool)):
+    for row in chain(judge_examples(tool), judge_records(tool)):
         print(*row[:2], row.sentryward, row.emulator, sep="\t", file=sys.stderr)
         rows.append(row)
     print(table(rows))

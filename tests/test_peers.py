@@ -10,7 +10,7 @@ from kernelproof.emulator import Device, Memory, Options, load
 from kernelproof.emulator.hopper.tensor_map import TensorMap
 from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.ground.chips import GPUS
-from scripts.sentryward import Answer, Judged, input_of, table
+from scripts.sentryward import Answer, Comparison, input_of, table
 
 PTX = """
 .version 8.7
@@ -51,6 +51,6 @@ def test_an_input_has_scalars_and_tensor_maps_and_leaves_pointers_open() -> None
 
 def test_a_table_counts_the_answers_of_each_group() -> None:
     right, wrong = Answer("right", "race_free", 1.0), Answer("wrong", "potential_race", 3.0)
-    rows = [Judged("a", "examples", right, wrong), Judged("b", "examples", wrong, wrong)]
+    rows = [Comparison("a", "examples", right, wrong), Comparison("b", "examples", wrong, wrong)]
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table(rows).splitlines()[2:]]
     assert [row[2:] for row in cells] == [["1", "1", "0", "2.00"], ["0", "2", "0", "3.00"]]

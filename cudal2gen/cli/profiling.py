@@ -1,4 +1,4 @@
-"""The verb ``profile`` predicts from the machine code of a record's kernel where its time goes."""
+"""The verb ``profile`` predicts from machine code where a kernel spends its time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kernelproof.ground.command_line.messages import refuse
 if TYPE_CHECKING:
     from kernelproof.profile import Profile
 
-SELECTED = (*FILTERS, *VARIANT_FIELDS)
+SELECTION_FIELDS = (*FILTERS, *VARIANT_FIELDS)
 COMPARE = {"compare": "Compare two: 'M_N_K FIELD=VALUE ...' in quotes, a cubin, or a profile that --json saved."}
 
 
 @verb(app, "profile")
 def profile_record(
-    selection: Annotated[Selection, Offer(only=("mnk", *SELECTED, "changes", "fit"), helps=SIZE_HELP)],
+    selection: Annotated[Selection, Offer(only=("mnk", *SELECTION_FIELDS, "changes", "fit"), helps=SIZE_HELP)],
     compilation: Compilation,
     output: Annotated[ProfileOutput, Offer(only=("html", "compare", "as_json"), helps=COMPARE)],
 ) -> None:
@@ -33,13 +33,13 @@ def profile_record(
     """
     names = output.names(bool(selection.mnk), "--mnk M_N_K")
     if names:
-        first, second = (_named(name, selection, compilation) for name in names)
+        first, second = (_profile_of_operand(name, selection, compilation) for name in names)
         print_comparison(first, second)
     else:
-        output.show(_of_record(selection, compilation))
+        output.show(_profile_of_record(selection, compilation))
 
 
-def _of_record(selection: Selection, compilation: Compilation) -> Profile:
+def _profile_of_record(selection: Selection, compilation: Compilation) -> Profile:
     """The profile of the selected record, whose kernel is built first."""
     from cudal2gen.timing import profile
 
@@ -50,7 +50,7 @@ def _of_record(selection: Selection, compilation: Compilation) -> Profile:
     return profile.of_record(record, artifact.cubin, artifact.source)
 
 
-def _named(name: str, selection: Selection, compilation: Compilation) -> Profile:
+def _profile_of_operand(name: str, selection: Selection, compilation: Compilation) -> Profile:
     """The profile of one operand of ``--compare``: a file, or a problem size followed by settings such as bm=64."""
     if Path(name).suffix in (".json", ".cubin"):
         return profile_of_file(Path(name), selection.gpu)
@@ -58,11 +58,13 @@ def _named(name: str, selection: Selection, compilation: Compilation) -> Profile
         refuse("--compare: a name is empty; give 'M_N_K FIELD=VALUE ...', a cubin, or a profile that --json saved")
     mnk, *settings = name.split()
     pairs = [setting.partition("=") for setting in settings]
-    target = {field: value for field, _, value in pairs if field in SELECTED}
+    target = {field: value for field, _, value in pairs if field in SELECTION_FIELDS}
     # If the operand gives its own types, the accumulator follows from them, and --acc of the command line is dropped.
-    kept = [field for field in SELECTED if field != "acc" or not {"ab", "d"} & target.keys()]
-    changes = tuple(setting for setting, (field, *_) in zip(settings, pairs, strict=True) if field not in SELECTED)
+    kept = [field for field in SELECTION_FIELDS if field != "acc" or not {"ab", "d"} & target.keys()]
+    changes = tuple(
+        setting for setting, (field, *_) in zip(settings, pairs, strict=True) if field not in SELECTION_FIELDS
+    )
     options: dict[str, Any] = {field: getattr(selection, field) for field in kept} | target
-    own = Selection((mnk,), fit=selection.fit, **options)
-    own.problem()  # ends the command if the settings are no problem
-    return _of_record(replace(own, changes=(*selection.changes, *changes)), compilation)
+    operand = Selection((mnk,), fit=selection.fit, **options)
+    operand.problem()  # exits with an error if the settings do not describe a problem
+    return _profile_of_record(replace(operand, changes=(*selection.changes, *changes)), compilation)

@@ -205,10 +205,10 @@ class Scorer:
             return None
         problem, bases = question
         reasoning, text = completions.split_reasoning(completion[-1]["content"])
-        ideas, faults = record_answers.ideas_of(Reply(text=text, reasoning=reasoning), record_answers.MAX_FAULTS)
+        ideas, faults = record_answers.parse_ideas(Reply(text=text, reasoning=reasoning), record_answers.MAX_FAULTS)
         failures, records = len(faults), {}
         for idea in ideas:
-            proposal = record_answers.revised(idea, bases)
+            proposal = record_answers.proposal_of(idea, bases)
             if (
                 isinstance(proposal, record_answers.Fault)
                 or proposal.record is None

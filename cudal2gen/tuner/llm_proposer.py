@@ -248,18 +248,18 @@ class LlmProposer(FixedStrategy):
     ) -> tuple[ReadAnswer, list[Fault]]:
         """Adds an answer's new, legal proposals to ``proposals``. Returns the result of reading, and the faults of the
         answer's other proposals."""
-        ideas, faults = record_answers.ideas_of(reply, 4 * count)
+        ideas, faults = record_answers.parse_ideas(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
         own: list[Proposal] = []
         for idea in ideas:
-            proposal = record_answers.revised(idea, bases)
+            proposal = record_answers.proposal_of(idea, bases)
             if isinstance(proposal, Fault):
                 faults.append(proposal)
             elif proposal.record is not None:
                 own.append(proposal)
                 key = proposal.record.kernel_key
                 if key in known_keys or key in proposals:
-                    faults.append(Fault(f"{record_answers.text_of(idea)}: that kernel was tried or proposed already"))
+                    faults.append(Fault(f"{record_answers.idea_line(idea)}: that kernel was tried or proposed already"))
                 else:
                     proposals[key] = proposal
         own += [fault.proposal for fault in faults if fault.proposal]

@@ -37,7 +37,8 @@ class Idea(BaseModel):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one idea, or with an answer. ``proposal``: the illegal proposal, if the idea names fields."""
+    """What is wrong with one idea, or with an answer. ``proposal``: the rejected proposal, which is recorded; None if
+    the item was malformed or its base is unknown."""
 
     text: str
     proposal: Proposal | None = None
@@ -89,7 +90,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in node:
         return _without_titles(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
     left_out = ("title", "description", "default")
-    # Below "properties" the keys are names of fields, which may be the same words.
+    # Below "properties" the keys are names of fields: one that is called "title" or "default" is kept.
     return {
         name: {field: _without_titles(value, definitions) for field, value in item.items()}
         if name == "properties"
@@ -99,7 +100,7 @@ def _without_titles(node: Any, definitions: Mapping[str, Any]) -> Any:
     }
 
 
-def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
+def parse_ideas(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
     """The well-formed ideas among an answer's first ``limit`` proposals, and the faults of the malformed ones."""
     items = answer_text.last_list(answer_text.text_of(reply), "proposals")
     if items is None:
@@ -107,8 +108,8 @@ def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
     ideas, faults = [], []
     for item in items[:limit]:
         if not _plausible(item):
-            faults.append(Fault("a proposal is malformed: too long, too deep, or of numbers or text that JSON has not"))
-            continue
+            faults.append(Fault("a proposal is malformed: too long, too deep, or contains numbers or text that JSON
+            cannot represent")) continue
         try:
             ideas.append(Idea.model_validate(item))
         except ValidationError as error:
@@ -117,7 +118,8 @@ def ideas_of(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
 
 
 def _plausible(item: Any) -> bool:
-    """Whether an item is short and shallow enough for a proposal, and can be stored in the trial of an illegal one."""
+    """Whether an item is short and shallow enough for a proposal, and can be encoded as UTF-8 JSON, since a
+    rejected proposal is stored in a trial."""
     try:
         text = json.dumps(item, ensure_ascii=False, allow_nan=False)
         text.encode()  # raises UnicodeEncodeError for half a surrogate pair
@@ -126,11 +128,11 @@ def _plausible(item: Any) -> bool:
     return len(text) <= LONGEST_IDEA and text.count("[") + text.count("{") <= DEEPEST
 
 
-def revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
+def proposal_of(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
     """The nearest legal record that has an idea's changes, as a proposal; or the idea's fault."""
     base = bases.get(idea.base)
     if base is None:
-        return Fault(f"{text_of(idea)}: base must be one of {', '.join(bases)}")
+        return Fault(f"{idea_line(idea)}: base must be one of {', '.join(bases)}")
     decisions = space.decisions(base)
     note = idea.why[:LONGEST_REASON]
     fields = decisions | {str(name)[:LONGEST_REASON]: value for name, value in idea.changes.items()}
@@ -147,10 +149,10 @@ def revised(idea: Idea, bases: Mapping[str, Record]) -> Proposal | Fault:
             return Proposal(PROPOSER, space.decisions(record), record, note=f"{note}{moves}"[:LONGEST_REASON])
         except IllegalRecord as error:
             violation = str(error)[:LONGEST_REASON]
-    return Fault(f"{text_of(idea)}: {violation}", Proposal(PROPOSER, fields, None, violation, note))
+    return Fault(f"{idea_line(idea)}: {violation}", Proposal(PROPOSER, fields, None, violation, note))
 
 
-def text_of(idea: Idea) -> str:
+def idea_line(idea: Idea) -> str:
     """The idea as one line for a message."""
     return f"{idea.base[:40]} with {json.dumps(idea.changes)[:LONGEST_REASON]}"
 

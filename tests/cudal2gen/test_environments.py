@@ -1,4 +1,4 @@
-"""Proves that every verb ends in one line and an exit code if folders, streams or variables are unusable."""
+"""Every verb works with unusable folders, streams or variables, or fails in one line and with the right exit code."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ from tests.packages import require
 
 BUILT_AHEAD = [small(m=64, n=64, k=64)]
 NOWHERE = Path("/proc/none")  # nobody makes a folder there
-MOVED = {
+UNWRITABLE_FOLDERS = {
     name: f"{NOWHERE}/{name}"
     for name in ("KERNELPROOF_CACHE_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CACHE_DIR")
 }
-UNBUILT = f"cannot write to {MOVED['CUDAL2GEN_BUILD_DIR']}: No such file or directory; choose another folder with "
+BUILD_FOLDER_ERROR = (
+    f"cannot write to {UNWRITABLE_FOLDERS['CUDAL2GEN_BUILD_DIR']}: "
+    "No such file or directory; choose another folder with "
+)
 REMEDY = (
     f"{NOWHERE}: No such file or directory; name another place by KERNELPROOF_CACHE_DIR, "
     "CUDAL2GEN_RESULTS, CUDAL2GEN_BUILD_DIR, CUDAL2GEN_CACHE_DIR"
@@ -52,23 +55,23 @@ OUTCOMES = {
     "show": Outcome(SIZE, 0),
     "render": Outcome(SIZE, 0),
     "edit": Outcome(f"{SIZE} --set bm=48", 2, "bm=48: does not divide m=64"),
-    "build": Outcome(SIZE, 1, UNBUILT),
-    "run": Outcome(SIZE, 1, UNBUILT),
-    "validate": Outcome(SIZE, 1, UNBUILT),
-    "prove": Outcome(SIZE, 1, UNBUILT),
+    "build": Outcome(SIZE, 1, BUILD_FOLDER_ERROR),
+    "run": Outcome(SIZE, 1, BUILD_FOLDER_ERROR),
+    "validate": Outcome(SIZE, 1, BUILD_FOLDER_ERROR),
+    "prove": Outcome(SIZE, 1, BUILD_FOLDER_ERROR),
     "recheck": Outcome("{folder}/none.json", 2, "cannot read "),
-    "try": Outcome("--mnk 64_64_256 --set stages=2", 1, UNBUILT),
+    "try": Outcome("--mnk 64_64_256 --set stages=2", 1, BUILD_FOLDER_ERROR),
     "bench": Outcome(f"{SIZE} --gpu any:99", 3, "torch sees no CUDA device"),
     "report": Outcome("{folder}/none.jsonl", 2, "no results file at "),
     "contribute": Outcome("", 2, "no measurements to contribute"),
-    "profile": Outcome(SIZE, 1, UNBUILT),
+    "profile": Outcome(SIZE, 1, BUILD_FOLDER_ERROR),
     "tune": Outcome(f"{SIZE} --environment model --proposers random --evaluations 2", 1, REMEDY),
     "write": Outcome(SIZE, 2, "a language model needs --llm NAME@URL"),
     "compare": Outcome("--recordings {folder}/none", 2, "{folder}/none: "),
     "export": Outcome("--out {folder}/data", 2, "no transcript "),
     "explain": Outcome(SIZE, 0),
     "tune-model": Outcome("{folder}/none.py", 2, "no file "),
-    "pack": Outcome(f"{SIZE} --acc f16 --layout tn --out {{folder}}/pack", 1, UNBUILT),
+    "pack": Outcome(f"{SIZE} --acc f16 --layout tn --out {{folder}}/pack", 1, BUILD_FOLDER_ERROR),
     "model": Outcome("{folder}/none", 2, "{folder}/none: "),
     "doctor": Outcome("", 3),
 }
@@ -100,7 +103,7 @@ def test_folders_that_cannot_be_written_are_named_with_what_moves_them(program: 
     arguments, code, error = (
         part.format(folder=tmp_path) if isinstance(part, str) else part for part in VERBS[program][verb]
     )
-    done = run(verb, *str(arguments).split(), env=MOVED, program=program)
+    done = run(verb, *str(arguments).split(), env=UNWRITABLE_FOLDERS, program=program)
     errors = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     assert done.returncode == code, done
     assert len(errors) == (1 if error else 0), done.stderr
@@ -117,13 +120,13 @@ def test_a_cache_that_cannot_be_written_has_one_remedy() -> None:
 
 
 def shell(script: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A script of bash, in which ``$CUDAL2GEN`` is the program."""
+    """Runs a bash script in which ``$CUDAL2GEN`` is the command line of cudal2gen."""
     env = os.environ | {"CUDAL2GEN": f"{sys.executable} -m cudal2gen"} | (variables or {})
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env=env)
 
 
 @pytest.mark.slow
-def test_without_standard_error_no_message_is_a_result() -> None:
+def test_messages_do_not_go_to_standard_output_when_standard_error_is_closed() -> None:
     done = shell("$CUDAL2GEN render --mnk 64_64 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
@@ -133,16 +136,17 @@ def test_without_standard_input_and_error_kernels_are_built() -> None:
     assert (done.returncode, done.stdout.count("registers")) == (0, 1)
 
 
-# A verb of its own that learns of a full output before it ends, when Python writes the rest once more.
-FLUSHED = """
+# A verb that flushes its output, so that a full device is noticed before the end. Python flushes once more when it
+# ends.
+FLUSHING_PROGRAM = """
 from cudal2gen.cli import app, main
 app.command("flushed")(lambda: print("result", flush=True))
 main()
 """
 
 
-def test_a_full_output_is_told_once() -> None:
-    command = [sys.executable, "-c", FLUSHED, "flushed"]
+def test_a_full_output_is_reported_once() -> None:
+    command = [sys.executable, "-c", FLUSHING_PROGRAM, "flushed"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
@@ -155,8 +159,9 @@ def test_an_early_reader_ends_the_program_as_a_signal_would() -> None:
     assert (done.stdout[1:], done.stderr) == ("141\n", "")
 
 
-# A verb of its own, in a locale of ASCII: a server that hangs up, a text of this program, and a word beyond ASCII.
-STRANGE = """
+# A verb that writes to a closed socket, reads a UTF-8 file of the package, and prints a character that is not ASCII. It
+# runs in an ASCII locale.
+ASCII_LOCALE_PROGRAM = """
 import socket
 from cudal2gen import places
 from cudal2gen.cli import app, main
@@ -175,8 +180,8 @@ main()
 """
 
 
-def test_a_server_that_hangs_up_is_no_reader_that_left_and_files_are_utf_8() -> None:
-    command = [sys.executable, "-c", STRANGE, "strange"]
+def test_a_closed_socket_does_not_end_the_program_and_files_are_read_as_utf_8() -> None:
+    command = [sys.executable, "-c", ASCII_LOCALE_PROGRAM, "strange"]
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     text = (places.shipped("templates") / "report" / "script.js").read_text(encoding="utf-8")
@@ -184,7 +189,7 @@ def test_a_server_that_hangs_up_is_no_reader_that_left_and_files_are_utf_8() -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, f"hung up\n{len(text)} \\xb5s\n", "")
 
 
-INTERRUPTED = """
+INTERRUPTED_PROGRAM = """
 import os, signal, sys
 
 class Import:
@@ -199,7 +204,7 @@ main()
 
 
 def test_ctrl_c_during_the_imports_is_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
@@ -220,7 +225,7 @@ def test_a_user_without_a_home_has_caches_that_nobody_can_write(monkeypatch: pyt
     assert places.user_data() == Path("/~/.local/share/cudal2gen")
 
 
-def test_a_folder_that_is_gone_is_said(
+def test_a_removed_current_folder_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -42,11 +42,11 @@ class Buffer:
     """An allocation. ``address`` is the device pointer, ``nbytes`` its size.
 
     ``role``: an ``input`` must not be written; an ``output`` or ``scratch`` must not be read before it is written; an
-    ``output`` must be written everywhere in its region. ``written`` has one byte per byte of the buffer, nonzero where
-    it was written (None: all of it is defined). ``allowed`` says in the same way where it may be written (None:
-    everywhere). ``element`` names a type of elements that NumPy lacks, such as bfloat16; ``dtype`` is then an integer
-    of that size. ``of_host``: the host reads and writes it directly, without a runtime call, also while kernels run.
-    ``made`` and ``freed``: where a program allocated and freed it, if that is known.
+    ``output`` must be written everywhere in its region, which is where ``allowed`` permits. ``written`` has one byte
+    per byte of the buffer, nonzero where it was written (None: all of it is defined). ``allowed`` says in the same way
+    where it may be written (None: everywhere). ``element`` names a type of elements that NumPy lacks, such as bfloat16;
+    ``dtype`` is then an integer of that size. ``of_host``: the host reads and writes it directly, without a runtime
+    call, also while kernels run. ``made`` and ``freed``: where a program allocated and freed it, if that is known.
     """
 
     memory: Memory
@@ -136,9 +136,9 @@ class Memory:
     memory that belongs to the host. The emulator must then not pass device pointers to C: ``own_address`` converts
     them.
 
-    Invariants: ``starts`` is ascending and has the starts of ``buffers``. Addresses are never reused, so an access to a
-    freed buffer remains out of bounds. ``gone`` has the freed buffers, in ascending order. A page of the view with
-    bytes of the host's memory has no bytes of other buffers.
+    Invariants: ``starts`` is ascending and has the starts of ``buffers``. An address is never given to another buffer,
+    so an access to a freed buffer remains out of bounds. ``gone`` has the freed buffers, in ascending order. No page of
+    the view has both memory of the host (``of_host``) and other buffers.
     """
 
     def __init__(self, capacity: int = 1 << 35, guard: int = 4096, *, guarded: bool = False) -> None:
@@ -152,7 +152,7 @@ class Memory:
         self.buffers: list[Buffer] = []
         self.gone: list[Buffer] = []
         self.next = guard
-        # Counts changes of contents or allocations, except those by kernels and by the host without a runtime call.
+        # Counts frees, restored buffers and writes by calls of the runtime; not what kernels and host code write.
         self.writes = 0
         # (Text of the module, name of the variable) -> its buffer.
         self.globals: dict[tuple[str, str], Buffer] = {}
@@ -171,7 +171,12 @@ class Memory:
     def allocate(
         self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "", *, of_host: bool = False
     ) -> Buffer:
-        """Allocate undefined memory. Raises EmulatorError when the arena is full or the role unknown."""
+        """Allocate ``nbytes`` bytes at a multiple of 256. ``guard``: bytes of forbidden memory that follow, at least
+        256.
+
+        The contents of ``output`` and ``scratch`` count as unwritten, those of ``input`` and ``inout`` as defined.
+        Raises EmulatorError when the arena is full or the role unknown.
+        """
         if role not in ROLES:
             raise EmulatorError(f"role {role!r}: one of {', '.join(ROLES)}")
         alignment = PAGE if of_host and self.view is not None else ALIGN
@@ -203,7 +208,7 @@ class Memory:
 
         ``array`` may also be a CPU tensor of PyTorch. ``download`` returns bfloat16 and fp8 as the integers of their
         bits. ``guard``: bytes of forbidden memory that follow. ``region``: an index into the array (slices or a mask),
-        outside of which the kernel must not write, and need not.
+        outside of which the kernel must not write, and need not. Raises EmulatorError as ``allocate``.
         """
         element = element_name(array) if is_tensor(array) else ""
         content = host_array(array) if is_tensor(array) else array
@@ -221,7 +226,8 @@ class Memory:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Free a buffer. Its addresses are not reused, so later accesses to it are out of bounds."""
+        """Free a buffer. Its addresses are not reused, so later accesses to it are out of bounds. Raises ValueError for
+        a buffer that is not allocated."""
         self.writes += 1
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
@@ -230,7 +236,8 @@ class Memory:
             self.view.protect(buffer.start, buffer.end, PageAccess.NONE)
 
     def restore(self, buffer: Buffer) -> None:
-        """Allocate a freed buffer again, at its old address. Its contents are undefined."""
+        """Allocate a freed buffer again, at its old address, with undefined contents. Raises ValueError for a buffer
+        that is not freed."""
         self.writes += 1
         self.gone.remove(buffer)
         buffer.freed = None

@@ -1,5 +1,5 @@
-"""Proves memory order by scope: which accesses are ordered between CTAs of a cluster or grid, and which only seem
-so."""
+"""Proves that scopes count: the emulator reports a race when a fence, release or acquire has a scope that is too narrow
+for two CTAs of a cluster or grid, and none when the scope suffices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelproof.emulator import Memory
 from tests.kernelproof.emulator.hopper_ptx import entry, exchange, launch
 
 # CTA 1 writes to its own shared memory and arrives at CTA 0, which waits and then reads what CTA 1 wrote.
-PASSED = """
+READ_REMOTE_KERNEL = """
   add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; mad.lo.u32 %v, %t, 4, %s;
   setp.ne.u32 %P, %t, 0; @%P bra ready;
   mbarrier.init.shared::cta.b64 [%bar], 32; fence.mbarrier_init.release.cluster;
@@ -28,7 +28,7 @@ again: mbarrier.try_wait.parity{acquire}.shared::cta.b64 %P, [%bar], 0; @!%P bra
 done:
   barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
 # The other way round: CTA 1 has read, and CTA 0 may overwrite.
-PERMITTED = """
+OVERWRITE_REMOTE_KERNEL = """
   add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; mad.lo.u32 %v, %t, 4, %s;
   setp.ne.u32 %P, %t, 0; @%P bra ready;
   mbarrier.init.shared::cta.b64 [%bar], 32; fence.mbarrier_init.release.cluster;
@@ -45,7 +45,7 @@ done:
 CLUSTER, RELAXED = "cluster", "relaxed.cluster"
 
 
-def kinds(text: str, release: str, acquire: str, before: str = "", after: str = "") -> set[str]:
+def cluster_findings(text: str, release: str, acquire: str, before: str = "", after: str = "") -> set[str]:
     text = text.replace("{release}", release).replace("{acquire}", acquire)
     values, reports = exchange(text.replace("BEFORE", before).replace("AFTER", after))
     assert (values[:32] == np.arange(32)).all()
@@ -58,7 +58,7 @@ SHARED_ACQUIRE = "fence.acquire.sync_restrict::shared::cluster.cluster;"
 
 
 @pytest.mark.parametrize(
-    ("release", "acquire", "before", "after", "wrong"),
+    ("release", "acquire", "before", "after", "expected"),
     [
         (".release.cluster", ".acquire.cluster", "", "", set()),
         ("", "", "", "", {"memory-scope"}),
@@ -81,27 +81,29 @@ SHARED_ACQUIRE = "fence.acquire.sync_restrict::shared::cluster.cluster;"
     ],
 )
 def test_data_between_the_ctas_of_a_cluster(
-    release: str, acquire: str, before: str, after: str, wrong: set[str]
+    release: str, acquire: str, before: str, after: str, expected: set[str]
 ) -> None:
-    assert kinds(PASSED, release, acquire, before, after) == wrong
+    assert cluster_findings(READ_REMOTE_KERNEL, release, acquire, before, after) == expected
 
 
 @pytest.mark.parametrize(
-    ("release", "wrong"),
+    ("release", "expected"),
     [("", set()), (".release.cluster", set()), (".relaxed.cluster", {"shared-race"})],
 )
-def test_permission_needs_no_cluster_scope(release: str, wrong: set[str]) -> None:
-    assert kinds(PERMITTED, release, "") == wrong
+def test_permission_needs_no_cluster_scope(release: str, expected: set[str]) -> None:
+    assert cluster_findings(OVERWRITE_REMOTE_KERNEL, release, "") == expected
 
 
-def test_permission_by_a_relaxed_arrival_of_what_was_waited_for() -> None:
-    assert kinds(PERMITTED, ".relaxed.cluster", "", "bar.warp.sync -1;") == set()
+def test_a_relaxed_arrival_permits_after_the_reads_are_complete() -> None:
+    """The store of what was read, and the barrier of the warp, come after the loads; so no load is left to be
+    ordered."""
+    assert cluster_findings(OVERWRITE_REMOTE_KERNEL, ".relaxed.cluster", "", "bar.warp.sync -1;") == set()
 
 
 # --- global memory ---
 
 # CTA 0 writes data, then a flag; CTA 1 polls the flag and reads the data.
-HANDED_OVER = """
+FLAG_KERNEL = """
   mov.u32 %n, %ctaid.x; setp.ne.u32 %P, %t, 0; @%P bra done; setp.eq.u32 %Q, %n, 1; @%Q bra again;
   st.global.u32 [%q], 5; {before} {set}
   bra done;
@@ -111,14 +113,14 @@ done:"""
 SET, POLL = "st.relaxed.{}.global.u32 [%p], 1;", "ld.relaxed.{}.global.u32 %w, [%p];"
 
 
-def handed_over(cluster: int = 1, **parts: str) -> set[str]:
+def flag_findings(cluster: int = 1, **parts: str) -> set[str]:
     memory = Memory()
     flag = memory.allocate(4, "scratch", name="flag")
     flag.bytes()[:] = 0
     assert flag.written is not None
     flag.written[:] = 1
     out = memory.upload(np.zeros(2, np.uint32), "inout")
-    body = HANDED_OVER
+    body = FLAG_KERNEL
     for name, text in ({"read": "ld.global.u32 %w, [%q];"} | parts).items():
         body = body.replace("{" + name + "}", text)
     settings: dict[str, Any] = {"grid": 2, "cluster": cluster, "check_outputs": False}
@@ -142,21 +144,21 @@ def handed_over(cluster: int = 1, **parts: str) -> set[str]:
 )
 def test_fences_and_flags_between_ctas(scope: str, fence: str, cluster: int, wrong: bool) -> None:
     fence = f"fence.acq_rel.{fence};"
-    reported = handed_over(cluster, before=fence, set=SET.format(scope), poll=POLL.format(scope), after=fence)
+    reported = flag_findings(cluster, before=fence, set=SET.format(scope), poll=POLL.format(scope), after=fence)
     assert reported == ({"global-race"} if wrong else set())
 
 
 @pytest.mark.parametrize("use", ["", "st.global.u32 [%q+4], %x1;"])
 def test_an_atomic_acquires_whether_its_result_is_used_or_not(use: str) -> None:
-    """The load before it has found the flag set, so the atomic reads no older value."""
+    """The polling load has seen the flag set, so the atomic reads the set flag too, and can acquire by it."""
     acquire = "atom.acquire.gpu.global.add.u32 %x1, [%p], 0; " + use
     parts = {"before": "fence.acq_rel.gpu;", "set": SET.format("gpu"), "poll": POLL.format("gpu")}
-    assert handed_over(**parts, after=acquire) == set()
-    assert handed_over(**parts, after=acquire.replace(".acquire", ".relaxed")) == {"global-race"}
+    assert flag_findings(**parts, after=acquire) == set()
+    assert flag_findings(**parts, after=acquire.replace(".acquire", ".relaxed")) == {"global-race"}
 
 
 # CTA 1 writes to global memory instead of its own shared memory.
-PASSED_BESIDE = PASSED.replace(
+READ_GLOBAL_KERNEL = READ_REMOTE_KERNEL.replace(
     "st.shared.u32 [%v], %t;", "mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g+128], %t;"
 ).replace("ld.shared::cluster.u32 %w, [%x1];", "mad.wide.u32 %g, %t, 4, %q; ld.global.u32 %w, [%g+128];")
 
@@ -164,10 +166,13 @@ PASSED_BESIDE = PASSED.replace(
 @pytest.mark.parametrize("before", [FENCE, SHARED_RELEASE])
 @pytest.mark.parametrize("after", [FENCE, SHARED_ACQUIRE])
 def test_fences_of_shared_memory_order_no_global_memory(before: str, after: str) -> None:
-    wrong = set() if before == after == FENCE else {"global-race"}
-    assert kinds(PASSED_BESIDE, ".relaxed.cluster", ".relaxed.cluster", before, after) == wrong
-    # A full fence behind a restricted one makes up for it.
-    assert kinds(PASSED_BESIDE, ".relaxed.cluster", ".relaxed.cluster", before + FENCE, after + FENCE) == set()
+    expected = set() if before == after == FENCE else {"global-race"}
+    assert cluster_findings(READ_GLOBAL_KERNEL, ".relaxed.cluster", ".relaxed.cluster", before, after) == expected
+    # A full fence after a restricted one makes up for it.
+    assert (
+        cluster_findings(READ_GLOBAL_KERNEL, ".relaxed.cluster", ".relaxed.cluster", before + FENCE, after + FENCE)
+        == set()
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def test_fences_of_shared_memory_order_no_global_memory(before: str, after: str)
 )
 def test_fences_of_one_direction_and_of_shared_memory_beside_flags(before: str, after: str, wrong: bool) -> None:
     cluster = 2 if "cluster" in before else 1
-    reported = handed_over(cluster, before=before, set=SET.format("gpu"), poll=POLL.format("gpu"), after=after)
+    reported = flag_findings(cluster, before=before, set=SET.format("gpu"), poll=POLL.format("gpu"), after=after)
     assert reported == ({"global-race"} if wrong else set())
 
 
@@ -190,10 +195,10 @@ def test_fences_of_one_direction_and_of_shared_memory_beside_flags(before: str, 
 def test_release_and_acquire_between_ctas(scope: str, wrong: bool) -> None:
     parts = {"before": "", "after": ""}
     release, acquire = f"st.release.{scope}.global.u32 [%p], 1;", f"ld.acquire.{scope}.global.u32 %w, [%p];"
-    reported = handed_over(**parts, set=release, poll=acquire)
+    reported = flag_findings(**parts, set=release, poll=acquire)
     assert reported == ({"global-race"} if wrong else set())
     exchanged = f"atom.release.{scope}.global.exch.b32 %x0, [%p], 1;"
-    assert handed_over(**parts, set=exchanged, poll=acquire) == ({"global-race"} if wrong else set())
+    assert flag_findings(**parts, set=exchanged, poll=acquire) == ({"global-race"} if wrong else set())
 
 
 @pytest.mark.parametrize(
@@ -201,15 +206,16 @@ def test_release_and_acquire_between_ctas(scope: str, wrong: bool) -> None:
 )
 @pytest.mark.parametrize("order", ["relaxed", "acquire"])
 def test_cache_operators_are_hints(read: str, wrong: bool, order: str) -> None:
-    """Data behind a flag is ordered after an acquiring read of the flag. A read with .cg does not replace that."""
+    """Data is ordered after an acquiring read of its flag. A .cg or .cv read of the data does not make up for a relaxed
+    one."""
     release, poll = "st.release.gpu.global.u32 [%p], 1;", f"ld.{order}.gpu.global.u32 %w, [%p];"
-    reported = handed_over(before="", after="", set=release, poll=poll, read=f"{read}.u32 %w, [%q];")
+    reported = flag_findings(before="", after="", set=release, poll=poll, read=f"{read}.u32 %w, [%q];")
     assert reported == ({"global-race"} if order == "relaxed" and wrong else set())
 
 
 def test_a_release_covers_its_own_flag_only() -> None:
     parts = {"before": "st.release.gpu.global.u32 [%q+4], 0;", "after": "fence.acq_rel.gpu;"}
-    assert "global-race" in handed_over(**parts, set=SET.format("gpu"), poll=POLL.format("gpu"))
+    assert "global-race" in flag_findings(**parts, set=SET.format("gpu"), poll=POLL.format("gpu"))
 
 
 @pytest.mark.parametrize(("scope", "wrong"), [("", False), (".gpu", False), (".cta", True)])
