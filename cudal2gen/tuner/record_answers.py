@@ -108,8 +108,9 @@ def parse_ideas(reply: Reply, limit: int) -> tuple[list[Idea], list[Fault]]:
     ideas, faults = [], []
     for item in items[:limit]:
         if not _plausible(item):
-            faults.append(Fault("a proposal is malformed: too long, too deep, or contains numbers or text that JSON
-            cannot represent")) continue
+            why = "too long, too deep, or contains numbers or text that JSON cannot represent"
+            faults.append(Fault(f"a proposal is malformed: {why}"))
+            continue
         try:
             ideas.append(Idea.model_validate(item))
         except ValidationError as error:
