@@ -1,8 +1,8 @@
-"""Arithmetic of PTX on NumPy arrays, where NumPy's own operations differ from it or are missing.
+"""Computes PTX instructions on NumPy arrays where NumPy has no operation with the same result.
 
-The Python function of a kernel calls this package as ``A``. Every function follows the instruction of the PTX ISA that
-its docstring names. Approximate functions (ex2, rsqrt, ...) are computed with more digits and rounded once; ``inexact``
-draws errors that hardware might have.
+The Python function that is generated for a kernel calls this package as ``A``. Every function follows the instruction
+of the PTX ISA that its docstring names. Approximate functions (ex2, rsqrt, ...) are computed with more digits and
+rounded once; ``inexact`` adds random errors that hardware might have.
 """
 
 from kernelproof.emulator.arithmetic.approximations import half_approximation, inexact

@@ -1,4 +1,4 @@
-"""Draws errors of approximate functions, within the bounds that the PTX ISA states.
+"""Adds random errors to the results of approximate functions, within the bounds that the PTX ISA states.
 
 Hardware computes ``ex2.approx`` and similar functions by tables whose contents are not published. By default, their
 results here are rounded once and have no further error. For a drawn environment, each result gets an error, so that no
@@ -18,8 +18,8 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class Allowance(NamedTuple):
-    """The largest error of a function: ``share`` times the result, plus ``amount`` (for halves: the smaller of
-    both)."""
+    """The largest error of a function's result. For f32 it is ``share`` times the result plus ``amount``; for halves it
+    is the smaller of these two numbers."""
 
     share: float = 0.0
     amount: float = 0.0
@@ -45,7 +45,7 @@ _EXACT_TAIL = np.uint32(0xFFF)
 
 
 def inexact(name: str, exact: Array, seed: int) -> Array:
-    """Add a drawn error to each result of an approximate function of f32.
+    """Add a random error to each result of the approximate function ``name`` of f32, such as ex2.
 
     The error of a result depends on ``seed`` and the result only, so that equal operands give equal results. With the
     seed 0, ``exact`` is returned unchanged.
@@ -54,17 +54,18 @@ def inexact(name: str, exact: Array, seed: int) -> Array:
         return exact
     share, amount = ALLOWED[name]
     wide = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
-    drawn = wide + _drawn(exact, seed) * (share * np.abs(wide) + amount)
+    perturbed = wide + _random_numbers(exact, seed) * (share * np.abs(wide) + amount)
     if name in _BOUNDED:
-        drawn = np.clip(drawn, -1, 1)
-    return np.where(_is_kept(exact), exact, drawn.astype(np.float32))
+        perturbed = np.clip(perturbed, -1, 1)
+    return np.where(_is_exact(exact), exact, perturbed.astype(np.float32))
 
 
 @lru_cache(maxsize=64)
 def half_approximation(name: str, kind: str, ftz: bool, seed: int) -> Callable[[Array], Array]:
-    """An approximate function of halves (f16, or bf16 as float64), with errors as ``inexact`` draws them.
+    """The approximate function ``name`` of halves (float16 arrays if ``kind`` is f16, bf16 numbers as float64), with
+    random errors like those of ``inexact``.
 
-    A result is rounded after its error has been added. The total error of both is within the bound.
+    A result is rounded after its error has been added. The sum of error and rounding is within the bound.
     """
     flushed = (flush if kind == "f16" else flush_bf16) if ftz else None
 
@@ -79,7 +80,7 @@ def half_approximation(name: str, kind: str, ftz: bool, seed: int) -> Callable[[
 
 
 def _inexact_half(name: str, kind: str, exact: Array, seed: int) -> Array:
-    """Add a drawn error to results (float64) of a function of halves, before they are rounded."""
+    """Add a random error to results (float64) of a function of halves, before they are rounded."""
     share, amount = HALF_ALLOWED[name, kind]
     narrow = exact.astype(np.float32)
     wide = np.where(np.isfinite(exact), exact, 0)
@@ -87,13 +88,13 @@ def _inexact_half(name: str, kind: str, exact: Array, seed: int) -> Array:
     # Rounding to the half will add an error of up to half of its last bit, which counts against the bound.
     last_bit = np.ldexp(1.0, np.frexp(magnitude)[1] - _SIGNIFICANDS[kind])
     allowed = np.maximum(np.minimum(share * magnitude, amount) - last_bit / 2, 0)
-    drawn = wide + _drawn(narrow, seed) * allowed
+    perturbed = wide + _random_numbers(narrow, seed) * allowed
     if name in _BOUNDED:
-        drawn = np.clip(drawn, -1, 1)
-    return np.where(_is_kept(narrow), exact, drawn)
+        perturbed = np.clip(perturbed, -1, 1)
+    return np.where(_is_exact(narrow), exact, perturbed)
 
 
-def _drawn(exact: Array, seed: int) -> Array:
+def _random_numbers(exact: Array, seed: int) -> Array:
     """Numbers in [-1, 1) that depend only on a seed and on results of f32."""
     # A multiplicative hash (the last step of MurmurHash3) gives unrelated numbers for neighbouring results.
     mixed = exact.view(np.uint32) ^ np.uint32(seed * 0x9E3779B1 & 0xFFFFFFFF)
@@ -102,6 +103,6 @@ def _drawn(exact: Array, seed: int) -> Array:
     return np.asarray(mixed / 2.0**31 - 1.0)
 
 
-def _is_kept(exact: Array) -> Array:
-    """Per result of f32: must it have no error, because it is infinite, NaN, or exact on hardware, too?"""
+def _is_exact(exact: Array) -> Array:
+    """Where do results of f32 get no error? Those that are infinite, NaN, or exact on hardware, too."""
     return np.asarray(~np.isfinite(exact) | ((exact.view(np.uint32) & _EXACT_TAIL) == 0))

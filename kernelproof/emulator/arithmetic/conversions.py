@@ -37,14 +37,14 @@ def converter(dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Conversion
     if dst == "f16" and src == "f32" and mode == "rn" and not sat and not ftz:
         return _narrow_f32
     if dst[0] in "us" and src[0] in "us":
-        return lambda raw: _integer_to_integer(_decoded(raw, src, ftz), dst, src, sat)
+        return lambda raw: _integer_to_integer(_decode(raw, src, ftz), dst, src, sat)
     if dst[0] in "us":
-        return lambda raw: _float_to_integer(_decoded(raw, src, ftz), dst, mode)
-    return lambda raw: _to_float(_decoded(raw, src, ftz), dst, src, mode, ftz, sat)
+        return lambda raw: _float_to_integer(_decode(raw, src, ftz), dst, mode)
+    return lambda raw: _to_float(_decode(raw, src, ftz), dst, src, mode, ftz, sat)
 
 
-def _decoded(raw: Array, src: str, ftz: bool) -> Array:
-    """The numbers in raw bits; bf16 as float32."""
+def _decode(raw: Array, src: str, ftz: bool) -> Array:
+    """The numbers of type ``src`` that raw bits represent; those of bf16 as float32."""
     x = np.ascontiguousarray(raw)
     if src == "bf16":
         return bf16_to_f32(x)
@@ -66,8 +66,8 @@ def _integer_to_integer(x: Array, dst: str, src: str, sat: bool) -> Array:
 
 
 def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
-    """Round floats to integers and clamp them to the range of ``dst``. NaN gives 0, but from f64 or to 64 bits a number
-    with only the top bit set."""
+    """Round floats to integers and clamp them to the range of ``dst``. NaN gives 0; but if the source is f64 or ``dst``
+    has 64 bits, it gives the number with only the top bit set."""
     bits = type_bits(dst)
     unsigned = U[bits]
     low, high = _range(dst)
@@ -79,13 +79,14 @@ def _float_to_integer(x: Array, dst: str, mode: str) -> Array:
     out = safe.astype(np.uint64 if dst == "u64" else np.int64).astype(unsigned)
     mask = (1 << bits) - 1
     out = np.where(top, unsigned(high & mask), np.where(bottom, unsigned(low & mask), out))
-    of_nan = 1 << bits - 1 if bits == 64 or x.dtype == np.float64 else 0
-    return np.where(nan, unsigned(of_nan), out).astype(unsigned)
+    nan_result = 1 << bits - 1 if bits == 64 or x.dtype == np.float64 else 0
+    return np.where(nan, unsigned(nan_result), out).astype(unsigned)
 
 
 def _to_float(x: Array, dst: str, src: str, mode: str, ftz: bool, sat: bool) -> Array:
-    """Convert numbers to floats, with one rounding: the wider numbers before it are exact or rounded to odd."""
-    y = _widened(x, dst, src, mode)
+    """Convert numbers to the float type ``dst``. This is one rounding in effect, because the wider numbers in between
+    are exact or rounded to odd."""
+    y = _widen(x, dst, src, mode)
     if sat:
         y = saturate(y)
     rounding = mode if mode in ("rz", "rm", "rp") else "rn"
@@ -114,18 +115,21 @@ def _narrow_f32(raw: Array) -> Array:
     return (with_canonical_nan(out, np.isnan(x)) if has_nan(x) else out).view(np.uint16)
 
 
-def _widened(x: Array, dst: str, src: str, mode: str) -> Array:
-    """The numbers as float64, rounded to integers if the mode says so. 64-bit integers are rounded to odd; if ``dst``
-    is f64, they are rounded to nearest, or converted exactly to long doubles for other modes."""
+def _widen(x: Array, dst: str, src: str, mode: str) -> Array:
+    """The numbers as float64, rounded to integral values if the mode says so.
+
+    64-bit integers need not fit in a float64. They are rounded to odd, unless ``dst`` is f64. Then they are rounded to
+    nearest if that is the mode, and otherwise converted exactly to long doubles.
+    """
     if src[0] in "us":
         if type_bits(src) < 64 or (dst == "f64" and mode == "rn"):
             return x.astype(np.float64)
-        return x.astype(np.longdouble) if dst == "f64" else _odd_integers(x)
+        return x.astype(np.longdouble) if dst == "f64" else _integers_to_odd(x)
     y = x.astype(np.float64)
     return _INTEGRAL[mode](y) if mode in _INTEGRAL else y
 
 
-def _odd_integers(x: Array) -> Array:
+def _integers_to_odd(x: Array) -> Array:
     """Convert 64-bit integers to float64, rounded to odd. Integers of more than 53 bits lose their 11 lower bits; if
     any of these is set, the bit above them is set."""
     low, one = x.dtype.type(0x7FF), x.dtype.type(0x800)
@@ -174,6 +178,8 @@ def pack_f32(high: Array, low: Array, convert: Conversion) -> Array:
 def to_tf32(raw: Array, mode: str) -> Array:
     """cvt to tf32 with mode rna, rn or rz: a float32 with 10 bits of mantissa."""
     nan = np.isnan(raw.view(np.float32))
+    # The lower 13 bits are cut off. Before that, rna adds half of the last kept bit, and rn adds a little less, unless
+    # the last kept bit is 1: then a tie is rounded up to an even number. Infinities are not rounded.
     if mode == "rna":
         out = raw + np.uint32(0x1000)
     elif mode == "rn":

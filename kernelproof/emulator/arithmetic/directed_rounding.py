@@ -1,4 +1,5 @@
-"""Rounds f32 and f64 in a direction: NumPy's operations are executed while the processor rounds in that direction."""
+"""Rounds results of f32 and f64 toward zero, up or down, by switching the processor's rounding mode around NumPy's
+operations."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def libm() -> Any:
 
 @contextmanager
 def _rounding(mode: str) -> Iterator[None]:
-    """Let the thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp) meanwhile. Operations on f16 are not
-    affected. Raises EmulatorError if the processor is not supported."""
+    """A context in which the thread's operations on f32 and f64 round by ``mode`` (rz, rm or rp). Operations on f16 are
+    not affected. Raises EmulatorError if the processor is not supported."""
     directions = _DIRECTIONS.get(platform.machine())
     if directions is None or libm().fesetround(directions[mode]):
         raise EmulatorError(f"directed rounding is not modelled on this processor ({platform.machine()})")
@@ -39,7 +40,10 @@ def _rounding(mode: str) -> Iterator[None]:
 
 
 def toward(mode: str, function: Callable[..., Array], *operands: Array) -> Array:
-    """The result of ``function``, in which all roundings are in direction ``mode``. Two roundings in the same
-    direction, first to more and then to fewer bits, give the same result as one."""
+    """The result of ``function`` of the operands, with all roundings by ``mode`` (rz, rm or rp). It may round twice:
+    first to more and then to fewer bits in the same direction gives the same result as rounding once.
+
+    Raises EmulatorError if the processor is not supported.
+    """
     with _rounding(mode):
         return function(*operands)

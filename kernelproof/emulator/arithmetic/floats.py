@@ -1,4 +1,4 @@
-"""Operations on floats as PTX defines them: rounding, fused multiply-add, bfloat16, halves, comparisons.
+"""Computes PTX's operations on floats on NumPy arrays: rounding, fused multiply-add, bfloat16, halves, comparisons.
 
 Arrays have the shape (lanes,). Several functions compute in float64 and round the result to fewer bits. If the float64
 number is itself rounded, two roundings could give another result than one. Rounding *to odd* in float64 prevents this:
@@ -173,6 +173,7 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
 
 def fma16(a: Array, b: Array, c: Array) -> Array:
     """Fused multiply-add of float16, computed in float64 and rounded to float16."""
+    # The float64 sum is inexact only if the result is c or infinite, so rounding it again does no harm.
     return np.asarray((a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16))
 
 
@@ -183,8 +184,8 @@ def fma_bf16(a: Array, b: Array, c: Array) -> Array:
 
 
 def fmin(a: Array, b: Array, nan: bool, larger: bool) -> Array:
-    """min, or max (``larger``). If both operands are NaN, so is the result. If one is, the result is NaN with ``nan``,
-    else the other operand. -0 is less than +0."""
+    """min, or max (``larger``). -0 is less than +0. The result is NaN if both operands are NaN. If one of them is NaN,
+    the result is NaN with ``nan``, else the other operand."""
     pick_a = (a > b) if larger else (a < b)
     tie = (a == b) & (np.signbit(a) != np.signbit(b))
     pick_a = np.where(tie, np.signbit(a) != larger, pick_a)
@@ -257,14 +258,16 @@ def approximate64(name: str, x: Array) -> Array:
 
 
 def divide_approximately(a: Array, b: Array) -> Array:
-    """div.approx.f32: rounded once, but for divisors beyond 2**126 the result is a times zero."""
+    """div.approx.f32: a / b rounded once. For finite divisors beyond 2**126 in magnitude, the result is a times zero
+    with the sign of b."""
+    # By the PTX ISA, the result is zero for these divisors, or NaN if a is infinite.
     tiny = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     out = a / b
     return np.where(tiny, a * np.copysign(np.float32(0), b), out) if tiny.any() else out
 
 
 def test_float(test: str, x: Array) -> Array:
-    """testp: is each number of the given class?"""
+    """testp: is each number of the class ``test`` (finite, infinite, number, notanumber, normal or subnormal)?"""
     if test == "finite":
         return np.asarray(np.isfinite(x))
     if test == "infinite":

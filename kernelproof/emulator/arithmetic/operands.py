@@ -1,4 +1,4 @@
-"""Converts the elements of matrix operands to numbers, and sums to the types of accumulators; and converts fp8.
+"""Converts elements of matrix operands to float32 or float64, sums to the types of accumulators, and floats to fp8.
 
 Operands of mma, wmma, wgmma and tcgen05.mma are widened to float32, which represents every f16, bf16, tf32 and fp8
 number exactly. Integers become float64.
@@ -96,7 +96,7 @@ def _are_finite(raw: Array) -> bool:
     return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS)[0])
 
 
-def _scaled(words: Array) -> Array:
+def _scale(words: Array) -> Array:
     """The float32 values of finite f16 in the upper halves of int32 words, which are changed in place."""
     words >>= 3
     words &= _HALF_BITS
@@ -111,7 +111,7 @@ def f16_to_f32(raw: Array) -> Array:
         return np.asarray(raw.view(np.float16).astype(np.float32))
     words = raw.view(np.int16).astype(np.int32)
     words <<= 16
-    return _scaled(words)
+    return _scale(words)
 
 
 def halves(raw: Array, kind: str) -> Array:
@@ -127,12 +127,12 @@ def split_halves(words: Array, kind: str) -> Array:
     out = np.empty((*words.shape[:-1], 2, words.shape[-1]), np.uint32)
     np.left_shift(words, 16, out=out[..., 0, :])
     np.bitwise_and(words, 0xFFFF0000, out=out[..., 1, :])
-    return _scaled(out.view(np.int32)) if kind == "f16" else out.view(np.float32)
+    return _scale(out.view(np.int32)) if kind == "f16" else out.view(np.float32)
 
 
 def elements(raw: Array, kind: str) -> Array:
-    """Raw bytes (uint8, last axis contiguous) -> the numbers in them: floats as float32 (f64: float64), integers as
-    float64, in which sums of their products are exact."""
+    """Raw bytes (uint8, shape (..., n)) -> the 8 n / bits numbers of type ``kind`` in them, the lowest bits first.
+    Floats become float32 (f64: float64). Integers become float64, in which sums of their products are exact."""
     data = np.ascontiguousarray(raw)
     if kind in _FP8:
         return f8_to_f32(data, kind)
@@ -147,6 +147,7 @@ def elements(raw: Array, kind: str) -> Array:
         return data.view(np.float32 if kind == "f32" else np.float64)
     if kind in ("s8", "u8", "s32"):
         return np.asarray(data.view({"s8": np.int8, "u8": np.uint8, "s32": np.int32}[kind]).astype(np.float64))
+    # Several elements of 4 bits or 1 bit are in each byte.
     bits = ELEMENT_BITS[kind]
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     parts = (data[..., None] >> shifts) & np.uint8((1 << bits) - 1)
@@ -155,7 +156,8 @@ def elements(raw: Array, kind: str) -> Array:
 
 
 def rounded(values: Array, kind: str, saturate: bool = False) -> Array:
-    """Convert sums to the type ``kind`` of an accumulator. s32 wraps around; with ``saturate`` sums are clamped."""
+    """Convert sums to the type ``kind`` of an accumulator. s32 wraps around. With ``saturate``, sums are clamped to the
+    finite numbers of the type, and NaN becomes 0."""
     if kind == "s32":
         integers = values.astype(np.int64)
         if saturate:

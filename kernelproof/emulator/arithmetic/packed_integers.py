@@ -1,4 +1,4 @@
-"""Arithmetic on the bytes or half-words of 32-bit words: add, min and max of u16x2, and the SIMD video instructions.
+"""Computes add, min and max of u16x2 and the SIMD video instructions, on the bytes or half-words of 32-bit words.
 
 Words are raw uint32, shape (lanes,). Parts are int64, shape (lanes, parts), the lowest part first.
 """
@@ -30,13 +30,13 @@ _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _parts(words: Array, signed: bool, count: int) -> Array:
-    """The parts of words, as numbers."""
+    """The ``count`` parts of each word, as numbers."""
     bits = 32 // count
     return np.asarray(np.ascontiguousarray(words).view(S[bits] if signed else U[bits]).reshape(-1, count), np.int64)
 
 
-def _joined(parts: Array) -> Array:
-    """Join the lower bits of parts to words."""
+def _join(parts: Array) -> Array:
+    """Join the parts of each word; bits of a number that exceed its part are dropped."""
     count = parts.shape[1]
     words: Array = np.ascontiguousarray(parts.astype(U[32 // count])).view(np.uint32).reshape(-1)
     return words
@@ -45,7 +45,7 @@ def _joined(parts: Array) -> Array:
 def pairwise(a: Array, b: Array, operation: str, signed: bool, relu: bool) -> Array:
     """add, min or max of u16x2 or s16x2; ``relu``: negative results become 0."""
     out = _OPERATIONS[operation](_parts(a, signed, 2), _parts(b, signed, 2))
-    return _joined(np.maximum(out, 0) if relu else out)
+    return _join(np.maximum(out, 0) if relu else out)
 
 
 def video(
@@ -61,4 +61,4 @@ def video(
         out = np.clip(out, low, low + (1 << bits) - 1)
     if add:
         return np.asarray((out.sum(axis=1) + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32))
-    return _joined(out)
+    return _join(out)

@@ -1,4 +1,4 @@
-"""Adds products of f16 and bf16 to fp32 sums bit by bit as tensor cores of some GPUs do, according to a publication.
+"""Adds products of f16 or bf16 to fp32 sums with the rounding of the tensor cores of some GPUs, by a published rule.
 
 The rule and its figures are those of Hawkeye (MLSys 2026, arXiv 2603.20421). No result was compared with a GPU here.
 This mode is an option; by default ``machine.tensor`` rounds a sum once.
@@ -16,12 +16,12 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
-NONE = -10_000  # the exponent of zero
+ZERO_EXPONENT = -10_000  # stands for the exponent of zero; every number has a larger one
 
 
 class TensorRounding(NamedTuple):
-    """The rule of one GPU. ``width``: products in a group. ``bits``: bits kept below the largest exponent of a group,
-    which is at least ``floor``."""
+    """The rule of one GPU. ``width``: products in a group. ``bits``: how many bits of a term are kept below the largest
+    exponent of its group. ``floor``: the least value of that exponent; smaller ones are replaced by it."""
 
     width: int
     bits: int
@@ -57,9 +57,9 @@ def _add_group(a: Array, b: Array, total: Array, rounding: TensorRounding) -> Ar
 
 
 def _exponent(values: Array) -> Array:
-    """The exponent of the leading bit; NONE for zero, infinities and NaN."""
+    """The exponent of the leading bit; ZERO_EXPONENT for zero, infinities and NaN."""
     finite = np.isfinite(values) & (values != 0)
-    return np.where(finite, np.frexp(np.where(finite, values, 1.0))[1] - 1, NONE)
+    return np.where(finite, np.frexp(np.where(finite, values, 1.0))[1] - 1, ZERO_EXPONENT)
 
 
 def _toward_zero(values: Array) -> Array:
