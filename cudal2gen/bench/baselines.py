@@ -27,7 +27,7 @@ from cudal2gen import results
 from cudal2gen.kernel import Acc, Layout, Problem, ceil_div
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Sizes, rows_of
-from cudal2gen.kernel.problem import AlongK, along_k
+from cudal2gen.kernel.problem import AlongK, rows_along_k
 from cudal2gen.launch.gpu import Absent, Binder, Call, Contender, GpuError, MeasuringDevice, Race
 from cudal2gen.launch.operands import Operands
 from kernelproof.ground.element import F16, Element, element_of, output_of
@@ -394,7 +394,7 @@ class _Descriptors:
             operation = np.array([int(cublas.Operation[letter.upper()])], np.int32)
             number = int(cublasLt.MatmulDescAttribute[attribute])
             cublasLt.matmul_desc_set_attribute(self.operation, number, operation.ctypes.data, operation.nbytes)
-        along = along_k(layout)
+        along = rows_along_k(layout)
         self.b = int(cublasLt.matrix_layout_create(kind, *((k, n) if along.b else (n, k)), ldb))
         self.a = int(cublasLt.matrix_layout_create(kind, *((k, m) if along.a else (m, k)), lda))
         self.d = int(cublasLt.matrix_layout_create(kind_d, n, m, ldd))

@@ -20,7 +20,7 @@ from cudal2gen.cli.changes import changed
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import GPUS, Acc, Layout, Problem, Record, SizeClass, explain
 from cudal2gen.kernel.fusion import NONE, PARTS, Fusion
-from cudal2gen.kernel.problem import BATCH_TITLES, SIZE_CLASSES, Batch, along_k, types
+from cudal2gen.kernel.problem import BATCH_TITLES, SIZE_CLASSES, Batch, rows_along_k, types_text
 from kernelproof.ground.command_line.groups import Offer, OneOf, Shared
 from kernelproof.ground.command_line.messages import note, refuse
 from kernelproof.ground.element import ELEMENTS, ElementName, OutputName
@@ -167,7 +167,7 @@ class Selection:
         """GPU, types, layout, fusion and batch as messages name them."""
         fusion = f" {self.fusion}" if self.fusion != NONE else ""
         batch = f" {self.batch if self.batch == ANY else BATCH_TITLES[self.batch]}" if self.batch != NONE else ""
-        return f"{self.gpu} {types(self.ab, self.acc, self.d)} {self.layout}{fusion}{batch}"
+        return f"{self.gpu} {types_text(self.ab, self.acc, self.d)} {self.layout}{fusion}{batch}"
 
     def admits(self, item: Filterable) -> bool:
         """Whether a problem, record or measurement has the selected GPU, types and layout."""
@@ -330,7 +330,7 @@ class Selection:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The selected layouts; for ``any`` those with A (m,k). The others are selected only by name."""
-        return tuple(each for each in LAYOUTS if along_k(each).a) if self.layout == ANY else (self.layout,)
+        return tuple(each for each in LAYOUTS if rows_along_k(each).a) if self.layout == ANY else (self.layout,)
 
     @property
     def kinds(self) -> list[Kind]:

@@ -1,14 +1,14 @@
 """Defines problems and records: a ``Problem`` is a product to compute, and a record is a kernel that computes it.
 
-A record belongs to a kernel family and is frozen; it is one line of ``configs/kernels.jsonl``. Each legality rule is
-written once, in the ``violations`` of its
-family; the catalog, the CLI, the tuner and the tests apply it by validating a record. Sizes named ``bm``, ``bn`` and
-``bk`` are in elements, ``*_bytes`` in bytes; sizes always come in the order m, n, k. Only this file lists the families.
+A record belongs to a kernel family and cannot change; it is one line of ``configs/kernels.jsonl``. Each legality rule
+is written once, in the ``violations`` of its family. The catalog, the CLI, the tuner and the tests apply the rules by
+validating a record. Sizes named ``bm``, ``bn`` and ``bk`` are in elements, ``*_bytes`` in bytes; sizes always come in
+the order m, n, k. Only this file lists the families.
 """
 
 from __future__ import annotations
 
-from cudal2gen.kernel.cuda_source import LAUNCHED as LAUNCHED
+from cudal2gen.kernel.cuda_source import LAUNCH_FIELDS as LAUNCH_FIELDS
 from cudal2gen.kernel.cuda_source import CudaSource as CudaSource
 from cudal2gen.kernel.cuda_source import as_text as as_text
 from cudal2gen.kernel.editing import Edit as Edit

@@ -18,11 +18,11 @@ from cudal2gen.kernel.work import CtaWork
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.integers import ceil_div
 
-# Facts of a launch that follow from the record's fields, so that ``call`` must not state them.
+# Facts of a launch that follow from other fields of the record, so that ``call`` must not state them.
 DERIVED_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
-# Fields whose values the text was written for. ``padding`` is none of them: a caller may pad for an unchanged text.
-LAUNCHED = ("bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked")
-SEALED = ("text", "entry", "operation", *LAUNCHED)
+# Fields whose values the text was written for. ``padding`` is not among them: a caller may pad for an unchanged text.
+LAUNCH_FIELDS = ("bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked")
+SEALED_FIELDS = ("text", "entry", "operation", *LAUNCH_FIELDS)
 ENTRY = "gemm"  # the kernel's name in a text that was made from another record
 
 
@@ -42,8 +42,10 @@ class CudaSource(Ring):
         str, Field(max_length=60, description="architecture, types and layout that the text was written for")
     ]
     bk: Annotated[int, Field(ge=8, le=1024, multiple_of=8, description="k of a step of the main loop, elements")]
-    stages: Annotated[int, Field(ge=1, le=16, description="k-steps in flight: sizes around them are tested")]
-    split_k: Annotated[int, Field(ge=1, le=64, description="slices of k, each of CTAs of its own")]
+    stages: Annotated[
+        int, Field(ge=1, le=16, description="k-steps in flight; tests use k just below, at and above them")
+    ]
+    split_k: Annotated[int, Field(ge=1, le=64, description="slices of k, each computed by its own CTAs")]
     block: Annotated[int, Field(ge=32, le=1024, multiple_of=32, description="threads of a CTA")]
     dynamic_smem: Annotated[int, Field(ge=0, le=232448, description="bytes of dynamic shared memory of a CTA")]
     call: Annotated[
@@ -52,7 +54,7 @@ class CudaSource(Ring):
     baked: Annotated[int, Field(ge=0, le=1 << 24, description="the k that is compiled in, packed; 0 for none")]
     padding: Annotated[
         Literal["none", "predicate", "pad"],
-        Field(description="where the tile does not divide: predicate checks bounds, pad has the caller pad"),
+        Field(description="for sizes that are no multiple of the tile: predicate checks bounds, pad: the caller pads"),
     ]
     seal: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", description="digest of text and launch together")]
     options: Annotated[
@@ -65,9 +67,9 @@ class CudaSource(Ring):
 
     @classmethod
     def of_text(cls, problem: Problem, text: str, origin: Origin, launch: Mapping[str, Any]) -> Self:
-        """The record of a text in normal form, sealed. ``launch``: the fields but ``text``, ``operation``, ``seal``.
+        """The sealed record of a text in normal form. Raises IllegalRecord.
 
-        Raises IllegalRecord.
+        ``launch``: all other fields that the record needs, without ``text``, ``operation`` and ``seal``.
         """
         own = {"text": device_text.digest(text), "family": "cuda_source", "operation": _operation(problem)}
         fields = {"problem": problem, "origin": origin, **launch, **own}
@@ -78,7 +80,7 @@ class CudaSource(Ring):
 
     def violations(self) -> Iterator[str]:
         if self.seal != _seal(dict(self)):
-            yield f"seal={self.seal}: text and launch were sealed with other values; 'cudal2gen write' writes anew"
+            yield f"seal={self.seal}: text or launch changed after it was sealed; write it again with 'cudal2gen write'"
             return
         if self.operation != (own := _operation(self.problem)):
             yield f"operation={self.operation}: the text is not for {own}"
@@ -132,7 +134,7 @@ class CudaSource(Ring):
 
     @property
     def launch_comment(self) -> str:
-        """The facts of the launch, as a comment."""
+        """The facts of the launch, as lines of a C++ comment."""
         return "".join(f"//   {line}\n" for line in self.launch.write().splitlines())
 
     @property
@@ -273,7 +275,7 @@ def as_text(record: Record, rendered: str) -> tuple[str, Fields]:
     ``rendered``: the record's source. A record of this family keeps its text and its fields.
     """
     if isinstance(record, CudaSource):
-        names = ("entry", *LAUNCHED, "padding", "options")
+        names = ("entry", *LAUNCH_FIELDS, "padding", "options")
         return record.source, {name: getattr(record, name) for name in names}
     launch = record.launch
     facts = {name: value for name, value in launch.model_dump().items() if name not in DERIVED_FACTS}
@@ -296,7 +298,7 @@ def as_text(record: Record, rendered: str) -> tuple[str, Fields]:
 
 def _seal(fields: Mapping[str, Any]) -> str:
     """The digest of a text's name and of all that its launch depends on."""
-    covered = {name: fields.get(name) for name in SEALED} | {"predicated": fields.get("padding") == "predicate"}
+    covered = {name: fields.get(name) for name in SEALED_FIELDS} | {"predicated": fields.get("padding") == "predicate"}
     return hashlib.sha256(json.dumps(covered, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

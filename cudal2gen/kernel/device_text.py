@@ -28,14 +28,15 @@ _HEADERS = (
     r"std(?:int|def)\.h|cooperative_groups\.h",
 )  # fmt: skip
 _INCLUDE = re.compile(rf"<(?:{'|'.join(_HEADERS)})>")
-# Comments, strings and characters, so that a quote inside of one does not begin another. An unmatched quote comes last.
+# A comment, a string or a character, or else a quote without a partner. One expression matches them all, so that a
+# quote inside a comment does not begin a string, and "//" inside a string does not begin a comment.
 _TOKEN = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|[\"']", re.S)
 _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
 _CONSTRUCTS = {
     r"\b_Pragma\b": "_Pragma: write #pragma",
     # Macros of headers, such as _CCCL_HAS_INCLUDE, pass their argument to it, so their names are refused as well.
-    r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: the headers of CUDA are there",
+    r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: CUDA's headers always exist",
     r"\b__(?:FILE|BASE_FILE|FILE_NAME|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL)__\b": "macros of file and time",
     r"##": "## joins tokens: spell names out",
     r"%:|\?\?[=/'()!<>-]|<%|%>|<:|:>": "digraphs and trigraphs: write # [ ] { }",
@@ -61,8 +62,10 @@ def digest(text: str) -> str:
 
 
 def load(name: str) -> str:
-    """The text of a digest, from the folders of texts. Raises WrongInput for a text that is absent, has another digest,
-    or contains refused constructs."""
+    """Reads the text with this digest from the folders of texts.
+
+    Raises WrongInput if the text is absent, has another digest, or contains refused constructs.
+    """
     for folder in places.sources():
         path = folder / f"{name}.cu"
         if path.is_file():
@@ -77,7 +80,7 @@ def load(name: str) -> str:
 
 
 def refusals(text: str) -> list[str]:
-    """The forbidden constructs in a text, each as one line with its line number; empty for an acceptable text."""
+    """The first eight forbidden constructs in a text, each as one line with its line number; empty if it has none."""
     return list(_refusals(text))[:8]
 
 
@@ -111,8 +114,10 @@ def _refusals(text: str) -> Iterator[str]:
 
 
 def _bare(text: str) -> tuple[str, int | None]:
-    """The text with blanks in place of comments and the content of strings, which keeps positions; and the position of
-    a comment, string or character that does not end, if there is one."""
+    """The text with blanks in place of comments and of the content of strings, so that all positions stay the same.
+
+    Also returns the position of the first comment, string or character that does not end, or None.
+    """
     unclosed: list[int] = []
 
     def blank(match: re.Match[str]) -> str:
@@ -132,11 +137,11 @@ def _fault(directive: str, text: str) -> str:
     if directive == "":
         return "" if not text else "no directive"
     if directive not in DIRECTIVES:
-        return f"of directives only {', '.join(DIRECTIVES)} are allowed"
+        return f"only the directives {', '.join(DIRECTIVES)} are allowed"
     if directive == "include" and not _INCLUDE.fullmatch(text):
-        return "include headers of CUDA, CuTe, CUTLASS and C++'s types by <...> alone"
+        return "only headers of CUDA, CuTe, CUTLASS and C++'s types may be included, by <...>"
     if directive == "pragma" and re.split(r"\W", text)[0] not in PRAGMAS:
-        return f"of pragmas only {', '.join(PRAGMAS)} are allowed"
+        return f"only the pragmas {', '.join(PRAGMAS)} are allowed"
     return ""
 
 

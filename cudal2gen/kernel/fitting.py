@@ -23,27 +23,30 @@ from cudal2gen.kernel.fieldset import Fieldset, fieldset, spell
 from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Origin, Record
 from cudal2gen.kernel.schema import IllegalRecord, IllegalValue
-from cudal2gen.kernel.spelling import FAMILIES, QUESTION, parse
+from cudal2gen.kernel.spelling import FAMILIES, PROBLEM_FIELDS, parse
 from kernelproof.ground.chips import GPUS
 
-# Most records whose rules are evaluated: in the search from the start, among the candidates, and in the search from the
-# best candidates. Together they take about 0.3 s.
+# The most records whose rules each of three phases evaluates: the search from the start, the candidates themselves, and
+# the search from the best candidates. Together they take about 0.3 s.
 SEARCH_PROBES, CANDIDATE_PROBES, SEED_PROBES = 2500, 500, 1500
 SEEDS = 8
-FIRST_PROBES = 3  # values of a field that are tried to see whether it affects the broken rules
+FIRST_PROBES = 3  # values of a field that are tried first; if none changes the broken rules, the field is left alone
 MAX_TRIES = 32  # most values of a field that are tried
-KEPT, MAX_KEPT = 3, 8  # values of a field that are followed up: per set of broken rules, and in all
+# Values of a field that the search follows up: for each set of broken rules that they lead to, and in all.
+VALUES_PER_OUTCOME, VALUES_PER_FIELD = 3, 8
 RULE_COST = 0.3  # estimated cost of mending a broken rule
 TILE_WEIGHT, FOLLOWING_WEIGHT = 2.0, 0.3
 SPILL_COST = 2.0
 TILE = ("bm", "bn")
-FAR = 3.0  # a fit of this cost is compared with the candidates
-MAX_CANDIDATES = 2000  # most candidates that are sorted by cost; where nothing else is legal all are tried
+FAR_COST = 3.0  # a fit that costs more than this is compared with the candidates
+MAX_CANDIDATES = 2000  # most candidates that are sorted by cost; all of these are tried if nothing else is legal
 
 
 class Difference(NamedTuple):
-    """A field that the fit changed: its name (a part is ``prefetch.distance``), JSON values, and the rule that required
-    it."""
+    """A field that the fit changed, its JSON values before and after, and the rule that required the change.
+
+    ``field``: the name, such as ``bm``, or ``prefetch.distance`` for a part of a field.
+    """
 
     field: str
     before: Any
@@ -83,7 +86,7 @@ def fit(record: Record, named: Mapping[str, Any], problem: Problem | None = None
 
 
 def fit_fields(fields: Fields, named: Collection[str]) -> Fit:
-    """``fit`` for the fields of a line, where decisions may be missing. Those in ``named`` keep their values."""
+    """``fit`` for the fields of a line, where decisions may be missing. The ``named`` fields keep their values."""
     if family := FAMILIES.get(str(fields.get("family"))):
         fields = family.NEUTRAL | fields
     try:
@@ -113,7 +116,7 @@ def _search(fields: Fields, named: frozenset[str], refusal: IllegalRecord) -> _S
     if family is None:
         raise refusal
     try:
-        problem = Problem.model_validate({name: fields[name] for name in QUESTION if name in fields})
+        problem = Problem.model_validate({name: fields[name] for name in PROBLEM_FIELDS if name in fields})
         origin = Origin.model_validate_json(json.dumps(fields["origin"]))
     except (ValueError, KeyError):
         raise refusal from None
@@ -130,8 +133,11 @@ def _search(fields: Fields, named: frozenset[str], refusal: IllegalRecord) -> _S
 
 @dataclass
 class _Search:
-    """One fit. ``start``: flat decisions, the named values among them. A set of moves gives some fields other
-    values."""
+    """One search for a fit. A set of moves maps names of fields to the values that they get.
+
+    ``start``: the flat decisions from which the search starts, including the values of the ``named`` fields.
+    ``probes``: how many records' rules were evaluated so far.
+    """
 
     fieldset: Fieldset
     problem: Problem
@@ -152,7 +158,7 @@ class _Search:
         return self.record(moves).broken_rules()
 
     def cost(self, moves: Fields) -> float:
-        """How far a set of moves is from the start."""
+        """How far a set of moves leads from the start: the sum over its fields, each by weight and distance."""
         return sum(self._weight(name) * (1 + _distance(self.start[name], value)) for name, value in moves.items())
 
     def legal_cost(self, moves: Fields) -> float:
@@ -165,23 +171,23 @@ class _Search:
         return TILE_WEIGHT if name in TILE else 1.0
 
     def nearest(self) -> Fields | None:
-        """The cheapest legal set of moves that the probes find. The record is not legal without any one of its
-        moves."""
-        if not self.broken({}):  # absent decisions were all that was wrong
+        """The cheapest legal set of moves that is found, without moves that are not needed; None if there is none."""
+        if not self.broken({}):  # the start is legal: only absent decisions made the line illegal
             return {}
         moves = self._best_first([{}], SEARCH_PROBES)
         legal = [] if moves is None else [self._reduced(moves)]
-        if not legal or self.legal_cost(legal[0]) > FAR:
-            near, far = self._by_candidates[:CANDIDATE_PROBES], self._by_candidates[CANDIDATE_PROBES:]
-            moves = self._first_legal(near) or self._best_first(self._seeds, SEED_PROBES)
-            moves = moves or (None if legal else self._first_legal(far))
+        if not legal or self.legal_cost(legal[0]) > FAR_COST:
+            cheapest = self._candidate_moves[:CANDIDATE_PROBES]
+            moves = self._first_legal(cheapest) or self._best_first(self._seeds, SEED_PROBES)
+            moves = moves or (None if legal else self._first_legal(self._candidate_moves[CANDIDATE_PROBES:]))
             legal += [] if moves is None else [self._reduced(moves)]
         return min(legal, key=self.legal_cost, default=None)
 
     def _best_first(self, seeds: list[Fields], probes: int) -> Fields | None:
         """The cheapest set of moves that breaks no rule, among those that the probes reach from the ``seeds``.
 
-        The frontier is ordered by cost so far, plus an estimate for every rule that is still broken.
+        The frontier is ordered by cost so far, plus an estimate for every rule that is still broken. A counter breaks
+        ties, because dictionaries cannot be compared.
         """
         order, best, least, last = count(), None, math.inf, self.probes + probes
         frontier = [(self.cost(seed), next(order), seed, seed, self.broken(seed)) for seed in seeds]
@@ -222,7 +228,11 @@ class _Search:
                 rules = self.broken(child)
                 touched |= rules != broken
                 outcome = _outcome(rules)
-                if not before <= outcome and outcomes[outcome] < KEPT and outcomes.total() < MAX_KEPT:
+                if (
+                    not before <= outcome
+                    and outcomes[outcome] < VALUES_PER_OUTCOME
+                    and outcomes.total() < VALUES_PER_FIELD
+                ):
                     outcomes[outcome] += 1
                     yield child, rules
 
@@ -248,35 +258,35 @@ class _Search:
         return values
 
     @cached_property
-    def _by_candidates(self) -> list[Fields]:
+    def _candidate_moves(self) -> list[Fields]:
         """The sets of moves that lead to candidates, cheapest first. Named and free fields keep the start's values."""
         family = self.fieldset.family
         fixed = {name: value for name, value in self.start.items() if self.is_named(name) or name in family.FREE_FIELDS}
         named = [name for name in fixed if self.is_named(name)]
         agreeing = [flat for flat in self.candidates if all(flat.get(name) == fixed[name] for name in named)]
         flats = agreeing or self.candidates
-        several = (
+        move_sets = (
             {name: value for name, value in (flat | fixed).items() if value != self.start[name]}
             for flat in flats[:: 1 + len(flats) // MAX_CANDIDATES]
         )
-        return sorted(several, key=self.cost)
+        return sorted(move_sets, key=self.cost)
 
-    def _first_legal(self, several: list[Fields]) -> Fields | None:
-        """The first of several sets of moves that breaks no rule."""
-        return next((moves for moves in several if not self.broken(moves)), None)
+    def _first_legal(self, move_sets: list[Fields]) -> Fields | None:
+        """The first of these sets of moves that breaks no rule."""
+        return next((moves for moves in move_sets if not self.broken(moves)), None)
 
     @property
     def _seeds(self) -> list[Fields]:
         """The sets of moves to candidates that break the fewest rules, cheapest first."""
-        return sorted(self._by_candidates[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:SEEDS]
+        return sorted(self._candidate_moves[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:SEEDS]
 
     def _reduced(self, moves: Fields) -> Fields:
-        """A legal set of moves without those that are not needed, alone or in pairs; the others are as small as
-        possible."""
-        for fewer in chain(combinations(moves, 1), combinations(moves, 2)):
-            less = {name: value for name, value in moves.items() if name not in fewer}
-            if self._improves(less, moves):
-                return self._reduced(less)
+        """A legal set of moves without those that are not needed, alone or in pairs. Of each remaining move the nearest
+        value is taken that keeps the set legal."""
+        for dropped in chain(combinations(moves, 1), combinations(moves, 2)):
+            remaining = {name: value for name, value in moves.items() if name not in dropped}
+            if self._improves(remaining, moves):
+                return self._reduced(remaining)
         for name, value in moves.items():
             for nearer in takewhile(lambda other: other != value, self.values[name]):  # noqa: B023
                 if self._improves(other := moves | {name: nearer}, moves):
@@ -284,7 +294,7 @@ class _Search:
         return moves
 
     def _improves(self, moves: Fields, legal: Fields) -> bool:
-        """Whether ``moves`` are legal and cost less than the legal ones."""
+        """Whether ``moves`` break no rule and cost less than the set ``legal``."""
         return self.legal_cost(moves) < self.legal_cost(legal) and not self.broken(moves)
 
     def reason(self, moves: Fields, name: str) -> str:
@@ -294,9 +304,9 @@ class _Search:
         """
         followers = [follower for follower in moves if follower in self.fieldset.family.FOLLOWING - {name}]
         rules: list[str] = []
-        for without in ((name,), *((name, follower) for follower in followers)):
-            less = {field: value for field, value in moves.items() if field not in without}
-            rules += self.broken(less) or self.record(less).spill_remarks
+        for dropped in ((name,), *((name, follower) for follower in followers)):
+            remaining = {field: value for field, value in moves.items() if field not in dropped}
+            rules += self.broken(remaining) or self.record(remaining).spill_remarks
         own = name.partition(".")[0]
         rule = min(rules, key=lambda rule: (_field(rule) in followers, _field(rule) != own))
         return re.sub(rf"^{re.escape(name)}=[^:]*: ", "", rule)
@@ -324,12 +334,12 @@ def _distance(old: Any, new: Any) -> float:
     if old is None or new is None:
         return 0.5
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return sum(_distance(*pair) + _odd(pair[1]) for pair in zip(old, new, strict=True))
+        return sum(_distance(*pair) + _warps_cost(pair[1]) for pair in zip(old, new, strict=True))
     if any(isinstance(value, bool) or not isinstance(value, int) for value in (old, new)):
         return 1.0
     return min(3.0, abs(math.log2(max(new, 0.5) / max(old, 0.5))))
 
 
-def _odd(value: Any) -> float:
-    """The cost of a number of warps or threads that is not a power of two."""
+def _warps_cost(value: Any) -> float:
+    """An additional cost for a number, such as one of warps, that is not a power of two."""
     return 0.25 if isinstance(value, int) and value & (value - 1) else 0.0

@@ -21,7 +21,7 @@ Activation = Literal["none", "relu", "gelu_tanh", "gelu", "silu"]
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 NONE = "none"
-# The name of each part in a text, in the order of a text, which is the order of application.
+# For each part of a fusion's text, the fields that it sets. Texts name parts in this order, in which they are applied.
 PARTS: dict[str, dict[str, Any]] = {
     "alpha": {"scale": True},
     "bias_n": {"bias": "n"},
@@ -73,9 +73,9 @@ class Fusion(BaseModel):
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
         if self.residual and self.gate:
-            raise ValueError(f"{self}: residual goes without gate, C is as wide as D and is added before it is gated")
+            raise ValueError(f"{self}: residual excludes gate, because C is as wide as D, half as wide as the sums")
         if self.aux and not self.gate and self.activation == NONE:
-            raise ValueError(f"{self}: aux needs an activation or gate, before which it stores; else it is D itself")
+            raise ValueError(f"{self}: aux needs an activation or gate, without which it would equal D")
         return self
 
     @model_serializer

@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 
 _TOKEN = re.compile(r"[A-Za-z_]\w*|[{}();:=<>~]|->|::")
 _DIRECTIVE = re.compile(r"^[ \t]*#[^\n]*", re.M)
-_HOST = re.compile(
+_HOST_FUNCTIONS = re.compile(
     r"\b(?:system|popen|exec[lv]\w*|v?fork|posix_spawn\w*|dlopen|dlsym|syscall|fopen|freopen|ofstream|ifstream|fstream|"
     r"socket|unlink|getenv|setenv|putenv|mmap)\b"
 )
-_DEVICE = frozenset(
+_DEVICE_QUALIFIERS = frozenset(
     ("__device__", "__global__", "CUTE_DEVICE", "CUTLASS_DEVICE", "CUTE_HOST_DEVICE", "CUTLASS_HOST_DEVICE")
 )
-_QUALIFIER = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+[^\n]*\b(?:__device__|__global__)", re.M)
-_CONSTANT = frozenset(("constexpr", "consteval", "static_assert"))
-# Words that a declaration with parentheses may have besides the qualifiers of device code: it is constant, or no code.
-_HARMLESS = _CONSTANT | {"__shared__", "__constant__", "using", "typedef", "default", "delete"}
-_CLASSES = frozenset(("struct", "class", "union"))
+_QUALIFIER_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+[^\n]*\b(?:__device__|__global__)", re.M)
+_CONSTANT_QUALIFIERS = frozenset(("constexpr", "consteval", "static_assert"))
+# Words other than device qualifiers that permit a declaration with parentheses: it is constant, or declares no code.
+_HARMLESS_WORDS = _CONSTANT_QUALIFIERS | {"__shared__", "__constant__", "using", "typedef", "default", "delete"}
+_CLASS_KEYWORDS = frozenset(("struct", "class", "union"))
 
 
 def findings(bare: str) -> Iterator[tuple[int, str]]:
@@ -32,9 +32,9 @@ def findings(bare: str) -> Iterator[tuple[int, str]]:
 
     ``bare``: the text with blanks in place of comments and strings.
     """
-    for match in _HOST.finditer(bare):
+    for match in _HOST_FUNCTIONS.finditer(bare):
         yield match.start(), f"{match[0]} is a function of the host"
-    yield from _Scopes(_DEVICE | set(_QUALIFIER.findall(bare))).read(
+    yield from _Scopes(_DEVICE_QUALIFIERS | set(_QUALIFIER_MACRO.findall(bare))).read(
         _DIRECTIVE.sub(lambda match: " " * len(match[0]), bare)
     )
 
@@ -99,7 +99,7 @@ class _Scopes:
             self._stack.append("code")
         else:
             self._stack.append("constant")
-            if not _CONSTANT & set(head):
+            if not _CONSTANT_QUALIFIERS & set(head):
                 yield place, "a function of the host: write __device__"
 
     def _end_declaration(self, token: str) -> Iterator[tuple[int, str]]:
@@ -107,7 +107,7 @@ class _Scopes:
         head, self._head = self._head, []
         # A member of a class with a default value, such as "int x = f(1);", is initialised by device code.
         member = self._stack[-1] == "class" and "=" in head[: head.index("(")] if "(" in head else False
-        if "(" in head and not member and not (self._device | _HARMLESS) & set(head):
+        if "(" in head and not member and not (self._device | _HARMLESS_WORDS) & set(head):
             yield self._start, "a declaration of the host: write __device__, or constexpr"
         if token == "}" and len(self._stack) > 1:
             if head:
@@ -121,7 +121,7 @@ def _scope(head: Sequence[str]) -> str:
         return "outer"
     if "enum" in head:
         return "code"
-    return "class" if _CLASSES & set(head) else ""
+    return "class" if _CLASS_KEYWORDS & set(head) else ""
 
 
 def _without_template(head: Sequence[str]) -> list[str]:

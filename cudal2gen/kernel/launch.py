@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 from pydantic import Field, ValidationError
 
 from cudal2gen.kernel.fusion import PLAIN, Fusion
-from cudal2gen.kernel.problem import MAX_EXTENT, AlongK, Batch, Layout, aligned, along_k
+from cudal2gen.kernel.problem import MAX_EXTENT, AlongK, Batch, Layout, aligned, rows_along_k
 from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputName, stored
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.schema import Schema
@@ -56,9 +56,10 @@ class Batches(NamedTuple):
 class Groups(NamedTuple):
     """Groups of rows of A and D, each times its own B.
 
-    ``ends``: the device address of one int32 per group, ascending: the row after the group's last one. The first group
-    starts at row 0; rows after the last group are not computed. ``b``: elements from one group's B to the next one's, 0
-    if they share it; ``bias``: the same for a bias along n. A bias along m and C have rows like D.
+    ``ends``: the device address of an int32 array with one number per group, ascending: the row after the group's last
+    row. The first group starts at row 0; rows after the last group are not computed. ``b``: elements from one group's B
+    to the next one's, 0 if all share one B; ``bias``: the same distance for a bias along n. A bias along m has one
+    element for each row of D, and C has the rows of D.
     """
 
     ends: int
@@ -96,7 +97,7 @@ class LaunchOperands(NamedTuple):
 
 def rows_of(layout: Layout, sizes: Sizes) -> tuple[int, int]:
     """Elements of a row of A and of B as a layout stores them."""
-    along = along_k(layout)
+    along = rows_along_k(layout)
     return sizes.k if along.a else sizes.m, sizes.k if along.b else sizes.n
 
 
@@ -140,7 +141,7 @@ class Launch(Schema):
     @property
     def along_k(self) -> AlongK:
         """Which operands are stored in rows along k."""
-        return along_k(self.layout)
+        return rows_along_k(self.layout)
 
     @property
     def d_vector(self) -> int:
@@ -188,7 +189,8 @@ class Launch(Schema):
         )
 
     def spaced(self, sizes: Sizes, vectors: int = 1) -> LaunchOperands:
-        """Matrices for a test, with this many vectors between their rows if the kernel takes that."""
+        """Matrices for a test, with gaps of this many 16-byte vectors between their rows where the kernel allows
+        gaps."""
         vector = ELEMENTS[self.element].vector
         gap = vectors * vector
         a, b = (
@@ -199,7 +201,8 @@ class Launch(Schema):
         return LaunchOperands(a, b, Matrix((aligned(cols, vector) if self.stores_vectors else cols) + gap))
 
     def write(self) -> str:
-        """The file ``kernel.launch``. Digests of binaries cover its lines, so their order stays."""
+        """The text of the file ``kernel.launch``. Digests of binaries cover it, so the order of lines must not
+        change."""
         facts = {"launch": self.convention} | self.model_dump()
         first = [name for name in ("entry", "launch", "raster") if name in facts]
         return "".join(f"{name}={facts[name]}\n" for name in dict.fromkeys([*first, *facts]))

@@ -63,20 +63,18 @@ class MmaSyncKernel(MmaTiles):
         tuple[Annotated[int, Field(ge=1, le=8)], Annotated[int, Field(ge=1, le=8)], Literal[1]],
         Field(description="warps of a CTA along m, n and k; a warp repeats its MMAs over the rest of the tile"),
     ]
-    unroll_k: Annotated[bool, Field(description="unroll the main loop whole; needs bake [k] and split_k 1")]
+    unroll_k: Annotated[bool, Field(description="unroll the whole main loop; needs bake [k] and split_k 1")]
     bake: Annotated[
         tuple[Literal["k"], ...],
         Field(max_length=1, description="[k] compiles k in, and packed rows along k; [] does not"),
     ]
     padding: Annotated[
         Padding,
-        Field(
-            description="where the tile does not divide: predicate checks bounds, pad has the caller pad, none forbids"
-        ),
+        Field(description="for sizes that are no multiple of the tile: predicate checks bounds, pad: the caller pads"),
     ]
     split_k: Annotated[
         int,
-        Field(ge=1, le=64, description="slices of k; above 1 the last CTA of a tile sums partials in device memory"),
+        Field(ge=1, le=64, description="slices of k; if several, the last CTA of a tile adds the partial sums"),
     ]
 
     CONVENTION: ClassVar[type[Launch]] = Tiles
@@ -94,7 +92,7 @@ class MmaSyncKernel(MmaTiles):
         if self.unroll_k and (steps := ceil_div(self.k, self.k_step)) > MAX_UNROLLED:
             yield f"unroll_k=true: {steps} steps of k exceed the {MAX_UNROLLED} that are unrolled"
         if self.unroll_k and (not self.bake or self.split_k > 1):
-            yield "unroll_k=true: needs k in bake and split_k=1, only a known number of steps can be unrolled"
+            yield "unroll_k=true: needs k in bake and split_k=1, so that the number of steps is a constant"
 
     def problem_violations(self) -> Iterator[str]:
         """Rules that tie the tile to the problem."""

@@ -36,30 +36,31 @@ class AlongK(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """The layout that stores operands so. Its letters are the operations that a column-major BLAS is given for
-        row-major matrices: B's, then A's."""
+        """The two-letter layout name for this storage. The letters are the transpose flags that a column-major BLAS
+        would need for the row-major matrices: first B's, then A's."""
         return cast("Layout", ("t" if self.b else "n") + ("n" if self.a else "t"))
 
 
-def along_k(layout: Layout) -> AlongK:
-    """Which operands a layout stores with their rows along k."""
+def rows_along_k(layout: Layout) -> AlongK:
+    """Which of A and B a layout stores with their rows along k."""
     return AlongK(a=layout[1] == "n", b=layout[0] == "t")
 
 
-def aligned(extent: int, to: int) -> int:
-    """The smallest multiple of ``to`` that is not below an extent."""
-    return ceil_div(extent, to) * to
+def aligned(extent: int, multiple: int) -> int:
+    """The extent, rounded up to the next multiple of ``multiple``."""
+    return ceil_div(extent, multiple) * multiple
 
 
-def types(ab: str, acc: str, d: str) -> str:
-    """Types in words, see ``Problem.types``."""
+def types_text(ab: str, acc: str, d: str) -> str:
+    """The types of a problem as text, see ``Problem.types``."""
     return f"{'' if ab == 'f16' else f'{ab} '}{acc}{'' if d == 'same' else f' d={d}'}"
 
 
 class Problem(Schema):
-    """The question: D(m,n) = A(m,k) B on one GPU, with the operations of ``fusion`` applied before D is stored.
+    """A product to compute on one GPU: D(m,n) = A(m,k) B(k,n), with the operations of ``fusion`` applied before D is
+    stored.
 
-    In a strided batch the sizes are those of each product; in a grouped one m is the sum over all groups.
+    In a strided batch m, n and k are the sizes of each product. In a grouped batch m is the sum over all groups.
     """
 
     KIND: ClassVar[tuple[str, ...]] = ("ab", "d", "acc", "layout", "batch")
@@ -68,11 +69,14 @@ class Problem(Schema):
     acc: Annotated[Acc, Field(description="type in which products are summed: f16 or f32")]
     layout: Annotated[
         Layout,
-        Field(description="how B is stored, t (n,k) or n (k,n), then A, n (m,k) or t (k,m), by rows; D is (m,n)"),
+        Field(
+            description="two letters, for B then A, both row-major: "
+            "B is t = (n,k) or n = (k,n); A is n = (m,k) or t = (k,m)"
+        ),
     ]
     m: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="rows of A and D, elements")]
     n: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="columns of B and D, elements")]
-    k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="elements that are multiplied and summed for one of D")]
+    k: Annotated[int, Field(ge=1, le=MAX_EXTENT, description="inner dimension: products summed for each element of D")]
     ab: Annotated[ElementName, Field(description=f"type of A and B: {' or '.join(ELEMENTS)}")] = "f16"
     d: Annotated[OutputName, Field(description="type of D: same as A and B, or f32, the sum as it is")] = "same"
     fusion: Annotated[
@@ -80,9 +84,7 @@ class Problem(Schema):
     ] = PLAIN
     batch: Annotated[
         Batch,
-        Field(
-            description="products of a launch: none, one; strided, several; grouped, rows of A in groups times a B each"
-        ),
+        Field(description="none: one product; strided: several products; grouped: groups of rows of A, each with a B"),
     ] = "none"
 
     @model_validator(mode="after")
@@ -93,20 +95,25 @@ class Problem(Schema):
             cause = f"d={self.d}" if self.element.half_sums else f"ab={self.ab}"
             raise ValueError(f"acc={self.acc}: must be f32 for {cause}")
         if self.fusion.bias != "none" and not self.element.to_float2:
-            raise ValueError(f"fusion={self.fusion}: must have no bias for ab={self.ab}, whose pairs are not converted")
+            raise ValueError(
+                f"fusion={self.fusion}: must have no bias for ab={self.ab}, which kernels cannot convert to fp32"
+            )
         if self.batched and self.fusion.aux:
             raise ValueError(
-                f"batch={self.batch}: must be none for fusion={self.fusion}, aux of several has no strides"
+                f"batch={self.batch}: must be none for fusion={self.fusion}, aux has no stride between products"
             )
         if self.grouped and not self.along_k.a:
-            raise ValueError(f"layout={self.layout}: must be tn or nn for batch=grouped, groups are rows of A (m,k)")
+            raise ValueError(f"layout={self.layout}: must be tn or nn for batch=grouped, a group is rows of A (m,k)")
         if self.fusion.gate and self.n % GATE_COLS:
-            raise ValueError(f"n={self.n}: must be a multiple of {GATE_COLS} for fusion={self.fusion}, 8 columns by 8")
+            raise ValueError(
+                f"n={self.n}: must be a multiple of {GATE_COLS} for fusion={self.fusion}, "
+                "which multiplies 8 columns by the next 8"
+            )
         return self
 
     @staticmethod
     def exists(ab: ElementName, d: str, acc: str) -> bool:
-        """Whether kernels exist for this combination of types. A sum in fp16 is not stored in fp32."""
+        """Whether kernels exist for this combination of types. Sums in fp16 are never stored as fp32."""
         element = ELEMENTS[ab]
         return d in element.outputs and (acc == "f32" or (element.half_sums and d == "same"))
 
@@ -119,8 +126,8 @@ class Problem(Schema):
 
     @property
     def along_k(self) -> AlongK:
-        """Which operands are stored in rows along k."""
-        return along_k(self.layout)
+        """Which of A and B are stored with their rows along k."""
+        return rows_along_k(self.layout)
 
     @property
     def row_extents(self) -> tuple[str, ...]:
@@ -136,7 +143,7 @@ class Problem(Schema):
     @property
     def output(self) -> Element:
         """The type of D."""
-        return self.element if self.d == "same" else stored(self.ab, self.d)
+        return stored(self.ab, self.d)
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -160,8 +167,11 @@ class Problem(Schema):
 
     @property
     def types(self) -> str:
-        """The accumulator type; if they are not fp16, preceded by the type of A and B and followed by that of D."""
-        return types(self.ab, self.acc, self.d)
+        """The accumulator type as text.
+
+        It is preceded by the type of A and B unless that is f16, and followed by ``d=f32`` unless D has their type.
+        """
+        return types_text(self.ab, self.acc, self.d)
 
     @property
     def title(self) -> str:
@@ -204,12 +214,12 @@ class Problem(Schema):
 
     @property
     def flops(self) -> int:
-        """A multiplication and an addition for each of m*n*k."""
+        """Operations of one product: a multiplication and an addition for each of the m*n*k terms."""
         return 2 * self.m * self.n * self.k
 
     def flops_of(self, products: int) -> int:
-        """Operations of a launch of this many products. Groups divide m among them, so a grouped launch has
-        ``flops``."""
+        """Operations of a launch of this many products. Groups divide the m rows among them, so all groups together
+        have ``flops``."""
         return self.flops if self.grouped else products * self.flops
 
     def elements_of(self, products: int) -> int:
@@ -218,8 +228,8 @@ class Problem(Schema):
 
     def traffic_of(self, products: int) -> int:
         """The least device-memory traffic of a launch of this many products, in bytes: each operand once."""
-        stored = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
-        return self.element.bytes * self.elements_of(products) + stored
+        d_bytes = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
+        return self.element.bytes * self.elements_of(products) + d_bytes
 
     @property
     def traffic_bytes(self) -> int:

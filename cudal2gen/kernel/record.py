@@ -25,7 +25,7 @@ from kernelproof.ground.schema import Schema
 Fields = dict[str, Any]  # names of record fields and their values, as JSON has them
 Structure = Literal["exact", "nearest", "tuned", "modelled", "edited"]
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
-FAMILY = Field(description="kernel family: the template, and what the fields below mean")
+FAMILY = Field(description="kernel family, which determines the template and the meaning of the other fields")
 
 
 class Origin(Schema):
@@ -42,12 +42,12 @@ class Origin(Schema):
 
 
 class Record(Schema):
-    """The answer to a problem: the decisions that all families share, and facts derived from them.
+    """A kernel for a problem: the decisions that all families share, and facts derived from them.
 
     A line of the catalog is flat: it has the problem's fields, then the decisions.
     """
 
-    problem: Annotated[Problem, Field(description="the question")]
+    problem: Annotated[Problem, Field(description="the product that the kernel computes")]
     family: Annotated[str, FAMILY]
     origin: Annotated[Origin, Field(description="where the decisions come from")]
     bm: Annotated[int, Field(ge=16, le=512, description="rows of D that a CTA computes at a time, elements")]
@@ -66,7 +66,8 @@ class Record(Schema):
 
     @classmethod
     def plain(cls, problem: Problem) -> dict[str, Any]:  # noqa: ARG003
-        """Untuned but sensible decisions, as JSON values, where those of another family's record do not apply."""
+        """Sensible untuned decisions for a problem, as JSON values. They replace the decisions of a record of another
+        family, which do not apply in this one."""
         return {}
 
     def at(self, problem: Problem, **decisions: Any) -> Self:
@@ -190,7 +191,7 @@ class Record(Schema):
     def group_violations(self) -> Iterator[str]:
         """Rules for a grouped batch, whose tiles are counted on the device: one CTA must compute all k of a tile."""
         if self.grouped and self.split_k > 1:
-            yield f"split_k={self.split_k}: must be 1 for batch=grouped, whose tiles the host does not know"
+            yield f"split_k={self.split_k}: must be 1 for batch=grouped, whose tiles are counted on the device"
 
     def vector_violations(self, *extents: str) -> Iterator[str]:
         """The rule that rows along these extents are whole 16-byte vectors, as cp.async and tensor maps require."""
@@ -428,12 +429,12 @@ class Record(Schema):
 
     @classmethod
     def line_fields(cls) -> dict[str, FieldInfo]:
-        """All fields of a line: the problem's, then the record's own."""
+        """All fields of a catalog line: the problem's, then the record's own."""
         own = {name: field for name, field in cls.model_fields.items() if name != "problem"}
         return Problem.model_fields | own
 
     def decisions(self) -> dict[str, Any]:
-        """The fields without problem and origin, as JSON values. Records with equal decisions are the same answer."""
+        """The fields without problem and origin, as JSON values. They determine kernel and launch for the problem."""
         return self.model_dump(mode="json", exclude={"problem", "origin"})
 
     @property
@@ -514,7 +515,7 @@ class Ring(Record):
 
     @property
     def k_step(self) -> int:
-        """A k-tile."""
+        """``bk``: one k-tile."""
         return self.bk
 
     @property

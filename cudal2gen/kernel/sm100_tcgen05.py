@@ -282,7 +282,7 @@ class Sm100Tcgen05(TmaRing):
             # D has few rows, so D^T = B^T A^T, which has many, fills the 128 rows of the instruction better.
             tiles += [(True, ceil_div(problem.m, 16) * 16, MMA_M)]
         for (swap_ab, bm, bn), (cluster, pair), split_k, bk in product(tiles, CLUSTERS, SPLITS, cls.depths(problem)):
-            across = cluster[::-1] if swap_ab else cluster
+            cluster_mn = cluster[::-1] if swap_ab else cluster
             wide = bn > MMA_N
             if (split_k > 1 and ceil_div(problem.k, bk) < 2 * split_k) or (wide and (cluster, pair) != WIDE_CLUSTER):
                 continue
@@ -296,7 +296,7 @@ class Sm100Tcgen05(TmaRing):
                 depths.append((deepest, "clc"))
             for stages, scheduler in depths:
                 yield {
-                    "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": across, "pair": pair,
+                    "bm": bm, "bn": bn, "bk": bk, "stages": stages, "cluster": cluster_mn, "pair": pair,
                     "accumulators": 1 if wide else 2, "raster_axis": "m" if problem.m >= problem.n else "n",
                     "split_k": split_k, "swap_ab": swap_ab, "epilogue": epilogue, **UNTUNED,
                     **({"scheduler": scheduler} if scheduler != "static" else {}),

@@ -88,7 +88,9 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
     prefetch: Annotated[Prefetch, Field(description="order of shared-to-register loads and MMAs in a k-tile")]
     epilogue: Annotated[
         Literal["staged", "direct", "global"],
-        Field(description="D through shared memory in rounds (staged), in as few as fit (direct), or from registers"),
+        Field(
+            description="D is stored via shared memory in rounds (staged: of c_batch; direct: few), or from registers"
+        ),
     ]
     c_batch: Annotated[
         Annotated[int, Field(ge=1, le=64)] | None,
@@ -294,18 +296,18 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         """Notes for the author of a legal record."""
         remarks = super().remarks
         if not any(self.along_k):
-            remarks.append(f"layout={self.layout}: smem_swizzle and g2s_cols are of rows along k, and there are none")
+            remarks.append(f"layout={self.layout}: smem_swizzle and g2s_cols have no effect, since no rows run along k")
         reachable = self.ctas_per_sm(1)
         if self.min_blocks > reachable:
             remarks.append(
                 f"min_blocks={self.min_blocks} only bounds registers: {reachable} CTAs fit on an SM otherwise"
             )
         if self.epilogue == "staged" and self.c_batch == self.mma_tiles and self.acc == "f16":
-            remarks.append("epilogue staged with all MMA tiles in one round moves what direct moves")
+            remarks.append("epilogue staged with all MMA tiles in one round stores as direct does")
         if self.prefetch.kind == "pingpong" and self.warp_m == 1:
             remarks.append("prefetch pingpong with one MMA row per warp orders instructions as single does")
         if self.raster == "zsplit" and self.slices_n == 1:
-            remarks.append("swizzle_stride covers all of n: the zsplit raster is the plain one")
+            remarks.append("swizzle_stride covers all of n, so that raster zsplit orders tiles as plain does")
         return remarks
 
     @property

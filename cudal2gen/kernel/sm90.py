@@ -26,7 +26,7 @@ class Sm90Kernel(Record):
 
     padding: Annotated[
         Literal["none", "pad"],
-        Field(description="rows that do not start on 16 bytes: pad has the caller pad, none forbids them"),
+        Field(description="for rows that do not start at multiples of 16 bytes: the caller pads, or none are allowed"),
     ] = "none"
 
     DATA_FIELDS: ClassVar[frozenset[str]] = Record.DATA_FIELDS | {"padding"}

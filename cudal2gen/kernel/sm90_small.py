@@ -53,11 +53,11 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         yield from self.row_violations()
         yield from self.count_violations()
         if self.grouped:
-            yield "batch=grouped: must be none or strided for family sm90_small, whose grid is of whole tiles"
+            yield "batch=grouped: must be none or strided for family sm90_small, which has no code for groups of rows"
         chunks = ceil_div(self.k, self.k_step)
         if (slice_chunks := ceil_div(chunks, self.split_k)) > self.k_chunks:
             share = f"k={self.k} / split_k={self.split_k}" if self.split_k > 1 else f"k={self.k}"
-            yield f"k_chunks={self.k_chunks}: the {chunks} chunks of {self.k_step} in {share} are {slice_chunks}"
+            yield f"k_chunks={self.k_chunks}: must be at least {slice_chunks}, the chunks of {self.k_step} in {share}"
         yield from self.smem_violations(f"k_chunks={self.k_chunks}")
 
     def _tile_violations(self) -> Iterator[str]:

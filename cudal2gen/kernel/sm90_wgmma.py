@@ -192,7 +192,7 @@ class Sm90Wgmma(Warpgroups):
         atom = self.atom_n // (4 if self.acc == "f16" else 2)
         if atom + ATOM_REGISTERS > self.entry_registers:
             yield (
-                f"atom_n={self.atom_n}: {atom} accumulator registers of one wgmma, and {ATOM_REGISTERS} beside them, "
+                f"atom_n={self.atom_n}: {atom} accumulator registers of one wgmma, and {ATOM_REGISTERS} besides them, "
                 f"exceed the {self.entry_registers} that {self.threads} threads start with"
             )
         else:

@@ -35,7 +35,7 @@ NO_DECISION = frozenset({"problem", *Problem.model_fields, "origin"})
 
 
 def decisions(record: Record) -> Fields:
-    """A record's fields without problem and origin, as JSON values; equal decisions are the same answer."""
+    """A record's fields without problem and origin, as JSON values; see ``Record.decisions``."""
     return record.decisions()
 
 
@@ -49,7 +49,7 @@ class Candidates:
 
     @cached_property
     def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
-        """The free fields of every family of these structures."""
+        """The free fields of every family of these structures: by their name, the alternatives (``free_fields``)."""
         return {name: FAMILIES[name].free_fields(self.problem) for name in self.families}
 
     @cached_property
@@ -88,19 +88,22 @@ class Candidates:
         return [numbers.get(json.dumps(fields.get(name)), -1) for numbers, name in pairs]
 
     def distances(self, fields: Mapping[str, Any]) -> NDArray[np.int64]:
-        """For each candidate, in how many structural fields it differs from a record."""
+        """For each candidate, the number of structural fields in which it differs from a record."""
         distances: NDArray[np.int64] = (self.codes != np.array(self.code(fields), np.int16)).sum(axis=1)
         return distances
 
     def compose(self, row: int, chosen: Mapping[str, int], source: str) -> Record:
-        """A structure with its free fields chosen by index, validated like every record. Raises IllegalRecord."""
+        """The record of structure ``row`` with these alternatives of its free fields, by index. Raises IllegalRecord.
+
+        ``source``: the tuner that the record's origin names.
+        """
         fields = dict(self.fields[row])
         for head, index in chosen.items():
             fields |= self.heads[fields["family"]][head][index]
         return parse(fields | {"origin": tuned(source)})
 
     def refusal(self, record: Record) -> str:  # noqa: ARG002
-        """Why a legal record is not a candidate; empty if it is one. In an open space every legal record is one."""
+        """Why a legal record is not a candidate, or "". Here every legal record is one; see ``Recorded``."""
         return ""
 
     def draw(self, rng: random.Random, source: str) -> Record:
@@ -135,7 +138,7 @@ class Recorded(Candidates):
 
 
 def recorded(records: Iterable[Record]) -> Recorded:
-    """These records of one problem as its candidates. Raises ValueError without any."""
+    """These records of one problem as its candidates. Raises ValueError if there are none."""
     distinct = list({record.kernel_key: record for record in records}.values())
     if not distinct:
         raise ValueError("no trials: a search among recorded trials needs a problem that has some")

@@ -13,7 +13,7 @@ from cudal2gen.kernel.schema import IllegalRecord, refusal
 from kernelproof.ground.errors import WrongInput, brief, parse_json, printable
 from kernelproof.ground.schema import spelled
 
-QUESTION = tuple(Problem.model_fields)
+PROBLEM_FIELDS = tuple(Problem.model_fields)
 FAMILIES: dict[str, type[Record]] = {}
 
 
@@ -41,7 +41,7 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
     if "problem" in values:
         raise IllegalRecord("problem: extra inputs are not permitted; its fields stand in the line themselves")
     decisions = dict(values)
-    problem = {name: decisions.pop(name) for name in QUESTION if name in decisions}
+    problem = {name: decisions.pop(name) for name in PROBLEM_FIELDS if name in decisions}
     try:
         # Validated as JSON: there a list may stand for a tuple, and a number is never taken for text or a truth value.
         text = json.dumps({"problem": problem, **decisions})

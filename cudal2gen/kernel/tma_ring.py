@@ -30,7 +30,7 @@ RasterAxis = Annotated[Literal["m", "n"], Field(description="axis along which ti
 RasterGroup = Annotated[
     int, Field(ge=1, le=MAX_BAND, description="tiles of the other axis in a band, which share operands in the L2")
 ]
-SplitK = Annotated[int, Field(ge=1, le=64, description="slices of k of a tile, each another CTA's work")]
+SplitK = Annotated[int, Field(ge=1, le=64, description="slices of k of a tile, each computed by another CTA")]
 StoreD = Annotated[
     Literal["tma", "direct"], Field(description="D by TMA through shared memory, or straight from registers")
 ]
@@ -77,8 +77,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def vector_rows(self) -> tuple[str, ...]:
-        stored = ("n",) if self.epilogue == "tma" else ()
-        return tuple(dict.fromkeys((*self.problem.row_extents, *stored)))
+        row_of_d = ("n",) if self.epilogue == "tma" else ()
+        return tuple(dict.fromkeys((*self.problem.row_extents, *row_of_d)))
 
     def gate_violations(self, field: str, cols: int) -> Iterator[str]:
         """The rule that gated columns of D fill the boxes in which ``cols`` columns of a product are stored; the
@@ -87,21 +87,21 @@ class TmaRing(Ring, Sm90Kernel):
             if self.swap_ab:
                 yield "epilogue=tma: must be direct for gate with swap_ab, a warp has 8 columns of D at a time"
             elif cols % 32:
-                yield f"{field}={cols}: must be a multiple of 32 for gate in epilogue tma, D by 16 columns"
+                yield f"{field}={cols}: must be a multiple of 32 for gate in epilogue tma, which stores 16 columns of D"
 
     def stream_violations(self) -> Iterator[str]:
         """Rules of ``stream_k``: how k is split, and in which type it is summed."""
         if self.stream_k and self.split_k > 1:
             yield f"split_k={self.split_k}: must be 1 for stream_k, which itself shares out k"
         if self.stream_k and self.acc != "f32":
-            yield "acc=f16: must be f32 for stream_k, where sums begin depends on the GPU and fp16 sums round with it"
+            yield "acc=f16: must be f32 for stream_k, whose split of k varies with the GPU, and fp16 rounding with it"
 
     def group_violations(self) -> Iterator[str]:
         yield from super().group_violations()
         if not self.grouped:
             return
         if self.stream_k:
-            yield "stream_k=true: must be false for batch=grouped, whose tiles the host does not know"
+            yield "stream_k=true: must be false for batch=grouped, whose tiles are counted on the device"
         if self.cluster[0] > 1:
             yield f"cluster={list(self.cluster)}: must be [1, ..] for batch=grouped, tiles of two groups share no B"
         if self.swap_ab and self.fusion.bias == "m":
@@ -213,7 +213,11 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def store_group(self) -> int:
-        """Accumulator columns that a warp stores at a time: as many as fit into a box and into shared memory."""
+        """Accumulator columns that a warp stores at a time: as many as fit into a box and into shared memory.
+
+        A full box of 128 bytes is used even if it does not divide the columns, if there is memory for its buffers;
+        ``store_rest`` then stores the remainder. Otherwise the group is the widest row that divides the columns.
+        """
         if self.swap_ab:
             return next(rows for rows in (64, 48, 32, 16) if self.atom_cols % rows == 0)
         chunk = self.output.chunk
@@ -281,7 +285,7 @@ class TmaRing(Ring, Sm90Kernel):
         """Notes for the author of a legal record."""
         remarks = super().remarks
         if self.summed_in == "workspace" and self.epilogue == "tma":
-            remarks.append("epilogue=tma: sums of the workspace leave straight from registers, as with direct")
+            remarks.append("epilogue=tma: sums from the workspace are stored from registers, as with direct")
         at_once = self.target.sms * max(1, self.ctas_per_sm(self.estimated_registers))
         if self.stream_k and self.ctas % at_once == 0:
             remarks.append(f"stream_k=true: {self.ctas} tiles fill waves of {at_once}, so nothing is shared out")

@@ -55,13 +55,13 @@ class Warpgroups(TmaRing):
         if self.accumulator_registers + self.live_registers > consumer:
             yield (
                 f"{'bm' if self.swap_ab else 'bn'}={self.cols}: "
-                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} beside them, "
+                f"{self.accumulator_registers} accumulator registers, and {self.live_registers} besides them, "
                 f"exceed the {consumer} of a consumer thread"
             )
 
     def stream_violations(self) -> Iterator[str]:
         if self.stream_k and self.schedule != "cooperative":
-            yield "schedule=pingpong: must be cooperative for stream_k, whose shares of k are of all consumers"
+            yield "schedule=pingpong: must be cooperative for stream_k, where all consumers work on each share of k"
         yield from super().stream_violations()
 
     def occupancy_violations(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudal2gen.kernel import Layout, Problem, Record, Use, aligned, ceil_div
 from cudal2gen.kernel.fusion import ALPHA, BETA
 from cudal2gen.kernel.launch import LaunchOperands, Matrix
-from cudal2gen.kernel.problem import along_k
+from cudal2gen.kernel.problem import rows_along_k
 from kernelproof.ground.element import F16, F32, Element
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class Operands:
 
     def stored_a(self, layout: Layout) -> torch.Tensor:
         """A in the form that the layout has."""
-        return self.a if along_k(layout).a else self.a.mT
+        return self.a if rows_along_k(layout).a else self.a.mT
 
     def stored_b(self, layout: Layout) -> torch.Tensor:
         """B in the form that the layout has."""
-        return self.b if along_k(layout).b else self.b_nn
+        return self.b if rows_along_k(layout).b else self.b_nn
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen.kernel import Layout, Use, aligned, ceil_div
 from cudal2gen.kernel.fusion import PLAIN
 from cudal2gen.kernel.launch import Groups
-from cudal2gen.kernel.problem import along_k
+from cudal2gen.kernel.problem import rows_along_k
 from cudal2gen.launch.launcher import Fused, OpenKernel
 from cudal2gen.operators.call_native import (
     BIAS,
@@ -210,7 +210,7 @@ def _bind_padded(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Re
     """A launch on padded copies of the operands that the kernel does not take in place."""
     # m, n, k are the extents of the caller's product; rows, cols, depth are those of the launched, padded product.
     (m, n, k), (rows, cols, depth), operands = request.sizes, use.launched, request.operands
-    along = along_k(layout)
+    along = rows_along_k(layout)
     a_own, a_wide = ((m, k), (rows, depth)) if along.a else ((k, m), (depth, rows))
     b_own, b_wide = ((n, k), (cols, depth)) if along.b else ((k, n), (depth, cols))
     vector = _element(request).vector  # elements in 16 bytes; rows of D are aligned too, as its elements are no smaller

@@ -22,7 +22,7 @@ from cudal2gen.kernel import (
     parse,
 )
 from cudal2gen.kernel.fusion import PARTS, PLAIN, Fusion
-from cudal2gen.kernel.problem import Batch, Layout, aligned, along_k
+from cudal2gen.kernel.problem import Batch, Layout, aligned, rows_along_k
 
 ORIGIN = {"source": "test", "structure": "modelled", "changed": []}
 
@@ -327,7 +327,7 @@ def direct_records(draw: st.DrawFn) -> Sm80Direct:
 def _rows_of_a(draw: st.DrawFn, layout: Layout, bm: int, short: int) -> int:
     """Draws m: any number, or for an A (k,m) a multiple of a vector minus ``short``."""
     m = draw(st.integers(1, 3 * bm))
-    return m if along_k(layout).a else aligned(m, 8) - short
+    return m if rows_along_k(layout).a else aligned(m, 8) - short
 
 
 def _ring(

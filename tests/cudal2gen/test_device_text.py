@@ -40,13 +40,13 @@ REFUSED = {
     '#inclu\\ \nde "canary"': "include",
     '%:include "canary"': "digraphs",
     '??=include "canary"': "digraphs",
-    '#import "canary"': "of directives only",
-    '#include_next "canary"': "of directives only",
-    '#embed "canary"': "of directives only",
+    '#import "canary"': "only the directives",
+    '#include_next "canary"': "only the directives",
+    '#embed "canary"': "only the directives",
     '#define CUDA_STD_HEADER(name) "canary"\n#include <cute/config.hpp>': "includes come before",
     "#undef CUDA_STD_HEADER\n#include <cute/config.hpp>": "includes come before",
-    "#line 1": "of directives only",
-    '#pragma GCC dependency "/etc/passwd"': "of pragmas only",
+    "#line 1": "only the directives",
+    '#pragma GCC dependency "/etc/passwd"': "only the pragmas",
     '_Pragma("GCC poison float")': "_Pragma",
     '#if __has_include("/etc/passwd")\n#endif': "__has_include",
     "#if _CCCL_HAS_INCLUDE(</etc/passwd>)\n#endif": "__has_include",
@@ -137,7 +137,7 @@ def test_a_record_is_read_back_and_renders_its_text() -> None:
 
 @pytest.mark.parametrize("change", [{"bm": 32}, {"block": 64}, {"text": "0" * 32}, {"bk": 32}, {"padding": "none"}])
 def test_text_and_launch_change_together_only(change: dict[str, object]) -> None:
-    with pytest.raises(IllegalRecord, match="were sealed with other values"):
+    with pytest.raises(IllegalRecord, match="changed after it was sealed"):
         revise(device_texts.record(gemm()), **change)
 
 

@@ -101,7 +101,7 @@ def test_a_text_spells_a_fusion(fusion: Fusion) -> None:
         ("bias_n+", "'' is no part of a fusion; parts are alpha, bias_n"),
         ("swish", "'swish' is no part"),
         ("none+relu", "'none' is no part"),
-        ("residual+silu+gate", "residual goes without gate"),
+        ("residual+silu+gate", "residual excludes gate"),
         ("bias_n+aux", "aux needs an activation or gate"),
         ("gate+silu", "must stand in the order of application, silu+gate"),
     ],

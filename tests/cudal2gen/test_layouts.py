@@ -19,7 +19,7 @@ from cudal2gen.generation import catalog
 from cudal2gen.generation.renderer import render
 from cudal2gen.kernel import IllegalRecord, Layout, Problem, Record, Sm80Multistage, revise, serving
 from cudal2gen.kernel.launch import LaunchOperands, Sizes, rows_of
-from cudal2gen.kernel.problem import AlongK, along_k
+from cudal2gen.kernel.problem import AlongK, rows_along_k
 from cudal2gen.validator import stress_shapes
 from tests.cudal2gen import idle_runtime, packed
 from tests.cudal2gen.c_interface import Answer, interface
@@ -34,10 +34,10 @@ BUILT_AHEAD = [PREDICATED]
 
 
 def test_a_layout_names_b_then_a_as_a_column_major_blas_does() -> None:
-    assert {layout: along_k(layout).shapes for layout in LAYOUTS} == {
+    assert {layout: rows_along_k(layout).shapes for layout in LAYOUTS} == {
         "tn": ("m,k", "n,k"), "nn": ("m,k", "k,n"), "nt": ("k,m", "k,n"), "tt": ("k,m", "n,k"),
     }  # fmt: skip
-    assert [along_k(layout).layout for layout in LAYOUTS] == list(LAYOUTS)
+    assert [rows_along_k(layout).layout for layout in LAYOUTS] == list(LAYOUTS)
     assert {layout: rows_of(layout, Sizes(1, 2, 3)) for layout in LAYOUTS} == {
         "tn": (3, 3), "nn": (3, 2), "nt": (1, 2), "tt": (1, 3),
     }  # fmt: skip

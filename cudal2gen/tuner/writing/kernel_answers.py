@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cudal2gen.kernel import LAUNCHED, Fields, device_text, explain
+from cudal2gen.kernel import LAUNCH_FIELDS, Fields, device_text, explain
 from cudal2gen.tuner.language_model import answer_text
 from cudal2gen.tuner.language_model.transcript import Reply
 from cudal2gen.tuner.writing import patches
 from kernelproof.ground.errors import brief
 
-CHANGEABLE = (*LAUNCHED, "padding", "options")
+CHANGEABLE = (*LAUNCH_FIELDS, "padding", "options")
 LONGEST_WHY = 600  # most characters of an idea's reason that are kept
 FORM = "the JSON object with kernels, or fenced code"
 _FENCE = re.compile(r"^```[ \t]*([\w+]*)[^\n]*\n(.*?)^```", re.M | re.S)
