@@ -22,9 +22,11 @@ from kernelproof.emulator.state.launch_state import Origin
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.sites import Site
 
-# The names that a kernel's text uses for the units of its batch: letters, because they occur in almost every line. In
-# addition ``M`` is the batch, ``b`` the next block, ``m`` the mask of the running lanes (None: all), and ``w`` whether
-# other lanes are at other blocks. Units of sm_90 and sm_100 have names only in kernels that need them.
+# The names that a kernel's text uses for the units of its batch: letters, because they occur in almost every line. For
+# example, ``K(value, bytes)`` is the method ``constant``, which makes an array with the int ``value`` in every lane. In
+# addition ``M`` is the batch, ``A`` the package ``arithmetic``, ``b`` the next block, ``m`` the mask of the running
+# lanes (None: all), and ``w`` whether other lanes are at other blocks. Units of sm_90 and sm_100 have names only in
+# kernels that need them.
 UNITS = {
     "K": "constant", "R": "scheduler", "J": "barriers", "Y": "meetings", "S": "shared", "G": "memory", "Z": "copies",
     "U": "output", "L": "local", "P": "parameters", "N": "generic", "Q": "atomics", "W": "warps", "T": "matrices",
@@ -71,18 +73,18 @@ class Names:
     """The facts about a kernel's registers and variables that the emitter uses.
 
     ``kinds``: declared types of registers. ``uniform``: registers with one value for all lanes. ``lazy``: registers
-    that may hold an accumulator which is not computed or not complete yet. ``read``: registers whose value an
-    instruction or a branch uses. ``checked``: loads (by identity) whose value a compare-and-swap checks. ``symbols``:
-    variable -> (state space, offset). ``hopper``: the kernel runs on the units of sm_90. ``polls``: the kernel has
-    loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be computed from. ``machine_code``:
-    the lines of instructions are addresses.
+    that may hold an accumulator which is not computed or not complete yet. ``read_registers``: those whose value an
+    instruction or a branch uses. ``checked_loads``: loads (by identity) whose value a compare-and-swap checks.
+    ``symbols``: variable -> (state space, offset). ``hopper``: the kernel needs the units of sm_90. ``polls``: the
+    kernel has loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be computed from.
+    ``machine_code``: the lines of instructions are addresses.
     """
 
     kinds: dict[str, str]
     uniform: set[str]
     lazy: set[str]
-    read: set[str]
-    checked: set[int]
+    read_registers: set[str]
+    checked_loads: set[int]
     symbols: dict[str, tuple[str, int]]
     hopper: bool
     polls: bool
@@ -91,12 +93,13 @@ class Names:
 
 
 class Emitter:
-    """Writes the lines of a block. ``current`` is the instruction that is being written; ``guard`` is the text of its
-    predicate if that varies between lanes."""
+    """Writes the lines of a block, into ``lines``. ``current`` is the instruction that is being written; ``guard`` is
+    the text of its predicate if that varies between lanes. ``scope``: the Python objects that the text may name."""
 
     def __init__(self, names: Names, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
-        self.read, self.checked, self.hopper, self.polls = names.read, names.checked, names.hopper, names.polls
+        self.read_registers, self.checked_loads = names.read_registers, names.checked_loads
+        self.hopper, self.polls = names.hopper, names.polls
         self.origins, self.machine_code = names.origins, names.machine_code
         # Number of an instruction -> the pointers from which its address may be computed.
         self.address_origins: dict[int, frozenset[Origin]] = {}
@@ -281,18 +284,19 @@ class Emitter:
         return Value(f"{v.text}.view({kind})", kind, False)
 
     def array(self, op: Operand, kind: str) -> str:
-        """An operand as an array of the given type, whether it is uniform or varying."""
+        """The text of an operand as an array of the given type, whether it is uniform or varying."""
         bits = 8 * int(kind[1:])
         v = self.raw(op, bits)
         text = f"K({v.text}, {bits // 8})" if v.uniform else v.text
         return text if kind[0] == "u" else f"{text}.view({kind})"
 
     def arrays(self, ops: tuple[Operand, ...], kind: str) -> str:
-        """Operands as a tuple of arrays."""
+        """The text of a tuple of arrays, one for each operand."""
         return f"({', '.join(self.array(op, kind) for op in ops)},)"
 
     def number(self, op: Operand, kind: str) -> str:
-        """An operand as a float array, or a float scalar for literals."""
+        """The text of an operand as a float array. A literal is a float scalar; if it is NaN, an array, which keeps its
+        bits."""
         if isinstance(op, Imm):
             bits = 8 * int(kind[1:])
             value = np.array([immediate(op, bits) & ((1 << bits) - 1)], f"u{bits // 8}").view(kind)[0]
@@ -300,11 +304,11 @@ class Emitter:
         return self.array(op, kind)
 
     def scalar(self, op: Operand) -> str:
-        """A 32-bit operand: an int if it is uniform, else an array."""
+        """The text of a 32-bit operand: an int if it is uniform, else an array."""
         return self.raw(op, 32).text
 
     def literal(self, op: Operand) -> int:
-        """An operand that must be a number in the text."""
+        """The value of an operand that must be a literal. Raises UnknownInstruction for others."""
         if not isinstance(op, Imm):
             raise self.fail("a literal is expected")
         return op.value
@@ -321,12 +325,12 @@ class Emitter:
         return Value(f"~{text}" if op.negated else text, "p", False)
 
     def predicate_array(self, op: Operand) -> str:
-        """A predicate operand as an array."""
+        """The text of a predicate operand as an array."""
         v = self.predicate(op)
         return f"K(int({v.text}), 0)" if v.uniform else v.text
 
     def address(self, op: Operand, space: str) -> str:
-        """An address operand as an array: uint32 for shared memory, else uint64."""
+        """The text of an address operand as an array: uint32 for shared memory, else uint64."""
         if not isinstance(op, Mem):
             raise self.fail("address expected")
         width = 4 if space == "shared" else 8
@@ -346,8 +350,9 @@ class Emitter:
         return f"({v.text} + {offset & ((1 << bits) - 1)})" if offset else v.text
 
     def shared(self, op: Operand, reach: str = "") -> str:
-        """An address of shared memory in the units' form (see ``hopper.peers``). ``reach``: ``shared:cluster``,
-        ``shared:cta`` or ``generic``; empty: the first such part of the opcode."""
+        """The text of an address of shared memory in the form that the units expect (see ``hopper.peers``). ``reach``:
+        ``shared:cluster``, ``shared:cta`` or ``generic``; empty: the first of these parts of the opcode, or
+        ``generic``."""
         if isinstance(op, Mem) and isinstance(op.base, Sym):
             return self.address(op, "shared")
         assert self.current is not None
@@ -370,7 +375,7 @@ class Emitter:
             self.line(value.text)
             return
         name = self.variable(op.name)
-        text = self._fitted(op.name, value)
+        text = self._fit(op.name, value)
         old = name
         if op.name in self.lazy:
             if self.hopper:
@@ -380,7 +385,7 @@ class Emitter:
             text = f"SEL({self.guard}, {text}, {old})"
         self.line(f"{name} = {text}")
 
-    def _fitted(self, name: str, value: Value) -> str:
+    def _fit(self, name: str, value: Value) -> str:
         """The text of a value as raw bits of a register's width."""
         bits = self.bits(name)
         text, kind = value.text, value.kind
@@ -394,13 +399,13 @@ class Emitter:
             raise AssertionError(f"varying value for uniform register {name}")
         if 8 * int(kind[1:]) != bits:
             signed = kind[0] == "i"
-            text = f"{_paren(text)}.astype({'i' if signed else 'u'}{bits // 8})"
+            text = f"{_parenthesize(text)}.astype({'i' if signed else 'u'}{bits // 8})"
             return f"{text}.view(u{bits // 8})" if signed else text
-        return text if kind[0] == "u" else f"{_paren(text)}.view(u{bits // 8})"
+        return text if kind[0] == "u" else f"{_parenthesize(text)}.view(u{bits // 8})"
 
 
 def immediate(op: Imm, bits: int) -> int:
-    """The raw bits of a literal in a type of this width."""
+    """The raw bits of a literal in a type of this width. Float literals are converted between single and double."""
     if op.kind == "f" and bits == 64:
         return int.from_bytes(struct.pack("<d", struct.unpack("<f", struct.pack("<I", op.value))[0]), "little")
     if op.kind == "d" and bits == 32:
@@ -408,7 +413,7 @@ def immediate(op: Imm, bits: int) -> int:
     return op.value
 
 
-def _paren(text: str) -> str:
+def _parenthesize(text: str) -> str:
     """An expression in parentheses, unless it needs none before a method call."""
     plain = text.replace("_", "a").replace(".", "a").isalnum()
     return text if plain or (text.endswith(")") and text[0] not in "~-(") else f"({text})"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from kernelproof.emulator.frontend.instruction import Writes, facts
 from kernelproof.emulator.frontend.ptx import Instr, Mem, TensorOperand
 
-_TOGETHER = frozenset(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"))
+_WARP_WIDE = frozenset(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"))
 
 
 def may_release(instructions: Iterable[Instr]) -> bool:
@@ -32,7 +32,7 @@ def gather_places(instructions: Sequence[Instr]) -> frozenset[int]:
     """
     places, open_run = set(), False
     for i, ins in enumerate(instructions):
-        if _is_of_warps(ins):
+        if _is_warp_wide(ins):
             open_run = True
         elif open_run and _touches_memory(ins):
             places.add(i)
@@ -42,10 +42,10 @@ def gather_places(instructions: Sequence[Instr]) -> frozenset[int]:
     return frozenset(places)
 
 
-def _is_of_warps(ins: Instr) -> bool:
+def _is_warp_wide(ins: Instr) -> bool:
     """Do the lanes of a warp execute an instruction together?"""
     form = facts(ins)
-    return ins.base in _TOGETHER or "sync" in ins.parts or (form is not None and bool(form.meets))
+    return ins.base in _WARP_WIDE or "sync" in ins.parts or (form is not None and bool(form.meets))
 
 
 def _touches_memory(ins: Instr) -> bool:

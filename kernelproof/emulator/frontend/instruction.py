@@ -1,11 +1,12 @@
-"""Registers the forms of instructions, with the facts that analysis, translation and mutation need of each.
+"""Registers the forms of instructions, with the facts about each that analysis, translation and mutation need.
 
 A new instruction is one function under ``@instruction(...)``, in a module of ``instructions`` or anywhere else::
 
     @instruction("toy.copy", types=WORDS, writes=Writes.MEMORY, completed_by=("toy.wait",), mutations=(drop,))
     def toy_copy(e: Emitter, ins: Instr) -> None: ...
 
-The first sentence of the handler's docstring appears in error messages as what is modelled of the opcode.
+The first paragraph of the handler's docstring lists what is modelled of the opcode. Error messages and the table of
+instructions in the documentation quote it.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def instruction(
     access: Callable[[Instr, str], int] | None = None,
     mutations: tuple[Mutation, ...] = (),
 ) -> Callable[[Handler], Handler]:
-    """Register a handler for forms of opcodes; the other arguments are the facts of ``InstructionForm``."""
+    """Register the decorated handler for forms of opcodes. The other arguments are the facts of ``InstructionForm``.
+    Raises ValueError for a form that is uniform and writes memory."""
     if uniform and Writes.MEMORY in writes:
         raise ValueError(f"{opcodes}: what writes memory is not uniform")
 

@@ -27,8 +27,8 @@ from kernelproof.emulator.state.mangled import plain_name
 
 
 def link(modules: Sequence[Module]) -> Module:
-    """One module with all kernels, functions and variables of some modules. PTX lines remain those of each module's own
-    text.
+    """One module with all kernels, functions and variables of some modules. An instruction's PTX line still refers to
+    the text of its own module.
 
     Raises LinkError for a name that two modules define, and for a variable that none defines.
     """
@@ -36,7 +36,7 @@ def link(modules: Sequence[Module]) -> Module:
     out.target = max((module.target for module in modules), default="")
     out.version = max((module.version for module in modules), default="")
     for number, module in enumerate(modules, 1):
-        _add(out, _with_own_names(module, out.linkage, number))
+        _add(out, _rename_locals(module, out.linkage, number))
     missing = [plain_name(name) for name, linkage in out.linkage.items() if linkage is Linkage.EXTERN]
     if missing:
         raise LinkError(f"no file defines the variable {', '.join(missing)}, which is declared extern")
@@ -60,7 +60,7 @@ def _add(out: Module, module: Module) -> None:
             out.variables[name] = module.variables[name]
 
 
-def _with_own_names(module: Module, present: Mapping[str, Linkage], number: int) -> Module:
+def _rename_locals(module: Module, present: Mapping[str, Linkage], number: int) -> Module:
     """The module with its local names changed so that they differ from all present ones."""
     names = {
         name: f"{name}@@file{number}"
@@ -71,17 +71,23 @@ def _with_own_names(module: Module, present: Mapping[str, Linkage], number: int)
         return module
     return replace(
         module,
-        kernels={names.get(name, name): _renamed(function, names) for name, function in module.kernels.items()},
-        functions={names.get(name, name): _renamed(function, names) for name, function in module.functions.items()},
-        variables={names.get(name, name): _variable(variable, names) for name, variable in module.variables.items()},
+        kernels={names.get(name, name): _rename_function(function, names) for name, function in module.kernels.items()},
+        functions={
+            names.get(name, name): _rename_function(function, names) for name, function in module.functions.items()
+        },
+        variables={
+            names.get(name, name): _rename_variable(variable, names) for name, variable in module.variables.items()
+        },
         linkage={names.get(name, name): linkage for name, linkage in module.linkage.items()},
     )
 
 
-def _renamed(function: Function, names: Mapping[str, str]) -> Function:
+def _rename_function(function: Function, names: Mapping[str, str]) -> Function:
     """A function with its name and symbols renamed."""
     body: list[Instr | Label] = [
-        replace(item, operands=tuple(_operand(op, names) for op in item.operands)) if isinstance(item, Instr) else item
+        replace(item, operands=tuple(_rename_operand(op, names) for op in item.operands))
+        if isinstance(item, Instr)
+        else item
         for item in function.body
     ]
     targets = {
@@ -91,18 +97,18 @@ def _renamed(function: Function, names: Mapping[str, str]) -> Function:
     return replace(function, name=names.get(function.name, function.name), body=body, branch_targets=targets)
 
 
-def _variable(variable: Variable, names: Mapping[str, str]) -> Variable:
+def _rename_variable(variable: Variable, names: Mapping[str, str]) -> Variable:
     """A variable with its name, and the symbols in its initialiser, renamed."""
     pointers = tuple((offset, names.get(symbol, symbol), addend) for offset, symbol, addend in variable.pointers)
     return replace(variable, name=names.get(variable.name, variable.name), pointers=pointers)
 
 
-def _operand(operand: Operand, names: Mapping[str, str]) -> Operand:
+def _rename_operand(operand: Operand, names: Mapping[str, str]) -> Operand:
     """An operand with its symbols renamed."""
     if isinstance(operand, Sym):
         return Sym(names.get(operand.name, operand.name), operand.offset)
     if isinstance(operand, Mem | TensorOperand) and isinstance(operand.base, Sym):
         return operand._replace(base=Sym(names.get(operand.base.name, operand.base.name), operand.base.offset))
     if isinstance(operand, Vec):
-        return Vec(tuple(_operand(item, names) for item in operand.items))
+        return Vec(tuple(_rename_operand(item, names) for item in operand.items))
     return operand

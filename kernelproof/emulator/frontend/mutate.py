@@ -1,8 +1,8 @@
 """Makes mutants of a PTX text: versions with one mechanical mistake, which a checker of kernels must notice.
 
-A wait, barrier, fence, commit, copy, access or predicate is dropped, weakened, shifted, swapped with its neighbour, or
-negated. The registration of each instruction names the mutations that apply to it. A mutant is legal PTX of the same
-kernel; the caller finds out whether it behaves differently.
+In a mutant, one wait, barrier, fence, commit, copy, access or predicate is dropped, weakened, shifted, swapped with its
+neighbour, or negated. The registration of each instruction names the mutations that apply to it. A mutant is legal PTX
+of the same kernel; the caller finds out whether it behaves differently.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelproof.emulator.frontend.instructions import facts
-from kernelproof.emulator.frontend.mutation_operators import ARITHMETIC, Source, Statement, of_guard
+from kernelproof.emulator.frontend.mutation_operators import ARITHMETIC, Source, Statement, change_guard
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Function
 
@@ -39,10 +39,12 @@ def mutants(text: str, kernel: str | None = None, *, arithmetic: bool = False) -
     functions = list(module.kernels.values()) if kernel is None else [module.kernels[kernel]]
     source = Source(text)
     for function in functions:
-        yield from (mutant for mutant in _of_function(function, source) if arithmetic or mutant.kind not in ARITHMETIC)
+        yield from (
+            mutant for mutant in _function_mutants(function, source) if arithmetic or mutant.kind not in ARITHMETIC
+        )
 
 
-def _of_function(function: Function, source: Source) -> Iterator[Mutant]:
+def _function_mutants(function: Function, source: Source) -> Iterator[Mutant]:
     """All mutants of a function."""
     for index in range(len(function.body)):
         statement = Statement.of(source, function.body, index)
@@ -50,7 +52,7 @@ def _of_function(function: Function, source: Source) -> Iterator[Mutant]:
             continue
         ins = statement.ins
         form = facts(ins)
-        for mutation in (*(form.mutations if form is not None else ()), of_guard):
+        for mutation in (*(form.mutations if form is not None else ()), change_guard):
             for change in mutation(statement):
                 name = f"{change.kind} {ins.op} at {ins.line}"
                 yield Mutant(name, change.kind, ins.line, change.apply(source.text))

@@ -228,13 +228,13 @@ def compare(s: Statement) -> Iterator[Change]:
 
 
 def unguarded(mutation: Mutation) -> Mutation:
-    """Limit a mutation to statements without a guard, because it could not split a guarded one into its operands."""
+    """The mutation, limited to statements without a guard, because it cannot split a guarded one into its operands."""
 
-    def of_plain(s: Statement) -> Iterator[Change]:
+    def unless_guarded(s: Statement) -> Iterator[Change]:
         if not s.text.startswith("@"):
             yield from mutation(s)
 
-    return of_plain
+    return unless_guarded
 
 
 @unguarded
@@ -285,8 +285,8 @@ def lose_nan(s: Statement) -> Iterator[Change]:
 
 @unguarded
 def nudge(s: Statement) -> Iterator[Change]:
-    """An integer argument of the kernel is larger by 8. As a number of elements, this is a vector of halves; in an
-    address, half of one."""
+    """An integer argument of the kernel is larger by 8. If it is a number of elements, these are a vector of 8 halves;
+    if it is an address, half of such a vector."""
     bits, register = s.ins.parts[-1][1:], s.operands[0].strip()
     if s.ins.parts[-1] in ("u32", "u64", "b32", "b64", "s32", "s64") and register.startswith("%"):
         yield s.become("nudge", f"{s.text} add.s{bits} {register}, {register}, 8;")
@@ -308,7 +308,7 @@ def vector_bytes(ins: Instr) -> int:
     return TYPE_BYTES.get(ins.parts[-1], 4) * (lanes if any(isinstance(op, Vec) for op in ins.operands) else 1)
 
 
-def of_guard(s: Statement) -> Iterator[Change]:
+def change_guard(s: Statement) -> Iterator[Change]:
     """The guard ``@p`` is negated or missing; or a guarded branch is never taken."""
     mark = re.match(r"@\s*(!?)\s*([\w$%]+)\s*", s.text)
     if mark is None:

@@ -11,7 +11,7 @@ _TOKEN = re.compile(r"0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|[%$\w.]+|[{}\[\](
 
 
 def literal(token: str, line: int) -> Imm:
-    """The operand of a literal token. Raises PtxError."""
+    """The operand of a literal token, such as ``0x1F`` or ``0f3F800000``. Raises PtxError for other tokens."""
     head = token[:2].lower()
     try:
         if head == "0f":
@@ -31,7 +31,8 @@ def literal(token: str, line: int) -> Imm:
 
 
 def operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, ...]:
-    """The operands in a text. ``renames``: names that scopes have declared -> unique names. Raises PtxError."""
+    """The operands in a text. ``renames``: names that scopes have declared -> unique names. Raises PtxError, which
+    names the ``line``, for text that is not understood."""
     return _Reader(text, line, renames).all()
 
 

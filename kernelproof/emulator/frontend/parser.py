@@ -277,7 +277,8 @@ class _Parser:
         at = self.skip(label.end())
         if self.text.startswith((".branchtargets", ".callprototype", ".calltargets"), at):
             stop = self.statement_end(at)
-            scopes.function.branch_targets[label[1]] = tuple(re.findall(r"[\w$]+", self.text[at + 14 : stop]))
+            targets = self.text[at + len(".branchtargets") : stop]
+            scopes.function.branch_targets[label[1]] = tuple(re.findall(r"[\w$]+", targets))
             return stop + 1
         scopes.label(label[1], line)
         return label.end()
@@ -368,7 +369,7 @@ class _Scopes:
         self.function.body.append(Label(name, line))
 
     def register(self, variable: Variable) -> None:
-        """Declare a variable; ``variable.space`` is its type. A name such as ``%r<9>`` declares a range."""
+        """Declare a register, whose type is in ``variable.space``. A name such as ``%r<9>`` declares a range."""
         fn, kind = self.function, variable.space
         ranged = re.match(r"([\w$%]+)<(\d+)>$", variable.name)
         if ranged is not None and not self.open:

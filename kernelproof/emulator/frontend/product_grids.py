@@ -1,7 +1,7 @@
 """Joins mma.sync instructions of a block into larger products.
 
-A warp tile is computed by consecutive instructions that multiply each fragment of A by each fragment of B. Executed one
-by one, they need a NumPy call each; joined into a grid, they need one.
+A warp tile is computed by consecutive instructions that multiply each fragment of A by each fragment of B. If they are
+executed one by one, each needs a NumPy call. Joined into a grid, all of them need one call.
 """
 
 from __future__ import annotations

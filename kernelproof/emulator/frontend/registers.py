@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from kernelproof.emulator.frontend.ptx import Mem, Operand, Pair, Reg, TensorOperand, Vec
 
-_THREE, _FOUR = (".x", ".y", ".z"), (".x", ".y", ".z", ".w")
+_XYZ, _XYZW = (".x", ".y", ".z"), (".x", ".y", ".z", ".w")
 # Register -> the shift that gives its half of the 64-bit address of the grid's workspace. In the workspace of a
 # cooperative launch, cooperative groups count arrivals.
 WORKSPACE_HALVES = {"%envreg1": 32, "%envreg2": 0}
 # Special registers that have the same value in all threads of a launch.
 LAUNCH_CONSTANTS = frozenset(
-    f"%{base}{axis}" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in _THREE
+    f"%{base}{axis}" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid") for axis in _XYZ
 ) | {
     "%nsmid", "%nwarpid", "%gridid", "%dynamic_smem_size", "%total_smem_size", "%aggr_smem_size",
     "%is_explicit_cluster", "%cluster_nctarank", *WORKSPACE_HALVES,
@@ -21,7 +21,7 @@ CLOCKS = frozenset(("%clock", "%clock_hi", "%clock64", "%globaltimer", "%globalt
 SPECIALS = (
     LAUNCH_CONSTANTS
     | CLOCKS
-    | {f"%{base}{axis}" for base in ("tid", "ctaid", "clusterid", "cluster_ctaid") for axis in _FOUR}
+    | {f"%{base}{axis}" for base in ("tid", "ctaid", "clusterid", "cluster_ctaid") for axis in _XYZW}
     | {f"%{base}.w" for base in ("ntid", "nctaid", "nclusterid", "cluster_nctaid")}
     | {f"%lanemask_{relation}" for relation in ("eq", "le", "lt", "ge", "gt")}
     | {f"%reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")}

@@ -195,7 +195,7 @@ class _Translator:
             cancels=any(ins.parts[:2] == CANCEL for ins in graph.instructions()),
             restricts=any(ins.base == "fence" and restricted(ins.parts) for ins in graph.instructions()),
             machine_code=graph.function.machine_code,
-            reads_flags=frozenset().union(*(read_flags(ins, e.read) for ins in graph.instructions())),
+            reads_flags=frozenset().union(*(read_flags(ins, e.read_registers) for ins in graph.instructions())),
             observes=frozenset().union(*(observed_spaces(ins, id(ins) in polled) for ins in graph.instructions())),
             polls={site: head for head, loop in graph.spin_heads.items() for site in e.sites_of(loop.reads)},
             function=defined["kernel"],
@@ -483,9 +483,11 @@ NAMESPACE: dict[str, object] = {
 def translate(module: Module, name: str, counters: bool = False, conservative: bool = False) -> Compiled:
     """Translate kernel ``name`` of a module. The module keeps the result for the next call.
 
-    ``counters``, ``conservative``: as for the option and for ``build``. Loops in ``Module.waiting``, which earlier
-    executions have found to wait for other threads, are translated as such. Raises UnknownInstruction (an
-    EmulatorError) or PtxError, both of which name the PTX line; EmulatorError for an unknown kernel.
+    ``counters``: the function also feeds the performance counters. ``conservative``: see ``build``. Loops in
+    ``Module.waiting``, which earlier executions have found to wait for other threads, are translated as such.
+
+    Raises EmulatorError for an unknown kernel, and UnknownInstruction (an EmulatorError) or PtxError for code that is
+    not modelled; these two name the PTX line.
     """
     waiting = frozenset(module.waiting.get(name, ()))
     key = (name, counters, conservative, waiting)

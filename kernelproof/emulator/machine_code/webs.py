@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from kernelproof.emulator.frontend.flow.inline import renamed
+from kernelproof.emulator.frontend.flow.inline import rename_operand
 from kernelproof.emulator.frontend.instruction import defs_uses, facts
 from kernelproof.emulator.frontend.ptx import Instr, Label, Reg, Sym, Vec
 
@@ -212,6 +212,8 @@ def _rewritten(
 
     keep = str
     results = 1 if defs else 0
-    operands = tuple(renamed(operand, write if i < results else read, keep) for i, operand in enumerate(item.operands))
+    operands = tuple(
+        rename_operand(operand, write if i < results else read, keep) for i, operand in enumerate(item.operands)
+    )
     guard = Reg(read(item.guard.name), item.guard.negated) if item.guard is not None else None
     return replace(item, operands=operands, guard=guard)

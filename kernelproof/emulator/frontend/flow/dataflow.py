@@ -24,8 +24,9 @@ class RegisterWrite(NamedTuple):
 
 @dataclass
 class Liveness:
-    """Facts about reads and writes of registers. Per block: registers that are ``live`` at its start, ``defs`` that it
-    writes, ``uses`` that it reads before it writes them. ``sites``: register -> all instructions that write it."""
+    """Facts about reads and writes of registers. Per block: ``live`` has the registers that are live at its start,
+    ``defs`` those that it writes, ``uses`` those that it reads before it writes them. ``sites``: register -> all
+    instructions that write it."""
 
     live: list[set[str]]
     defs: list[set[str]]
@@ -67,7 +68,7 @@ class Liveness:
                 changed |= len(live) != size
         return out
 
-    def across(self) -> set[str]:
+    def live_registers(self) -> set[str]:
         """Registers that are live at the start of some block, so that several blocks may access them."""
         return set().union(*self.live)
 
@@ -97,28 +98,28 @@ def varying_registers(
     """Registers that may differ between lanes.
 
     A register varies if an instruction that writes it gives varying results, or reads a register that varies. It also
-    varies if a varying branch separates lanes that execute different writes of it (``_diverge``). Both rules are
-    applied until nothing changes. If lanes may overtake each other, these rules are not enough, and the result is None.
-    The ``conservative`` answer is right in any case: every register that several blocks access varies, unless it is a
-    launch constant.
+    varies if a varying branch separates lanes that execute different writes of it (``_separated_registers``). Both
+    rules are applied until nothing changes. If lanes may overtake each other, these rules are not enough, and the
+    result is None. The ``conservative`` answer is right in any case: every register that several blocks access varies,
+    unless it is a launch constant.
     """
     sites = liveness.sites
     varying: set[str] = set()
     if conservative:
-        across = liveness.across()
+        across = liveness.live_registers()
         varying |= {r for r in sites if r in across and r not in constant}
     ipdom = immediate_postdominators(blocks)
     branches = {b.index for b in blocks if b.cond is not None}
     changed = True
     while changed:
-        changed = _spread(sites, varying, constant)
+        changed = _propagate(sites, varying, constant)
         if conservative:
             continue
         for index in sorted(branches):
             cond = blocks[index].cond
             if cond is not None and cond.name in varying:
                 branches.discard(index)
-                separated = _diverge(blocks, blocks[index], ipdom[index], liveness, constant)
+                separated = _separated_registers(blocks, blocks[index], ipdom[index], liveness, constant)
                 if separated is None:
                     return None
                 changed |= bool(separated - varying)
@@ -126,7 +127,7 @@ def varying_registers(
     return varying
 
 
-def _spread(sites: dict[str, list[RegisterWrite]], varying: set[str], constant: set[str]) -> bool:
+def _propagate(sites: dict[str, list[RegisterWrite]], varying: set[str], constant: set[str]) -> bool:
     """Add registers that depend on varying ones; returns whether any were added."""
     changed = False
     for name, where in sites.items():
@@ -141,7 +142,7 @@ def _varies(write: RegisterWrite, varying: set[str]) -> bool:
     return not write.uniform or any(u in varying or (u in SPECIALS and u not in LAUNCH_CONSTANTS) for u in write.uses)
 
 
-def _diverge(
+def _separated_registers(
     blocks: list[Block], branch: Block, join: int | None, liveness: Liveness, constant: set[str]
 ) -> set[str] | None:
     """Registers that vary because lanes diverge at ``branch``. None: lanes may overtake each other.
@@ -158,7 +159,7 @@ def _diverge(
     at_join = liveness.live[join] if join is not None else set()
     nonempty = [side for side in sides if side]
     waits = any(blocks[i].end == "wait" for side in nonempty for i in side)
-    if len(nonempty) > 1 and waits and not _leaves(blocks, nonempty):
+    if len(nonempty) > 1 and waits and not _others_exit(blocks, nonempty):
         return None
     out: set[str] = set()
     for k, side in enumerate(sides):
@@ -168,7 +169,7 @@ def _diverge(
     return out - constant
 
 
-def _leaves(blocks: list[Block], sides: list[set[int]]) -> bool:
+def _others_exit(blocks: list[Block], sides: list[set[int]]) -> bool:
     """Do the lanes of all sides but the one that waits exit the kernel? True if at most one side waits and no two sides
     have a block in common."""
     waiting = [side for side in sides if any(blocks[i].end == "wait" for i in side)]

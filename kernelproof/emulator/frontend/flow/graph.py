@@ -55,10 +55,11 @@ class Graph:
 
 
 def build(module: Module, kernel: Function, conservative: bool = False, waiting: frozenset[int] = frozenset()) -> Graph:
-    """The graph of ``kernel``. ``waiting``: PTX lines of the heads of loops that are known to wait for other threads.
+    """The graph of ``kernel``. Raises PtxError for code that is not modelled.
 
-    ``conservative``: the lanes of the kernel may overtake each other. A kernel that polls, sleeps at mbarriers, waits
-    on both sides of a divergent branch, or has irreducible loops is translated so in any case.
+    ``waiting``: PTX lines of the heads of loops that are known to wait for other threads. ``conservative``: assume that
+    lanes may overtake each other. This is assumed in any case for a kernel that polls, needs the units of sm_90, waits
+    on both sides of a divergent branch, or has irreducible loops.
     """
     inliner = Inliner(module, kernel)
     items = list(expand_composites(inliner.run()))
@@ -66,12 +67,14 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
     blackwell = any(isinstance(item, Instr) and needs_blackwell(item) for item in items)
     variables = [*module.variables.values(), *inliner.variables]
     # In kernels that may have clusters, an address of shared memory contains the rank of the CTA, so it varies.
-    ranked = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
-    blocks, reducible, back, liveness, heads = _flow(insert_meetings(items) if hopper else items, ranked, waiting)
+    rank_dependent = frozenset(v.name for v in variables if v.space == "shared") if hopper else frozenset()
+    blocks, reducible, back, liveness, heads = _flow(
+        insert_meetings(items) if hopper else items, rank_dependent, waiting
+    )
     # If a loop polls, lanes of a warp may be at different blocks, so warp-wide instructions must first wait for all of
     # their lanes. Kernels for sm_90 have these waits in any case.
     if heads and not hopper:
-        blocks, reducible, back, liveness, heads = _flow(insert_meetings(items), ranked, waiting)
+        blocks, reducible, back, liveness, heads = _flow(insert_meetings(items), rank_dependent, waiting)
     constant = launch_constants(liveness.sites)
     # Lanes that sleep at an mbarrier, or poll, are overtaken by others. In an irreducible graph no order of blocks
     # makes all lanes converge. In both cases only the conservative analysis is right.
@@ -81,7 +84,7 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
         conservative = True
         varying = varying_registers(blocks, liveness, constant, conservative)
     assert varying is not None
-    sites, across = liveness.sites, liveness.across()
+    sites, across = liveness.sites, liveness.live_registers()
     # A register that nothing writes has the same initial value in every lane.
     unwritten = {r for r in set().union(*liveness.uses) if r not in sites and r not in SPECIALS}
     uniform = (set(sites) - varying) | unwritten
@@ -102,12 +105,12 @@ class _Flow(NamedTuple):
     spin_heads: dict[int, Polling]
 
 
-def _flow(items: Iterable[Instr | Label], ranked: frozenset[str], waiting: frozenset[int]) -> _Flow:
-    """The blocks and facts of a body. ``ranked``: variables whose addresses differ between CTAs. ``waiting``: as for
-    ``build``."""
+def _flow(items: Iterable[Instr | Label], rank_dependent: frozenset[str], waiting: frozenset[int]) -> _Flow:
+    """The blocks and facts of a body. ``rank_dependent``: variables whose addresses differ between CTAs. ``waiting``:
+    as for ``build``."""
     blocks, reducible = _ordered(split(items))
     loops, back, _ = natural_loops(blocks)
-    liveness = Liveness.of(blocks, ranked)
+    liveness = Liveness.of(blocks, rank_dependent)
     return _Flow(blocks, reducible, back, liveness, spin_heads(blocks, loops, liveness.sites, waiting))
 
 

@@ -42,7 +42,7 @@ REFUSED_CALLS = {
 }
 
 
-def renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
+def rename_operand(op: Operand, reg: Rename, sym: Rename) -> Operand:
     """An operand in which registers are renamed by ``reg`` and symbols by ``sym``."""
     if isinstance(op, Reg):
         return Reg(reg(op.name), op.negated)
@@ -54,11 +54,11 @@ def renamed(op: Operand, reg: Rename, sym: Rename) -> Operand:
             return Mem(Reg(reg(base.name)), op.offset)
         return Mem(Sym(sym(base.name), base.offset), op.offset) if isinstance(base, Sym) else op
     if isinstance(op, TensorOperand):
-        at = renamed(Mem(op.base, op.offset), reg, sym)
+        at = rename_operand(Mem(op.base, op.offset), reg, sym)
         assert isinstance(at, Mem)
-        return TensorOperand(at.base, at.offset, tuple(renamed(x, reg, sym) for x in op.coordinates))
+        return TensorOperand(at.base, at.offset, tuple(rename_operand(x, reg, sym) for x in op.coordinates))
     if isinstance(op, Vec):
-        return Vec(tuple(renamed(x, reg, sym) for x in op.items))
+        return Vec(tuple(rename_operand(x, reg, sym) for x in op.items))
     if isinstance(op, Pair):
         return Pair(Reg(reg(op.first.name)), Reg(reg(op.second.name)))
     return op
@@ -72,9 +72,9 @@ def _overlap(parts: set[tuple[int, int]]) -> bool:
 
 @dataclass
 class _Frame:
-    """A function that is being inlined. ``prefix``: of its names in the kernel. ``symbols``: its symbols -> their names
-    in the kernel. ``after``: the label that a return branches to, None in the kernel itself. ``callers``: the functions
-    that call it, and itself. ``called_at``: the CUDA lines of the call."""
+    """A function that is being inlined. ``prefix``: the start of its names in the kernel. ``symbols``: its symbols ->
+    their names in the kernel. ``after``: the label that a return branches to, None in the kernel itself. ``callers``:
+    the functions on the chain of calls, this one included. ``called_at``: the CUDA lines of the call."""
 
     function: Function
     prefix: str
@@ -94,7 +94,7 @@ class Inliner:
         self.variables: list[Variable] = []
         self.clones = 0
         # The names of call parameters in the kernel.
-        self.passed: set[str] = set()
+        self.call_parameters: set[str] = set()
 
     def run(self) -> list[Instr | Label]:
         """The body without calls. A call parameter becomes registers if every read of it has the offset and width of a
@@ -137,7 +137,7 @@ class Inliner:
             return []
         mem = item.operands[1 if item.base == "ld" else 0]
         value = item.operands[0 if item.base == "ld" else 1]
-        if not isinstance(mem, Mem) or not isinstance(mem.base, Sym) or mem.base.name not in self.passed:
+        if not isinstance(mem, Mem) or not isinstance(mem.base, Sym) or mem.base.name not in self.call_parameters:
             return []
         width = TYPE_BYTES[item.parts[-1]]
         count = len(value.items) if isinstance(value, Vec) else 1
@@ -160,7 +160,7 @@ class Inliner:
         self.clones += 1
         if self.clones > MAX_CLONES:
             raise PtxError(fn.line, f"more than {MAX_CLONES} inlined calls: calls as deep as these are not modelled")
-        self.passed.update(symbols.values())
+        self.call_parameters.update(symbols.values())
         frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name), called_at)
         labels = {item.name for item in fn.body if isinstance(item, Label)} | set(fn.branch_targets)
 
@@ -194,7 +194,7 @@ class Inliner:
             name = variable.name if variable.space == "shared" else prefix + variable.name
             names[variable.name] = name
             if variable.space == "param":
-                self.passed.add(name)
+                self.call_parameters.add(name)
             elif all(v.name != name for v in self.variables):
                 self.variables.append(replace(variable, name=name))
         return names
@@ -206,7 +206,7 @@ class Inliner:
         if frame.after is not None and item.base == "ret":
             return replace(item, op="bra", parts=("bra",), operands=(Sym(frame.after),), guard=guard, frames=frames)
         if item.base != "brx":
-            operands = tuple(renamed(op, reg, sym) for op in item.operands)
+            operands = tuple(rename_operand(op, reg, sym) for op in item.operands)
             return replace(item, operands=operands, guard=guard, frames=frames)
         targets = item.operands[1]
         names = None
@@ -217,7 +217,7 @@ class Inliner:
         if names is None:
             raise PtxError(item.line, "brx.idx without .branchtargets")
         labels = Vec(tuple(Sym(frame.prefix + name) for name in names))
-        return replace(item, operands=(renamed(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
+        return replace(item, operands=(rename_operand(item.operands[0], reg, sym), labels), guard=guard, frames=frames)
 
     def _move(self, item: Instr, mem: Mem, value: Operand, guard: Reg | None) -> Iterator[Instr]:
         """The moves that replace a ld.param or st.param of a call, from or to registers that stand for bytes of the

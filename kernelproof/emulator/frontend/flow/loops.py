@@ -8,7 +8,8 @@ from kernelproof.emulator.frontend.flow.blocks import Block
 
 
 def dominators(successors: list[list[int]], root: int) -> list[int]:
-    """Dominator sets as bit masks, one per node; unreachable nodes get 0."""
+    """The dominators of each node of a graph with the entry ``root``, as a mask: bit d is set if node d is on all paths
+    from ``root`` to the node. Unreachable nodes get 0."""
     n = len(successors)
     predecessors: list[list[int]] = [[] for _ in range(n)]
     reached, stack, order = {root}, [(root, iter(successors[root]))], []
@@ -68,7 +69,7 @@ def reachable(blocks: list[Block], starts: Iterable[int], stop: int | None = Non
 
 
 def natural_loops(blocks: list[Block]) -> tuple[dict[int, int], set[tuple[int, int]], bool]:
-    """The natural loops (head -> mask of the blocks of the body), the back edges, and whether the graph is
+    """The natural loops (head -> mask of the blocks of the body), the back edges (from, to), and whether the graph is
     reducible."""
     # A back edge leads to a block that dominates its source, the head of a loop. The body has every block from which
     # the source can be reached without passing through the head. Loops with the same head are one loop.

@@ -1,4 +1,4 @@
-"""Finds loops that wait for memory, whose exit depends on values that other threads may write."""
+"""Finds loops that wait for memory: their exit depends on values that other threads may write."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominat
 from kernelproof.emulator.frontend.instruction import defs_uses, facts, holds
 from kernelproof.emulator.frontend.ptx import Instr, Mem, TensorOperand
 
-# State spaces and modifiers of loads that never return what another thread writes meanwhile.
-_UNCHANGING = frozenset(("param", "const", "local", "nc"))
+# State spaces and modifiers of loads that never return a value which another thread writes during the loop.
+_UNSHARED_LOADS = frozenset(("param", "const", "local", "nc"))
 
 
 class Polling(NamedTuple):
-    """A loop that waits for memory. ``reads``: identities of the instructions that read that memory. ``deciding``: the
-    registers on which its branches, waits and memory accesses depend. If all of these and memory have the same content
-    as in an earlier iteration, the loop repeats itself."""
+    """A loop that waits for memory. ``reads``: identities (``id``) of the instructions that read that memory.
+    ``deciding``: the registers on which its branches, waits and memory accesses depend. If these registers and memory
+    have the same content as in an earlier iteration, the loop repeats itself."""
 
     reads: frozenset[int]
     deciding: frozenset[str]
@@ -33,12 +33,12 @@ def spin_heads(
     for head, mask in sorted(loops.items(), key=lambda loop: (-loop[1].bit_count(), loop[0])):
         inside = set(bits(mask))
         polled = {id(ins) for i in inside for ins in blocks[i].all() if _may_poll(ins)}
-        polled |= _reloads(blocks, inside, sites)
+        polled |= _repeated_loads(blocks, inside, sites)
         if polled and controls is None:
-            controls = _controls(blocks)
+            controls = _controlling_conditions(blocks)
         reads = _read_for_exit(blocks, inside, sites, polled, controls or {}) if polled else frozenset()
         if reads or blocks[head].line in known:
-            out[head] = Polling(reads, _deciding(blocks, inside, sites))
+            out[head] = Polling(reads, _deciding_registers(blocks, inside, sites))
     return out
 
 
@@ -48,13 +48,13 @@ def _may_poll(ins: Instr) -> bool:
     return form is not None and holds(form.polls, ins)
 
 
-def _reloads(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> set[int]:
-    """Weak loads (by identity) that read the same address in every iteration of a loop with a fence: only another
-    thread can change the value there."""
+def _repeated_loads(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> set[int]:
+    """Loads (by identity) that read the same address in every iteration of a loop with a fence: only another thread can
+    change the value there. ``inside``: the blocks of the loop."""
     instructions = [ins for i in inside for ins in blocks[i].all()]
     if not any(ins.base in ("membar", "fence") for ins in instructions):
         return set()
-    loads = (ins for ins in instructions if ins.base == "ld" and not _UNCHANGING.intersection(ins.parts))
+    loads = (ins for ins in instructions if ins.base == "ld" and not _UNSHARED_LOADS.intersection(ins.parts))
     return {
         id(ins)
         for ins in loads
@@ -62,7 +62,7 @@ def _reloads(blocks: list[Block], inside: set[int], sites: dict[str, list[Regist
     }
 
 
-def _controls(blocks: list[Block]) -> dict[int, set[str]]:
+def _controlling_conditions(blocks: list[Block]) -> dict[int, set[str]]:
     """Per block: the conditions of branches that decide whether it is executed."""
     joins = immediate_postdominators(blocks)
     out: dict[int, set[str]] = {}
@@ -81,7 +81,7 @@ def _read_for_exit(
     controls: dict[int, set[str]],
 ) -> frozenset[int]:
     """The ``polled`` instructions (by identity) on which the exit of a loop depends, by values or by branches.
-    ``inside``: the blocks of the loop. ``controls``: the result of ``_controls``."""
+    ``inside``: the blocks of the loop. ``controls``: the result of ``_controlling_conditions``."""
     exits = [i for i in inside if any(t not in inside for t in blocks[i].targets)]
     conditions = {cond.name for i in inside if (cond := blocks[i].cond) is not None}
     todo = [cond.name for i in exits if (cond := blocks[i].cond) is not None]
@@ -104,7 +104,7 @@ def _read_for_exit(
     return frozenset(reads)
 
 
-def _deciding(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> frozenset[str]:
+def _deciding_registers(blocks: list[Block], inside: set[int], sites: dict[str, list[RegisterWrite]]) -> frozenset[str]:
     """The registers of ``Polling.deciding`` for the loop with these blocks."""
     todo = [cond.name for i in inside if (cond := blocks[i].cond) is not None]
     for i in inside:

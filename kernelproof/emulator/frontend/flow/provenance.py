@@ -1,5 +1,4 @@
-"""Traces pointers: finds the parameters and module variables from which an address is computed, and those through which
-a kernel writes global memory.
+"""Finds the parameters and module variables from which an address is computed, and those by which memory is written.
 
 The analysis ignores control flow: a register counts as holding every pointer that any of its writes may give it. The
 result may therefore name too many pointers, but never too few.
@@ -17,7 +16,7 @@ Origins = frozenset[Origin]
 _NONE: Origins = frozenset()
 _SPACES = ("shared", "global", "local", "param")
 # Instructions whose 64-bit result may be a pointer that cannot be traced, such as one that was loaded from memory.
-_OPAQUE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
+_UNTRACEABLE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
 
 
 def origins(
@@ -37,7 +36,7 @@ def origins(
         defs, uses = defs_uses(ins)
         wide = [name for name in defs if kinds.get(name, "").endswith(widths)]
         if wide:
-            own = _own(ins, places, words)
+            own = _contributed_pointers(ins, places, words)
             sources = [] if own is None or ins.base == "ld" else uses
             writes += [(name, own, sources) for name in wide]
     result: dict[str, Origins | None] = {name: _NONE for name, _, _ in writes}
@@ -58,7 +57,7 @@ def origins(
     return {name: pointers for name, pointers in result.items() if pointers}
 
 
-def _own(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Origins | None:
+def _contributed_pointers(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Origins | None:
     """The pointers that an instruction itself contributes; None if it may contribute one that cannot be traced."""
     if ins.base in ("ld", "ldu"):
         at = ins.operands[1]
@@ -72,7 +71,7 @@ def _own(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Orig
             return frozenset(first + i * width for i in range(count)) if width == 8 else _NONE
         return None if width >= (4 if words else 8) else _NONE
     packed = ins.base == "mov" and len(ins.operands) > 1 and isinstance(ins.operands[1], Vec) and not words
-    if ins.base in _OPAQUE or packed:
+    if ins.base in _UNTRACEABLE or packed:
         return None
     return frozenset(name for name in symbols(ins) if places.get(name, ("",))[0] in ("global", "const"))
 

@@ -23,7 +23,7 @@ class _Definition(NamedTuple):
 
 
 def checked_loads(blocks: list[Block]) -> set[int]:
-    """Identities of loads whose value a later atom.cas at the same address checks.
+    """Identities (``id``) of the loads whose value a later atom.cas at the same address checks.
 
     The value must reach the comparison of that atom.cas by moves alone. Its other uses may only be to compute the value
     that is swapped in, and to decide branches up to whose join nothing else is written. A swap that succeeds proves
@@ -31,13 +31,13 @@ def checked_loads(blocks: list[Block]) -> set[int]:
     """
     lists = [list(block.all()) for block in blocks]
     writers: dict[str, list[Instr]] = {}
-    places: dict[int, _Definition] = {}
+    definitions: dict[int, _Definition] = {}
     swaps = []
     for index, instructions in enumerate(lists):
         for at, ins in enumerate(instructions):
             for name in defs_uses(ins)[0]:
                 writers.setdefault(name, []).append(ins)
-                places[id(ins)] = _Definition(index, at, name)
+                definitions[id(ins)] = _Definition(index, at, name)
             if _is_swap(ins):
                 swaps.append(ins)
     if not swaps:
@@ -47,7 +47,7 @@ def checked_loads(blocks: list[Block]) -> set[int]:
         for load in _compared_loads(swap, writers):
             comparing.setdefault(load, set()).add(id(swap))
     uses = _ValueUses(blocks, lists)
-    return {load for load, own in comparing.items() if uses.are_harmless(places[load], own)}
+    return {load for load, own in comparing.items() if uses.are_harmless(definitions[load], own)}
 
 
 class _ValueUses:
@@ -99,18 +99,21 @@ class _ValueUses:
             else:
                 if block.cond is not None and block.cond.name == name:
                     yield index, len(instructions), fresh
-                equal = self._success(index, swaps)
+                equal = self._success_block(index, swaps)
                 for target in block.targets:
                     state = target, fresh and equal is None
                     if not (fresh and target == equal) and state not in visited:
                         visited.add(state)
                         todo.append((target, 0, state[1]))
 
-    def _success(self, index: int, swaps: set[int]) -> int | None:
+    def _success_block(self, index: int, swaps: set[int]) -> int | None:
         """The block that follows if a block's swap has succeeded; None if its branch does not test that."""
         block, test, between = self.blocks[index], None, set[str]()
         if block.end != "cond" or block.cond is None:
             return None
+        # Going back from the branch, the first write of its condition is the test, and then comes the swap. The test
+        # tells whether the swap has succeeded if it compares the swap's result with the value that the swap expected,
+        # and no instruction in between writes either register.
         for ins in reversed(self.lists[index]):
             defs, _ = defs_uses(ins)
             if test is None:
@@ -154,7 +157,7 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
     of an earlier swap at the same address. The set is empty if instructions other than moves and such swaps come
     between."""
     out: set[int] = set()
-    place = _place(swap.operands[1], writers)
+    address = _address_expression(swap.operands[1], writers)
     todo, visited = [swap.operands[2]], set[str]()
     while todo:
         operand = todo.pop()
@@ -166,7 +169,7 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
         for ins in writers.get(operand.name, ()):
             if ins.base == "mov":
                 todo.append(ins.operands[1])
-            elif (ins.base != "ld" and not _is_swap(ins)) or _place(ins.operands[1], writers) != place:
+            elif (ins.base != "ld" and not _is_swap(ins)) or _address_expression(ins.operands[1], writers) != address:
                 return set()
             elif ins.base == "ld":
                 out.add(id(ins))
@@ -175,16 +178,16 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
     return out
 
 
-def _place(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
+def _address_expression(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
     """An expression that is equal for equal addresses. It looks through moves, cvta and additions of registers that are
     written once."""
     if isinstance(operand, Mem):
-        return _place(operand.base, writers), operand.offset
+        return _address_expression(operand.base, writers), operand.offset
     if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:
         return operand
     (ins,) = writers[operand.name]
     if ins.base in ("mov", "cvta") and ins.guard is None:
-        return _place(ins.operands[1], writers, depth - 1)
+        return _address_expression(ins.operands[1], writers, depth - 1)
     if ins.base == "add" and ins.guard is None:
-        return frozenset(_place(term, writers, depth - 1) for term in ins.operands[1:3])
+        return frozenset(_address_expression(term, writers, depth - 1) for term in ins.operands[1:3])
     return operand

@@ -1,6 +1,7 @@
-"""The instructions that the emulator supports, one decorated function each, in modules by subject.
+"""Translates each PTX instruction that the emulator supports to Python text, by handlers in modules by subject.
 
-Importing this package registers all of them; ``facts`` looks up the form of an instruction.
+A handler is a decorated function; importing this package registers all of them. Its docstring lists what is modelled,
+because error messages quote it. ``facts`` looks up the form of an instruction.
 """
 
 from kernelproof.emulator.frontend.instruction import facts

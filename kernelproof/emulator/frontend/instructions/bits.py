@@ -1,4 +1,7 @@
-"""Instructions on bits: logic of words and predicates, shifts, bit fields, and dot products of bytes."""
+"""Translates PTX's instructions on bits (logic, shifts, bit fields, dot products of bytes) to Python text.
+
+In this text, ``A`` is the package ``arithmetic``, whose functions have the details of each instruction.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ SYMBOLS = {"and": "&", "or": "|", "xor": "^"}
 
 
 def _keep_rank_bits(s: Statement) -> Iterator[Change]:
-    """A mutation of swizzle code: an address is not masked, so a descriptor that is made of it contains bits of the
-    CTA's rank, which are above the 18 bits of the address."""
+    """A mutation of code that makes descriptors: an address is not masked. The descriptor then contains bits of the
+    CTA's rank in its cluster, which are above the 18 bits of the address."""
     mask = s.ins.operands[2]
     if isinstance(mask, Imm) and 0x3F000 <= mask.value <= 0x3FFFF:
         d, a, _ = s.operands

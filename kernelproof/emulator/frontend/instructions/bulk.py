@@ -1,4 +1,7 @@
-"""Instructions of bulk copies: cp.async.bulk, cp.reduce.async.bulk, and the groups of their stores."""
+"""Translates bulk copies (cp.async.bulk, cp.reduce.async.bulk) and the groups of their stores to Python text.
+
+In this text, ``C`` is the batch's unit of bulk copies (``hopper.bulk``).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _MUTATIONS = (drop, shift_register(128))
 
 
 def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
-    """The state spaces of destination and source."""
+    """The state spaces of destination and source. Raises UnknownInstruction for modifiers that are not modelled."""
     heads = [p.split(":")[0] for p in ins.parts]
     spaces = [h for h in heads if h in ("shared", "global")]
     e.refuse("im2col", "im2col_no_offs", "gather4", "scatter4", "cp_mask", "ignore_oob")
@@ -66,14 +69,18 @@ def _is_multicast(ins: Instr) -> bool:
     return any(p.split(":")[0] == "multicast" for p in ins.parts)
 
 
-def _mask(s: Statement) -> Iterator[Change]:
+def _change_receivers(s: Statement) -> Iterator[Change]:
     """A mutation: CTA 0 is left out of a multicast, or is added to its receivers."""
     if _is_multicast(s.ins):
         yield from adjust("mask", 3, "b16", "xor.b16", "1")(s)
 
 
 @instruction(
-    "cp.async.bulk.tensor", writes=Writes.MEMORY, completed_by=_WAITS, hopper=True, mutations=(*_MUTATIONS, _mask)
+    "cp.async.bulk.tensor",
+    writes=Writes.MEMORY,
+    completed_by=_WAITS,
+    hopper=True,
+    mutations=(*_MUTATIONS, _change_receivers),
 )
 def copy_tensor(e: Emitter, ins: Instr) -> None:
     """cp.async.bulk.tensor and its reductions: a box of a tiled tensor map to or from shared memory."""

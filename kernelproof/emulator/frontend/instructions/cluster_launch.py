@@ -1,4 +1,7 @@
-"""Instructions of clusterlaunchcontrol, by which a running cluster cancels clusters that have not started."""
+"""Translates clusterlaunchcontrol, by which a running cluster cancels clusters that have not started, to Python text.
+
+In this text, ``CL`` is the batch's unit ``blackwell.cluster_launch``.
+"""
 
 from __future__ import annotations
 

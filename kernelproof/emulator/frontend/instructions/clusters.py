@@ -1,4 +1,7 @@
-"""Instructions mapa and getctarank, on addresses of other CTAs of a cluster, and setmaxnreg."""
+"""Translates mapa and getctarank, which concern addresses of other CTAs of a cluster, and setmaxnreg to Python text.
+
+In this text, ``E`` and ``O`` are the batch's units ``hopper.peers`` and ``hopper.register_pool``.
+"""
 
 from __future__ import annotations
 

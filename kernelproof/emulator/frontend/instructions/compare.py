@@ -1,4 +1,4 @@
-"""Instructions setp and set, which compare integers and floats."""
+"""Translates setp and set, which compare integers and floats, to Python text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import HALVES, INTEGERS, instruction
 from kernelproof.emulator.frontend.instructions.bits import SYMBOLS
-from kernelproof.emulator.frontend.instructions.floating import flushed
+from kernelproof.emulator.frontend.instructions.floating import flush_operand
 from kernelproof.emulator.frontend.instructions.integer import width_of
 from kernelproof.emulator.frontend.mutation_operators import compare as compare_otherwise
 from kernelproof.emulator.frontend.ptx import Instr, Pair
 
+# Comparisons of PTX -> operators of Python. Others, such as unordered ones, are in ``arithmetic.COMPARE``.
 _UNSIGNED = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 _ORDERED = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _INTEGER = {**_UNSIGNED, **_ORDERED, "ne": "!="}
@@ -39,9 +40,9 @@ def _float_comparison(e: Emitter, ins: Instr, kind: str) -> Value:
     if kind == "bf16":
         x, y = (f"A.bf16_to_f32({e.array(op, 'u2')})" for op in (a, b))
     elif kind == "f16":
-        x, y = (flushed(ins, op, e.array(op, "f2")) for op in (a, b))
+        x, y = (flush_operand(ins, op, e.array(op, "f2")) for op in (a, b))
     elif kind in _REAL:
-        x, y = flushed(ins, a, e.array(a, _REAL[kind])), flushed(ins, b, e.number(b, _REAL[kind]))
+        x, y = flush_operand(ins, a, e.array(a, _REAL[kind])), flush_operand(ins, b, e.number(b, _REAL[kind]))
     else:
         raise e.fail()
     if test in _ORDERED:

@@ -1,4 +1,4 @@
-"""Instruction cvt, which converts between all types of integers and floats."""
+"""Translates cvt, which converts between all types of integers and floats, to Python text."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def convert_integer(e: Emitter, ins: Instr) -> None:
     """cvt between integers: the low bits, or extension by the sign of the source."""
     dst, src = ins.parts[-2:]
     d, a = ins.operands
-    to, origin = width_of(dst), width_of(src)
-    v = e.signed(a, origin) if src[0] == "s" else e.raw(a, origin)
+    dst_bits, src_bits = width_of(dst), width_of(src)
+    v = e.signed(a, src_bits) if src[0] == "s" else e.raw(a, src_bits)
     if v.uniform:
-        text, have = f"({v.text}) & {(1 << to) - 1}", e.operand_bits(d) or to
+        text, have = f"({v.text}) & {(1 << dst_bits) - 1}", e.operand_bits(d) or dst_bits
         # A narrow signed result is extended in a wider register.
-        if dst[0] == "s" and to < have:
-            text, to = f"S{to}({text}) & {(1 << have) - 1}", have
-        e.assign(d, Value(text, f"u{to // 8}", True))
+        if dst[0] == "s" and dst_bits < have:
+            text, dst_bits = f"S{dst_bits}({text}) & {(1 << have) - 1}", have
+        e.assign(d, Value(text, f"u{dst_bits // 8}", True))
         return
-    k = f"{'i' if dst[0] == 's' else 'u'}{to // 8}"
-    if to == origin:
+    k = f"{'i' if dst[0] == 's' else 'u'}{dst_bits // 8}"
+    if dst_bits == src_bits:
         text = v.text if v.kind == k else f"{v.text}.view({k})"
-    elif to > origin:
+    elif dst_bits > src_bits:
         text = f"{v.text}.astype({'i' if src[0] == 's' else 'u'}{k[1:]}).view({k})"
     else:
         text = f"{v.text}.astype({k})"
@@ -46,7 +46,7 @@ _FP8 = frozenset(("e4m3x2", "e5m2x2"))
 
 
 def _convert_fp8(e: Emitter, ins: Instr) -> None:
-    """cvt from f32 (two) or f16x2 to a pair of fp8, and from such a pair to f16x2."""
+    """cvt from two f32 or one f16x2 to a pair of fp8, and from a pair of fp8 to f16x2."""
     parts = ins.parts
     dst, src = parts[-2:]
     relu = "relu" in parts

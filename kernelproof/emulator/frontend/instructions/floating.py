@@ -1,4 +1,8 @@
-"""Floating-point instructions on f16, bf16, their pairs, f32 and f64. Results are varying registers."""
+"""Translates floating-point instructions on f16, bf16, their pairs, f32 and f64 to Python text.
+
+All results are varying registers. In the text, ``A`` is the package ``arithmetic``, and ``I`` is the batch's unit of
+special registers, which also adds the errors that a launch's environment draws for approximate functions.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ def approximate_halves(e: Emitter, ins: Instr) -> None:
 
 
 def _assign_halves(e: Emitter, ins: Instr, function: str) -> None:
-    """Write the result of a function of float arrays, given by its text, on operands of halves."""
+    """Write an instruction on halves as a call of ``function``, the text of a function of float arrays."""
     kind = ins.parts[-1]
     d, *operands = ins.operands
     u, call = ("u4", "packed") if kind.endswith("x2") else ("u2", "scalar16")
@@ -103,13 +107,13 @@ def sign(e: Emitter, ins: Instr) -> None:
     e.assign(d, Value(f"{raw} & {full ^ ones}" if ins.base == "abs" else f"{raw} ^ {ones}", u, False))
 
 
-def flushed(ins: Instr, op: Operand, text: str) -> str:
-    """The text of an operand of f16 or f32, in which ``.ftz`` replaces subnormals by zero."""
+def flush_operand(ins: Instr, op: Operand, text: str) -> str:
+    """The text of an operand of f16 or f32; with ``.ftz``, its subnormals are replaced by zero."""
     return f"A.flush({text})" if "ftz" in ins.parts and not isinstance(op, Imm) else text
 
 
-def _finish(ins: Instr, text: str, kind: str) -> Value:
-    """A result with the effects of ``.ftz`` and ``.sat``."""
+def _with_modifiers(ins: Instr, text: str, kind: str) -> Value:
+    """The result ``text`` with the effects of ``.ftz`` and ``.sat``."""
     if "ftz" in ins.parts and kind == "f32":
         text = f"A.flush({text})"
     if "sat" in ins.parts:
@@ -118,13 +122,15 @@ def _finish(ins: Instr, text: str, kind: str) -> Value:
 
 
 def _operand(e: Emitter, ins: Instr, op: Operand, kind: str, as_array: bool = True) -> str:
-    """The text of an operand of f32 or f64, with the effect of ``.ftz``."""
+    """The text of an operand of f32 or f64, with the effect of ``.ftz``. If ``as_array`` is false, a literal is a
+    scalar."""
     text = e.array(op, _REAL[kind]) if as_array else e.number(op, _REAL[kind])
-    return flushed(ins, op, text) if kind == "f32" else text
+    return flush_operand(ins, op, text) if kind == "f32" else text
 
 
-def _toward(e: Emitter, ins: Instr, function: Function | None) -> bool:
-    """If the rounding is directed, write the instruction as ``function`` of its operands; returns whether it is."""
+def _write_directed(e: Emitter, ins: Instr, function: Function | None) -> bool:
+    """Write the instruction as a call of ``function`` if its rounding is directed (.rz, .rm, .rp); returns whether it
+    is. Raises UnknownInstruction if it is, but ``function`` is None."""
     mode = next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
     if mode is None:
         return False
@@ -132,20 +138,20 @@ def _toward(e: Emitter, ins: Instr, function: Function | None) -> bool:
         raise e.fail("directed rounding of this operation")
     kind = ins.parts[-1]
     texts = ", ".join(_operand(e, ins, op, kind) for op in ins.operands[1:])
-    e.assign(ins.operands[0], _finish(ins, f"A.toward({mode!r}, {e.bind('fn', function)}, {texts})", kind))
+    e.assign(ins.operands[0], _with_modifiers(ins, f"A.toward({mode!r}, {e.bind('fn', function)}, {texts})", kind))
     return True
 
 
 @instruction("min", "max", types=REALS, mutations=(lose_nan,))
 @instruction("sub", "div", types=REALS)
 @instruction("add", "mul", types=REALS, mutations=(drop_operand, repeat_operand))
-def arithmetic2(e: Emitter, ins: Instr) -> None:
+def binary(e: Emitter, ins: Instr) -> None:
     """add, sub, mul, div, min, max of floats."""
     kind = ins.parts[-1]
     if "bf16" in ins.parts or "f16" in ins.parts or len(ins.operands) > 3:
         raise e.fail()
     d, a, b = ins.operands
-    if _toward(e, ins, _FUNCTIONS.get(ins.base)):
+    if _write_directed(e, ins, _FUNCTIONS.get(ins.base)):
         return
     if ins.base in ("min", "max"):
         name = e.bind("fn", _extremum(e, ins))
@@ -155,10 +161,10 @@ def arithmetic2(e: Emitter, ins: Instr) -> None:
     else:
         second = _operand(e, ins, b, kind, as_array=False)
         text = f"({_operand(e, ins, a, kind)} {_SYMBOLS[ins.base]} {second})"
-    e.assign(d, _finish(ins, _approximated(ins, text, kind), kind))
+    e.assign(d, _with_modifiers(ins, _with_error(ins, text, kind), kind))
 
 
-def _approximated(ins: Instr, text: str, kind: str) -> str:
+def _with_error(ins: Instr, text: str, kind: str) -> str:
     """The result of an instruction; approximate ones on f32 get the error that the launch's environment draws."""
     is_approximate = kind == "f32" and ("approx" in ins.parts or "full" in ins.parts)
     return f"I.inexact({ins.base!r}, {text})" if is_approximate else text
@@ -169,23 +175,23 @@ def _approximated(ins: Instr, text: str, kind: str) -> str:
 def fma(e: Emitter, ins: Instr) -> None:
     """fma and mad of f32 and f64."""
     kind = ins.parts[-1]
-    if _toward(e, ins, arithmetic.fma64 if kind == "f64" else arithmetic.fma32_widened):
+    if _write_directed(e, ins, arithmetic.fma64 if kind == "f64" else arithmetic.fma32_widened):
         return
     d, *operands = ins.operands
     texts = ", ".join(_operand(e, ins, op, kind) for op in operands)
-    e.assign(d, _finish(ins, f"A.{'fma64' if kind == 'f64' else 'fma32'}({texts})", kind))
+    e.assign(d, _with_modifiers(ins, f"A.{'fma64' if kind == 'f64' else 'fma32'}({texts})", kind))
 
 
 @instruction("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh", types=REALS)
-def function1(e: Emitter, ins: Instr) -> None:
-    """The functions of one argument."""
+def unary(e: Emitter, ins: Instr) -> None:
+    """rcp, sqrt, rsqrt, ex2, lg2, sin, cos and tanh of f32 and f64."""
     kind = ins.parts[-1]
-    if _toward(e, ins, _FUNCTIONS.get(ins.base)):
+    if _write_directed(e, ins, _FUNCTIONS.get(ins.base)):
         return
     d, a = ins.operands
     function = "approximate64" if kind == "f64" and "ftz" in ins.parts else "unary32"
     text = f"A.{function}({ins.base!r}, {_operand(e, ins, a, kind)})"
-    e.assign(d, _finish(ins, _approximated(ins, text, kind), kind))
+    e.assign(d, _with_modifiers(ins, _with_error(ins, text, kind), kind))
 
 
 @instruction("copysign")

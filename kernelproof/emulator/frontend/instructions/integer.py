@@ -1,4 +1,9 @@
-"""Instructions of integer arithmetic: add, mul, mad, div, min, abs, and sums with carries."""
+"""Translates integer arithmetic of PTX (add, mul, mad, div, min, abs, sums with carries) to Python text.
+
+In this text, ``A`` is the package ``arithmetic``, ``M`` is the batch, and ``K(value, bytes)`` is an array with the int
+``value`` in every lane. Uniform operands give expressions of Python ints, which have no width, so their results are
+masked to the register's bits; all other operands give expressions of arrays, which wrap around by themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +23,15 @@ def _is_plain(ins: Instr) -> bool:
     return not {"sat", "cc"} & set(ins.parts)
 
 
-def _typed(kind: str) -> tuple[int, str, str]:
-    """The bits, the NumPy type code and the unsigned type code of a PTX type."""
+def _type_codes(kind: str) -> tuple[int, str, str]:
+    """The bits, the NumPy type code (as ``i4``) and the unsigned type code (as ``u4``) of a PTX integer type."""
     size = width_of(kind) // 8
     return 8 * size, f"{'i' if kind[0] == 's' else 'u'}{size}", f"u{size}"
 
 
 def binary(e: Emitter, ins: Instr, template: str) -> None:
-    """Write an operation on two operands whose text is the same for ints and arrays."""
-    bits, _, u = _typed(ins.parts[-1])
+    """Write an operation on two operands. ``template``, such as ``{a} + {b}``, is its text for ints and for arrays."""
+    bits, _, u = _type_codes(ins.parts[-1])
     d, a, b = ins.operands
     x, y = e.raw(a, bits), e.raw(b, bits)
     text = template.format(a=x.text, b=y.text)
@@ -52,7 +57,7 @@ def add_saturated(e: Emitter, ins: Instr) -> None:
 @instruction("add.cc", "sub.cc", "addc", "subc", types=INTEGERS)
 def carry(e: Emitter, ins: Instr) -> None:
     """add.cc, addc, sub.cc, subc."""
-    _, _, u = _typed(ins.parts[-1])
+    _, _, u = _type_codes(ins.parts[-1])
     d, a, b = ins.operands
     _add_carry(e, ins, d, e.array(a, u), e.array(b, u), u)
 
@@ -103,7 +108,7 @@ def mul24(e: Emitter, ins: Instr) -> None:
 @instruction("mad.cc", "madc", types=INTEGERS)
 def mad_carry(e: Emitter, ins: Instr) -> None:
     """mad.cc and madc."""
-    _, t, u = _typed(ins.parts[-1])
+    _, t, u = _type_codes(ins.parts[-1])
     d, a, b, c = ins.operands
     if "hi" in ins.parts:
         product = f"A.mulhi({e.array(a, t)}, {e.array(b, t)}).view({u})"
@@ -119,7 +124,7 @@ def _product(e: Emitter, ins: Instr, d: Operand, a: Operand, b: Operand, c: Oper
     elif "hi" in ins.parts:
         _high_product(e, ins.parts[-1], d, a, b, c)
     else:
-        bits, _, u = _typed(ins.parts[-1])
+        bits, _, u = _type_codes(ins.parts[-1])
         x, y = e.raw(a, bits), e.raw(b, bits)
         if x.uniform and y.uniform:
             product = Value(f"(({x.text} * {y.text}) & {(1 << bits) - 1})", u, True)
@@ -128,8 +133,8 @@ def _product(e: Emitter, ins: Instr, d: Operand, a: Operand, b: Operand, c: Oper
         _assign_sum(e, d, product, c)
 
 
-def _raw(e: Emitter, kind: str, a: Operand, b: Operand) -> tuple[Value, Value]:
-    """Two operands of a type, as signed numbers if the type is signed."""
+def _typed_operands(e: Emitter, kind: str, a: Operand, b: Operand) -> tuple[Value, Value]:
+    """Two operands of the type ``kind``, as signed numbers if it is signed."""
     bits = width_of(kind)
     return (e.signed(a, bits), e.signed(b, bits)) if kind[0] == "s" else (e.raw(a, bits), e.raw(b, bits))
 
@@ -151,11 +156,12 @@ def _assign_sum(e: Emitter, d: Operand, product: Value, c: Operand | None) -> No
 
 def _wide_product(e: Emitter, kind: str, a: Operand, b: Operand) -> Value:
     """A product of twice the width of its operands."""
-    bits, t, _ = _typed(kind)
-    x, y = _raw(e, kind, a, b)
+    bits, t, _ = _type_codes(kind)
+    x, y = _typed_operands(e, kind, a, b)
     size = 2 * bits // 8
     if x.uniform and y.uniform:
         return Value(f"(({x.text} * {y.text}) & {(1 << 2 * bits) - 1})", f"u{size}", True)
+    # One factor is an array; the product of ``x``, widened, and an int has the wide type, too.
     if x.uniform:
         x, y = y, x
     wide = f"{t[0]}{size}"
@@ -166,8 +172,8 @@ def _wide_product(e: Emitter, kind: str, a: Operand, b: Operand) -> Value:
 
 def _high_product(e: Emitter, kind: str, d: Operand, a: Operand, b: Operand, c: Operand | None) -> None:
     """Write the upper half of a product, plus ``c`` if there is one."""
-    bits, t, u = _typed(kind)
-    x, y = _raw(e, kind, a, b)
+    bits, t, u = _type_codes(kind)
+    x, y = _typed_operands(e, kind, a, b)
     addend = e.raw(c, bits) if c is not None else None
     if x.uniform and y.uniform and (addend is None or addend.uniform):
         text = f"({x.text} * {y.text}) >> {bits}"
@@ -184,12 +190,13 @@ def div(e: Emitter, ins: Instr) -> None:
     """div and rem."""
     function = "divide" if ins.base == "div" else "remainder"
     d, a, b = ins.operands
-    bits, t, u = _typed(ins.parts[-1])
-    x, y = _raw(e, ins.parts[-1], a, b)
+    bits, t, u = _type_codes(ins.parts[-1])
+    x, y = _typed_operands(e, ins.parts[-1], a, b)
     if isinstance(b, Imm) and b.value:
         _by_sign(e, ins, f"A.{function}_int", f"A.{function}")
     elif x.uniform and y.uniform:
-        # Division by zero: a uniform quotient must get the bits that a varying one gets.
+        # A division by zero is reported by M.quotient, which also chooses the result. For a uniform divisor it is
+        # called with arrays, so that the result has the same bits as for a varying one.
         divisor, mask = e.temp(y.text), (1 << bits) - 1
         quotient = f"A.{function}_int({x.text}, {divisor}) & {mask}"
         zero = f"int(M.quotient(K({quotient}, {bits // 8}), K(0, {bits // 8}), {e.lanes()})[0])"
@@ -214,8 +221,8 @@ def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:
     """Write a function of two operands whose result depends on their signs. ``of_ints``, ``of_arrays``: its names in
     the text for Python ints and for arrays."""
     d, a, b = ins.operands
-    bits, t, u = _typed(ins.parts[-1])
-    x, y = _raw(e, ins.parts[-1], a, b)
+    bits, t, u = _type_codes(ins.parts[-1])
+    x, y = _typed_operands(e, ins.parts[-1], a, b)
     if x.uniform and y.uniform:
         e.assign(d, Value(f"{of_ints}({x.text}, {y.text}) & {(1 << bits) - 1}", u, True))
     else:
@@ -225,7 +232,7 @@ def _by_sign(e: Emitter, ins: Instr, of_ints: str, of_arrays: str) -> None:
 @instruction("abs", "neg", types=INTEGERS, uniform=True)
 def negate(e: Emitter, ins: Instr) -> None:
     """abs and neg."""
-    bits, _, u = _typed(ins.parts[-1])
+    bits, _, u = _type_codes(ins.parts[-1])
     d, a = ins.operands
     x = e.signed(a, bits)
     if x.uniform:

@@ -1,4 +1,7 @@
-"""Instructions on matrices in the registers of a warp: ldmatrix, stmatrix, movmatrix, mma.sync and wmma.
+"""Translates ldmatrix, stmatrix, movmatrix, mma.sync and wmma, on matrices in a warp's registers, to Python text.
+
+In this text, ``T`` is the batch's unit that multiplies (``machine.matrices``), and ``H`` is the one that accesses
+matrices in shared memory.
 
 There are two ways to execute an mma.sync. The tensor unit collects those with m16n8 and 16-bit, tf32 or 8-bit integer
 operands (``_shape``), and multiplies many of them together. All others (``_dense_form``) are multiplied one by one.
@@ -24,11 +27,11 @@ from kernelproof.emulator.machine.tensor import Shape
 _shapes: dict[str, Shape | None] = {}
 
 
-def _matrix_form(e: Emitter, ins: Instr, registers: Operand, at: Operand) -> tuple[tuple[Operand, ...], bool]:
+def _matrix_form(e: Emitter, ins: Instr, fragment: Operand, at: Operand) -> tuple[tuple[Operand, ...], bool]:
     """The registers of a ldmatrix or stmatrix, one per matrix, and whether it transposes."""
     parts = ins.parts
     count = next(int(p[1:]) for p in parts if p in ("x1", "x2", "x4"))
-    items = registers.items if isinstance(registers, Vec) else (registers,)
+    items = fragment.items if isinstance(fragment, Vec) else (fragment,)
     if "b16" not in parts or "m8n8" not in parts or len(items) != count:
         raise e.fail()
     if isinstance(at, Mem) and space_of(ins) == "generic":
@@ -130,7 +133,7 @@ def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
     return form
 
 
-def _multiply(e: Emitter, ins: Instr) -> None:
+def _write_dense(e: Emitter, ins: Instr) -> None:
     """Write an mma.sync that the tensor unit does not collect."""
     form = _dense_form(e, ins)
     d, *operands = ins.operands
@@ -138,12 +141,12 @@ def _multiply(e: Emitter, ins: Instr) -> None:
     expected = [steps * halves, steps, halves * (1 if form.acc == "f16" else 2)]
     if [len(v.items) for v in operands if isinstance(v, Vec)] != expected:
         raise e.fail("wrong number of registers")
-    word = _word(form.acc)
+    word = _register_type(form.acc)
     texts = ", ".join(e.arrays(v.items, word) for v in operands if isinstance(v, Vec))
     _assign_all(e, d, f"T.dense({e.bind('dense', form)}, {texts}, {e.lanes()})", word)
 
 
-def _word(kind: str) -> str:
+def _register_type(kind: str) -> str:
     """The type of a register with elements of this type."""
     return "u8" if kind == "f64" else "u4"
 
@@ -153,7 +156,7 @@ def mma(e: Emitter, ins: Instr) -> None:
     """mma.sync of dense f16, bf16, tf32, f64, e4m3, e5m2, s8, u8, s4, u4 and b1."""
     shape = _shape(ins)
     if shape is None:
-        _multiply(e, ins)
+        _write_dense(e, ins)
         return
     d, a, b, c = ins.operands
     if not (isinstance(d, Vec) and isinstance(a, Vec) and isinstance(b, Vec) and isinstance(c, Vec)):
@@ -162,11 +165,11 @@ def mma(e: Emitter, ins: Instr) -> None:
     if len(a.items) != 2 * steps or len(b.items) != steps or len(c.items) != (2 if shape.acc == "f16" else 4):
         raise e.fail("wrong number of registers")
 
-    def lazy(op: Operand) -> str:
-        """The text of a register, without computing an accumulator that is not computed yet."""
+    def register_text(op: Operand) -> str:
+        """The text of a register. It does not force an accumulator to be computed, if that is still to be done."""
         return e.variable(op.name) if isinstance(op, Reg) and op.name in e.lazy else e.array(op, "u4")
 
-    left, right, addend = (tuple(map(lazy, v.items)) for v in (a, b, c))
+    left, right, addend = (tuple(map(register_text, v.items)) for v in (a, b, c))
     name, targets = e.bind("shape", shape), tuple(_variables(e, d.items))
     reads, writes = frozenset(chain(*map(registers, (a, b, c)))), frozenset(registers(d))
     line = ProductLine(len(e.lines), shape, name, left, right, addend, targets, reads, writes, e.site())
@@ -199,12 +202,12 @@ def _wmma_size(e: Emitter, ins: Instr) -> str:
     return size
 
 
-def _half(ins: Instr, space: str) -> int:  # noqa: ARG001
-    """The smallest access of a wmma in bytes: that of an element, at most 2."""
+def _access_bytes(ins: Instr, space: str) -> int:  # noqa: ARG001
+    """The bytes of the smallest access of a wmma: those of an element (1 for less than a byte), at most 2."""
     return min(2, max(8, ELEMENT_BITS.get(ins.parts[-1], 8)) // 8)
 
 
-@instruction("wmma.mma", access=_half)
+@instruction("wmma.mma", access=_access_bytes)
 def wmma(e: Emitter, ins: Instr) -> None:
     """wmma.mma of f16, bf16, tf32, f64, s8, u8, s4, u4 and b1 (the fragment layout is the machine's own)."""
     parts, size = ins.parts, _wmma_size(e, ins)
@@ -215,7 +218,7 @@ def wmma(e: Emitter, ins: Instr) -> None:
     if not {kind_a, kind_b} <= set(_WMMA[size]):
         raise e.fail()
     form = WmmaForm(size, parts[i - 2], parts[i - 1], acc, kind_a, kind_b, add, "satfinite" in parts, "xor" in parts)
-    word = _word(acc)
+    word = _register_type(acc)
     d, *operands = ins.operands
     texts = ", ".join(e.arrays(v.items, word) for v in operands if isinstance(v, Vec))
     _assign_all(e, d, f"T.wmma({e.bind('wmma', form)}, {texts}, {e.lanes()})", word)
@@ -244,21 +247,21 @@ def _wmma_tile(e: Emitter, ins: Instr, at: Operand) -> tuple[str, str, str]:
     return tile, e.shared(at) if space == "shared" else e.address(at, space), stride
 
 
-@instruction("wmma.load", access=_half)
+@instruction("wmma.load", access=_access_bytes)
 def wmma_load(e: Emitter, ins: Instr) -> None:
     """wmma.load."""
     d, at = ins.operands[:2]
     assert isinstance(d, Vec)
     tile, address, stride = _wmma_tile(e, ins, at)
     call = f"T.wmma_load({tile}, {address}, {stride}, {len(d.items)}, {e.lanes()})"
-    _assign_all(e, d, call, _word(ins.parts[-1]))
+    _assign_all(e, d, call, _register_type(ins.parts[-1]))
 
 
-@instruction("wmma.store", writes=Writes.MEMORY, access=_half)
+@instruction("wmma.store", writes=Writes.MEMORY, access=_access_bytes)
 def wmma_store(e: Emitter, ins: Instr) -> None:
     """wmma.store."""
     at, s = ins.operands[:2]
     assert isinstance(s, Vec)
     tile, address, stride = _wmma_tile(e, ins, at)
-    values = e.arrays(s.items, _word(ins.parts[-1]))
+    values = e.arrays(s.items, _register_type(ins.parts[-1]))
     e.line(f"T.wmma_store({tile}, {address}, {stride}, {values}, {e.lanes()})")

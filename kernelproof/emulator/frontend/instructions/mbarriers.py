@@ -1,4 +1,7 @@
-"""Instructions on mbarriers, and instructions other than bulk copies that complete on mbarriers."""
+"""Translates instructions on mbarriers, and those other than bulk copies that complete on mbarriers, to Python text.
+
+In this text, ``B`` is the batch's unit ``hopper.mbarrier``, and ``F`` is ``hopper.async_stores``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import replace
 
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import Writes, instruction
-from kernelproof.emulator.frontend.instructions.memory import joined
+from kernelproof.emulator.frontend.instructions.memory import join_elements
 from kernelproof.emulator.frontend.instructions.warps import is_discarded
 from kernelproof.emulator.frontend.mutation_operators import (
     Change,
@@ -31,14 +34,18 @@ def _order(ins: Instr) -> int:
 # --- arrivals
 
 
-def _bytes(s: Statement) -> Iterator[Change]:
+def _expect_more_bytes(s: Statement) -> Iterator[Change]:
     """A mutation: 16 bytes more are expected."""
     if "expect_tx" in s.ins.parts:
         yield from adjust("bytes", len(s.ins.operands) - 1, "b32", "add.u32", "16")(s)
 
 
-@instruction("mbarrier.arrive", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(drop, _bytes, narrow))
-@instruction("mbarrier.arrive_drop", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(_bytes, narrow))
+@instruction(
+    "mbarrier.arrive", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(drop, _expect_more_bytes, narrow)
+)
+@instruction(
+    "mbarrier.arrive_drop", writes=Writes.RESULT | Writes.MEMORY, hopper=True, mutations=(_expect_more_bytes, narrow)
+)
 def arrive(e: Emitter, ins: Instr) -> None:
     """mbarrier.arrive, with a state or without, after expect_tx or with a count."""
     operands = list(ins.operands)
@@ -58,22 +65,22 @@ def arrive(e: Emitter, ins: Instr) -> None:
         e.assign(state, Value(text, "u8", False))
 
 
-def _counted(e: Emitter, ins: Instr, method: str) -> None:
+def _write_call(e: Emitter, ins: Instr, method: str) -> None:
     """Write a call of a method of the mbarriers with an address and a number, the instruction's two operands."""
     at, number = ins.operands
     e.line(f"B.{method}({e.shared(at)}, {e.array(number, 'u4')}, {e.lanes()})")
 
 
-@instruction("mbarrier.expect_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop, _bytes))
+@instruction("mbarrier.expect_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop, _expect_more_bytes))
 def expect(e: Emitter, ins: Instr) -> None:
     """mbarrier.expect_tx."""
-    _counted(e, ins, "expect")
+    _write_call(e, ins, "expect")
 
 
 @instruction("mbarrier.complete_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop,))
 def complete(e: Emitter, ins: Instr) -> None:
     """mbarrier.complete_tx."""
-    _counted(e, ins, "complete")
+    _write_call(e, ins, "complete")
 
 
 @instruction("cp.async.mbarrier.arrive", writes=Writes.MEMORY, hopper=True)
@@ -95,7 +102,7 @@ def store_async(e: Emitter, ins: Instr) -> None:
     width = TYPE_BYTES[ins.parts[-1]]
     at, value, bar = ins.operands
     items = value.items if isinstance(value, Vec) else (value,)
-    data = joined(e, items, width)
+    data = join_elements(e, items, width)
     place, signal = (e.shared(op, "shared:cluster") for op in (at, bar))
     e.line(f"F.store({place}, {data}, {width * len(items)}, {signal}, {e.lanes()})")
 
@@ -103,7 +110,7 @@ def store_async(e: Emitter, ins: Instr) -> None:
 # --- init and inval
 
 
-def _count(kind: str, op: str) -> Mutation:
+def _change_count(kind: str, op: str) -> Mutation:
     """A mutation: one arrival more, or one less, is expected."""
     return adjust(kind, 1, "b32", op, "1")
 
@@ -112,11 +119,11 @@ def _count(kind: str, op: str) -> Mutation:
     "mbarrier.init",
     writes=Writes.MEMORY,
     hopper=True,
-    mutations=(_count("count", "add.u32"), _count("discount", "sub.u32")),
+    mutations=(_change_count("count", "add.u32"), _change_count("discount", "sub.u32")),
 )
 def init(e: Emitter, ins: Instr) -> None:
     """mbarrier.init."""
-    _counted(e, ins, "init")
+    _write_call(e, ins, "init")
 
 
 @instruction("mbarrier.inval", writes=Writes.MEMORY, hopper=True)
@@ -137,23 +144,24 @@ def _skip_wait(s: Statement) -> Iterator[Change]:
         yield s.become("once", f"{s.text} setp.eq.u32 {name}, 0, 0;")
 
 
-def _parity(s: Statement) -> Iterator[Change]:
+def _flip_parity(s: Statement) -> Iterator[Change]:
     """A mutation: the wait is for the other parity."""
     if "parity" in s.ins.parts:
         yield from adjust("parity", 2, "b32", "xor.b32", "1")(s)
 
 
-def _token(e: Emitter, ins: Instr, index: int) -> str:
-    """The address, the phase, whether the phase is a parity, and the memory order of a wait."""
+def _wait_arguments(e: Emitter, ins: Instr, index: int) -> str:
+    """The text of a wait's arguments: its address (operand number ``index``), the phase, whether the phase is given as
+    a parity, and the memory order."""
     parity = "parity" in ins.parts
     token = e.array(ins.operands[index + 1], "u4" if parity else "u8")
     return f"{e.shared(ins.operands[index])}, {token}, {parity}, {_order(ins)}"
 
 
-@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skip_wait, _parity, narrow))
+@instruction("mbarrier.test_wait", polls=True, hopper=True, mutations=(_skip_wait, _flip_parity, narrow))
 def test_wait(e: Emitter, ins: Instr) -> None:
     """mbarrier.test_wait."""
-    e.assign(ins.operands[0], Value(f"B.test_wait({_token(e, ins, 1)}, {e.lanes()})", "p", False))
+    e.assign(ins.operands[0], Value(f"B.test_wait({_wait_arguments(e, ins, 1)}, {e.lanes()})", "p", False))
 
 
 def _wait_and_result(ins: Instr) -> Iterator[Instr]:
@@ -162,7 +170,7 @@ def _wait_and_result(ins: Instr) -> Iterator[Instr]:
     yield replace(ins, op="emu_waited", parts=("emu_waited",), operands=ins.operands[:1])
 
 
-@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skip_wait, _parity, narrow))
+@instruction("mbarrier.try_wait", expands=_wait_and_result, hopper=True, mutations=(_skip_wait, _flip_parity, narrow))
 def try_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     """mbarrier.try_wait; its expansion is written instead."""
     raise e.fail()
@@ -171,10 +179,10 @@ def try_wait(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 @instruction("emu_try_wait", writes=Writes.NOTHING, waits=True, hopper=True)
 def wait(e: Emitter, ins: Instr) -> None:
     """The waiting part of a try_wait."""
-    e.wait("B.try_wait", _token(e, ins, 0))
+    e.wait("B.try_wait", _wait_arguments(e, ins, 0))
 
 
 @instruction("emu_waited", hopper=True)
-def waited(e: Emitter, ins: Instr) -> None:
+def wait_result(e: Emitter, ins: Instr) -> None:
     """The result of the preceding try_wait."""
     e.assign(ins.operands[0], Value("B.waited()", "p", False))

@@ -1,4 +1,8 @@
-"""Instructions that access memory: loads, stores, atomics and cp.async."""
+"""Translates instructions that access memory (loads, stores, atomics and cp.async) to Python text.
+
+In this text, the letters ``S``, ``G``, ``L``, ``P`` and ``N`` are the batch's units for shared, global and local
+memory, parameters and generic addresses; ``Q`` executes atomics and ``Z`` executes cp.async.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ def _named_space(e: Emitter, space: str, at: Mem) -> str:
     return e.symbols[at.base.name][0] if space == "generic" and isinstance(at.base, Sym) else space
 
 
-def _vector(ins: Instr) -> int:
+def _element_count(ins: Instr) -> int:
     """The number of elements per thread."""
     return 2 if "v2" in ins.parts else 4 if "v4" in ins.parts else 8 if "v8" in ins.parts else 1
 
@@ -64,7 +68,7 @@ def _require_aligned(e: Emitter, space: str, at: Mem, total: int, mask: str) -> 
         e.line(f"G.require_aligned({e.address(at, space)}, {total}, {mask}, {e.site()})")
 
 
-def _within(at: Mem, start: int) -> Mem:
+def _offset_address(at: Mem, start: int) -> Mem:
     """The address ``start`` bytes after another one."""
     return Mem(at.base, at.offset + start) if start else at
 
@@ -78,12 +82,12 @@ def _reaches(ins: Instr, space: str) -> bool:
     return not named or space in named
 
 
-def _access(ins: Instr, space: str) -> int:
+def _access_bytes(ins: Instr, space: str) -> int:
     """Bytes of a load or store, 0 if it cannot be to this state space."""
-    return TYPE_BYTES.get(ins.parts[-1], 4) * _vector(ins) if _reaches(ins, space) else 0
+    return TYPE_BYTES.get(ins.parts[-1], 4) * _element_count(ins) if _reaches(ins, space) else 0
 
 
-def _atomic_access(ins: Instr, space: str) -> int:
+def _atomic_bytes(ins: Instr, space: str) -> int:
     """Bytes of an atomic, 0 if it cannot be to this state space."""
     return min(TYPE_BYTES.get(p, 16) for p in ins.parts[1:]) if _reaches(ins, space) else 0
 
@@ -106,29 +110,29 @@ def _polls(ins: Instr) -> bool:
     return not _READ_POLLS.isdisjoint(ins.parts)
 
 
-def _strength(ins: Instr, strong: frozenset[str], orders: tuple[str, ...]) -> int:
+def _strength(ins: Instr, modifiers: frozenset[str], ordering: tuple[str, ...]) -> int:
     """The strength of an access, see ``state.scopes``; 0 for a weak one."""
-    if strong.isdisjoint(ins.parts):
+    if modifiers.isdisjoint(ins.parts):
         return 0
-    strong_access = scope_in(ins.parts, Scope.GPU) | (0 if set(orders).isdisjoint(ins.parts) else ORDERS)
-    return sized(strong_access, TYPE_BYTES.get(ins.parts[-1], 4))
+    scope_and_order = scope_in(ins.parts, Scope.GPU) | (0 if set(ordering).isdisjoint(ins.parts) else ORDERS)
+    return sized(scope_and_order, TYPE_BYTES.get(ins.parts[-1], 4))
 
 
-def _strength_in_shared(e: Emitter, ins: Instr, strong: int) -> int:
+def _strength_in_shared(e: Emitter, ins: Instr, strength: int) -> int:
     """The strength of an access to shared memory. If no loop of the kernel polls, volatile accesses count as weak: code
     that exchanges data between lanes by them in lockstep lacks barriers, which must be reported."""
-    if e.polls or not strong:
-        return strong & ~READ_ONLY
+    if e.polls or not strength:
+        return strength & ~READ_ONLY
     if "volatile" in ins.parts:
         return VOLATILE if ins.base == "ld" else 0
-    return 0 if strong & (CHECKED | READ_ONLY) else strong
+    return 0 if strength & (CHECKED | READ_ONLY) else strength
 
 
 def observed_spaces(ins: Instr, polls: bool) -> frozenset[str]:
-    """The state spaces in which an instruction may return older values. Such instructions are strong loads and, if
-    ``polls`` (it is in a loop that polls), atomics that may leave memory unchanged."""
+    """The state spaces in which an instruction may return another value than the newest. Only strong loads do this,
+    and, if ``polls`` (the instruction is in a loop that polls), atomics that may leave memory unchanged."""
     strong_load = ins.base == "ld" and _strength(ins, _READ_STRONG, ()) > 0
-    if not strong_load and not (polls and ins.base == "atom" and _may_leave(ins)):
+    if not strong_load and not (polls and ins.base == "atom" and _may_preserve(ins)):
         return frozenset()
     return frozenset(space for space in ("global", "shared") if _reaches(ins, space))
 
@@ -147,7 +151,7 @@ def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
     return frozenset(space for space in ("global", "shared") if _reaches(ins, space))
 
 
-def _may_leave(ins: Instr) -> bool:
+def _may_preserve(ins: Instr) -> bool:
     """May an atomic leave memory unchanged, that is, write the value that it has read?"""
     operand = ins.operands[-1]
     literal = isinstance(operand, Imm) and operand.value in (0, -1)
@@ -187,13 +191,13 @@ def _element_bytes(ins: Instr) -> int:
     "ldu",
     uniform=_from_param,
     polls=_polls,
-    access=_access,
+    access=_access_bytes,
     mutations=(_shift_address, narrow, relax, _nudge_argument),
 )
 def load(e: Emitter, ins: Instr) -> None:
     """ld from any space."""
     kind = ins.parts[-1]
-    n, width = _vector(ins), TYPE_BYTES[kind]
+    n, width = _element_count(ins), TYPE_BYTES[kind]
     d, at = ins.operands[:2]
     assert isinstance(at, Mem)
     targets = d.items if isinstance(d, Vec) else (d,)
@@ -202,15 +206,15 @@ def load(e: Emitter, ins: Instr) -> None:
     if space == "param" and isinstance(at.base, Sym):
         _load_parameter(e, at.base.name, at.offset, targets, k)
         return
-    strong = _strength(ins, _READ_STRONG, ("acquire",)) or (Scope.GPU | CHECKED) * (id(ins) in e.checked)
+    strength = _strength(ins, _READ_STRONG, ("acquire",)) or (Scope.GPU | CHECKED) * (id(ins) in e.checked_loads)
     if ins.base == "ldu" or "nc" in ins.parts:
-        strong = READ_ONLY
+        strength = READ_ONLY
     e.trace(at)
     mask = e.mask()
     _require_aligned(e, _named_space(e, space, at), at, n * width, mask)
     for start, size in _pieces(n * width):
-        strengths = strong, _strength_in_shared(e, ins, strong)
-        piece = e.temp(_load_call(e, space, _within(at, start), size, mask, strengths))
+        strengths = strength, _strength_in_shared(e, ins, strength)
+        piece = e.temp(_load_call(e, space, _offset_address(at, start), size, mask, strengths))
         count = size // width
         if count > 1:
             piece = e.temp(f"SPLIT({piece}, {count}, {width}, M.size)")
@@ -233,37 +237,39 @@ def _load_parameter(e: Emitter, name: str, offset: int, targets: tuple[Operand, 
 def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strengths: tuple[int, int]) -> str:
     """The call that loads ``size`` bytes per lane. ``strengths``: of an access to global, and to shared memory."""
     space = _named_space(e, space, at)
-    strong, in_shared = strengths
+    strength, in_shared = strengths
     if space in ("shared", "cluster"):
         return f"S.load({e.shared(at)}, {size}, {mask}, {e.site()}, {in_shared})"
     address = e.address(at, space)
     if space in ("local", "param"):
         return f"{'L' if space == 'local' else 'P'}.load({address}, {size}, {mask}, {e.site()})"
     if space == "generic":
-        return f"N.load({address}, {size}, {mask}, {e.site()}, {strong}, {in_shared})"
+        return f"N.load({address}, {size}, {mask}, {e.site()}, {strength}, {in_shared})"
     if space in ("global", "const"):
-        return f"G.load({address}, {size}, {mask}, {e.site()}, {strong})"
+        return f"G.load({address}, {size}, {mask}, {e.site()}, {strength})"
     raise e.fail(f"state space {space}")
 
 
-@instruction("st", writes=Writes.MEMORY, access=_access, mutations=(_shift_address, _drop_store, narrow, relax))
+@instruction("st", writes=Writes.MEMORY, access=_access_bytes, mutations=(_shift_address, _drop_store, narrow, relax))
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
-    n, width = _vector(ins), TYPE_BYTES[ins.parts[-1]]
+    n, width = _element_count(ins), TYPE_BYTES[ins.parts[-1]]
     at, s = ins.operands[:2]
     assert isinstance(at, Mem)
     sources = s.items if isinstance(s, Vec) else (s,)
-    strong = _strength(ins, _WRITE_STRONG, ("release",))
+    strength = _strength(ins, _WRITE_STRONG, ("release",))
     e.trace(at)
     mask = e.mask()
     _require_aligned(e, _named_space(e, space_of(ins), at), at, n * width, mask)
     for start, size in _pieces(n * width):
-        value = joined(e, sources[start // width : (start + size) // width], width)
-        strengths = strong, _strength_in_shared(e, ins, strong)
-        e.line(_store_call(e, _named_space(e, space_of(ins), at), _within(at, start), value, size, mask, strengths))
+        value = join_elements(e, sources[start // width : (start + size) // width], width)
+        strengths = strength, _strength_in_shared(e, ins, strength)
+        e.line(
+            _store_call(e, _named_space(e, space_of(ins), at), _offset_address(at, start), value, size, mask, strengths)
+        )
 
 
-def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
+def join_elements(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
     """Elements of ``width`` bytes as one wide value to store."""
     if len(sources) == 1:
         return e.array(sources[0], f"u{width}")
@@ -272,15 +278,15 @@ def joined(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
 
 def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: str, strengths: tuple[int, int]) -> str:
     """The call that stores ``size`` bytes per lane. ``strengths``: of an access to global, and to shared memory."""
-    strong, in_shared = strengths
+    strength, in_shared = strengths
     if space in ("shared", "cluster"):
         return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {in_shared})"
     if space == "local":
         return f"L.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()})"
     if space == "generic":
-        return f"N.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strong}, {in_shared})"
+        return f"N.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strength}, {in_shared})"
     if space == "global":
-        return f"G.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strong})"
+        return f"G.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strength})"
     raise e.fail(f"store to state space {space}")
 
 
@@ -291,13 +297,13 @@ def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: st
     "atom",
     writes=Writes.RESULT | Writes.MEMORY,
     polls=True,
-    access=_atomic_access,
+    access=_atomic_bytes,
     mutations=(shift(0, "shift", _element_bytes), narrow, relax),
 )
 @instruction(
     "red",
     writes=Writes.MEMORY,
-    access=_atomic_access,
+    access=_atomic_bytes,
     mutations=(shift(0, "shift", _element_bytes), drop, narrow, relax),
 )
 def atomic(e: Emitter, ins: Instr) -> None:
@@ -326,14 +332,14 @@ def atomic(e: Emitter, ins: Instr) -> None:
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
     targets: tuple[Operand | None, ...] = d.items if isinstance(d, Vec) else (d,) * len(values)
     # nvcc writes atom even if nothing uses the result, and ptxas makes it a red.
-    returns = any(isinstance(target, Reg) and target.name in e.read for target in targets)
+    returns = any(isinstance(target, Reg) and target.name in e.read_registers for target in targets)
     form = e.bind("atomic", AtomicKind(op, kind, space, read, write, returns))
     u = f"u{width}"
     compare = "None"
     if op == "cas":
         compare, values = e.array(operands[0], u), (operands[1],)
     for i, (value, target) in enumerate(zip(values, targets, strict=True)):
-        place = _within(at, i * width)
+        place = _offset_address(at, i * width)
         address = e.shared(place) if space == "shared" else e.address(place, space)
         text = f"Q.apply({form}, {address}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
         if target is not None and returns:

@@ -1,4 +1,4 @@
-"""Instructions that move values: mov, selp and slct, and those that convert addresses of state spaces."""
+"""Translates instructions that move values (mov, selp, slct) and convert addresses (cvta, isspacep) to Python text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kernelproof.emulator.frontend.emitter import Emitter, Value
 from kernelproof.emulator.frontend.instruction import instruction
-from kernelproof.emulator.frontend.instructions.floating import flushed
+from kernelproof.emulator.frontend.instructions.floating import flush_operand
 from kernelproof.emulator.frontend.instructions.integer import width_of
 from kernelproof.emulator.frontend.mutation_operators import Change, Statement, zero_result
 from kernelproof.emulator.frontend.ptx import Instr, Mem, Operand, Reg, Sym, Vec
@@ -39,12 +39,12 @@ def slct(e: Emitter, ins: Instr) -> None:
     kind = ins.parts[-2]
     bits = width_of(kind)
     d, a, b, c = ins.operands
-    test = f"{flushed(ins, c, e.array(c, 'f4'))} >= 0" if ins.parts[-1] == "f32" else f"{e.array(c, 'i4')} >= 0"
+    test = f"{flush_operand(ins, c, e.array(c, 'f4'))} >= 0" if ins.parts[-1] == "f32" else f"{e.array(c, 'i4')} >= 0"
     k = f"u{bits // 8}"
     e.assign(d, Value(f"WHERE({test}, {e.array(a, k)}, {e.array(b, k)})", k, False))
 
 
-def _simple_move(ins: Instr) -> bool:
+def _is_scalar_move(ins: Instr) -> bool:
     """Does a mov neither pack nor unpack a vector?"""
     d, s = ins.operands
     return isinstance(d, Reg) and not isinstance(s, Vec)
@@ -56,7 +56,7 @@ def _zero_cta(s: Statement) -> Iterator[Change]:
         yield from zero_result(s)
 
 
-@instruction("mov", uniform=_simple_move, mutations=(_zero_cta,))
+@instruction("mov", uniform=_is_scalar_move, mutations=(_zero_cta,))
 def mov(e: Emitter, ins: Instr) -> None:
     """mov, including packing and unpacking of vectors."""
     d, s = ins.operands
@@ -69,7 +69,7 @@ def mov(e: Emitter, ins: Instr) -> None:
         _unpack(e, d, s, kind)
         return
     if isinstance(s, Vec):
-        total = _total(e, d, kind)
+        total = _packed_bits(e, d, kind)
         nbytes = total // len(s.items) // 8
         e.assign(d, Value(f"JOIN({e.arrays(s.items, f'u{nbytes}')}, {nbytes})", f"u{total // 8}", False))
         return
@@ -87,7 +87,7 @@ def mov(e: Emitter, ins: Instr) -> None:
 
 def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
     """Write a mov that unpacks a register into the elements of a vector."""
-    total = _total(e, s, kind)
+    total = _packed_bits(e, s, kind)
     nbytes = total // len(d.items) // 8
     name = e.temp(f"SPLIT({e.array(s, f'u{total // 8}')}, {len(d.items)}, {nbytes}, M.size)")
     for i, target in enumerate(d.items):
@@ -95,26 +95,26 @@ def _unpack(e: Emitter, d: Vec, s: Operand, kind: str) -> None:
             e.assign(target, Value(f"{name}[{i}]", f"u{nbytes}", False))
 
 
-def _total(e: Emitter, op: Operand, kind: str) -> int:
-    """The bits of the packed side of a mov."""
+def _packed_bits(e: Emitter, op: Operand, kind: str) -> int:
+    """The bits of ``op``, the side of a mov that is one register, not a vector."""
     total = e.operand_bits(op) or width_of(kind)
     if total not in (16, 32, 64, 128):
         raise e.fail()
     return total
 
 
-def _from_local(ins: Instr) -> bool:
+def _is_local_to_generic(ins: Instr) -> bool:
     """Does a cvta convert an address of local memory to a generic one?"""
     return "local" in ins.parts and "to" not in ins.parts
 
 
-@instruction("cvta", uniform=lambda ins: not _from_local(ins))
+@instruction("cvta", uniform=lambda ins: not _is_local_to_generic(ins))
 def cvta(e: Emitter, ins: Instr) -> None:
     """cvta: addresses of shared, local, global, const and param memory to generic ones, and back."""
     d, a = ins.operands
     if isinstance(a, Mem):
         a = Sym(a.base.name, a.offset) if isinstance(a.base, Sym) else a.base
-    if _from_local(ins):
+    if _is_local_to_generic(ins):
         e.assign(d, Value(f"L.generic({e.array(a, 'u8')})", "u8", False))
         return
     v = e.raw(a, 64)

@@ -1,4 +1,8 @@
-"""Instructions of synchronisation: barriers and fences; and traps, printf, and hints without an effect."""
+"""Translates barriers, fences, traps, printf, and hints without an effect to Python text.
+
+In this text, ``J`` and ``D`` are the batch's barriers of CTAs and of clusters, ``Y`` lets lanes meet, and ``S``, ``G``
+and ``B`` are the units of shared memory, global memory and mbarriers, which know what a fence orders.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ def vote(e: Emitter, ins: Instr) -> None:
 
 
 @instruction("emu_reduced")
-def reduced(e: Emitter, ins: Instr) -> None:
+def vote_result(e: Emitter, ins: Instr) -> None:
     """The result of the preceding bar.red."""
     mode = next(p for p in ins.parts if p in ("popc", "and", "or"))
     e.assign(ins.operands[0], Value(f"J.reduced({mode!r})", "u4" if mode == "popc" else "p", False))

@@ -1,4 +1,8 @@
-"""Instructions of tcgen05: they allocate tensor memory, load and store it, multiply, and order these accesses."""
+"""Translates tcgen05 instructions (allocation, loads, stores and products in tensor memory, fences) to Python text.
+
+In this text, ``TA`` is the batch's unit ``blackwell.allocation``, ``TM`` is ``blackwell.accesses``, and ``TP`` is
+``blackwell.products``.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +95,8 @@ def _access(e: Emitter, ins: Instr) -> TensorAccess:
     return TensorAccess(shape, times, packed, split)
 
 
-def _loaded(ins: Instr) -> Iterator[Operand]:
-    """The operand whose registers are incomplete until tcgen05.wait::ld."""
+def _destination(ins: Instr) -> Iterator[Operand]:
+    """The operand of tcgen05.ld whose registers are incomplete until tcgen05.wait::ld."""
     yield ins.operands[0]
 
 
@@ -105,7 +109,7 @@ def _registers(e: Emitter, operand: Operand, access: TensorAccess) -> tuple[Oper
 
 
 @instruction(
-    "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld",), accumulates=_loaded, blackwell=True,
+    "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld",), accumulates=_destination, blackwell=True,
     mutations=(swap, shift_register(32 << 16)),
 )  # fmt: skip
 def load(e: Emitter, ins: Instr) -> None:
@@ -167,7 +171,7 @@ def _descriptor(kind: str, op: str, by: str) -> Mutation:
     return adjust(kind, 2, "b64", op, by)
 
 
-def _keep(s: Statement) -> Iterator[Change]:
+def _always_accumulate(s: Statement) -> Iterator[Change]:
     """A mutation: the products are always added to the accumulator."""
     which = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
     changed = s.with_operand(which, " mutant")
@@ -188,7 +192,7 @@ _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
         _descriptor("swizzle", "xor.b64", "0x4000000000000000"),
         adjust("shape", 3, "b32", "xor.b32", "0x20000"),
         adjust("type", 3, "b32", "xor.b32", "0x480"),
-        _keep,
+        _always_accumulate,
     ),
 )
 def mma(e: Emitter, ins: Instr) -> None:
@@ -236,6 +240,6 @@ def commit(e: Emitter, ins: Instr) -> None:
 
 
 @instruction("tcgen05.cp", "tcgen05.shift", writes=Writes.MEMORY, blackwell=True)
-def unmodelled(e: Emitter, ins: Instr) -> None:
+def copy_or_shift(e: Emitter, ins: Instr) -> None:
     """none: copies of scale factors and shifts of accumulators serve kinds of products that are not modelled."""
     raise e.fail(f"{'.'.join(ins.parts[:2])} is not modelled: kind::f16 needs no scale factors in tensor memory")

@@ -1,4 +1,7 @@
-"""Instructions by which a kernel makes tensor maps: tensormap.replace, tensormap.cp_fenceproxy and their fences."""
+"""Translates the instructions by which a kernel makes tensor maps (tensormap, fence.proxy.tensormap) to Python text.
+
+In this text, ``V`` is the batch's unit ``hopper.map_edits``.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from kernelproof.emulator.frontend.ptx import Instr, Operand
 from kernelproof.emulator.hopper.tensor_map import FIELDS, MAP_BYTES
 from kernelproof.emulator.state.scopes import Scope, scope_in
 
-_ACCESS = 16  # bytes of shared and global memory that a field's change reads and writes
+_ACCESS_BYTES = 16  # bytes of shared and global memory that a field's change reads and writes
 
 
-def _access(ins: Instr, space: str) -> int:  # noqa: ARG001
-    return _ACCESS
+def _access_bytes(ins: Instr, space: str) -> int:  # noqa: ARG001
+    return _ACCESS_BYTES
 
 
-@instruction("tensormap.replace", writes=Writes.MEMORY, hopper=True, access=_access)
+@instruction("tensormap.replace", writes=Writes.MEMORY, hopper=True, access=_access_bytes)
 def replace(e: Emitter, ins: Instr) -> None:
     """tensormap.replace: one field of a map. Operands: its address, the dimension if there are several, the value."""
     field = next((part for part in ins.parts if part in FIELDS), "")
@@ -29,7 +32,7 @@ def replace(e: Emitter, ins: Instr) -> None:
     e.line(f"V.replace({field!r}, {at}, {ordinal}, {value}, {e.lanes()})")
 
 
-@instruction("tensormap.cp_fenceproxy", writes=Writes.MEMORY, hopper=True, access=_access)
+@instruction("tensormap.cp_fenceproxy", writes=Writes.MEMORY, hopper=True, access=_access_bytes)
 def publish(e: Emitter, ins: Instr) -> None:
     """tensormap.cp_fenceproxy: a map in shared memory is copied to global memory and released to the tensor map
     proxy."""

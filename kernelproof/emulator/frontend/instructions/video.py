@@ -1,4 +1,4 @@
-"""Instructions on parts of words: SIMD video instructions, and integer arithmetic on pairs of half-words."""
+"""Translates SIMD video instructions, and integer arithmetic on pairs of half-words, to Python text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kernelproof.emulator.frontend.ptx import Instr
 _OPERATIONS = ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax", "vset")
 
 
-def _of_pairs(parts: tuple[str, ...]) -> bool:
+def _has_pairs(parts: tuple[str, ...]) -> bool:
     # The modifier .relu may follow the type.
     return not {"u16x2", "s16x2"}.isdisjoint(parts)
 
 
-@instruction("add", "min", "max", serves=_of_pairs)
+@instruction("add", "min", "max", serves=_has_pairs)
 def pairwise(e: Emitter, ins: Instr) -> None:
     """add, min and max of u16x2 and s16x2."""
     d, a, b = ins.operands

@@ -1,4 +1,7 @@
-"""Instructions that the lanes of a warp execute together: shuffles, votes, matches, reductions, election."""
+"""Translates shuffles, votes, matches, reductions and election, which a warp executes together, to Python text.
+
+In this text, ``W`` is the batch's unit of warp-wide operations.
+"""
 
 from __future__ import annotations
 

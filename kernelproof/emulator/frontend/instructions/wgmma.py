@@ -1,4 +1,7 @@
-"""Instructions of wgmma: products of warpgroups, their fences and groups."""
+"""Translates wgmma instructions (products of warpgroups, their fences and groups) to Python text.
+
+In this text, ``X`` is the batch's unit ``hopper.warpgroup``.
+"""
 
 from __future__ import annotations
 
