@@ -29,7 +29,15 @@ from typing import NamedTuple
 from cudal2gen.bench.check import Reference
 from cudal2gen.bench.race import RACE_CALLS, race
 from cudal2gen.kernel import Problem
-from cudal2gen.launch.gpu import Absent, Call, CardReading, Contender, KernelContender, MeasuringDevice, Staged
+from cudal2gen.launch.gpu import (
+    Absent,
+    Call,
+    CardReading,
+    Contender,
+    KernelContender,
+    MeasuringDevice,
+    PaddingContender,
+)
 from cudal2gen.launch.launcher import LaunchError
 from cudal2gen.launch.operands import Operands
 from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, ProtocolName, Timing, exceeds
@@ -325,7 +333,7 @@ def _host_turn(device: MeasuringDevice, protocol: ProtocolName, settings: Settin
 
 def _padding_us(device: MeasuringDevice, entry: Ready, operands: Operands) -> float | None:
     """Median device time of a contender's copies to and from padded matrices; None if it makes no copies."""
-    copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, Staged) else None
+    copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, PaddingContender) else None
     if copies is None:
         return None
     graph = device.capture([copies] * 8)

@@ -167,8 +167,8 @@ def measure(
         )
     card, source = connect(selection.device), selection.source
     if not card.environment.gpu and selection.gpu == ANY:
-        note(f"{card.facts.text} has no records of its own: measuring those of {card.records_of}, under its own name")
-    records = selection.on(card.records_of).records(source, timing.seed)
+        note(f"{card.facts.text} has no records of its own: measuring those of {card.record_model}, under its own name")
+    records = selection.on(card.record_model).records(source, timing.seed)
     card.check(records[0])
     _check_model(card, records[0].gpu)
     # Measurements of another GPU's records go to a file of their own: in the usual file they would replace those of the
@@ -307,7 +307,12 @@ def _stock(result_files: Sequence[Path]) -> report.Stock:
     files = result_files or (results.store("measurements"),)
     sources = [str(path) if path.is_file() else f"{path}, which is not there," for path in files]
     return report.Stock(
-        sources, catalog.entries(), results.rulings(), compiler.stored(), str(places.build_dir()), proofs().values()
+        sources,
+        catalog.entries(),
+        results.rulings(),
+        compiler.count_kernels(),
+        str(places.build_dir()),
+        proofs().values(),
     )
 
 

@@ -24,7 +24,7 @@ class Answers:
     def __call__(self, problem: Problem) -> catalog.Match:
         """The problem's own record, or the one that measurements of its neighbours choose, or the nearest one.
 
-        Raises CatalogError if no record with this accumulator becomes legal.
+        Raises CatalogError if no record with this accumulator can be adapted to the problem.
         """
         if record := catalog.own(problem):
             return catalog.Match(record)
@@ -52,10 +52,10 @@ def answer(problem: Problem, measured: Measurements) -> catalog.Match:
 def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
     """Records of the measured problems of this GPU and kind.
 
-    For a problem without a record ``bench`` measured the nearest record; this function finds the same one again.
+    For a problem without a record of its own ``bench`` measured the nearest record, which is found here again.
     """
-    every = {item.problem for item in measured.measurements}
-    problems = {problem for problem in every if (problem.gpu, *problem.kind) == (kind.gpu, *kind.kind)}
+    all_problems = {item.problem for item in measured.measurements}
+    problems = {problem for problem in all_problems if (problem.gpu, *problem.kind) == (kind.gpu, *kind.kind)}
     records = catalog.load() if problems else []
     own = {record.problem: record for record in records if record.problem in problems}
     ordered = sorted(problems, key=lambda item: item.key)

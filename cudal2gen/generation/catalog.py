@@ -29,8 +29,8 @@ from kernelproof.ground import files
 from kernelproof.ground.chips import GPUS, distance, related
 from kernelproof.ground.errors import Failure, WrongInput, parse_json
 
-GPU_FIRST = re.compile(r'\{"gpu":"(\w+)"')  # the start of a line in normal form
-SIZES_FIRST = re.compile(GPU_FIRST.pattern + r',"acc":"(\w+)","layout":"(\w+)","m":([0-9]+),"n":([0-9]+),"k":([0-9]+),')
+GPU_START = re.compile(r'\{"gpu":"(\w+)"')  # the start of a line in normal form
+SIZES_START = re.compile(GPU_START.pattern + r',"acc":"(\w+)","layout":"(\w+)","m":([0-9]+),"n":([0-9]+),"k":([0-9]+),')
 ANY_TILE = (MAX_EXTENT, MAX_EXTENT)  # a tile that covers every problem, so that its distance is a lower bound
 FIRST_LINES = 64  # a search for the nearest record parses this many lines first
 
@@ -39,7 +39,7 @@ class CatalogError(WrongInput):
     """A catalog that cannot be read or written; the message gives file, line, field and rule."""
 
 
-Served = tuple[Record, Record, Use]  # the catalog's record, the same changed for a problem, and its use
+Served = tuple[Record, Record, Use]  # a record of the catalog, that record adapted to a problem, and its use
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _parsed(path: Path, content: bytes, gpus: frozenset[str] | None) -> tuple[Re
     lines = (
         (number, _parse(path, number, line))
         for number, line in _lines(path, content)
-        if gpus is None or not (start := GPU_FIRST.match(line)) or start[1] not in GPUS or start[1] in gpus
+        if gpus is None or not (start := GPU_START.match(line)) or start[1] not in GPUS or start[1] in gpus
     )
     return tuple(record for record in _by_problem(path, lines).values() if gpus is None or record.gpu in gpus)
 
@@ -141,7 +141,7 @@ def _by_start(path: Path, content: bytes) -> dict[tuple[object, ...], list[_Line
     """The lines of a catalog by their start. Lines that are not in normal form have the key ()."""
     lines: dict[tuple[object, ...], list[_Line]] = {}
     for number, text in _lines(path, content):
-        match = SIZES_FIRST.match(text)
+        match = SIZES_START.match(text)
         start = None
         if match and match[1] in GPUS:
             m, n, k = map(int, match.groups()[3:])
@@ -169,7 +169,7 @@ def published(records: Iterable[Record], acc: Acc) -> list[Record]:
 def find(problem: Problem, path: Path | None = None) -> Match:
     """The record for a problem: its own, or the nearest one with the changes that it needs to compute this problem.
 
-    Raises CatalogError if no record with this accumulator becomes legal.
+    Raises CatalogError if no record with this accumulator can be adapted to the problem.
     """
     path = path or places.catalog()
     if record := own(problem, path):
@@ -177,7 +177,7 @@ def find(problem: Problem, path: Path | None = None) -> Match:
     if not (by_start := _by_start(path, _content(path))):
         raise no_records(path)
     near: list[tuple[int, Record]] = []
-    for lines, farther in _outwards(problem, by_start):
+    for lines, farther in _by_distance(problem, by_start):
         near += ((line.number, _parse(path, line.number, line.text)) for line in lines)
         served = _served(problem, [record for _, record in sorted(near, key=itemgetter(0))])
         if served and serving.cost(problem, served[0], served[2]) < farther:  # every unparsed record is farther
@@ -190,7 +190,7 @@ def no_records(path: Path | None = None) -> CatalogError:
     return CatalogError(f"{path or places.catalog()} has no records; set --catalog, or restore configs/kernels.jsonl")
 
 
-def _outwards(
+def _by_distance(
     problem: Problem, by_start: Mapping[tuple[object, ...], list[_Line]]
 ) -> Iterator[tuple[list[_Line], float]]:
     """The lines with a problem's accumulator in parts, nearest first, each with a lower bound of the later distances.
@@ -232,7 +232,7 @@ def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     """The record for exactly this problem: its own, or the nearest of ``records`` by ``kernel.serving``.
 
     If the tile does not divide the sizes, it is predicated or the caller pads. The note says whose record it is and how
-    it serves. Raises CatalogError if no record with this accumulator becomes legal.
+    it serves. Raises CatalogError if no record with this accumulator can be adapted to the problem.
     """
     candidates = [record for record in records if record.acc == problem.acc]
     if exact := next(
@@ -274,11 +274,11 @@ def library(
     target = {"gpu": gpu, "layout": layout, "ab": ab, "d": d, "fusion": Fusion.model_validate(fusion), "batch": batch}
     for tier in _tiers(gpu, acc, source, path):
         sizes: dict[str, Record] = {}
-        for record in sorted(tier, key=lambda record: _moved_distance(record, target)):
-            if record.mnk not in sizes and (moved := _moved(record, target)):
-                sizes[record.mnk] = moved
+        for record in sorted(tier, key=lambda record: _target_distance(record, target)):
+            if record.mnk not in sizes and (adapted := _adapted(record, target)):
+                sizes[record.mnk] = adapted
         if sizes:
-            # A size none of whose records is legal here has the nearest of another size.
+            # For a size none of whose records is legal here, the nearest record of another size is adapted.
             absent = [record.problem for record in tier if record.mnk not in sizes]
             for problem in {other.mnk: other.revised(**target) for other in absent}.values():
                 sizes[problem.mnk] = nearest(problem, tier).record
@@ -303,8 +303,8 @@ def _unrelated_gpus(gpu: str, records: Iterable[Record]) -> list[str]:
     return sorted(gpus, key=lambda other: (distance(gpu, other), other))
 
 
-def _moved_distance(record: Record, target: Mapping[str, object]) -> tuple[float, int]:
-    """How far a record is from its own sizes with the ``target``'s GPU, layout and types; see ``_other_types``."""
+def _target_distance(record: Record, target: Mapping[str, object]) -> tuple[float, int]:
+    """A record's distance from the problem with its sizes and the fields of ``target``, and ``_other_types``."""
     problem = record.problem.model_copy(update=dict(target))
     return serving.distance(problem, record.problem, (record.bm, record.bn)), _other_types(record, problem)
 
@@ -315,8 +315,8 @@ def _other_types(record: Record, problem: Problem) -> int:
     return sum(feature != other for feature, other in zip(of_record, of_problem, strict=True))
 
 
-def _moved(record: Record, target: Mapping[str, object]) -> Record | None:
-    """The record for another GPU, layout and types; None if it is not legal there."""
+def _adapted(record: Record, target: Mapping[str, object]) -> Record | None:
+    """The record with the problem's fields changed to those of ``target``; None if that is not legal."""
     if all(getattr(record, name) == value for name, value in target.items()):
         return record
     resized = serving.resized(record, record.problem.revised(**target))

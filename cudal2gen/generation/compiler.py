@@ -160,7 +160,7 @@ def find(record: Record, *, build_dir: Path | None = None) -> Artifact | None:
     return _open((build_dir or places.build_dir()) / job(record, discover()).digest)
 
 
-def stored(build_dir: Path | None = None) -> int:
+def count_kernels(build_dir: Path | None = None) -> int:
     """How many compiled kernels the build directory holds."""
     root = build_dir or places.build_dir()
     return (

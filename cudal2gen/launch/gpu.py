@@ -29,7 +29,7 @@ from cudal2gen import places, torch_range
 from cudal2gen.kernel import Problem, Record, ceil_div, serving
 from cudal2gen.kernel.launch import Batches, Groups, LaunchOperands, Sizes
 from cudal2gen.launch.launcher import Fused, LaunchError, OpenKernel
-from cudal2gen.launch.operands import Empty, Operands, check, draw, launched, matrices
+from cudal2gen.launch.operands import Empty, Operands, check, draw, launch_tensors, matrices
 from cudal2gen.results import EXCEEDED, Environment
 from kernelproof.ground import toolchain
 from kernelproof.ground.chips import GPUS, CardFacts, runs
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import torch
 
 Call = Callable[[], Any]  # returns D only for torch's grouped product, which cannot write into a given D
-Stream = Callable[[], int]
-Binder = Callable[[Operands], Call]
+Stream = Callable[[], int]  # returns the handle of the stream on which to launch
+Binder = Callable[[Operands], Call]  # the method ``bind`` of a contender, or of one of its algorithms
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Winner:
 
 Race = Callable[[Sequence[Binder]], Winner]
 
-RESERVE = 2 << 30  # bytes of device memory that are left free for libraries
+RESERVED_BYTES = 2 << 30  # device memory that is left free for libraries
 STAND_IN = "CUDAL2GEN_GPU"  # the variable that names a class to use in place of ``Gpu``; see ``connect``
 HANG_S = 60  # seconds after which a kernel counts as hung; kernels take a fraction of one
 NO_DEVICE = "torch sees no CUDA device; without one, the emulator runs kernels: validate, run"
@@ -102,7 +102,7 @@ class Contender(Protocol):
 
 
 @runtime_checkable
-class Staged(Protocol):
+class PaddingContender(Protocol):
     """A contender that may compute on padded copies of the operands."""
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
@@ -237,8 +237,8 @@ class KernelContender:
 
     def bind(self, operands: Operands) -> Call:
         """A call that computes one product, or one batch, of these tensors. Raises ValueError if the kernel cannot."""
-        launched, _ = self.stages(operands)
-        return launched
+        run, _ = self.stages(operands)
+        return run
 
     def stages(self, operands: Operands) -> tuple[Call, Call | None]:
         """The complete call, and the part of it that copies to and from padded matrices, or None. Raises ValueError
@@ -246,20 +246,20 @@ class KernelContender:
         record = self.record
         problem = check(record, operands)
         use = serving.own_use(record, serving.sizes_of(problem), matrices(operands, record.layout))
-        ready = launched(record, operands, use, self._empty)
-        run = self._bound(ready.operands, use.launched)
-        if not ready.copies:
+        tensors = launch_tensors(record, operands, use, self._empty)
+        run = self._bound(tensors.operands, use.launched)
+        if not tensors.copies:
             return run, None
 
         def run_with_copies() -> None:
-            for target, source in ready.before:
+            for target, source in tensors.before:
                 target.copy_(source)
             run()
-            for target, source in ready.after:
+            for target, source in tensors.after:
                 target.copy_(source)
 
         def copies() -> None:
-            for target, source in ready.copies:
+            for target, source in tensors.copies:
                 target.copy_(source)
 
         return run_with_copies, copies
@@ -288,6 +288,7 @@ class KernelContender:
             launch = self._kernel.bound(*pointers, *sizes, scratch, fused)
         stream, check_code = self._stream, self._kernel.check
 
+        # The default value keeps the tensors alive as long as the call, which holds only their addresses.
         def call(_keep: Any = (operands, workspace)) -> None:
             if code := launch(stream()):
                 check_code(code)
@@ -389,7 +390,7 @@ class Card:
         return card_facts(self._properties)
 
     @property
-    def records_of(self) -> str:
+    def record_model(self) -> str:
         """The model whose records serve here: the card's own, or the nearest one. Raises GpuError if there is none."""
         if models := self.facts.stand_ins(GPUS):
             return models[0]
@@ -521,9 +522,9 @@ class Gpu(Card):
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
         m, n, k = problem.m, problem.n, problem.k
         free, _ = self._torch.cuda.mem_get_info(self.device)
-        stored = (1 + problem.fusion.residual + problem.fusion.aux) * problem.output.bytes * m * n
-        needed = count * products * (problem.element.bytes * (m * k + 2 * n * k) + stored)
-        if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVE:
+        d_bytes = (1 + problem.fusion.residual + problem.fusion.aux) * problem.output.bytes * m * n  # D, C and aux
+        needed = count * products * (problem.element.bytes * (m * k + 2 * n * k) + d_bytes)
+        if needed > free + self._torch.cuda.memory_reserved(self.device) - RESERVED_BYTES:
             raise GpuError(f"{problem.mnk}: {count} sets of operands need {needed >> 20} MiB, {free >> 20} are free")
         generator = self._torch.Generator(self.device).manual_seed(seed)
         return draw(problem, count, generator, self.device, products)

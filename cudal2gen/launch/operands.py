@@ -132,14 +132,15 @@ def _check_fused(problem: Problem, operands: Operands) -> None:
     """Raises ValueError if a part of the fusion is absent, superfluous, or of another shape or type."""
     fusion, ab, d = problem.fusion, problem.element, problem.output
     m, n, width, products = problem.m, problem.n, problem.d_cols, operands.products
-    of_each = (products,) if problem.batched and not problem.grouped else ()
-    vector: list[tuple[int, ...]] = [] if fusion.bias == "none" else [(n if fusion.bias == "n" else m,)]
-    if vector and (of_each or (problem.grouped and fusion.bias == "n")):
-        vector = [*vector, (products, *vector[0])]
+    batch = (products,) if problem.batched and not problem.grouped else ()
+    # A bias is one vector for all products or groups, or one for each; groups of rows share a bias along m.
+    bias: list[tuple[int, ...]] = [] if fusion.bias == "none" else [(n if fusion.bias == "n" else m,)]
+    if bias and (batch or (problem.grouped and fusion.bias == "n")):
+        bias = [*bias, (products, *bias[0])]
     shapes: dict[str, list[tuple[int, ...]]] = {
-        "bias": [*vector],
-        "C": [(*of_each, m, width)] if fusion.residual else [],
-        "aux": [(*of_each, m, n)] if fusion.aux else [],
+        "bias": bias,
+        "C": [(*batch, m, width)] if fusion.residual else [],
+        "aux": [(*batch, m, n)] if fusion.aux else [],
     }
     for (name, legal), tensor, element in zip(
         shapes.items(), (operands.bias, operands.c, operands.aux), (ab, d, d), strict=True
@@ -159,7 +160,7 @@ def _check_fused(problem: Problem, operands: Operands) -> None:
             raise ValueError(f"{name}={value}: fusion={fusion} has none, so it must be 1")
 
 
-def lies(matrix: torch.Tensor) -> Matrix:
+def matrix_of(matrix: torch.Tensor) -> Matrix:
     """The leading dimension of a matrix, and whether it starts at a multiple of 16 bytes. In a batch, all must."""
     starts = [matrix.data_ptr()] + ([matrix.stride(0) * matrix.element_size()] if matrix.ndim == 3 else [])
     return Matrix(matrix.stride(-2), all(start % 16 == 0 for start in starts))
@@ -167,17 +168,21 @@ def lies(matrix: torch.Tensor) -> Matrix:
 
 def matrices(operands: Operands, layout: Layout) -> LaunchOperands:
     """Leading dimensions and alignments of A and B as the layout stores them, and of D."""
-    return LaunchOperands(lies(operands.stored_a(layout)), lies(operands.stored_b(layout)), lies(operands.d))
+    a, b = operands.stored_a(layout), operands.stored_b(layout)
+    return LaunchOperands(matrix_of(a), matrix_of(b), matrix_of(operands.d))
 
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
 
 
 @dataclass
-class Launched:
-    """The tensors that a kernel is launched on. Their ``b`` and ``b_nn`` are one tensor, in the record's layout.
-    ``before``: copies from the caller's tensors to padded ones before the launch. ``after``: copies back after it. Each
-    copy is a pair of target and source."""
+class LaunchTensors:
+    """The tensors that a kernel is launched on, and the copies between them and the caller's tensors.
+
+    ``operands``: the tensors; their ``b`` and ``b_nn`` are one tensor, in the record's layout. ``before``: copies from
+    the caller's tensors to padded ones before the launch. ``after``: copies back after it. Each copy is a pair of
+    target and source.
+    """
 
     operands: Operands
     before: list[Pair] = field(default_factory=list)
@@ -205,15 +210,15 @@ def _extents(record: Record, use: Use) -> _Extents:
     return _Extents(a, b, (m, fusion.d_cols(n)), (m, n), bias)
 
 
-def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) -> Launched:
-    """The operands as the record's kernel takes them; they must have been checked before.
+def launch_tensors(record: Record, operands: Operands, use: Use, empty: Empty | None) -> LaunchTensors:
+    """The operands as the record's kernel takes them. They must have passed ``check`` before.
 
     Matrices that the kernel does not take where they lie are replaced by padded ones, filled with zeros, in memory from
     ``empty`` (from torch if ``empty`` is None).
     """
     extents, launch, vector = _extents(record, use), record.launch, record.element.vector
-    stored, n = operands.stored_b(record.layout), use.launched.n
-    ready = Launched(replace(operands, b=stored, b_nn=stored))
+    b, n = operands.stored_b(record.layout), use.launched.n
+    tensors = LaunchTensors(replace(operands, b=b, b_nn=b))
 
     def padded_copy(like: torch.Tensor, shape: tuple[int, int], *, read: bool) -> torch.Tensor:
         """A padded matrix that is filled from ``like`` before the launch (``read``), or copied to ``like`` after it."""
@@ -221,7 +226,7 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
             return padded_copy(like[0], shape, read=read).expand(like.shape[0], -1, -1)
         padded = _zeros(like, (*like.shape[:-2], *shape), vector, empty)
         inside = padded[..., : like.shape[-2], : like.shape[-1]]
-        (ready.before if read else ready.after).append((inside, like) if read else (like, inside))
+        (tensors.before if read else tensors.after).append((inside, like) if read else (like, inside))
         return padded
 
     changed: dict[str, Any] = {}
@@ -230,20 +235,20 @@ def launched(record: Record, operands: Operands, use: Use, empty: Empty | None) 
         padded = padded_copy(operands.stored_a(record.layout), extents.a, read=True)
         changed["a"] = padded if record.along_k.a else padded.mT
     if copies_b:
-        changed["b"] = changed["b_nn"] = padded_copy(stored, extents.b, read=True)
+        changed["b"] = changed["b_nn"] = padded_copy(b, extents.b, read=True)
     if copies_d:
         changed["d"] = padded_copy(operands.d, extents.d, read=False)
     c, aux, bias = operands.c, operands.aux, operands.bias
-    if c is not None and (tuple(c.shape[-2:]) != extents.d or not launch.takes_c(n, lies(c))):
+    if c is not None and (tuple(c.shape[-2:]) != extents.d or not launch.takes_c(n, matrix_of(c))):
         changed["c"] = padded_copy(c, extents.d, read=True)
-    if aux is not None and (tuple(aux.shape[-2:]) != extents.aux or not launch.takes_aux(n, lies(aux))):
+    if aux is not None and (tuple(aux.shape[-2:]) != extents.aux or not launch.takes_aux(n, matrix_of(aux))):
         changed["aux"] = padded_copy(aux, extents.aux, read=False)
     if bias is not None and (bias.shape[-1] != extents.bias or not _starts_on_vectors(bias)):
         several = bias.ndim == 2
         padded = padded_copy(bias if several else bias[None], (len(bias) if several else 1, extents.bias), read=True)
         changed["bias"] = padded if several else padded[0]
-    ready.operands = replace(ready.operands, **changed)
-    return ready
+    tensors.operands = replace(tensors.operands, **changed)
+    return tensors
 
 
 def _starts_on_vectors(bias: torch.Tensor) -> bool:
@@ -269,14 +274,14 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
     import torch
 
     fusion, ab, output = problem.fusion, problem.element, problem.output
-    each_b = (products,) if problem.batched else ()
-    extents = () if problem.grouped else each_b
+    batch_b = (products,) if problem.batched else ()
+    batch = () if problem.grouped else batch_b
 
     def tensors(element: Element, *shape: int) -> torch.Tensor:
-        return _sets(element, (count, *extents, *shape), device)
+        return _allocate_sets(element, (count, *batch, *shape), device)
 
     def tensors_b(*shape: int) -> torch.Tensor:
-        return _sets(ab, (count, *each_b, *shape), device)
+        return _allocate_sets(ab, (count, *batch_b, *shape), device)
 
     along_a = problem.along_k.a
     a = tensors(ab, problem.m, problem.k) if along_a else tensors(ab, problem.k, problem.m).mT
@@ -309,7 +314,7 @@ def draw(problem: Problem, count: int, generator: torch.Generator, device: Any, 
     ]
 
 
-def _sets(element: Element, shape: tuple[int, ...], device: Any) -> torch.Tensor:
+def _allocate_sets(element: Element, shape: tuple[int, ...], device: Any) -> torch.Tensor:
     """Memory of this shape. ``shape[0]`` counts the sets; each starts at a multiple of 256 bytes."""
     import torch
 

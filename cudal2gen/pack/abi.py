@@ -18,13 +18,14 @@ from kernelproof.ground.version import __version__
 FORMAT = 1
 # ``table``: the form of ``table.json``. ``library``: the functions of libcudal2gen.so that ``launcher`` calls.
 ABI = {"table": 1, "library": 1}
-OLDEST = {"table": 1, "library": 1}  # oldest ABI that this version reads
-FIRST = {"table": 1, "library": 1}  # ABI of packs without ``abi``, which 0.1.0 wrote
-SINCE = "0.1.0"  # the first version that reads packs of this ABI; their wheels require it
+OLDEST_ABI = {"table": 1, "library": 1}  # the oldest ABI that this version reads
+UNSTATED_ABI = {"table": 1, "library": 1}  # the ABI of packs that state none, which 0.1.0 wrote
+FIRST_READER = "0.1.0"  # the first version that reads packs of this ABI; their wheels require it
 
 
-def fields(table: Table) -> dict[str, list[str]]:
-    """The fields that a table uses: those of records by kernel family, and those of measured rows as ``rows``."""
+def used_fields(table: Table) -> dict[str, list[str]]:
+    """The names of the fields that a table uses: for each kernel family those of its records, and those of the measured
+    rows under the key ``rows``."""
     families: dict[str, set[str]] = {}
     for kernel in table.kernels:
         families.setdefault(str(kernel.fields["family"]), set()).update(kernel.fields)
@@ -33,9 +34,9 @@ def fields(table: Table) -> dict[str, list[str]]:
 
 
 def obstacle(facts: Mapping[str, object]) -> str | None:
-    """Why this version cannot use a pack of these facts, and what to do; None if it can."""
+    """Why this version cannot use a pack with these facts, and what to do; None if it can use the pack."""
     maker = f"cudal2gen {spelled(facts.get('version'))}"
-    needs, used = facts.get("abi", FIRST), facts.get("fields", {})
+    needs, used = facts.get("abi", UNSTATED_ABI), facts.get("fields", {})
     if not isinstance(needs, dict) or not all(type(needs.get(name)) is int for name in ABI):
         return f"abi={spelled(needs)}: is no number for each of {' and '.join(ABI)}; make the pack anew"
     if not isinstance(used, dict) or not all(isinstance(names, list) for names in used.values()):
@@ -43,10 +44,10 @@ def obstacle(facts: Mapping[str, object]) -> str | None:
     for name, newest in ABI.items():
         if needs[name] > newest:
             return _needs_newer(f"{name} ABI {needs[name]}", f"{maker}, this {__version__} reads up to {newest}")
-        if needs[name] < OLDEST[name]:
+        if needs[name] < OLDEST_ABI[name]:
             return (
-                f"needs {name} ABI {needs[name]} of {maker}, this {__version__} reads from {OLDEST[name]} on: make it "
-                "anew with this version, or install that one"
+                f"needs {name} ABI {needs[name]} of {maker}, this {__version__} reads from {OLDEST_ABI[name]} "
+                "on: make it anew with this version, or install that one"
             )
     unknown = next(_unknown_fields(used.items()), None)
     return unknown and _needs_newer(unknown, f"{maker}, unknown to this {__version__}")

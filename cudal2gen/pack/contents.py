@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cudal2gen import places, torch_range
 from cudal2gen.kernel import Problem
 from cudal2gen.launch.launcher import TORCH_LIBRARY
-from cudal2gen.pack.abi import ABI, FORMAT, fields
+from cudal2gen.pack.abi import ABI, FORMAT, used_fields
 from cudal2gen.pack.facts import HEADER, LIBRARY, LICENCES, PackError, as_json, sha256
 from cudal2gen.results.choice import Table, TableKernel
 from kernelproof.ground.chips import GPUS, VARIANTS, capability_range
@@ -59,7 +59,7 @@ def contents(
     facts = {
         "format": FORMAT,
         "abi": ABI,
-        "fields": fields(table),
+        "fields": used_fields(table),
         "gpu": table.gpu,
         "sku": [f"NVIDIA {GPUS[table.gpu].title}"],
         "not_sku": sorted(VARIANTS),

@@ -1,4 +1,4 @@
-"""Defines names of files, the JSON text that digests cover, and the error, for writing and for reading packs."""
+"""Defines what writing and reading packs share: names of files, the JSON text that digests cover, and the error."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def open_pack(directory: Path) -> Pack:
         raise PackError(f"{directory} is a wheel: install it with pip, or unpack it")
     if not directory.is_dir():
         raise PackError(f"no pack at {directory}")
-    facts = _signed_facts(directory / "pack.json")
+    facts = _intact_facts(directory / "pack.json")
     if why := obstacle(facts):
         raise PackError(f"{directory} {why}")
     if facts["machine"] != platform.machine() or sys.platform != "linux":
@@ -110,8 +110,8 @@ def open_pack(directory: Path) -> Pack:
     return Pack(directory, facts)
 
 
-def _signed_facts(path: Path) -> dict[str, Any]:
-    """The facts of a ``pack.json`` of this format with a right digest of its own. Raises PackError."""
+def _intact_facts(path: Path) -> dict[str, Any]:
+    """The facts of a ``pack.json``. Raises PackError if its own digest or its format is wrong, or facts are missing."""
     facts = _read_json(path)
     # The digest covers all facts but itself, in the spelling of ``as_json``.
     digest = facts.pop("sha256", None)

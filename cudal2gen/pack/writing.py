@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from cudal2gen import torch_range
-from cudal2gen.pack.abi import SINCE
+from cudal2gen.pack.abi import FIRST_READER
 from cudal2gen.pack.facts import ENTRY_POINTS, LICENCES, PackError
 from kernelproof.ground.files import folder, write
 
@@ -20,7 +20,7 @@ WHEEL_NAME = re.compile(r"[\w.]+-[\w.+]+(-\d[\w.]*)?-[\w.]+-[\w.]+-[\w.]+\.whl")
 
 
 def check_target(target: Path) -> None:
-    """Raises PackError if something is in the way of a folder."""
+    """Raises PackError if ``target`` exists and is not an empty folder."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PackError(f"{target} is there already; remove it, or choose another --out")
 
@@ -52,7 +52,7 @@ def write_wheel(files: dict[str, bytes], target: Path) -> Path:
     info = f"{package}-{version}.dist-info"
     members = {f"{package}/{name}": content for name, content in sorted(files.items())}
     members[f"{package}/__init__.py"] = _INIT.format(**facts).encode()
-    stated = facts | {"package": package, "since": SINCE, "version": version}
+    stated = facts | {"package": package, "since": FIRST_READER, "version": version}
     members[f"{info}/METADATA"] = _METADATA.format(**stated).encode()
     members[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: cudal2gen\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()

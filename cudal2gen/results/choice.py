@@ -200,10 +200,10 @@ class Table:
         """
         if card.model == self.gpu:
             return self
-        # An architecture follows from the family, so one record of each is parsed.
-        families = {kernel.fields["family"]: kernel for kernel in self.kernels}
-        able = {family for family, kernel in families.items() if card.takes(kernel.record.arch, 0)}
-        kernels = [replace(kernel, card=card) for kernel in self.kernels if kernel.fields["family"] in able]
+        # An architecture follows from the family, so only one record of each family is parsed.
+        examples = {kernel.fields["family"]: kernel for kernel in self.kernels}
+        families = {family for family, kernel in examples.items() if card.takes(kernel.record.arch, 0)}
+        kernels = [replace(kernel, card=card) for kernel in self.kernels if kernel.fields["family"] in families]
         return Table(self.gpu, kernels, [], card=card)
 
     @cached_property
@@ -292,7 +292,7 @@ class Table:
         number, source = self.counterpart(plain.kernel, problem), self.kernels[plain.kernel].record
         use = None if number is None else self.kernels[number].use(sizes, operands)
         if number is None or use is None:
-            reason = f"{unmeasured}, and {source.name}, which the plain product takes, is not here{problem.suffix}"
+            reason = f"{unmeasured}, and the plain product's kernel {source.name} is not in the table{problem.suffix}"
             return Choice(None, None, reason, "no kernel with this fusion or batch")
         reason = f"{unmeasured}; the plain product: {plain.reason}"
         if prefer != "inferred":

@@ -1,6 +1,7 @@
-"""Reads the stored outcomes of ``cudal2gen prove``: which binaries are certified for every problem, and why not others.
+"""Reads the stored outcomes of ``cudal2gen prove``: which binaries are certified for every problem, and why others are
+not.
 
-``show``, ``validate``, ``pack`` and ``report`` use them.
+The commands ``show``, ``validate``, ``pack`` and ``report`` use them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """States what a proof is about: the launches that the launcher accepts for a record's kernel, and the main loop's ring.
 
-A proof covers all sizes at once, so sizes are polynomials of named integers. If ``below`` rows of tiles lie below a
-CTA's tile in row ``row``, m is (row + below + 1) * bm: so the tile lies within D by construction. Likewise n; k is
-k_tiles * k_step. Leading dimensions are multiples of a vector, pointers are multiples of 16 bytes.
+A proof covers all sizes at once, so sizes are polynomials of named integers. If a CTA's tile is in row ``cta_y`` of
+tiles, and ``below`` further rows follow, then m is (cta_y + below + 1) * bm: the tile lies within D by construction. n
+is stated in the same way, and k as a number of k-steps. Leading dimensions are multiples of a vector, pointers are
+multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ named = Polynomial.named
 
 
 def refusal(record: Record) -> str:
-    """Why no proof is tried for a record; empty if one is."""
+    """Why no proof is tried for a record; empty if a proof is tried."""
     if isinstance(record, Warpgroups):
         return ring_contracts.refusal(record)
     if not isinstance(record, MmaSyncKernel) or not isinstance(record.launch, Tiles):
@@ -108,7 +109,7 @@ def problems(record: Record) -> tuple[str, ...]:
     vector, of_d = record.element.vector, record.output.vector
     k = f"k = {record.baked_k}" if record.baked_k else f"k of {record.k_step}"
     along = record.along_k
-    packed = [f"{ld} = k" for ld, along_k in (("lda", along.a), ("ldb", along.b)) if record.baked_k and along_k]
+    packed = [f"{ld} = k" for ld, packs in zip(("lda", "ldb"), along, strict=True) if record.baked_k and packs]
     by_rows = not isinstance(record.launch, Tiles) or record.launch.raster != "persistent"
     lines = [
         f"m a positive multiple of {record.bm}, n of {record.bn}, {k}; each at most {MAX_EXTENT}",
@@ -128,13 +129,13 @@ def problems(record: Record) -> tuple[str, ...]:
 class _Grid(NamedTuple):
     """One kind of CTAs of a launch, such as those that have a tile.
 
-    ``special``: their special registers. ``rows``, ``cols``: how many tiles D has along m and n. ``tile``: row and
-    column of the CTA's tile, None if it has none. ``bounds``: the range of every name. ``assumed``: polynomials that
-    are at least 0.
+    ``special``: the values of their special registers, such as %ctaid.x. ``rows``, ``cols``: how many tiles D has along
+    m and n. ``tile``: row and column of the CTA's tile, None if it has none. ``bounds``: the range of every name.
+    ``assumed``: polynomials that are at least 0.
 
-    For persistent CTAs the kind is those that compute some item. ``item``: the number of their tile; ``last``: whether
-    it is their last one. ``entry``: these CTAs before their first item. ``names``: the values that names of ``entry``
-    have here.
+    Of persistent CTAs, a kind consists of those that are computing some item. ``item``: the number of that tile;
+    ``last``: whether it is the CTA's last one. ``entry``: the same CTAs before their first item. ``names``: the values
+    that the names of ``entry`` have while the item is computed.
     """
 
     title: str
@@ -191,11 +192,11 @@ def _zsplit(record: MmaSyncKernel) -> Iterator[_Grid]:
     special = {"%ctaid.x": x, "%ctaid.y": _along_y(record, y), "%ctaid.z": named("cta_z"), "%nctaid.x": named("grid_x")}
     bounds |= {("cta_x",): (0, most - 1), ("cta_z",): (0, MAX_GRID_YZ - 1), ("grid_x",): (1, most)}
     column = named("cta_z") * named("grid_x") + x
-    within: Bounds = {("right",): (0, most - 1), ("cta_z", "grid_x"): (0, most - 1)}
-    yield _Grid("CTAs that have a tile", special, rows, column + named("right") + 1, (y, column), bounds | within)
-    beyond = most + MAX_GRID_YZ
-    outside: Bounds = {("right",): (0, 2 * beyond), ("cta_z", "grid_x"): (0, beyond)}
-    yield _Grid("CTAs beyond the last column", special, rows, column - named("right"), None, bounds | outside)
+    with_tile: Bounds = {("right",): (0, most - 1), ("cta_z", "grid_x"): (0, most - 1)}
+    yield _Grid("CTAs that have a tile", special, rows, column + named("right") + 1, (y, column), bounds | with_tile)
+    last_column = most + MAX_GRID_YZ
+    without_tile: Bounds = {("right",): (0, 2 * last_column), ("cta_z", "grid_x"): (0, last_column)}
+    yield _Grid("CTAs beyond the last column", special, rows, column - named("right"), None, bounds | without_tile)
 
 
 def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
@@ -218,11 +219,12 @@ def _persistent(record: MmaSyncKernel) -> Iterator[_Grid]:
     bounds |= {(name,): (0, most_rows - 1) for name in ("tile_m", "below")}
     bounds |= {(name,): (0, most_cols - 1) for name in ("tile_n", "right")}
     after_next = rows * cols - 1 - item - step  # tiles after the CTA's next one; negative if this is its last
-    within = (MOST_TILES - rows * cols, MOST_TILES - 1 - item, 2 * MOST_TILES - 1 - item - step)
+    # D has at most MOST_TILES tiles, which bounds the number of this tile and that of the next one.
+    limits = (MOST_TILES - rows * cols, MOST_TILES - 1 - item, 2 * MOST_TILES - 1 - item - step)
     for last, rest in ((False, after_next), (True, -after_next - 1)):
         title = "the last tile of a CTA" if last else "a tile before the last one of a CTA"
         yield _Grid(
-            title, special, rows, cols, (named("tile_m"), named("tile_n")), bounds, (*within, rest), entry,
+            title, special, rows, cols, (named("tile_m"), named("tile_n")), bounds, (*limits, rest), entry,
             {"tiles_m": rows, "tiles_n": cols}, item, last,
         )  # fmt: skip
 
@@ -266,6 +268,7 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
     rows_of = {"lda": element, "ldb": element, "ldd": output}
     bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // each.vector) for name, each in rows_of.items()}
     if record.batched:
+        # The distance to a CTA's product, stride * cta_z, has a bound of its own, tighter than that of its factors.
         for name in ("a_stride", "b_stride", "d_stride"):
             bounds[(name,)] = bounds[tuple(sorted((name, "cta_z")))] = (0, _MOST_ADDRESS >> 4)
     bounds[(TILES,)] = (1, MAX_EXTENT // record.k_step)

@@ -26,7 +26,7 @@ class FakeCard(FakeDevice):
     """The stand-in that the command line opens instead of a GPU."""
 
     facts = CardFacts.of("NVIDIA H200", (9, 0), 132)
-    records_of = "h200"
+    record_model = "h200"
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_a_card_without_records_is_measured_with_the_nearest_ones_under_its_own_
     pcie = CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)
     own = {"id": "pcie", "gpu": "", "name": pcie.name, "sms": pcie.sms}
     monkeypatch.setattr(FakeCard, "facts", pcie)
-    monkeypatch.setattr(FakeCard, "records_of", pcie.stand_ins(GPUS)[0])
+    monkeypatch.setattr(FakeCard, "record_model", pcie.stand_ins(GPUS)[0])
     monkeypatch.setattr(
         FakeCard, "__init__", lambda self, _: FakeDevice.__init__(self, 0.0, ENVIRONMENT.model_copy(update=own))
     )

@@ -25,7 +25,7 @@ from cudal2gen.generation import compiler
 from cudal2gen.launch import launcher
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.pack import PackError
-from cudal2gen.pack.abi import ABI, SINCE
+from cudal2gen.pack.abi import ABI, FIRST_READER
 from cudal2gen.pack.facts import as_json
 from cudal2gen.results.choice import Row, Table
 from kernelproof import emulator
@@ -431,7 +431,7 @@ def test_a_wheel_lists_what_is_in_it(files: dict[str, bytes], tmp_path: Path) ->
             assert (digest, size) == (("", "") if name == record else (f"sha256={expected}", str(len(content))))
         about = archive.read(record.replace("RECORD", "METADATA")).decode()
     assert "CUDA >=13.0,<14, driver 580 or newer" in about
-    assert f"Requires-Dist: cudal2gen>={SINCE}\n" in about, "not the version that made it"
+    assert f"Requires-Dist: cudal2gen>={FIRST_READER}\n" in about, "not the version that made it"
 
 
 @pytest.mark.slow
