@@ -78,7 +78,7 @@ def test_floats() -> None:
 @pytest.mark.parametrize("case", CORRECT_SHARED + CORRECT_DEVICE, ids=label)
 def test_lanes_that_leave_lockstep_are_noticed(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the static analysis of divergence, the machine must notice at run time and start over."""
-    monkeypatch.setattr(dataflow, "_diverge", lambda *_: set())
+    monkeypatch.setattr(dataflow, "_separated_registers", lambda *_: set())
     fresh = emulator.load(compiled(case.file, ".ptx").read_text())
     monkeypatch.setattr(sys.modules[__name__], "program", lambda _: fresh)
     assert [r for r in run(case) if r.is_error] == []
