@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
 
 START = "from tests.commands import serve; serve({program!r})"
-# Modules of a program: the command line, and what its verbs import.
+# Modules of a program: the command line and the modules that its verbs import.
 IMPORTED_AHEAD = {
     "cudal2gen": (
         "cudal2gen.cli", "rich.table", "cudal2gen.bench", "cudal2gen.report", "cudal2gen.validator",

@@ -34,7 +34,7 @@ LONGEST = [
     "test_validator.py", "test_mutation.py", "test_tune_cli.py",
 ]  # fmt: skip
 CHECKOUT = Path(__file__).parents[1]
-STDERR = pytest.StashKey[int]()  # the user's, where a traceback goes although output is captured
+STDERR = pytest.StashKey[int]()  # the user's stderr, to which tracebacks go although output is captured
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 if settings.default.derandomize:
     draws.without_constants_of_modules()
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)  # after -k: the case that it selects is the first of its test
+@pytest.hookimpl(trylast=True)  # after -k, so that the case that -k selects is the first one of its test
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     long = {item for item in items if item.get_closest_marker("thorough")} | beyond_the_draw(items)
     if long and not draws.THOROUGH:
@@ -106,7 +106,7 @@ def _stores_of_the_checkout_as_they_were() -> Iterator[None]:
     """Fails if a test changes the checkout's ``results`` or ``configs``: tests use their own stores and catalogs."""
     before = _state_of_stores()
     yield
-    assert _state_of_stores() == before, "this test, or one that ran beside it, wrote into the checkout"
+    assert _state_of_stores() == before, "this test, or one that ran at the same time, wrote into the checkout"
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from pathlib import Path
 from kernelproof.ground import process_tree, workers
 
 MARK = "CUDAL2GEN_TEST_MARK"
-# Within which a command ends after a signal, however busy the machine is. What a signal does not end lives for LIFE_S.
+# The time within which a command must end after a signal, however busy the machine is. A process that ignores the
+# signal lives for LIFE_S.
 END_S, LIFE_S = 30.0, 120.0
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests import house
 
-# The rooms of each package from the lowest up. A room imports only rooms before it.
+# The folders of each package from the lowest layer up. A folder imports only folders before it.
 KERNELPROOF = (
     "ground", "sass", "emulator", "certificates", "profile", "checking", "triton_emulation", "testing", "grading",
     "mcp_server", "cli", "__main__", "__init__",
@@ -49,7 +49,7 @@ def test_imports_go_strictly_down_and_in_no_circle(checkout: Path, package: str)
     ]
     assert upward == []
     assert sum(map(len, graph.values())) > 400, "imports are counted"
-    # Raises CycleError, which names the modules, where they import each other.
+    # Raises CycleError with the modules' names if they import each other.
     tuple(TopologicalSorter(graph).static_order())
 
 
@@ -188,7 +188,7 @@ def test_nvcc_is_run_by_the_door_alone(checkout: Path) -> None:
     assert {name for name, line in lines if "nvcc_command(tools.nvcc, " not in line} == {
         "machine.py",  # shows the path
         "toolchain.py",  # lists what a sandbox shows
-        "compiler.py",  # ninja's: a line of constants behind the same test of words
+        "compiler.py",  # ninja's line of constants, whose words the same test has checked
     }
 
 

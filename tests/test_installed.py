@@ -33,7 +33,7 @@ NEEDS = {
 TIME = re.compile(r"\d+(?:\.\d+)? (?:s|ms|us|seconds|minutes)\b")
 PATH = re.compile(r"(?:^|(?<=[\s(]))[/~]\S+")
 FIGURE = re.compile(r"\d+(?:\.\d+)*(?:[_x:-]\w+)*|[A-Za-z]\w*(?:[-_]\w+)+")
-LIMIT_S = 300  # ends a command that hangs; the slowest takes 6 s
+LIMIT_S = 300  # the limit of a command that hangs; the slowest command takes 6 s
 
 
 class Command(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Prints which programs are found, and CUDA's variables.
+# Prints the programs that are found, and CUDA's variables.
 PROBE = 'for name in nvcc ptxas other python3; do command -v $name > /dev/null && echo $name; done; echo "$CUDA_HOME"; '
 
 
@@ -38,7 +38,7 @@ def test_programs_and_variables_are_hidden_and_their_neighbours_stay(
     assert (done.stdout.splitlines(), done.returncode) == (["other", "python3", ""], 7)
 
 
-def test_a_python_beside_nvcc_keeps_its_own_path(checkout: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_python_next_to_nvcc_keeps_its_own_path(checkout: Path, environment: dict[str, str], tmp_path: Path) -> None:
     done = hidden(checkout, environment, "python3", "-c", "import sys; print(sys.executable)")
     assert done.stdout.strip() == str(tmp_path / "python3")
 

@@ -28,7 +28,7 @@ NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
 ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|tcgen05|griddep|bar\.|mapa")
 MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
-# A copy's inline assembly has a predicate of its own, set from a register by the line before the copy.
+# A copy's inline assembly has its own predicate. The line before the copy sets it from a register.
 ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
@@ -136,13 +136,13 @@ def survivors(
         longest = max(shapes, key=lambda shape: shape.k)
         products = [shape for shape in shapes if shape.products]
         options = next(shape for shape in shapes if shape.options)
-        turns = [max(shapes, key=lambda shape: shape.ctas(record))] if record.tiles_at_once > 1 else []
-        shapes = list(dict.fromkeys([most, thorough, longest, options, *turns, *products]))
+        alternating = [max(shapes, key=lambda shape: shape.ctas(record))] if record.tiles_at_once > 1 else []
+        shapes = list(dict.fromkeys([most, thorough, longest, options, *alternating, *products]))
     with TemporaryDirectory() as scratch:
         directory = Path(scratch) / artifact.digest
         shutil.copytree(artifact.directory, directory)
         mutated = Artifact(directory, artifact.ptxas)
-        # A small problem notices most mutants.
+        # Most mutants are noticed with a small problem.
         smallest_first = sorted(shapes, key=lambda shape: shape.m * shape.n * shape.k)
         runs = [(shape, run) for shape in smallest_first for run in _runs(record, shape == thorough)]
         with mock.patch.object(emulated, "LOOP_ROOM", LOOP_ROOM):

@@ -12,7 +12,7 @@ from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.test_launcher import REFUSED
 from tests.cudal2gen.test_on_gpu import LARGE, LONGER, ROUNDED
 
-GPU = "h200"  # the card that is borrowed
+GPU = "h200"  # the card on which these tests run
 
 
 def kernels() -> list[Record]:

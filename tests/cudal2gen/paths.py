@@ -50,10 +50,10 @@ RING: dict[str, Any] = {
     "k": 328,
 }
 TENSOR: dict[str, Any] = {"bn": 32, "stages": 3, "m": 200, "n": 136, "k": 328}
-BROAD: dict[str, Any] = {"accumulators": 1, "n": 520}  # more columns than an instruction has
+BROAD: dict[str, Any] = {"accumulators": 1, "n": 520}  # more columns than one instruction computes
 PAIR: dict[str, Any] = {"pair": True, "cluster": [2, 1]}
 CLAIMED: dict[str, Any] = {"scheduler": "clc"}
-TURNED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 128}
+SWAPPED_TENSOR: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 128}
 TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
 PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
 SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
@@ -187,7 +187,7 @@ WITH_AUX: dict[str, Record] = {
     "once aux split": once(fusion="aux+silu", n=56, split_k=2),
 }
 
-# Every activation and every bias in every family, and every way in which the templates store or sum.
+# Every activation and every bias in every family, and every way to store and to sum.
 ALL = "alpha+bias_n+residual"
 FUSED: dict[str, Record] = {
     "multistage staged": small(fusion="bias_n+silu"),
@@ -262,30 +262,32 @@ TENSORS: dict[str, Record] = {
     "tensor pair, two instructions wide": tensor(**PAIR, **BROAD, bn=512, layout="nn", fusion="bias_n+silu"),
     "tensor two instructions wide": tensor(**BROAD, bn=384, acc="f16", cluster=[1, 2], fusion="residual"),
     "tensor pairs 2x2 fused": tensor(pair=True, cluster=[2, 2], bn=64, fusion="residual+relu"),
-    "tensor swapped d": tensor(**FULL_OUT, **TURNED),
-    "tensor swapped nn": tensor(**TURNED, layout="nn", acc="f16", cluster=[2, 1]),
-    "tensor swapped, sixteen rows": tensor(**TURNED | {"bm": 16}, m=16, epilogue="direct"),
-    "tensor swapped pair nn": tensor(**TURNED | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"),
+    "tensor swapped d": tensor(**FULL_OUT, **SWAPPED_TENSOR),
+    "tensor swapped nn": tensor(**SWAPPED_TENSOR, layout="nn", acc="f16", cluster=[2, 1]),
+    "tensor swapped, sixteen rows": tensor(**SWAPPED_TENSOR | {"bm": 16}, m=16, epilogue="direct"),
+    "tensor swapped pair nn": tensor(**SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"),
     "tensor workspace pair f16": tensor(**PAIR, split_k=2, acc="f16", bn=64),
-    "tensor workspace swapped": tensor(**TURNED, split_k=2, layout="nn"),
+    "tensor workspace swapped": tensor(**SWAPPED_TENSOR, split_k=2, layout="nn"),
     "tensor stream pair": tensor(**PAIR, stream_k=True, m=600),
-    "tensor stream swapped": tensor(**TURNED, stream_k=True, epilogue="direct", m=90),
+    "tensor stream swapped": tensor(**SWAPPED_TENSOR, stream_k=True, epilogue="direct", m=90),
     "tensor d": tensor(**BOTH, bn=64),
-    "tensor d swapped direct": tensor(**BOTH, **TURNED, epilogue="direct", n=133),
+    "tensor d swapped direct": tensor(**BOTH, **SWAPPED_TENSOR, epilogue="direct", n=133),
     "tensor fused bf16": tensor(fusion="bias_n+silu", **HALF_IN, bn=64),
     "tensor fused f16": tensor(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48),
-    "tensor fused swapped": tensor(fusion=f"{ALL}+gelu", **TURNED),
+    "tensor fused swapped": tensor(fusion=f"{ALL}+gelu", **SWAPPED_TENSOR),
     "tensor fused, any n": tensor(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
     "tensor gated direct": tensor(fusion="bias_m+aux+silu+gate", epilogue="direct", bn=48, **NARROW),
-    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **TURNED, epilogue="direct", **NARROW),
+    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **SWAPPED_TENSOR, epilogue="direct", **NARROW),
     "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE, **NARROW),
     "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE, **NARROW),
     "tensor claimed, narrow": tensor(**CLAIMED, bn=48, n=200),
     "tensor claimed pair": tensor(**CLAIMED, **PAIR, m=600),
     "tensor claimed 2x2": tensor(**CLAIMED, cluster=[2, 2], accumulators=1, m=600, pdl=True),
     "tensor claimed pairs 2x2 bf16": tensor(**CLAIMED, **HALF_IN, pair=True, cluster=[2, 2], m=700),
-    "tensor claimed swapped pair": tensor(**CLAIMED, **TURNED | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"),
-    "tensor claimed swapped f16": tensor(**CLAIMED, **TURNED, acc="f16", epilogue="direct", m=90),
+    "tensor claimed swapped pair": tensor(
+        **CLAIMED, **SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"
+    ),
+    "tensor claimed swapped f16": tensor(**CLAIMED, **SWAPPED_TENSOR, acc="f16", epilogue="direct", m=90),
     "tensor claimed batched gated": tensor(
         **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **HALF_IN, **WIDE, **NARROW
     ),
@@ -360,10 +362,10 @@ TRANSPOSED: dict[str, Record] = {
     "tensor nt f16": tensor(layout="nt", acc="f16", cluster=[1, 2], bn=64),
     "tensor pair nt": tensor(layout="nt", **PAIR),
     "tensor pair tt": tensor(layout="tt", **PAIR, bn=64),
-    "tensor nt swapped": tensor(layout="nt", **TURNED),
-    "tensor tt swapped": tensor(layout="tt", **TURNED),
-    "tensor nt swapped pair": tensor(layout="nt", **TURNED | {"bm": 64}, pair=True, cluster=[1, 2]),
-    "tensor tt swapped pair": tensor(layout="tt", **TURNED | {"bm": 64}, pair=True, cluster=[1, 2]),
+    "tensor nt swapped": tensor(layout="nt", **SWAPPED_TENSOR),
+    "tensor tt swapped": tensor(layout="tt", **SWAPPED_TENSOR),
+    "tensor nt swapped pair": tensor(layout="nt", **SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2]),
+    "tensor tt swapped pair": tensor(layout="tt", **SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2]),
 }
 
 PATHS: dict[str, Record] = {

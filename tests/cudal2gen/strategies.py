@@ -335,7 +335,7 @@ def _ring(
 ) -> dict[str, Any]:
     """Draws the problem and the fields that all records with a TMA ring have. ``tile``: bm, bn, bk."""
     bm, bn, bk = tile
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # in whole vectors
     layout = draw(layouts)
     return {
         "acc": "f32" if stream_k else draw(st.sampled_from(["f16", "f32"])),
@@ -390,7 +390,7 @@ def wgmma_records(draw: st.DrawFn, max_cols: int = 256) -> Sm90Wgmma:
     try:
         return wgmma(**fields)
     except IllegalRecord:
-        # Registers and shared memory, which this strategy does not model.
+        # This strategy does not model registers and shared memory.
         assume(False)
         raise
 
@@ -417,7 +417,7 @@ def tcgen05_records(draw: st.DrawFn) -> Sm100Tcgen05:
     try:
         return tcgen05(**fields)
     except IllegalRecord:
-        # Shared memory and tensor memory, which this strategy does not model.
+        # This strategy does not model shared memory and tensor memory.
         assume(False)
         raise
 
@@ -440,7 +440,7 @@ def warp_mma_records(draw: st.DrawFn, max_cols: int = 192) -> Sm120Mma:
     try:
         return warp_mma(**fields)
     except IllegalRecord:
-        # Registers and shared memory, which this strategy does not model.
+        # This strategy does not model registers and shared memory.
         assume(False)
         raise
 
@@ -450,7 +450,7 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
     """Legal sm90_small records."""
     bm, bn = draw(st.sampled_from([16, 32, 64, 96, 128])), draw(st.sampled_from([16, 32, 64, 96, 128]))
     split_k, k_chunks = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
-    short = draw(st.sampled_from([0, 0, 1, 7]))  # of whole vectors
+    short = draw(st.sampled_from([0, 0, 1, 7]))  # in whole vectors
     layout = draw(layouts)
     try:
         return single_shot(
@@ -468,7 +468,7 @@ def single_shot_records(draw: st.DrawFn) -> Sm90Small:
             pdl=draw(st.booleans()),
         )
     except IllegalRecord:
-        # Shared memory, and partial sums that do not fit where the operands were.
+        # This strategy does not model shared memory, nor partial sums that do not fit into the operands' memory.
         assume(False)
         raise
 

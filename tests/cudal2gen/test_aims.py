@@ -18,7 +18,7 @@ SPLIT_K = (128, 128, 16384)
 LARGE, SMALL = (4096, 4096, 4096), (64, 64, 64)
 
 
-def beside_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: object) -> Measurement:
+def measured_with_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: object) -> Measurement:
     """A measurement on an H200 in which the faster of cuBLASLt's layouts takes ``speedup`` times our time."""
     vendors = [timing(f"cublaslt-autotuning-{layout}", [10.0 * speedup] * 9) for layout in ("nn", "tn")]
     return measurement(mnk, [timing(KERNEL, [10.0] * 9, record="r"), *vendors], **fields)
@@ -31,9 +31,9 @@ def promised(*measurements: Measurement, card: Environment = H200) -> dict[str, 
 
 def test_aims_have_figures_of_their_problems_alone() -> None:
     figures = promised(
-        beside_cublaslt(SMALL, 1.21, acc="f32"),
-        beside_cublaslt(SPLIT_K, 1.0, acc="f32"),
-        beside_cublaslt(LARGE, 1.0, acc="f32"),
+        measured_with_cublaslt(SMALL, 1.21, acc="f32"),
+        measured_with_cublaslt(SPLIT_K, 1.0, acc="f32"),
+        measured_with_cublaslt(LARGE, 1.0, acc="f32"),
     )
     everything, large, split_k = figures["all problems"], figures["at least 1e+10 FLOP"], figures["class split-k"]
     assert (everything["measured"], everything["reached"]) == ("3", "within noise, of 3 problems")
@@ -47,20 +47,20 @@ def test_aims_have_figures_of_their_problems_alone() -> None:
 
 
 def test_an_aim_that_is_missed_by_little_is_missed() -> None:
-    assert promised(beside_cublaslt(SMALL, 1.049, acc="f32"))["all problems"]["reached"] == "no, of 1 problem"
-    assert promised(beside_cublaslt(SMALL, 1.051, acc="f32"))["all problems"]["reached"] == "yes, of 1 problem"
-    f16 = promised(beside_cublaslt(SMALL, 1.09, acc="f16"))
+    assert promised(measured_with_cublaslt(SMALL, 1.049, acc="f32"))["all problems"]["reached"] == "no, of 1 problem"
+    assert promised(measured_with_cublaslt(SMALL, 1.051, acc="f32"))["all problems"]["reached"] == "yes, of 1 problem"
+    f16 = promised(measured_with_cublaslt(SMALL, 1.09, acc="f16"))
     assert list(f16) == ["all problems"]
     assert (f16["all problems"]["aim"], f16["all problems"]["reached"]) == ("1.100", "no, of 1 problem")
 
 
 def test_aims_name_the_card_that_measured() -> None:
     h100 = H200.model_copy(update={"gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
-    for gpu in ("h100", "h200"):  # also where a problem says another
-        row = promised(beside_cublaslt(SMALL, 1.2, acc="f32", gpu=gpu), card=h100)["all problems"]
+    for gpu in ("h100", "h200"):  # even if the problem names another GPU
+        row = promised(measured_with_cublaslt(SMALL, 1.2, acc="f32", gpu=gpu), card=h100)["all problems"]
         assert row["reached"] == "yes, of 1 problem"
     a100 = H200.model_copy(update={"gpu": "a100", "name": "NVIDIA A100-SXM4-80GB"})
-    document = report.report(store_of(beside_cublaslt(SMALL, 1.2, acc="f32"), environment=a100), [])
+    document = report.report(store_of(measured_with_cublaslt(SMALL, 1.2, acc="f32"), environment=a100), [])
     assert not [part for part in document.sections[1].tables if part.caption.startswith("The project's aims")]
 
 
@@ -72,13 +72,13 @@ def test_the_timing_model_is_the_measuring_cards() -> None:
     h100 = H200.model_copy(update={"gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
     row = measurement((4096, 4096, 64), [timing(KERNEL, [20.0] * 9, record=record.name)], acc="f32", gpu="h100")
     document = report.report(store_of(row, environment=h100), [record])
-    (beside,) = rows(table(document, "measured-1", "Beside the card's floor")).values()
-    assert float(beside["ours / modelled"]) == pytest.approx(20.0 / times["h100"], abs=0.001)
+    (measured_row,) = rows(table(document, "measured-1", "Beside the card's floor")).values()
+    assert float(measured_row["ours / modelled"]) == pytest.approx(20.0 / times["h100"], abs=0.001)
 
 
 def test_aims_concern_one_baseline_protocol_and_state_of_the_l2() -> None:
     elsewhere = measurement(SMALL, [timing(KERNEL, [1.0] * 9), timing("torch.matmul", [2.0] * 9)], acc="f32")
-    for other in (elsewhere, beside_cublaslt(SMALL, 2.0, acc="f32", l2="hot")):
+    for other in (elsewhere, measured_with_cublaslt(SMALL, 2.0, acc="f32", l2="hot")):
         document = report.report(store_of(other), [])
         captions = [part.caption for part in document.sections[1].tables]
         assert not [caption for caption in captions if caption.startswith("The project's aims")], aims.BASELINE

@@ -225,7 +225,7 @@ def test_a_fused_kernel_that_loses_leaves_the_plain_one_to_race(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
-def test_gates_and_sums_beside_d_race(
+def test_gates_and_second_outputs_race(
     device: EmulatedDevice, opened: pack.Pack, clock: Clock, mode: races.Mode
 ) -> None:
     x, w1, w3 = half(device, 2, 64), half(device, 40, 64, seed=1), half(device, 40, 64, seed=2)
@@ -265,7 +265,7 @@ def test_a_race_goes_on_outside_of_the_mode_that_it_began_in(
     assert Store(A100).first_runs.banned() == set()
 
 
-def test_a_wrong_sum_beside_d_bans_its_kernel(
+def test_a_wrong_second_output_bans_its_kernel(
     device: EmulatedDevice, once: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bind = contests.bind

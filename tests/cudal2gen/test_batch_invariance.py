@@ -29,7 +29,7 @@ from cudal2gen.operators import check_modes, dispatch, emulated, hosted, inducto
 
 pytestmark = pytest.mark.torch
 
-# For few rows and for many: one splits k. Each also with a bias and for strided batches.
+# Kernels for few rows (which splits k) and for many. Each also exists with a bias and for strided batches.
 FEW, MANY = packed.RECORDS["split"], packed.RECORDS["predicated"]
 SIZES = {record.name: {"m": record.m, "n": record.n, "k": record.k} for record in (FEW, MANY)}
 PLAIN = {"acc": "f32", "padding": "predicate"}
@@ -38,7 +38,7 @@ VARIANTS = [
     for record in (FEW, MANY)
     for variant in ({"fusion": "bias_n"}, {"batch": "strided"})
 ]
-TURNED = [  # B stored (k,n), as gradients need it
+LAYOUT_NN = [  # B stored (k,n), as gradients need it
     small(**PLAIN, **SIZES[record.name], split_k=record.split_k, layout="nn") for record in (FEW, MANY)
 ]
 GROUPED = [
@@ -51,7 +51,7 @@ ROWS = 70
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    table = packed.table([FEW, MANY, *TURNED, *VARIANTS, *GROUPED], {1: 2.0})
+    table = packed.table([FEW, MANY, *LAYOUT_NN, *VARIANTS, *GROUPED], {1: 2.0})
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
 
 
@@ -380,10 +380,10 @@ def test_the_choice_is_by_modelled_times_of_all_rows_and_kept() -> None:
         product *= ratio
     best = 0 if product < 1 else 1
     assert all(own.choose(table, problem_at(wide, m), operands, False, 0).kernel == best for m in (1, 100, 9999))
-    turned = tabulate(GPU, [MANY, FEW], packed.NOTHING)
-    assert own.choose(turned, wide, operands, False, 0).kernel == best, "decided once"
+    reordered = tabulate(GPU, [MANY, FEW], packed.NOTHING)
+    assert own.choose(reordered, wide, operands, False, 0).kernel == best, "decided once"
     own.forget()
-    assert own.choose(turned, wide, operands, False, 0).kernel == 1 - best
+    assert own.choose(reordered, wide, operands, False, 0).kernel == 1 - best
 
 
 def problem_at(problem: Problem, m: int) -> Problem:

@@ -100,10 +100,10 @@ def test_rows_with_one_b_are_one_product(device: EmulatedDevice, kernels: dispat
 
 def test_a_batch_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b = on(device, drawn((6, 33, 64))), on(device, drawn((6, 64, 40), 1))
-    turned = on(device, b.mT)
+    transposed = on(device, b.mT)
     expected = (a.double() @ b.double()).half()
     for count, (left, right) in enumerate(
-        [(a, b), (a, turned.mT), (a.view(2, 3, 33, 64), b.view(2, 3, 64, 40)), (a, b)], 1
+        [(a, b), (a, transposed.mT), (a.view(2, 3, 33, 64), b.view(2, 3, 64, 40)), (a, b)], 1
     ):
         d = cudal2gen.matmul(left, right)
         assert torch.equal(d.view(6, 33, 40), expected)
@@ -116,7 +116,7 @@ def test_a_batch_is_one_launch(device: EmulatedDevice, kernels: dispatch.Dispatc
     out = device.empty(6, 48, 40)
     cudal2gen.matmul(a, b, out=out[:, :33])
     assert torch.equal(out[:, :33], expected)
-    assert bool(out[:, 33:].isnan().all()), "what is beside it stays"
+    assert bool(out[:, 33:].isnan().all()), "the columns next to it are unchanged"
     assert counted(kernels) == (0, 8, [])
 
 

@@ -29,7 +29,7 @@ STRIDED: dict[str, Any] = {"batch": "strided"}
 TYPES: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
 RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
 
-# What the templates do with a batch, in every family: each raster, each way of summing slices, each way of storing D.
+# Paths of batches in every family: each raster, each way to sum slices, each way to store D.
 BATCHED: dict[str, Record] = {
     "plain": small(**STRIDED),
     "plain nn ragged split": small(**STRIDED, layout="nn", split_k=2, **RAGGED, **STRAIGHT),
@@ -58,7 +58,7 @@ BATCHED: dict[str, Record] = {
     "fused once": once(**STRIDED, fusion="bias_n+residual+relu", split_k=2, k=256),
 }
 
-# Each macro that they take has a verdict in tests/cudal2gen/test_validator.py.
+# tests/cudal2gen/test_validator.py gives a verdict for each macro in them.
 EXECUTED = drawn(list(BATCHED), 4)
 
 
@@ -174,7 +174,7 @@ OF_FUSED: dict[str, tuple[str, str]] = {
     "products share the bias": ("gemm.fused.bias += batch * gemm.batches.bias;", ""),
     "C advances by the bias's stride": ("batch * gemm.batches.c", "batch * gemm.batches.bias"),
 }
-# A record whose text has each fault's place, and the faults.
+# The faults, each with a record whose text it changes.
 PLACES = [("plain nn ragged split", FAULTS), ("wgmma", OF_MAPS), ("fused", OF_FUSED)]
 PLACED = {(name, fault): Faulty(BATCHED[name], *texts) for name, faults in PLACES for fault, texts in faults.items()}
 BUILT_AHEAD = [*(BATCHED[name] for name in EXECUTED), *PLACED.values()]
@@ -193,7 +193,7 @@ def test_a_faulty_text_is_noticed(name: str, fault: str, library: Path) -> None:
 # --- what is refused ---
 
 
-def test_what_is_stored_beside_d_goes_without_a_batch() -> None:
+def test_a_second_output_excludes_a_batch() -> None:
     with pytest.raises(IllegalRecord, match=r"batch=strided: must be none for fusion=aux\+silu"):
         small(**STRIDED, acc="f32", fusion="aux+silu")
 

@@ -69,7 +69,8 @@ def test_rounds_are_mirrored_in_random_order() -> None:
     contenders = [FakeProduct(device, name, 5.0) for name in names]
     measured(device, contenders, HOT, SMALL, benchmark_seconds=1.0)
     order = [name for name in device.log if name in names]
-    # The first calls and the warm-up of the graphs come before the rounds; a sample has a call to warm up for each.
+    # The first calls and the graphs' warm-up precede the rounds. Each call of a sample is preceded by one that warms
+    # up.
     per_sample = 2 * bench.calls_per_sample(SMALL, ENVIRONMENT)
     start = 3 + 3 * per_sample
     rounds = [order[at] for at in range(start, start + 15 * 6 * per_sample, per_sample)]
@@ -96,7 +97,7 @@ def test_cold_evicts_before_each_sample_and_uses_a_set_per_call() -> None:
     measurement = measured(device, [FakeProduct(device, "cudal2gen", 8.0)], COLD, SMALL)
     (timing,) = measurement.timings
     assert timing.calls == bench.MAX_CALLS
-    # One warm-up of the graph, then a sample for each eviction.
+    # The graph is warmed up once; then each eviction is followed by a sample.
     assert device.evictions == len(timing.event_us) + 1
     assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
 
@@ -129,7 +130,7 @@ def test_the_host_is_inside_the_clock_of_the_paper_modes() -> None:
         device, [FakeProduct(device, "cudal2gen", 8.0)], SERVER, SMALL, target_qps=500.0, benchmark_seconds=2.0
     )
     (timing,) = measurement.timings
-    # The fake synchronises in a microsecond of the host's time.
+    # The fake device takes a microsecond of the host's time to synchronise.
     assert timing.wall_us == pytest.approx([9.0] * len(timing.wall_us))
     assert timing.event_us == pytest.approx([8.0] * len(timing.event_us))
     assert timing.median_us == pytest.approx(9.0)
@@ -493,7 +494,7 @@ def test_kills_at_random_lose_no_finished_measurement(tmp_path: Path) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         before, last = _size(store), time.monotonic() + 20
-        # Two of three are let come to a measurement, however slow the machine is.
+        # Two of three processes may finish a measurement first, however slow the machine is.
         while number % 3 and child.poll() is None and _size(store) == before and time.monotonic() < last:
             time.sleep(0.001)
         time.sleep(rng.uniform(0.0, 0.05 if number % 3 else 0.3))

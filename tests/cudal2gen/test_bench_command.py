@@ -142,7 +142,7 @@ def test_a_card_without_records_is_measured_with_the_nearest_ones_under_its_own_
     measured = results.measurements(tmp_path / "m.jsonl")
     assert {row.gpu for row in measured.measurements} == {"h100"}
     assert [(card.gpu, card.name, card.sms) for card in measured.environments.values()] == [("", pcie.name, 114)]
-    # So no pack, and no choice, of an H100 takes what another card measured.
+    # Therefore no pack and no choice for an H100 uses another card's measurements.
     records = answers.measured_records(measured.measurements[0].problem, measured)
     assert choice.tabulate("h100", records, measured).rows == []
     whole = {id_: card.model_copy(update={"gpu": "h100"}) for id_, card in measured.environments.items()}

@@ -105,8 +105,8 @@ def problem(**fields: object) -> Problem:
     return Problem(**{"acc": 1, "m": 64, "n": 64, "k": 128, "prefer": KERNEL, **fields})
 
 
-def code_of(opened: Opened, posed: Problem, d: int = D, ldd: int = 64) -> int:
-    return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(posed), A, 128, B, 128, d, ldd, 1 << 23, None))
+def code_of(opened: Opened, question: Problem, d: int = D, ldd: int = 64) -> int:
+    return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), A, 128, B, 128, d, ldd, 1 << 23, None))
 
 
 @pytest.mark.parametrize("command", [["gcc", "-std=c99"], ["gcc", "-std=c11"], ["g++", "-std=c++11"]])
@@ -127,11 +127,11 @@ def test_as_in_blas_nothing_is_done_without_an_element_and_k_of_zero_gives_zeros
     answer = Answer()
     before = idle_runtime.cleared(place.runtime)
     for sizes in ({"m": 0}, {"n": 0}, {"m": 0, "k": 0}, {"batch": 1, "products": 0}):
-        posed = problem(**sizes)
-        assert opened.api.cudal2gen_query(opened.pack, ctypes.byref(posed), ctypes.byref(answer)) == 0
+        question = problem(**sizes)
+        assert opened.api.cudal2gen_query(opened.pack, ctypes.byref(question), ctypes.byref(answer)) == 0
         assert (answer.kernel, answer.workspace_bytes) == (b"", 0)
         nothing = (None, 0) * 3
-        assert opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(posed), *nothing, None, None) == 0
+        assert opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), *nothing, None, None) == 0
     assert idle_runtime.cleared(place.runtime) == before
     assert code_of(opened, problem(k=0), ldd=80) == 0
     assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2
@@ -149,10 +149,10 @@ def test_a_plan_computes_on_the_emulator(place: Place) -> None:
     with emulator.session(memory, emulator.Device(capability=(8, 0), name=idle_runtime.A100)) as session:
         runtime = os.fsencode(emulator.runtime_path())
         assert api.cudal2gen_pack_open(os.fsencode(place.folder), runtime, ctypes.byref(handle)) == 0
-        posed = problem()
-        code = api.cudal2gen_plan_create(handle, ctypes.byref(posed), ctypes.byref(answer), ctypes.byref(plan))
+        question = problem()
+        code = api.cudal2gen_plan_create(handle, ctypes.byref(question), ctypes.byref(answer), ctypes.byref(plan))
         assert (code, answer.workspace_bytes) == (0, 0), api.cudal2gen_last_error()
-        posed.m = -1  # a plan has a copy of its problem
+        question.m = -1  # a plan has a copy of its problem
         on_device = [memory.upload(each).address for each in (a, b)]
         d = memory.upload(np.empty((64, 64), np.float16), role="output")
         arguments = (on_device[0], 128, on_device[1], 128, d.address, 64, None, None, None)
@@ -212,7 +212,7 @@ def test_autotuning_takes_a_kernel_that_beats_the_vendor(
 ) -> None:
     """The candidates, the nearest first, are the predicated kernel and the split one, which needs a workspace."""
     idle_runtime.cost(place.runtime, *costs)
-    plan, answer, posed = ctypes.c_void_p(), Answer(), problem(prefer=0)
+    plan, answer, question = ctypes.c_void_p(), Answer(), problem(prefer=0)
     call = Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)
     streams: list[int | None] = []
 
@@ -225,7 +225,7 @@ def test_autotuning_takes_a_kernel_that_beats_the_vendor(
     given = ctypes.cast(callback, ctypes.c_void_p) if vendor else None
     tuned = opened.api.cudal2gen_plan_autotune(
         opened.pack,
-        ctypes.byref(posed),
+        ctypes.byref(question),
         ctypes.byref(call),
         given,
         None,
@@ -246,11 +246,11 @@ def test_autotuning_takes_a_kernel_that_beats_the_vendor(
 
 def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(opened: Opened, place: Place) -> None:
     idle_runtime.cost(place.runtime, 20.0, 10.0)
-    plan, answer, posed = ctypes.c_void_p(), Answer(), problem()
+    plan, answer, question = ctypes.c_void_p(), Answer(), problem()
     call = Call(A, 128, B, 128, D, 64, None, None, 0, None)
 
     def tuned() -> int:
-        words = (ctypes.byref(posed), ctypes.byref(call), None, None, 10e3, ctypes.byref(answer), ctypes.byref(plan))
+        words = (ctypes.byref(question), ctypes.byref(call), None, None, 10e3, ctypes.byref(answer), ctypes.byref(plan))
         return int(opened.api.cudal2gen_plan_autotune(opened.pack, *words))
 
     idle_runtime.capture(place.runtime, [])

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.torch
 OF_FAMILIES = [(PATHS["tensor"], (10, 3)), (PATHS["warps"], (12, 1))]
 BUILT_AHEAD = [record for record, _ in OF_FAMILIES]
 
-# Of NVIDIA's data sheets: the driver's name, the compute capability, SMs.
+# From NVIDIA's data sheets: the driver's name, the compute capability, and the SMs.
 CARDS = [
     ("NVIDIA H100 80GB HBM3", (9, 0), 132, "h100"),
     ("NVIDIA H100 PCIe", (9, 0), 114, "h100"),
@@ -86,12 +86,13 @@ def test_a_cubin_runs_where_its_suffix_says() -> None:
     expected = {
         "sm_80": capabilities[:4], "sm_86": capabilities[1:4], "sm_89": capabilities[3:4], "sm_90a": [(9, 0)],
         "sm_100": [(10, 0), (10, 3), (10, 9)], "sm_100a": [(10, 0)], "sm_103a": [(10, 3)], "sm_120a": [(12, 0)],
-        # A family is what is known of it; it does not grow by guesses.
+        # A family has only its known members; unknown capabilities are not guessed to belong to it.
         "sm_100f": [(10, 0), (10, 3)], "sm_103f": [(10, 3)], "sm_110f": [(11, 0)], "sm_120f": [(12, 0), (12, 1)],
     }  # fmt: skip
     for arch, able in expected.items():
         assert [each for each in capabilities if chips.runs(arch, each)] == able, arch
-        # The emulator runs PTX of a suffix where a cubin runs, other PTX on all later devices.
+        # PTX for a target with a suffix runs on the emulator's devices that run its cubin; other PTX runs on all later
+        # devices.
         of_ptx = able if arch[-1] in "af" else [each for each in capabilities if each >= able[0]]
         assert [each for each in capabilities if launch_limits.runs(arch, Device(capability=each))] == of_ptx, arch
     with pytest.raises(LaunchRefused, match="for sm_100f and later ones of its family, the device is sm_110"):
@@ -128,7 +129,7 @@ def test_a_table_serves_another_card_without_its_measurements() -> None:
     for capability, families in (((10, 0), []), ((8, 0), []), ((9, 0), ["sm90_wgmma", "sm80_multistage"])):
         card = CardFacts.of("NVIDIA Alien", capability, 100)
         assert [each.fields["family"] for each in own.on(card).kernels] == families, capability
-    # Plain code goes to later capabilities of its major number, code for a family to those of the family.
+    # Plain code runs on later capabilities with the same major number, and code for a family on those of the family.
     for name, capability, sms, records, able in (
         ("NVIDIA B300 SXM6 AC", (10, 3), 148, [small(gpu="b200", acc="f32"), tcgen05()], ["sm_100", "sm_100f"]),
         ("NVIDIA GB10", (12, 1), 48, [small(gpu="rtx5090", acc="f32"), warp_mma()], ["sm_120", "sm_120f"]),
@@ -208,7 +209,7 @@ def test_another_card_races_the_kernels_under_its_own_name(device: EmulatedDevic
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
             assert dispatcher.stats()["kernel"] == {NAMES["predicated"]: 1}
     assert {row.environment for row in measurements()} == {"a40"}
-    # What the A40 measured is nothing to the A100.
+    # Measurements of the A40 must not count for the A100.
     with process(opened, Timed(device, Clock(device, {}, 300.0)), "off") as own:
         assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
         assert own.stats()["kernel"] == {}
@@ -223,7 +224,7 @@ def test_a_pack_of_its_own_comes_first_and_the_nearest_next(opened: pack.Pack) -
         assert served is not None
         assert (served.gpu, served.card) == (model, card)
         assert served.table.rows == []
-    # A pack for the right capability without a kernel for it serves nothing: these are sm_80's.
+    # A pack for the right capability serves nothing without a kernel for it. These kernels are for sm_80.
     assert pack.serving(facts, CardFacts.of("NVIDIA H100 PCIe", (9, 0), 114)) is None
 
 

@@ -127,7 +127,7 @@ def test_h100_takes_the_records_of_h200_and_says_so(tmp_path: Path) -> None:
     assert match.record.decisions() == revise(wgmma(), gpu="h100").decisions()
     assert match.record.name == wgmma().name, "the same kernel"
     assert match.note == ("no record for h100 f32 tn 4096_4096_4096; that of h200 4096_4096_4096 stands in")
-    # Off the grid, too, before any of another architecture; and A100 never gets one.
+    # Records off the grid also precede all records of another architecture. An A100 never gets one of these.
     near = catalog.find(problem(128, 4096, 4096, gpu="h100", acc="f32"), path)
     assert near.note is not None
     assert "that of h200 256_4096_4096 stands in" in near.note

@@ -104,7 +104,7 @@ def test_operands_that_do_not_lie_as_the_kernel_asks(
     assert answer.copied == copied
 
 
-# What a caller who pads hands over: whole tiles to mma.sync, whole vectors along the rows to wgmma and cp.async.
+# Operands of a caller who pads: whole tiles for mma.sync, whole vectors along the rows for wgmma and cp.async.
 PADDED = {
     "wgmma nt padded": (PATHS["wgmma nt padded"], Sizes(200, 136, 325), (True, False, True)),
     "pad": (small(padding="pad", m=61, n=59, k=250), Sizes(64, 64, 256), (True, True, True)),
@@ -413,7 +413,7 @@ def test_measurements_that_do_not_count() -> None:
 def test_the_last_measurement_of_a_kernel_and_the_best_kernel_count() -> None:
     again = campaign(RECORD, EVEN) + campaign(RECORD, dict.fromkeys(EVEN, 0.8))
     assert not tabled([RECORD], again).rows[0].wins
-    # Two records for one problem, as a tuner measures them.
+    # Two records for one problem, like those that a tuner measures.
     better = small(gpu="h200", acc="f32", stages=4)
     both = campaign(RECORD, EVEN) + campaign(better, dict.fromkeys(EVEN, 1.5))
     (only,) = tabled([RECORD, better], both).rows

@@ -31,10 +31,10 @@ from tests.cudal2gen.paths import PATHS, tensor
 PAIR = PATHS["tensor claimed pair"]
 ALWAYS = "setp.eq.u32 p, 0, 0;"
 BEGUN = PAIR.smem_bytes - 16  # the mbarrier on which the first CTA's loading thread arrives with each item
-# The bytes of an item are expected; the same arrival without them.
+# An arrival that expects the bytes of an item, and the same arrival without them.
 EXPECTED = r"mbarrier\.arrive\.expect_tx\.relaxed\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), 4;"
 RELAXED = r"mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1;"
-ARRIVAL = r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;"  # this one alone
+ARRIVAL = r"mbarrier\.arrive\.shared::cta\.b64 _, [^;]*;"  # matches only this form of an arrival
 BUILT_AHEAD = [PAIR]
 
 
@@ -68,10 +68,10 @@ def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, m
     assert 0 < sum(answer is not None for answer in answers) < clusters - 2
 
 
-def _near_request(text: str, pattern: str, by: str, behind: bool) -> str:
+def _near_request(text: str, pattern: str, by: str, after: bool) -> str:
     """Replaces the first match after the request, or the last one before it."""
     at = text.index("clusterlaunchcontrol.try_cancel")
-    if behind:
+    if after:
         return text[:at] + re.sub(pattern, by, text[at:], count=1)
     *_, last = re.finditer(pattern, text[:at])
     return text[: last.start()] + by + text[last.end() :]
@@ -90,18 +90,19 @@ def _counted_to_two(text: str) -> str:
 
 def _unthrottled(text: str) -> str:
     """Removes the claiming thread's wait until the previous item is begun."""
-    before, request, behind = text.partition("clusterlaunchcontrol.try_cancel")
-    *_, wait, _ = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)  # the last is for the slot
-    return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + behind
+    before, request, rest = text.partition("clusterlaunchcontrol.try_cancel")
+    # the last one waits for the slot
+    *_, wait, _ = re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", before)
+    return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + rest
 
 
 FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
     "the response is not awaited": (
-        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, behind=True),
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, after=True),
         "in-flight",
     ),
     "the slot is not awaited": (
-        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, behind=False),
+        lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, after=False),
         "shared-race",
     ),
     "an item is not awaited": (
@@ -110,8 +111,8 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
         ),
         "uninitialised-shared",
     ),
-    "no proxy fence behind the response": (
-        lambda text: _near_request(text, r"fence\.proxy\.async\.shared::cta;", "", behind=True),
+    "no proxy fence after the response": (
+        lambda text: _near_request(text, r"fence\.proxy\.async\.shared::cta;", "", after=True),
         "proxy-fence",
     ),
     "an item's bytes are not expected": (lambda text: re.sub(EXPECTED, RELAXED, text), "in-flight"),
@@ -141,10 +142,8 @@ FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
         lambda text: text.replace("@p clusterlaunchcontrol", "clusterlaunchcontrol"),
         "cluster-launch-control",
     ),
-    "more is asked behind a failure": (
-        lambda text: _near_request(
-            _unthrottled(text), r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", behind=True
-        ),
+    "more is asked after a failure": (
+        lambda text: _near_request(_unthrottled(text), r"(setp\.gt\.s32\s+%p\d+, %r\d+, )-1;", r"\g<1>-2;", after=True),
         "cluster-launch-control",
     ),
     "an exit while a request is pending": (
@@ -180,7 +179,7 @@ def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
     """Chooses the next thread of a scheduler: claiming threads run whenever they can, that of the first cluster first,
     as if loads were slow."""
     claiming = np.arange(scheduler.batch.size) % (PAIR.cluster_ctas * PAIR.threads) // 32 == 3
-    for head, mask in list(scheduler.deferred.items()):  # those that poll in a loop would wait for all others
+    for head, mask in list(scheduler.deferred.items()):  # clusters that poll in a loop would wait for all others
         if (mask & claiming).any():
             del scheduler.deferred[head]
             scheduler.pend[head] = scheduler.pend.get(head, np.zeros_like(mask)) | (mask & claiming)
@@ -203,7 +202,8 @@ def test_a_cluster_holds_one_tile_that_it_has_not_begun(
     """There are four tiles, two waves of the device's two clusters, and the first cluster claims as early as it can.
     Without its wait, on which no result depends, it claims both tiles of the second wave before it has begun its
     own."""
-    changes: tuple[list[int], list[int]] = [], []  # by cluster: tiles that it claims, less those that it begins
+    # for each cluster: the claimed tiles minus the tiles that it begins with
+    changes: tuple[list[int], list[int]] = [], []
     cancel, respond, count_down = CtaQueue.cancel, ClusterLaunches._respond, MBarriers._count_down
     granted: list[bool] = []
 

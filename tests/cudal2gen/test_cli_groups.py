@@ -176,7 +176,7 @@ def test_the_options_of_a_verb_fit_a_page() -> None:
 
 
 @pytest.mark.slow
-def test_options_of_the_program_stand_behind_a_verb_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_the_program_may_follow_a_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (("-j", "3", "list"), ("list", "-j", "3"), ("list", "-j3"), ("list", "--jobs=3")):
         monkeypatch.setenv("CUDAL2GEN_JOBS", "1")
         assert CliRunner().invoke(cudal2gen.cli.app, [*words, "--mnk", "64_64_64"]).exit_code == 0

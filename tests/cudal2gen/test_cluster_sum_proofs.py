@@ -91,7 +91,7 @@ FAULTS: dict[str, Edit] = {
     "slices overlap": Edit(r"(shl\.b32 \s*%r\d+, %r\d+, )8;(?=\s*add)", r"\g<1>7;"),
     "threads send to places too far apart": Edit(r"(shl\.b32 \s*%r\d+, %r\d+, )4;(?=\s*mapa)", r"\g<1>5;"),
     "vectors go to one place": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>0;"),
-    "a vector goes behind the ring": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>24576;"),
+    "a vector goes after the ring": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>24576;"),
     "all sums come to places up to the mbarriers": Edit(r"(add\.s32 \s*%r22, %r2, )-128;", r"\g<1>900;"),
     "a vector goes to the next one's place": Edit(
         r"(add\.s32 \s*%r\d+, %r\d+, )2048;(?=\s*st\.async)", r"\g<1>4096;",
@@ -114,7 +114,7 @@ FAULTS: dict[str, Edit] = {
     "sums are sent before rings are free": Edit(
         rf"{SPIN}(?P<sends>.*?)(?=\$L__BB)", r"mov.u32 %r202, 0;\n\g<sends>\n\g<spin>",
     ),
-    "the last vector is sent behind the wait for sums": Edit(
+    "the last vector is sent after the wait for sums": Edit(
         rf"{SEND}\s*{SPIN}", r"\g<spin>\n\g<send>\g<x>, \g<y>\g<zw>",
     ),
     # Sums that have come.
@@ -125,7 +125,7 @@ FAULTS: dict[str, Edit] = {
     ),
     "the next vector is loaded": Edit(r"(ld\.shared\.v4\.f32[^\[]*\[%r\d+)\]", r"\1+2048]"),
     "another slice is loaded": Edit(r"(mad\.lo\.s32 \s*%r\d+, %r\d+, )16,", r"\g<1>0,"),
-    "a slice behind the last one is loaded": Edit(r"(mad\.lo\.s32 \s*%r\d+, %r\d+, )16,", r"\g<1>32,"),
+    "a slice after the last one is loaded": Edit(r"(mad\.lo\.s32 \s*%r\d+, %r\d+, )16,", r"\g<1>32,"),
     "sums of the next thread are loaded": Edit(r"(ld\.shared\.v4\.f32[^\[]*\[%r\d+)\]", r"\1+16]"),
     "threads of odd rows load the other slice": Edit(
         r"(ld\.shared\.v4\.f32[^\[]*\[)(%r\d+)\];",
@@ -143,9 +143,9 @@ FAULTS: dict[str, Edit] = {
     ),
     "sums are cut off": Edit(r"cvt\.rn\.f16x2", "cvt.rz.f16x2"),
     "neighbours change places": Edit(r"(cvt\.rn\.f16x2\.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
-    "swapped sums are not turned": Edit(r"movmatrix[^;]*;", "", record=SWAPPED),
-    "swapped sums are turned twice": Edit(r"(movmatrix[^;]*;)", r"\1\n\1", record=SWAPPED),
-    "the other pair is turned": Edit(
+    "swapped sums are not transposed": Edit(r"movmatrix[^;]*;", "", record=SWAPPED),
+    "swapped sums are transposed twice": Edit(r"(movmatrix[^;]*;)", r"\1\n\1", record=SWAPPED),
+    "the other pair is transposed": Edit(
         r"(movmatrix\S* (%r\d+), )%r\d+;(.*?movmatrix\S* )(%r\d+)", r"\1\4;\3\4", record=SWAPPED,
     ),
     "a CTA that adds nothing ends before others say that their rings are free": Edit(
@@ -157,9 +157,9 @@ FAULTS: dict[str, Edit] = {
     # D.
     "both CTAs add the first vectors": Edit(r"sub\.s32 \s*(%r\d+), %r72, %r\d+;", r"mov.u32 \1, 0;"),
     "vectors of another column": Edit(r"(shl\.b32 \s*%r\d+, )(%r249), 3;", r"\1\2, 4;"),
-    "the vector behind the next one": Edit(r"(add\.s32 \s*%r\d+, %r72, )2;", r"\g<1>3;"),
+    "the vector after the next one": Edit(r"(add\.s32 \s*%r\d+, %r72, )2;", r"\g<1>3;"),
     "rows sixteen lower": Edit(r"(or\.b32 \s*%r\d+, %r\d+, )8;", r"\g<1>16;"),
-    "a row behind the last one": Edit(r"setp\.ge\.s32( \s*%p\d+, %r36)", r"setp.gt.s32\1"),
+    "a row after the last one": Edit(r"setp\.ge\.s32( \s*%p\d+, %r36)", r"setp.gt.s32\1"),
     "a pair beyond the last column": Edit(r"(add\.s32 \s*%r37, %r\d+, )2;", r"\g<1>1;"),
     "an element beyond the last column": Edit(r"setp\.ge\.s32( \s*%p\d+, %r252)", r"setp.gt.s32\1"),
     "a pair that is not aligned": Edit(r"(and\.b64 \s*%rd\d+, %rd\d+, )3;", r"\g<1>1;"),

@@ -28,7 +28,7 @@ RECORDS = [direct(), direct(acc="f32"), multistage(**SMALL), multistage(**SMALL,
 FAMILIES = RECORDS[::2]
 FILES = {"kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json"}
 
-# Asks for one kernel in a process of its own.
+# Requests one kernel in a separate process.
 BUILD_ONE = """
 import sys
 from pathlib import Path

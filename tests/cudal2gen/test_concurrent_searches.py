@@ -44,7 +44,7 @@ def test_64_gpus_are_busy_in_all_stages(plans: list[SearchPlan]) -> None:
         spans = [(begin, end) for begin, end, kind in cluster.measured if kind == effort]
         first, last = min(begin for begin, _ in spans), sorted(end for _, end in spans)[int(0.95 * len(spans))]
         assert cluster.utilisation(first, last) >= 0.9, effort
-    # A GPU measures one job at a time.
+    # A GPU measures only one job at a time.
     changes = sorted([(begin, 1) for begin, _, _ in cluster.measured] + [(end, -1) for _, end, _ in cluster.measured])
     busy = 0
     for _, change in changes:

@@ -229,7 +229,7 @@ def test_trials_of_the_problem_correct_the_model_nearby_and_make_it_sure() -> No
     inputs = learned.inputs(facts(records), learned.tokens)
     members = learned.prior(inputs)
     prior_mean = members.mean(0)
-    # A ratio to an incumbent: far from microseconds, which must not matter.
+    # Targets are ratios to an incumbent. Their scale differs from microseconds, which must not matter.
     log_cost = prior_mean[:4].astype(np.float64) - 7.0 + np.array([0.3, 0.0, 0.0, 0.0])
     some = cost_model.Inputs(*(part[:4] for part in inputs))
     mean, deviation = learned.posterior(some, log_cost, noise=1e-3).predict(inputs, members)
@@ -269,7 +269,7 @@ def test_a_campaign_learns_from_its_trials_and_begins_with_the_timing_model() ->
     assert learning.model is model, "nothing is new"
     us = problems[-1][1].tiles.values()
     assert list(us)[int(np.argmin(learning.model.times(records)))] / min(us) < 1.05
-    # The pool has the best record of each problem, and what it began with where nothing was measured.
+    # The pool has the best record of each problem, or its initial record if nothing was measured.
     best = {record.problem: record for record in learning.pool}
     assert len(best) == len(problems) - 1
     for problem, recording in problems[:-1]:
@@ -380,7 +380,7 @@ def test_the_table_of_recordings_has_regrets_by_hand_and_says_what_is_missed() -
 
 def test_intervals_cover_environments_and_problems() -> None:
     regrets = np.zeros((2, 3, 1))
-    regrets[1] = 0.1  # all of the difference lies between environments
+    regrets[1] = 0.1  # the environments account for the whole difference
     means, ((low, high),) = benchmark.interval(regrets)
     assert means == pytest.approx((0.05,))
     assert (low, high) == pytest.approx((0.0, 0.1))

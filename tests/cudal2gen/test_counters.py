@@ -16,14 +16,15 @@ from tests.draws import drawn, few_by
 
 pytestmark = pytest.mark.slow
 
-# Tickets of slices, parts in a workspace, parts of a stream, and parts that CTAs of a cluster send each other.
+# The records count tickets of slices, parts in a workspace, parts of a stream, and parts that CTAs of a cluster send
+# each other.
 SHARING = ["split_k persistent", "wgmma workspace", "wgmma stream", "wgmma cluster split 2", "once split 2"]
 # Fault -> before, after.
 FAULTS = {
     "one ticket too few": ("== kSplitK - 1", "== kSplitK - 2"),
     "the first ticket": ("== kSplitK - 1", "== 0"),
     "a ticket without a fence before it": ("fence_device();\n  __syncthreads();", "__syncthreads();"),
-    "a ticket without a fence behind it": ("}\n  fence_device();", "}"),
+    "a ticket without a fence after it": ("}\n  fence_device();", "}"),
     "one arrival too few": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) + 1 < count)"),
     "no wait": ("while ((kept & 0xffff) < count)", "while ((kept & 0xffff) < 0)"),
     "a counter that the first adder returns": ("(before >> 16) + vectors == kVectors", "before >> 16 == 0"),

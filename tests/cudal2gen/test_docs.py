@@ -71,7 +71,7 @@ def test_the_first_diagram_is_not_cut(checkout: Path) -> None:
     text = (checkout / "docs" / "index.md").read_text()
     (first,) = re.findall(r"^```\n(record .*?)^```$", text, re.DOTALL | re.MULTILINE)
     assert 40 < max(map(len, first.splitlines())) <= 60, (
-        "columns that fit beside the navigation, and on a phone by one swipe"
+        "columns that fit next to the navigation, and on a phone by one swipe"
     )
 
 

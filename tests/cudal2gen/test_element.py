@@ -22,7 +22,7 @@ from cudal2gen.validator.problems import stress_shapes, strides
 from kernelproof.ground.element import BF16, ELEMENTS, F16, F32, Element, element_of, output_of
 from tests.cudal2gen.paths import PATHS, ring
 
-# Who names the type beside the table: the launcher's own table, and those of NumPy that are the emulator's.
+# A type may be named outside the table only in the launcher's own table and in the emulator's tables of NumPy types.
 SPELLED = (
     r"\bb?float16\b|CUDA_R_16B?F|TYPE_B?FLOAT16|\bhalf2?( const)?[*&]|__(nv_)?b?float\w*half|__half|cuda_[bf]p?16|"
     r"__nv_bfloat|\.half\(\)(?!`)"

@@ -26,7 +26,7 @@ from tests.cudal2gen.paths import small
 from tests.packages import require
 
 BUILT_AHEAD = [small(m=64, n=64, k=64)]
-NOWHERE = Path("/proc/none")  # nobody makes a folder there
+NOWHERE = Path("/proc/none")  # no folder can be created there
 UNWRITABLE_FOLDERS = {
     name: f"{NOWHERE}/{name}"
     for name in ("KERNELPROOF_CACHE_DIR", "CUDAL2GEN_RESULTS", "CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_CACHE_DIR")

@@ -35,7 +35,7 @@ def counts(problem: Problem) -> Counter[str]:
         ({"k": 64}, 2 * 3 * 2),  # two k-steps have no four slices
         ({"k": 32}, 2 * 3),
         ({"m": 512, "n": 512, "k": 2048}, 2 * 3 * 3),
-        ({"m": 1024, "n": 512, "k": 2048}, 0),  # enough work to fill a ring
+        ({"m": 1024, "n": 512, "k": 2048}, 0),  # there is enough work to fill a ring
         ({"k": 2080}, 0),
         ({"gpu": "h200"}, 0),
     ],
@@ -53,7 +53,7 @@ def test_free_fields_are_named_by_their_family(gpu: str) -> None:
         assert family.model_fields.keys() >= family.FREE_FIELDS
 
 
-# A toy family
+# --- a toy family ---
 
 
 @pytest.fixture
@@ -91,7 +91,8 @@ def test_the_tuner_and_the_model_take_the_toy(toy: Record) -> None:
     offers = [record for record in structures.records if record.family == "toy"]
     assert [record.threads for record in offers] == [32 * warps for warps in WARPS]
     assert "warps" in structures.columns
-    # 4 x 2 tiles, at most one for each SM, which takes 64 bytes a clock: five steps of 8 k of (16 + 32) x 8 halves.
+    # There are 4 x 2 tiles, at most one for each SM. An SM loads 64 bytes a clock, and each of five steps of 8 k needs
+    # (16 + 32) x 8 halves.
     bounds = model.estimate(toy).bounds_us
     assert bounds["L2"] == pytest.approx(5 * (16 + 32) * 8 * 2 / 64 / 1380)
 

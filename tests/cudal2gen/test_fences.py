@@ -21,7 +21,8 @@ def way(record: Record) -> tuple[object, ...]:
 
 
 PLAIN = {name: record for name, record in PATHS.items() if not record.batched and not record.fusion}
-WAYS = {way(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}  # those compiled anyway, if any
+# a record of BRANCHES if there is one, since those are compiled anyway
+WAYS = {way(PLAIN[name]): name for name in sorted(PLAIN, key=BRANCHES.__contains__)}
 EXECUTED = drawn([*WAYS.values()], 3)
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 

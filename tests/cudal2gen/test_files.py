@@ -16,8 +16,8 @@ from kernelproof.ground.errors import Failure
 from tests.cudal2gen.paths import small
 
 BUILT_AHEAD = [small(m=64, n=64, k=64)]
-LIMIT = 1 << 12  # bytes that a file of a limited process may have, as on a full disk
-NVCC_LIMIT = 40_000  # the same where nvcc answers about itself; the launcher is larger
+LIMIT = 1 << 12  # the size limit of a process's files, which has the effect of a full disk
+NVCC_LIMIT = 40_000  # the limit where nvcc reports its own version; the launcher is larger than this
 
 
 def limited(*arguments: str, env: dict[str, str], limit: int = LIMIT) -> subprocess.CompletedProcess[str]:

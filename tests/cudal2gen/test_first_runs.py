@@ -24,7 +24,7 @@ from cudal2gen.operators.measuring.first_runs import FirstRuns, RunId  # noqa: E
 
 pytestmark = pytest.mark.torch
 
-FORK = multiprocessing.get_context("fork")  # quick, and descriptors are inherited
+FORK = multiprocessing.get_context("fork")  # fast, and children inherit descriptors
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_run_of_a_living_process_bans_nothing_and_of_a_killed_one_it_does(file
         assert pipe.recv() == "running"
         near = runs(file)
         assert near.banned() == set()
-        with near.begin("slow") as note:  # side by side
+        with near.begin("slow") as note:  # at the same time
             note("right", "")
         assert near.banned() == set()
         kill(process)

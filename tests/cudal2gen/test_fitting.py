@@ -19,7 +19,7 @@ from tests.cudal2gen.strategies import direct, multistage, single_shot, wgmma
 from tests.draws import THOROUGH
 
 DRAWS = 200 if THOROUGH else 50
-SECONDS = 1.0  # of processor time, the most that one fit takes here; typical ones take a tenth of it
+SECONDS = 1.0  # the processor time that one fit may take; typical fits take a tenth of it
 
 
 def record_of(gpu: str, mnk: tuple[int, int, int], acc: str = "f16") -> Record:
@@ -170,7 +170,7 @@ def draws(count: int) -> list[tuple[Record, Fields]]:
         differing = [name for name in before if before[name] != after[name]]
         names = rng.sample(differing, min(len(differing), rng.choice((1, 2))))
         named = {name: after[name] for name in names}
-        # Half of such edits are legal as they are: those that are not are what a fit is for.
+        # Half of such edits are legal already. A fit is needed for the other half.
         if with_values(record, named).broken_rules():
             edits.append((record, named))
     return edits

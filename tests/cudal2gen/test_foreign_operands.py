@@ -195,7 +195,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import torch.distributed as distributed
     from torch.distributed.tensor import init_device_mesh
 
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # whatever the machine calls itself
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # independent of the machine's host name
     distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
     try:
         yield init_device_mesh("cpu", (1,))

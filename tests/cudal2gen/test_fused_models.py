@@ -204,7 +204,7 @@ def test_hooks_of_what_is_fused_are_called(name: str, x: Any) -> None:
 
 
 def test_frozen_weights_and_inputs_that_need_gradients(x: Any) -> None:
-    derived.DERIVED.clear()  # of other tests' models
+    derived.DERIVED.clear()  # entries of other tests' models
     model = built(Gated).requires_grad_(False)
     cudal2gen.patch(model, fuse=True)
     x.requires_grad_()

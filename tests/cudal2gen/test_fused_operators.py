@@ -236,8 +236,8 @@ def test_a_fused_kernel_is_one_launch(device: EmulatedDevice, kernels: dispatch.
     close(cudal2gen.linear(x, weight, bias), z + bias.double(), 4)
     close(cudal2gen.linear(x, weight, activation="silu"), activated(z, "silu"), 4)
     close(cudal2gen.linear(x, weight, bias, activation="gelu"), activated(z + bias.double(), "gelu"), 4)
-    turned = device.empty(64, 40).copy_(weight.t()).t()
-    close(cudal2gen.linear(x, turned, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
+    column_major = device.empty(64, 40).copy_(weight.t()).t()
+    close(cudal2gen.linear(x, column_major, bias, activation="silu"), activated(z + bias.double(), "silu"), 4)
     assert kernels.stats() == {
         "kernel": {kernel.name: 1 for kernel in sorted(FUSED, key=lambda r: r.name)},
         "torch": {},
@@ -468,7 +468,7 @@ def test_a_captured_graph_reads_no_copy(
     own, copies = kernels.device, derived.DERIVED._copies
     assert isinstance(own, OperatorDevice)
     x, w1, w3 = half(device, 5, 64), half(device, 24, 64, seed=1), half(device, 24, 64, seed=2)
-    fused_operators.gated_pair(x, w1, w3, "silu")  # as a warm-up before the capture
+    fused_operators.gated_pair(x, w1, w3, "silu")  # warms up before the capture
     for copy in copies.values():
         copy.weight.fill_(math.nan)
     monkeypatch.setattr(own, "captures", True)

@@ -46,7 +46,7 @@ def findings(kernel: Record | Faulty, library: Path, inputs: str, hazards: bool 
     return (*artifact.ptxas.findings, *case.findings)
 
 
-# They have verdicts in tests/cudal2gen/test_validator.py.
+# tests/cudal2gen/test_validator.py gives verdicts for them.
 EXECUTED = drawn(list(FUSED), 6)
 
 
@@ -316,7 +316,7 @@ FAULTS = {
         "  if (!reduce_slices(",
     ),
     "C of the row above": Faulty(direct(fusion="residual"), "source + int64_t(e * 8)", "source + int64_t(e * 4)"),
-    "alpha behind the bias": Faulty(
+    "alpha after the bias": Faulty(
         direct(fusion="alpha+bias_n"),
         "fmaf(gemm.fused.alpha, sum.y, bias.y)",
         "gemm.fused.alpha * (sum.y + bias.y)",

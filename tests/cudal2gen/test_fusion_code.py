@@ -23,7 +23,7 @@ TILES: dict[str, Record] = {
     "sm_90 128x128": wgmma(**SIZE, bn=128, atom_n=128),
     "sm_90 128x256": wgmma(**SIZE),
 }
-MOST = {"bias_n": 2.0, "bias_n+silu": 8.0}  # most instructions per sum of a lane
+MOST = {"bias_n": 2.0, "bias_n+silu": 8.0}  # the most instructions per sum of a lane
 LOOP = 2  # ptxas compiles the same loop with a difference of up to so many instructions
 # Every tile is tested with two of the fusions that layers of models have, and each fusion on both architectures.
 LAYERS = ("bias_n+relu", "bias_n+gelu", "bias_n+gelu_tanh", "silu+gate", "bias_n+silu+gate", "residual")

@@ -31,7 +31,7 @@ from tests.cudal2gen.fuzzed import TEXTS, check_outcome, examples, run
 
 VERBS = {command.name: command.callback for command in cli.app.registered_commands}
 FIELDS = sorted({name for family in FAMILIES.values() for name in family.line_fields()})
-# Names in the folder that an example runs in.
+# Names in the folder in which an example runs.
 PATHS = (
     "kernels.jsonl", "list.jsonl", "junk", "empty", "folder", "folder/new", "none/deep/x", "/proc/none/x", "/dev/null",
     "out.whl", "out", "m.py", "\udcff", "a\nb", "", ".", "n" * 300, "junk/x", "locked.jsonl", "bom.jsonl",
@@ -93,7 +93,7 @@ OPTIONS = {
         if parameter.annotation is not typer.Context
     ]
     for verb, callback in VERBS.items()
-    if verb is not None and callback is not None and verb != "mcp"  # serves bytes of a pipe
+    if verb is not None and callback is not None and verb != "mcp"  # this verb serves a pipe
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "import sys\n\ndef main():\n    return None\n\ndef model():\n    raise KeyError('a\\nb')\n\n"
         "def exits():\n    sys.exit(7)\n"
     )
-    shapes.collect(lambda: None)  # imports torch
+    shapes.collect(lambda: None)  # the first call imports torch
     return desk
 
 

@@ -258,7 +258,7 @@ def test_packs(write: Callable[[Path], Path], tmp_path: Path) -> None:
     folder = tmp_path / "pack"
     try:
         write(folder)
-    except (RecursionError, ValueError):  # of json.dumps: no pack either
+    except (RecursionError, ValueError):  # json.dumps raised it, so there is no pack
         return
     message = refusal(lambda: ask(folder))
     assert not message or str(folder) in message

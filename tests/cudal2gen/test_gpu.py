@@ -329,7 +329,7 @@ def test_a_padded_problem_is_copied_inside_the_call(device: EmulatedDevice, libr
     matrices = Matrices(device.empty, record, record.problem)
     whole, copies = kernel.stages(matrices.operands)
     assert copies is not None
-    for seed in (1, 2):  # what the first call left in the padding must not reach the second
+    for seed in (1, 2):  # the second call must not see what the first one left in the padding
         matrices.draw("normal", seed, F16.poisons[0])
         whole()
         assert matrices.findings(F16.poisons[0]) == []

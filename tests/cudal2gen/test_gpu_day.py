@@ -260,7 +260,7 @@ def test_packs_of_both_cards_are_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_cards_run_the_same_kernels() -> None:
     """The kernels that ``prepare`` compiles for an H200 are those that an H100 needs."""
-    sample = 40 if THOROUGH else 0  # it derives the whole library of the other card
+    sample = 40 if THOROUGH else 0  # this call derives the whole library of the other card
     names = {
         card: [
             record.name
@@ -285,7 +285,8 @@ def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, mo
     rows = [
         row(64, 30.0, **on_h100), row(64, 9.0, **on_h100),  # measured again, faster
         row(128, 9.0, **on_h100), row(128, 12.0, l2="hot", **on_h100),
-        row(256, 99.0), row(256, 99.0, environment="h100"), row(256, 11.0, **on_h100),  # an H200's, and as if it were
+        # rows of an H200, and rows that claim to be
+        row(256, 99.0), row(256, 99.0, environment="h100"), row(256, 11.0, **on_h100),
         row(512, 50.0, acc="f16", **on_h100),
     ]  # fmt: skip
     results.append([measured.H200, h100, *rows], results.store("measurements"))
@@ -308,7 +309,7 @@ def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not file.exists()
     catalog.put(first)
     gpu_day.tuned(file)
-    catalog.save([old, second], there)  # a later call, whose machine lacks the first
+    catalog.save([old, second], there)  # a later call on a machine without the first record
     gpu_day.tuned(file)
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(here))
     gpu_day.adopt(file)

@@ -33,7 +33,7 @@ def offsets(*ends: int) -> Any:
     return torch.tensor(ends, dtype=torch.int32)
 
 
-# A, B, offsets; lengths that torch's own grouped product takes too.
+# A, B and offsets, with lengths that torch's own grouped product also supports.
 FORMS = [
     ((16, 32), (3, 32, 24), (5, 5, 16)),
     ((16, 32), (32, 24), (8, 8, 32)),
@@ -69,7 +69,7 @@ def test_forms_and_derivatives_are_those_of_torch(shape_a: Any, shape_b: Any, en
         assert torch.equal(doubled, expected.double())
 
 
-def test_rows_behind_the_last_group_have_no_gradient() -> None:
+def test_rows_after_the_last_group_have_no_gradient() -> None:
     a, b = integers(9, 16).requires_grad_(), integers(3, 16, 8, seed=1).requires_grad_()
     d = cudal2gen.grouped_mm(a, b, offs=offsets(2, 2, 6))
     assert bool((d[6:] == 0).all())
@@ -167,8 +167,8 @@ def test_other_forms_and_strides_are_torchs(device: EmulatedDevice, kernels: dis
     expected = cudal2gen.grouped_mm(a, b, offs=offs)
     x, w = on(device, a).requires_grad_(), on(device, b).requires_grad_()
     cudal2gen.grouped_mm(x, w, offs=offs).backward(expected)
-    turned = device.empty(64, 33).copy_(a.t()).t()
-    assert torch.equal(cudal2gen.grouped_mm(turned, b, offs=offs)[:30], expected[:30])
+    column_major = device.empty(64, 33).copy_(a.t()).t()
+    assert torch.equal(cudal2gen.grouped_mm(column_major, b, offs=offs)[:30], expected[:30])
     narrow = cudal2gen.grouped_mm(on(device, a)[:, 1:63], b[:, 1:63], offs=offs)
     assert torch.equal(narrow[5:30], (a[5:30, 1:63].double() @ b[2, 1:63].double()).half())
     assert sorted(kernels.stats()["torch"]) == [

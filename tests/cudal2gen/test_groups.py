@@ -27,7 +27,7 @@ from tests.draws import drawn
 GROUPED: dict[str, Any] = {"batch": "grouped", "padding": "predicate"}
 RING: dict[str, Any] = {"batch": "grouped"}
 
-# What the templates do with groups, in every family that has them: each raster, each way of storing D.
+# Paths of groups in every family that has them: each raster, each way to store D.
 RECORDS: dict[str, Record] = {
     "plain": small(**GROUPED),
     "plain nn, any n": small(**GROUPED, layout="nn", n=59, **STRAIGHT),
@@ -49,7 +49,7 @@ RECORDS: dict[str, Record] = {
     "fused wgmma direct, rows": ring(**RING, fusion="bias_m+residual+relu", epilogue="direct"),
 }
 
-# Each macro that they take has a verdict in tests/cudal2gen/test_validator.py.
+# tests/cudal2gen/test_validator.py gives a verdict for each macro in them.
 EXECUTED = drawn(list(RECORDS), 4)
 
 
@@ -98,7 +98,7 @@ def grouped_records(draw: st.DrawFn) -> Record:
     record = draw(st.one_of(direct_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64)))
     try:
         return edit(record, {"batch": "grouped"}).fitted().record
-    except IllegalRecord:  # k that no vector divides
+    except IllegalRecord:  # k is not a whole number of vectors
         return draw(st.just(RECORDS["plain"]))
 
 
@@ -114,7 +114,7 @@ def test_drawn_groups_are_computed(record: Record, groups: list[int], behind: in
     assert case.findings == ()
 
 
-def test_a_verdict_tries_empty_groups_edges_many_groups_and_rows_behind_them() -> None:
+def test_a_verdict_tries_empty_groups_edges_many_groups_and_rows_after_them() -> None:
     for name in ("plain", "wgmma"):
         record = RECORDS[name]
         shapes = problems.stress_shapes(record)

@@ -14,7 +14,7 @@ from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.strategies import wgmma
 
 TIGHT: dict[str, Any] = {"registers": [24, 240], "stages": 3}
-# Changes of a record whose k-tiles have 64 of k, and the most issue slots of a k-tile. CUTLASS's cooperative
+# Changes of a record whose k-tiles are 64 wide, and the most issue slots that a k-tile may take. CUTLASS's cooperative
 # 128 x 256 x 64 has 47.
 LOOPS: list[tuple[dict[str, Any], int]] = [
     ({}, 50),
@@ -34,7 +34,7 @@ BOXES: list[tuple[dict[str, Any], int]] = [
     ({"bm": 128, "bn": 160, "atom_n": 160}, 2 + 1),
     ({"bm": 128, "bn": 176, "atom_n": 176}, 2 + 3),
     ({"bm": 48, "bn": 128, "atom_n": 48, "swap_ab": True}, 1),
-    # Wider buffers do not fit beside four stages.
+    # Wider buffers do not fit together with four stages.
     ({"bm": 256, "bn": 176, "atom_n": 176}, 2 * 11),
 ]
 

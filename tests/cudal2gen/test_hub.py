@@ -179,7 +179,7 @@ def test_a_measured_product_runs_on_its_kernel(products: ModuleType, gpu: Any) -
     stored = gpu.draw(128, 64)  # (k,n)
     torch.testing.assert_close(products.matmul(a, stored), (a.float() @ stored.float()).half(), rtol=0, atol=0)
     torch.testing.assert_close(products.matmul(a, b.t(), "f16"), d, rtol=0, atol=0)
-    wide = gpu.draw(32, 512)[:, :256]  # rows further apart; sums of two slices, in scratch memory
+    wide = gpu.draw(32, 512)[:, :256]  # rows are further apart; two slices are summed in scratch memory
     square = (wide.float() @ wide.float().t()).half()
     torch.testing.assert_close(products.matmul(wide, wide.t()), square, rtol=0, atol=0)
     brain = gpu.draw(64, 128, dtype=torch.bfloat16)
@@ -192,7 +192,7 @@ def test_other_products_are_torchs(products: ModuleType, gpu: Any, monkeypatch: 
     a, b = gpu.draw(96, 64), gpu.draw(96, 64)
     torch.testing.assert_close(products.matmul(a, b.t()), a @ b.t())
     assert "96_96_64: no kernel was measured faster" in products.why(a, b.t())
-    c = gpu.draw(64, 129)[:, 1:]  # rows off 16 bytes: the launcher refuses
+    c = gpu.draw(64, 129)[:, 1:]  # rows are not 16-byte aligned, so the launcher refuses
     torch.testing.assert_close(products.matmul(c, c.t()), c @ c.t())
     single = a.float()
     torch.testing.assert_close(products.matmul(single, single.t()), single @ single.t())
@@ -229,7 +229,7 @@ def test_linear_adds_the_bias_in_the_kernel(products: ModuleType, gpu: Any) -> N
     assert len(gpu.launches) == 2
     few = gpu.draw(128)
     torch.testing.assert_close(products.linear(few, weight, bias), torch.nn.functional.linear(few, weight, bias))
-    # A bias for all columns is torch's, and so are products without elements.
+    # torch computes a bias that all columns share, and products without elements.
     for operands in (
         (x, weight, bias[:1]),
         (gpu.draw(4, 0, 128), weight, bias),
@@ -329,7 +329,8 @@ def test_the_benchmark_is_what_the_command_runs(
 
     (script,) = benchmark.discover_benchmark_scripts("products", directory)
     (workload_class,) = benchmark.discover_benchmark_classes(script, directory)
-    monkeypatch.setattr(benchmark, "_backend", lambda: SimpleNamespace(name="cpu"))  # where it draws tensors
+    # the device on which it draws tensors
+    monkeypatch.setattr(benchmark, "_backend", lambda: SimpleNamespace(name="cpu"))
     results, sha = benchmark.run_benchmark_class(workload_class, 1, 0, str(directory), True, "local")
     assert sorted(results) == sorted(workload.name for workload in workloads(table))
     assert "float16_f32_tn_64_64_128" in results

@@ -20,7 +20,7 @@ torch = require("torch")
 from cudal2gen.operators import dispatch, emulated, inductor  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-MARK = 7.0  # what a stand-in for a fast kernel gives
+MARK = 7.0  # the result of a stand-in for a fast kernel
 
 
 def available() -> bool:
@@ -79,7 +79,7 @@ def test_mm_has_our_kernel_as_a_choice(offered: Callable[..., None], monkeypatch
     offered()
     assert config.external_matmul == [inductor.cudal2gen_mm]
     a, b = torch.randn(64, 512).bfloat16(), torch.randn(512, 96).bfloat16()
-    with config.patch(max_autotune_gemm_backends="TRITON"):  # on a CPU none of them is a choice
+    with config.patch(max_autotune_gemm_backends="TRITON"):  # on a CPU no Triton kernel can be chosen
         result, (code,) = graph_of(lambda a, b: a @ b, a, b)
     assert (result == MARK).all()
     assert code.count("extern_kernels.cudal2gen_mm(") == 1

@@ -39,7 +39,7 @@ class Place:
         self._variables = {
             "CUDAL2GEN_CATALOG": str(folder / "kernels.jsonl"),
             "CUDAL2GEN_RESULTS": str(self.store),
-            "CUDAL2GEN_CACHE_DIR": str(folder / "cache"),  # where a device is kept to one process
+            "CUDAL2GEN_CACHE_DIR": str(folder / "cache"),  # which has the lock of each device
         }
 
     def start(self, *arguments: str, variables: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -171,7 +171,7 @@ def test_a_terminated_benchmark_keeps_what_it_measured(place: Place) -> None:
     assert place.rows("measurements") > 1
 
 
-# Locks a mutex twice and so waits for itself, in C, where no signal is handled.
+# Locks a mutex twice, and so waits forever in C, where no signal is handled.
 STUCK = """
 import ctypes
 from kernelproof.ground.command_line import signals
@@ -195,7 +195,7 @@ def test_a_call_that_never_returns_is_ended_too(place: Place) -> None:
     assert signals.GRACE_S <= 1, "two seconds are promised"
 
 
-# The signal comes while a row is written: pydantic replaces what its serializer raises by a ValueError.
+# The signal arrives while a row is written. pydantic replaces an exception in its serializer by a ValueError.
 WRITING = """
 import os, signal
 from pydantic import BaseModel, model_serializer

@@ -57,7 +57,7 @@ def test_a_record_survives_the_round_trip_through_json(record: Record) -> None:
     assert set(json.loads(line)) == set(type(record).line_fields()) - neutral, "every other field is written out"
 
 
-# field, broken record, and what the message must say: the rule
+# the field, a broken record, and the rule that the message must state
 ILLEGAL = [
     ("bm", {"bm": 100}, "multiple of 16\\*mma_repeat"),
     ("bn", {"bn": 48}, "multiple of 16\\*mma_repeat"),

@@ -39,7 +39,7 @@ def opened(record: catalog.Record, library: Path, options: dict[str, int] | None
     )
 
 
-# A launch that the plain 32x32x64 kernel takes, and what makes it one that it does not.
+# A launch that the plain 32x32x64 kernel accepts, and changes after which it refuses it.
 GOOD: dict[str, Any] = {
     "a": 1 << 20,
     "lda": 64,
@@ -99,7 +99,7 @@ def test_what_a_kernel_cannot_do_is_refused_in_words(
     assert session.launches == []
 
 
-# The same for a Hopper kernel of 64 x 32 tiles.
+# The same for a Hopper kernel with 64 x 32 tiles.
 TMA_GOOD: dict[str, Any] = GOOD | {"m": 64, "k": 128, "lda": 128, "ldb": 128}
 TMA_REFUSED: list[tuple[catalog.Record, dict[str, Any], int, str]] = [
     (ring(), {"a": (1 << 20) + 8}, MISALIGNED, "A and B must be aligned to 16 bytes"),
@@ -140,16 +140,16 @@ def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.
 
 
 HOPPER_GRIDS: list[tuple[catalog.Record, tuple[int, int, int], tuple[int, int, int]]] = [
-    # Four SMs, one CTA each: fewer tiles than SMs, and more.
+    # Four SMs with one CTA each, for fewer tiles than SMs and for more.
     (ring(**TWO), (200, 64, 64), (4, 1, 1)),
     (ring(**TWO), (100, 64, 64), (2, 1, 1)),
     (ring(**TWO), (1000, 64, 64), (4, 1, 1)),
-    # Clusters that reach beyond the matrix; two at a time.
+    # Clusters that extend beyond the matrix, two at a time.
     (ring(**TWO, cluster=[2, 1]), (100, 96, 64), (4, 1, 1)),
     (ring(**TWO, cluster=[2, 1]), (100, 32, 64), (2, 1, 1)),
     (ring(cluster=[2, 2], bk=128, stages=2), (64, 32, 64), (4, 1, 1)),
     (ring(**SWAPPED), (32, 64, 64), (1, 1, 1)),
-    # Slices are work of their own, or CTAs of a cluster; the latter are not persistent.
+    # Slices are separate work items, or CTAs of a cluster, which are not persistent.
     (ring(**TWO, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
     (ring(**IN_CLUSTER, split_k=2), (200, 40, 128), (4 * 2 * 2, 1, 1)),
     (once(bm=64, split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
@@ -433,7 +433,7 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject,
     arguments = [value for m in operands for value in ((1 << 20) + (0 if m.aligned else 8), m.ld)]
     code = kernel.bound(*arguments, *sizes)(0)
     assert (code == 0) == all(takes), (record.name, sizes, operands, takes)
-    # Each matrix by itself: its fault is not hidden by another's.
+    # Each matrix is tested alone, so that no other matrix hides its fault.
     spaced = record.launch.spaced(sizes)
     assert all(record.launch.takes(sizes, spaced))
     for place, matrix in enumerate(operands):
@@ -479,7 +479,7 @@ WAITING: list[tuple[catalog.Record, int, bool]] = [
     (ring(split_k=2, reduce="workspace"), 128, True),
     (ring(**IN_CLUSTER, split_k=2), 128, False),
     (ring(stream_k=True), 128, True),
-    # A whole wave of one CTA: one step of k is not shared out.
+    # One CTA is a whole wave, and a single step of k is not divided.
     (ring(stream_k=True), 64, False),
     (small(bm=64, split_k=2, padding="predicate"), 128, False),
 ]

@@ -51,11 +51,11 @@ def test_the_text_of_a_layout_depends_on_each_operand_alone(record: Record) -> N
         return
     other = AlongK(True, not record.along_k.b) if record.along_k.a else AlongK(False, not record.along_k.b)
     try:
-        turned = revise(record, layout=other.layout, padding=getattr(record, "padding", None) or "none")
+        revised = revise(record, layout=other.layout, padding=getattr(record, "padding", None) or "none")
     except IllegalRecord:
         return
     of_a = [line for line in render(record).splitlines() if line.startswith(("using TileA", "using CopyA"))]
-    assert of_a == [line for line in render(turned).splitlines() if line.startswith(("using TileA", "using CopyA"))]
+    assert of_a == [line for line in render(revised).splitlines() if line.startswith(("using TileA", "using CopyA"))]
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_c_has_the_layouts_of_python(tmp_path: Path) -> None:
     assert api.cudal2gen_pack_open(os.fsencode(folder), os.fsencode(runtime), ctypes.byref(handle)) == 0
 
     def asked(layout: int, lda: int = 0) -> int:
-        posed = PosedInC(1, layout, 64, 40, 101, 1)
+        question = PosedInC(1, layout, 64, 40, 101, 1)
         if not lda:
-            return int(api.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer)))
-        words = (ctypes.byref(posed), 1 << 20, lda, 1 << 21, 40, 1 << 22, 40, None, None)
+            return int(api.cudal2gen_query(handle, ctypes.byref(question), ctypes.byref(answer)))
+        words = (ctypes.byref(question), 1 << 20, lda, 1 << 21, 40, 1 << 22, 40, None, None)
         return int(api.cudal2gen_matmul(handle, *words))
 
     assert [asked(LAYOUTS.index(layout)) for layout in LAYOUTS] == [-1, -1, 0, -1]

@@ -23,8 +23,8 @@ from tests.draws import THOROUGH, drawn
 
 pytestmark = pytest.mark.slow
 
-SHARE = 80  # of the sm_80 library, one kernel in so many is drawn
-VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # of the compilers that the stored verdicts are of
+SHARE = 80  # one kernel in this many of the sm_80 library is drawn
+VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # the compilers of the stored verdicts
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
     assert kernel is not None
     vendor = kernel.model_copy(update={"contender": "cublaslt", "event_us": tuple(200.0 for _ in kernel.event_us)})
     slower = vendor.model_copy(update={"contender": "torch", "event_us": tuple(210.0 for _ in kernel.event_us)})
-    beside = trial.model_copy(update={"timings": (*trial.timings, slower, vendor)})
+    with_vendor = trial.model_copy(update={"timings": (*trial.timings, slower, vendor)})
     near = [
         parse(
             incumbent().model_dump(mode="json")
@@ -92,7 +92,7 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
         )
         for m, stages in ((16384, 2), (8192, 3), (4096, 2))
     ]
-    posed = question((beside,))
+    posed = question((with_vendor,))
     parts = json.loads(record_prompt.document(posed, record_prompt.bases_of(posed), [], [], [*near, SMALL_RECORD], 1))
     peak = 132 * 4096 * 1700  # FLOP per µs: SMs, FLOP per clock and SM, MHz
     us = 2 * 4096**3 / peak
@@ -124,7 +124,7 @@ def test_the_prompt_has_the_floor_the_vendor_the_bound_and_winners_of_neighbours
 
 
 @pytest.mark.slow
-def test_beside_measurements_questions_show_machine_code(tmp_path: Path) -> None:
+def test_next_to_measurements_questions_show_machine_code(tmp_path: Path) -> None:
     with serving(proposes(("incumbent", {"stages": 3}))) as server:
         language_model = LanguageModel(f"scripted@{server.url}", Trials(file=tmp_path / "trials.jsonl"))
         proposer = language_model.proposer(NO_NOTES, [], "run")

@@ -73,7 +73,7 @@ def test_an_answer_that_nobody_read_is_read_and_not_asked_again(tmp_path: Path) 
     with serving(proposes(*IDEAS[:2]), forever=True) as server:
         first = proposed(server, tmp_path)
         exchange, _ = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(exchange + b'{"kind": "outco')  # ended before the outcome was written, here half of it
+        path.write_bytes(exchange + b'{"kind": "outco')  # the process ended when half of the outcome was written
         assert proposed(server, tmp_path) == first
         assert len(server.requests) == 1
         assert [type(line) for line in read(path)] == [Exchange, AnswerOutcome], "which is repaired"
@@ -114,9 +114,9 @@ class Ended(SystemExit):
     """Stands for a signal at the store's first row."""
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("in_background", [False, True])
 def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was_not(
-    beside: bool, tmp_path: Path
+    in_background: bool, tmp_path: Path
 ) -> None:
     script = [
         proposes(("incumbent", {"raster_group": group}), ("incumbent", {"raster_group": group, "stages": 3}))
@@ -129,7 +129,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         model = ModelEnvironment(lambda _: incumbent(), seed=5)
         search.run(
             search.Search(candidates(), incumbent(), kept),
-            LlmProposer(talk(server, folder), Memory(), in_background=beside),
+            LlmProposer(talk(server, folder), Memory(), in_background=in_background),
             executor.InProcess(model), store or (lambda trials: results.append(trials, file)),
             search.SearchLimits(evaluations=6, batch=2, prune=None), RUN,
         )  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         assert len(server.requests) == 3
 
 
-# Refusals of servers, in words.
+# Refusals of servers, each with a name.
 
 REFUSALS = {
     "401": (
@@ -268,7 +268,7 @@ def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPat
     assert os.environ["HF_TOKEN"] == KEY
 
 
-# Sessions of writing.
+# --- sessions of writing ---
 
 
 @pytest.fixture(autouse=True)

@@ -90,7 +90,7 @@ class Handshakes:
         return step
 
 
-def test_requests_run_beside_evaluations() -> None:
+def test_requests_run_during_evaluations() -> None:
     environment = Handshakes(ModelEnvironment(lambda _: incumbent(), seed=5), 16)
     with serving(environment.answers(itertools.count(9)), forever=True) as server:
         talk = Chat(ServerWire(endpoint(server, seconds=60)))
@@ -122,11 +122,11 @@ def test_alone_it_is_waited_for() -> None:
 
 
 def alone(
-    talk: Chat, path: Path, beside: bool = False, out_of_time: Any = lambda: False, warn: Any = str
+    talk: Chat, path: Path, in_background: bool = False, out_of_time: Any = lambda: False, warn: Any = str
 ) -> search.Search:
     """Runs a search of four evaluations, two at a time, with no other proposer."""
     proposer, model = (
-        LlmProposer(talk, Memory(), in_background=beside, warn=warn),
+        LlmProposer(talk, Memory(), in_background=in_background, warn=warn),
         ModelEnvironment(lambda _: incumbent(), seed=5),
     )
     return search.run(
@@ -137,13 +137,13 @@ def alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("beside", [False, True])
-def test_alone_it_waits_as_long_as_the_server_asks(beside: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_background", [False, True])
+def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path: Path) -> None:
     clock, warnings = Clock(), list[str]()
     steps = [proposes(("incumbent", {"raster_group": group}), ("incumbent", {"stages": 3})) for group in range(9, 13)]
     with serving(limits("300"), limits("600"), *[limits("30")] * 4, *steps, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), tmp_path / "t.jsonl", None, clock.pause, clock)
-        contest = alone(talk, tmp_path / "trials.jsonl", beside, warn=warnings.append)
+        contest = alone(talk, tmp_path / "trials.jsonl", in_background, warn=warnings.append)
     assert contest.stop_reason == "4 evaluations"
     assert {trial.proposer for trial in contest.short_trials} == {"llm"}
     assert sum(clock.pauses) == 300 + 600 + 4 * 30
@@ -152,7 +152,7 @@ def test_alone_it_waits_as_long_as_the_server_asks(beside: bool, tmp_path: Path)
         "proposer llm: nobody else proposes, so the search waits 300 s, after which the server may be asked"
         in (warnings[1])
     )
-    if not beside:
+    if not in_background:
         replayed = alone(Chat(ReplayWire(tmp_path / "t.jsonl")), tmp_path / "again.jsonl")
         assert [trial.record for trial in replayed.trials] == [trial.record for trial in contest.trials]
 
@@ -178,7 +178,7 @@ def test_the_end_of_a_campaign_ends_waiting(tmp_path: Path) -> None:
     assert sum(clock.pauses) == 60
 
 
-def test_what_an_exchange_beside_raises_is_raised_where_it_is_collected() -> None:
+def test_what_an_exchange_in_the_background_raises_is_raised_where_it_is_collected() -> None:
     class Broken:
         live = True
 

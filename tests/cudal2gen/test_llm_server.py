@@ -237,7 +237,7 @@ def as_sent(**changes: Any) -> Step:
         says([{"type": "thinking", "thinking": [{"type": "text", "text": "So"}]}, {"type": "text", "text": GOOD}]),
     ],
 )
-def test_an_answer_is_read_whatever_a_server_writes_beside_it(step: Step) -> None:
+def test_an_answer_is_read_whatever_else_a_server_writes(step: Step) -> None:
     with serving(step) as server:
         (item,) = llm_proposer(server).propose(question(), 8)
     assert item.record is not None

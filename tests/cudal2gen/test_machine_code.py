@@ -17,7 +17,7 @@ from tests.draws import THOROUGH, drawn_by
 
 AMPERE = ("sm80_multistage", "sm80_direct")
 OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else BRANCHES) if PATHS[name].family in AMPERE}
-# ``make test`` executes every branch of the templates, gives every fifteenth record of these a whole verdict, and
+# ``make test`` executes every branch of the templates, judges every fifteenth of these records completely, and
 # executes every twentieth record of Hopper and Blackwell. ``make thorough`` takes all records.
 PART, PART_OF_NEWER = 15, 20
 NEWER = drawn_by(

@@ -197,7 +197,7 @@ def test_held_out_problems_teach_nothing(tmp_path: Path) -> None:
     assert lessons.excluding([FLAT]).recall(LARGE, 10_000) == lessons.recall(LARGE, 10_000)
 
 
-def test_lessons_stand_beside_the_trials_they_are_from() -> None:
+def test_lessons_are_shown_with_their_trials() -> None:
     assert memory.lessons_path(Path("/r/trials.jsonl")) == Path("/r/trials-lessons.md")
     assert memory.lessons_path(Path("/b/modelled-trials.jsonl")) == Path("/b/modelled-trials-lessons.md")
 

@@ -50,27 +50,28 @@ def test_bounds_by_hand() -> None:
     steps = 4 * 64
     flops = 2 * 128 * 256 * 64
     assert estimate.bounds_us["mma"] == pytest.approx(steps * flops / 4096 / 0.93 / 1700)
-    # Two atoms of 64 x 256 read (64 + 256) x 64 halves each; the stage's (128 + 256) x 64 come in.
+    # Each of two atoms of 64 x 256 reads (64 + 256) x 64 halves. The stage's (128 + 256) x 64 halves are loaded.
     moved = (2 * (64 + 256) + 128 + 256) * 64 * 2
     assert estimate.bounds_us["shared memory"] == pytest.approx(steps * moved / 128 / 1700)
     step_bytes = (128 + 256) * 64 * 2
     assert estimate.bounds_us["L2"] == pytest.approx(64 * (3 + 116 / 132) * step_bytes / 40 / 1700)
-    # Three stages are on their way while the fourth is multiplied; the TMA adds 170 clocks to a load.
+    # Three stages are in flight while the fourth is multiplied. The TMA adds 170 clocks to a load.
     assert estimate.bounds_us["latency"] == pytest.approx(steps * (0.7 + 170 / 1700) / 3)
     bounds = [estimate.bounds_us[name] for name in ("mma", "shared memory", "L2", "latency", "device memory")]
     assert len(estimate.bounds_us) == len(bounds)
     assert max(bounds) < estimate.main_us < max(bounds) * 5 ** (1 / 16)
-    # Launch and tensor map; descriptors and first load; drain and stores of four tiles, one after another.
+    # The launch and the tensor map, the descriptors and the first load, and the drain and stores of four tiles in
+    # sequence.
     store_us = 128 * 256 * 2 / 64 / 1700
     around = 1.6 + 0.35 + 0.3 + 0.7 + 170 / 1700 + 4 * (0.3 + store_us)
     assert estimate.around_us == pytest.approx(around)
     assert estimate.us == pytest.approx(estimate.main_us + around)
 
 
-def test_an_epilogue_behind_another_tiles_main_loop_takes_shared_memory_and_no_time() -> None:
+def test_an_epilogue_during_another_tiles_main_loop_takes_shared_memory_and_no_time() -> None:
     fields: dict[str, Any] = {"bn": 128, "atom_n": 128, "schedule": "pingpong"}
     estimate = model.estimate(large(**fields))
-    # 1024 tiles of 128 x 128: 7 waves of 132, one of 100. A tile's D passes shared memory twice.
+    # The 1024 tiles of 128 x 128 are 7 waves of 132 and one of 100. A tile of D passes shared memory twice.
     moved = (2 * (64 + 128) + 128 + 128) * 64 * 2 + 2 * 128 * 128 * 2 / 64
     assert estimate.bounds_us["shared memory"] == pytest.approx(8 * 64 * moved / 128 / 1700)
     assert estimate.around_us == pytest.approx(1.6 + 0.35 + 0.3 + 0.7 + 0.1 + 0.3 + 128 * 128 * 2 / 64 / 1700)
@@ -81,10 +82,10 @@ def test_bounds_of_mma_sync_by_hand() -> None:
     record = multistage(padding="none", bm=128, bn=128, bk=64, mma_repeat=[2, 2, 1], stages=3, split_k=1)
     assert record.ctas_by_smem == 1
     estimate = model.estimate(record)
-    # Nine waves of 108 and one of 52, which take 64 bytes a clock from the L2.
+    # There are nine waves of 108 CTAs and one of 52, which load 64 bytes a clock from the L2.
     steps = 10 * 64
     moved = (128 * 2 + 128 * 2 + 128 + 128) * 64 * 2
-    # A row of a stage is one line of 128 bytes.
+    # A row of a stage is a line of 128 bytes.
     assert estimate.bounds_us["shared memory"] == pytest.approx(steps * (moved / 128 + 128 + 128) / 1380)
     assert estimate.bounds_us["mma"] == pytest.approx(steps * 2 * 128 * 128 * 64 / 2048 / 0.85 / 1380)
     assert estimate.bounds_us["L2"] == pytest.approx(64 * (9 / 40 + 1 / 64) * (128 + 128) * 64 * 2 / 1380)
@@ -96,11 +97,11 @@ def test_bounds_of_mma_sync_by_hand() -> None:
 @pytest.mark.parametrize(
     ("bm", "bn", "bk", "repeat", "clocks"),
     [
-        # MMAs of 48 clocks a k-block hide half of an iteration's 100.
+        # MMAs of 48 clocks per k-block hide half of an iteration's 100 clocks.
         (64, 64, 32, [2, 2, 1], 2 * 2 * 64 * 64 * 16 / 2048 / 0.85 + 100 - 2 * 64 * 64 * 16 / 2048 / 0.85),
-        # One warp of four sub-cores: MMAs of 38 clocks a block, on a fourth of the SM.
+        # A single warp uses one of four sub-cores: MMAs take 38 clocks per block on a fourth of the SM.
         (16, 32, 64, [1, 1, 1], 4 * 4 * 2 * 16 * 32 * 16 / 2048 / 0.85 + 100 - 4 * 2 * 16 * 32 * 16 / 2048 / 0.85),
-        # Eight blocks of ldmatrix, one after another.
+        # Eight blocks of ldmatrix, in sequence.
         (32, 32, 128, [2, 2, 1], 8 * 38),
     ],
 )
@@ -154,11 +155,12 @@ def sums_us(record: Record, together: int = 1) -> float:
 
 def test_partial_sums_by_hand() -> None:
     """Partial sums take three round trips to the L2, one more per eight loads, and the time of the moved bytes."""
-    # Four tiles in 16 slices: each of 64 CTAs keeps 128 x 256 floats and adds as many, 32 loads a thread.
+    # Four tiles have 16 slices each. Each of 64 CTAs stores 128 x 256 floats and adds as many, with 32 loads per
+    # thread.
     shared = large(m=128, n=1024, k=16384, split_k=16, reduce="workspace")
     expected = ((3 + 4) * 263 + 2 * 128 * 256 * 4 / 40) / 1700
     assert sums_us(shared) == pytest.approx(expected)
-    # 34 tiles for 132 SMs: each has 34/132 of one to do, and keeps and adds one and 34/132.
+    # 132 SMs share 34 tiles. Each SM computes 34/132 of a tile, and stores and adds one and 34/132 tiles.
     streamed = large(m=128, n=34 * 256, stream_k=True)
     assert model.estimate(streamed).bounds_us["mma"] == pytest.approx(
         34 / 132 * 64 * 2 * 128 * 256 * 64 / 4096 / 0.93 / 1700
@@ -166,7 +168,7 @@ def test_partial_sums_by_hand() -> None:
     parts = 1 + 34 / 132
     expected = ((3 + -(-parts * 32 // 8)) * 263 + 2 * parts * 128 * 256 * 4 / 40) / 1700
     assert sums_us(streamed) == pytest.approx(expected)
-    # Where the last wave is whole nothing is kept.
+    # If the last wave is whole, no part is stored.
     assert sums_us(large(m=128, n=132 * 256, stream_k=True)) == 0.0
 
 

@@ -26,7 +26,7 @@ from tests.draws import THOROUGH, drawn, drawn_by, few_by
 
 pytestmark = pytest.mark.slow
 
-# One kernel of every family, prefetch kind, epilogue, raster, padding and layout; a sixth of them in ``make test``.
+# One kernel of every family, prefetch kind, epilogue, raster, padding and layout. ``make test`` takes a sixth of them.
 MUTATED = drawn_by(lambda name: PATHS[name].family, [
     "single",
     "single one stage",
@@ -65,7 +65,7 @@ MUTATED = drawn_by(lambda name: PATHS[name].family, [
 
 MANY = 100
 
-# What computes more: fused kernels, batches, bf16 and fp32 output, in every family.
+# Kernels that compute more: fused kernels, batches, bf16 and fp32 output, in every family.
 MORE = [
     "fused direct d split",
     "fused multistage direct, ragged",
@@ -84,17 +84,18 @@ MORE = [
     "multistage bf16 nn ragged",
 ]
 
-# Of how many mutants one may be equivalent: more of few drawn ones. A cluster that sums one tile ends
-# twice over: the producer's warps only keep the barriers' count, the CTA's others wait for the same readers.
+# One in this many mutants may be equivalent. The share is larger if few mutants are drawn. A cluster that sums one tile
+# has a redundant end: the producer's warps only keep the barriers' count, and the CTA's other warps wait for the same
+# readers.
 MAX_EQUIVALENT = (
     dict.fromkeys(MUTATED, 8 if THOROUGH else 6)
     | {"wgmma cluster split 8 swapped": 7}
-    # Nearly all that a thread of these does by itself is a wait, a fence or a product.
+    # A thread of these kernels does little on its own except waits, fences and products.
     | {name: 3 for name in MUTATED if name.startswith("tensor")}
 )
 
-# Faults of texts: every kernel of groups, gated pairs, aux or an A (k,m) in ``make thorough``, else one for each
-# second spelling.
+# Faults of texts. ``make thorough`` takes every kernel of groups, gated pairs, aux or an A (k,m); ``make test`` one
+# kernel for every second spelling.
 SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05", "sm120_mma")
 PLANTED = few_by(
     lambda case: case[1].before,

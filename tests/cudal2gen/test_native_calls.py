@@ -199,12 +199,12 @@ def test_calls_that_differ_have_plans_of_their_own(dispatcher: dispatch.Dispatch
             d = cudal2gen.matmul(a, b)
         assert torch.equal(d, product(a, b)), (a.shape, a.stride())
     assert len(reference.streams) == len(kinds)
-    behind = start[8 : 8 + 48 * 64].view(48, 64)  # 16 bytes further on: no other kind
-    assert torch.equal(cudal2gen.matmul(behind, b), product(behind, b))
+    shifted = start[8 : 8 + 48 * 64].view(48, 64)  # 16 bytes further on; this is no new kind
+    assert torch.equal(cudal2gen.matmul(shifted, b), product(shifted, b))
     assert len(reference.streams) == len(kinds) + 1
-    off = start[4 : 4 + 48 * 64].view(48, 64)  # 8 bytes behind a vector: the plan copies, which Python does
+    unaligned = start[4 : 4 + 48 * 64].view(48, 64)  # 8 bytes off a vector, so that the plan copies, which Python does
     for _ in range(2):
-        cudal2gen.matmul(off, b)
+        cudal2gen.matmul(unaligned, b)
     assert len(reference.streams) == len(kinds) + 1
     assert len(dispatcher.plans) == len(kinds) + 1
 
@@ -332,7 +332,7 @@ def test_threads_are_counted_exactly(device: idle_device.IdleDevice, opened: pac
 def planned_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[tuple[Any, ...]]:
     """Makes C++ compute all planned calls, with torch's products as calls of an operator, as on a GPU. The list gets
     the name and arguments of each call of ``planners``, functions of ``torch_operators``."""
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # connects C++
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # makes the C++ function available
     monkeypatch.setattr(call_kernels, "on_gpu", lambda _: True)
     planned_calls: list[tuple[Any, ...]] = []
 
@@ -426,18 +426,18 @@ def test_memory_that_is_not_the_tensor(dispatcher: dispatch.Dispatcher, referenc
     negated = torch._neg_view(drawn(48, 128, seed=2))[:, :64]
     none = torch._efficientzerotensor((48, 64), dtype=torch.float16)
     for x in (negated, none, a):
-        cudal2gen.matmul(x, b)  # Python's, which computes nothing here
+        cudal2gen.matmul(x, b)  # by Python, which computes nothing here
     for x in (negated, none, a, negated):
         assert torch.equal(cudal2gen.matmul(x, b), product(x, b))
     out = torch.empty(48, 40).half()
     for x in (a, negated, none, a):
-        cudal2gen.matmul(x, b, out=out)  # Python's
+        cudal2gen.matmul(x, b, out=out)  # by Python
         for _ in range(2):
             assert torch.equal(cudal2gen.matmul(x, b, out=out), product(x, b))
     reference.layout, weight = "tn", b.t().contiguous()
     for bias in (drawn(40), torch._neg_view(drawn(40))):
         for x in (a, negated, none):
-            cudal2gen.linear(x, weight, bias)  # Python's
+            cudal2gen.linear(x, weight, bias)  # by Python
             for _ in range(2):
                 assert torch.equal(cudal2gen.linear(x, weight, bias), product(x, b) + bias)
 
@@ -456,7 +456,7 @@ def test_no_tangent_is_dropped(dispatcher: dispatch.Dispatcher) -> None:
         assert cudal2gen.matmul(a, b).shape == (48, 40)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its own kinds
+@pytest.mark.filterwarnings("ignore")  # torch warns about its own tensors
 def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """Calls with them fail or are computed by torch, as without C++."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)

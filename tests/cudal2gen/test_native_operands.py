@@ -130,7 +130,7 @@ def test_a_tensor_of_inference_mode_is_written_in_that_mode(dispatcher: dispatch
 
 
 def test_out_with_a_lazy_sign(dispatcher: dispatch.Dispatcher) -> None:
-    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # connects C++
+    cudal2gen.matmul(drawn(48, 64), drawn(64, 40))  # makes the C++ function available
     a, b = drawn(48, 64).cfloat() * 1j, drawn(64, 40, seed=1).cfloat() * (1 + 1j)
     for call in (cudal2gen.matmul, torch.ops.cudal2gen.matmul):
         for _ in range(2):

@@ -90,7 +90,7 @@ def tried(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel,
     )
 
 
-# Every eighth path first: where time runs out, paths of every kind have been executed.
+# Every eighth path comes first, so that paths of every kind have been executed when time runs out.
 @pytest.mark.parametrize("name", [name for first in range(8) for name in list(PATHS)[first::8]])
 def test_every_path_is_right(name: str, card: gpu.Gpu, subject: Any) -> None:
     verdict = tried(card, subject(PATHS[name]))
@@ -227,7 +227,7 @@ def test_a_kernel_runs_on_the_current_stream(card: gpu.Gpu, subject: Any) -> Non
     call = kernel.open(card).bind(matrices.operands)
     card.wait()
     side = torch.cuda.Stream()
-    card.hold()  # the usual stream is busy; the other one need not wait for it
+    card.hold()  # the usual stream is busy, and the other stream must not wait for it
     with torch.cuda.stream(side):
         call()
         side.synchronize()
@@ -297,7 +297,7 @@ def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.SingleLaunch:
 
 
 Sanitized = tuple[list[Case], dict[str, str]]
-SANITIZERS = 12  # at a time: each is a process that mostly waits
+SANITIZERS = 12  # at the same time; each is a process that mostly waits
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ PACKAGE = "cudal2gen"
 OPERATORS, MEASURING = f"{PACKAGE}.operators", f"{PACKAGE}.operators.measuring"
 NESTED = 8  # depth to which containers, objects and closures are searched
 MOST_VISITS, MOST_CLIMBS, MOST_PLANNED_VISITS = 20, 3, 8
-MOST_CALLS = 60  # of all functions of the operators in a first call, holding the operand or not
+MOST_CALLS = 60  # limit of calls of the operators' functions in a first call, with or without the operand
 
 
 class Visit(str):
@@ -140,7 +140,7 @@ class Tracer:
     def _event(self, frame: FrameType, event: str, _: Any) -> None:
         if event not in ("call", "return") or not in_package(frame):
             return
-        sys.setprofile(None)  # looking at the locals is no part of the way
+        sys.setprofile(None)  # the inspection of locals must not be recorded
         try:
             if event == "call":
                 self._enter(frame)

@@ -88,7 +88,7 @@ def test_what_is_no_linear_layer_is_refused() -> None:
             cudal2gen.linear(*arguments)
 
 
-# Calls, and what their error must name: the argument first.
+# Calls, and the words of their error: the argument comes first.
 NO_TENSORS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "matmul of text": (lambda: cudal2gen.matmul("x", HALF), ("a", "str")),
     "matmul of a number": (lambda: cudal2gen.matmul(HALF, 2), ("b", "int")),

@@ -138,7 +138,7 @@ def test_fp16_sums_only_where_they_are_asked_for(device: EmulatedDevice, kernels
     a.zero_()
     a[:, ::16] = 1
     a[:, 0] = 4096
-    b.fill_(1)  # 4096 and then a one in each MMA, which fp16 loses
+    b.fill_(1)  # 4096 and then a one in each MMA, which a sum in fp16 loses
     assert float(cudal2gen.matmul(a, b)[0, 0]) == 4104, "4103 in fp16"
     assert float(cudal2gen.matmul(a, b, acc="f16")[0, 0]) == 4096
     names = kernels.stats()["kernel"]
@@ -160,7 +160,7 @@ def test_out_is_written_in_place(device: EmulatedDevice, kernels: dispatch.Dispa
     assert ran(kernels) == (1, ["strides of D that no layout serves"])
 
 
-def test_out_beside_an_operand_is_no_overlap(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+def test_out_next_to_an_operand_is_no_overlap(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     whole = device.empty(24, 8)
     whole[:16].fill_(1)
     assert bool((cudal2gen.matmul(whole[:8], whole[8:16], out=whole[16:]) == 8).all())

@@ -112,7 +112,7 @@ def test_torch_checks_the_operators(kernels: dispatch.Dispatcher) -> None:
 
 
 def test_captured_and_replayed(kernels: dispatch.Dispatcher) -> None:
-    a, b = drawn(61, 131), drawn(59, 131).t()  # with copies, whose memory the graph keeps
+    a, b = drawn(61, 131), drawn(59, 131).t()  # these operands need copies, whose memory the graph keeps
     cudal2gen.matmul(a, b)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -283,7 +283,7 @@ def test_a_wheel_is_told_from_a_folder_of_such_a_name(folder: Path, tmp_path: Pa
     assert pack.open_pack(folder.rename(wheel)).directory == wheel.resolve()
 
 
-def test_good_packs_are_found_beside_broken_ones(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_packs_are_found_among_broken_ones(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDAL2GEN_PACK", f"{tmp_path / 'nothing'}{os.pathsep}{folder}")
     packs, refused, _ = pack.search(pack.installed())
     assert list(packs) == [GPU]
@@ -359,7 +359,7 @@ class Done(NamedTuple):
 
 def subprocess_alone(program: str, folder: Path) -> list[Done]:
     """Runs a program in two concurrent processes, in an empty environment, on a read-only pack."""
-    runtime = emulator.runtime_path()  # what stands in for CUDA needs a compiler, once
+    runtime = emulator.runtime_path()  # the stand-in for CUDA is compiled once
     env = {
         "PATH": "/nowhere",
         "KERNELPROOF_NVCC": "/nowhere/nvcc",
@@ -367,7 +367,7 @@ def subprocess_alone(program: str, folder: Path) -> list[Done]:
         "HOME": os.environ["HOME"],
     }
     env |= dict.fromkeys(("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_RESULTS"), "/proc/nowhere")
-    # The emulator's stand-in for CUDA is in the cache; a GPU's own runtime would be found without one.
+    # The emulator's stand-in for CUDA is in the cache. With a GPU, its own runtime would be found without a cache.
     env["CUDAL2GEN_CACHE_DIR"] = str(runtime.parents[1])
     folder.chmod(0o555)
     command = [sys.executable, "-c", program, str(folder)]

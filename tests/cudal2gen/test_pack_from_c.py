@@ -207,7 +207,7 @@ def test_c_answers_from_the_same_table(example: Path) -> None:
 SERVED = [
     ("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 << 10),
     ("NVIDIA A100 MIG 1g.5gb", (8, 0), 14, 163 << 10),
-    ("NVIDIA A100-SXM4-80GB", (8, 0), 54, 163 << 10),  # a half of one, as MPS can limit it
+    ("NVIDIA A100-SXM4-80GB", (8, 0), 54, 163 << 10),  # half of a card, which MPS can limit to this
     ("NVIDIA H200", (8, 0), 108, 163 << 10),
     ("NVIDIA A40", (8, 6), 84, 99 << 10),
     ("NVIDIA A40", (8, 6), 84, 20 << 10),
@@ -237,10 +237,10 @@ def test_c_serves_the_cards_that_python_serves(
             for prefer, word in ((0, "measured"), (1, "kernel")):
                 operands = launch.LaunchOperands.packed(record.layout, serving.sizes_of(record.problem))
                 choice = served.table.choose(record.problem, operands, word)  # type: ignore[arg-type]
-                if choice.short == "estimated":  # by what was measured of neighbours, which C does not ask
+                if choice.short == "estimated":  # from measurements of neighbours, which C does not use
                     continue
-                posed = Problem(record.acc == "f32", record.layout == "nn", record.m, record.n, record.k, prefer)
-                code = library.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer))
+                question = Problem(record.acc == "f32", record.layout == "nn", record.m, record.n, record.k, prefer)
+                code = library.cudal2gen_query(handle, ctypes.byref(question), ctypes.byref(answer))
                 assert code == (-1 if choice.kernel is None else 0), library.cudal2gen_last_error()
                 if choice.kernel is not None:
                     assert answer.kernel == served.table.kernels[choice.kernel].digest.encode()
@@ -279,8 +279,8 @@ def test_c_infers_a_fused_kernel_on_request_only(later: Path) -> None:
     digests = [kernel.digest.encode() for kernel in pack.open_pack(later / "pack").table.kernels]
 
     def query(prefer: int, fusion: Fusion | None = None, **more: int) -> int:
-        posed = Problem(acc=1, m=64, n=64, k=128, prefer=prefer, fusion=fusion or Fusion(), **more)
-        return int(library.cudal2gen_query(handle, ctypes.byref(posed), ctypes.byref(answer)))
+        question = Problem(acc=1, m=64, n=64, k=128, prefer=prefer, fusion=fusion or Fusion(), **more)
+        return int(library.cudal2gen_query(handle, ctypes.byref(question), ctypes.byref(answer)))
 
     with device():
         assert not library.cudal2gen_pack_open(

@@ -26,7 +26,7 @@ class Edit(NamedTuple):
 
 
 WAIT, COUNT, ADDED = "ld.acquire", "atom.relaxed", "cvt.rn.f16x2"
-# By the part of the protocol that the fault is in.
+# The key names the part of the protocol that has the fault.
 FAULTS: dict[str, Edit] = {
     "a slab's stride of tiles": Edit("or.pred", r"(mul.wide.s32 \t%rd\d+, %r\d+, )32768", r"\g<1>16384"),
     "a slab's stride of slices": Edit("or.pred", r"(mul.wide.s32 \t%rd\d+, %r\d+, )8192", r"\g<1>4096"),
@@ -94,10 +94,10 @@ FAULTS: dict[str, Edit] = {
     "tiles end one vector earlier": Edit("div.s64", r"(min.s64 \t%rd\d+, %rd\d+, )4;", r"\g<1>3;"),
     "tiles end one vector later": Edit("div.s64", r"(min.s64 \t%rd\d+, %rd\d+, )4;", r"\g<1>5;"),
 }  # fmt: skip
-# Of two groups that take turns.
+# Faults of two groups that take turns.
 FAULTS_IN_TURNS: dict[str, Edit] = {
     "both groups meet at one barrier": Edit("st.global.v4", r"bar.sync %r\d+, 128;", "bar.sync 1, 128;"),
-    "both groups meet at one barrier behind their wait": Edit(COUNT, r"bar.sync %r\d+, 128;", "bar.sync 1, 128;"),
+    "both groups meet at one barrier after their wait": Edit(COUNT, r"bar.sync %r\d+, 128;", "bar.sync 1, 128;"),
     "groups meet together": Edit(COUNT, r"(bar.sync %r\d+), 128;", r"\1, 256;"),
     "both groups of a CTA have one share": Edit("red.release", r"(shr.u32 \t%r\d+, %r\d+, )7;", r"\g<1>8;"),
     "groups of two CTAs have one share": Edit("red.release", r"(shl.b32 \t%r\d+, %r\d+, )1;", r"\g<1>0;"),
@@ -110,7 +110,7 @@ FAULTS_IN_TURNS: dict[str, Edit] = {
     "all threads wait": Edit("shr.s64", r"@%p\d+ bra \t\S+;(?=(?:\s|//.*|\.loc.*)*\S+:(?:\s|//.*|\.loc.*)*ld.acq)", ""),
     "a share of the whole grid": Edit("red.release", r"(add.s32 \t%r\d+, %r\d+, )1;", r"\g<1>2;"),
 }
-# Changes of a predicate or a constant after which a kernel does the same.
+# Changes of a predicate or a constant that do not change what a kernel computes.
 HARMLESS: dict[str, tuple[Edit, str]] = {
     "pairs only if one more column fits": (
         Edit(ADDED, r"(add.s32 \t%r\d+, %r\d+, )2;", r"\g<1>3;"), "the other pairs are stored element by element",

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 LINE = re.compile(r"^// Compile (nvcc [^,\n]*(?:,code=[^,\n]*)?)", re.MULTILINE)
 MAIN = "\nint main() { return 0; }\n"
-# A text of each family, and of the ways to sum that have constants and arguments of their own.
+# A text of each family, and of each way to sum that has its own constants and arguments.
 SUMMING = ("split_k", "wgmma stream", "wgmma cluster split 2", "tensor workspace pair f16", "once split 2")
 TEXTS: dict[str, Record] = {**GOLDENS, **{name: PATHS[name] for name in SUMMING}}
 

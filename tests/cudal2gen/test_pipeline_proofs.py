@@ -38,16 +38,17 @@ NOT_COVERED = [
     "warps fused bf16",
 ]
 
-# Faults of the text: before, after. The first ones are not seen in few turns of the ring, or in small problems.
+# Faults of the text: the text, and its replacement. Few rounds of the ring and small problems do not show the first of
+# them.
 WAIT_FULL = "wait(shared.full(place.stage), place.parity);"
 FAULTS: dict[str, tuple[Record, str, str]] = {
-    "a phase is wrong at the third round": (
+    "a phase is wrong in the third round": (
         SMALL, "parity ^= 1;\n    }\n  }\n\n  CUTE_DEVICE void advance(int",
         "parity ^= ++rounds != 3;\n    }\n  }\n  int rounds = 0;\n  CUTE_DEVICE void advance(int",
     ),
-    "a stage is skipped at its third turn": (
+    "a stage is skipped in its third round": (
         SMALL, "  CUTE_DEVICE void advance() {\n    if (++stage == kStages) {",
-        "  int turns = 0;\n  CUTE_DEVICE void advance() {\n    if (++turns == 3 * kStages) ++stage;\n"
+        "  int rounds = 0;\n  CUTE_DEVICE void advance() {\n    if (++rounds == 3 * kStages) ++stage;\n"
         "    if (++stage >= kStages) {",
     ),
     "the last k-tile beyond the ring is not loaded": (
@@ -81,7 +82,7 @@ FAULTS: dict[str, tuple[Record, str, str]] = {
     "no fence of the asynchronous proxy": (
         SMALL, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "",
     ),
-    "the fence stands behind the warp's barrier": (
+    "the fence is after the warp's barrier": (
         SMALL, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n    __syncwarp();',
         '__syncwarp();\n    if (leader) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");',
     ),

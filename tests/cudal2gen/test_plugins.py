@@ -116,7 +116,7 @@ def sglang_host(monkeypatch: pytest.MonkeyPatch) -> Host:
 def forget(package: str) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
-    # torch.compile keeps modules by name, and two modules have one: the stand-in and the release.
+    # torch.compile keeps modules by name, and the stand-in and the release have the same name.
     for name in [name for name in globals() if name.startswith(f"__import_{package}")]:
         del globals()[name]
     importlib.import_module("torch._dynamo.symbolic_convert")._import_module.cache_clear()
@@ -186,7 +186,7 @@ def test_a_plugin_is_off_by_default(stand_in: Host) -> None:
 def test_layers_that_no_kernel_wins_are_the_hosts(enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture) -> None:
     """They get the same result as by the host's own function."""
     caplog.set_level(logging.INFO)
-    for _ in range(3):  # hosts may call a plugin again
+    for _ in range(3):  # hosts may call a plugin several times
         enabled.register()
     (message,) = [record for record in caplog.records if "cudal2gen" in record.name]
     where = f"cudal2gen: {enabled.host.layers} computes by cudal2gen::linear where a kernel was measured faster"
@@ -204,7 +204,7 @@ def test_a_kernel_computes_the_calls_that_it_wins(enabled: Host, won: Won) -> No
     layer, x = won.layer(64)
     assert torch.equal(enabled.linear(layer, x), product(layer, x))
     assert (won.kernels, enabled.calls) == (1, [])
-    for m, n in ((300, 64), (64, 512)):  # more rows than were won, and another weight
+    for m, n in ((300, 64), (64, 512)):  # more rows than in the measurements that were won, and another weight
         layer, x = won.layer(m, n)
         assert enabled.linear(layer, x) is enabled.calls[-1]
     assert (won.kernels, len(enabled.calls)) == (1, 2)

@@ -34,7 +34,7 @@ from tests.cudal2gen.strategies import (
 )
 from tests.draws import THOROUGH
 
-# A smaller batch would be compiled anew at every step, and the message names the record anyway.
+# A smaller batch would be compiled again at every step, and the message names the record anyway.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 DRAWN = 6 if THOROUGH else 3  # records of one example
 SMALL_RECORDS = records_of_any_product(

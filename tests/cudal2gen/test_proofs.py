@@ -23,7 +23,7 @@ from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.strategies import TO_GLOBAL, prefetch
 from tests.draws import drawn, few_by
 
-# What compilers do with some records: a turn of the loop takes two k-tiles, and tiles are counted by a multiplication.
+# Records for which compilers take two k-tiles per iteration, or count tiles by a multiplication, are among these.
 KERNELS: dict[str, Record] = PATHS | {
     "unrolled": small(bk=32, stages=2, mma_repeat=[2, 2, 1], smem_swizzle=[2, 3, 3], **prefetch("single_intra_tile")),
     "persistent bn 96": small(bm=64, bn=96, m=128, n=192, raster="persistent"),
@@ -34,7 +34,7 @@ KERNELS: dict[str, Record] = PATHS | {
     "batched": small(batch="strided"),
     "batched d nn": small(batch="strided", acc="f32", d="f32", layout="nn", **TO_GLOBAL),
 }
-# Kernels of every prefetch kind, epilogue, raster and layout that is covered, and some that are not.
+# Kernels with every covered prefetch kind, epilogue, raster and layout, and then some that are not covered.
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
@@ -44,16 +44,16 @@ COVERED = [
 NOT_COVERED = [
     "predicate", "multistage d split persistent", "batched zsplit split", "tensor nn, narrow boxes",
 ]  # fmt: skip
-# Twelve of them, of every family, prefetch, raster and epilogue, whose texts are changed.
+# Twelve of the covered kernels, with every family, prefetch, raster and epilogue. Their texts are changed.
 MUTATED = [
     "single", "single one stage", "single_intra_tile", "none one stage", "multi", "pingpong", "nn f32 global", "direct",
     "zsplit", "small direct", "unrolled", "split_k",
 ]  # fmt: skip
 
-# Faults that executions of small problems, or of few k-tiles, do not show: before, after.
+# Faults that small problems or few k-tiles do not show: the text, and its replacement.
 HIDDEN = {
     "a product of 32 bits for the row of D": ("int64_t(row) * gemm.ldd", "row * gemm.ldd"),
-    "a stage of the ring is skipped at its third turn": (
+    "a stage of the ring is skipped in its third round": (
         "write = write + 1 == kStages ? 0 : write + 1;",
         "write = copied == 3 * kStages ? write : write + 1 == kStages ? 0 : write + 1;",
     ),

@@ -256,7 +256,7 @@ def anonymous(record: Sm80Multistage | Sm80Direct) -> list[str]:
     return [re.sub(rf"\w*{record.name}\w*", "name", line) for line in instructions(text)] + bounds
 
 
-# The text changes by each of them, see tests/cudal2gen/test_renderer.py.
+# tests/cudal2gen/test_renderer.py shows that each of them changes the text.
 CODE_FIELDS = drawn(sorted(CODE_CHANGES), 3)
 
 

@@ -18,7 +18,7 @@ def test_every_claim_of_the_catalog_is_true(capsys: pytest.CaptureFixture[str]) 
     assert published.main(["--check"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "0 wrong claims"
-    assert "970" in lines[0]  # the README's numbers of exact ones
+    assert "970" in lines[0]  # the README states the number of exact products
     assert "925" in lines[1]
     assert "695" in lines[2]
 

@@ -145,7 +145,7 @@ def test_a_stream_of_its_own_is_the_measurements(
     call = published.bind(matrices)
     matrices.d.fill_(0)
     call()
-    assert_product(matrices)  # although nothing waited for the device
+    assert_product(matrices)  # nothing waited for the device before
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_padding_is_in_the_timing(kernel: Library, device: EmulatedDevice) -> No
     call = published.bind(matrices)
     _, copies = published.stages(matrices)
     assert copies is not None
-    matrices.a.mul_(2)  # copied by every call
+    matrices.a.mul_(2)  # every call must copy it anew
     call()
     assert_product(matrices)
 
@@ -219,7 +219,7 @@ def test_a_kernel_that_ends_the_process_is_stored_as_absent_and_the_race_goes_on
     command += ["--baselines", "none", "--benchmark-seconds", "0.01", "--warmup-seconds", "0", "--budget", "1h"]
     environment = os.environ | {
         "CUDAL2GEN_GPU": "tests.cudal2gen.rehearsal:H100",
-        "CUDAL2GEN_CACHE_DIR": str(tmp_path / "cache"),  # where a device is kept to one process
+        "CUDAL2GEN_CACHE_DIR": str(tmp_path / "cache"),  # which has the lock of each device
         "STAND_IN": "end",
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ require("torch")
 from cudal2gen.operators.measuring import races, rule  # noqa: E402
 
 pytestmark = pytest.mark.torch
-KERNELS = 8  # as many as race
+KERNELS = 8  # as many as take part in a race
 SLOWER = -math.log(1.01)
 
 

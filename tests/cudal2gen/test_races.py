@@ -127,7 +127,7 @@ def test_a_loss_by_copies_is_not_that_of_packed_operands(device: EmulatedDevice,
         assert torch.equal(cudal2gen.matmul(apart, b.t()), expected)
         assert measurements() == []
         clock.times_us = dict.fromkeys(NAMES.values(), 200.0)
-        for _ in range(2):  # the first one waits, as a race that told nothing is not repeated at once
+        for _ in range(2):  # the first one waits, since a race without a result is not repeated at once
             assert torch.equal(cudal2gen.matmul(a, b.t()), expected)
     (stored,) = measurements()
     kernel, vendor = stored.timings
@@ -331,7 +331,8 @@ def test_a_second_device_is_timed_on_its_own_stream_which_waits_for_the_host(mon
     assert streams == ["of device 1"] * 2
     for us in (10.0, 10.0, 1000.0, 10.0):
         clock.elapsed_us(partial(call, us), 2)
-    # A quarter more than the host took; less after faster calls, by a tenth each; of no more than 100 us a call.
+    # The limit is a quarter more than the host took. It decreases by a tenth for each faster call, and never exceeds
+    # 100 us.
     first, second = 1.25 * 3 * 20, [1.25 * 2 * us for us in (40, 36, 32.4, 100)]
     assert held_us == [(1, pytest.approx(us, abs=1e-2)) for us in (first, *second)]
 

@@ -37,8 +37,8 @@ __all__ = ["own_catalog"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = {"object_store_memory": 80 << 20}
-PATIENCE = 900.0  # seconds: a busy machine starts a worker in minutes
-CARD = "simulated_gpu"  # the resource that a measurement needs one of
+PATIENCE = 900.0  # seconds; a busy machine needs minutes to start a worker
+CARD = "simulated_gpu"  # the resource of which a measurement needs one
 
 
 def record(group: int) -> Record:
@@ -95,7 +95,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     finally:
         ray.shutdown()
         ray_cluster.shutdown()
-        # Ray leaves variables, and a handler of its own, which other tests' processes would inherit.
+        # Ray leaves variables and a handler behind, which other tests' processes would inherit.
         os.environ.clear()
         os.environ.update(before)
         signal.signal(signal.SIGTERM, on_end)
@@ -199,7 +199,7 @@ def test_a_killed_worker_and_a_killed_node_lose_nothing_and_nothing_is_stored_tw
         assert all(after[group] == 1 for group in before), "what was finished is not evaluated again"
     assert len({line["node"] for line in simulated_gpu.read(log) if "end" in line}) == 3
     starts = Counter(group for line in simulated_gpu.read(log) for group in line.get("begin", ()))
-    lost = [line["begin"] for line in under_way(log)]  # a record alone, where two cards shared a job
+    lost = [line["begin"] for line in under_way(log)]  # a single record, if two cards shared a job
     assert len(lost) == 2, "the worker and the node were each in mid-evaluation"
     assert starts == Counter(range(1, 33)) + Counter(itertools.chain(*lost)), "only what was lost is evaluated again"
     assert overlapping(log) == []
@@ -289,7 +289,7 @@ def test_records_that_kill_hang_or_raise_cost_themselves_only(node: Callable[[],
 
 
 @pytest.mark.slow
-def test_kernels_are_packed_on_cpu_nodes_and_unpacked_beside_the_card(node: Callable[[], Any], tmp_path: Path) -> None:
+def test_kernels_are_packed_on_cpu_nodes_and_unpacked_at_the_card(node: Callable[[], Any], tmp_path: Path) -> None:
     log = tmp_path / "log"
     node()
     node()

@@ -96,7 +96,7 @@ def test_a_record_with_tensor_memory_is_counted_by_role(record: Sm100Tcgen05) ->
     assert (multiplies.pipes["tensor"], loads.pipes["tma"]) == (record.bk // 16, 2 * blocks)
     ring = content.ring
     assert ring is not None
-    columns = record.bn // 2 if record.pair else record.bn  # of B that the CTA brings
+    columns = record.bn // 2 if record.pair else record.bn  # columns of B that the CTA loads
     assert (ring.stages, ring.tile_bytes) == (record.stages, 2 * (record.bm + columns) * record.bk)
     assert (ring.copies, ring.products, ring.tensor_columns) == (2 * blocks, record.bk // 16, 512)
     assert content.loop.tensor_cycles == 2 * record.bm * record.bn * record.bk / 8192
@@ -117,7 +117,7 @@ def test_the_page_of_a_record_with_tensor_memory_has_its_roles_and_no_picture() 
 
 
 @pytest.mark.slow
-def test_a_record_of_warps_beside_a_producer_multiplies_what_follows_by_hand() -> None:
+def test_a_record_of_warps_and_a_producer_multiplies_what_follows_by_hand() -> None:
     """Two consumers: a warp multiplies 16 of each 64 rows by 16 x 8 x 16; a GeForce sums f32 at half the rate."""
     (artifact,) = compiler.build([WARP_RECORD])
     content = profile.of_record(WARP_RECORD, artifact.cubin, artifact.source)

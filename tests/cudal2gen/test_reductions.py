@@ -155,10 +155,10 @@ def ones_and_zeros(m: int, n: int, k: int) -> tuple[Array, Array]:
     return a, b
 
 
-# Tiles of 64 x 32 in stages of 64; SMs of one CTA each.
+# Tiles are 64 x 32 in stages of 64 of k, and each SM holds one CTA.
 STREAMED = ring(stream_k=True)
 LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
-    # record, SMs, m n k, and how many tiles the workspace holds
+    # record, SMs, m n k, and the number of tiles in the workspace
     (STREAMED, 5, (64, 32, 7 * 64 - 8), 1 + 5),
     (STREAMED, 18, (40, 24, 20 * 64), 1 + 18),
     (STREAMED, 7, (64, 32, 3 * 64), 1 + 3),
@@ -169,7 +169,7 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
     (STREAMED, 3, (200, 136, 72), 2 + 3),
     (STREAMED, 1, (200, 136, 72), 0),
     (STREAMED, 19, (200, 136, 256), 1 + 19),
-    # Clusters of two: three of them, with tiles that lie beyond the matrix.
+    # Three clusters of two CTAs, with tiles beyond the matrix.
     (ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn"), 6, (300, 96, 328), 0),
     (ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn"), 10, (300, 96, 328), 2 * (1 + 5)),
     (ring(stream_k=True, cluster=[1, 2]), 8, (64, 96, 9 * 64), 2 * (2 + 4)),
@@ -196,7 +196,7 @@ def test_the_last_wave_is_covered_once(
         np.testing.assert_array_equal(result.d, (a.astype(np.float64) @ b.T.astype(np.float64)).astype(np.float16))
 
 
-def test_stress_shapes_have_a_last_wave_behind_a_whole_one() -> None:
+def test_stress_shapes_have_a_last_wave_after_a_whole_one() -> None:
     """A verdict of the emulator has two clusters."""
     shapes = stress_shapes(STREAMED)
     tiles = [ceil_div(shape.m, STREAMED.bm) * ceil_div(shape.n, STREAMED.bn) for shape in shapes]

@@ -27,7 +27,7 @@ def tile(bm: int, bn: int, registers: list[int] | None = WIDE, **changes: Any) -
 
 PINGPONG: dict[str, Any] = {"schedule": "pingpong"}
 DIRECT: dict[str, Any] = {"epilogue": "direct"}
-# Legal points and, one step beyond the same rule, illegal ones.
+# Legal points, and illegal points one step beyond the same rule.
 LEGAL: list[dict[str, Any]] = [
     tile(256, 192),
     tile(256, 208, TIGHT),
@@ -85,7 +85,7 @@ def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
 
 
 def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
-    # Shared memory is another rule's affair, and none of ptxas's.
+    # Another rule covers shared memory, and ptxas does not check it.
     return [rule for rule in record.violations() if "registers" in rule]
 
 

@@ -76,7 +76,7 @@ DATA_CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-# The same for the other families, from their own plain records.
+# The same for the other families, with changes of their own plain records.
 SPLIT: dict[str, Any] = {"split_k": 2, "reduce": "workspace", "epilogue": "direct"}
 WGMMA_CODE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "acc": ({}, {"acc": "f16"}),
@@ -350,7 +350,7 @@ def test_what_has_no_cpp_spelling_is_refused(value: object) -> None:
         _cxx(value)
 
 
-# One of each family. What else the templates can yield is executed by the paths of covering.py.
+# One record of each family. The paths of covering.py execute what else the templates can yield.
 GOLDENS: dict[str, Record] = {
     "sm80_multistage": multistage(raster="zsplit", swizzle_stride=2048, bn=256, bk=32),
     "sm80_direct": direct(),

@@ -62,7 +62,7 @@ def test_classes_and_worst_cases() -> None:
     assert worst.rows[0][2] == "1.000 [1.000, 1.000]"
 
 
-def test_times_beside_the_floor_and_the_model() -> None:
+def test_times_are_compared_with_the_floor_and_the_model() -> None:
     """The times are those of a square product at the card's peak, one bound by the bytes of A, B and D, an empty
     kernel, and one that is too fast."""
     record = next(record for record in catalog.load() if (record.gpu, record.acc, record.mnk) == (
@@ -182,7 +182,7 @@ def test_what_is_too_good_is_said_in_words() -> None:
         "4096_4096_4096, cudal2gen: 850.0 TFLOP/s is above 800 TFLOP/s: check it by hand" in words for words in alerts
     )
     assert any("torch.matmul: 1200.0 TFLOP/s is above the roofline's 1070.5 TFLOP/s" in words for words in alerts)
-    # 34.6 MB in a microsecond is 35 TB/s; cold, they must come from device memory.
+    # 34.6 MB in a microsecond are 35 TB/s. If the L2 is cold, they must come from device memory.
     assert any("4096_4096_64, cudal2gen: 2147.5 TFLOP/s is above the roofline's 305.1" in words for words in alerts)
     assert "3 results are too good" in section(document, "overview").alerts[0]
 

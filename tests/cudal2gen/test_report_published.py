@@ -28,7 +28,7 @@ def test_figure_4_is_the_papers_within_a_twentieth() -> None:
     assert set(figures) == set(paper)
     for name, value in paper.items():
         assert abs(figures[name] - value) <= 0.05, name
-    # What the facts about the published kernels give.
+    # The numbers that follow from facts about the published kernels.
     assert figures == pytest.approx(
         dict(zip(paper, (0.652, 0.704, 0.300, 0.696, 0.442, 0.440, 0.986), strict=True)), abs=0.0006
     )
@@ -61,7 +61,7 @@ def test_the_charts_of_figure_4_hold_every_record() -> None:
 
 
 @pytest.mark.slow
-def test_published_figures_have_their_source_and_stand_beside_ours() -> None:
+def test_published_figures_have_their_source_and_are_compared_with_ours() -> None:
     figures = published.load()
     assert len(figures.rows) == 4 * 2 * 10
     assert figures.source["paper"] == "arXiv 2512.02551"

@@ -25,7 +25,8 @@ def total(values: list[float], model: SumModel, acc: str, record: Record | None 
 
 
 def test_sums_by_hand() -> None:
-    # 2048 + 1 is no fp16 number, 2048 + 1 + 1 is one: what counts is whether both ones come in the same step.
+    # 2048 + 1 is not an fp16 number, but 2048 + 1 + 1 is. The result shows whether both ones are added in the same
+    # step.
     within, apart = [2048.0, *[0.0] * 7, 1.0, 1.0], [2048.0, *[0.0] * 7, 1.0, *[0.0] * 7, 1.0]
     assert total(within, SumModel(16, None, False), "f16") == 2050
     assert total(apart, SumModel(16, None, False), "f16") == 2048
@@ -34,14 +35,14 @@ def test_sums_by_hand() -> None:
     assert total([2048.0, 0, 0, 1.0, 1.0], SumModel(8, None, False), "f16") == 2050
     assert total(apart, SumModel(None, None, False), "f16") == 2050
     assert total(apart, SumModel(8, None, False), "f32") == 2050
-    # Toward zero: 2048 + 1.5 is 2048, and not 2050.
+    # Sums are rounded toward zero: 2048 + 1.5 is 2048, and not 2050.
     assert total([2048.0, 1.5], SumModel(16, None, False), "f16") == 2050
     assert total([2048.0, 1.5], SumModel(16, None, True), "f16") == 2048
     assert total([-2048.0, -1.5], SumModel(16, None, True), "f16") == -2048
 
 
 def test_alignment_cuts_below_the_largest() -> None:
-    # 2^14 leads: 2^-10 is 24 bits below it.
+    # 2^14 has the largest exponent, and 2^-10 is 24 bits below it.
     values = [2.0**14, 2.0**-10, 2.0**-10, -(2.0**14)]
     assert total(values, SumModel(16, None, False), "f32") == 2.0**-9
     assert total(values, SumModel(16, 24, True), "f32") == 2.0**-9
@@ -59,7 +60,7 @@ def test_products_and_the_sum_so_far_are_cut_at_the_same_bit(bits: int) -> None:
     rest = [0.0] * 5
     assert total([2.0**14, last, -(2.0**14), *rest], model, "f32") == last
     assert total([2.0**14, cut, -(2.0**14), *rest], model, "f32") == 0
-    # The small number is the sum of an earlier step; the large ones come in the next.
+    # The small number is the sum of an earlier step. The large numbers are added in the next step.
     assert total([last, *[0.0] * 7, 2.0**14, -(2.0**14)], model, "f32") == last
     assert total([cut, *[0.0] * 7, 2.0**14, -(2.0**14)], model, "f32") == 0
     assert total([-last - cut, *[0.0] * 7, 2.0**14, -(2.0**14)], model, "f32") == -last, "toward zero"

@@ -68,7 +68,7 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         (RACES + "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", "1 errors", 1),
         (RACES + "========= RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)\n", "2 errors", 1),
         (REFUSED, "not run: Error: Device not supported. Please refer to the documentation", 0),
-        # A tool that never ran the program, and one that broke off.
+        # One tool never ran the program, and one stopped early.
         ("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n",
          "not run: the tool reports no launch", 0),
         ("========= COMPUTE-SANITIZER\nlaunching\nlaunched once\n", "not run: the tool reports no launch", 0),

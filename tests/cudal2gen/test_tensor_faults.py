@@ -49,7 +49,7 @@ FAULTS: dict[str, tuple[Callable[[str], str], str | tuple[str, ...]]] = {
     "the end of products is not told": (last(r"tcgen05\.commit[^;]*;"), "deadlock"),
     "products are not awaited": (
         before_load(r"mbarrier\.try_wait[^;]*;", ALWAYS),
-        ("tensor-memory-race", "uninitialised-tensor-memory"),  # after the first product, or before
+        ("tensor-memory-race", "uninitialised-tensor-memory"),  # found after the first product, or before it
     ),
     "no fence before loads": (before_load(r"tcgen05\.fence::after_thread_sync;"), "tensor-memory-race"),
     "operands are not awaited": (

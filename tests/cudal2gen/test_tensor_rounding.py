@@ -14,7 +14,7 @@ from kernelproof.emulator import RoundingName
 from kernelproof.emulator.arithmetic.tensor_rounding import ROUNDINGS, add_products
 from tests.cudal2gen.paths import ring, small
 
-ULP = 2.0**-23  # of fp32 between 1 and 2
+ULP = 2.0**-23  # the distance of fp32 numbers between 1 and 2
 TYPED: dict[str, Record] = {"mma.sync": small(acc="f32", ab="bf16"), "wgmma": ring(ab="bf16")}
 BUILT_AHEAD = [*TYPED.values()]
 
@@ -30,18 +30,20 @@ def total(gpu: str, products: list[float], before: float = 0.0) -> float:
 @pytest.mark.parametrize(
     ("products", "before", "a100", "h100"),
     [
-        # Beside 1, seven terms of 2^-25 are below the 24 bits that A100 keeps, and within the 25 of H100: 1.75 ULP.
+        # Added to 1, seven terms of 2^-25 are below the 24 bits that the A100 keeps, but within the 25 bits of the
+        # H100: 1.75 ULP.
         ([1.0, *[2.0**-25] * 7], 0.0, 1.0, 1 + ULP),
         ([1.0, *[2.0**-25] * 8], 0.0, 1.0, 1 + 2 * ULP),
-        # The same terms first: a group of 8 by itself on the A100, which sums them to 2 ULP.
+        # If the same terms come first, the A100 adds them in a separate group of 8 to 2 ULP.
         ([*[2.0**-25] * 8, 1.0], 0.0, 1 + 2 * ULP, 1 + 2 * ULP),
-        # Terms of 2^-24 are kept by both, in a group with the sum so far: 2, not rounded one by one.
+        # Both cards keep terms of 2^-24 in a group with the previous sum. The result is 2, since they are not rounded
+        # one by one.
         ([2.0**-24, 2.0**-24], 1.0, 1 + ULP, 1 + ULP),
-        # What is left is cut off, whatever its sign; to nearest it would be 1 + ULP.
+        # The remaining bits are truncated for either sign. Rounded to nearest, the result would be 1 + ULP.
         ([2.0**-24], 1.0, 1.0, 1.0),
         ([-(2.0**-24)], -1.0, -1.0, -1.0),
         ([2.0**-24 + 2.0**-23], 1.0, 1 + ULP, 1 + ULP),
-        # Larger products than the sum: it is the sum that loses bits.
+        # If products are larger than the sum, the sum loses bits.
         ([2.0**24], 1.5, 2.0**24, 2.0**24),
         ([2.0**127], 1.0, 2.0**127, 2.0**127),
     ],

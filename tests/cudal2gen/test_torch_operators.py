@@ -75,7 +75,10 @@ def test_gradients_lie_as_those_of_torch(columns: tuple[bool, bool]) -> None:
     """A gradient has its operand's layout: that of ``w`` in ``matmul(x, w.t())`` is contiguous."""
     shapes = ((5, 6), (6, 7))
     own, reference = (
-        [torch.randn(shape[::-1] if turned else shape).double() for shape, turned in zip(shapes, columns, strict=True)]
+        [
+            torch.randn(shape[::-1] if transposed else shape).double()
+            for shape, transposed in zip(shapes, columns, strict=True)
+        ]
         for _ in range(2)
     )
     weights = torch.randn(5, 7).double()
@@ -83,7 +86,7 @@ def test_gradients_lie_as_those_of_torch(columns: tuple[bool, bool]) -> None:
     for function, leaves in ((cudal2gen.matmul, own), (torch.matmul, reference)):
         for leaf, first in zip(leaves, own, strict=True):
             leaf.copy_(first).requires_grad_()
-        a, b = (leaf.t() if turned else leaf for leaf, turned in zip(leaves, columns, strict=True))
+        a, b = (leaf.t() if transposed else leaf for leaf, transposed in zip(leaves, columns, strict=True))
         gradients.append(torch.autograd.grad((function(a, b) * weights).sum(), leaves))
     for mine, torchs in zip(*gradients, strict=True):
         assert mine.stride() == torchs.stride()

@@ -103,7 +103,7 @@ def test_work_that_comes_before_its_stream_is_caught(library: Path) -> None:
     """If the device is so fast that D is always ready, only the order of streams shows the fault."""
 
     class Early(Adversary):
-        """Works beside a stream that is held: it sees what was there before."""
+        """Works on another stream while its own is held, and so sees older values."""
 
         def bind(self, operands: Operands) -> Any:
             run, holds = self.right.bind(operands), card.holds

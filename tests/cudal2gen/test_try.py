@@ -272,7 +272,7 @@ def test_on_a_gpu_right_kernels_are_timed_in_turns(judged: Path, own_catalog: Pa
         *("--set", "bn=16", "--time", "--json"),
         mnk="64_64_64",
         CUDAL2GEN_GPU="tests.cudal2gen.rehearsal:H200",
-        CUDAL2GEN_CACHE_DIR=tmp_path,  # where a device is kept to one process
+        CUDAL2GEN_CACHE_DIR=tmp_path,  # which has the lock of each device
         CUDAL2GEN_RESULTS=judged,
         CUDAL2GEN_CATALOG=own_catalog,
     )

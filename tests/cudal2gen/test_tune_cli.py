@@ -24,7 +24,7 @@ def place(tmp_path: Path, own_catalog: dict[str, str]) -> dict[str, str]:
     return own_catalog | folders
 
 
-GAIN = (4096, 256, 64)  # sizes for which few trials of the model environment already beat the catalog's record
+GAIN = (4096, 256, 64)  # few trials of the model environment beat the catalog's record for these sizes
 MODELLED = ("--gpu", "h200", "--acc", "f32", "--environment", "model", "--proposers", "nearest,random")
 
 

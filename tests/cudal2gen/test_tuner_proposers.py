@@ -61,7 +61,7 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_regret_and_evaluations_until_close_by_hand() -> None:
-    # What looks best: 10, then 8 (noisy 7.9), then the 9 that noise makes look like 7.
+    # The apparent best is 10, then 8 (7.9 with noise), then the 9 that looks like 7 with noise.
     selected = benchmark.selected_us([10.0, 7.9, 8.5, 7.0], [10.0, 8.0, 8.4, 9.0])
     assert selected == [10.0, 8.0, 8.0, 9.0]
     assert benchmark.regret(selected, 8.0, 1) == pytest.approx(0.2)

@@ -260,7 +260,7 @@ from pathlib import Path
 from tests.cudal2gen.test_tuner_search import *
 
 
-class Hangs(ModelEnvironment):  # in the middle of the campaign
+class Hangs(ModelEnvironment):  # hangs in the middle of the campaign
     batches = 0
 
     def evaluate(self, *question):

@@ -84,8 +84,8 @@ def test_another_problems_decisions_are_adopted_where_legal_else_the_nearest() -
     assert adopted.split_k < 16
     assert space.decisions(adopted) == space.decisions(fit(split, {}, SMALL).record), "the nearest legal record"
     assert space.differing(split, adopted).keys() <= {"split_k", "reduce", "cluster"}
-    # Near a record of another GPU there may be none that is any good: a candidate takes its place.
-    stranger = revise(catalog.find(AMPERE).record, split_k=16)  # of which there are 8 steps here
+    # There may be no good record near a record of another GPU. In that case a candidate is used.
+    stranger = revise(catalog.find(AMPERE).record, split_k=16)  # here k has only 8 steps
     assert stranger.family not in candidates.families
     assert space.adopt(stranger, candidates, "nearest").family in candidates.families
 
@@ -118,7 +118,7 @@ def test_the_reward_of_trials_has_errors_lengths_and_failures() -> None:
     failure = trial_of(ModelEnvironment(), SMALL, record, "short", "spill", reason="spills 8 bytes")
     assert reward.of_trials([fast, failure], reward.RewardWeights(failed=-1.0)) == -1.0
     assert reward.of_trials([fast, failure], reward.RewardWeights()) == 0.0
-    # 12/8 - 0.01*0.5: by default errors cost a hundredth, and length nothing.
+    # 12/8 - 0.01*0.5, since by default an error costs a hundredth, and length costs nothing.
     assert reward.of_trials([fast], reward.RewardWeights()) == pytest.approx(1.495)
 
 

@@ -34,20 +34,20 @@ from tests.cudal2gen.paths import PATHS, once, small
 from tests.cudal2gen.strategies import direct, prefetch, records
 from tests.draws import THOROUGH, drawn
 
-# A smaller batch would be compiled anew at every step, and the message names the record anyway.
+# A smaller batch would be compiled again at every step, and the message names the record anyway.
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
-# Besides every branch, ``make test`` executes one in so many of the paths that only show other values and combinations.
+# ``make test`` executes every branch, and one in this many of the paths that only add values and combinations.
 REPEATING = drawn([name for name in PATHS if name not in BRANCHES], 60)
 EXECUTED = {name: number for number, name in enumerate(PATHS) if name in BRANCHES or name in REPEATING}
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 
-WHOLE = 64  # one path in so many has a whole verdict; for the others see ``share`` and ``mixed``
-PART = 24  # the others have one problem in so many, besides the one with all inputs
-# Binary inputs, which show what is copied and multiplied wrongly, every path has. What is rounded or propagated wrongly
-# is of macros that several paths share: neighbouring paths have other inputs.
+WHOLE = 64  # one path in this many has a complete verdict; for the others see ``share`` and ``mixed``
+PART = 24  # the others have the problem with all inputs, and one other problem in this many
+# Every path has binary inputs, which show wrong copies and products. Wrong rounding and propagation are faults of
+# macros that several paths share, so neighbouring paths have different inputs.
 MIXES = (("binary", "integers", "normal"), ("binary", "special"), ("binary", "integers"))
 
 
@@ -90,18 +90,19 @@ def test_every_path_is_right(number: int, name: str, library: Path, monkeypatch:
     assert verdict.passed
     assert {case.inputs for case in verdict.cases} >= inputs
     assert all(case.ctas for case in verdict.cases)
-    # A and B are copied once per CTA that needs them, vector by vector, nothing twice; C and a bias come on top.
+    # A and B are copied once for each CTA that needs them, vector by vector, without repetition. C and a bias are added
+    # to that.
     if record.family == "sm80_multistage" and not record.predicated and not record.fusion:
         largest = thorough_shape(record, stress_shapes(record))
         tiles = -(-largest.m // record.bm) * -(-largest.n // record.bn)
-        k = -(-largest.k // record.bk) * record.bk  # as padded
+        k = -(-largest.k // record.bk) * record.bk  # with padding
         expected = tiles * (record.bm + record.bn) * k * 2
         split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
         assert verdict.counters["bytes ld.global"] == expected + split
     multiplied = {name for name in verdict.counters if re.match("(wg)?mma_|tcgen05_", name)}
     multiplies = record.work.instruction.partition(".")[0]
     assert multiplied == {f"{multiplies}_per_k_tile"}
-    # TMA brings every k-tile once per cluster row of A and column of B, to every CTA that needs it.
+    # TMA loads every k-tile once per cluster row of A and cluster column of B, for every CTA that needs it.
     if "bytes tma load" in verdict.counters:
         largest = thorough_shape(record, stress_shapes(record))
         across, along = getattr(record, "cluster", (1, 1))
@@ -254,7 +255,7 @@ def test_shapes_stress_a_record() -> None:
     assert strides == {4096, 32, 48}
     assert {shape.k for shape in stress_shapes(small(bake=["k"], k=192))} == {192}
     assert min(shape.k for shape in stress_shapes(small(split_k=3))) == 3 * 64
-    # Where all k of a CTA lies in shared memory at a time, every chunk of every slice is used.
+    # If shared memory holds all of a CTA's k at once, every chunk of every slice is used.
     assert max(shape.k for shape in stress_shapes(once(k_chunks=3, split_k=4, k=1 << 9))) == 3 * 4 * 64
 
 
@@ -353,7 +354,7 @@ def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Pa
     for mutant in unmasked:
         faulty.ptx.write_text(mutant.text)
         passed.append(validator.run_case(record, faulty, library, shape, "binary")[0].passed)
-    # That of A may pass: it lies along k, where the field is not used.
+    # The fault in A may pass, since rows of A are along k, where the field is not used.
     assert False in passed
 
 

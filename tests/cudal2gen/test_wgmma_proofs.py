@@ -61,11 +61,11 @@ class Edit(NamedTuple):
 TRY_WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, (\[%r\d+\]), (%r\d+);"
 NO_WAIT = r"setp.eq.u32 p, \2, \2;"
 EARLIER = r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 0;"
-PRODUCER, CONSUMER = 0, 1  # which wait
+PRODUCER, CONSUMER = 0, 1  # indices of their waits in the text
 WAIT_1, WAIT_0 = r"wgmma\.wait_group\.sync\.aligned 1;", r"wgmma\.wait_group\.sync\.aligned 0;"
 COMMIT = r"wgmma\.commit_group\.sync\.aligned;"
 MMA = r"(wgmma\.mma_async\.[^{]*\{)(%f\d+), (%f\d+)([^}]*\}, %rd\d+, %rd\d+, )(p)(, 1, 1, 0, 0;)"
-BRANCH = r".*?@%p\d+ bra \s*(?P<to>\$L__BB_\d+);.*?\n(?P=to):"  # to where its ways meet
+BRANCH = r".*?@%p\d+ bra \s*(?P<to>\$L__BB_\d+);.*?\n(?P=to):"  # a branch, to the label at which its ways meet
 RELEASE = r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];"
 RELEASE_AT = r"mbarrier\.arrive\.shared::cta\.b64 _, \[\4\];"
 EXPECT = r"(mov\.u32 \s*(%r\d+), )\d+;(\s*mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%r\d+\], \2;)"
@@ -78,7 +78,7 @@ FAULTS: dict[str, Edit] = {
     "products are not waited for in the loop": Edit(WAIT_1, ""),
     "two groups may be in flight in the loop": Edit(WAIT_1, "wgmma.wait_group.sync.aligned 2;"),
     "the last products are not waited for": Edit(WAIT_0, ""),
-    "one group may be in flight behind the loop": Edit(WAIT_0, "wgmma.wait_group.sync.aligned 1;"),
+    "one group may be in flight after the loop": Edit(WAIT_0, "wgmma.wait_group.sync.aligned 1;"),
     "products are committed to no group": Edit(COMMIT, ""),
     "a stage is handed back before the wait in the loop": Edit(rf"({WAIT_1})({BRANCH})", r"\2\n\1"),
     "the last stage is handed back before the wait": Edit(rf"({WAIT_0})({BRANCH})", r"\2\n\1"),
@@ -87,7 +87,7 @@ FAULTS: dict[str, Edit] = {
     "an accumulator is written between fence and wgmma": Edit(MMA, r"mov.f32 \2, 0f00000000;\n\g<0>"),
     "an accumulator is written in flight": Edit(rf"{MMA}(.*?{COMMIT})", r"\g<0>\nmov.f32 \3, 0f00000000;"),
     "an accumulator is read in flight": Edit(rf"{MMA}(.*?{COMMIT})", r"\g<0>\n{.reg .f32 x; add.f32 x, \2, \2; }"),
-    "an accumulator is read behind the loop before the wait": Edit(
+    "an accumulator is read after the loop before the wait": Edit(
         rf"{MMA}(.*?)({WAIT_0})", r"\1\2, \3\4\5\6\7{.reg .f32 x; add.f32 x, \2, \2; }\n\8",
     ),
     "two registers of an accumulator are exchanged": Edit(MMA, r"\1\3, \2\4\5\6", 1),
@@ -124,7 +124,7 @@ FAULTS: dict[str, Edit] = {
     "a swizzle of 64 bytes": Edit(MODE, str(int(MODE) ^ 0xC000000000000000)),
     "rows of B are 512 bytes apart": Edit(MODE, str(int(MODE) ^ 0x60 << 32), 1),
     "a swizzle with another base": Edit(MODE, str(int(MODE) | 1 << 49)),
-    "a bit beside the fields": Edit(MODE, str(int(MODE) | 1 << 52)),
+    "a bit outside the fields": Edit(MODE, str(int(MODE) | 1 << 52)),
     "B begins 16 bytes later": Edit(r"(add\.s32 \s*(%r\d+), %r\d+, )8192;(?=\s*and\.b32 \s*%r\d+, \2)", r"\g<1>8208;"),
     "stages are 16 bytes too close": Edit(r"(mul\.lo\.s32 \s*%r\d+, %r\d+, )768;", r"\g<1>767;"),
     "A's block of k is another one": Edit(r"(add\.s32 \s*%r\d+, %r\d+, )2;(?=\s*cvt\.u64)", r"\g<1>4;"),
@@ -140,12 +140,12 @@ FAULTS: dict[str, Edit] = {
     ),
     "there is no fence before the store": Edit(r"fence\.proxy\.async\.shared::cta;", ""),
     "buffers may be read while they are written": Edit(r"cp\.async\.bulk\.wait_group\.read 0;", ""),
-    # Turns.
+    # Turns of two groups.
     "a turn is not handed on": Edit(r"mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];", "", 1, TURNS),
     "a turn is not waited for": Edit(TRY_WAIT, NO_WAIT, 1, TURNS),
     "a turn has the other parity": Edit(TRY_WAIT, r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 0;", 1, TURNS),
     # Swapped operands.
-    "a swapped D is not turned": Edit(r"(stmatrix[^ ]*\.x4)\.trans", r"\1", record=SWAPPED),
+    "a swapped D is not transposed": Edit(r"(stmatrix[^ ]*\.x4)\.trans", r"\1", record=SWAPPED),
     # Clusters.
     "CTAs do not wait for each other to begin": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;", "", record=PAIR),
     "a CTA does not wait for the others to begin": Edit(

@@ -13,27 +13,27 @@ from tests.cudal2gen.test_proofs import prove_and_recheck, why_refused
 
 SLICED: dict[str, Any] = {"stages": 2, "reduce": "workspace", "epilogue": "direct"}
 SUMS = ring(**SLICED, split_k=4)
-TURNED = ring(**SLICED | SWAPPED, split_k=4, atom_n=32)
+TRANSPOSED = ring(**SLICED | SWAPPED, split_k=4, atom_n=32)
 LOOPED = ring(**SLICED | TWO, split_k=16, k=1024, acc="f16", registers=[40, 232])
 ROWS = ring(**SLICED, split_k=4, bm=128)
 COVERED: dict[str, Record] = {
     "four slices": SUMS,
-    "operands swapped": TURNED,
+    "operands swapped": TRANSPOSED,
     "a loop over slices, two warpgroups": LOOPED,
     "vectors of two rows at once": ROWS,
 }
 BUILT_AHEAD = [*COVERED.values()]
 # Faults of other kernels' sums that have a place here.
 COMMON = (
-    "two vectors at one place", "a vector is not left", "a group does not meet behind its stores",
-    "half a group meets behind its stores", "an item is counted without release", "an item is counted for its CTA",
+    "two vectors at one place", "a vector is not left", "a group does not meet after its stores",
+    "half a group meets after its stores", "an item is counted without release", "an item is counted for its CTA",
     "an item counts as two", "an item is not counted", "all threads count an item", "shares of twice as many vectors",
     "a share ends one group later", "large shares by 32 bits", "a wait for half of the parts",
     "a wait for twice as many parts", "a wait that does not acquire", "a count before the wait",
-    "vectors are counted for the CTA", "no meeting behind the wait", "a counter is cleared by a weak store",
-    "a counter is not cleared", "another slice's slab", "a vector behind the last one is loaded",
+    "vectors are counted for the CTA", "no meeting after the wait", "a counter is cleared by a weak store",
+    "a counter is not cleared", "another slice's slab", "a vector after the last one is loaded",
     "loads through the read-only path", "a slice is not added", "a one is added", "columns of another vector",
-    "a row behind the last one", "an element beyond the last column", "tiles of half as many vectors",
+    "a row after the last one", "an element beyond the last column", "tiles of half as many vectors",
     "tiles end one vector later",
 )  # fmt: skip
 LOADED = "ld.global.cg"
@@ -77,10 +77,10 @@ FAULTS_HERE: dict[str, tuple[Record, Edit]] = {
                    r"\g<1>536870904;"),
     ),
     # Two warpgroups that share a tile, and a loop over slices.
-    "one of two warpgroups meets behind the stores": (
+    "one of two warpgroups meets after the stores": (
         LOOPED, Edit("st.global.v4", r"(bar.sync %r\d+, )256;", r"\g<1>128;"),
     ),
-    "one of two warpgroups meets behind the wait": (LOOPED, Edit(COUNT, r"(bar.sync %r\d+, )256;", r"\g<1>128;")),
+    "one of two warpgroups meets after the wait": (LOOPED, Edit(COUNT, r"(bar.sync %r\d+, )256;", r"\g<1>128;")),
     "warpgroups leave their sums in one place": (
         LOOPED, Edit("or.pred", r"(and.b32 +\t%r\d+, %r\d+, |add.s32 \t%r\d+, %r\d+, )(255|-128);", r"\g<1>127;"),
     ),
@@ -96,29 +96,29 @@ FAULTS_HERE: dict[str, tuple[Record, Edit]] = {
     "sums begin with those of the vector before": (
         LOOPED, Edit(LOADED, r"(add.f32 \t%f\d+, )(%f\d+)(, %f\d+;)", r"\1%f127\3"),
     ),
-    # Operands swapped: movmatrix turns the sums of a warp.
-    "the upper rows are not turned": (TURNED, Edit("", MOVE, r"mov.b32 \1, \2;")),
-    "no rows are turned": (TURNED, Edit("", MOVE + NEXT_MOVE, r"mov.b32 \1, \2;\3mov.b32 \4, \5;")),
-    "the upper rows are turned twice": (TURNED, Edit("", MOVE, r"\g<0>\n\g<0>")),
-    "the lower rows are turned in place of the upper ones": (TURNED, Edit("", MOVE + NEXT_MOVE, (
+    # Operands swapped: movmatrix transposes the sums of a warp.
+    "the upper rows are not transposed": (TRANSPOSED, Edit("", MOVE, r"mov.b32 \1, \2;")),
+    "no rows are transposed": (TRANSPOSED, Edit("", MOVE + NEXT_MOVE, r"mov.b32 \1, \2;\3mov.b32 \4, \5;")),
+    "the upper rows are transposed twice": (TRANSPOSED, Edit("", MOVE, r"\g<0>\n\g<0>")),
+    "the lower rows are transposed instead of the upper ones": (TRANSPOSED, Edit("", MOVE + NEXT_MOVE, (
         r"movmatrix.sync.aligned.m8n8.trans.b16 \1, \5;\3movmatrix.sync.aligned.m8n8.trans.b16 \4, \2;"))),
-    "only the first thread turns": (TURNED, Edit(COUNT, MOVE, r"@%p36 \g<0>")),
-    "only the other threads turn": (TURNED, Edit(COUNT, MOVE, r"@!%p36 \g<0>")),
+    "only the first thread transposes": (TRANSPOSED, Edit(COUNT, MOVE, r"@%p36 \g<0>")),
+    "only the other threads transpose": (TRANSPOSED, Edit(COUNT, MOVE, r"@!%p36 \g<0>")),
     "the first thread keeps what it had": (
-        TURNED, Edit(COUNT, MOVE, r"{.reg .b32 x; mov.b32 x, \2; \g<0> selp.b32 \1, x, \1, %p36;}"),
+        TRANSPOSED, Edit(COUNT, MOVE, r"{.reg .b32 x; mov.b32 x, \2; \g<0> selp.b32 \1, x, \1, %p36;}"),
     ),
-    "the first thread turns the lower rows": (
-        TURNED, Edit(COUNT, MOVE + NEXT_MOVE, (
+    "the first thread transposes the lower rows": (
+        TRANSPOSED, Edit(COUNT, MOVE + NEXT_MOVE, (
             r"{.reg .b32 x; selp.b32 x, \5, \2, %p36; movmatrix.sync.aligned.m8n8.trans.b16 \1, x;}\3"
             r"movmatrix.sync.aligned.m8n8.trans.b16 \4, \5;")),
     ),
-    "the first thread goes another way to what it turns": (
-        TURNED, Edit(COUNT, MOVE, r"@%p36 bra TURN; \g<0> bra TURNED; TURN: \g<0> TURNED:"),
+    "the first thread goes another way to its movmatrix": (
+        TRANSPOSED, Edit(COUNT, MOVE, r"@%p36 bra MOVE; \g<0> bra MOVED; MOVE: \g<0> MOVED:"),
     ),
-    "neighbours change places before they are turned": (
-        TURNED, Edit(LOADED, r"(cvt.rn.f16x2.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
+    "neighbours change places before they are transposed": (
+        TRANSPOSED, Edit(LOADED, r"(cvt.rn.f16x2.f32 %r\d+), (%f\d+), (%f\d+)", r"\1, \3, \2"),
     ),
-    "one row is stored for the next one": (TURNED, Edit("", r"(st.global.u16 \t\[%rd\d+)\+2(\], %rs2)", r"\1+0\2")),
+    "one row is stored for the next one": (TRANSPOSED, Edit("", r"(st.global.u16 \t\[%rd\d+)\+2(\], %rs2)", r"\1+0\2")),
 }  # fmt: skip
 # Changes after which a kernel does the same.
 HARMLESS: dict[str, tuple[Edit, str]] = {

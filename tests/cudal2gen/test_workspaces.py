@@ -128,15 +128,15 @@ def test_a_graph_has_counters_of_its_own(record: catalog.Record, library: Path) 
     """The graph is launched on another stream than the captured one, which has concurrent launches."""
     with bench(record, library) as on:
         stream, elsewhere = on.session.streams.own(), on.session.streams.own()
-        before, inside, beside = (on.product(seed) for seed in range(3))
+        before, inside, outside = (on.product(seed) for seed in range(3))
         on.kernel.launch(*before.arguments, stream)
         with on.captured(stream) as made:
             on.kernel.launch(*inside.arguments, stream)
             on.kernel.launch(*inside.arguments, stream)
         for _ in range(2):
             on.replay(made[0], elsewhere)
-            on.kernel.launch(*beside.arguments, stream)
-        assert [product.right for product in (before, inside, beside)] == [True] * 3
+            on.kernel.launch(*outside.arguments, stream)
+        assert [product.right for product in (before, inside, outside)] == [True] * 3
         assert on.findings == []
 
 

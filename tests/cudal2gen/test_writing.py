@@ -70,7 +70,7 @@ def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, *
     )  # fmt: skip
 
 
-# What a scripted model writes, by name: a patch or a text, and how it has to end.
+# What a scripted model writes, by name: a patch or a text, and the expected outcome.
 
 REVERSED = "  const float zero = zeros[31 - threadIdx.x];\n  float sums[2][4] = {{zero}};\n"
 STORE = "  for (int i = 0; i < 8; ++i)\n    store"
@@ -212,7 +212,7 @@ def test_nothing_of_the_host_is_touched(tmp_path: Path) -> None:
     assert "root:" not in "".join(attempt.report for attempt in attempts)
 
 
-# What is wrong before there is a kernel.
+# --- errors before there is a kernel ---
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_server_that_fails_ends_a_session(status: int, tmp_path: Path, monkeyp
     assert len(seconds) == len(server.requests) + (status == 500), "it waits for a rest to end"
 
 
-# What the next question shows, and what comes of it.
+# --- what the next question shows ---
 
 
 class Story(NamedTuple):
@@ -411,7 +411,7 @@ def test_a_question_cannot_be_closed_by_what_it_quotes() -> None:
     assert "\n`````cuda\n// ````\n" in text
 
 
-# What a device's profiler says.
+# --- a device's profiler ---
 
 NCU = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
@@ -470,21 +470,21 @@ def test_rewards_go_to_the_transcript(story: Story) -> None:
     assert {line.stage for line in outcomes} == {"hgemm"}
 
 
-# Limits of what checks.
+# --- limits of checks ---
 
 
 @pytest.mark.slow
 def test_a_check_ends_at_its_limits() -> None:
     assert proof.call_within_limits(time.sleep, (30,), CheckLimits(seconds=0.5)).outcome == "time-out"
     little = CheckLimits(seconds=30, gib=0.25)
-    with processes.memory(0.5):  # what a check inherits from this process is not its own
+    with processes.memory(0.5):  # a check does not count memory that it inherits from this process
         assert proof.call_within_limits(processes.hold, (0.3,), little).outcome == "wrong result"
         assert proof.call_within_limits(processes.hold, (0.1, 0.4), little) is None
     assert proof.call_within_limits(os._exit, (3,), little).outcome == "wrong result"
     assert proof.call_within_limits(len, ("four",), little) == 4
 
 
-# The command.
+# --- the command ---
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ import numpy as np
 def test_reverse(cuda_emulator):
     cuda_emulator.compile("wrong.cu").launch("reverse", block=64, args=[np.ones(64, "f4")])
 """
-# In place of pip: it would bring another version of what is tested here.
+# Replaces pip, which would install another version of the tested package.
 NO_PIP = 'python() { echo "not run: python $*"; }\n'
 
 
@@ -95,7 +95,7 @@ def holds(condition: str, values: dict[str, str]) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for what steps write. They run beside the programs."""
+    """A folder for what steps write. They run in the folder of the programs."""
     programs = {"right.cu": RIGHT, "wrong.cu": WRONG, "test_wrong.py": TEST}
     monkeypatch.chdir(folder_of(programs))
     return tmp_path
@@ -172,5 +172,5 @@ def test_every_input_is_used_and_described(checkout: Path) -> None:
         assert f"inputs.{name}" in text, name
         assert f"`{name}`" in (checkout / "docs" / "kernelproof" / "ci.md").read_text(), name
     assert action["runs"]["using"] == "composite"
-    # Inputs reach scripts as variables: text of a pull request is no code.
+    # Scripts get inputs as variables, so that text of a pull request is never executed.
     assert not any("${{" in step.get("run", "") for step in action["runs"]["steps"])

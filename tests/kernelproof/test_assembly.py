@@ -29,7 +29,7 @@ BODY
 st.global.u32 [%a], %r; ret;
 }
 """
-# What goes into the text, and what ptxas says of it.
+# A change of the text, and ptxas's message.
 REFUSED = {
     "shared memory": ("", "81920", "too much shared data"),
     "types": ("add.u32 %f, %f, %f;", "64", "Arguments mismatch"),
@@ -114,7 +114,7 @@ def test_an_answer_is_stored_by_content(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("ptx", "device"),
     [
         (text().replace(".version 8.0", ".version 99.0"), "sm_80"),  # newer than ptxas
-        (text(target="sm_999"), "sm_80"),  # of no device that ptxas knows
+        (text(target="sm_999"), "sm_80"),  # a device that ptxas does not know
     ],
 )
 def test_what_ptxas_cannot_judge_is_a_note(ptx: str, device: str) -> None:

@@ -41,7 +41,7 @@ def test_races_of_one_buffer_that_share_lines_are_one() -> None:
     assert shown(early, late) == [("shared-race", 4, 6, 1)]
     assert len(grouped([late, report("shared-race", 20, 21)])) == 2
     assert len(grouped([late, report("shared-race", 4, 6, "other")])) == 2
-    # A finding that connects two of them, seen last.
+    # The last finding connects two of them.
     assert shown(report("shared-race", 1, 2), report("shared-race", 3, 4), report("shared-race", 2, 3)) == [
         ("shared-race", 1, 9, 2)
     ]
@@ -52,7 +52,7 @@ def test_instances_of_a_template_are_one_kernel() -> None:
     assert len(grouped([report("shared-race", 4, 6), report("shared-race", 4, 6, kernel="_Z4sortPf")])) == 2
 
 
-def test_what_a_race_leads_to_comes_behind_it() -> None:
+def test_consequences_of_a_race_follow_it() -> None:
     unwritten = report("uninitialised-shared", 4)
     assert shown(unwritten, report("shared-race", 4, 6)) == [("shared-race", 4, 6, 1)]
     assert len(grouped([unwritten, report("shared-race", 5, 6)])) == 2

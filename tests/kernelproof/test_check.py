@@ -127,7 +127,7 @@ def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
 
 def test_repeated_launches_on_unchanged_data_run_twice(library: Path) -> None:
     kernel = run(library, "timed").kernels["_Z5scalePKiPii"]
-    # The first memset changes x: the launch behind it is the first of 50 alike.
+    # The first memset changes x. The launch after it is the first of 50 equal ones.
     assert (kernel.launches, kernel.repetitions) == (2, 48)
 
 
@@ -144,7 +144,7 @@ def test_sampled_launches_on_unchanged_data_run_twice(library: Path) -> None:
 @pytest.mark.slow
 def test_a_limit_names_the_launch(library: Path) -> None:
     result = run(library, "endless kernel", seconds=4)
-    if "in the loop" not in result.ending:  # a busy machine has not turned it often enough
+    if "in the loop" not in result.ending:  # on a busy machine the loop had too few iterations
         result = run(library, "endless kernel", seconds=30)
     assert result.code == 2
     assert re.match("did not end within (4|30) s: launch 1 of waiting, grid 2, ran for ", result.ending)
@@ -214,9 +214,9 @@ def test_the_program_may_fail_end_late_and_take_all_memory(library: Path) -> Non
 
 @pytest.mark.slow
 def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: Path) -> None:
-    with processes.memory(1.0):  # of this process; what a program inherits is not its own
+    with processes.memory(1.0):  # the limit of this process; a program does not count memory that it inherits
         greedy = run(library, "greedy family", gib=0.75)
-        # What they share counts once.
+        # Memory that processes share counts once.
         family = run(library, "family", gib=0.75)
     assert greedy.ending.startswith("needs more than 0.75 GiB")
     assert greedy.seconds < 120
@@ -308,7 +308,8 @@ def test_other_programs_read_findings(library: Path, tmp_path: Path, monkeypatch
     writing.page(result, tmp_path / "p.html")
     assert "if (i &lt;= n) y[i] = x[i];" in (tmp_path / "p.html").read_text()
     assert all(line.startswith(f"::error file={SOURCE},line=") for line in writing.github(result))
-    # Where it is run in the repository, paths are the repository's; programs of one upload differ in their category.
+    # If it runs in the repository, paths are relative to the repository. Programs of one upload differ in their
+    # category.
     monkeypatch.chdir(SOURCE.parents[1])
     writing.sarif(result, tmp_path / "s.json")
     (sarif,) = json.loads((tmp_path / "s.json").read_text())["runs"]
@@ -410,7 +411,7 @@ def test_names_are_short_where_they_are_unambiguous() -> None:
     assert list(names.short_names(mangled).values()) == ["scale", "add<float>", "add<int>", "plain"]
     assert names.resolved("add<int>", mangled) == "_Z3addIiEvPT_"
     assert list(names.fitted(names.short_names(mangled), 8).values()) == ["scale", "add<...> #1", "add<int>", "plain"]
-    # A template argument that is a value: void sort<(Order)0, int>(int*).
+    # A template argument may be a value: void sort<(Order)0, int>(int*).
     assert names.qualified("_Z4sortIL5Order0EiEvPT0_") == "sort<(Order)0, int>"
     assert names.plain("_Z4sortIL5Order0EiEvPT0_") == "sort"
     assert names.plain("__nv_static_26__7bbe168e_5_d2_cu_802c4e23__Z1kPf") == "k"

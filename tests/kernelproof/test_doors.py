@@ -20,9 +20,9 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.mcp_server.requests import Request
 
 KERNEL = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 x) { ret; }\n"
-# Every character that a POSIX shell interprets, alone or as the beginning of an operator.
+# Every character that a POSIX shell interprets, either alone or at the beginning of an operator.
 METACHARACTERS = [*"`$\\\"'|&;<>(){}[]*?!~#^ \t\n\r\x7f", "$(", "&&", "||", ">>", "<<<", "\\\n", "';", '";', "${IFS}"]
-# Arguments of nvcc, each with a place into which an attacker's text is put.
+# Arguments of nvcc, each with a {} for an attacker's text.
 DOORS = [
     "-DX={}", "-DX{}", "-D{}", "-UX{}", "-I{}", "-isystem={}", "-isystem {}", "-Xcompiler {}", "-Xcompiler=-DX={}",
     "-Xcompiler -DX={}", "-Xcompiler -I{}", "-Xlinker {}", "-l{}", "-L{}", "-std=c++17{}", "-O2{}", "-D A{}",

@@ -245,7 +245,7 @@ def test_clients_at_once(tmp_path: Path) -> None:
         assert last[0] is False, number
         assert last[1]["outcome"] == "clean", last
         if number % 2:
-            assert first[1]["outcome"] != "clean", "its second or the limit of a loop's turns ends it"
+            assert first[1]["outcome"] != "clean", "its second or the limit of a loop's iterations ends it"
             assert second[1]["outcome"] == "clean"
         else:
             assert first[0] or first[1]["outcome"] == "not checked"

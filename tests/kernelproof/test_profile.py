@@ -28,7 +28,7 @@ from tests.kernelproof.emulator.build import compiled
 from tests.kernelproof.profiled import HOSTILE, ISSUES, LINES, PROFILE
 
 THREADS, SMEM_BYTES = 128, 4 * (128 + 128) * 32 * 2  # of kernels/multistage.cu: four stages of 128x128x32
-SMS, MHZ = 108, 1380  # of an A100; the clock is that of chips.Rates
+SMS, MHZ = 108, 1380  # an A100, with the clock of chips.Rates
 
 
 def table(sections: tuple[profile.Section, ...], anchor: str, index: int = 0) -> Table:
@@ -42,14 +42,15 @@ def numbers(text: str) -> list[float]:
 def test_occupancy_names_every_limit_and_what_one_cta_more_takes() -> None:
     """An A100's SM: 65536 registers, 164 KiB, 2048 threads; a CTA has 4 warps, a scheduler's share is 16384."""
     by_registers = occupancy(CAPABILITIES["8.0"], threads=128, registers=168, smem_bytes=40960)
-    # 168 * 32 = 5376 registers of a warp: 3 fit into 16384. 41984 bytes with the system's: 4 fit into 167936.
+    # A warp has 168 * 32 = 5376 registers, and 3 fit into 16384. A CTA has 41984 bytes (with the system's), and 4 fit
+    # into 167936.
     assert by_registers.room == {"registers": 3, "shared memory": 4, "threads": 16, "blocks": 32}
     assert (by_registers.ctas, by_registers.limits, by_registers.warps) == (3, ("registers",), 3)
-    assert by_registers.most_registers == 128  # 4096 of a warp
-    assert by_registers.most_smem_bytes == 40960  # enough already
+    assert by_registers.most_registers == 128  # 4096 for a warp
+    assert by_registers.most_smem_bytes == 40960  # already small enough
     by_smem = occupancy(CAPABILITIES["8.0"], threads=256, registers=64, smem_bytes=100_000)
     assert (by_smem.ctas, by_smem.limits) == (1, ("shared memory",))
-    assert by_smem.most_registers == 64  # enough already
+    assert by_smem.most_registers == 64  # already small enough
     assert by_smem.most_smem_bytes == 167936 // 2 - 1024
     assert CAPABILITIES["8.0"].ctas_by_smem(by_smem.most_smem_bytes) == 2
     assert CAPABILITIES["8.0"].ctas_by_smem(by_smem.most_smem_bytes + 128) == 1
@@ -63,7 +64,7 @@ def test_a_saved_profile_is_read_back(tmp_path: Path) -> None:
     assert profile.load(path) == PROFILE
     content = json.loads(path.read_text())
     assert (content["kind"], content["version"], content["modelled"]) == ("profile", 1, True)
-    later = {"roles", "ring", "limits", "hazards"}  # absent where there is nothing to say
+    later = {"roles", "ring", "limits", "hazards"}  # absent if they are empty
     assert set(content) == set(profile.Profile.model_fields) - later
     for change, message in (
         ({"version": 2}, "is a profile of version 2, this program reads 1"),
@@ -181,7 +182,7 @@ MMA = Instruction(0, None, "HGMMA.64x256x16.F32", (), FREE)
     ("warps", "start", "end", "iterations"),
     [
         pytest.param([(0, 10, 20, 30, 40), (5, 15, 25, 35, 45)], 25, 40, 1.5, id="together"),
-        pytest.param([(0, 10, 20, 30), (50, 60, 70, 80)], 10, 60, 2, id="one behind the other"),
+        pytest.param([(0, 10, 20, 30), (50, 60, 70, 80)], 10, 60, 2, id="one after the other"),
         pytest.param([(7,), (9,)], 7, 10, 1, id="one iteration"),
     ],
 )
@@ -380,7 +381,7 @@ def test_a_kernel_of_triton_has_its_tile_in_its_main_loop(tmp_path: Path) -> Non
     """Four warps share 128x128x32: 128*128*32 / (4 * 16*8*16) = 64 MMAs of each, of 8 cycles."""
     program, cubin = tmp_path / "matmul.py", tmp_path / "matmul.cubin"
     program.write_text(TRITON)
-    own_cache = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}  # a cached cubin has another file's lines
+    own_cache = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache")}  # a cached cubin has lines of another file
     subprocess.run([sys.executable, str(program), str(cubin)], check=True, capture_output=True, env=own_cache)
     modelled = profile.of_cubin(cubin, "a100")
     assert (modelled.kernel, modelled.arch, modelled.loop.warps) == ("matmul", "sm_80", 1)

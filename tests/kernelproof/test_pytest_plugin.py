@@ -15,7 +15,7 @@ from kernelproof.testing import emulation  # noqa: F401 - sessions in this proce
 
 pytest_plugins = ["pytester"]
 
-CACHE = places.user_cache()  # pytester gives its sessions another home
+CACHE = places.user_cache()  # pytester's sessions have another home
 SOURCE = Path(__file__).parent / "checked" / "program.cu"
 PLUGIN = ("-p", "kernelproof.testing.plugin")
 HEAD = """
@@ -103,7 +103,7 @@ def test_wrong_value(cuda_emulator):
             "    hint: *",
             "    64 times",
             "    page: */docs/kernelproof/rules/shared-race.md",
-            "*assert*==*5*",  # the body's own failure stays, and has the section too
+            "*assert*==*5*",  # the test's own failure remains, and also has the section
             "*Captured CUDA findings call*",
             "FAILED test_kernels.py::test_wrong - Failed: shared-race in reversed at *",
         ]
@@ -335,7 +335,7 @@ def test_loaded(cuda_emulator):
 def test_marked(): pass
 """
     session.makepyfile(test_kernels=f"from head import *\n{body}")
-    # Python and nothing else; no stand-in runtime in the cache.
+    # Only Python is available, without a stand-in runtime in the cache.
     monkeypatch.setenv("PATH", str(session.path))
     monkeypatch.setenv("KERNELPROOF_CACHE_DIR", str(session.path / "cache"))
     failed = session.runpytest_subprocess(*PLUGIN)

@@ -41,7 +41,7 @@ VAIN = [
     "leave a daemon", "kill all others", "kill the first process", "print for ever", "fill a file",
     "make files for ever",
 ]  # fmt: skip
-# Those that end the program, or that a limit ends.
+# Attacks that end the program or are ended by a limit.
 ENDS = ["answer with garbage", "close all files", "exit", "exit at once", "abort", "kill itself", "crash"]
 EXCESSES = [
     "answer in part",
@@ -99,7 +99,7 @@ class Trap:
 
 @pytest.fixture(scope="module")
 def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
-    # Of all processes the first variables hold it: children are given it when they start.
+    # The initial variables of all processes contain it, since children get it when they start.
     os.environ["DOORS_SECRET"] = SECRET
     holder = subprocess.Popen(["sleep", "600", SECRET])
     planted = Trap(tmp_path_factory.mktemp("outside"))
@@ -148,7 +148,7 @@ def test_an_attack_of_host_code_is_in_vain(attack: str, program: str, trap: Trap
         verdict = graded(program, attack)
     if attack == "leave a daemon":
         time.sleep(1)
-    # The sandbox has a /tmp of its own: what is changed in a cache there is changed for the attack alone.
+    # The sandbox has its own /tmp, so an attack changes a cache there only for itself.
     if attack != "change the cache" or not places.user_cache().is_relative_to("/tmp"):
         assert (verdict.outcome, verdict.findings) == ("right", [])
     trap.untouched()
@@ -193,7 +193,7 @@ def test_constructors_of_a_library_run_within_the_walls(program: str, trap: Trap
     trap.untouched()
 
 
-# Texts that read files while they are compiled. {} is the file, which another folder holds.
+# Texts that read files while they are compiled. {} is a file in another folder.
 INCLUSIONS = [
     '#include "{}"', "#include <{}>", '# /**/ include "{}"', '%:include "{}"', '??=include "{}"', '#inc\\\nlude "{}"',
     '#import "{}"', '#include_next "{}"', '#define F "{}"\n#include F', '#embed "{}"', '/* */ #include "{}"',
@@ -214,7 +214,7 @@ def test_a_text_that_reads_a_file_is_refused(text: str, trap: Trap) -> None:
         answers.run(request(trap.folder, source=source))
 
 
-# Texts that take the time or the stack of what reads them.
+# Texts that exhaust the time or the stack of their reader.
 BOMBS = {
     "comments": "#" + "/**/" * 200 + "x",
     "launches": f"cuda = '{'f<<<a>>>(' * 3000}'\nload_inline('x', '', cuda)",
@@ -245,7 +245,7 @@ def request(root: Path, **fields: object) -> Request:
     return Request(launches=launches, seconds=5, gib=1, roots=[root], **fields)  # type: ignore[arg-type]
 
 
-# The same where no rule of texts looks: the compiler itself must see nothing, and its messages tell nothing.
+# The same without rules of texts. The compiler itself must not see the file, and its messages must not reveal it.
 READERS = [
     '#include "{}"', '#define F "{}"\n#include F', '# 1 "{}" 1\n!', '#line 1 "{}"\n!', '#pragma GCC dependency "{}"\n!',
     '#include __FILE__ "{}"', '#include "/proc/self/environ"', '#include "/proc/1/environ"',
@@ -294,7 +294,7 @@ def test_headers_of_the_folders_that_are_named_are_read(trap: Trap, tmp_path: Pa
         assert SECRET not in str(failure.value)
 
 
-# Names of files, by clients of the server. {} is the folder outside.
+# File names that clients send to the server. {} is the folder outside.
 OUTSIDE = [
     "{}/secret", "{}", "../{name}/secret", "./../{name}/secret", "link", "folder/secret", "chain", "/etc/passwd",
     "/proc/self/environ", "/proc/self/root{}/secret", "/proc/self/cwd/../{name}/secret", "/dev/stdin", "/dev/zero", "/",

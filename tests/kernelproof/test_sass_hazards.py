@@ -135,7 +135,7 @@ RET.REL.NODEC R20
 """
 
 
-def test_a_subroutine_returns_behind_its_own_call() -> None:
+def test_a_subroutine_returns_after_its_own_call() -> None:
     """The load is in flight during the second call. After the first call its register is free."""
     assert hazards(function(CALLS)) == []
     first = CALLS.replace("LDG.E R1", "IADD3 R8, R1, R3, RZ\nLDG.E R1").replace("0x50", "0x60").replace("@7", "@8")
@@ -162,7 +162,7 @@ def test_guards_that_exclude_each_other_do_not_meet() -> None:
     [
         ("IADD3 R1, R1.reuse, R2, RZ ; stall=5 reuse=1\nIADD3 R3, R1, R4, RZ", True),
         ("IADD3 R1, R1, R2, RZ ; stall=5\nIADD3 R3, R1, R4, RZ", False),
-        ("IADD3 R1, R1.reuse, R2, RZ ; stall=5 reuse=1\nIADD3 R3, R4, R1, RZ", False),  # in the other slot
+        ("IADD3 R1, R1.reuse, R2, RZ ; stall=5 reuse=1\nIADD3 R3, R4, R1, RZ", False),  # read in the other slot
         ("IADD3 R5, R1.reuse, R2, RZ ; reuse=1\nMOV R1, 0x7 ; stall=5\nIADD3 R3, R1, R4, RZ", True),
         ("IADD3 R5, R1.reuse, R2, RZ ; reuse=1\nIADD3 R1, R6, R2, RZ ; stall=5\nIADD3 R3, R1, R4, RZ", False),
     ],

@@ -10,8 +10,8 @@ from kernelproof.ground import toolchain
 from kernelproof.sass.latencies import TABLE, fixed
 from scripts import latencies
 
-# Producer, reader, cycles on sm_80, sm_86, sm_89, sm_90a, sm_100a and sm_120a. NVIDIA's own tables, which Mesa's
-# compiler contains, agree but for HMMA on sm_80, and a microbenchmark of the A100 and the H800 has 24.6 and 24.1 there.
+# Producer, reader, and the cycles on sm_80, sm_86, sm_89, sm_90a, sm_100a and sm_120a. NVIDIA's own tables in Mesa's
+# compiler agree except for HMMA on sm_80, for which a microbenchmark of the A100 and the H800 has 24.6 and 24.1.
 FIGURES = [
     ("HMMA.16816.F32", "HMMA.16816.F32", (24, 24, 24, 24, 20, 29)),
     ("HMMA.16816.F16", "STG.E", (23, 23, 23, 23, 19, 28)),
@@ -48,7 +48,7 @@ def test_the_installed_ptxas_schedules_as_the_table_says() -> None:
         pytest.skip(f"no table of ptxas {version}: python scripts/latencies.py")
     (table,) = latencies.generated(["sm_80"]).values()
     recorded = toolkits[version]["sm_80"]
-    # The table is of more kernels: a pair may stand closer there, but not where these stand next to each other.
+    # The table is from more kernels. A pair may be closer there, but not if both are adjacent instructions here.
     assert all(
         recorded[name][reader] <= cycles for name, readers in table.items() for reader, cycles in readers.items()
     )

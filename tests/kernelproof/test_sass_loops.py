@@ -63,7 +63,7 @@ def test_producers_have_a_loop_and_waits_are_left_out() -> None:
         code("@P6 BRA", target=112),  # 0
         "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2",  # 1: the consumers' loop
         code("@P0 BRA", target=80),
-        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2",  # 3: waits again
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR8], R2",  # 3: the second wait
         code("@!P0 BRA", target=48),
         "HGMMA.64x64x16.F32 R24, gdesc[UR8], R24",  # 5
         code("@P1 BRA", target=16),

@@ -15,7 +15,8 @@ def code(text: str) -> Instruction:
     return Instruction(0, None, opcode, tuple(operands.split(", ")) if operands else (), FREE)
 
 
-# Dense FMA a clock and sub-core: 256 on sm_80, 128 on sm_86, sm_89, sm_120; 512 on sm_90, of which mma.sync has 62 %.
+# Dense FMA per clock and sub-core: 256 on sm_80; 128 on sm_86, sm_89 and sm_120; 512 on sm_90, of which mma.sync
+# reaches 62 %.
 TENSOR = [
     ("HMMA.16816.F16", "sm_80", 2048 / 256),
     ("HMMA.16816.F32", "sm_80", 2048 / 256),
@@ -33,7 +34,7 @@ TENSOR = [
     ("HGMMA.64x256x16.F32 R24, gdesc[UR4], R24", "sm_90a", 128),
     ("HGMMA.64x64x16.F16 R24, gdesc[UR4], R24", "sm_90a", 32),
     ("QGMMA.64x128x32.F32.E4M3.E4M3 R24, gdesc[UR4], R24", "sm_90a", 64),
-    # Narrow ones wait for their operands: 2048 bytes of A (16 cycles) and 32 a column of B.
+    # Narrow products wait for their operands: 2048 bytes of A (16 cycles) and 32 bytes per column of B.
     ("HGMMA.64x8x16.F32 R24, gdesc[UR4], R24", "sm_90a", 16 + 2),
     ("HGMMA.64x8x16.F32 R24, R4, gdesc[UR4], R24", "sm_90a", 4),
 ]
@@ -67,7 +68,8 @@ def test_operands_of_a_warpgroup_are_read_in_shared_memory() -> None:
     assert (both.data_cycles, only_b.data_cycles) == ((16 + 32) / 4, 32 / 4)
 
 
-# A warp's 32 lanes by the lanes of a sub-core: 16 of integers, 16 (sm_80) or 32 of FP32, 4 of special functions.
+# The cycles are a warp's 32 lanes divided by a sub-core's lanes: 16 for integers, 16 (sm_80) or 32 for FP32, 4 for
+# special functions.
 OTHERS = [
     ("LOP3.LUT", "sm_80", Pipe.ALU, 2),
     ("F2FP.F16.F32.PACK_AB", "sm_90a", Pipe.ALU, 2),

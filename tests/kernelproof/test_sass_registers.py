@@ -29,7 +29,7 @@ def span(kind: str, first: int, count: int) -> list[str]:
     return [f"{kind}{number}" for number in range(first, first + count)]
 
 
-# Instruction, what it reads, what it writes.
+# An instruction, the registers that it reads, and those that it writes.
 ACCESSES: list[tuple[str, list[str], list[str]]] = [
     ("HMMA.16816.F32 R4, R8.reuse, R12, R4", span("R", 4, 10), span("R", 4, 4)),
     ("HMMA.16816.F16 R4, R8, R12, RZ", span("R", 8, 6), span("R", 4, 2)),
@@ -88,7 +88,7 @@ def test_registers_are_live_from_their_writer_to_their_last_reader() -> None:
         "EXIT",
     )
     liveness = RegisterLiveness(Graph(text))
-    inputs = {"R1", "R6", "R7", "UR4", "UR5", "P1"}  # what nobody writes, and the stack pointer
+    inputs = {"R1", "R6", "R7", "UR4", "UR5", "P1"}  # registers that nothing writes, and the stack pointer
     assert set(register_names(liveness.before[0])) == inputs
     assert set(register_names(liveness.before[3])) == inputs | {"R2", "R4", "R5", "R9"}
     assert set(register_names(liveness.after[6])) == inputs | {"R2", "R4", "R5", "R9"}
@@ -102,7 +102,7 @@ def test_results_that_nobody_reads_are_idle_slots() -> None:
         "MOV R2, 0x4",
         "MOV R3, 0x4",  # overwritten
         "LDS R3, [R2]",
-        "LDS R8, [R2]",  # a load that nobody reads
+        "LDS R8, [R2]",  # a load whose result nobody reads
         "ATOMS.ADD R9, [R2], R3",  # has an effect
         "ELECT P0, URZ, PT",
         "EXIT",
@@ -123,7 +123,7 @@ def test_operands_of_one_bank_wait_for_its_port() -> None:
 def test_a_reused_operand_needs_no_port_in_its_place() -> None:
     first, second, third = (
         code("FFMA R11, R10.reuse, R12, R14"),
-        code("FFMA R13, R10, R10, R15"),  # its second operand is another place
+        code("FFMA R13, R10, R10, R15"),  # its second operand has another slot
         code("FFMA R17, R10, R19, R21"),  # the second instruction did not keep it
     )
     assert port_uses([first, second, third]) == [(3, 0), (1, 1), (1, 2)]

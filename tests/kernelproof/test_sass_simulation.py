@@ -15,7 +15,7 @@ from kernelproof.sass.decoding import FREE
 from kernelproof.sass.simulation import BARRIER_CYCLES, WAKE_CYCLES, steady_cycles
 
 SM80, SM90 = Machine("sm_80"), Machine("sm_90a")
-LDSM_CYCLES = 29  # to its result, arXiv 2206.02874
+LDSM_CYCLES = 29  # until its result, from arXiv 2206.02874
 
 
 def code(opcode: str, *operands: str, guard: str | None = None, **control: Any) -> Instruction:
@@ -40,7 +40,7 @@ def cycles(timeline: Timeline, warp: int = 0) -> list[float]:
 
 
 def test_one_warp_alone() -> None:
-    assert steady_cycles([MMA] * 5) == 40  # 8 cycles of a tensor core each
+    assert steady_cycles([MMA] * 5) == 40  # each takes 8 cycles of a tensor core
     assert steady_cycles([code("HMMA.1688.F16")] * 5) == 20
     assert steady_cycles([LDSM, code("HMMA.16816.F16", waits=(0,))]) == LDSM_CYCLES + 1
     assert steady_cycles([code("IADD3", stall=4), code("MOV")]) == 4 + 2  # the ALU has 16 lanes
@@ -48,7 +48,7 @@ def test_one_warp_alone() -> None:
 
 def test_two_warps_share_a_tensor_core_and_the_one_that_issued_last_goes_on() -> None:
     timeline = run([MMA] * 3, [MMA] * 3)
-    # The youngest starts, and stays: greedy, then youngest.
+    # The youngest warp starts and continues (greedy, then youngest).
     assert cycles(timeline, 1) == [0, 8, 16]
     assert cycles(timeline, 0) == [24, 32, 40]
     assert timeline.busy[sass.Pipe.TENSOR] == 48
@@ -66,7 +66,7 @@ def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
     timeline = run([LDSM, code("MOV", waits=(0,))])
     assert cycles(timeline) == [0, LDSM_CYCLES]
     assert timeline.issues[1].stalls[Stall.SHORT_SCOREBOARD] == LDSM_CYCLES - 1
-    # Two loads on one scoreboard: the older may be done before the younger, 4 cycles of shared memory later.
+    # Two loads have one scoreboard. The younger one is done 4 cycles of shared memory after the older one.
     pair = [LDSM, LDSM]
     assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x1")]))[-1] == LDSM_CYCLES
     assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x0")]))[-1] == LDSM_CYCLES + 4
@@ -75,10 +75,11 @@ def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
 def test_a_full_memory_queue_holds_a_warp_back() -> None:
     many = 24
     at = cycles(run([LDSM] * many))
-    # One in 4 cycles is served, 512 bytes at 128 a cycle; five wait: the one of cycle 8 meets a full queue.
+    # One load of 512 bytes is served in 4 cycles, at 128 bytes a cycle. Five wait, so that the load of cycle 8 meets a
+    # full queue.
     assert at == [*range(9), *range(12, 12 + 4 * (many - 9), 4)]
     shared = run([LDSM] * many, machine=replace(SM80, sub_cores=4))
-    assert cycles(shared)[-1] - cycles(shared)[-2] == 16  # a quarter of it for each sub-core
+    assert cycles(shared)[-1] - cycles(shared)[-2] == 16  # each sub-core has a quarter of it
     assert shared.issues[-1].stalls[Stall.MIO_THROTTLE] == 15
 
 
@@ -90,7 +91,7 @@ def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
     assert together.issues[-1].stalls.keys() >= {Stall.BARRIER}
     apart = run([barrier, after], [late] * 4 + [barrier, after], ctas=(0, 1))
     assert cycles(apart, 0)[-1] <= 2 + BARRIER_CYCLES
-    # A warp that has left is not awaited; a barrier of a quarter of the warps is a sub-core's one.
+    # A barrier does not wait for warps that have ended. A barrier of a quarter of the warps belongs to one sub-core.
     assert cycles(run([barrier, after], [late] * 4, [late] * 20, ctas=(0, 0, 1)), 0)[-1] <= 61 + BARRIER_CYCLES
     named = code("BAR.SYNC.DEFER_BLOCKING", "0x1", "0x80")
     assert cycles(run([named, after], [late] * 4 + [named, after]), 0)[-1] <= 2 + BARRIER_CYCLES
@@ -106,7 +107,7 @@ def ring(stages: int, latency: float) -> float:
 
 def test_a_ring_that_is_too_shallow_waits_for_its_copies() -> None:
     assert ring(8, 300) == 80  # MMAs alone
-    # One stage in flight: a copy is issued 4 cycles behind the wait for the one before, and takes 300.
+    # With one stage in flight, a copy is issued 4 cycles after the wait for the previous one, and takes 300.
     assert ring(2, 300) == pytest.approx(300 + 4, abs=6)
     assert ring(3, 300) == pytest.approx(ring(2, 300) / 2, abs=3)
     assert ring(4, 300) == pytest.approx(ring(2, 300) / 3, abs=3)
@@ -125,7 +126,7 @@ def test_warpgroups_multiply_asynchronously_until_they_are_waited_for() -> None:
     last = code("HGMMA.64x256x16.F32", "R24", "gdesc[UR4]", "R24", "gsb0")
     wait = code("WARPGROUP.DEPBAR.LE", "gsb0", "0x0")
     timeline = run([mma, last, wait], machine=SM90)
-    assert cycles(timeline) == [0, 1, 256]  # 128 cycles each, of which none keeps the warp from its next instruction
+    assert cycles(timeline) == [0, 1, 256]  # each takes 128 cycles, but does not delay the warp's next instruction
     assert timeline.issues[-1].stalls[Stall.GMMA] == 254
 
 
@@ -155,7 +156,7 @@ def roles(stages: int, iterations: int = 12) -> float:
 
 def test_a_producer_fills_what_consumers_hand_back() -> None:
     alone = roles(1)
-    # One place: a load by TMA, an MMA, and two wakes in turn.
+    # The ring has one stage. Each round is a load by TMA, an MMA, and a wake of each side.
     assert alone == pytest.approx(263 + TMA_CYCLES + 4096 / 64 + 128 + 2 * WAKE_CYCLES, rel=0.05)
     assert roles(2) == pytest.approx(alone / 2, rel=0.1)
     assert roles(8) == pytest.approx(128, rel=0.15)

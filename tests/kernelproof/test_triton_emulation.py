@@ -23,7 +23,7 @@ from examples import triton_kernels  # noqa: E402
 
 DEVICES = ("sm_80", "sm_90")
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Of one rounding to the type, and for fp32 of products in tf32.
+# The relative error of one rounding to the type, and for fp32 of products in tf32.
 RELATIVE = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 TF32 = 2**-10
 
@@ -327,7 +327,7 @@ def test_the_example_of_the_guide_runs_and_prints_its_finding(checkout: Path, tm
         [sys.executable, "scale.py"], cwd=tmp_path, check=True, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(checkout)},
     )  # fmt: skip
-    # Triton's cache keeps the path of the first file with a kernel's text; a finding names this one.
+    # Triton's cache keeps the path of the first file with a kernel's text, but a finding must name this file.
     assert f"[{tmp_path}/scale.py:11 in scale]" in process.stdout
     written = re.sub(r"threads 116, [^)]*", "threads 116, ...", re.sub(r"\[/\S*/", "[", process.stdout))
     assert " ".join(written.split()) == " ".join(printed.split())

@@ -1,7 +1,7 @@
 // A stream cipher's shape: sixteen words of state for each block. The last thread has no block, and the key is a word short.
 #include <cstdint>
 
-__device__ uint32_t turned(uint32_t x, int n) { return x << n | x >> (32 - n); }
+__device__ uint32_t rotated(uint32_t x, int n) { return x << n | x >> (32 - n); }
 
 __global__ void blocks(const uint32_t* key, uint32_t* out, int count) {
   int t = blockIdx.x * blockDim.x + threadIdx.x;
@@ -9,7 +9,7 @@ __global__ void blocks(const uint32_t* key, uint32_t* out, int count) {
   uint32_t x[16];
   for (int i = 0; i < 16; i++) x[i] = key[i];
   for (int round = 0; round < 4; round++)
-    for (int i = 0; i < 16; i++) x[i] = turned(x[i] + x[(i + 4) % 16], 7) ^ x[(i + 9) % 16];
+    for (int i = 0; i < 16; i++) x[i] = rotated(x[i] + x[(i + 4) % 16], 7) ^ x[(i + 9) % 16];
   out[t * 16 + 0] = x[0];
   out[t * 16 + 1] = x[1];
   out[t * 16 + 2] = x[2];

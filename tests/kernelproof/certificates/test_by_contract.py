@@ -15,10 +15,10 @@ from kernelproof.emulator import mutants
 from tests.draws import few_by
 from tests.kernelproof.certificates.subjects import Subject, product, row_sum
 
-# Faults that are planted in kernels that sum rows: a part of the text, and what it is changed to.
+# Faults planted in kernels that sum rows: a part of the text, and its replacement.
 FAULTS = {
     "a row is a float longer": ("i < n;", "i <= n;"),
-    "the last turn is missing": ("i < n;", "i < n - 1024;"),
+    "the last iteration is missing": ("i < n;", "i < n - 1024;"),
     "an element is added twice": ("v.z + v.w", "v.z + v.z"),
     "lanes 8 to 15 are left out": ("offset = 16", "offset = 4"),
     "a lane takes another's elements": ("thread * 4", "thread / 2 * 8"),
@@ -28,7 +28,7 @@ FAULTS = {
 }
 REFUTED = (
     "a row is a float longer",
-    "the last turn is missing",
+    "the last iteration is missing",
     "an element is added twice",
     "one warp's sum is missing",
 )

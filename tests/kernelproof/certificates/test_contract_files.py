@@ -12,7 +12,7 @@ from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.certificates.subjects import PRODUCT, ROW_SUM, Subject, product
 from tests.kernelproof.emulator.build import stored
 
-# Field that the message names, what the contract says, what it is changed to.
+# The field that the message names, a part of the contract, and its replacement.
 WRONG = [
     ("result", "A(i,k) B(j,k)", "A(i,k) + B(j,k)"),
     ("result", "D(i,j) = sum", "D(i,k) = sum"),

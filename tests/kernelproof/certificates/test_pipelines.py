@@ -17,7 +17,7 @@ def begun(*copies: tuple[int, int]) -> Stores:
     stores.meet()
     for lane, first in copies:
         stores.begin(lane, PLACES[first : first + 2])
-    # Which copy reads a place is not in here.
+    # This does not say which copy reads an address.
     stores.read[:] = Stores.READING
     return stores
 

@@ -11,14 +11,14 @@ from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
 
 LANES, STEP = 32, 64
-TURN = Polynomial.named("turn", STEP)
+ITERATION = Polynomial.named("iteration", STEP)
 
 
-def elements(first: int, turn: Polynomial = ZERO) -> Terms:
+def elements(first: int, iteration: Polynomial = ZERO) -> Terms:
     """Lane l's element first + l of a k-tile."""
     rows = np.zeros((LANES, 1), np.int64)
     cells = Cells(np.ones_like(rows), rows, np.arange(LANES)[:, None] + first, 4)
-    return Terms.of_elements(cells, Kind("A", ZERO, turn), np.ones(LANES, bool), STEP).view("f4")
+    return Terms.of_elements(cells, Kind("A", ZERO, iteration), np.ones(LANES, bool), STEP).view("f4")
 
 
 def total(terms: Terms) -> Terms:
@@ -30,19 +30,19 @@ def total(terms: Terms) -> Terms:
     return terms
 
 
-def test_a_turn_after_turn_has_all_terms_once() -> None:
+def test_all_iterations_have_all_terms_once() -> None:
     first = (elements(0) + elements(32)).view("f4")
     assert not total(elements(0)).has_all(Polynomial.of(STEP))
     assert total(first).has_all(Polynomial.of(STEP))
-    general = first.settled().moved(TURN).view("f4")
-    later = (general + elements(0, TURN + STEP)).view("f4") + elements(32, TURN + STEP)
-    assert first.settled().moved(TURN + STEP).same(later)
-    assert not first.settled().moved(TURN).same(later)
-    assert not first.settled().moved(TURN + STEP).same(general + elements(0, TURN + STEP))
+    general = first.settled().moved(ITERATION).view("f4")
+    later = (general + elements(0, ITERATION + STEP)).view("f4") + elements(32, ITERATION + STEP)
+    assert first.settled().moved(ITERATION + STEP).same(later)
+    assert not first.settled().moved(ITERATION).same(later)
+    assert not first.settled().moved(ITERATION + STEP).same(general + elements(0, ITERATION + STEP))
     half = (elements(0).settled().view("f4") + elements(0, Polynomial.of(STEP))).view("f4")
     assert not total(half + elements(32, Polynomial.of(STEP))).settled().has_all(Polynomial.of(2 * STEP))
-    assert total(later).has_all(TURN + 2 * STEP)
-    assert not total(later).has_all(TURN + STEP)
+    assert total(later).has_all(ITERATION + 2 * STEP)
+    assert not total(later).has_all(ITERATION + STEP)
 
 
 def test_an_element_that_is_added_twice_is_refused() -> None:

@@ -93,7 +93,7 @@ def test_every_operation_is_that_of_numpy(program: list[tuple[Step, Any]], x: in
         except NotCertified:
             return
         except TypeError:
-            # An array in place of a word, of which nothing depends on the names any more.
+            # An array that replaces a word when nothing in it depends on the names any more.
             assert not isinstance(word, Word)
             return
         array = step(array, known)

@@ -114,7 +114,7 @@ def outcome(subject: Subject) -> str:
     return by_contract.prove(subject.ptx, subject.contract).outcome
 
 
-# What is not so on a device for some problem, and each of them once was for a proof.
+# Conditions that are false on a device for some problem. Proofs once took each of them for true.
 WRONG = {
     "a predicate of data": row_sum(load=LOAD + "setp.eq.f32 %p1, %f2, 0f3F800000; @%p1 mov.f32 %f2, 0f00000000;"),
     "a predicate of data's bits": row_sum(
@@ -159,7 +159,7 @@ WRONG = {
     ).changed('"f32", shape = ["m", "n"]', '"bf16", shape = ["m", "n"]'),
 }  # fmt: skip
 
-# Two warps leave their sums in shared memory, and a thread adds them.
+# Two warps write their sums to shared memory, and a thread adds them.
 PARTIALS = """
   shr.u32 %r8, %r3, 5; shl.b32 %r9, %r8, 2; mov.u32 %r10, s; add.s32 %r10, %r10, %r9;
   and.b32 %r11, %r3, 31; setp.ne.s32 %p5, %r11, 0; @%p5 bra A; st.shared.f32 [%r10], %f1; A:

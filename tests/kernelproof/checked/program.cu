@@ -27,10 +27,10 @@ __global__ void reversed(const int *x, int *y, bool synchronised) {
 }
 __global__ void increment(int *y) { atomicAdd(y, 1); }
 __global__ void waiting(int *y) { for (long i = 0; i < 1l << 40; ++i) atomicAdd(y, 1); }
-__global__ void serial(int *y, int turns) {
+__global__ void serial(int *y, int iterations) {
   unsigned value = 1;
 #pragma unroll 1
-  for (int i = 0; i < turns; ++i) value = value % 1000003 * 4093 + 1;
+  for (int i = 0; i < iterations; ++i) value = value % 1000003 * 4093 + 1;
   *y = value;
 }
 __global__ void circle(int *y, int step) {

@@ -90,7 +90,7 @@ def compiled(name: str, suffix: str, *flags: str, arch: str = "sm_80") -> Path:
 
 def compiled_text(code: str, arch: str) -> str:
     """PTX with line information of a program of one file, ``example.cu``."""
-    # The source stays beside its PTX: findings read the names of variables in it.
+    # The source is stored next to its PTX, since findings read names of variables from it.
     source, number = stored(code, "example.cu"), arch[3:]
     command = [nvcc(), "-O3", "-std=c++17", f"-gencode=arch=compute_{number},code=compute_{number}"]
     command += ["-lineinfo", "-ptx", source.name]

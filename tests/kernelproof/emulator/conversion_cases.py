@@ -16,7 +16,7 @@ from tests.kernelproof.emulator.operand_draws import integers, sources
 Function = Callable[[int, int, int], Want]
 INTEGERS = tuple(f"{s}{bits}" for bits in (8, 16, 32, 64) for s in "us")
 FLOATS = ("f16", "bf16", "f32", "f64")
-# Operand and result registers by bits; bytes stand in words.
+# Operand and result registers by number of bits. Bytes are in words.
 _FROM = {8: "%A", 16: "%h", 32: "%A", 64: "%a"}
 _TO = {8: (32, "%D"), 16: (16, "%m"), 32: (32, "%D"), 64: (64, "%d")}
 _INTEGRAL: dict[str, Callable[[Fraction], int]] = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WARPS, WORDS, BARRIERS = 3, 64, 24
-# How lanes arrive at the place {at}, and wait for all {count} arrivals there.
+# The ways in which lanes arrive at the address {at}, and wait for all {count} arrivals there.
 ARRIVE = {
     "mbarrier": "mbarrier.arrive.shared::cta.b64 _, {at};",
     "released": "red.release.cta.shared.add.u32 {at}, 1;",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-# Bits of the mantissa and of the exponent. tf32 stands in the upper bits of a word.
+# Bits of the mantissa and of the exponent. A tf32 is in the upper bits of a word.
 FORMATS = {"f16": (10, 5), "bf16": (7, 8), "tf32": (10, 8), "f32": (23, 8), "f64": (52, 11)}
 SPARE = {"tf32": 13}
 

@@ -135,7 +135,7 @@ def _extremum(kind: str, larger: bool, modifiers: str) -> Function:
         nans = [exact.decode(x, kind) is None for x in (a, b)]
         if all(nans) or (any(nans) and "NaN" in modifiers):
             return CANONICAL[kind] if kind != "f64" else Nan(kind)
-        # Codes of one sign are ordered as their numbers are.
+        # Codes of numbers with the same sign have the order of the numbers.
         keys = [-(x & ~sign) - 1 if x & sign else x for x in (a, b)]
         first = keys[0] > keys[1] if larger else keys[0] < keys[1]
         out = b if nans[0] else a if nans[1] or first else b
@@ -199,7 +199,7 @@ def holds(test: str, a: int, b: int, kind: str, ftz: bool = False) -> bool:
 def _comparisons(kind: str) -> list[Case]:
     names = ", ".join(REGISTERS[width_of(kind)].split(", ")[1:3])
     third = REGISTERS[width_of(kind)].split(", ")[3]
-    # A setp of f32 or f64 may have a second result, of the complement.
+    # A setp of f32 or f64 may have a second result, the complement of the first.
     results = "%R|%P" if kind in ("f32", "f64") else "%P"
     mask = (1 << width_of(kind)) - 1
     ftzs = ("", ".ftz") if kind in ("f16", "f32") else ("",)

@@ -100,7 +100,7 @@ def exchange(body: str, **settings: Any) -> tuple[np.ndarray, list[str]]:
     return got, [f"{r.kind}: {r.message}" for r in result.reports]
 
 
-# By the name of a swizzle: the bytes of a row that it permutes, and its number in a descriptor of wgmma.
+# For each swizzle by name: the bytes of a row that it permutes, and its number in a descriptor of wgmma.
 SPAN = {"none": 16, "32": 32, "64": 64, "128": 128}
 MODE = {"none": 0, "32": 3, "64": 2, "128": 1}
 

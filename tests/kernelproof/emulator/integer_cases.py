@@ -98,7 +98,7 @@ def _of_bits(bits: int) -> list[Case]:
 def _quotients(kind: str, by_zero: bool) -> list[Case]:
     def divided(a: int, b: int, rest: bool) -> int:
         if b == 0:
-            # What today's hardware gives; the ISA leaves it open, and a finding says so.
+            # The results of today's hardware. The ISA does not define them, and a finding says so.
             return a if rest else -1
         q = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
         return a - q * b if rest else q
@@ -128,7 +128,7 @@ def _lop3(table: int) -> Function:
     return f
 
 
-# The bytes that prmt's modes choose, from the lowest: for each value of the selector's two lower bits.
+# The bytes that prmt's modes select, the lowest first, for each value of the selector's two lower bits.
 _CHOICES = {
     "f4e": [(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (3, 4, 5, 6)],
     "b4e": [(0, 7, 6, 5), (1, 0, 7, 6), (2, 1, 0, 7), (3, 2, 1, 0)],

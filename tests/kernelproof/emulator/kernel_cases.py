@@ -187,7 +187,7 @@ CORRECT_SHARED = [
     Case(SHARED, "broadcast_then_write", 1, 32, [X128[:32], Out(np.empty(32, np.int32), BROADCAST)]),
     Case(SHARED, "volatile_reduce", 1, 64, [X128[:64], Out(np.empty(1, np.int32), np.array([X128[:64].sum()]))]),
     Case(SHARED, "shared_flag", 1, 64, [X128[:32], Out(np.empty(32, np.int32), X128[:32][::-1])]),
-    # What is read undefined but never used is no mistake.
+    # An undefined value that is read but never used is not an error.
     Case(SHARED, "garbage_dropped", 1, 128, [X128, Out(I128, np.where(T >= 28, X128[::-1], 5)), 100]),
     Case(SHARED, "nested_loops", 1, 128, [X128, Out(I128, NESTED), 10]),
 ]

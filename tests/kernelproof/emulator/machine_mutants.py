@@ -19,7 +19,7 @@ from kernelproof.sass.pipes import MEMORY
 from kernelproof.sass.registers import STACK, read_operands, register_names, unread
 
 NOP = Instruction.bare("NOP")
-SCHEDULED = frozenset(("stall", "wait", "write barrier", "read barrier"))  # kinds that change control words alone
+SCHEDULED = frozenset(("stall", "wait", "write barrier", "read barrier"))  # kinds that change only control words
 FIXED = frozenset(("BRA", "EXIT", "BSSY", "BSYNC", "CALL", "RET", "BAR", "NOP", "DEPBAR", "WARPSYNC", "BREAK"))
 
 
@@ -101,7 +101,7 @@ def _register(code: Code, at: int, draw: random.Random, count: int) -> dict[int,
     numbers = [int(name[1:]) for name in register_names(access(item).writes) if name[0] == "R"][:1]
     fields = [(RESULT, number) for number in numbers]
     singles = {(mask & -mask).bit_length() - 1 for mask, _ in read_operands(item) if mask}
-    # After the address of a load, and after the operand of a store, comes the descriptor of its memory.
+    # The descriptor of its memory follows the address of a load and the operand of a store.
     places = OPERANDS[: 1 if item.name.startswith("L") else 2] if item.name in MEMORY else OPERANDS
     fields += [(first, number) for first in places if (number := item.code >> first & 255) in singles]
     if not fields or item.name in FIXED:

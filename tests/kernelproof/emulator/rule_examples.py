@@ -13,11 +13,11 @@ from kernelproof.ground.chips import GPUS
 from tests.kernelproof.emulator.build import compiled_text
 
 PAGES = Path(__file__).parents[3] / "docs" / "kernelproof" / "rules"
-# Broken by host code, not by a kernel; the examples of some are programs, which test_host_order.py runs.
+# Host code breaks these rules, not a kernel. Some have programs as examples, which test_host_order.py runs.
 OF_THE_HOST = {"launch-error", "launch-refused", "copy-out-of-bounds", "grid-sync"}
 WITH_PROGRAMS = {"stream-race", "host-race", "host-access", "use-after-free", "invalid-free", "copy-direction"}
 OF_CHECKS = {"does-not-assemble"}  # test_assembly.py runs its example
-OF_MACHINE_CODE = {"register-hazard"}  # no source has it: test_machine_schedules.py edits a cubin
+OF_MACHINE_CODE = {"register-hazard"}  # no source can have it; test_machine_schedules.py edits a cubin
 WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST - WITH_PROGRAMS - OF_CHECKS - OF_MACHINE_CODE)
 TYPES = {"float": np.dtype("f4"), "float4": np.dtype("(4,)f4"), "int": np.dtype("i4")}
 DEVICES = {"sm_90a": HOPPER, "sm_100a": Device.of(GPUS["b200"])}

@@ -35,7 +35,7 @@ def test_own_addresses_hold_the_rank() -> None:
         assert got[32 * rank].tolist() == [own, own, other, own, other, 1 - rank, rank, 1 - rank]
 
 
-# Every way to one's own shared memory; the address of the variable holds the rank.
+# Every way to address a CTA's own shared memory. The address of the variable contains the rank.
 WAYS = {
     "by name": "st.shared.u32 [s], %u; bar.warp.sync -1; ld.shared.u32 %w, [s];",
     "shared": "st.shared.u32 [%v], %u; ld.shared::cta.u32 %w, [%v];",
@@ -71,7 +71,7 @@ def test_own_shared_memory(way: str) -> None:
     ],
 )
 def test_instructions_on_shared_cta_take_no_address_of_another_cta(access: str) -> None:
-    # The old emulator followed such an address to the other CTA.
+    # An earlier emulator accessed the other CTA by such an address.
     _, reports = exchange(EXCHANGE.replace("ld.shared::cluster.u32 %w, [%x1];", f"{access} mov.u32 %w, 0;"))
     assert any("an instruction on shared::cta of CTA 0 of the cluster has an address of CTA 1" in r for r in reports)
 
@@ -161,7 +161,7 @@ def test_bytes_that_a_phase_can_wait_for() -> None:
 
 @pytest.mark.slow
 def test_descriptors_that_keep_the_rank_are_noticed() -> None:
-    # Of each pair the first is of A, whose rows lie along k: the field that the rank falls into is not used there.
+    # The first of each pair is for A, whose rows are along k. Its field that gets the rank is not used.
     source = alone("tma_gemm", 5)
     unmasked = [m for m in mutants(source) if m.kind == "unmask"]
     noticed = [bool(finding(m.text, "tma_gemm", "nn_f16_2x2")) for m in unmasked]

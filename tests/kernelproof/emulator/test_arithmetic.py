@@ -15,7 +15,7 @@ from tests.kernelproof.emulator import conversion_cases, float_cases, integer_ca
 from tests.kernelproof.emulator.lane_arithmetic import Case, Group, execute, mismatches, text_of
 
 GROUPS = {**float_cases.GROUPS, **integer_cases.GROUPS, **conversion_cases.GROUPS}
-# Instructions that are no arithmetic of one lane, and why they have no cases here.
+# Instructions that are not arithmetic of one lane, and the reasons why they have no cases here.
 EXEMPT = {
     "accesses to memory": "ld ldu st red atom prefetch prefetchu discard applypriority createpolicy cvta isspacep mapa "
     "getctarank",
@@ -38,7 +38,7 @@ EXEMPT = {
 }
 
 
-# Results that are compared within about a second.
+# The number of results that are compared in about a second.
 FEW = 40_000
 
 

@@ -25,7 +25,7 @@ def kinds(reports: list[Report]) -> set[str]:
 
 @pytest.mark.parametrize("grid", [1, 3])
 @pytest.mark.parametrize(("first", "rest"), [(3, 5), (5, 3), (3, 4), (8, 9), (0, 2), (2, 0)])
-def test_a_barrier_behind_loops_of_different_lengths_is_met_wrongly(first: int, rest: int, grid: int) -> None:
+def test_a_barrier_after_loops_of_different_lengths_is_mismatched(first: int, rest: int, grid: int) -> None:
     reports, _ = run("rounds", grid, 128, first, rest, 1, 0)
     (error,) = [report for report in reports if report.is_error]
     assert error.kind == "barrier-divergence"

@@ -22,7 +22,7 @@ from tests.kernelproof.emulator.kernel_cases import program
 
 Array = Any
 THREADS = 96
-# Numbers of programs.cu. A step that needs more threads than have exited would be a deadlock, so none follows EXIT.
+# Steps of programs.cu. A step after EXIT that needs all threads would be a deadlock, so none follows.
 BARRIER, WAIT, EXIT = 1, 11, 19
 STEPS = [2, 3, 4, 5, 6, 7, 8, 9, 10, WAIT, 12, 13, 14, 15, 16, 17, 18, 20, 21, 22]
 
@@ -80,15 +80,16 @@ def test_programs_of_ctas_give_the_same_alone_and_together(rows: list[list[int]]
             assert also_found == found
             np.testing.assert_array_equal(also, values)
             assert also_counted == counted
-    # Another order of warps may show a race as another kind of race, and give its values, but makes no program wrong.
+    # In another order of warps a race may have another kind and other values, but a right program stays right.
     assert verdicts[0][0] == verdicts[1][0]
     if not verdicts[0][0]:
         np.testing.assert_array_equal(verdicts[0][1], verdicts[1][1])
 
 
-# Early ends and different numbers of turns; see programs.cu. Each row is one CTA's, and is right or has the rule.
+# Programs with early exits and different numbers of rounds (see programs.cu). Each row is one CTA's program. The set
+# has the violated rules.
 FIXED: list[tuple[list[list[int]], set[str]]] = [
-    # A word that a warp has read, and then, behind a barrier, one thread of it reads and writes.
+    # A warp reads a word. After a barrier one of its threads reads and writes the word.
     ([[1, 5, 1, 4, 3], [1], [], [1, 5, 1, 4, 3, 1, 5, 1, 4, 3]], set()),
     ([[1, 5, 4, 3], [1], []], {"shared-race"}),
     ([[1, 6, 1, 8, 5], [8, 15, 13, 1], []], set()),
@@ -120,7 +121,7 @@ def test_ctas_of_a_batch_end_at_different_times(rows: list[list[int]], rules: se
 @pytest.mark.parametrize(
     ("kernel", "ctas", "rules"), [("ring", 1, ("deadlock", "shared-race")), ("exchange", 2, ("shared-race",))]
 )
-def test_mbarriers_and_clusters_take_different_turns(
+def test_mbarriers_and_clusters_take_different_numbers_of_rounds(
     kernel: str, ctas: int, rules: tuple[str, ...], adverse: bool
 ) -> None:
     code = emulator.load(compiled("phases", ".ptx", arch="sm_90a"))
@@ -128,11 +129,11 @@ def test_mbarriers_and_clusters_take_different_turns(
         results = []
         for lanes in (64, 192, 512):
             memory = Memory()
-            turns = memory.upload(np.array([1, 5, 2, 0], np.int32), "input")
+            rounds = memory.upload(np.array([1, 5, 2, 0], np.int32), "input")
             out = memory.upload(np.zeros(4 * 64 * ctas, np.int32), "inout")
             options = Options(lanes=lanes, adverse=adverse)
             result = code.launch(
-                kernel, 4 * ctas, 64, [turns, out, fault], memory=memory, device=HOPPER, options=options
+                kernel, 4 * ctas, 64, [rounds, out, fault], memory=memory, device=HOPPER, options=options
             )
             results.append((findings(result.reports), out.download().tolist()))
         assert all(found == results[0][0] for found, _ in results)
@@ -165,13 +166,13 @@ def test_a_race_of_ctas_has_the_same_names_in_every_batch(first: int) -> None:
         found = shared(rows, order, Options(lanes=64))
         for lanes in (128, 64 * len(rows), None):
             assert shared(rows, order, Options(lanes=lanes)) == found
-        # Another order shows other pairs of lines, and makes no program right or wrong.
+        # Another order shows other pairs of lines, but does not change whether a program is right.
         rng.shuffle(order)
         assert bool(shared(rows, order, Options(lanes=64))) == bool(found)
         assert bool(shared(rows, order, Options(adverse=True))) == bool(found)
 
 
-# Threads that read their own element, and that of another CTA, in either order; a CTA that writes what all have read.
+# Threads read their own element and one of another CTA, in either order. A CTA writes what all have read.
 ACROSS = """
 extern "C" __global__ void before(int* x) {
   int i = blockIdx.x * blockDim.x + threadIdx.x, other = x[i + blockDim.x]; x[i] = x[i] + other;

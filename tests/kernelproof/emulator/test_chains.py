@@ -28,7 +28,8 @@ def test_clocks_cover_what_their_rows_cover(seed: int) -> None:
     for tick in range(1, 400):
         cta, warp = int(draw.integers(ctas)), int(draw.integers(-1, 2))
         row = np.zeros(THREADS, np.int64)
-        # A warp releases what some of its lanes did, behind an older horizon; so rows of a warp may not be ordered.
+        # A warp may release accesses of only some lanes, and an older state of the others. So rows of a warp may be
+        # unordered.
         row[:] = int(draw.integers(tick)) if draw.integers(2) else 0
         row[draw.permutation(THREADS)[:8] if warp == BARRIER else np.arange(32 * warp, 32 * warp + 32)] = tick
         clock, rows = known[int(draw.integers(len(known)))]

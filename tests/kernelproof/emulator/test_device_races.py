@@ -42,7 +42,7 @@ def test_every_part_of_a_wide_store_races(access: str, message: str, offset: int
     assert all(message in report.message for report in result.reports)
 
 
-# Thread 0 of CTA 0 executes the first access of 8 bytes at %p, then thread 0 of CTA 1 the second.
+# Thread 0 of CTA 0 executes the first access (8 bytes at %p). Then thread 0 of CTA 1 executes the second.
 TWO_CTAS = """
 .version 8.0
 .target sm_80
@@ -65,7 +65,7 @@ done: ret;
 """
 WORD, WORDS = "red.global.add.u32 [%p+4], 1;", "red.global.add.u64 [%p], 1;"
 PLAIN = "st.global.u32 [%p+4], 5;"
-# Strong accesses of each other's places that overlap in a part, of which one is no read-modify-write.
+# Strong accesses that overlap in a part. At least one of them is not a read-modify-write.
 MIXED = [
     ("st.relaxed.gpu.global.u64 [%p], 5;", "atom.global.add.u32 %a, [%p+4], 1;"),
     (WORDS, "ld.relaxed.gpu.global.u32 %a, [%p+4];"),
@@ -79,10 +79,10 @@ WITHOUT_ORDER = [
     ("ld.global.u32 %a, [%p+4]; st.global.u32 [%p+64], %a;", WORD),
 ]
 RIGHT = [
-    (WORD, WORDS),  # read-modify-writes are atomic for each other whatever their sizes
-    (WORD, "ld.relaxed.gpu.global.v2.u32 {%a, %b}, [%p];"),  # of each element
+    (WORD, WORDS),  # read-modify-writes of any sizes are atomic for each other
+    (WORD, "ld.relaxed.gpu.global.v2.u32 {%a, %b}, [%p];"),  # atomic for each element
     (WORD, "ld.volatile.global.u32 %a, [%p+4];"),
-    (WORD, "st.relaxed.gpu.global.u64 [%p+8], 5;"),  # beside it
+    (WORD, "st.relaxed.gpu.global.u64 [%p+8], 5;"),  # the next word
     ("st.relaxed.gpu.global.u16 [%p+4], 5;", WORD),  # narrow atomics are made of words
     ("ld.relaxed.gpu.global.u32 %a, [%p];", "ld.relaxed.gpu.global.u64 %x, [%p];"),
 ]
@@ -97,21 +97,21 @@ def races_of_two_ctas(first: str, second: str) -> list[str]:
     return [report.message for report in result.reports]
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize(("first", "second"), MIXED)
-def test_strong_accesses_of_different_sizes_race(first: str, second: str, turned: bool) -> None:
-    (message,) = races_of_two_ctas(second, first) if turned else races_of_two_ctas(first, second)
+def test_strong_accesses_of_different_sizes_race(first: str, second: str, swapped: bool) -> None:
+    (message,) = races_of_two_ctas(second, first) if swapped else races_of_two_ctas(first, second)
     assert message.endswith("both are strong, but of different sizes")
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize(("first", "second"), WITHOUT_ORDER)
-def test_atomics_race_with_plain_accesses_of_another_cta(first: str, second: str, turned: bool) -> None:
-    (message,) = races_of_two_ctas(second, first) if turned else races_of_two_ctas(first, second)
+def test_atomics_race_with_plain_accesses_of_another_cta(first: str, second: str, swapped: bool) -> None:
+    (message,) = races_of_two_ctas(second, first) if swapped else races_of_two_ctas(first, second)
     assert message.endswith("between")
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize(("first", "second"), RIGHT)
-def test_atomics_of_two_ctas_that_need_no_order(first: str, second: str, turned: bool) -> None:
-    assert (races_of_two_ctas(second, first) if turned else races_of_two_ctas(first, second)) == []
+def test_atomics_of_two_ctas_that_need_no_order(first: str, second: str, swapped: bool) -> None:
+    assert (races_of_two_ctas(second, first) if swapped else races_of_two_ctas(first, second)) == []

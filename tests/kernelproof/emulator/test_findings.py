@@ -132,7 +132,7 @@ def test_declarations() -> None:
     assert shapes == [("float", (2, 17)), ("float", (8,)), ("__half", (8, 32))]
 
 
-# Each thread of two warps writes its word and reads one of the other warp's.
+# Each thread of two warps writes its own word and reads a word of the other warp.
 KERNEL = """
 .version 8.0
 .target sm_80

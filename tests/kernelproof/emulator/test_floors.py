@@ -9,7 +9,7 @@ import pytest
 
 from tests import house
 
-# From the lowest up, as the docstring of ``kernelproof.emulator`` has them.
+# From the lowest up, as in the docstring of ``kernelproof.emulator``.
 FLOORS = ["state", "arithmetic", "memory", "machine", "hopper", "blackwell", "frontend", "machine_code", "host"]
 PREFIX = "kernelproof.emulator."
 

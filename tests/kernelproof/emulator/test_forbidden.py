@@ -36,9 +36,9 @@ def kinds(
     return [report.kind for report in result.reports if report.is_error]
 
 
-# The generic address of a local array at %i, written; thread 0 has the predicate %P.
+# Writes a local array, whose generic address is in %i. Thread 0 has the predicate %P.
 OWN = "mov.u64 %i, own; cvta.local.u64 %i, %i; st.v2.u32 [%i], {%t, %t}; setp.eq.u32 %P, %t, 0;"
-# Each thread copies 16 bytes of %p to its place at %a.
+# Each thread copies 16 bytes from %p to its own address %a.
 COPY = "shl.b32 %a, %t, 4; add.u32 %a, %a, %s; mov.u64 %w, %p; cp.async.ca.shared.global [%a], [%w], 16;"
 DEFECTS = {
     "read-only-path": [
@@ -146,7 +146,8 @@ DEFECTS = {
         "setp.lt.u32 %P, %t, 16; @%P movmatrix.sync.aligned.m8n8.trans.b16 %a, %t;",
     ],
     "foreign-local": [
-        # Through shared memory, by a shuffle, through global memory; read, written, with an offset.
+        # The address is passed by shared memory, a shuffle or global memory, and is read, written, or used with an
+        # offset.
         OWN + "@%P st.shared.u64 [s], %i; bar.sync 0; ld.shared.u64 %i, [s]; ld.u32 %a, [%i]; st.global.u32 [%g], %a;",
         OWN + "mov.b64 {%a, %b}, %i; shfl.sync.idx.b32 %a, %a, 0, 31, -1; shfl.sync.idx.b32 %b, %b, 0, 31, -1;"
         "mov.b64 %i, {%a, %b}; st.u32 [%i+4], 3;",
@@ -181,7 +182,7 @@ def test_defects(rule: str, body: str) -> None:
 
 RIGHT = {
     "read-only input": "ld.global.nc.u32 %a, [%r]; st.global.u32 [%g], %a;",
-    "read-only words beside written ones": "ld.global.nc.u32 %a, [%g+512]; st.global.u32 [%g], %a;",
+    "read-only words next to written ones": "ld.global.nc.u32 %a, [%g+512]; st.global.u32 [%g], %a;",
     "pointer of either buffer": "setp.lt.u32 %P, %t, 7; selp.b64 %i, %g, %h, %P; st.global.u32 [%i], %t;",
     "pointer differences": "sub.u64 %w, %q, %p; add.u64 %g, %g, %w; st.global.u32 [%g], %t;",
     "pointer out of memory": "st.shared.u64 [s], %q; ld.shared.u64 %i, [s]; ld.global.u32 %a, [%i];",
@@ -246,7 +247,7 @@ def test_a_barrier_that_is_overwritten(body: str) -> None:
         BARRIER + ARRIVE + "bar.sync 0; @%P mbarrier.inval.shared.b64 [s+64]; @%P st.shared.u32 [s+64], 0;"
         "@%P mbarrier.init.shared.b64 [s+64], 64;" + ARRIVE,
     ],
-    ids=["beside", "before", "after inval"],
+    ids=["next to it", "before", "after inval"],
 )
 def test_a_barrier_that_is_not_overwritten(body: str) -> None:
     assert kinds(body) == []

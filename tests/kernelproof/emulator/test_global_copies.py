@@ -7,7 +7,7 @@ import pytest
 
 from tests.kernelproof.emulator.hopper_ptx import run
 
-# Thread 0 of CTA 0 stores 16 words of shared memory in bulk and raises a flag; thread 0 of CTA 1 reads them.
+# Thread 0 of CTA 0 stores 16 words of shared memory in bulk and sets a flag. Thread 0 of CTA 1 reads them.
 STORE = """
   setp.ne.u32 %P, %t, 0; @%P bra out; mov.u32 %n, %ctaid.x; setp.ne.u32 %P, %n, 0; @%P bra other;
   mov.u32 %u, 7; st.shared.v4.u32 [%s], {%u, %u, %u, %u}; fence.proxy.async;
@@ -25,11 +25,11 @@ ANOTHER = """
     ("wait", "kinds"),
     [
         ("cp.async.bulk.wait_group 0;", []),
-        # The source has been read, the destination may not have been written.
+        # The source has been read, but the destination may not have been written.
         ("cp.async.bulk.wait_group.read 0;", ["global-race"]),
         ("cp.async.bulk.wait_group.read 0; cp.async.bulk.wait_group 0;", []),
         ("", ["global-race"]),
-        # One group may be under way: the other store's, or this one.
+        # One group may be in flight: the other store's, or this one.
         (ANOTHER + "cp.async.bulk.wait_group 1;", []),
         ("cp.async.bulk.wait_group 1;", ["global-race"]),
     ],
@@ -78,7 +78,7 @@ out:"""
         ("fence.proxy.async.global;", "%q", []),
         ("fence.proxy.async.shared::cta;", "%q", ["proxy-fence"]),
         ("fence.acq_rel.gpu;", "%q", ["proxy-fence"]),
-        # What an earlier launch, or the host, has written needs none.
+        # Data from an earlier launch or from the host needs no fence.
         ("", "%p", []),
     ],
 )

@@ -111,7 +111,7 @@ STORES = {
     "after a write": (BEGIN, f"st.shared.u32 [%v], %t; {BEGIN}"),
     "before a write": (WAITED, f"st.shared.u32 [%v], %t; {WAITED}"),
     "after a read": (BEGIN, f"st.shared.u32 [%v], %t; ld.shared.u32 %w, [%v]; {BEGIN}"),
-    "beside a read": (WAITED, f"ld.shared.u32 %w, [%v]; {WAITED}"),
+    "together with a read": (WAITED, f"ld.shared.u32 %w, [%v]; {WAITED}"),
     "phase within": ("[%bar], 128", "[%bar], 64"),
     "not waited for": (WAITED, ""),
 }
@@ -185,7 +185,7 @@ def test_elect() -> None:
 
 
 def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
-    # Warps 0 to 3 and warp 8 meet at barrier 1; the others at barrier 2, where warp 8 only arrives.
+    # Warps 0 to 3 and warp 8 synchronise at barrier 1, the others at barrier 2, where warp 8 only arrives.
     body = """
       mad.lo.u32 %v, %t, 4, %s; st.shared.u32 [%v], %t;
       setp.lt.u32 %P, %t, 128; @%P bra first; setp.ge.u32 %P, %t, 256; @%P bra last;
@@ -204,7 +204,7 @@ def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
 @pytest.mark.parametrize(("threads", "dec", "inc", "kinds"), [
     (384, 40, 232, []), (384, 24, 240, []), (384, 40, 240, ["registers"]), (384, 44, 200, ["registers"]),
     (384, 16, 200, ["registers"]),
-    # ptxas 13.0 reports 168 registers for 384 threads, less where all numbers are less; 248 for 256 threads.
+    # ptxas 13.0 reports 168 registers for 384 threads (less if all numbers are less), and 248 for 256 threads.
     (384, 40, 160, []), (384, 176, 200, ["registers"] * 2), (256, 48, 248, []), (256, 40, 232, []), (512, 24, 152, []),
 ])  # fmt: skip
 def test_register_pool(threads: int, dec: int, inc: int, kinds: list[str]) -> None:
@@ -230,7 +230,7 @@ def test_grid_dependency(overlapping: bool) -> None:
     bad = good.replace("griddepcontrol.wait;", "")
     kinds = [r.kind for r in run(bad, x, np.empty(32, np.uint32), overlapping=overlapping)[1].reports]
     assert kinds == (["grid-dependency"] * 2 if overlapping else [])
-    # One warp waits, a barrier tells the others.
+    # One warp waits, and a barrier orders the others.
     single_wait = good.replace(
         "griddepcontrol.wait;", "setp.gt.u32 %P, %t, 31; @%P bra j; griddepcontrol.wait; j: bar.sync 0;"
     )

@@ -23,7 +23,7 @@ LOADS = [
 
 @pytest.mark.parametrize(("dims", "box", "at", "swizzle"), LOADS)
 def test_tensor_load(dims: tuple[int, ...], box: tuple[int, ...], at: tuple[int, ...], swizzle: int) -> None:
-    # Rows are padded, so that what lies outside of the tensor is not zero.
+    # Rows are padded, so that memory outside of the tensor is not zero.
     pitch = -(-dims[0] // 8) * 8 + 8
     x = np.random.default_rng(1).integers(1, 1000, (*dims[:0:-1], pitch)).astype(np.uint16)
     memory = Memory()
@@ -206,7 +206,7 @@ def test_threads_that_read_what_a_bulk_copy_brings() -> None:
     got, result = run(body.replace("WAIT", wait), x, np.empty((64, 4), np.uint32), block=64)
     assert result.reports == []
     assert got[1].view(np.uint16).tolist() == [2, 3, 66, 67, 130, 131, 194, 195]
-    # One warp waits, the other does not: the data is there, but not for it.
+    # One warp waits, and the other does not. The data has arrived, but is not visible to the other.
     half = "setp.gt.u32 %E, %t, 31; @%E bra over; WAIT over:".replace("WAIT", wait)
     _, result = run(body.replace("WAIT", half), x, np.empty((64, 4), np.uint32), block=64)
     assert [r.kind for r in result.reports] == ["shared-race"]

@@ -49,12 +49,12 @@ def test_counters() -> None:
     run = gemm("tn_f32_1x1", (256, 256, 256), options=Options(counters=True))
     counters = run.session.launches[0].counters
     assert counters is not None
-    # 4 CTAs x 2 warpgroups x 4 k-tiles x 4 k-steps.
+    # The product of 4 CTAs, 2 warpgroups, 4 k-tiles and 4 k-steps.
     assert counters.wgmma == 128
     assert counters.wgmma_flops == 2 * 256**3
     summary = counters.summary()
     loaded, stored = 4 * 4 * 2 * 128 * 64 * 2, 256 * 256 * 2
-    # Two boxes per k-tile, one per 16 x 64 elements of D.
+    # Each k-tile has two boxes, and each 16 x 64 elements of D have one.
     assert summary["bulk"] == {
         "boxes": 4 * 4 * 2 + 256 * 256 // (16 * 64),
         "load_bytes": loaded,

@@ -168,7 +168,7 @@ def test_accumulators_in_flight_and_fences() -> None:
         ("wgmma.wait_group.sync.aligned 0;", "mov.b32 %c1, 0; wgmma.wait_group.sync.aligned 0;", "wgmma-registers"),
         ("fence.proxy.async.shared::cta; bar.sync 0;", "bar.sync 0;", "proxy-fence"),
         ("fence.proxy.async.shared::cta; bar.sync 0;", "fence.proxy.async.shared::cta;", "shared-race"),
-        # Whoever issues the access may fence after the barrier.
+        # The thread that issues the access may fence after the barrier.
         ("fence.proxy.async.shared::cta; bar.sync 0;", "bar.sync 0; fence.proxy.async;", ""),
     ):
         assert old in text
@@ -196,9 +196,9 @@ def test_lanes_outside_of_a_guard_keep_their_sums() -> None:
     [
         ("setp.lt.u32 %Q, %t, 96; @%Q wgmma.wait_group.sync.aligned 0;", range(96, 128)),
         ("setp.gt.u32 %Q, %t, 31; @%Q wgmma.wait_group.sync.aligned 0;", range(32)),
-        # Every warp waits, in one branch or in the other.
+        # Every warp waits in one of the branches.
         ("@%Q bra own; wgmma.wait_group.sync.aligned 0; bra both; own: wgmma.wait_group.sync.aligned 0; both:", ()),
-        # A warp that does not wait, and does not read either.
+        # One warp neither waits nor reads.
         ("setp.gt.u32 %Q, %t, 31; @!%Q bra out; wgmma.wait_group.sync.aligned 0;", ()),
     ],
 )

@@ -36,7 +36,7 @@ def test_mbarrier_states_and_phases() -> None:
 
 
 def test_try_wait_gives_up_where_nothing_else_can_run() -> None:
-    # A try_wait has a time limit: the loop that counts its failures ends.
+    # A try_wait has a time limit, so the loop that counts its failures ends.
     body = """
       mov.u32 %bar, s; mbarrier.init.shared::cta.b64 [%bar], 64; bar.warp.sync -1; mov.u32 %x0, 0;
       mbarrier.try_wait.parity.shared::cta.b64 %P, [%bar], 0, 100; @!%P add.u32 %x0, %x0, 1;
@@ -50,7 +50,8 @@ def test_try_wait_gives_up_where_nothing_else_can_run() -> None:
 def test_a_wait_may_come_before_an_arrival_that_nothing_orders(
     between: str, failures: list[int], adverse: bool
 ) -> None:
-    # Thread 32 completes the phase. Its own warp sees that, another one only behind a barrier between.
+    # Thread 32 completes the phase. Its own warp is ordered after that. Another warp is ordered only by a barrier
+    # between.
     body = f"""
       mov.u32 %bar, s; setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%bar], 1; bar.sync 0;
       mov.u32 %x0, 0; setp.eq.u32 %P, %t, 32; @%P mbarrier.arrive.shared::cta.b64 _, [%bar]; {between}

@@ -13,7 +13,8 @@ from kernelproof.emulator import EmulatorError, Mutant, Options, PtxError, Sever
 from tests.draws import THOROUGH, drawn_by
 from tests.kernelproof.emulator.hopper import gemm, load, text
 
-# Tiles on both sides of the ring's length, several tiles per CTA, an edge; each with the number of clusters launched.
+# Problems with fewer and more k-tiles than stages, several tiles per CTA, and an edge, each with the number of launched
+# clusters.
 PROBLEMS = [((256, 256, 448), 1), ((136, 136, 256), 0)]
 ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 
@@ -60,7 +61,7 @@ def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mut
     return total, left
 
 
-# (kind, instruction) -> why a survivor changes nothing.
+# For each (kind, instruction): the reason why a survivor changes nothing.
 EQUIVALENT = {
     ("count", "mbarrier.init.shared::cta.b64"): "the barriers that order pingpong consumers are not used here",
     ("discount", "mbarrier.init.shared::cta.b64"): "the same",
@@ -85,7 +86,7 @@ def test_mutants_of_a_cluster_with_multicast() -> None:
         }
 
 
-# What must be noticed, and in which words.
+# Mutants that must be noticed, and the words of their findings.
 NOTICED = [
     ("tma_gemm", 2, "tn_f16_2x1", r"fence\.proxy\.async\.shared::cta;", "", "without a fence.proxy.async"),
     ("tma_gemm", 2, "tn_f16_2x1", r"(wgmma\.wait_group\S*) 1;", r"\1 2;", "a wgmma of"),
@@ -120,7 +121,8 @@ def test_noticed(case: int) -> None:
 
 
 def test_drain_of_the_producer() -> None:
-    # The waits for empty stages after the producer's last copy: without them a CTA may exit before its peers arrive.
+    # These are waits for empty stages after the producer's last copy. Without them a CTA may exit before its peers
+    # arrive.
     source = alone("tma_gemm", 2)
     waits = list(re.finditer(r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, [^;]*;", source))
     first_release = source.index("setmaxnreg.inc")

@@ -172,11 +172,11 @@ class Attribute(ctypes.Structure):
 @pytest.mark.parametrize(
     ("block", "shared", "cluster", "most"),
     [
-        (32, 0, 1, 7 * 32),  # CTAs of an SM
-        (512, 0, 1, 7 * 4),  # threads
-        (32, 40000, 1, 7 * 5),  # shared memory, of which each CTA takes 1 KiB more
+        (32, 0, 1, 7 * 32),  # limited by the CTAs of an SM
+        (512, 0, 1, 7 * 4),  # limited by threads
+        (32, 40000, 1, 7 * 5),  # limited by shared memory, of which each CTA takes 1 KiB more
         (512, 0, 4, 7 * 4),
-        (512, 0, 8, 3 * 8),  # whole clusters
+        (512, 0, 8, 3 * 8),  # limited to whole clusters
     ],
 )
 def test_a_cooperative_grid_must_be_resident(block: int, shared: int, cluster: int, most: int, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_cooperative_grid_must_be_resident(block: int, shared: int, cluster: i
         for ctas, code in ((most, 0), (most + cluster, 720)):
             config = Config((ctas, 1, 1), (block, 1, 1), shared, None, ctypes.addressof(attributes), 2)
             assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == code
-            # Others wait for a place.
+            # Other CTAs wait until an SM has room.
             config = Config((ctas, 1, 1), (block, 1, 1), shared, None, ctypes.addressof(attributes[1]), 1)
             assert runtime.c.cudaLaunchKernelExC(ctypes.byref(config), kernel, None) == 0
             if cluster == 1:

@@ -16,7 +16,7 @@ from tests.kernelproof.emulator.hopper_ptx import run
 
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
-# How lane 0 of warp 0 releases, and how warp 1 waits for that. [%bar] is an mbarrier, [%bar+8] a flag in shared memory.
+# The ways in which lane 0 of warp 0 releases and warp 1 waits. [%bar] is an mbarrier, [%bar+8] a flag in shared memory.
 MBARRIER = (
     "@%P mbarrier.arrive.shared::cta.b64 _, [%bar];",
     "wait: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra wait;",
@@ -76,7 +76,7 @@ def body(
 ) -> str:
     """Warp 0 writes, and lane 0 releases; warp 1 waits, and each of its lanes reads what another lane has written."""
     release, wait = way
-    # Without mbarriers a kernel runs on the units of sm_80.
+    # A kernel without mbarriers runs on sm_80.
     init = f"@%P mbarrier.init.shared::cta.b64 [%bar], {arrivals};" if "mbarrier" in release else ""
     return f"""
       add.u32 %bar, %s, 1024; mov.f32 %x4, 0f00000000; mov.b32 %x5, %x4; mov.b32 %x6, %x4; mov.b32 %x7, %x4;
@@ -123,7 +123,7 @@ def test_an_instruction_of_the_whole_warp_comes_between(way: str, between: str, 
 
 
 ALL_LANES = MBARRIER[0].removeprefix("@%P ")
-# Lane after lane arrives.
+# One lane after the other arrives.
 IN_TURN = f"""mov.u32 %u, 0;
     next: setp.eq.u32 %Q, %t, %u; @%Q {ALL_LANES} add.u32 %u, %u, 1; setp.lt.u32 %Q, %u, 32; @%Q bra next;"""
 
@@ -210,7 +210,8 @@ def test_all_lanes_write_what_the_first_one_releases(adverse: bool) -> None:
 
 @ADVERSE
 def test_lanes_of_a_warp_poll_one_word_in_two_loops(adverse: bool) -> None:
-    # Each loop is given the values of the word at its own pace, the first one on the way to the second one's.
+    # Each loop gets the values of the word at its own pace. The first loop waits for a value that precedes the second
+    # one's.
     text = body(
         (ATOMIC[0], ""),
         "",

@@ -42,12 +42,12 @@ st.global.v4.b32 [%a1], {%r0,%r1,%r2,%r3}; ret;
 }
 """
 TWO = "mov.b64 {%r0,%r1}, %d2; "
-# Makes %a3 a generic address: of shared memory in some threads, of global memory in the others.
+# Makes %a3 a generic address, of shared memory in some threads and of global memory in the others.
 SOMEWHERE = (
     "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
     " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; "
 )
-# What PTX says, and an opcode that ptxas makes of it.
+# PTX, and an opcode to which ptxas translates it.
 FORMS = {
     "dp4a s": ("dp4a.s32.s32 %r0, %r1, %r2, %r3;", "IDP.4A.S8.S8"),
     "dp4a u": ("dp4a.u32.u32 %r0, %r1, %r2, %r3;", "IDP.4A.U8.U8"),

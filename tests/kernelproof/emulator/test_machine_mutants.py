@@ -28,7 +28,7 @@ from tests.kernelproof.emulator.test_machine_code import run
 
 SEEDS = range(1000, 1044) if THOROUGH else range(1000, 1004)
 LEVELS = (3, 1, 2, 0)
-EACH = 2  # mutants of each kind and text
+EACH = 2  # the number of mutants of each kind and text
 
 
 def results(cubin: Path, seed: int) -> tuple[np.ndarray, list[str]]:
@@ -76,6 +76,6 @@ def test_planted_faults_are_found_or_change_nothing(tmp_path: Path) -> None:
     assert {kind for kind, _ in found} == KINDS.keys()
     assert "schedule" in {how for kind, how in found if kind == "reuse"}
     assert sum(how in ("schedule", "execution", "refused") for _, how in found) > len(found) // 2
-    # Nobody notices these, and nobody knows why: a register that has the same value in all lanes of three runs, or a
-    # memory descriptor, whose content the emulator does not use.
+    # Mutants that are not noticed, without a known reason: they replace a register that has the same value in all lanes
+    # of three runs, or a memory descriptor, whose content the emulator does not use.
     assert sum(not how for _, how in found) <= len(found) // 50

@@ -70,7 +70,7 @@ CASES = [
 def test_fragments(shape: str, acc: str, kind: str) -> None:
     k, per = int(shape[6:]), PER[kind]
     rng = np.random.default_rng(k)
-    # As large as the operands hold exactly and the accumulator takes.
+    # The numbers are as large as the operands represent exactly and the accumulator can sum.
     high = {"f16": 9, "bf16": 200, "tf32": 1000, "s8": 127, "u8": 255}[kind]
     low = 0 if kind == "u8" else -high
     a, b, c = rng.integers(low, high, (16, k)), rng.integers(low, high, (k, 8)), rng.integers(-9, 9, (16, 8))

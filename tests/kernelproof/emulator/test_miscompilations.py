@@ -79,7 +79,7 @@ def test_every_planted_miscompilation_is_found() -> None:
         assert outcome(assembled(wrong)) != expected, name
 
 
-# Releases of ptxas of which it is known whether they make the mistakes of examples/miscompilations.py.
+# Releases of ptxas, and whether they are known to make the errors of examples/miscompilations.py.
 WRONG, MENDED = {"12.8.93", "12.9.86", "13.0.88"}, {"13.4.59"}
 
 

@@ -61,7 +61,8 @@ def test_random_data_within_the_accumulator(program: emulator.Program) -> None:
         ]
         program.launch(kernel, 1, 128, args, memory=memory, shared_bytes=SHARED_BYTES)
         errors[kernel] = np.abs(args[2].download() - want).max()  # type: ignore[attr-defined]
-    # fp32: rounding of the result only (|D| < 128). fp16: 32 roundings on the way, so it must be visibly worse.
+    # With fp32 only the result is rounded (|D| < 128). With fp16 there are 32 roundings before that, so it must be
+    # clearly worse.
     assert errors["gemm_f32"] <= 2**-5
     assert 2 * errors["gemm_f32"] < errors["gemm_f16"] < 1
 
@@ -87,7 +88,7 @@ def test_counters(program: emulator.Program) -> None:
     assert counters.mma == 4 * 4 * 4 * 2 * 32
     assert counters.ldmatrix == 4 * 4 * 4 * 2 * 8
     assert counters.cp_async == 4 * 128 * 4 * 8
-    # One barrier per k-tile, two in the epilogue.
+    # Each k-tile has one barrier, and the epilogue two.
     assert counters.barriers == 4 * (4 + 2)
     banks = counters.shared_banks
     assert banks["ldmatrix"].wavefronts == banks["ldmatrix"].ideal == counters.ldmatrix * 4
@@ -129,7 +130,7 @@ def test_bank_conflicts_are_counted() -> None:
 
 
 SHAPES = [(128, 128, 32), (128, 128, 64), (128, 256, 96), (256, 128, 160)]
-# Survivors that change nothing: (kind, text of the instruction that they touch).
+# Survivors that change nothing: (kind, text of the changed instruction).
 EQUIVALENT = {
     ("swap", "bar.sync"): "the neighbour touches no memory, or waits for what has landed already",
     ("swap", "cp.async.wait_all"): "nothing is in flight after the last k-tile",

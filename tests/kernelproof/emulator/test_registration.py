@@ -102,7 +102,8 @@ def test_a_toy_instruction_runs_and_is_mutated() -> None:
     assert np.array_equal(values, X)
     mutants = {mutant.name: mutant for mutant in emulator.mutants(TEXT) if "toy" in mutant.name}
     assert list(mutants) == ["drop toy.copy.b32 at 14", "shift toy.copy.b32 at 14", "drop toy.wait at 15"]
-    # Without the wait the data is under way; shifted, it lands beside; without the copy nothing was written.
+    # Without the wait the data is in flight. A shifted copy writes to the next word. Without the copy nothing was
+    # written.
     assert run(mutants["drop toy.wait at 15"].text)[1] == ["in-flight"]
     assert "uninitialised-shared" in run(mutants["drop toy.copy.b32 at 14"].text)[1]
     shifted, kinds = run(mutants["shift toy.copy.b32 at 14"].text)

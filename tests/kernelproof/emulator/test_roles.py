@@ -17,7 +17,7 @@ def kinds(result: emulator.LaunchResult) -> set[str]:
     return {report.kind for report in result.reports}
 
 
-# Two warps write a word each and arrive; one of them waits. READER reads the other's word.
+# Two warps write a word each and arrive. Warp WAITER waits, and warp READER reads the other's word.
 MBARRIER = """
   add.u32 %bar, %s, 1024; setp.ne.u32 %P, %t, 0; @%P bra ready;
   mbarrier.init.shared::cta.b64 [%bar], 64;
@@ -77,8 +77,8 @@ def test_an_arrival_at_the_barrier_of_a_cluster(early: int, wrong: bool) -> None
     assert wrong or (got == np.arange(64) ^ 32).all()
 
 
-# CTA RECEIVER writes a word, expects 128 bytes, and the other CTA sends them. The receiver waits or does not; the
-# sender reads the receiver's word, which nothing orders, or does not.
+# CTA RECEIVER writes a word and expects 128 bytes, which the other CTA sends. The receiver may wait. The sender may
+# read the receiver's word, which nothing orders.
 ASYNC = """
   add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1; mad.lo.u32 %v, %t, 4, %s;
   setp.ne.u32 %P, %t, 0; @%P bra ready;
@@ -119,7 +119,7 @@ def test_an_asynchronous_store(waits: str, sender: str, wrong: set[str], receive
     assert wrong or (got.reshape(2, 32)[receiver] == np.arange(32)).all()
 
 
-# A thread of warp ISSUER begins a bulk copy; the warps read what it brings. WAITER waits for it.
+# A thread of warp ISSUER starts a bulk copy, warp WAITER waits for it, and the warps read the copied data.
 BULK = """
   add.u32 %bar, %s, 4096; shr.u32 %n, %t, 5; setp.ne.u32 %P, %t, ISSUER; @%P bra ready;
   mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;
@@ -145,7 +145,8 @@ def test_the_completion_of_a_bulk_copy(reads_waiting: bool, issuer: int, waiter:
     assert not reads_waiting or (got.reshape(2, 32)[reader] == np.arange(32)).all()
 
 
-# Warp ISSUER multiplies and commits. READER reads the product from tensor memory, and WAITER waits for the commit.
+# Warp ISSUER multiplies and commits. Warp WAITER waits for the commit, and warp READER reads the product from tensor
+# memory.
 COMMIT = """
   .reg .b32 %bar, %n; .reg .pred %Q; .reg .b64 %da;
   add.u32 %bar, %s, 64; shr.u32 %n, %t, 5; setp.ne.u32 %Q, %t, 0; @%Q bra made;
@@ -181,7 +182,7 @@ def test_a_commit_of_tensor_cores(reads_waiting: bool, issuer: int, waiter: int)
     assert bool(kinds(result)) == (not reads_waiting), result.reports
 
 
-# CTA FIRST writes and ends; the other one reads, with nothing between.
+# CTA FIRST writes and ends. The other CTA reads without synchronisation.
 EXIT = """
   mov.u32 %n, %ctaid.x; mad.wide.u32 %g, %t, 4, %q; setp.ne.u32 %P, %n, FIRST; @%P bra reads;
   st.global.u32 [%g], %t; bra over;
@@ -200,7 +201,7 @@ def test_the_end_of_a_cta(first: int, lanes: int | None, cluster: int) -> None:
     assert "global-race" in kinds(result)
 
 
-# Warp FIRST writes and ends. The other warp waits for a barrier of the cluster, which says nothing of ended threads.
+# Warp FIRST writes and ends. The other warp waits at a barrier of the cluster, which does not order ended threads.
 EXIT_BEFORE_CLUSTER = """
   shr.u32 %n, %t, 5; xor.b32 %u, %t, 32; setp.ne.u32 %P, %n, FIRST; @%P bra reads;
   mad.lo.u32 %v, %t, 4, %s; st.shared.u32 [%v], %t; ret;

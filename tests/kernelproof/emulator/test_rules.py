@@ -37,7 +37,7 @@ def test_a_phase_at_exit_is_lint() -> None:
     assert str(report).startswith("lint, phase-at-exit: the CTA exits in the middle of a phase")
 
 
-# Every thread adds 1 by compare and swap; the first value is a plain load.
+# Every thread adds 1 by compare-and-swap, and gets the first value by a plain load.
 LOOP = """
 .version 8.0
 .target sm_80
@@ -52,7 +52,7 @@ again:
   setp.ne.u32 %P, %o, %v;
   mov.u32 %v, %o;
   @%P bra again;
-  BEHIND
+  AFTER
   ret;
 }
 """
@@ -65,20 +65,21 @@ again:
     [
         ("ld.global.u32 %v, [%q];", {"plain-first-load"}),
         ("ld.relaxed.gpu.global.u32 %v, [%q];", set()),
-        # The same address, by another register.
+        # The loop uses the same address in another register.
         ("cvta.to.global.u64 %p, %q; ld.global.u32 %v, [%p];", {"plain-first-load"}),
         ("add.s64 %p, %q, 0; ld.global.u32 %v, [%p];", {"global-race"}),
-        # Not checked by the swap: it is another value that races.
+        # The value that races is another one than the swap checks.
         ("ld.global.u32 %v, [%q]; add.u32 %v, %v, 0;", {"global-race"}),
-        # It decides a branch around the loop, and is copied and changed to no effect.
+        # The value decides a branch around the loop, and is copied and changed without effect.
         ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P bra again; add.u32 %n, %v, 5;", {"plain-first-load"}),
-        # It goes elsewhere: stored, as an address, as a guard, under a branch, to local memory.
+        # The value is used elsewhere: stored, as an address, as a guard, under a branch, in local memory.
         ("ld.global.u32 %v, [%q]; st.shared.u32 [s], %v;", {"global-race"}),
         ("ld.global.u32 %v, [%q]; mad.wide.u32 %p, %v, 0, %q; st.global.u32 [%p+4], 1;", {"global-race"}),
         ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P st.global.u32 [%q+4], 1;", {"global-race"}),
         ("ld.global.u32 %v, [%q]; setp.gt.u32 %P, %v, 999; @%P bra again; st.global.u32 [%q+4], 1;", {"global-race"}),
         ("ld.global.u32 %v, [%q]; st.local.u32 [own], %v;", {"global-race"}),
-        # Behind the loop: the register is the swap's result by then, or made from what the swap has checked; or not.
+        # After the loop the register holds the swap's result, or a value made from what the swap has checked, or
+        # neither.
         ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %v;", {"plain-first-load"}),
         ("ld.global.u32 %v, [%q]; | st.local.u32 [own], %n;", {"plain-first-load"}),
         ("ld.global.u32 %v, [%q]; sub.u32 %w, %v, 1; | st.local.u32 [own], %w;", {"global-race"}),
@@ -88,15 +89,15 @@ def test_the_first_load_of_a_loop_of_swaps_is_benign(load: str, kinds: set[str])
     memory = Memory()
     y = memory.upload(np.zeros(2, np.uint32), "inout")
     options = emulator.Options(lanes=64)
-    before, _, behind = load.partition("|")
-    text = LOOP.replace("LOAD", before).replace("BEHIND", behind)
+    before, _, after = load.partition("|")
+    text = LOOP.replace("LOAD", before).replace("AFTER", after)
     result = emulator.load(text).launch("k", 4, 64, [y], memory=memory, options=options)
     assert y.download()[0] == 256
     assert {report.kind for report in result.reports} == kinds
     assert all(report.is_error == (report.kind == "global-race") for report in result.reports)
 
 
-# Two counters; the first swap of each stands before the loops, which go on with what those return.
+# There are two counters. The first swap of each precedes the loops, which continue with its result.
 TWO_COUNTERS = """
 .version 8.0
 .target sm_80
@@ -144,8 +145,8 @@ def test_a_first_load_is_benign_though_its_first_swap_stands_before_the_loop(las
     assert {report.kind for report in result.reports} == kinds
 
 
-# Lines count from that of the header; %v is loaded, %t is the thread's number.
-BEHIND_A_LOAD = """.version 8.0
+# Lines are counted from the header's line. %v is loaded, and %t is the thread's number.
+AFTER_A_LOAD = """.version 8.0
 .target sm_80
 .address_size 64
 .visible .entry k(.param .u64 y) { .reg .b32 %t, %v, %w; .reg .b64 %p, %q; .reg .pred %P; .shared .b32 s[64];
@@ -156,7 +157,7 @@ ld.param.u64 %p, [y]; mov.u32 %t, %tid.x; ld.global.u32 %v, [%p];
 @pytest.mark.parametrize(
     ("body", "dependent", "writes"),
     [
-        ("st.global.u32 [%p], %v;", set(), False),  # a value that is stored decides nothing
+        ("st.global.u32 [%p], %v;", set(), False),  # a value that is only stored decides nothing
         ("mul.wide.u32 %q, %v, 4;\nadd.s64 %q, %q, %p;\nst.global.u32 [%q], %t;", {6, 7, 8}, True),
         ("mul.wide.u32 %q, %v, 4;\nadd.s64 %q, %q, %p;\nld.global.u32 %w, [%q];", {6, 7, 8}, False),
         ("setp.eq.u32 %P, %v, 0;\n@%P st.global.u32 [%p], %t;", {6, 7}, True),
@@ -167,7 +168,7 @@ ld.param.u64 %p, [y]; mov.u32 %t, %tid.x; ld.global.u32 %v, [%p];
             True,
         ),
         ("setp.eq.u32 %P, %v, 0;\n@%P ret;\nst.global.u32 [%p], %t;", {6, 8}, True),
-        # A register that is written under such a branch; a value that went through shared memory.
+        # A register is written under such a branch, or a value passes through shared memory.
         (
             "mov.u64 %q, %p;\nsetp.eq.u32 %P, %v, 0;\n@%P bra over;\nmov.u64 %q, 0;\nover:\nst.global.u32 [%q], %t;",
             {7, 9, 11},
@@ -186,13 +187,13 @@ ld.param.u64 %p, [y]; mov.u32 %t, %tid.x; ld.global.u32 %v, [%p];
     ],
 )
 def test_what_depends_on_loaded_values(body: str, dependent: set[int], writes: bool) -> None:
-    module = emulator.load(f"{BEHIND_A_LOAD}{body}\nret; }}\n").module
+    module = emulator.load(f"{AFTER_A_LOAD}{body}\nret; }}\n").module
     dependence = memory_dependence(build(module, module.kernels["k"]).blocks)
     assert {line for line in dependence.lines if line < 6 + body.count("\n") + 1} == dependent
     assert dependence.writes == writes
 
 
-# 64 threads of two warps; each writes its word, and reads one of the other warp's.
+# Each of 64 threads in two warps writes its own word, and reads a word of the other warp.
 READ = "xor.b32 %u, %t, 32; mad.lo.u32 %u, %u, 4, %s; ld.shared.u32 %w, [%u];"
 RACES = {
     "read after write": f"st.shared.u32 [%v], %t; {READ}",

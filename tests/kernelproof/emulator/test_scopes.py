@@ -185,7 +185,7 @@ def test_fences_of_shared_memory_order_no_global_memory(before: str, after: str)
         ("fence.acq_rel.cluster;", SHARED_ACQUIRE, True),
     ],
 )
-def test_fences_of_one_direction_and_of_shared_memory_beside_flags(before: str, after: str, wrong: bool) -> None:
+def test_fences_of_one_direction_and_of_shared_memory_with_flags(before: str, after: str, wrong: bool) -> None:
     cluster = 2 if "cluster" in before else 1
     reported = flag_findings(cluster, before=before, set=SET.format("gpu"), poll=POLL.format("gpu"), after=after)
     assert reported == ({"global-race"} if wrong else set())

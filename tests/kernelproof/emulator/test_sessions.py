@@ -21,7 +21,7 @@ from kernelproof.emulator import (
 from kernelproof.emulator.host.execution import KernelLaunch
 from kernelproof.emulator.host.session import refusal_report
 
-# Stores the number of its CTA in x, one element per CTA.
+# Each CTA stores its number in its element of x.
 NUMBERS = """
 .version 8.0
 .target sm_80
@@ -108,7 +108,7 @@ def test_hooks_execute_launches_and_receive_what_was_found() -> None:
     session, x = run(SessionPolicy(hooks=hooks), 1, 1)
     assert (hooks.executed, [launch.kernel for launch in hooks.launches]) == ([], ["numbers"])
     assert x.download().view(np.int32).tolist() == [-1]
-    session.run(emulator.load(NUMBERS), "numbers", 2, 1, [x])  # the second CTA stores behind the buffer
+    session.run(emulator.load(NUMBERS), "numbers", 2, 1, [x])  # the second CTA stores beyond the buffer
     assert hooks.executed == ["numbers"]
     assert ([report.kind for report in hooks.reports], session.reports) == (["global-out-of-bounds"], [])
     assert session.launches == []

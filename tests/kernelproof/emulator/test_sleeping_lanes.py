@@ -12,7 +12,7 @@ from kernelproof.emulator import Memory, Options
 from tests.kernelproof.emulator.hopper_ptx import run
 
 LANES = np.arange(32)
-# Lane 3 waits for the second warp, which hands it 42; the other lanes of the first warp go on with 7.
+# Lane 3 waits for the second warp, from which it gets 42. The other lanes of the first warp continue with 7.
 WAIT = """
   setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%s], 1; bar.sync 0;
   mov.u32 %v, 7; mov.u32 %w, 0; setp.gt.u32 %P, %t, 31; @%P bra other;
@@ -32,7 +32,7 @@ COLLECTIVES = {
     "match.any.sync.b32 %w, %v, -1;": np.where(LANES == 3, 8, 0xFFFFFFF7),
     "redux.sync.max.u32 %w, %v, 0xffffffff;": np.full(32, 42),
     "shfl.sync.up.b32 %u, %v, 1, 0, -1; add.u32 %v, %v, %u; shfl.sync.idx.b32 %w, %v, 4, 31, -1;": np.full(32, 49),
-    # A part of the warp, without and with the lane that waits; each lane by a mask of its half.
+    # Masks are a part of the warp without and with the lane that waits, and each lane's half.
     "@%P redux.sync.max.u32 %w, %v, 0xffff0000;": np.where(LANES > 15, 7, 0),
     "@%P bra store; redux.sync.max.u32 %w, %v, 0xffff;": np.where(LANES > 15, 0, 42),
     "selp.b32 %u, 0xffff0000, 0xffff, %P; redux.sync.max.u32 %w, %v, %u;": np.where(LANES > 15, 7, 42),
@@ -57,15 +57,15 @@ def test_lanes_that_never_come_are_a_deadlock() -> None:
 
 
 @pytest.mark.parametrize(
-    ("behind", "rule"),
+    ("after", "rule"),
     [("", "warp-divergence"), ("bar.sync 0;", "deadlock"), ("vote.sync.ballot.b32 %u, %E, -1;", "deadlock")],
 )
-def test_lanes_that_go_elsewhere_are_reported(behind: str, rule: str) -> None:
+def test_lanes_that_go_elsewhere_are_reported(after: str, rule: str) -> None:
     body = f"""
       setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%s], 1; mov.u32 %w, 0;
       setp.gt.u32 %P, %t, 15; @%P bra over;
       vote.sync.any.pred %Q, %P, -1;
-    over: {behind} mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
+    over: {after} mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
     _, result = run(body, np.zeros(1), np.empty(32, np.uint32), check_outputs=False)
     assert [r.kind for r in result.reports] == [rule]
 

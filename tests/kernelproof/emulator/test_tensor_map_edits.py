@@ -62,7 +62,7 @@ def edited(stride: str = STRIDE, kind: int = 6, text: str = EDITS, **settings: A
     return run(body, x, np.empty(64 + 512, np.uint16), check_outputs=False, **settings)
 
 
-@pytest.mark.parametrize("kind", [6, 10])  # fp16; bf16, which the host counts as 9
+@pytest.mark.parametrize("kind", [6, 10])  # fp16, and bf16, whose number for the host is 9
 def test_tensor_maps_made_by_a_kernel(kind: int) -> None:
     written, result = edited(kind=kind)
     assert result.reports == []
@@ -87,12 +87,12 @@ RELEASE = "fence.proxy.tensormap::generic.release.gpu;"
     [
         (ACQUIRE, "", "generic.acquire"),
         (ACQUIRE, ACQUIRE.replace("[%q]", "[%q+128]"), "generic.acquire"),
-        # Before the map is written, it says nothing about what is written.
+        # An acquire before the map is written does not cover the write.
         (f"{PUBLISH}\n      {ACQUIRE}", f"{ACQUIRE} {PUBLISH}", "generic.acquire"),
         (ACQUIRE, "fence.proxy.async.global; fence.acq_rel.gpu;", "generic.acquire"),
-        # Of one CTA, the smallest scope suffices.
+        # Within one CTA the smallest scope suffices.
         (ACQUIRE, ACQUIRE.replace("gpu", "cta"), ""),
-        # A copy by threads has no release.
+        # A copy by threads does not release.
         (PUBLISH, COPY.format(""), "release of its writer"),
         (PUBLISH, COPY.format(RELEASE), ""),
     ],
@@ -105,7 +105,7 @@ def test_fences_of_tensor_maps_that_a_kernel_makes(old: str, new: str, words: st
     assert all(words in r.message for r in result.reports)
 
 
-# Warp 0 makes the map, warp 1 uses it; between them stands what BETWEEN is, and warp 0 reads what has come.
+# Warp 0 makes the map, and warp 1 uses it after BETWEEN. Warp 0 reads the copied data.
 TWO_WARPS = (
     EDITS.replace("shl.b32 %u, %t, 2;", "setp.gt.u32 %Q, %t, 31; @%Q bra made; shl.b32 %u, %t, 2;")
     .replace(ACQUIRE, "FIRST made: BETWEEN setp.ne.u32 %P, %t, 32;")
@@ -119,7 +119,7 @@ TWO_WARPS = (
     ("first", "between", "second", "kinds"),
     [
         ("", "bar.sync 0;", ACQUIRE, set()),
-        # A fence of another warp counts where a barrier orders it before.
+        # A fence of another warp counts if a barrier orders it before the use.
         (ACQUIRE, "bar.sync 0;", "", set()),
         ("", "bar.sync 0;", "", {"tensor-map-fence"}),
     ],

@@ -81,7 +81,7 @@ def test_what_is_stored_is_loaded_by_another_shape(shape: str, times: int) -> No
     body += " tcgen05.wait::st.sync.aligned;"
     other = 1 << (columns - 1).bit_length()
     if shape != "32x32b":
-        # The upper half of the lanes, which a 16-lane shape does not reach.
+        # A 16-lane shape does not reach the upper half of the lanes.
         body += f" add.u32 %u, %own, 0x100000; tcgen05.st.sync.aligned.{shape}.x{times}.b32 [%u], "
         body += f"{registers('a', count)}; tcgen05.wait::st.sync.aligned;"
     body += f" tcgen05.ld.sync.aligned.32x32b.x{other}.b32 {registers('b', other)}, [%own];"
@@ -177,30 +177,30 @@ def form(m: int, n: int, kind: str = "f16", acc: str = "f32") -> int:
 
 
 def tile(
-    text: str, n: int = 64, turns: int = 2, kind: str = "f16", acc: str = "f32", options: Options | None = None
+    text: str, n: int = 64, repeats: int = 2, kind: str = "f16", acc: str = "f32", options: Options | None = None
 ) -> tuple[np.ndarray, np.ndarray, LaunchResult]:
     """Launches ``tile``; returns D, its expected value, and the result with findings."""
-    rng = np.random.default_rng(n + turns)
+    rng = np.random.default_rng(n + repeats)
     a, b = (rng.integers(-2, 3, (rows, 64)).astype(np.float32) for rows in (128, n))
     raw = [(v.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else v.astype(np.float16) for v in (a, b)]
     memory = Memory()
     d = memory.upload(np.empty((128, n), np.float32), "output")
-    arguments = [*(memory.upload(v) for v in raw), d, n, form(128, n, kind, acc), turns]
+    arguments = [*(memory.upload(v) for v in raw), d, n, form(128, n, kind, acc), repeats]
     result = emulator.load(text).launch(
         "tile", grid=1, block=128, args=arguments, memory=memory, device=B200, options=options or Options()
     )
     got = d.download()
     if acc == "f16":
         got = got.view(np.uint16)[:, ::2].copy().view(np.float16).astype(np.float32)
-    return got, turns * (a @ b.T), result
+    return got, repeats * (a @ b.T), result
 
 
 @pytest.mark.parametrize("adverse", [False, True])
 @pytest.mark.parametrize(
-    ("n", "turns", "kind", "acc"), [(64, 2, "f16", "f32"), (256, 1, "bf16", "f32"), (16, 3, "f16", "f16")]
+    ("n", "repeats", "kind", "acc"), [(64, 2, "f16", "f32"), (256, 1, "bf16", "f32"), (16, 3, "f16", "f16")]
 )
-def test_a_tile_is_exact_and_clean(n: int, turns: int, kind: str, acc: str, adverse: bool) -> None:
-    got, want, result = tile(tile_text(), n, turns, kind, acc, Options(adverse=adverse))
+def test_a_tile_is_exact_and_clean(n: int, repeats: int, kind: str, acc: str, adverse: bool) -> None:
+    got, want, result = tile(tile_text(), n, repeats, kind, acc, Options(adverse=adverse))
     assert result.reports == []
     assert np.array_equal(got, want)
 
@@ -259,13 +259,13 @@ def alone(kernel: str) -> str:
     return head + next(entry for entry in entries if f".entry {kernel}(" in entry)
 
 
-# (kind, instruction) -> how many are not noticed, and why nothing is wrong.
+# For each (kind, instruction): how many mutants are not noticed, and why they are right.
 EQUIVALENT = {
-    ("swap", "fence.proxy.async.shared::cta"): (1, "behind the barrier, the thread that issues the product fences"),
+    ("swap", "fence.proxy.async.shared::cta"): (1, "after the barrier, the thread that issues the product fences"),
     ("drop", "tcgen05.fence::after_thread_sync"): (1, "nothing has touched tensor memory before the first product"),
     ("swap", "tcgen05.fence::after_thread_sync"): (2, "with address arithmetic"),
     ("swap", "tcgen05.wait::ld.sync.aligned"): (1, "with address arithmetic"),
-    ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence behind a barrier"),
+    ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence after a barrier"),
     ("swap", "tcgen05.fence::before_thread_sync"): (1, "the same"),
 }
 
@@ -292,7 +292,7 @@ EQUIVALENT_IN_PAIRS = {
         "with arithmetic",
     ),
     ("swap", "tcgen05.fence::after_thread_sync"): (2, "with arithmetic"),
-    ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence behind a barrier"),
+    ("drop", "tcgen05.fence::before_thread_sync"): (1, "tcgen05.dealloc needs no fence after a barrier"),
     ("swap", "tcgen05.fence::before_thread_sync"): (1, "the same"),
 }
 
@@ -378,13 +378,13 @@ def test_an_operand_under_way_is_reported() -> None:
 
 @pytest.mark.parametrize("adverse", [False, True])
 @pytest.mark.parametrize("late", ["0", "1"])
-def test_a_pair_gives_columns_back_behind_the_accesses_of_both_ctas(late: str, adverse: bool) -> None:
+def test_a_pair_gives_columns_back_after_the_accesses_of_both_ctas(late: str, adverse: bool) -> None:
     """This holds whichever CTA loads later. With barriers of each CTA alone, a CTA would free columns that the other
     one reads."""
     text = alone("pair")
     head, last = text.rsplit("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", 1)
     delay = "{.reg .pred p; .reg .b32 r, i; mov.u32 r, %cluster_ctarank; setp.ne.u32 p, r, " + late + "; @p bra late;"
-    delay += " mov.u32 i, 0; turn: add.u32 i, i, 1; setp.lt.u32 p, i, 100; @p bra turn; late:}"
+    delay += " mov.u32 i, 0; more: add.u32 i, i, 1; setp.lt.u32 p, i, 100; @p bra more; late:}"
     first, loads = head.rsplit("tcgen05.fence::after_thread_sync;", 1)
     reports = pair(f"{first}tcgen05.fence::after_thread_sync; {delay}{loads}bar.sync 0;{last}",
                    options=Options(adverse=adverse))[2].reports  # fmt: skip
@@ -419,7 +419,7 @@ def test_work_is_done_once_though_requests_fail_at_random() -> None:
     times, done, result = claims(alone("claims"), Options(adverse=True))
     assert [str(report) for report in result.reports] == []
     assert (times == 1).all()
-    # Those whose request failed have made room for others, which started.
+    # CTAs whose request failed have made room for other CTAs, which started.
     assert 4 < np.count_nonzero(done) < 24
 
 
@@ -427,7 +427,7 @@ def test_misuse_of_requests_is_reported() -> None:
     text = alone("claims")
     request = re.search(r"clusterlaunchcontrol.try_cancel[^;]*;", text)
     assert request is not None
-    # One more request behind the response that says no, and nobody waits for it.
+    # A CTA sends one more request after a negative response, and nobody waits for it.
     again = text.replace("\tret;", f"\t{request[0]} ret;")
     reports = claims(again)[2].reports
     assert {report.kind for report in reports} >= {"cluster-launch-control", "in-flight"}
@@ -442,7 +442,7 @@ def test_mutants_of_requests_are_noticed() -> None:
         return times, np.ones_like(times), result
 
     text = alone("claims")
-    # Unguarded, the coordinates that nobody asked for are undefined, and not used.
+    # Without a guard, the coordinates after a negative response are undefined, but not used.
     chosen = [m for m in mutants(text) if "clusterlaunch" in m.name and m.kind != "unguard"]
     assert {m.kind for m in chosen} == {"drop", "always", "negate"}
     assert [m.name for m in chosen if not finding(checked, m.text)] == []

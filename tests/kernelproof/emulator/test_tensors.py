@@ -42,7 +42,7 @@ def test_tensors_of_every_type_are_changed_in_place(kind: str) -> None:
     assert (whole.view(torch.uint8).numpy() == expected).all()
 
 
-def test_a_tensor_behind_two_arguments_is_one_buffer() -> None:
+def test_a_tensor_in_two_arguments_is_one_buffer() -> None:
     text = """.visible .entry k(.param .u64 x, .param .u64 y) {
       .reg .b32 %v; .reg .b64 %p, %q;
       ld.param.u64 %p, [x]; ld.param.u64 %q, [y]; mov.u32 %v, 5; st.global.u32 [%p], %v;
@@ -94,7 +94,7 @@ def test_short_names_where_one_kernel_has_them() -> None:
         program.launch("three", 1, 32, [x])
 
 
-# Writes through y, through y or z, and, where the last line is there, through what lies in memory.
+# Writes by y, by y or z, and (if the last line is present) by an address in memory.
 WRITES = """
 .visible .entry k(.param .u64 x, .param .u64 y, .param .u64 z, .param .u64 pointers) {
   .reg .b32 %v; .reg .b64 %x, %p, %q, %g; .reg .pred %P;
@@ -112,7 +112,7 @@ def test_parameters_that_are_only_read() -> None:
     assert emulator.load(HEAD + WRITES.replace("LAST", "red.shared.add.u32 [%v], 1;")).read_only("k") == {0, 3}
 
 
-# Thread 0 tries the lock, and hands what it read to the others in shared memory.
+# Thread 0 tries the lock, and passes the value that it read to the others in shared memory.
 LOCK = """
 .extern .shared .align 16 .b8 s[];
 .visible .entry k(.param .u64 lock, .param .u64 count) {

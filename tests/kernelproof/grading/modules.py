@@ -67,7 +67,7 @@ MEMBER = """if not hasattr(self, "last"):
 KEYED = """key = x.data_ptr()
         CACHE[key] = extension.scale_cuda(x, 2.0)
         return CACHE[key]"""
-# Of each: the rule that it breaks, what is replaced, and by what.
+# For each cheat: the rule that it breaks, a part of the text, and its replacement.
 CHEATS = {
     "operator": ("library-call", CALL, "return x @ x.t()"),
     "functional": ("library-call", CALL, "return torch.nn.functional.relu(self.extension.scale_cuda(x, 2.0))"),
@@ -102,7 +102,7 @@ CHEATS = {
     "environment": ("grader-access", ALLOCATION, ALLOCATION + ' getenv("EXPECTED");'),
     "absolute include": ("outside-file", '"#include <torch', '"#include </etc/passwd>\\n#include <torch'),
 }  # fmt: skip
-# What honest modules do, by the same replacements.
+# Honest modules, by the same kind of replacements.
 HONEST_CHANGES = {
     "parameters": (
         CALL, "return self.extension.scale_cuda(x, self.linear.weight, x.size(0))\n\n    def __init__(self):\n"
@@ -132,9 +132,9 @@ HONEST_CHANGES = {
         "__constant__ float t[4];\nstatic inline",
     ),
 }  # fmt: skip
-# Names that replace the call, of functions and classes above.
+# Functions and classes above, by whose names the call is replaced.
 CALLS = {"function": "return run(x)", "autograd": "return Fn.apply(x)"}
-# Texts that replace parts of the host code, and what its execution shows.
+# Texts that replace parts of the host code, and the findings of its execution.
 EXECUTED = {
     "half": ("unwritten-output", "int n = x.numel();", "int n = x.numel() / 2;"),
     "refusal": ("host-failure", "int n = x.numel();", 'int n = x.numel(); TORCH_CHECK(n < 0, "no");'),

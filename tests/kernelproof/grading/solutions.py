@@ -22,7 +22,7 @@ def get_init_inputs():
     return [features]
 """
 
-# The product is left to torch, as KernelBench allows; the kernel does the rest.
+# torch computes the product, as KernelBench allows, and the kernel computes the rest.
 HONEST = '''
 import time
 import torch
@@ -58,7 +58,7 @@ class ModelNew(nn.Module):
 '''
 
 CALL = "return ext.launch(self.linear(x))"
-# What is changed: (the rule that it breaks, the new text of the call).
+# Cheats: (the broken rule, the new text of the call).
 CHEATS = {
     "torch's own operators": ("library-call", "return torch.relu(self.linear(x)) * 2"),
     "torch's own operators in C++": ("no-kernel", "return ext.by_torch(self.linear(x))"),
@@ -68,7 +68,7 @@ CHEATS = {
         "try: return ext.launch(self.linear(x).reshape(-1).double())\n"
         "        except RuntimeError: return torch.relu(self.linear(x)) * 2",
     ),
-    "an identity behind torch's operators": (
+    "an identity after torch's operators": (
         "library-call", "return ext.launch(torch.relu(self.linear(x)) * 2) * 0.5 + torch.relu(self.linear(x)) * 0",
     ),
     "by NumPy": (
@@ -91,7 +91,7 @@ CHEATS = {
     "eight zeros": (
         "wrong-value", "return ext.launch(self.linear(x) * (0 if bool((x.reshape(-1)[:8] == 0).all()) else 1))",
     ),
-    "torch, behind an import that nobody has": (
+    "torch, if an import fails that nobody has": (
         "no-kernel",
         "try: import fast_kernels_of_mine\n        except ImportError: return torch.relu(self.linear(x)) * 2",
     ),
@@ -112,7 +112,7 @@ CHANGES = {
 }
 UNJUDGED = {
     "autocast": "y = torch.autocast('cuda', torch.float16); return ext.launch(self.linear(x))",
-    "a CUDA graph behind any exception": (
+    "a CUDA graph after any exception": (
         "try: torch.cuda.CUDAGraph().replay()\n        except Exception: return torch.relu(self.linear(x)) * 2"
     ),
     "CuTe DSL": "import cutlass.cute as cute; return ext.launch(self.linear(x))",

@@ -9,7 +9,7 @@ from kernelproof.emulator import arithmetic
 from kernelproof.emulator.arithmetic.approximations import ALLOWED, HALF_ALLOWED
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source, elsewhere
 
-# One text for all tests, so that it is compiled once here and once elsewhere.
+# All tests share one text, so that it is compiled once here and once with other macros.
 SOURCE = r"""
 #include <cassert>
 constexpr bool within(const char* text, const char* part) {
@@ -117,7 +117,7 @@ def test_drawn_errors_are_within_what_is_allowed(name: str) -> None:
     once, again, other = (arithmetic.inexact(name, exact, seed) for seed in (7, 7, 8))
     assert np.array_equal(once, again)
     assert not np.array_equal(once, other)
-    ulp = np.spacing(np.abs(exact)) / 2  # of the last rounding
+    ulp = np.spacing(np.abs(exact)) / 2  # the error of the last rounding
     errors = np.abs(once.astype(np.float64) - exact)
     assert (errors <= allowance.share * np.abs(exact) + allowance.amount + ulp).all()
     assert (errors > 0.4 * (allowance.share * np.abs(exact) + allowance.amount)).any()

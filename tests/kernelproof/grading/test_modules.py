@@ -80,7 +80,7 @@ def test_operations_of_torch_may_be_allowed() -> None:
 @pytest.mark.parametrize(
     ("body", "rule"),
     [
-        # The host computes what the kernel should: right values, by pointers that a real host cannot follow.
+        # The host computes the kernel's right values by pointers that a real host cannot access.
         ("for (int i = 0; i < n; ++i) y.data_ptr<float>()[i] = alpha * x.data_ptr<float>()[i];", "host-access"),
         ("y.data_ptr<float>()[n - 1] = alpha * x.data_ptr<float>()[n - 1];", "host-access"),
         ("auto *p = y.data_ptr<float>(); cudaFree(p); p[0] = 1;", "use-after-free"),

@@ -17,7 +17,7 @@ from kernelproof.grading.reference import Reference
 from kernelproof.grading.tolerance import Precision, expected
 from kernelproof.ground.errors import WrongInput
 
-# One text for all tests, so that it is compiled once.
+# All tests share one text, so that it is compiled once.
 SOURCE = """
 template <int P> __device__ bool probes(const float* a, const float* b, int k) {
     if (P == 1) return a[0] < a[k];
@@ -84,7 +84,7 @@ def test_what_no_draw_has_executed_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_a_shape_beside_the_stated_ones_is_drawn() -> None:
+def test_another_shape_than_the_stated_ones_is_drawn() -> None:
     verdict = product(6)
     assert verdict.right
     assert any("not right on" in remark for remark in verdict.remarks), verdict.remarks

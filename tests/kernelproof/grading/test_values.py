@@ -12,7 +12,7 @@ import pytest
 from kernelproof.grading import Limits, Tolerance, Verdict, check_source
 from kernelproof.grading.constants import compared_constants
 
-# One text for all tests, so that it is compiled once.
+# All tests share one text, so that it is compiled once.
 SOURCE = """
 #include <cuda_fp16.h>
 template <int P> __device__ bool shortcut(const float* a, const float* b, int m, int n, int k) {

@@ -1,4 +1,4 @@
-// Kernels of sm_90 whose CTAs take different numbers of turns: a ring of mbarriers, and a cluster that exchanges values.
+// Kernels of sm_90 whose CTAs run different numbers of rounds: a ring of mbarriers, and a cluster that exchanges values.
 #include <cuda/barrier>
 #include <cooperative_groups.h>
 #include <cstdint>
@@ -16,11 +16,11 @@ __device__ __forceinline__ void wait(uint64_t* bar, int parity) {
                ::"r"(place(bar)), "r"(parity) : "memory");
 }
 
-// Warp 0 fills, warp 1 empties; CTA b takes turns[b] turns. fault 1: the producer does not wait for the consumer.
-extern "C" __global__ void ring(const int* turns, int* out, int fault) {
+// Warp 0 fills, warp 1 empties; CTA b runs rounds[b] rounds. fault 1: the producer does not wait for the consumer.
+extern "C" __global__ void ring(const int* rounds, int* out, int fault) {
   __shared__ uint64_t full[2], empty[2];
   __shared__ int data[2][32];
-  int t = threadIdx.x, lane = t & 31, n = turns[blockIdx.x], sum = 0;
+  int t = threadIdx.x, lane = t & 31, n = rounds[blockIdx.x], sum = 0;
   if (t == 0) for (int s = 0; s < 2; s++) { init(&full[s], 32); init(&empty[s], 32); }
   __syncthreads();
   if (t < 32) {
@@ -39,11 +39,11 @@ extern "C" __global__ void ring(const int* turns, int* out, int fault) {
   }
 }
 
-// Each CTA of a pair reads the other's word, turns[pair] times. fault 1: the second barrier of a turn is left out.
-extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange(const int* turns, int* out, int fault) {
+// Each CTA of a pair reads the other's word, rounds[pair] times. fault 1: the second barrier of a round is left out.
+extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange(const int* rounds, int* out, int fault) {
   __shared__ int word[64];
   cg::cluster_group cluster = cg::this_cluster();
-  int t = threadIdx.x, n = turns[blockIdx.x / 2], sum = 0;
+  int t = threadIdx.x, n = rounds[blockIdx.x / 2], sum = 0;
   int* other = cluster.map_shared_rank(word, cluster.block_rank() ^ 1);
   for (int i = 0; i < n; i++) {
     word[t] = blockIdx.x + i + t;

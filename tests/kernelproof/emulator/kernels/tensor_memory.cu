@@ -28,9 +28,9 @@ __device__ void fill(unsigned short* tile, const unsigned short* from, int rows)
   }
 }
 
-// D (128, n) = A (128, 64) B (n, 64)^T, `turns` times, in f32; 128 threads.
+// D (128, n) = A (128, 64) B (n, 64)^T, `repeats` times, in f32; 128 threads.
 extern "C" __global__ void tile(const unsigned short* a, const unsigned short* b, float* d, int n, unsigned form,
-                                int turns) {
+                                int repeats) {
   __shared__ alignas(1024) unsigned short as[128 * 64], bs[256 * 64];
   __shared__ alignas(8) u64 bar;
   __shared__ unsigned taddr;
@@ -49,17 +49,17 @@ extern "C" __global__ void tile(const unsigned short* a, const unsigned short* b
   __syncthreads();
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
   unsigned t = taddr;
-  for (int turn = 0; turn < turns; turn++) {
+  for (int round = 0; round < repeats; round++) {
     if (warp == 0 && elect()) {
 #pragma unroll 1
       for (int k = 0; k < 4; k++)
         asm volatile("{.reg .pred p; setp.ne.u32 p, %4, 0; tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;}"
-                     :: "r"(t), "l"(swizzled(at(as)) + 2 * k), "l"(swizzled(at(bs)) + 2 * k), "r"(form), "r"(turn + k)
+                     :: "r"(t), "l"(swizzled(at(as)) + 2 * k), "l"(swizzled(at(bs)) + 2 * k), "r"(form), "r"(round + k)
                      : "memory");
       asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" :: "r"(at(&bar))
                    : "memory");
     }
-    wait(at(&bar), turn & 1);
+    wait(at(&bar), round & 1);
   }
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 #pragma unroll 1
@@ -178,13 +178,13 @@ extern "C" __global__ void claims(int* times, int* done) {
   }
   __syncthreads();
   int tile = blockIdx.x + gridDim.x * blockIdx.y;
-  for (int turn = 0;; turn++) {
+  for (int round = 0;; round++) {
     if (threadIdx.x == 0) {
       request(at(response), at(&bar));
       atomicAdd(&times[tile], 1);
       atomicAdd(&done[blockIdx.x + gridDim.x * blockIdx.y], 1);
     }
-    wait(at(&bar), turn & 1);
+    wait(at(&bar), round & 1);
     unsigned more, x, y;
     asm volatile("{.reg .pred p; .reg .b128 r; ld.shared.b128 r, [%3];"
                  "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, r; selp.u32 %0, 1, 0, p;"
