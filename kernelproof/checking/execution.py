@@ -155,7 +155,7 @@ def _high_copy(descriptor: int) -> int:
 
 def check_session(plan: CheckPlan, reporter: Reporter) -> Session:
     """The emulated device of a check. It reports each finding at once."""
-    memory = Memory(guarded=plan.main is not None or plan.call is not None)
+    memory = Memory(protected=plan.main is not None or plan.call is not None)
     options = Options(
         counters=plan.counters,
         loop_limit=None,

@@ -140,7 +140,7 @@ class RepeatedCalls:
     ) -> None:
         self.contract, self.shape, self.device = contract, shape, devices.device(device)
         self.environment = environment
-        self.memory = Memory(guard=PAGE * (1 + environment % DISTANCES), guarded=self.runs_host_code)
+        self.memory = Memory(guard=PAGE * (1 + environment % DISTANCES), protected=self.runs_host_code)
         self.buffers: dict[str, Buffer] = {}
         self.written: dict[str, Array] = {}
         for name in names:

@@ -176,7 +176,7 @@ class Bulk:
         buffer = self.arena.find(first) if 0 <= first < self.arena.capacity else None
         if buffer is None or first + nbytes > buffer.end or buffer.written is not None or buffer.role != "input":
             return None
-        self.device.guard(np.array([lane]), np.array([first]), site)
+        self.device.check_grid_wait(np.array([lane]), np.array([first]), site)
         shape = map_.box[1], map_.box[0] * map_.item // 16
         view: Array = np.ndarray(shape, MOVER[16], self.arena.data, first, (stride, 16))
         return view.copy().reshape(-1)
@@ -187,7 +187,7 @@ class Bulk:
         0: no reduction."""
         device = self.device
         first = int(rows[0]) + box.low
-        device.guard(np.array([lane]), np.array([first]), site)
+        device.check_grid_wait(np.array([lane]), np.array([first]), site)
         buffer = self.arena.find(first)
         assert buffer is not None
         # A read of an input, which nobody may write, needs neither check nor tag.
@@ -420,7 +420,7 @@ class Bulk:
         if self.counters is not None:
             self.counters.bulk_boxes += len(boxes)
             self.counters.bulk_store_bytes += len(boxes) * map_.nbytes
-        self.device.guard(lanes, first, site)
+        self.device.check_grid_wait(lanes, first, site)
         lines = np.arange(map_.box[1])[:, None] * stride + np.arange(0, map_.box[0] * map_.item, 16)
         offset = (first[:, None] + lines.reshape(-1)).reshape(-1)
         access = GlobalAccess(buffer, np.repeat(lanes, lines.size), offset, 16, site)

@@ -14,7 +14,7 @@ from kernelproof.emulator.hopper.async_reads import Elements, Extent, ProductPla
 from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
 from kernelproof.emulator.hopper.cluster_order import ACTOR, NARROW, PSEUDO, RANK_THREADS, SEVERAL, ClusterOrder
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
-from kernelproof.emulator.memory.late_copies import undefined
+from kernelproof.emulator.memory.late_copies import faults_of_undefined
 from kernelproof.emulator.memory.shared import WINDOW_START, SharedAccess
 from kernelproof.emulator.memory.shared_checks import (
     READ_AFTER_WRITE,
@@ -227,7 +227,7 @@ class ClusterMemory(ClusterOrder):
             at_of = np.repeat(at, tags.shape[1])
             tags = tags.reshape(-1)
         if int(tags.max()) >= self.IN_FLIGHT:
-            for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
+            for kind, text, bad, doubtful in faults_of_undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
                 other = self._copy_under(tags, at_of, bad, kind)
                 self._report_element(kind, f"{reader_name} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
             good = tags < self.IN_FLIGHT
@@ -425,7 +425,7 @@ class ClusterMemory(ClusterOrder):
 
     def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
         """Report a bulk copy into elements (``where``) that comes before their writes (``tags``) have ended."""
-        for kind, text, bad, doubtful in undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
+        for kind, text, bad, doubtful in faults_of_undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             other = self._copy_under(tags, where, bad, kind)
             self._report_element(kind, text, site, lane, int(where[bad][0]), doubtful, other)
         plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))

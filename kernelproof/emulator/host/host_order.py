@@ -48,7 +48,7 @@ class HostOrder:
     """Protects memory from host code, and judges the accesses of host code that fault.
 
     ``host``: the clock of the work that the host knows to be over. ``history``: start of a buffer -> work that has
-    touched it. Without a second mapping of the memory (``Memory.view``) no memory is protected.
+    touched it. Without a second mapping of the memory (``Memory.host_view``) no memory is protected.
     """
 
     def __init__(self, state: RuntimeState, host: Clock, history: dict[int, list[BufferAccess]]) -> None:
@@ -62,7 +62,7 @@ class HostOrder:
 
     def watches_over(self, buffer: Buffer) -> bool:
         """Are accesses of host code to a buffer compared with work on streams?"""
-        return buffer.of_host and self.memory.view is not None
+        return buffer.of_host and self.memory.host_view is not None
 
     def watch(self, buffer: Buffer) -> None:
         """Begin to protect a buffer, which work has touched."""
@@ -79,7 +79,7 @@ class HostOrder:
     def settle(self) -> None:
         """Protect pages according to what the host knows to be over. The session calls this at the end of every runtime
         call."""
-        view = self.memory.view
+        view = self.memory.host_view
         if view is None:
             return
         self.own.settle()
@@ -136,7 +136,7 @@ class HostOrder:
     def acting(self, clock: Clock) -> Iterator[None]:
         """Surround a host function that is itself work on a stream. Within, the host's clock is that of the stream: the
         function may touch the results of work that comes before it there, and no others."""
-        host, watches, view = self.host, dict(self.watches), self.memory.view
+        host, watches, view = self.host, dict(self.watches), self.memory.host_view
         self.host = self.own.host = clock
         for buffer, watch in watches.items():
             if view is not None:
@@ -153,7 +153,7 @@ class HostOrder:
     def access(self, a: Words) -> int:
         """Judge an access of host code that has faulted. Words: address, whether it writes. Returns ALLOWED or
         FORBIDDEN."""
-        view, at, writes = self.memory.view, a[0] - self.memory.base, bool(a[1])
+        view, at, writes = self.memory.host_view, a[0] - self.memory.base, bool(a[1])
         assert view is not None
         if not 0 <= at < self.memory.capacity:
             self.has_partial |= self.own.touch(a[0], 1, writes)
@@ -189,7 +189,7 @@ class HostOrder:
 
     def _open_range(self, buffer: Buffer, watch: _Watch, first: int, end: int, writes: bool) -> None:
         """Judge an access to the bytes from offset ``first`` to before ``end`` of a buffer, and open their pages."""
-        assert self.memory.view is not None
+        assert self.memory.host_view is not None
         for access in self._pending(buffer):
             for mask in (access.written, access.read if writes else None):
                 common = np.flatnonzero(access.bytes_of(mask, first, min(end, buffer.nbytes) - first))
@@ -199,7 +199,7 @@ class HostOrder:
         pages = slice(first // PAGE, -(-end // PAGE))
         watch.pages[pages] = Allowed.FULL
         watch.stale = True
-        self.memory.view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), Allowed.FULL)
+        self.memory.host_view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), Allowed.FULL)
 
     def _watched(self, buffer: Buffer, watch: _Watch, offset: int, writes: bool) -> bool:
         """Judge an access to a protected page. Returns whether the page remains protected while guard.c makes this one
@@ -251,7 +251,7 @@ class HostOrder:
 
     def _stray(self, view: HostView, at: int, writes: bool) -> int:
         """Report an access outside of every allocation; returns ALLOWED or FORBIDDEN."""
-        gone = self.memory.find_gone(at)
+        gone = self.memory.find_freed(at)
         if gone is not None:
             self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", at, gone)
         else:

@@ -75,8 +75,8 @@ class MemoryCalls:
             return None
         buffer = self.memory.find(offset)
         if buffer is None or offset + count > buffer.end:
-            gone = self.memory.find_gone(offset)
-            rule = "use-after-free" if buffer is None and gone is not None and gone.freed is not None else ""
+            gone = self.memory.find_freed(offset)
+            rule = "use-after-free" if buffer is None and gone is not None and gone.freed_at is not None else ""
             text = f"{count} bytes at {hex(address)}: {self.memory.describe(address)}"
             raise LaunchRefused(INVALID_VALUE, text, rule)
         return buffer
@@ -103,7 +103,7 @@ class MemoryCalls:
         except EmulatorError:
             return OUT_OF_MEMORY
         self.kinds[buffer.address] = kind
-        buffer.made = self.state.site
+        buffer.allocated_at = self.state.site
         put(out, "Q", buffer.address)
         return SUCCESS
 
@@ -135,7 +135,7 @@ class MemoryCalls:
             buffer = self.graphs.memory.reserve(graph.memory, nbytes)
         except EmulatorError:
             return OUT_OF_MEMORY
-        buffer.made = self.state.site
+        buffer.allocated_at = self.state.site
         put(out, "Q", buffer.address)
         return self.graphs.give(stream, lambda on: self.graphs.memory.allocate(buffer, on))
 
@@ -174,11 +174,11 @@ class MemoryCalls:
         buffer, variables = self._begins(address), self.memory.globals.values()
         if buffer is not None and buffer not in variables and self._kind(address) in kinds:
             return buffer
-        gone = self.memory.find_gone(address - self.memory.base) if self._inside(address) else None
-        if gone is not None and gone.freed is not None:
+        gone = self.memory.find_freed(address - self.memory.base) if self._inside(address) else None
+        if gone is not None and gone.freed_at is not None:
             why = f"memory that was freed before ({gone.history})" if gone.history else "memory that was freed before"
         elif buffer is not None:
-            made = f", allocated at {buffer.made}" if buffer.made else ""
+            made = f", allocated at {buffer.allocated_at}" if buffer.allocated_at else ""
             kind = "a variable" if buffer in variables else _KIND_NAMES[self._kind(address)]
             why = f"{self.memory.name(buffer)}, which is {kind}{made}"
         elif self._inside(address):

@@ -69,7 +69,7 @@ class Session(RuntimeState):
         self.first_image = image_count()
         active.append(self.handle)
         # If host code has a mapping of the memory, guard.c asks this session about faults of host code there.
-        view = self.memory.view
+        view = self.memory.host_view
         standin().emulator_guard(*((view.base, view.base + view.nbytes) if view is not None else (0, 0)))
         session_tensors.append(Tensors(self.memory))
         return self
@@ -95,7 +95,7 @@ class Session(RuntimeState):
             return NOT_SUPPORTED
         with self.lock:
             outer = self.site
-            if self.memory.view is not None:
+            if self.memory.host_view is not None:
                 self.site = HostSite(frames())
             code = self._answer(name, call, words)
             if name not in JUDGED_CALLS:
@@ -198,7 +198,7 @@ class Session(RuntimeState):
         if not leaked:
             return ""
         nbytes, first = sum(buffer.nbytes for buffer in leaked), leaked[0]
-        where = f", allocated at {first.made}" if first.made else ""
+        where = f", allocated at {first.allocated_at}" if first.allocated_at else ""
         return (
             f"never freed: {counted(len(leaked), 'allocation')} of CUDA, {nbytes} bytes in all; the first is "
             f"{self.memory.name(first)} ({first.nbytes} bytes{where})"

@@ -91,7 +91,7 @@ class Streams:
 
     def forget(self, buffer: Buffer) -> None:
         """Forget the accesses to a buffer that the present line of host code frees."""
-        buffer.freed = self.state.site
+        buffer.freed_at = self.state.site
         self.history.pop(buffer.start, None)
         self.order.forget(buffer)
 
@@ -134,7 +134,7 @@ class Streams:
     def watch_own(self, stream: int, tick: int, address: int, count: int, *, writes: bool) -> None:
         """Watch memory of the program's own, which is used by a copy that the host does not wait for. ``tick``: the
         number of the copy on its stream."""
-        if self.state.memory.view is not None:
+        if self.state.memory.host_view is not None:
             everything = np.broadcast_to(np.True_, count)
             read, written = (None, everything) if writes else (everything, None)
             access = BufferAccess(self._number(stream), tick, "a copy", 1, read, written, 0, self.state.site)

@@ -46,7 +46,7 @@ class Buffer:
     per byte of the buffer, nonzero where it was written (None: all of it is defined). ``allowed`` says in the same way
     where it may be written (None: everywhere). ``element`` names a type of elements that NumPy lacks, such as bfloat16;
     ``dtype`` is then an integer of that size. ``of_host``: the host reads and writes it directly, without a runtime
-    call, also while kernels run. ``made`` and ``freed``: where a program allocated and freed it, if that is known.
+    call, also while kernels run. ``allocated_at`` and ``freed_at``: where a program did so; None if that is not known.
     """
 
     memory: Memory
@@ -60,8 +60,8 @@ class Buffer:
     name: str = ""
     element: str = ""
     of_host: bool = False
-    made: AllocationSite | None = None
-    freed: AllocationSite | None = None
+    allocated_at: AllocationSite | None = None
+    freed_at: AllocationSite | None = None
 
     @property
     def element_name(self) -> str:
@@ -81,8 +81,9 @@ class Buffer:
     @property
     def history(self) -> str:
         """Where it was freed and allocated, in words."""
-        known = [f"freed at {self.freed}" if self.freed else "", f"allocated at {self.made}" if self.made else ""]
-        return ", ".join(part for part in known if part)
+        freed = f"freed at {self.freed_at}" if self.freed_at else ""
+        allocated = f"allocated at {self.allocated_at}" if self.allocated_at else ""
+        return ", ".join(part for part in (freed, allocated) if part)
 
     @property
     def is_typed(self) -> bool:
@@ -130,27 +131,28 @@ def _reserve(capacity: int, *, shared: bool) -> Array:
 
 
 class Memory:
-    """Global memory. ``capacity`` bytes of address space are reserved; only what is touched takes memory.
+    """Global memory. ``capacity`` bytes of address space are reserved; only pages that are touched take memory.
 
-    ``guarded``: device pointers are addresses of a second mapping, the ``view``, in which host code may touch only
-    memory that belongs to the host. The emulator must then not pass device pointers to C: ``own_address`` converts
-    them.
+    ``guard``: bytes of forbidden memory after each buffer. ``protected``: device pointers are addresses in a second
+    mapping, the ``host_view``, in which host code may touch only memory that belongs to the host. The emulator must
+    then not pass device pointers to C: ``own_address`` converts them.
 
     Invariants: ``starts`` is ascending and has the starts of ``buffers``. An address is never given to another buffer,
-    so an access to a freed buffer remains out of bounds. ``gone`` has the freed buffers, in ascending order. No page of
-    the view has both memory of the host (``of_host``) and other buffers.
+    so an access to a freed buffer remains out of bounds. ``freed_buffers`` are in ascending order. No page of the
+    host's view has both memory of the host (``of_host``) and other buffers.
     """
 
-    def __init__(self, capacity: int = 1 << 35, guard: int = 4096, *, guarded: bool = False) -> None:
-        self.data: Array = _reserve(capacity, shared=guarded)
+    def __init__(self, capacity: int = 1 << 35, guard: int = 4096, *, protected: bool = False) -> None:
+        self.data: Array = _reserve(capacity, shared=protected)
         capacity = len(self.data)
-        self.view = HostView(self.data) if guarded else None
-        self.base = self.view.base if self.view is not None else int(self.data.ctypes.data)
+        self.host_view = HostView(self.data) if protected else None
+        self.base = self.host_view.base if self.host_view is not None else int(self.data.ctypes.data)
         self.capacity, self.guard = capacity, guard
+        # Width of an access in bytes -> ``data`` as an array of unsigned elements of that width.
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         self.starts: list[int] = []
         self.buffers: list[Buffer] = []
-        self.gone: list[Buffer] = []
+        self.freed_buffers: list[Buffer] = []
         self.next = guard
         # Counts frees, restored buffers and writes by calls of the runtime; not what kernels and host code write.
         self.writes = 0
@@ -158,7 +160,7 @@ class Memory:
         self.globals: dict[tuple[str, str], Buffer] = {}
 
     def __del__(self) -> None:
-        view: HostView | None = getattr(self, "view", None)
+        view: HostView | None = getattr(self, "host_view", None)
         if view is not None:
             view.close()
 
@@ -166,7 +168,7 @@ class Memory:
         """The address at which the emulator itself finds the byte that a program has at ``address``. An address outside
         of the arena is returned unchanged."""
         at = address - self.base
-        return address if self.view is None or not 0 <= at < self.capacity else int(self.data.ctypes.data) + at
+        return address if self.host_view is None or not 0 <= at < self.capacity else int(self.data.ctypes.data) + at
 
     def allocate(
         self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "", *, of_host: bool = False
@@ -179,15 +181,15 @@ class Memory:
         """
         if role not in ROLES:
             raise EmulatorError(f"role {role!r}: one of {', '.join(ROLES)}")
-        alignment = PAGE if of_host and self.view is not None else ALIGN
+        alignment = PAGE if of_host and self.host_view is not None else ALIGN
         start = -(-self.next // alignment) * alignment
         gap = max(self.guard if guard is None else max(guard, ALIGN), alignment)
         if start + nbytes + gap > self.capacity:
             raise EmulatorError(f"out of device memory: {nbytes} bytes needed, {self.capacity - start} left")
         self.next = start + nbytes + gap
         buffer = Buffer(self, start, nbytes, role, (nbytes,), np.dtype(np.uint8), name=name, of_host=of_host)
-        if of_host and self.view is not None:
-            self.view.protect(start, buffer.end, PageAccess.FULL)
+        if of_host and self.host_view is not None:
+            self.host_view.protect(start, buffer.end, PageAccess.FULL)
         if role in ("output", "scratch"):
             buffer.written = np.zeros(nbytes, np.uint8)
         self.starts.append(start)
@@ -231,16 +233,16 @@ class Memory:
         self.writes += 1
         i = self.buffers.index(buffer)
         del self.buffers[i], self.starts[i]
-        insort(self.gone, buffer, key=_start)
-        if buffer.of_host and self.view is not None:
-            self.view.protect(buffer.start, buffer.end, PageAccess.NONE)
+        insort(self.freed_buffers, buffer, key=_start)
+        if buffer.of_host and self.host_view is not None:
+            self.host_view.protect(buffer.start, buffer.end, PageAccess.NONE)
 
     def restore(self, buffer: Buffer) -> None:
         """Allocate a freed buffer again, at its old address, with undefined contents. Raises ValueError for a buffer
         that is not freed."""
         self.writes += 1
-        self.gone.remove(buffer)
-        buffer.freed = None
+        self.freed_buffers.remove(buffer)
+        buffer.freed_at = None
         i = bisect_right(self.starts, buffer.start)
         self.starts.insert(i, buffer.start)
         self.buffers.insert(i, buffer)
@@ -253,10 +255,10 @@ class Memory:
             return self.buffers[i]
         return None
 
-    def find_gone(self, offset: int) -> Buffer | None:
+    def find_freed(self, offset: int) -> Buffer | None:
         """The freed buffer that contained an arena offset; None if there was none."""
-        i = bisect_right(self.gone, offset, key=_start) - 1
-        return self.gone[i] if i >= 0 and offset < self.gone[i].end else None
+        i = bisect_right(self.freed_buffers, offset, key=_start) - 1
+        return self.freed_buffers[i] if i >= 0 and offset < self.freed_buffers[i].end else None
 
     def nearest(self, offset: int) -> tuple[Buffer, str] | None:
         """The buffer that contains an arena offset and "", or the nearest buffer and its distance in words; None for an
@@ -276,11 +278,10 @@ class Memory:
     def describe(self, address: int) -> str:
         """Where a device address lies, in words."""
         at = address - self.base
-        gone = self.find_gone(at)
-        if gone is not None:
-            return f"byte {at - gone.start} of {gone.nbytes} that were freed" + (
-                f" ({gone.history})" if gone.history else ""
-            )
+        freed = self.find_freed(at)
+        if freed is not None:
+            history = f" ({freed.history})" if freed.history else ""
+            return f"byte {at - freed.start} of {freed.nbytes} that were freed{history}"
         near = self.nearest(at)
         if near is None:
             return "outside any allocation"
@@ -289,7 +290,7 @@ class Memory:
 
     def name(self, buffer: Buffer) -> str:
         """A buffer's name: its own, the name of the variable that got its address, or its number."""
-        known = buffer.name or (buffer.made.variable if buffer.made is not None else "")
+        known = buffer.name or (buffer.allocated_at.variable if buffer.allocated_at is not None else "")
         return known or (f"buffer {self.buffers.index(buffer)}" if buffer in self.buffers else "a freed buffer")
 
     def label(self, buffer: Buffer) -> str:

@@ -1,4 +1,4 @@
-"""atom and red (PTX ISA, "atom", "red"): read-modify-write of shared and device memory.
+"""Executes atom and red (PTX ISA, "atom", "red"): read-modify-writes of shared and device memory.
 
 The result is as if all lanes of a batch executed an atomic one after the other, in ascending order.
 """
@@ -47,8 +47,8 @@ _SIMPLE: dict[str, np.ufunc] = {
 _INVERSE: dict[str, np.ufunc] = {"add": np.subtract, "xor": np.bitwise_xor}
 _REALS = frozenset(("f32", "f64"))
 _INTEGERS = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
-# Each round executes the compare-and-swaps of each place up to the next one that swaps. Few of them swap, since lanes
-# of a loop mostly expect the same value. Those that are left after so many rounds are executed one by one.
+# The most rounds of compare-and-swaps. Each round executes those of each place up to the next one that swaps. Few of
+# them swap, since lanes of a loop mostly expect the same value. Those that are left are executed one by one.
 _SWAP_ROUNDS = 8
 
 
@@ -81,7 +81,7 @@ class Atomics:
         values, other = value[lanes], compare[lanes] if compare is not None else None
         out = np.zeros(batch.size, value.dtype) if form.returns else value
         if flags.observed and site in batch.launch.kernel.polls:
-            older = self._polled(form, flags, (lanes, at, values, other), view, site)
+            older = self._polled_values(form, flags, (lanes, at, values, other), view, site)
             stale = older != view[at]
             if stale.any():
                 out[lanes[stale]], current = older[stale], ~stale
@@ -91,7 +91,7 @@ class Atomics:
                     return out
         old, changed = modify(form.op, form.kind, view, at, values, other, form.returns or flags.observed)
         if flags.flags_are_read and (flags.active or (form.read | form.write) & ORDERS):
-            new = _combined(form.op, form.kind, old, values, other) if flags.observed else None
+            new = _new_values(form.op, form.kind, old, values, other) if flags.observed else None
             flags.modify(lanes, at << SHIFT[width], form.read, form.write, site, old if flags.observed else None, new)
         if changed:
             batch.launch.version += 1
@@ -99,7 +99,7 @@ class Atomics:
             out[lanes] = old
         return out
 
-    def _polled(
+    def _polled_values(
         self, form: AtomicKind, flags: DeviceFlags | SharedMemory, operands: Operands, view: Array, site: int
     ) -> Array:
         """The values that the atomics of a polling loop find. Like a load, an atomic may find an older value than the
@@ -109,7 +109,7 @@ class Atomics:
         def changes_nothing(i: int, found: np.generic) -> bool:
             compared = None if other is None else other[i : i + 1]
             old = np.full(1, found)
-            return bool((_combined(form.op, form.kind, old, values[i : i + 1], compared) == old).all())
+            return bool((_new_values(form.op, form.kind, old, values[i : i + 1], compared) == old).all())
 
         return flags.read(lanes, at << SHIFT[values.dtype.itemsize], form.read, site, view[at], changes_nothing)
 
@@ -128,7 +128,7 @@ class Atomics:
         return out
 
 
-def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | None) -> Array:
+def _new_values(op: str, kind: str, old: Array, value: Array, compare: Array | None) -> Array:
     """The new values of an operation on old values, element by element."""
     if op == "exch":
         return value
@@ -155,7 +155,7 @@ def _combined(op: str, kind: str, old: Array, value: Array, compare: Array | Non
     return np.ascontiguousarray(combine(old.view(real), value.view(real))).view(old.dtype)
 
 
-def _sorted(at: Array) -> Array:
+def _order_by_place(at: Array) -> Array:
     """The permutation that sorts places. Equal places keep their order, which is that of lanes.
 
     This is a radix sort by digits of 16 bits, because NumPy sorts numbers of 16 bits in linear time.
@@ -168,12 +168,12 @@ def _sorted(at: Array) -> Array:
 
 
 class _Groups:
-    """The elements of an atomic, sorted by place and then by lane. An element's position in this order is its rank.
+    """The elements (one per lane) of an atomic, sorted by place and then by lane. An element's position is its rank.
     ``order``: the element at each rank. ``places``: the different places. ``starts``: the rank of each place's first
     element. ``sizes``: how many elements a place has."""
 
     def __init__(self, at: Array) -> None:
-        self.order = _sorted(at)
+        self.order = _order_by_place(at)
         places = at[self.order]
         self.starts: Array = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
         self.sizes: Array = np.diff(self.starts, append=len(at))
@@ -205,14 +205,14 @@ def modify(
     # All places differ, so the order of lanes does not matter.
     if len(groups.starts) == len(at):
         old = view[at]
-        new = _combined(op, kind, old, value, compare)
+        new = _new_values(op, kind, old, value, compare)
         view[at] = new
         return old, bool((new != old).any())
     before, values = view[groups.places], value[groups.order]
     if op == "cas":
         assert compare is not None
         return _swap(view, at, groups, value, compare)
-    left = _left_behind(op, kind, before, values, groups)
+    left = _values_left(op, kind, before, values, groups)
     if left is None:
         return _modify_in_rounds(op, kind, view, at, value, compare, groups)
     # An element finds the value that the previous one of its place has left, and the first one the value before.
@@ -238,17 +238,17 @@ def _modify_in_rounds(
     """``modify`` for any operation: each round executes one element of each place."""
     old = np.empty(len(at), view.dtype)
     changed = False
-    for now in groups.rounds():
+    for elements in groups.rounds():
         # Elements of one round have distinct places, so NumPy's indexed assignment is right.
-        before = view[at[now]]
-        after = _combined(op, kind, before, value[now], None if compare is None else compare[now])
-        old[now] = before
+        before = view[at[elements]]
+        after = _new_values(op, kind, before, value[elements], None if compare is None else compare[elements])
+        old[elements] = before
         changed = changed or bool((after != before).any())
-        view[at[now]] = after
+        view[at[elements]] = after
     return old, changed
 
 
-def _left_behind(op: str, kind: str, before: Array, values: Array, groups: _Groups) -> Array | None:
+def _values_left(op: str, kind: str, before: Array, values: Array, groups: _Groups) -> Array | None:
     """By rank: the value that an element leaves at its place; None if that takes a loop over lanes. ``before``: the
     value of each place before the atomic. ``values``: the operands, by rank."""
     if op == "exch":
@@ -261,19 +261,19 @@ def _left_behind(op: str, kind: str, before: Array, values: Array, groups: _Grou
         real = S[8 * values.itemsize] if kind[0] == "s" else values.dtype
         first = values.view(real).copy()
         first[groups.starts] = _SIMPLE[op](before.view(real), first[groups.starts])
-        return np.asarray(_running(_SIMPLE[op], first, groups).view(values.dtype))
-    return _counts(op, before, values, groups)
+        return np.asarray(_running_results(_SIMPLE[op], first, groups).view(values.dtype))
+    return _counter_values(op, before, values, groups)
 
 
 def _sums(combine: np.ufunc, inverse: np.ufunc, before: Array, values: Array, groups: _Groups) -> Array:
-    """``_left_behind`` of an operation with an inverse: one running sum over the elements of all places, from which the
+    """``_values_left`` of an operation with an inverse: one running sum over the elements of all places, from which the
     contribution of earlier places is subtracted."""
     sums = combine.accumulate(values, dtype=values.dtype)
     of_earlier_places = inverse(sums[groups.starts], values[groups.starts])
     return np.asarray(combine(sums, np.repeat(inverse(before, of_earlier_places), groups.sizes)))
 
 
-def _running(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
+def _running_results(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
     """By rank: an element combined with all earlier elements of its place (a parallel scan: every pass doubles how many
     are combined)."""
     index, step, most = groups.index, 1, int(groups.sizes.max())
@@ -284,8 +284,8 @@ def _running(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
     return values
 
 
-def _counts(op: str, before: Array, values: Array, groups: _Groups) -> Array | None:
-    """``_left_behind`` of inc and dec, if all elements of a place have the same bound; else None."""
+def _counter_values(op: str, before: Array, values: Array, groups: _Groups) -> Array | None:
+    """``_values_left`` of inc and dec, if all elements of a place have the same bound; else None."""
     bounds = values[groups.starts]
     if (np.repeat(bounds, groups.sizes) != values).any():
         return None
@@ -295,40 +295,42 @@ def _counts(op: str, before: Array, values: Array, groups: _Groups) -> Array | N
         return None
     last = bounds if op == "inc" else np.zeros_like(bounds)
     start = np.where(before > bounds, last, before).astype(np.uint64)
-    moved = (groups.index + 1).astype(np.uint64)
+    steps = (groups.index + 1).astype(np.uint64)
     start, cycle = np.repeat(start, groups.sizes), np.repeat(cycle, groups.sizes)
-    moved %= cycle
-    return np.asarray(((start + (moved if op == "inc" else cycle - moved)) % cycle).astype(values.dtype))
+    steps %= cycle
+    return np.asarray(((start + (steps if op == "inc" else cycle - steps)) % cycle).astype(values.dtype))
 
 
 def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array) -> tuple[Array, bool]:
     """``modify`` of cas. Each round executes the elements of every place up to the next one that swaps."""
     values, compares = value[groups.order], compare[groups.order]
-    number = np.repeat(np.arange(len(groups.starts)), groups.sizes)
-    now = view[groups.places]
+    # By rank: which of ``groups.places`` it is.
+    place_of_rank = np.repeat(np.arange(len(groups.starts)), groups.sizes)
+    # By place: the value that the next element finds.
+    current = view[groups.places]
     swaps = values != compares
     found = np.empty_like(values)
     changed = False
     # Ranks of elements that have not been executed, in ascending order.
-    todo = np.arange(len(at))
+    pending = np.arange(len(at))
     for _ in range(_SWAP_ROUNDS):
-        place = number[todo]
-        hits = np.flatnonzero(swaps[todo] & (compares[todo] == now[place]))
+        place = place_of_rank[pending]
+        hits = np.flatnonzero(swaps[pending] & (compares[pending] == current[place]))
         # Keep the first hit of each place; hits are in the order of places.
         hits = hits[np.flatnonzero(np.diff(place[hits], prepend=-1))]
-        end = np.full(len(now), len(at))
-        end[place[hits]] = todo[hits]
-        executed = todo <= end[place]
-        found[todo[executed]] = now[place[executed]]
-        now[place[hits]] = values[todo[hits]]
+        end = np.full(len(current), len(at))
+        end[place[hits]] = pending[hits]
+        executed = pending <= end[place]
+        found[pending[executed]] = current[place[executed]]
+        current[place[hits]] = values[pending[hits]]
         changed = changed or bool(hits.size)
-        todo = todo[~executed]
-        if not todo.size:
+        pending = pending[~executed]
+        if not pending.size:
             break
-    view[groups.places] = now
+    view[groups.places] = current
     old = np.empty_like(values)
     old[groups.order] = found
-    if todo.size:
-        rest = np.sort(groups.order[todo])
+    if pending.size:
+        rest = np.sort(groups.order[pending])
         old[rest], _ = _modify_in_rounds("cas", "b32", view, at[rest], value[rest], compare[rest], _Groups(at[rest]))
     return old, changed

@@ -1,4 +1,4 @@
-"""Vector clocks between CTAs: which releases of other CTAs' warps happen before a point in the program.
+"""Keeps the vector clocks between CTAs: which releases of other CTAs' warps happen before a point in the program.
 
 A release covers a **row**: for each thread of its CTA, the tick before which the thread's accesses happen before the
 release. Rows of which each one covers the previous one form a **chain**; the releases of a warp mostly do. So a clock
@@ -64,12 +64,12 @@ class Chains:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        # For each chain its rows; and a cache: number of rows -> the largest tick of every warp in the last of them.
+        # For each chain: its rows; and a cache, number of rows -> the largest tick of every warp in the last of them.
         self._rows: list[list[Array]] = []
-        self._of_warps: list[dict[int, list[int]]] = []
+        self._ticks_by_warp: list[dict[int, list[int]]] = []
         # CTA -> its chains. (CTA, warp) -> the chains that releases by that warp continue.
-        self._of_cta: dict[int, list[int]] = {}
-        self._of_warp: dict[tuple[int, int], list[int]] = {}
+        self._chains_of_cta: dict[int, list[int]] = {}
+        self._chains_of_warp: dict[tuple[int, int], list[int]] = {}
         # Caches of ``row`` and ``least`` for several chains: neighbouring accesses need the same ones.
         self._joined: dict[Known, Array] = {}
         self._least: dict[Known, Array] = {}
@@ -87,21 +87,21 @@ class Chains:
 
     def _chain(self, cta: int, warp: int, row: Array) -> int:
         """The chain that a row continues or begins."""
-        own = self._of_warp.setdefault((cta, warp), [])
+        own = self._chains_of_warp.setdefault((cta, warp), [])
         for chain in reversed(own):
             if (self._rows[chain][-1] <= row).all():
                 return chain
         chain = len(self._rows)
         self._rows.append([])
-        self._of_warps.append({})
-        self._of_cta.setdefault(cta, []).append(chain)
+        self._ticks_by_warp.append({})
+        self._chains_of_cta.setdefault(cta, []).append(chain)
         own.append(chain)
         return chain
 
     def known(self, clock: Clock, cta: int) -> Known:
         """The chains of a CTA of which a clock covers rows, with the number of these rows."""
         out: Known = ()
-        for chain in self._of_cta.get(cta, ()):
+        for chain in self._chains_of_cta.get(cta, ()):
             block = clock.get(chain >> BLOCK_SHIFT)
             number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])
             if number:
@@ -109,7 +109,7 @@ class Chains:
         return out
 
     def row(self, known: Known) -> Array:
-        """Per thread of a CTA: the tick before which its accesses are covered by known rows."""
+        """Per thread of a CTA: the tick before which the known rows cover its accesses."""
         if len(known) == 1:
             ((chain, number),) = known
             return self._rows[chain][number - 1]
@@ -132,15 +132,15 @@ class Chains:
 
     def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
         """Whether a clock covers the access of some thread of a warp at a tick."""
-        for chain in self._of_cta.get(cta, ()):
+        for chain in self._chains_of_cta.get(cta, ()):
             block = clock.get(chain >> BLOCK_SHIFT)
             number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])
             if not number:
                 continue
-            of_warps = self._of_warps[chain].get(number)
-            if of_warps is None:
-                of_warps = self._rows[chain][number - 1].reshape(-1, 32).max(axis=1).tolist()
-                self._of_warps[chain][number] = of_warps
-            if of_warps[warp] > tick:
+            ticks = self._ticks_by_warp[chain].get(number)
+            if ticks is None:
+                ticks = self._rows[chain][number - 1].reshape(-1, 32).max(axis=1).tolist()
+                self._ticks_by_warp[chain][number] = ticks
+            if ticks[warp] > tick:
                 return True
         return False

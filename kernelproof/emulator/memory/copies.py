@@ -1,4 +1,4 @@
-"""cp.async (PTX ISA, "cp.async"): copies by threads from device to shared memory.
+"""Emulates cp.async (PTX ISA, "cp.async"): copies by threads from device to shared memory.
 
 The hardware may copy at any time between the instruction and its wait. The emulator reads the source when the copy is
 issued, and writes the data as late as the waits allow, so that a kernel that reads too early sees poison.

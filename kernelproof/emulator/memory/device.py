@@ -1,5 +1,5 @@
-"""Global accesses of a batch's threads: bounds, loads, stores, flags and fences (PTX ISA, "ld", "st", "fence",
-"griddepcontrol", "discard")."""
+"""Executes the global accesses of a batch's threads, with checks of bounds, races and order (PTX ISA, "ld", "st",
+"fence", "griddepcontrol", "discard")."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DeviceMemory:
         self.hazards = DeviceHazards(batch, clocks, state)
         self.flags = DeviceFlags(batch, clocks, state.order)
         # The launch may overlap the previous one, so global data must not be touched before griddepcontrol.wait.
-        self.guarded = state.overlapping and batch.launch.options.hazards
+        self.needs_grid_wait = state.overlapping and batch.launch.options.hazards
         self.targets = state.targets if batch.launch.options.hazards else {}
         # The last packed access by all lanes: addresses, width and location. A kernel that updates an array in place
         # passes the same address array again.
@@ -63,14 +63,14 @@ class DeviceMemory:
 
     def grid_wait(self, m: Mask) -> None:
         """griddepcontrol.wait by the lanes of ``m``."""
-        if self.guarded:
+        if self.needs_grid_wait:
             self.launch.tick += 1
             lanes = self.batch.lanes(m)
             self.waited[self.batch.row_of[lanes], self.batch.warp[lanes]] = self.launch.tick
 
-    def guard(self, lanes: Array | None, offset: Array, site: int) -> None:
+    def check_grid_wait(self, lanes: Array | None, offset: Array, site: int) -> None:
         """Report global accesses that may happen before the previous launch has ended. ``offset``: in the arena."""
-        if not self.guarded:
+        if not self.needs_grid_wait:
             return
         if lanes is None:
             lanes = self.batch.everyone
@@ -217,8 +217,8 @@ class DeviceMemory:
         if access is None:
             return self.batch.poison(width)
         lanes, offset, places, form, elements = access
-        if self.guarded:
-            self.guard(lanes, offset, site)
+        if self.needs_grid_wait:
+            self.check_grid_wait(lanes, offset, site)
         if self.counters is not None:
             self.counters.memory("ld.global", self.batch.size, offset, lanes, width)
         self.last_read = places[-1][0]
@@ -241,8 +241,8 @@ class DeviceMemory:
         if access is None:
             return
         lanes, offset, places, form, elements = access
-        if self.guarded:
-            self.guard(lanes, offset, site)
+        if self.needs_grid_wait:
+            self.check_grid_wait(lanes, offset, site)
         if lanes is not None:
             value = value[lanes]
         if self.counters is not None:
@@ -267,8 +267,8 @@ class DeviceMemory:
         lanes, offset, places = access.lanes, access.offset, access.places
         if lanes is None:
             lanes = self.batch.everyone
-        if self.guarded:
-            self.guard(lanes, offset, site)
+        if self.needs_grid_wait:
+            self.check_grid_wait(lanes, offset, site)
         if self.counters is not None:
             self.counters.memory("atom.global", self.batch.size, offset, lanes, width)
         for buffer, part in places:

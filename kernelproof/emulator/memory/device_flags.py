@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from kernelproof.emulator.memory.chains import Clock
-from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, in_turn
+from kernelproof.emulator.memory.flags import Knowledge, Knows, Moment, Side, Write, ordered_groups
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, Reader, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
@@ -102,7 +102,7 @@ class DeviceFlags:
         self, lanes: Array | None, offset: Array, strong: int, site: int, old: Array | None, new: Array | None
     ) -> None:
         """Note strong stores. ``old``, ``new``: the values before and after, if values are recorded."""
-        tick, present, scope = self.launch.tick, self._presents(lanes, strong), scope_of(strong)
+        tick, present, scope = self.launch.tick, self._released_clocks(lanes, strong), scope_of(strong)
         rows, warps = self.batch.warps_of_lanes(lanes)
         before: tuple[int, int, int, bytes] | None = None
         for i, at in enumerate(offset.tolist()):
@@ -125,7 +125,7 @@ class DeviceFlags:
         ``write``."""
         order, tick = self.order, self.launch.tick
         acquires, read_scope, write_scope = bool(read & ORDERS), scope_of(read), scope_of(write)
-        groups = list(in_turn(lanes, offset, old is not None))
+        groups = list(ordered_groups(lanes, offset, old is not None))
         first = lanes[[elements[0] for elements in groups]]
         releases = bool(write & ORDERS) and self.launch.options.hazards
         covered = self.clocks.horizons_of_threads(self.batch.row_of[first], self.batch.warp[first]) if releases else ()
@@ -144,7 +144,7 @@ class DeviceFlags:
             order.write_flag(at, side, moment, write_scope, True, clock, values)
         self.launch.tick = tick
 
-    def _presents(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:
+    def _released_clocks(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:
         """(CTA, warp) -> the clock that these lanes release; empty for relaxed writes."""
         present: dict[tuple[int, int], Clock] = {}
         if strong & ORDERS and self.launch.options.hazards:
@@ -165,13 +165,13 @@ class DeviceFlags:
         release by them now (see ``GlobalOrder.present``)."""
         batch = self.batch
         by_warp = mask.reshape(-1, 32)
-        which = np.flatnonzero(by_warp.any(axis=1))
-        rows, warps = np.divmod(which, batch.warps_per_cta)
-        lanes: Array = by_warp[which]
+        numbers = np.flatnonzero(by_warp.any(axis=1))
+        rows, warps = np.divmod(numbers, batch.warps_per_cta)
+        lanes: Array = by_warp[numbers]
         covered = self.clocks.horizons_of_threads(rows, warps)
         # Accesses of the present tick are released, too.
-        number, lane = lanes.nonzero()
-        covered[number, 32 * warps[number] + lane] = self.launch.tick + 1
+        element, lane = lanes.nonzero()
+        covered[element, 32 * warps[element] + lane] = self.launch.tick + 1
         yield from zip(rows.tolist(), warps.tolist(), lanes, covered, strict=True)
 
     # --- fences ---

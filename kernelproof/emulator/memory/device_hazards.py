@@ -28,8 +28,8 @@ class DeviceHazards:
     """The checks before every global access of a batch.
 
     Each buffer has a tag for the last write and a tag for the last read of every granule. If the launch may write the
-    buffer, it also has the last read by another thread than the last reader's, and by another CTA. Earlier reads are
-    forgotten.
+    buffer, each granule also has the last read by a thread other than the last reader, and the last read by a CTA other
+    than the last reader's. Earlier reads are forgotten.
     """
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
@@ -52,21 +52,21 @@ class DeviceHazards:
         if not self.hazards:
             return
         tags = self.state.tags(buffer, self.launch.recording, access.width)
-        if form is Form.PACKED and self._is_kept(access, tags, writes=False):
+        if form is Form.PACKED and self._store_as_run(access, tags, writes=False):
             return
-        every, per = self._all_granules(access, tags.shift)
-        if tags.is_written and not self._comes_after([tags.written], every, per, access, reads=False):
+        covered, per_lane = self._all_granules(access, tags.shift)
+        if tags.is_written and not self._comes_after([tags.written], covered, per_lane, access, reads=False):
             kind = "plain-first-load" if strong & CHECKED else "global-race"
             racing: Array | None = None
             for touched in self._granules(access, tags.shift):
                 tagged, origin = take(tags.written, touched), TagOrigin(tags.written_at, touched, tags.written_sizes)
                 racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
         stamp = self._stamp(lanes, strong)
-        self._tag_read(tags, every, stamp if per == 1 else stamp.repeat(per), access)
+        self._tag_read(tags, covered, stamp if per_lane == 1 else stamp.repeat(per_lane), access)
         if strong >> SIZE_SHIFT:
-            tags.size_read(every, strong >> SIZE_SHIFT)
+            tags.size_read(covered, strong >> SIZE_SHIFT)
         if tags.read_at is not None:
-            put(tags.read_at, every, site + 1)
+            put(tags.read_at, covered, site + 1)
 
     def _tag_read(self, tags: Tags, touched: Places, stamp: Array, access: GlobalAccess) -> None:
         """Tag granules as read. If the launch may write the buffer, also keep earlier readers, since a thread that
@@ -131,8 +131,8 @@ class DeviceHazards:
             put(tags.copied, touched, True)
 
     def end_copy(self, access: GlobalAccess) -> None:
-        """A bulk store is complete: tag its bytes, unless they have been overwritten meanwhile, as if its lanes wrote
-        them now."""
+        """Tag the bytes of a bulk store that is now complete as if its lanes wrote them now, unless they have been
+        overwritten meanwhile."""
         tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         stamp = self._stamp(access.lanes, access.strong)
         for touched in self._granules(access, tags.shift):
@@ -172,47 +172,49 @@ class DeviceHazards:
         """Yield the numbers of the granules, of 1 << ``shift`` bytes, that an access covers: first each lane's first
         granule, then each lane's second, and so on."""
         buffer, _, offset, width, _, _, form = access
-        per = max(1, width >> shift)
+        per_lane = max(1, width >> shift)
         if form is Form.PACKED:
             start = (int(offset[0]) - buffer.start) >> shift
-            for k in range(per):
-                yield slice(start + k, start + len(offset) * per, per)
+            for k in range(per_lane):
+                yield slice(start + k, start + len(offset) * per_lane, per_lane)
             return
-        if form is Form.ROWS and per == 1:
+        if form is Form.ROWS and per_lane == 1:
             yield Rows((offset[::ROW] - buffer.start) >> shift)
             return
         first = (offset - buffer.start) >> shift
-        for k in range(per):
+        for k in range(per_lane):
             yield first + k if k else first
 
     def _all_granules(self, access: GlobalAccess, shift: int) -> tuple[Places, int]:
         """The numbers of all granules, of 1 << ``shift`` bytes, that an access covers, lane by lane; and how many a
         lane has."""
         buffer, _, offset, width, _, _, form = access
-        per = max(1, width >> shift)
+        per_lane = max(1, width >> shift)
         if form is Form.PACKED:
             start = (int(offset[0]) - buffer.start) >> shift
-            return slice(start, start + len(offset) * per), per
+            return slice(start, start + len(offset) * per_lane), per_lane
         if form is Form.ROWS:
-            return Rows((offset[::ROW] - buffer.start) >> shift, ROW * per), per
+            return Rows((offset[::ROW] - buffer.start) >> shift, ROW * per_lane), per_lane
         first = (offset - buffer.start) >> shift
-        return (first if per == 1 else Rows(first, per)), per
+        return (first if per_lane == 1 else Rows(first, per_lane)), per_lane
 
-    def _comes_after(self, kinds: Sequence[Array], every: Places, per: int, access: GlobalAccess, reads: bool) -> bool:
+    def _comes_after(
+        self, kinds: Sequence[Array], covered: Places, per_lane: int, access: GlobalAccess, reads: bool
+    ) -> bool:
         """Whether a weak access is known to happen after all that have left tags of these kinds at its granules.
-        ``every``, ``per``: see ``_all_granules``. ``reads``: the tags are of reads. If the answer is false, each tag
-        must be checked by itself."""
+        ``covered``, ``per_lane``: see ``_all_granules``. ``reads``: the tags are of reads. If the answer is false, each
+        tag must be checked by itself."""
         # For one kind of tags and one granule per lane, this would take as long as those checks.
-        if access.strong or len(kinds) * per < 2:
+        if access.strong or len(kinds) * per_lane < 2:
             return not kinds
-        rows = np.concatenate([take(kind, every) for kind in kinds]).reshape(-1, per)
+        rows = np.concatenate([take(kind, covered) for kind in kinds]).reshape(-1, per_lane)
         lanes, tags = access.lanes, rows[:, 0]
         if len(kinds) > 1:
             lanes = self._tiled(lanes, len(kinds))
         # The granules of an element mostly have one tag, since elements are mostly accessed as a whole.
         if (rows[:, 1:] != rows[:, :1]).any():
-            lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per), rows.reshape(-1)
-        return self.races.among(lanes, tags, 0, reads, TagOrigin(None, every)) is None
+            lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per_lane), rows.reshape(-1)
+        return self.races.among(lanes, tags, 0, reads, TagOrigin(None, covered)) is None
 
     def _tiled(self, lanes: Array | None, times: int) -> Array:
         """Lanes (None: all), repeated so many times. The last result is kept, since consecutive accesses mostly have
@@ -287,27 +289,28 @@ class DeviceHazards:
             return
         buffer, lanes, _, _, site, strong, form = access
         tags = self.state.tags(buffer, self.launch.recording, access.width)
-        if form is Form.PACKED and self._is_kept(access, tags, writes=True):
+        if form is Form.PACKED and self._store_as_run(access, tags, writes=True):
             return
-        every, per = self._all_granules(access, tags.shift)
-        self._check_all_before_write(tags, every, per, access, value)
+        covered, per_lane = self._all_granules(access, tags.shift)
+        self._check_all_before_write(tags, covered, per_lane, access, value)
         stamp = self._stamp(lanes, strong)
-        stamps = stamp if per == 1 else stamp.repeat(per)
-        put(tags.written, every, stamps)
+        stamps = stamp if per_lane == 1 else stamp.repeat(per_lane)
+        put(tags.written, covered, stamps)
         if strong >> SIZE_SHIFT:
-            tags.size_written(every, strong >> SIZE_SHIFT)
+            tags.size_written(covered, strong >> SIZE_SHIFT)
         if tags.written_at is not None:
-            put(tags.written_at, every, site + 1)
+            put(tags.written_at, covered, site + 1)
         # If two lanes write one granule, one of them does not find its own tag there. In a packed access all lanes have
         # different granules.
-        if value is not None and form is not Form.PACKED and bool((take(tags.written, every) != stamps).any()):
+        if value is not None and form is not Form.PACKED and bool((take(tags.written, covered) != stamps).any()):
             self._check_duplicates(access, value)
 
     def _check_all_before_write(
-        self, tags: Tags, every: Places, per: int, access: GlobalAccess, value: Array | None
+        self, tags: Tags, covered: Places, per_lane: int, access: GlobalAccess, value: Array | None
     ) -> None:
         """Report a write that does not happen after earlier accesses to its granules, or that changes bytes which are
-        read through the read-only path. ``every``, ``per``: see ``_all_granules``. ``value``: see ``before_write``."""
+        read through the read-only path. ``covered``, ``per_lane``: see ``_all_granules``. ``value``: see
+        ``before_write``."""
         if tags.read_only is None:
             reads = [tags.read] if tags.is_read else []
             reads += [earlier.tags for earlier in tags.earlier.values()]
@@ -315,8 +318,8 @@ class DeviceHazards:
             # Only the clocks of clusters order reads and writes differently.
             if self.batch.cluster_size == 1:
                 reads, writes = [], reads + writes
-            if self._comes_after(reads, every, per, access, True) and self._comes_after(
-                writes, every, per, access, False
+            if self._comes_after(reads, covered, per_lane, access, True) and self._comes_after(
+                writes, covered, per_lane, access, False
             ):
                 return
         racing: Array | None = None
@@ -351,7 +354,7 @@ class DeviceHazards:
             reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         return reported
 
-    def _is_kept(self, access: GlobalAccess, tags: Tags, *, writes: bool) -> bool:
+    def _store_as_run(self, access: GlobalAccess, tags: Tags, *, writes: bool) -> bool:
         """Try to store a packed access as a run, and return whether that was possible. If it was, no other thread has
         accessed these granules, so the access needs no check."""
         if not self.keeps_runs:
@@ -367,9 +370,11 @@ class DeviceHazards:
     def _run(self, access: GlobalAccess, shift: int) -> GranuleRun:
         """A packed access as a run."""
         buffer, lanes, offset, width, _, strong, _ = access
-        start, per = (int(offset[0]) - buffer.start) >> shift, width >> shift
+        start, per_lane = (int(offset[0]) - buffer.start) >> shift, width >> shift
         first = 0 if lanes is None else lanes[0]
-        return GranuleRun(start, start + len(offset) * per, per, int(self.batch.gthread[first]), self._moment(strong))
+        return GranuleRun(
+            start, start + len(offset) * per_lane, per_lane, int(self.batch.gthread[first]), self._moment(strong)
+        )
 
     def _moment(self, strong: int) -> int:
         """The upper part of a tag now: tick and scope."""

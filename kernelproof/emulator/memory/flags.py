@@ -97,7 +97,7 @@ def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
     return {id(clock): clock for clock in clocks}.values()
 
 
-def in_turn(lanes: Array, offset: Array, each: bool) -> Iterable[list[int]]:
+def ordered_groups(lanes: Array, offset: Array, each: bool) -> Iterable[list[int]]:
     """The elements of an atomic in groups that happen one after the other. A group has the lanes of a warp that modify
     one place or, with ``each``, one lane, since others may then see the values in between. ``lanes`` must ascend."""
     if each:
@@ -203,7 +203,7 @@ class History(Generic[Clock]):
         return self.writes[-1]
 
     def at(self, number: int) -> Write[Clock]:
-        """The write of a number."""
+        """The write with this number in the modification order."""
         return self.writes[number - self.writes[0].number]
 
     def add(self, write: Write[Clock]) -> None:
@@ -240,7 +240,7 @@ class History(Generic[Clock]):
             self.bounds[reader, knowledge[2]] = knowledge, low
         return max(low, self.floor)
 
-    def seen(self, oldest: int, seen: Seen) -> int:
+    def newest_seen(self, oldest: int, seen: Seen) -> int:
         """The number of the newest write, from the ``oldest`` on, that a reader must find if all accesses of the launch
         happen in a single order. ``seen``: the writes that it has seen."""
         for write in reversed(self.writes):
@@ -251,7 +251,8 @@ class History(Generic[Clock]):
         return oldest
 
     def following(self, number: int) -> int:
-        """The number of the write that a polling reader is given after that of ``number``."""
+        """The number of the write that a polling reader is given after that of ``number``: the next one, unless that
+        lies between the oldest and the newest ``ONE_BY_ONE`` writes. Then some writes are skipped."""
         first, last = self.writes[0].number, self.last.number
         if number - first >= ONE_BY_ONE and last - number > ONE_BY_ONE:
             return min(number + max(1, (last - first) // ONE_BY_ONE), last - ONE_BY_ONE)

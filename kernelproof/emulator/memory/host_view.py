@@ -26,7 +26,10 @@ class PageAccess(IntEnum):
 
 
 class HostView:
-    """A second mapping of ``data``, which must be shared memory. At first host code may touch none of it."""
+    """A second mapping of ``data``, which must be shared memory. At first host code may touch none of it.
+
+    Raises EmulatorError if the system cannot map memory twice.
+    """
 
     def __init__(self, data: Array) -> None:
         self.libc = ctypes.CDLL(None, use_errno=True)
@@ -39,7 +42,7 @@ class HostView:
         address = remap(data.ctypes.data, 0, len(data), _MAY_MOVE)
         if address is None or address == ctypes.c_void_p(-1).value:
             raise EmulatorError(
-                "the system maps no memory twice, which tells accesses of host code from those of kernels"
+                "the system cannot map memory twice, so accesses of host code cannot be told from those of kernels"
             )
         self.base, self.nbytes = address, len(data)
         self.protect(0, self.nbytes, PageAccess.NONE)

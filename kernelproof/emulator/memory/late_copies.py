@@ -1,4 +1,4 @@
-"""Copies to shared memory that are under way, whose poison and tags are written late; and extents of recent tags.
+"""Tracks copies to shared memory that are under way, and the extents of recent tags.
 
 The destination of a copy under way is poison, so that an access that does not wait for the copy finds no data. Most
 copies land before any access touches their destination. Then poison and tags need not be written at all, so this module
@@ -74,15 +74,17 @@ class Extents:
         """Drop extents whose tags are below ``fresh``: these happen before all later accesses."""
         self.items = [item for item in self.items if item[2] >= fresh]
 
-    def meet(self, low: int, high: int) -> bool:
+    def overlap(self, low: int, high: int) -> bool:
         """Whether bytes [low, high) may have recent tags."""
         return any(first < high and low < end for first, end, _ in self.items)
 
 
-def undefined(tags: Array, in_flight: int, unwritten: int, reading: bool) -> list[tuple[str, str, Array, bool]]:
-    """The faults of an access to bytes that are unwritten (reads only), or the destination of a copy under way: (kind,
-    text, mask, doubtful) of each. ``tags``: those of the last writes. ``in_flight``: the bit that the tags of such a
-    copy have. ``unwritten``: the tag of unwritten bytes."""
+def faults_of_undefined(
+    tags: Array, in_flight: int, unwritten: int, reading: bool
+) -> list[tuple[str, str, Array, bool]]:
+    """The faults of an access to unwritten bytes (reads only), or to the destination of a copy under way: (kind, text,
+    mask of the tags, doubtful) of each. ``tags``: those of the last writes. ``in_flight``: the bit that the tags of a
+    copy under way have. ``unwritten``: the tag of unwritten bytes."""
     flying = (tags >= in_flight) & (tags != unwritten)
     verb = "reads data" if reading else "overwrites the destination"
     text = f"{verb} of an asynchronous copy that has not been waited for"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernelproof.emulator.memory.late_copies import undefined
+from kernelproof.emulator.memory.late_copies import faults_of_undefined
 from kernelproof.emulator.memory.shared_tags import SharedTags, any_granule
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
@@ -119,7 +119,7 @@ class SharedChecks(SharedTags):
             element = np.repeat(which, tags.shape[1])
         lane = element if lanes is None else lanes[element]
         granules = Granules(site, lane, element, offset)
-        for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
+        for kind, text, bad, doubtful in faults_of_undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
             writers = None if kind == "uninitialised-shared" else flat
             self._report(kind, text, granules, bad, writers, doubtful=doubtful)
         landed = flat < self.IN_FLIGHT
@@ -190,7 +190,7 @@ class SharedChecks(SharedTags):
         lane = element if lanes is None else lanes[element]
         granules = Granules(site, lane, element, offset)
         flat = tags[which].reshape(-1)
-        for kind, text, bad, doubtful in undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
+        for kind, text, bad, doubtful in faults_of_undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             self._report(kind, text, granules, bad, flat, doubtful=doubtful)
         clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and clash.any():
@@ -308,7 +308,7 @@ class SharedChecks(SharedTags):
         """Whether a write to the bytes that were located last may race. A cheap test of the extent: only False is
         certain."""
         self._leave_tags(self.late.take(*self.extent))
-        return not self.defers or self.recent.meet(*self.extent)
+        return not self.defers or self.recent.overlap(*self.extent)
 
     def _is_hot(self, at: Array, width: int) -> bool:
         """Whether a write to these elements may race. A cheap test of their tags: only False is certain."""

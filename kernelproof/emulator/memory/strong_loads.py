@@ -175,7 +175,7 @@ class StrongLoads:
         when the instruction misses writes that its warp has seen but is not ordered after. Notes that the instruction
         can be tried."""
         launch, batch = self.launch, self.batch
-        seen = history.seen(oldest, flags.seen.get(reader, {})) if flags.traced else oldest
+        seen = history.newest_seen(oldest, flags.seen.get(reader, {})) if flags.traced else oldest
         if seen == oldest:
             return number
         if site not in launch.overlooked:

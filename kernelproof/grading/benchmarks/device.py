@@ -30,7 +30,7 @@ class RoomDevice(SessionHooks):
     """
 
     def __init__(self, chip: Chip, ledger: Ledger) -> None:
-        self.memory = Memory(guarded=True)
+        self.memory = Memory(protected=True)
         self.chip, self.ledger = chip, ledger
         self.environments = count(1)
         self.reports: list[Report] = []
