@@ -148,9 +148,9 @@ class ClusterOrder(SharedMemory):
         batch, clocks = self.batch, self.cluster_clocks
         return np.asarray(clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column + clocks.ended])
 
-    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
+    def participant(self, tag: int, row: int, granule: int, reader: bool, lane: int | None = None) -> Participant:
         actor, clocks = tag & ACTOR, self.cluster_clocks
-        site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None)
+        site = self._recorded_site(granule, int(self.column_of[actor]) if reader else None, lane)
         threads: tuple[int, ...] = ()
         agent = ""
         if actor < SEVERAL:
@@ -169,7 +169,7 @@ class ClusterOrder(SharedMemory):
                 agent = f"a bulk store of warp {warp}"
         return Participant(site, self.batch.cta_index(self.peers.row_of_rank(row, rank)), threads, agent)
 
-    def _recorded_site(self, granule: int, column: int | None) -> Site:
+    def _recorded_site(self, granule: int, column: int | None, lane: int | None) -> Site:
         if column is not None and column >= self.cluster_clocks.barriers:
             # A bulk copy to another CTA reads under the column of an mbarrier, but is recorded under that of its warp.
             chunk = granule * self.granule >> 4
@@ -177,7 +177,7 @@ class ClusterOrder(SharedMemory):
             readers = np.flatnonzero(actors == PSEUDO | column)
             row = granule * self.granule // self.stride
             column = self._reader_column(row, int(readers[0])) if len(readers) else None
-        return super()._recorded_site(granule, column)
+        return super()._recorded_site(granule, column, lane)
 
     def _columns_of(self, tags: Array) -> Array:
         # Records have no columns for bulk copies; see ``_recorded_site``.

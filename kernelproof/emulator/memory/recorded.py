@@ -6,25 +6,46 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
+NO_LANE, SEVERAL_LANES = -1, -2  # in place of a lane of a warp
+
 
 class RecordedSites:
     """For each granule the instruction of its last write, and of the last read by each column of readers; -1 for none.
 
-    A launch records them only in a repeated execution, after one without them has found a race.
+    A lane's own read never races with its own access. So ``others`` has the last read of a column by another lane than
+    ``lanes``, the lane of the last read. A launch records all this only in a repeated execution, after one without it
+    has found a race.
     """
 
     def __init__(self, granules: int, columns: int) -> None:
         self.writer: Array = np.full(granules, -1, np.int32)
-        self.readers: Array = np.full((granules, columns), -1, np.int32)
+        self.readers, self.others = (np.full((granules, columns), -1, np.int32) for _ in range(2))
+        self.lanes: Array = np.full((granules, columns), NO_LANE, np.int8)
 
     def wrote(self, at: Array, per: int, site: int) -> None:
         """Record a write of elements ``at`` of ``per`` granules each."""
         self.writer.reshape(-1, per)[at] = site
 
-    def read(self, at: Array, per: int, column: Array | int, site: int) -> None:
-        """Record a read of elements ``at`` by columns of readers."""
-        self.readers.reshape(-1, per, self.readers.shape[1])[at, :, column] = site
+    def read(self, at: Array, per: int, column: Array | int, site: int, lane: Array | None = None) -> None:
+        """Record a read of elements ``at`` by columns of readers. ``lane``: the lane of its warp that reads each
+        element; None: several lanes together."""
+        for k in range(per):
+            place = at * per + k, column
+            if lane is None:
+                self.lanes[place], self.others[place] = SEVERAL_LANES, site
+            else:
+                changes = self.lanes[place] != lane
+                self.others[place] = np.where(changes, self.readers[place], self.others[place])
+                self.lanes[place] = lane
+                # If several lanes of a warp read a granule in this instruction, only the last one finds itself.
+                shared = self.lanes[place] != lane
+                if shared.any():
+                    several = place[0][shared], np.broadcast_to(column, at.shape)[shared]
+                    self.lanes[several], self.others[several] = SEVERAL_LANES, site
+            self.readers[place] = site
 
-    def last(self, granule: int, column: int | None) -> int:
-        """The instruction of the last read of a granule by a column of readers, or of its last write (None)."""
-        return int(self.writer[granule] if column is None else self.readers[granule, column])
+    def last_reads(self, granules: Array, columns: Array, own_columns: Array, lanes: Array) -> Array:
+        """The instructions of the last reads of granules by columns of readers, other than by the given lanes, whose
+        own columns are ``own_columns``."""
+        own = (columns == own_columns) & (self.lanes[granules, columns] == lanes)
+        return np.where(own, self.others[granules, columns], self.readers[granules, columns])

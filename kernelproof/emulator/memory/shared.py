@@ -147,7 +147,7 @@ class SharedMemory(SharedChecks):
             for k in range(per):
                 self.reader_tags[first[back] + k * self.columns] = self.collective_tag[some][back]
         if self.recorded is not None:
-            self.recorded.read(at, per, column, site)
+            self.recorded.read(at, per, column, site, self.batch.thread[some] & 31)
 
     def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check a volatile read as a weak one, except at granules that an atomic has written; see ``VOLATILE``."""

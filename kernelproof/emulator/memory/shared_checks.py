@@ -85,20 +85,32 @@ class SharedChecks(SharedTags):
         out[single] = self.clocks.released_by_others(rows, warps, actor[single], ticks)
         return out
 
-    def participant(self, tag: int, row: int, granule: int, reader: bool) -> Participant:
+    def participant(self, tag: int, row: int, granule: int, reader: bool, lane: int | None = None) -> Participant:
         """The other side of a race: the thread or warp that left a tag in a row's shared memory, by a read if
-        ``reader``, else by a write."""
+        ``reader``, else by a write. ``lane``: that of this side in the batch, whose own reads are no side."""
         actor = tag & ((1 << self.BITS) - 1)
         cta = self.batch.cta_index(row)
         warp = actor - SEVERAL if actor >= SEVERAL else actor >> 5
-        site = self._recorded_site(granule, warp if reader else None)
+        site = self._recorded_site(granule, warp if reader else None, lane)
         if actor >= SEVERAL:
             return Participant(site, cta, agent=f"a lane of warp {warp}")
         return Participant(site, cta, (actor,))
 
-    def _recorded_site(self, granule: int, column: int | None) -> Site:
-        """The instruction of the last read of a granule by a column of readers, or of its last write (None)."""
-        return NOWHERE if self.recorded is None else self.launch.site(self.recorded.last(granule, column))
+    def _recorded_site(self, granule: int, column: int | None, lane: int | None) -> Site:
+        """The instruction of the last read of a granule by a column of readers, other than by ``lane``, or of its last
+        write (None)."""
+        if self.recorded is None:
+            return NOWHERE
+        if column is None:
+            return self.launch.site(int(self.recorded.writer[granule]))
+        if lane is None:
+            return self.launch.site(int(self.recorded.readers[granule, column]))
+        return self.launch.site(int(self._last_reads(np.array([granule]), np.array([column]), np.array([lane]))[0]))
+
+    def _last_reads(self, granules: Array, columns: Array, lanes: Array) -> Array:
+        """The instructions of the last reads of granules by columns of readers, other than by lanes of the batch."""
+        assert self.recorded is not None
+        return self.recorded.last_reads(granules, columns, self.reader_column[lanes], self.batch.thread[lanes] & 31)
 
     # --- checks ---
     #
@@ -266,7 +278,10 @@ class SharedChecks(SharedTags):
         starts = np.flatnonzero(np.concatenate(([True], element[1:] != element[:-1])))
         within = np.arange(len(element)) - np.repeat(starts, np.diff(starts, append=len(element)))
         at = granules.offset[element[which]] // self.granule + within[which]
-        sites = self.recorded.readers[at, self._columns_of(tags[which])] if reader else self.recorded.writer[at]
+        if reader:
+            sites = self._last_reads(at, self._columns_of(tags[which]), granules.lane[which])
+        else:
+            sites = self.recorded.writer[at]
         out = []
         for site in np.unique(sites):
             part = np.zeros(len(bad), bool)
@@ -298,7 +313,7 @@ class SharedChecks(SharedTags):
         at = int(offset[element[first]])
         # The granules of an element follow each other.
         granule = at // self.granule + int(np.count_nonzero(element[:first] == element[first]))
-        earlier = None if tags is None else self.participant(int(tags[first]), cta, granule, reader)
+        earlier = None if tags is None else self.participant(int(tags[first]), cta, granule, reader, int(lane[first]))
         self.batch.report(
             kind, message, site, cta, threads,
             address=at % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
