@@ -25,7 +25,8 @@ class Kind(NamedTuple):
 
     ``noise``: of each sample. ``spikes``: the share of samples that take 10 to 170 % longer. ``drift``: of all clocks
     from the first to the two hundredth sample. ``flips``: the share of samples before which the L2 becomes cold or hot,
-    which makes 35 %. ``bias``: of each contender, constant over its samples.
+    which makes 35 %. ``bias``: of each contender, constant over its samples. ``ripple``: of all clocks, whose
+    period of four samples is the length of a duel's rounds.
     """
 
     noise: float = 0.01
@@ -33,6 +34,7 @@ class Kind(NamedTuple):
     drift: float = 0.0
     flips: float = 0.0
     bias: float = 0.0
+    ripple: float = 0.0
 
 
 KINDS = {
@@ -46,6 +48,8 @@ KINDS = {
     "bias": Kind(bias=0.03),
     "bias and drift": Kind(bias=0.03, drift=0.1),
     "noisy flips": Kind(noise=0.03, flips=0.05),
+    "ripple": Kind(ripple=0.05),
+    "bias and spikes": Kind(bias=0.03, spikes=0.15),
 }
 
 
@@ -67,14 +71,16 @@ class Simulated:
         self.taken += 1
         spiked = random.random(self.count) < kind.spikes
         disturbed = random.normal(0, kind.noise, self.count) + spiked * random.uniform(0.1, 1.0, self.count)
-        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + kind.drift * self.taken / 200
+        clock = kind.drift * self.taken / 200 + kind.ripple * math.sin(math.pi / 4 * (2 * self.taken + 1))
+        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + clock
 
     def pairs(self, contenders: list[Any], rounds: int) -> list[Any]:
         """Log ratios of torch to each contender, two for each round, sampled forwards and backwards."""
         columns: list[list[Any]] = [[] for _ in range(len(contenders) + 1)]
         field = [np.zeros(self.count, int), *contenders]
-        for _ in range(rounds):
-            for number in (*range(len(field)), *reversed(range(len(field)))):
+        for count in range(rounds):
+            order = range(len(field))[:: -1 if count.bit_count() % 2 else 1]
+            for number in (*order, *reversed(order)):
                 columns[number].append(self.sample(field[number]))
         vendor, *kernels = (np.array(column).T for column in columns)
         return [vendor - kernel for kernel in kernels]
@@ -127,7 +133,7 @@ def lost(kind: Kind, count: int, seed: int = 2) -> float:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_thousand_races_of_each_kind(name: str) -> None:
-    """There are 10,000 races in all, and as many with slower kernels only."""
+    """There are 12,000 races in all, and as many with slower kernels only."""
     share, possible, slower = gained(KINDS[name], 1000)
     assert possible == pytest.approx(0.084, abs=0.005)
     assert share >= 0.5
@@ -136,9 +142,10 @@ def test_a_thousand_races_of_each_kind(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_bias_rarely_favours_a_slower_kernel() -> None:
+@pytest.mark.parametrize(("name", "most"), [("bias", 0.0035), ("bias and spikes", 0.0055)])
+def test_a_bias_rarely_favours_a_slower_kernel(name: str, most: float) -> None:
     """With 20,000 races, a rate of 0.5 % is known to 0.05 %."""
-    assert lost(KINDS["bias"], 20_000) <= 0.005
+    assert lost(KINDS[name], 20_000) <= most
 
 
 def test_few_pairs_prove_nothing() -> None:

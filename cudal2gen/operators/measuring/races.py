@@ -47,7 +47,9 @@ VARIABLE = "CUDAL2GEN_AUTOTUNE"
 SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0  # time budgets of each target's race and of the process
 MODELLED = 5  # kernels that race because the timing model expects them to be fastest
 STAND_INS = 2  # further kernels that race because their sizes are nearest
-FIRST_PAIRS = 3  # pairs of samples, of torch and of a kernel, by which the kernel is ranked
+# Pairs of samples, of torch and of a kernel, by which the kernel is ranked and the field's spread is estimated. With
+# fewer pairs, spikes widen the spread, and ``rule`` takes biases for true differences.
+FIRST_PAIRS = 7
 FINALISTS = 3  # most kernels of a heat
 MIN_ROUNDS, MAX_ROUNDS = 6, 30  # rounds of two samples per contender
 SAMPLE_US = 30.0  # least time of a sample; shorter ones would mostly measure the events around them
@@ -329,19 +331,10 @@ class _Race:
         device's time for torch's call.
         """
         vendor_us = self.watch.cost_us(once_us)
-        # Further pairs are taken only if the budget still covers the other entrants' samples, the heat and the duels.
-        reserved_us = (len(entrants) + self._least_samples) * vendor_us
-        for entrant in entrants:
-            if not self._covers(0.0):
-                break
-            own = entrant.sample()
-            own_us = self.watch.cost_us(own.device)
-            logs = [_log(max(once_us, self.watch.torch_us), own.eager)]
-            while len(logs) < FIRST_PAIRS and self._covers(reserved_us + vendor_us + own_us):
-                logs.append(_log(self.watch.by_torch(contest).eager, entrant.sample().eager))
-            entrant.sample_us, entrant.first_log = own_us, median(logs)
-            yield
-        ranked = sorted((entrant for entrant in entrants if entrant.sample_us), key=lambda entrant: -entrant.first_log)
+        logs = yield from self._first_logs(contest, entrants, once_us)
+        for entrant, own in zip(entrants, logs, strict=False):
+            entrant.first_log = median(own)
+        ranked = sorted(entrants[: len(logs)], key=lambda entrant: -entrant.first_log)
         self.field = [entrant.first_log for entrant in ranked]
         finalists = ranked[:FINALISTS]
         while finalists:
@@ -357,6 +350,32 @@ class _Race:
         if not sound or min(vendor).device < self._floor_us(contest):
             return None
         return min(sound, key=lambda entrant: median(eager_us(entrant.samples))), vendor
+
+    def _first_logs(
+        self, contest: Contest, entrants: list[Entrant], once_us: float
+    ) -> Generator[None, None, list[list[float]]]:
+        """Times each entrant once, and then in up to ``FIRST_PAIRS`` pairs with torch, all entrants in turns.
+
+        Returns the log ratios of torch's time to each entrant's; no entry for those that the budget did not reach.
+        ``once_us``: as for ``_heat``.
+        """
+        logs: list[list[float]] = []
+        for entrant in entrants:
+            if not self._covers(0.0):
+                break
+            own = entrant.sample()
+            entrant.sample_us = self.watch.cost_us(own.device)
+            logs.append([_log(max(once_us, self.watch.torch_us), own.eager)])
+            yield
+        # Pairs are taken only if the budget then still covers the heat and the duels.
+        vendor_us = self.watch.cost_us(once_us)
+        reserved_us = self._least_samples * vendor_us
+        for _ in range(1, FIRST_PAIRS):
+            for entrant, of_entrant in zip(entrants, logs, strict=False):
+                if self._covers(reserved_us + vendor_us + entrant.sample_us):
+                    of_entrant.append(_log(self.watch.by_torch(contest).eager, entrant.sample().eager))
+                    yield
+        return logs
 
     def _duels(self, contest: Contest, best: Entrant) -> Generator[None, None, list[Measurement] | None]:
         """Measures the best kernel against torch at the problem's rows, and if it wins there, at the bucket's least
@@ -391,7 +410,8 @@ class _Race:
     ) -> Generator[None, None, bool]:
         """Takes samples of torch and of the entrants in up to ``most`` rounds. Returns whether there were enough.
 
-        A round takes two samples of each, in forward and in reverse order so that drifts of the clock cancel.
+        A round takes two samples of each, in forward and in reverse order so that drifts of the clock cancel. Which
+        order comes first follows the Thue-Morse sequence, so that no period of a disturbance favours a contender.
         ``duels_after``: the number of later duels, for which time of the budget is reserved.
         """
         by_torch = partial(self.watch.by_torch, contest)
@@ -403,7 +423,8 @@ class _Race:
             if not self._covers(round_us * (1 + reserved)):
                 break
             start = self.meter.now()
-            for column, sample in (*field, *reversed(field)):
+            order = field[::-1] if count.bit_count() % 2 else field
+            for column, sample in (*order, *reversed(order)):
                 column.append(sample())
             round_us = (self.meter.now() - start) * 1e6
             yield

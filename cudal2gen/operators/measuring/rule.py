@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 BIAS = 0.03  # standard deviation of a contender's bias, as a log ratio of times
-GAIN = 0.095  # least expected gain over torch with which a kernel is accepted
-PRIOR = 2.0  # weight of ``BIAS`` in the estimate of the spread, in kernels
+GAIN = 0.1  # least expected gain over torch with which a kernel is accepted
+PRIOR = 1.0  # weight of ``BIAS`` in the estimate of the spread, in kernels
 FARTHEST = 0.2  # log ratio from the kernels' median at which first samples are clipped, because they may be spikes
 RISK = 0.005  # probability that the median of the pairs lies below its bound
 
