@@ -1,4 +1,4 @@
-"""Campaigns: searches over many problems, and the conditions on which a winner enters the catalog.
+"""Runs campaigns, which search for faster records of many problems, and decides which winners may enter the catalog.
 
 A campaign resumes from the trials that are stored under its name.
 """
@@ -18,15 +18,16 @@ from cudal2gen import results
 from cudal2gen.generation import catalog
 from cudal2gen.kernel import IllegalRecord, Problem, Record, parse, space
 from cudal2gen.results import INCUMBENT, Trial
-from cudal2gen.tuner import search as searches
+from cudal2gen.tuner import search as problem_search
 from cudal2gen.tuner.concurrent_searches import RankedSearch, ThreadedHost, run_searches
 from cudal2gen.tuner.executor import Executor
 from cudal2gen.tuner.proposal import Proposer
-from cudal2gen.tuner.search import Search
+from cudal2gen.tuner.search import Search, SearchLimits
 
 # For ``run_in_turns``, which searches the problems in several rounds:
 MOST_KEPT = 32  # problems whose candidates are kept from round to round; they take some megabytes each
-FIRST = 4  # evaluations of each problem in the first round
+FIRST_EVALUATIONS = 4  # evaluations of each problem in the first round
+ROUND_BATCH = 4  # most evaluations of a batch in each round
 SHORT_SHARE = 0.7  # fraction of the budget for short timings; the rest is for longer ones
 
 
@@ -34,43 +35,51 @@ SHORT_SHARE = 0.7  # fraction of the budget for short timings; the rest is for l
 class CampaignState:
     """The state of a campaign.
 
-    - ``problems``: the number of problems; ``begin``: the time of its beginning, in seconds of time.monotonic().
-    - ``searches``: those that have ended, in the order in which they ended. When the campaign is over, they are in the
-      order of the problems.
-    - ``under_way``: searches that have begun and not ended.
+    - ``problems``: the number of problems; ``start_time``: when the campaign began, in seconds of time.monotonic().
+    - ``searches``: the searches that have ended, in the order in which they ended. When the campaign is over, they are
+      in the order of the problems.
+    - ``under_way``: the searches that have begun and not ended.
     - ``faults``: problems that could not be searched, each with the reason.
     """
 
     problems: int
-    begin: float
+    start_time: float
     searches: list[Search] = field(default_factory=list)
     under_way: list[Search] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     @property
     def started(self) -> list[Search]:
+        """All searches that have begun: first those that have ended, then those under way."""
         return self.searches + self.under_way
 
     @property
     def evaluations(self) -> int:
+        """The number of short timings of legal records in all searches, stored ones of earlier runs included."""
         return sum(len(search.evaluations) for search in self.started)
 
     @property
     def failures(self) -> Counter[str]:
+        """The number of trials without a time in all searches, by outcome."""
         return sum((search.failures for search in self.started), Counter())
 
     @property
     def improved(self) -> list[Search]:
+        """The ended searches whose winner is faster than the incumbent beyond noise."""
         return [search for search in self.searches if search.improved]
 
     def early_ends(self, evaluations: int) -> Counter[str]:
-        """Searches of this run that ended with fewer than ``evaluations``: their number for each reason."""
+        """Counts, by reason, the searches of this run that ended with fewer than ``evaluations`` evaluations."""
         short = [search for search in self.searches if len(search.evaluations) < evaluations]
-        return Counter(search.stop_reason for search in short if search.stop_reason != searches.FINISHED)
+        return Counter(search.stop_reason for search in short if search.stop_reason != problem_search.FINISHED)
 
 
 class Incumbents:
-    """The record that a search must beat: the problem's own, else the nearest one that is legal for it, else None."""
+    """Finds the record that a problem's search must beat.
+
+    It is the problem's own record among ``records``, else the nearest problem's record that is legal for this problem;
+    None without one.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
         self._pool = list(records)
@@ -96,7 +105,7 @@ class CampaignPlan:
     - ``store``: the file of the trials, which bear the name ``run_name``.
     - ``limits`` end each search; ``budget_seconds`` ends the campaign.
     - ``learn`` receives each search that ended, so that proposers of later searches can learn from it. It is called in
-      the order of the problems and with the lag of ``concurrent_searches``; by ``run_in_turns``, after each round.
+      the order of the problems and with the lag of ``concurrent_searches``; ``run_in_turns`` calls it in each round.
     """
 
     problems: Sequence[Problem]
@@ -104,7 +113,7 @@ class CampaignPlan:
     proposer: Callable[[Problem], Proposer]
     store: Path
     run_name: str
-    limits: searches.SearchLimits
+    limits: SearchLimits
     budget_seconds: float | None = None
     find_candidates: Callable[[Problem], space.Candidates] = space.candidates
     learn: Callable[[Search], None] = lambda _: None
@@ -120,7 +129,7 @@ class CampaignPlan:
 
 
 class _Campaign:
-    """State that the searches of a campaign share."""
+    """Begins and ends the searches of a campaign, and keeps its state."""
 
     def __init__(self, plan: CampaignPlan, executor: Executor, progress: Callable[[CampaignState], None]) -> None:
         self._plan, self._executor, self._progress = plan, executor, progress
@@ -129,10 +138,14 @@ class _Campaign:
 
     def _out_of_time(self) -> bool:
         budget = self._plan.budget_seconds
-        return budget is not None and time.monotonic() - self.state.begin >= budget
+        return budget is not None and time.monotonic() - self.state.start_time >= budget
 
     def begin(self, rank: int) -> RankedSearch | None:
-        """The search of the next problem; None after the last problem, or when the budget is spent."""
+        """Begins the search of the next problem that has candidates, and returns it with its number ``rank``.
+
+        Returns None after the last problem, or when the budget is spent. A problem without a legal record becomes one
+        of the state's ``faults``.
+        """
         plan = self._plan
         for problem in self._problems:
             if self._out_of_time():
@@ -149,7 +162,7 @@ class _Campaign:
                 self._executor.prepare([record])
             search = Search(candidates, record, list(self._stored.get(problem, ())))
             self.state.under_way.append(search)
-            steps = searches.steps(
+            steps = problem_search.steps(
                 search,
                 plan.proposer(problem),
                 self._executor,
@@ -209,11 +222,12 @@ def run_in_turns(
     progress: Callable[[CampaignState], None] = lambda _: None,
     after: Callable[[Search], None] = lambda _: None,
 ) -> CampaignState:
-    """``run`` for a budget that may be too short for all evaluations: it searches the problems in rounds.
+    """Searches the problems in rounds, for a budget that may be too short for all evaluations of ``run``.
 
-    Each problem gets ``FIRST`` evaluations in the first round, and each further round doubles their number. Then the
-    winners of problems with a gain are timed for longer, the largest gain first. ``after`` receives the searches at the
-    end. Raises ValueError for a plan without a budget.
+    Each problem gets ``FIRST_EVALUATIONS`` in the first round, and each further round doubles their number. The rounds
+    may take 70 % of the budget (``SHORT_SHARE``). The rest is kept for longer timings of the winners of problems with a
+    gain, the largest gain first. ``after`` receives the searches at the end. Raises ValueError for a plan without a
+    budget.
     """
     if plan.budget_seconds is None:
         raise ValueError("run_in_turns needs a budget: set CampaignPlan.budget_seconds")
@@ -222,10 +236,10 @@ def run_in_turns(
     latest: dict[Problem, Search] = {}
 
     def search_round(
-        problems: Sequence[Problem], budget_part: float, limits: searches.SearchLimits, in_flight: int | None = None
+        problems: Sequence[Problem], budget_part: float, limits: SearchLimits, in_flight: int | None = None
     ) -> None:
-        """Searches the problems until ``budget_part`` (0 to 1) of the whole budget is spent."""
-        seconds_left = budget_part * (plan.budget_seconds or 0.0) - (time.monotonic() - total.begin)
+        """Searches the problems until all rounds so far have spent ``budget_part`` (0 to 1) of the plan's budget."""
+        seconds_left = budget_part * (plan.budget_seconds or 0.0) - (time.monotonic() - total.start_time)
         if seconds_left > 0:
             part = replace(plan, problems=problems, limits=limits, budget_seconds=seconds_left)
             ended = run(part, executor, progress, in_flight=in_flight)
@@ -234,8 +248,8 @@ def run_in_turns(
 
     most, evaluations = plan.limits.evaluations, 0
     while evaluations < most:
-        evaluations = min(most, 2 * evaluations or FIRST)
-        short = replace(plan.limits, evaluations=evaluations, batch=min(FIRST, plan.limits.batch), longer=False)
+        evaluations = min(most, 2 * evaluations or FIRST_EVALUATIONS)
+        short = replace(plan.limits, evaluations=evaluations, batch=min(ROUND_BATCH, plan.limits.batch), longer=False)
         search_round(plan.problems, SHORT_SHARE, short)
     gains = {problem: gain for problem, search in latest.items() if (gain := _short_gain(search)) > 1}
     # Searches run one at a time here: nothing is left to compile, and the budget does not end a search that has begun.
@@ -243,7 +257,7 @@ def run_in_turns(
     search_round(by_gain, 1.0, replace(plan.limits, evaluations=1), in_flight=1)
     total.searches = [latest[problem] for problem in plan.problems if problem in latest]
     for search in total.searches:
-        if len(search.evaluations) < most and search.stop_reason != searches.FINISHED:
+        if len(search.evaluations) < most and search.stop_reason != problem_search.FINISHED:
             search.stop_reason = "out of time"
         after(search)
     return total

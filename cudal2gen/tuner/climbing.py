@@ -29,7 +29,11 @@ def answer_size(question: Question, count: int) -> int:
 
 
 class Choices(NamedTuple):
-    """A candidate: the row of its structure, and for each of the structure's free fields the index of its value."""
+    """A candidate: a structure and a value for each of the structure's free fields.
+
+    ``row``: the structure's index in ``Candidates.records``. ``free``: for each free field (each of the family's
+    ``Candidates.heads``) the index of its value.
+    """
 
     row: int
     free: tuple[int, ...]

@@ -73,6 +73,7 @@ class ThreadedHost:
         a server are returned in the order in which they end.
         """
         if self._executor.in_order:
+            # Of the steps that wait for no server, only the oldest may be returned next.
             self._awaited &= set(pending)
             own = itertools.islice((future for future in pending if future not in self._awaited), 1)
             pending = [*own, *self._awaited]
@@ -123,6 +124,8 @@ def run_searches(
             pending[host.start(step, ranked.rank)] = ranked, step
 
     while True:
+        # The next search may begin if its rank is within the lag of the learnt ones, or if the search that must be
+        # learnt from first has ended.
         while not exhausted and len(pending) < in_flight and (begun - lag(in_flight) < learnt or learnt in ended):
             if begun - lag(in_flight) >= learnt:
                 learn(ended.pop(learnt))

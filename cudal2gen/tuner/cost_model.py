@@ -29,8 +29,8 @@ SCALE = 1.0  # standard deviation of a problem's own constant factor, in log tim
 SPREAD, LENGTH = 0.12, 1.8  # standard deviation (log time) and length scale of the process before any training
 LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales that ``_fit_process`` tries, in the units of facts.coordinates
 NOISE = 0.006  # standard deviation of a measurement, in log time
-FEWEST = 4  # least number of problems for training; with fewer the timing model is not corrected
-COMPARED, NEAREST = 24, 64  # most problems, and most records of each, to which the process is fitted
+MIN_PROBLEMS = 4  # least number of problems for training; with fewer the timing model is not corrected
+FITTED_PROBLEMS, FITTED_RECORDS = 24, 64  # most problems, and most records of each, to which the process is fitted
 
 
 class TimedRecords(NamedTuple):
@@ -117,11 +117,17 @@ class Posterior:
         if len(self._weights):
             cross = self._covariance(inputs, centred, self._observed, self._centred)
             mean = mean + cross @ self._weights
+            # With the Cholesky factor L of the trials' covariance, trials reduce the variance by |L^-1 cross|^2.
             solved = np.linalg.solve(self._factor, cross.T)
             variance = variance - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
     def _covariance(self, first: Inputs, a: Floats, second: Inputs, b: Floats) -> NDArray[np.float64]:
+        """The prior covariance of log times; shape (records of first, records of second).
+
+        It is the sum of three covariances: of the problem's constant factor, of the process, and of the ensemble.
+        ``a`` and ``b`` are the members' centred predictions, of shape (members, records).
+        """
         kernel = _kernel(first.coordinates, second.coordinates, self._model.length)
         covariance: NDArray[np.float64] = SCALE**2 + self._model.spread**2 * kernel + (a.T @ b)
         return covariance
@@ -144,7 +150,10 @@ Described = tuple[Facts, TimedRecords]
 
 
 def train(problems: Iterable[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """A model trained on these problems; an untrained one if fewer than ``FEWEST`` of them have two records or more."""
+    """A model trained on these problems.
+
+    It is untrained if fewer than ``MIN_PROBLEMS`` of them have two records or more.
+    """
     return train_described([(facts(problem.records), problem) for problem in problems], seed, members, epochs)
 
 
@@ -155,7 +164,7 @@ def train_described(problems: Sequence[Described], seed: int = 0, members: int =
     the truth gives the factor (0 to 1) by which all corrections are scaled. What they then miss decides the process.
     """
     described = [(described_facts, problem) for described_facts, problem in problems if len(problem.records) > 1]
-    if len(described) < FEWEST:
+    if len(described) < MIN_PROBLEMS:
         return CostModel()
     names = dict.fromkeys(name for described_facts, _ in described for row in described_facts.tokens for name in row)
     tokens = Tokens(names)
@@ -195,9 +204,9 @@ def _fit_process(samples: TrainingRows, residual: Floats) -> tuple[float, float]
     """
     residuals = []
     numbers = np.unique(samples.problem)
-    for number in numbers[:: math.ceil(len(numbers) / COMPARED)]:
+    for number in numbers[:: math.ceil(len(numbers) / FITTED_PROBLEMS)]:
         rows = np.flatnonzero(samples.problem == number)
-        near = rows[np.argsort(-samples.weight[rows], kind="stable")[:NEAREST]]
+        near = rows[np.argsort(-samples.weight[rows], kind="stable")[:FITTED_RECORDS]]
         own = residual[near].astype(np.float64)
         places = coordinates(samples.inputs[near, :NUMBERS], samples.inputs[near, NUMBERS:])
         residuals.append((places, own - own.mean()))

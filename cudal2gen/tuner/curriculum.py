@@ -1,4 +1,4 @@
-"""The stages of CUDA-L2's training, by name: kernels of any kind, matrix products, half-precision products.
+"""Names the stages of CUDA-L2's training: kernels of any kind, then matrix products, then half-precision products.
 
 The paper (arXiv 2512.02551) trains a language model on these in turn. Here they name what an exchange is about, and
 order what ``cudal2gen export`` writes, so that a trainer that does not shuffle follows the curriculum.

@@ -234,15 +234,20 @@ WAVES = 16  # cosines whose sum is a hidden function
 
 def _waves(rng: np.random.Generator, traits: Array, sizes: Array) -> Array:
     """The values at each row of a smooth random function with unit variance: a sum of cosines in random directions."""
-    along = rng.normal(0, 0.9, (traits.shape[1], WAVES))
-    across = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
+    # The smaller coefficients of the sizes make the function vary slowly from problem to problem.
+    trait_coefficients = rng.normal(0, 0.9, (traits.shape[1], WAVES))
+    size_coefficients = rng.normal(0, 0.25, (sizes.shape[1], WAVES))
     phases = rng.uniform(0, 2 * math.pi, WAVES)
-    values: Array = np.cos(traits @ along + sizes @ across + phases).sum(axis=1) * math.sqrt(2 / WAVES)
+    values: Array = np.cos(traits @ trait_coefficients + sizes @ size_coefficients + phases).sum(axis=1)
+    values *= math.sqrt(2 / WAVES)  # so that the variance is 1
     return values
 
 
 def _traits(record: Record) -> list[float]:
-    """A record's decisions as numbers: logarithms of extents, and a fixed random number for each other choice."""
+    """A record's decisions as numbers: logarithms of extents, and a fixed random number for each other choice.
+
+    The factors 0.6 and 0.3 set how much a doubling of an extent, or of the raster group, changes the hidden functions.
+    """
     stages = record.ring_steps
     extents = [record.bm, record.bn, record.k_step, stages, record.split_k, record.threads, record.cluster_ctas]
     choices = [_number(name, str(getattr(record, name, None))) for name in CATEGORIES]

@@ -35,7 +35,7 @@ from kernelproof.ground.errors import WrongInput
 
 COLUMNS = ("prompt", "completion", "reward", "returned", "right", "stage", "problem")  # the fields of answers.jsonl
 BASES = "bases "  # prefix of a ``State.of``; the question's digest follows, and the content is the kernels it shows
-EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")
+EFFORTS: tuple[Effort, ...] = ("final", "long", "medium", "short")  # the longest first
 
 
 @dataclass(frozen=True)

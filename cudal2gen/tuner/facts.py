@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 EXTENTS = 7  # the first numbers of a record are the logarithms of its own extents
 NUMBERS = 44  # all numbers of a record
 # Decisions that are among the numbers and therefore have no tokens.
-COUNTED = frozenset({"bm", "bn", "bk", "stages", "split_k", "warps"})
+NUMERIC_FIELDS = frozenset({"bm", "bn", "bk", "stages", "split_k", "warps"})
 
 
 class Facts(NamedTuple):
@@ -52,7 +52,7 @@ def facts(records: Sequence[Record]) -> Facts:
 
 def tokens(fields: Fields) -> tuple[str, ...]:
     """Each decision as the text ``name=value``, except those that are among the numbers."""
-    return tuple(f"{name}={json.dumps(value)}" for name, value in fields.items() if name not in COUNTED)
+    return tuple(f"{name}={json.dumps(value)}" for name, value in fields.items() if name not in NUMERIC_FIELDS)
 
 
 def coordinates(numbers: Floats, one_hot: Floats) -> Floats:
@@ -83,7 +83,11 @@ class Tokens:
 
 
 def _numbers(record: Record, kernel: ModelledKernel, estimate: Estimate) -> list[float]:
-    """The numbers of one record. Lengths, times and counts are logarithms, the others are ratios and flags."""
+    """The numbers of one record. Lengths, times and counts are logarithms, the others are ratios and flags.
+
+    The first ``EXTENTS`` numbers must be the record's own extents, which ``coordinates`` uses, and the next one the
+    estimate, which ``Facts.log_us`` uses. Constant factors scale the numbers to a magnitude of about 1.
+    """
     problem, work, chip, log2 = kernel.problem, kernel.work, kernel.target, math.log2
     steps, per_sm = kernel.tile_steps, kernel.ctas / kernel.target.sms
     waves = per_sm / kernel.resident

@@ -22,7 +22,7 @@ from cudal2gen.tuner.language_model.chat import Chat
 from cudal2gen.tuner.language_model.conversation import RETRIES, Conversation, Messages, ReadAnswer
 from cudal2gen.tuner.language_model.transcript import Message, NotSent, Reply, Unavailable, Usage
 from cudal2gen.tuner.memory import Memory
-from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal
+from cudal2gen.tuner.proposal import FixedStrategy, Proposal, Question, proposal_of_fields
 from cudal2gen.tuner.record_answers import LONGEST_REASON, Fault
 from cudal2gen.tuner.record_prompt import Evidence
 
@@ -185,7 +185,7 @@ class LlmProposer(FixedStrategy):
                     proposals.append(Proposal(self.name, own, None, str(fields["violation"])))
                 else:
                     complete = problem.model_dump(mode="json") | own | {"origin": space.tuned(self.name)}
-                    proposals.append(proposal(self.name, complete)._replace(fields=own))
+                    proposals.append(proposal_of_fields(self.name, complete)._replace(fields=own))
         return proposals
 
     def _question(

@@ -167,7 +167,7 @@ class DeviceWorkshop:
         self._verdicts = results.latest(store)
 
     def attempt(self, records: Sequence[Record]) -> list[Artifact | BuildError]:
-        """Builds on all cores."""
+        """Compiles on all cores. See ``Workshop``."""
         from cudal2gen.generation import compiler
 
         return compiler.attempt(records, tools=self._tools)
@@ -203,9 +203,9 @@ def connect(
 ) -> GpuEnvironment:
     """The environment of CUDA device ``index``. Raises GpuError, ToolchainError."""
     from cudal2gen.bench import baselines
-    from cudal2gen.launch.gpu import connect
+    from cudal2gen.launch import gpu
 
-    card = connect(index)
+    card = gpu.connect(index)
     stored = results.measurements(measurements)
     tuning_store = results.store("cublaslt")
 

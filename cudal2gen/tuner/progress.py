@@ -61,13 +61,13 @@ def live_view() -> Iterator[Callable[[CampaignState], None]]:
         from rich.live import Live
 
         with Live(console=Console(file=out), refresh_per_second=4, transient=True) as live:
-            yield lambda state: live.update(table(state, time.monotonic() - state.begin))
+            yield lambda state: live.update(table(state, time.monotonic() - state.start_time))
         return
     last = [time.monotonic()]
 
     def print_line(state: CampaignState) -> None:
         if time.monotonic() - last[0] > SECONDS:
             last[0] = time.monotonic()
-            print(line(state, last[0] - state.begin), file=out, flush=True)
+            print(line(state, last[0] - state.start_time), file=out, flush=True)
 
     yield print_line

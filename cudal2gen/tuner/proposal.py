@@ -1,7 +1,7 @@
 """Defines the protocol ``Proposer``, the questions that a search asks, and the proposals that proposers return.
 
 A proposer can pick candidates, or write fields itself, as a language model does. In the second case it calls
-``proposal``: an illegal proposal contains the violated rules, and becomes a trial like any other failure.
+``proposal_of_fields``: an illegal proposal contains the violated rules, and becomes a trial like any other failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Proposal(NamedTuple):
     note: str = ""
 
 
-def proposal(proposer: str, fields: Fields) -> Proposal:
+def proposal_of_fields(proposer: str, fields: Fields) -> Proposal:
     """The proposal of these fields: with a record if they are legal, else with the violated rules."""
     try:
         return Proposal(proposer, fields, parse(fields))
@@ -51,6 +51,7 @@ class Question:
 
     @property
     def problem(self) -> Problem:
+        """The problem of the candidates."""
         return self.candidates.problem
 
     @cached_property
@@ -61,6 +62,7 @@ class Question:
 
     @property
     def failures(self) -> list[Trial]:
+        """The trials without a time, illegal proposals included."""
         return [trial for trial in self.trials if not trial.measured]
 
 

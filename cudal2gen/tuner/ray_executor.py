@@ -39,7 +39,7 @@ Parcel = dict[str, dict[str, bytes]]  # build directory -> file name -> content
 GPU, CPU = "GPU", "CPU"  # Ray's names of resources; tests simulate GPUs by a resource of another name
 AHEAD = 4  # concurrent searches for each GPU: one is measured while others compile, propose, or wait for a GPU
 THREADS = 1024  # most threads of the driver; each job or part of a job has one, which sleeps until the job ends
-TEND_SECONDS = 0.1  # least seconds between two queries of the cluster's state
+UPDATE_SECONDS = 0.1  # least seconds between two queries of the cluster's state
 PING_SECONDS = 20.0  # most seconds in which an idle worker must answer a ping
 
 
@@ -125,8 +125,8 @@ class Measurer:
         return WorkerResults(trials, unsent)
 
 
-class Idle:
-    """Idle workers, and the jobs that wait for one.
+class IdleWorkers:
+    """IdleWorkers workers, and the jobs that wait for one.
 
     A worker goes to the job of the lowest rank; among equal ranks, to the one that has waited longest. Invariant, under
     the lock: either no worker is idle, or no job waits.
@@ -212,7 +212,7 @@ class RayExecutor:
         self._prepare = ray.put(prepare) if prepare else None
         self._packer = ray.remote(_pack).options(num_cpus=1, max_retries=3)
         self._lock = threading.Lock()
-        self._idle, self._tended = Idle(), 0.0
+        self._idle, self._updated_at = IdleWorkers(), 0.0
         self._pool = ThreadPoolExecutor(THREADS, "ray-job")
         self._jobs = 0  # jobs that have begun and not ended
         self._workers: list[Any] = []
@@ -274,7 +274,7 @@ class RayExecutor:
 
     def workers(self) -> int:
         """The number of workers that can measure now."""
-        self._tend()
+        self._update_workers()
         return len(self._workers)
 
     def close(self) -> None:
@@ -335,8 +335,8 @@ class RayExecutor:
         """An idle worker that answers a ping. Workers are started for GPUs without one. Raises Unreachable."""
         begin = time.monotonic()
         while not self._closed:
-            self._tend()
-            if (actor := self._idle.get(rank, TEND_SECONDS)) is None:
+            self._update_workers()
+            if (actor := self._idle.get(rank, UPDATE_SECONDS)) is None:
                 if self._workers:  # busy workers
                     begin = time.monotonic()
                 elif time.monotonic() - begin > self._patience:
@@ -355,15 +355,15 @@ class RayExecutor:
         reason = f"the last one that started: {self._fault}" if self._fault else "none became free"
         return f"no worker started within {self._patience:g} s; the cluster has {count:g} of {self._resource}; {reason}"
 
-    def _tend(self) -> None:
+    def _update_workers(self) -> None:
         """Registers workers that have started, and starts one for each GPU without a worker.
 
         A misfit occupies its GPU, so no further worker is started for that GPU.
         """
         with self._lock:
-            if time.monotonic() - self._tended < TEND_SECONDS:
+            if time.monotonic() - self._updated_at < UPDATE_SECONDS:
                 return
-            self._tended = time.monotonic()
+            self._updated_at = time.monotonic()
             for actor, identity in list(self._starting):
                 if self._ray.wait([identity], timeout=0)[0]:
                     self._starting.remove((actor, identity))
@@ -386,7 +386,8 @@ class RayExecutor:
         if not self.on:
             self.name, self.on = name, on
         if (name, on, version) != (self.name, self.on, __version__):
-            # Times on two models of GPU are not comparable. The misfit stays alive so that _tend leaves its GPU alone.
+            # Times on two models of GPU are not comparable. The misfit stays alive, so that _update_workers starts no
+            # other worker on its GPU.
             self._fault = f"it measures {name} on {on}, version {version}, not {self.name} on {self.on}, {__version__}"
             self._misfits.append(actor)
             return

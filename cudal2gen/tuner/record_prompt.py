@@ -113,7 +113,7 @@ def document(
 
 
 def bases_in(text: str) -> tuple[Problem, dict[str, Record]] | None:
-    """The problem and the records by label of a message that ``document`` wrote; None for any other text."""
+    """Reads the problem and the base records by label from a message of ``document``; None for any other text."""
     try:
         parts = json.loads(text)
         fields = {name: value for name, value in parts["problem"].items() if name in Problem.model_fields}

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-HIDDEN = 48
-TRAINED = ("w1", "b1", "w2", "b2", "w3")
+HIDDEN = 48  # units of each hidden layer
+TRAINED_ARRAYS = ("w1", "b1", "w2", "b2", "w3")  # weights and biases; "mean" and "scale" stay as the data have them
 # Most rows of a matrix product. OpenBLAS would divide larger products among all cores, which took ten times as long on
 # two busy cores and makes the sums depend on the number of cores.
 ROWS = 96
@@ -41,11 +41,12 @@ class Ensemble:
 
     @property
     def members(self) -> int:
+        """The number of networks."""
         return len(self.arrays["w1"])
 
-    def member(self, place: int) -> Ensemble:
+    def member(self, index: int) -> Ensemble:
         """One member as an ensemble that shares this one's memory."""
-        return Ensemble(self.arrays | {name: self.arrays[name][place : place + 1] for name in TRAINED})
+        return Ensemble(self.arrays | {name: self.arrays[name][index : index + 1] for name in TRAINED_ARRAYS})
 
     def left_out(self, samples: TrainingRows) -> Floats:
         """For each row the output of the member that was trained without the row's problem; shape (rows,)."""
@@ -118,7 +119,7 @@ def _parts(rows: Floats) -> tuple[Floats, Floats]:
 
 
 def _slope(units: Floats) -> Floats:
-    """The derivative of tanh at the points where tanh has these values."""
+    """The derivative of tanh, 1 - tanh^2, at the points where tanh has the values ``units``."""
     slope: Floats = units * units
     np.subtract(1, slope, out=slope)
     return slope
@@ -174,9 +175,10 @@ def _train(
     rate: float, decay: float,
 ) -> None:  # fmt: skip
     """Trains one network in place. ``problem_weights``: the weight of each problem in its loss."""
-    moments = {name: [np.zeros_like(network.arrays[name]) for _ in range(2)] for name in TRAINED}
+    moments = {name: [np.zeros_like(network.arrays[name]) for _ in range(2)] for name in TRAINED_ARRAYS}
     for number, step in enumerate(steps, 1):
         weight = (samples.weight[step.rows] * np.repeat(problem_weights[step.problems], step.lengths))[None]
+        # The rate rises linearly over the first tenth of the steps, while a cosine lowers it to 0 at the end.
         step_rate = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
         block = inputs[step.rows][None]
         output, hidden_units = network._forward(block)

@@ -25,10 +25,10 @@ from cudal2gen.tuner.proposal import Proposal, Proposer, Question, SlowProposer,
 Store = Callable[[Sequence[Trial]], None]
 # How many of the best records each later stage times. The final one is skipped unless the long one shows a gain.
 STAGES: tuple[tuple[Effort, int], ...] = (("medium", 8), ("long", 3), ("final", 1))
-# Each later effort times the best records of the effort before it.
-BEFORE: dict[Effort, Effort] = {"medium": "short", "long": "medium", "final": "long"}
+# For each later effort the one before it, whose best records it times.
+PREVIOUS_EFFORT: dict[Effort, Effort] = {"medium": "short", "long": "medium", "final": "long"}
 FINISHED = "finished before"  # the stop reason of a search that an earlier run has finished
-IDLE = 3  # number of batches in a row without a new legal record after which a search ends
+MAX_IDLE_BATCHES = 3  # number of batches in a row without a new legal record after which a search ends
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,11 @@ class SearchLimits:
 
 @dataclass
 class Search:
-    """The state of one problem's search: its candidates, incumbent and trials."""
+    """The state of one problem's search: its candidates, incumbent and trials.
+
+    - ``pruned``: number of legal proposals that were skipped because of their modelled times.
+    - ``stop_reason``: why no more records are proposed; empty before that.
+    """
 
     candidates: Candidates
     incumbent: Record | None
@@ -61,10 +65,12 @@ class Search:
 
     @property
     def problem(self) -> Problem:
+        """The problem of the candidates."""
         return self.candidates.problem
 
     @property
     def short_trials(self) -> list[Trial]:
+        """The trials of the effort ``short``, illegal proposals included."""
         return [trial for trial in self.trials if trial.effort == "short"]
 
     @property
@@ -74,6 +80,7 @@ class Search:
 
     @property
     def failures(self) -> Counter[str]:
+        """The number of trials without a time, by outcome."""
         return Counter(trial.outcome for trial in self.trials if not trial.measured)
 
     @property
@@ -120,6 +127,7 @@ class Search:
 
     @property
     def question(self) -> Question:
+        """The state of the search as a proposer sees it."""
         keys = frozenset(parse(trial.record).kernel_key for trial in self.evaluations)
         return Question(self.candidates, tuple(self.short_trials), self.incumbent, keys)
 
@@ -254,7 +262,7 @@ def _reason_to_stop(search: Search, limits: SearchLimits, idle: int, out_of_time
         return f"{limits.evaluations} evaluations"
     if out_of_time():
         return "out of time"
-    if idle >= IDLE:
+    if idle >= MAX_IDLE_BATCHES:
         return "nothing new was proposed"
     curve = search.curve
     if limits.patience and len(curve) > limits.patience and curve[-1] >= curve[-1 - limits.patience]:
@@ -306,7 +314,7 @@ def _best(search: Search, effort: Effort, most: int) -> list[Proposal]:
     """
     if any(trial.effort == effort for trial in search.trials) or (effort == "final" and not search.promising):
         return []
-    before = BEFORE[effort]
+    before = PREVIOUS_EFFORT[effort]
     measured = {trial_key(trial): trial for trial in search.trials if trial.effort == before and trial.measured}
     best = sorted(measured.values(), key=lambda trial: trial.cost)[:most]
     return [Proposal(trial.proposer, trial.record, parse(trial.record)) for trial in best]

@@ -247,7 +247,7 @@ def test_a_campaign_takes_turns_and_a_killed_node_changes_no_trial(
 
 
 def test_the_next_worker_goes_to_the_earliest_problem() -> None:
-    idle = ray_executor.Idle()
+    idle = ray_executor.IdleWorkers()
     answers: list[int] = []
 
     def take(rank: int) -> None:

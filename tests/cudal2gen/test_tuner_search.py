@@ -24,7 +24,7 @@ from cudal2gen.timing import model
 from cudal2gen.tuner import campaign, executor, search
 from cudal2gen.tuner.climbing import HillClimbing
 from cudal2gen.tuner.environment import ModelEnvironment, trial_of
-from cudal2gen.tuner.proposal import proposal
+from cudal2gen.tuner.proposal import proposal_of_fields
 from cudal2gen.tuner.proposers import Random
 from tests import processes
 from tests.cudal2gen.searched import SMALL, Scripted, incumbent, timed_trial
@@ -62,8 +62,8 @@ def test_a_search_stores_what_it_does_and_ends_with_a_paired_gain() -> None:
 
 def test_nothing_is_evaluated_twice_and_illegal_answers_are_trials_with_the_rule() -> None:
     candidates = space.candidates(SMALL)
-    legal = proposal("scripted", candidates.fields[0])
-    illegal = proposal("scripted", candidates.fields[0] | {"stages": 99})
+    legal = proposal_of_fields("scripted", candidates.fields[0])
+    illegal = proposal_of_fields("scripted", candidates.fields[0] | {"stages": 99})
     assert illegal.record is None
     assert "stages" in illegal.violation
     batches: list[int] = []
@@ -87,7 +87,7 @@ def test_nothing_is_evaluated_twice_and_illegal_answers_are_trials_with_the_rule
 def test_what_the_model_thinks_hopeless_is_not_compiled() -> None:
     candidates = space.candidates(SMALL)
     estimates = [model.estimate(record).us for record in candidates.records]
-    slowest = proposal("scripted", candidates.fields[int(np.argmax(estimates))])
+    slowest = proposal_of_fields("scripted", candidates.fields[int(np.argmax(estimates))])
     contest = search.Search(candidates, None)
     search.run(
         contest,

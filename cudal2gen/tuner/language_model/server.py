@@ -31,8 +31,6 @@ FEWEST_TOKENS = 4096  # least limit of an answer's tokens; a context that is too
 LONGEST_ERROR = 400  # most characters of a server's message
 KEY_HINT = f"set its key in the variable {KEY}, or name another one by llm.key in --settings"
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at NAME@URL of --llm: the URL mostly ends in /v1"}
-
-
 TOO_LONG = re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I)
 
 
@@ -167,6 +165,10 @@ class ServerWire:
         return arguments
 
     def _body(self, response: Any, deadline: float) -> bytes:
+        """The response's bytes. Raises Unavailable if they are too many, or not complete at ``deadline``.
+
+        ``deadline``: seconds of time.monotonic().
+        """
         body = bytearray()
         try:
             for part in response.iter_bytes():

@@ -90,7 +90,7 @@ class Unavailable(RuntimeError):
 
     @property
     def final(self) -> Failure:
-        """The error with which a command ends that cannot continue without the model."""
+        """The ``Failure`` to raise in a command that cannot continue without the model."""
         return Failure(f"the model cannot be asked: {self}; then the same command continues from there")
 
 

@@ -19,7 +19,7 @@ from kernelproof.grading import Tolerance
 
 Array = NDArray[np.float64]
 
-RESIDENT = 2  # clusters of a persistent grid; few, so that each of them computes several tiles
+PERSISTENT_CLUSTERS = 2  # clusters of a persistent grid; few, so that each of them computes several tiles
 POLICIES = (0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000)  # L2 cache policies, as in ``launch.h``
 
 
@@ -33,7 +33,7 @@ def description(record: Record) -> dict[str, Any]:
     if _has_workspace(launch):
         # With stream_k each running cluster stores at most two partial tiles of the last wave.
         is_stream_k = isinstance(launch, Tma) and launch.stream_k
-        tiles = f"{RESIDENT if is_stream_k else _tiles(launch)} * {_cluster(launch)}"
+        tiles = f"{PERSISTENT_CLUSTERS if is_stream_k else _tiles(launch)} * {_cluster(launch)}"
         parts_of_tile = 2 if is_stream_k else launch.split_k
         buffers["partials"] = f"scratch:f32[{tiles} * {parts_of_tile * launch.bm * launch.bn}]"
         buffers["arrivals"] = f"scratch:u32[{tiles}]=zeros"
@@ -93,7 +93,7 @@ def _launch(record: Record, launch: Launch, workspace: list[int | str]) -> dict[
             f"ceil_div(k, {launch.bk})" if launch.stream_k else launch.split_k if launch.reduce == "workspace" else 1
         )
         clusters = f"{_tiles(launch)} * {slices}"
-        number = f"min({clusters}, {RESIDENT})" if launch.persistent else clusters
+        number = f"min({clusters}, {PERSISTENT_CLUSTERS})" if launch.persistent else clusters
         cooperative = _has_workspace(launch)
         return described | {"grid": f"({number}) * {_cluster(launch)}", "cooperative": cooperative}
     described["args"] = ["a", ld_a, "b", ld_b, "d", "n", "m", "n", "k", *workspace]
@@ -107,7 +107,7 @@ def _grid(launch: Launch, options: dict[str, int]) -> str:
     across, down = f"ceil_div(n, {launch.bn})", f"ceil_div(m, {launch.bm}) * {launch.split_k}"
     raster = launch.raster if isinstance(launch, Tiles) else "plain"
     if raster == "persistent":
-        return f"min({across} * {down}, {RESIDENT})"
+        return f"min({across} * {down}, {PERSISTENT_CLUSTERS})"
     if raster == "zsplit":
         slices = f"ceil_div({across} * {launch.bn}, {options['swizzle_stride']})"
         return f"ceil_div({across}, {slices}), {down}, {slices}"

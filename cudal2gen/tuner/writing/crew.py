@@ -24,7 +24,7 @@ from cudal2gen.tuner.writing.proof import CheckLimits
 from cudal2gen.tuner.writing.session import Session
 from kernelproof.ground import workers
 
-AT_ONCE = 64  # most concurrent sessions
+MAX_SESSIONS = 64  # most concurrent sessions
 LOOK_S = 5.0  # seconds between two calls of ``look``
 
 Examine = Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination]
@@ -77,7 +77,7 @@ def provers(count: int | None = None) -> Iterator[Examine]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run(sessions: Sequence[Session], at_once: int = AT_ONCE, look: Callable[[], None] = lambda: None) -> None:
+def run(sessions: Sequence[Session], at_once: int = MAX_SESSIONS, look: Callable[[], None] = lambda: None) -> None:
     """Runs the sessions in their order, at most ``at_once`` concurrently.
 
     ``look`` is called every ``LOOK_S`` seconds and at the end. If sessions raise exceptions, the first is raised after

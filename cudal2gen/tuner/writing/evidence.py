@@ -18,8 +18,8 @@ def lines(record: Record, profile: Profile | str, counters: Mapping[str, float])
     emulator, empty without a verdict.
     """
     if isinstance(profile, str):
-        return [profile, *_counted(counters)]
-    return [*_time(profile), *_resources(record, profile), *_loop(profile), *_counted(counters), *_advice(profile)]
+        return [profile, *_counter_line(counters)]
+    return [*_time(profile), *_resources(record, profile), *_loop(profile), *_counter_line(counters), *_advice(profile)]
 
 
 def listing(profile: Profile | str) -> list[str]:
@@ -54,8 +54,11 @@ def _resources(record: Record, profile: Profile) -> Iterator[str]:
         f"ptxas: {profile.registers} registers a thread, {profile.spill_bytes} bytes spilled, "
         f"{record.smem_bytes} bytes of dynamic shared memory, {profile.instructions} instructions"
     )
-    if (room := profile.occupancy) is not None:
-        yield f"{room.ctas} CTAs an SM, {room.warps:g} warps a scheduler, limited by {', '.join(room.limits)}"
+    if (occupancy := profile.occupancy) is not None:
+        yield (
+            f"{occupancy.ctas} CTAs an SM, {occupancy.warps:g} warps a scheduler, "
+            f"limited by {', '.join(occupancy.limits)}"
+        )
 
 
 def _loop(profile: Profile) -> Iterator[str]:
@@ -71,7 +74,7 @@ def _loop(profile: Profile) -> Iterator[str]:
         yield f"register bank conflicts: {loop.bank_conflicts:.0f} cycles a {loop.unit}"
 
 
-def _counted(counters: Mapping[str, float]) -> Iterator[str]:
+def _counter_line(counters: Mapping[str, float]) -> Iterator[str]:
     """A line with the emulator's counters, which are exact, unlike the figures of the profile."""
     kept = ("bank_conflicts", "sectors_over_ideal", "bytes", "unique_bytes", "mma_", "wgmma_", "ldmatrix_", "mbarrier_")
     counted = [f"{name} {value:g}" for name, value in counters.items() if name.startswith(kept)]

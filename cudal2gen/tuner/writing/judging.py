@@ -41,6 +41,7 @@ class Attempt:
 
     @property
     def report(self) -> str:
+        """What the author of the text should know about its failure: the proof's findings, else the trial's reason."""
         return self.proof.report or self.trial.reason
 
 
@@ -101,18 +102,18 @@ class Judge:
     def judge(self, draft: Draft, best: float = 1.0) -> Attempt | CopiedText:
         """Judges one draft. ``best``: the speed of the fastest kernel that the question shows, over the incumbent's."""
         if refusals := device_text.refusals(draft.text):
-            return self._illegal(draft, "; ".join(refusals))
+            return self._illegal_attempt(draft, "; ".join(refusals))
         try:
             record = self._record(draft)
         except IllegalRecord as error:
-            return self._illegal(draft, str(error))
+            return self._illegal_attempt(draft, str(error))
         if (earlier := self.stored(draft, record)) is not None:
             self._remember(record, draft, earlier.trial)
             return earlier
         code, proven = self.examine(record, draft.launch, self.bounds, frozenset(self.known))
         if proven is None:
             return CopiedText(draft, self.reward_of(self.known[code], best))
-        attempt = self._timed(draft, record, proven, best)
+        attempt = self._timed_attempt(draft, record, proven, best)
         if code:
             self.known[code] = attempt.trial
         return attempt
@@ -127,7 +128,7 @@ class Judge:
         """The trial of a record whose proof decided the outcome."""
         digest = proven.artifact.digest if proven.artifact else ""
         trial = trial_of(self.executor, self.problem, record, "short", outcome, reason=proven.reason, digest=digest)
-        return self._named(trial)
+        return self._attributed(trial)
 
     def _record(self, draft: Draft) -> Record:
         record = kernel.of_text(self.problem, draft.text, ORIGIN, draft.launch)
@@ -140,24 +141,24 @@ class Judge:
             if isinstance(built, Artifact):
                 self.known.setdefault(machine_code(built, draft.launch), trial)
 
-    def _timed(self, draft: Draft, record: Record, proven: CheckResult, best: float) -> Attempt:
+    def _timed_attempt(self, draft: Draft, record: Record, proven: CheckResult, best: float) -> Attempt:
         if not proven.right:
-            return self._ended(draft, self.trial(record, proven.outcome, proven), proven, record, best)
+            return self._attempt(draft, self.trial(record, proven.outcome, proven), proven, record, best)
         (trial,) = self.executor.submit(EvaluationJob(self.problem, (record,), "short")).result()
         largest = max(trial.max_diff, proven.max_error)
-        trial = self._named(trial.model_copy(update={"max_diff": largest}))
-        return self._ended(draft, trial, proven, record, best)
+        trial = self._attributed(trial.model_copy(update={"max_diff": largest}))
+        return self._attempt(draft, trial, proven, record, best)
 
-    def _illegal(self, draft: Draft, reason: str) -> Attempt:
+    def _illegal_attempt(self, draft: Draft, reason: str) -> Attempt:
         digest = device_text.digest(draft.text)  # distinguishes illegal texts with the same launch
         fields = self.problem.model_dump(mode="json") | draft.launch | {"text": digest}
-        trial = self._named(refusal_trial(self.executor, self.problem, fields, reason))
-        return self._ended(draft, trial, CheckResult("illegal", reason, reason), None, 1.0)
+        trial = self._attributed(refusal_trial(self.executor, self.problem, fields, reason))
+        return self._attempt(draft, trial, CheckResult("illegal", reason, reason), None, 1.0)
 
-    def _named(self, trial: Trial) -> Trial:
+    def _attributed(self, trial: Trial) -> Trial:
         return trial.model_copy(update={"proposer": PROPOSER, "run": self.run_name})
 
-    def _ended(self, draft: Draft, trial: Trial, proven: CheckResult, record: Record | None, best: float) -> Attempt:
+    def _attempt(self, draft: Draft, trial: Trial, proven: CheckResult, record: Record | None, best: float) -> Attempt:
         return Attempt(draft, trial, proven, record, self.reward_of(trial, best))
 
 

@@ -18,7 +18,7 @@ from cudal2gen.tuner.language_model.transcript import Reply
 from cudal2gen.tuner.writing import patches
 from kernelproof.ground.errors import brief
 
-CHANGEABLE = (*LAUNCH_FIELDS, "padding", "options")
+CHANGEABLE_FIELDS = (*LAUNCH_FIELDS, "padding", "options")
 LONGEST_WHY = 600  # most characters of an idea's reason that are kept
 FORM = "the JSON object with kernels, or fenced code"
 _FENCE = re.compile(r"^```[ \t]*([\w+]*)[^\n]*\n(.*?)^```", re.M | re.S)
@@ -58,7 +58,7 @@ def schema() -> dict[str, Any]:
     """The JSON schema of an answer. Models write in this order, so reasons come before kernels."""
     text = {"type": "string"}
     values = {"anyOf": [{"type": "integer"}, text]}
-    launch = {"type": "object", "properties": dict.fromkeys(CHANGEABLE, values), "additionalProperties": False}
+    launch = {"type": "object", "properties": dict.fromkeys(CHANGEABLE_FIELDS, values), "additionalProperties": False}
     idea = {
         "type": "object",
         "properties": {"why": text, "base": text, "launch": launch, "patch": text, "source": text},
@@ -78,7 +78,7 @@ def drafts(reply: Reply, bases: Mapping[str, Base], most: int) -> tuple[list[Dra
     text = answer_text.text_of(reply)
     ideas = answer_text.last_list(text, "kernels")
     if ideas is None:
-        ideas = list(_of_prose(text))
+        ideas = list(_ideas_in_prose(text))
     if not ideas:
         return [], [answer_text.why_unreadable(reply, FORM, "answer with one patch")]
     sound, faults = [], []
@@ -98,8 +98,8 @@ def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
     if idea.base not in bases:
         raise ValueError(f"base {brief(idea.base)}: must be one of {', '.join(bases)}")
     base = bases[idea.base]
-    if unknown := sorted(idea.launch.keys() - set(CHANGEABLE)):
-        raise ValueError(f"launch: {brief(', '.join(unknown))}: must be among {', '.join(CHANGEABLE)}")
+    if unknown := sorted(idea.launch.keys() - set(CHANGEABLE_FIELDS)):
+        raise ValueError(f"launch: {brief(', '.join(unknown))}: must be among {', '.join(CHANGEABLE_FIELDS)}")
     if bool(idea.source.strip()) == bool(idea.patch.strip()):
         raise ValueError("give either source, a whole text, or patch")
     text = idea.source if idea.source.strip() else patches.apply(base.text, idea.patch)
@@ -108,21 +108,21 @@ def _draft(idea: Idea, bases: Mapping[str, Base]) -> Draft:
     return Draft(idea.base, idea.why[:LONGEST_WHY], device_text.normal(text), base.launch | idea.launch)
 
 
-def _of_prose(text: str) -> Iterator[Idea]:
+def _ideas_in_prose(text: str) -> Iterator[Idea]:
     """The ideas in an answer that is not JSON. Fenced code is a complete text, and a fenced patch applies to the
     incumbent. A fenced JSON object before them has the changed fields of their launch."""
     launch: dict[str, int | str] = {}
     why = text.partition("```")[0].strip()
     for kind, content in _FENCE.findall(text):
         if kind.lower() == "json":
-            launch = _object(content)
+            launch = _json_object(content)
         elif kind.lower() in ("diff", "patch") or "<<<<< SEARCH" in content:
             yield Idea(why=why, launch=launch, patch=content)
         elif kind.lower() in _CODE and "__global__" in content:
             yield Idea(why=why, launch=launch, source=content)
 
 
-def _object(content: str) -> dict[str, int | str]:
+def _json_object(content: str) -> dict[str, int | str]:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

@@ -62,10 +62,10 @@ def page(name: str, **values: Any) -> str:
 @cache
 def system() -> str:
     """The system message."""
-    return _static("system")
+    return _static_page("system")
 
 
-def _static(name: str) -> str:
+def _static_page(name: str) -> str:
     return (places.shipped("templates") / _FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
@@ -138,6 +138,6 @@ def _contract(launch: Mapping[str, Any]) -> list[str]:
     convention = str(launch["call"]).split(" ", maxsplit=1)[0]
     others = ", ".join(name for name in CONVENTIONS if name != convention)
     return [
-        f"Convention `{convention}`: {_static(convention)}",
+        f"Convention `{convention}`: {_static_page(convention)}",
         f"Other conventions are {others}: name one in `call`, with all facts of its own.",
     ]

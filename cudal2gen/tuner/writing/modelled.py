@@ -27,11 +27,13 @@ class Profiler:
         key = (record.problem, *record.kernel_key)
         if key not in self._profiles:
             (artifact,) = compiler.attempt([record])
-            self._profiles[key] = self._profiled(record, artifact) if isinstance(artifact, Artifact) else str(artifact)
+            self._profiles[key] = (
+                self._profile_of_built(record, artifact) if isinstance(artifact, Artifact) else str(artifact)
+            )
         return self._profiles[key]
 
     @staticmethod
-    def _profiled(record: Record, artifact: Artifact) -> Profile | str:
+    def _profile_of_built(record: Record, artifact: Artifact) -> Profile | str:
         try:
             return profile.of_record(record, artifact.cubin, artifact.source)
         except MissingTool:

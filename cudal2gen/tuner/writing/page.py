@@ -88,8 +88,8 @@ def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
     best = sorted(progress.items(), key=lambda item: -item[1][-1].best)
     rows = tuple((title, f"{own[-1].best:.3f}", str(len(own)), f"{own[-1].tokens:,}") for title, own in best)
     speeds = Table("Best kernels", ("problem", "times as fast as the incumbent", "answers", "tokens"), rows)
-    ideas = Table("Ideas of each family", ("family", "ideas"), _counted(families(lines).most_common()))
-    outcomes = Table("Kernels of each outcome", ("outcome", "kernels"), _counted(ends.most_common()))
+    ideas = Table("Ideas of each family", ("family", "ideas"), _text_rows(families(lines).most_common()))
+    outcomes = Table("Kernels of each outcome", ("outcome", "kernels"), _text_rows(ends.most_common()))
     return pages.plain(
         "Written kernels",
         [
@@ -114,7 +114,7 @@ def _curves(progress: Mapping[str, list[ProgressPoint]]) -> Iterator[Section]:
             yield Section(label.replace(" ", "-"), title, pictures=(picture,))
 
 
-def _counted(numbers: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...]:
+def _text_rows(numbers: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(number)) for name, number in numbers)
 
 

@@ -38,7 +38,7 @@ LONGEST_REASON, LONGEST_REPORT = 400, 6000  # most characters of a reason and of
 MAX_FINDINGS = 8  # most findings in a report
 STEP_S = 0.05  # seconds between two checks of a process's limits
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
-_MACHINE = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
+_IDENTIFYING_REGISTERS = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
 _LOG = re.compile(r"; all messages are in (\S+\.log)")
 _COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")  # lines of a build log that are not the compiler's
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")  # paths of the compiled source
@@ -74,10 +74,12 @@ class CheckResult:
 
     @property
     def right(self) -> bool:
+        """Whether the kernel passed all stages."""
         return self.outcome == "measured"
 
     @property
     def max_error(self) -> float:
+        """The largest absolute error of the verdict's cases; 0 without a verdict."""
         return max((case.max_error for case in self.verdict.cases), default=0.0) if self.verdict else 0.0
 
 
@@ -89,7 +91,7 @@ def prove(record: Record, bounds: CheckLimits) -> CheckResult:
     if findings := outcome.ptxas.findings:
         reason = "; ".join(findings)
         return CheckResult("spill", reason, f"ptxas: {reason}; {outcome.ptxas.registers} registers a thread", outcome)
-    if registers := sorted(set(_MACHINE.findall(outcome.ptx.read_text()))):
+    if registers := sorted(set(_IDENTIFYING_REGISTERS.findall(outcome.ptx.read_text()))):
         reason = f"machine-register: reads {', '.join(registers)}, which tell machines and times apart"
         return CheckResult(
             "wrong result", reason, f"{reason}: results and work follow from the arguments alone", outcome

@@ -15,8 +15,8 @@ from kernelproof.emulator import Imm, Instr, Operand, PtxError, Reg, Sym, parse
 from kernelproof.ground.errors import brief
 
 _NOT_GLOBAL = re.compile(r"\.(?:param|shared|local|const)\b")  # state spaces other than global memory
-_FLOAT = re.compile(r"\.(?:b?f(?:16|32|64)(?:x2)?|[bsu]16)$")
-_HALF = re.compile(r"ld\.shared\b.*\.(?:b16|u16|f16|bf16)$")
+_FLOAT = re.compile(r"\.(?:b?f(?:16|32|64)(?:x2)?|[bsu]16)$")  # comparisons of numbers, also as 16 bits
+_HALF = re.compile(r"ld\.shared\b.*\.(?:b16|u16|f16|bf16)$")  # loads of one 16-bit number
 # Instructions without a destination: all of their operands are sources.
 _WITHOUT_RESULT = (
     "st.",
@@ -54,7 +54,7 @@ def findings(ptx: str, pointers: Collection[int], outputs: Collection[int], inpu
     origins = _origins(instructions, sources | variables)
     results = {f"parameter {position}" for position in outputs}
     read = {f"parameter {position}" for position in inputs}
-    floats, integers = (_contents(instructions, origins, read, for_integers) for for_integers in (False, True))
+    floats, integers = (_content_registers(instructions, origins, read, for_integers) for for_integers in (False, True))
     lines: dict[str, None] = {}
     for instruction in instructions:
         lines |= dict.fromkeys(_faults(instruction, origins, results, set(variables)))
@@ -64,7 +64,7 @@ def findings(ptx: str, pointers: Collection[int], outputs: Collection[int], inpu
     return list(lines)
 
 
-def _read(item: Instr) -> Operand | None:
+def _read_address(item: Instr) -> Operand | None:
     """The operand with the address at which an instruction reads global memory; None if it does not read there."""
     if item.op.startswith(("ld.", "ldu.")) and not _NOT_GLOBAL.search(item.op):
         return item.operands[1]
@@ -75,11 +75,11 @@ def _read(item: Instr) -> Operand | None:
     return item.operands[1] if item.op.startswith("cp.") and -1 < shared_at < global_at else None
 
 
-def _written(item: Instr) -> Operand | None:
+def _written_address(item: Instr) -> Operand | None:
     """The operand with the address at which an instruction writes global memory; None if it does not write there."""
     if item.op.startswith(("st.", "red.")):
         return None if _NOT_GLOBAL.search(item.op) else item.operands[0]
-    return _read(item) if item.op.startswith("atom.") else None
+    return _read_address(item) if item.op.startswith("atom.") else None
 
 
 def _names(operand: object) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _origins(instructions: Collection[Instr], sources: Mapping[str, str]) -> dic
     return origins
 
 
-def _contents(
+def _content_registers(
     instructions: Collection[Instr], origins: Mapping[str, frozenset[str]], inputs: Collection[str], for_integers: bool
 ) -> set[str]:
     """Registers whose values depend on the contents of the inputs.
@@ -132,7 +132,7 @@ def _contents(
                 continue
             if for_integers and item.op.startswith(("mov", "mma.", "wmma.")):
                 continue
-            is_source = not item.op.startswith("cp.") and bool(_pointers(_read(item), origins) & set(inputs))
+            is_source = not item.op.startswith("cp.") and bool(_pointers(_read_address(item), origins) & set(inputs))
             if not for_integers:
                 is_source |= item.op.startswith(("ldmatrix", "mma.", "wmma.")) or _HALF.match(item.op) is not None
             if is_source or tainted & {*_names(item.operands[1:])}:
@@ -152,9 +152,9 @@ def _faults(
 ) -> Iterator[str]:
     """The findings on one instruction, except comparisons of contents."""
     opcode, operands = item.op, item.operands
-    if _pointers(_read(item), origins) & set(results):
+    if _pointers(_read_address(item), origins) & set(results):
         yield f"reads-output: {opcode} reads D, which a call must only write"
-    for variable in sorted(_pointers(_written(item), origins) & set(variables)):
+    for variable in sorted(_pointers(_written_address(item), origins) & set(variables)):
         yield f"state-kept: {opcode} writes the device variable {variable}, which outlives a call"
     if opcode.startswith("st.") and (pointers := _pointers(operands[1:], origins)):
         yield f"address-kept: {opcode} stores the address of {', '.join(sorted(pointers))}: pass it in a register"

@@ -63,10 +63,10 @@ class KernelScorer:
     def _reward(self, shown: str, problem: str, answer: str) -> float:
         key = (f"{problem}\n{shown}", answer)
         if key not in self._rewards:
-            self._rewards[key] = self._judged(shown, problem, answer)
+            self._rewards[key] = self._computed_reward(shown, problem, answer)
         return self._rewards[key]
 
-    def _judged(self, shown: str, problem: str, answer: str) -> float:
+    def _computed_reward(self, shown: str, problem: str, answer: str) -> float:
         judge, bases, best = self._judge(shown, problem)
         reasoning, text = answers.split_reasoning(answer)
         drafts, faults = kernel_answers.drafts(Reply(text=text, reasoning=reasoning), bases, self._most)

@@ -39,8 +39,8 @@ from cudal2gen.tuner.writing.modelled import Profiler, as_text
 from cudal2gen.tuner.writing.proof import CheckLimits, CheckResult
 from kernelproof.ground.errors import UserError
 
-DRAWN, FAILED = 4, 4  # most kernels in addition to the fastest, and most failures, in a prompt
-COMPLETE = 2  # most kernels in a prompt with their complete texts; the others are shown as diffs
+MAX_DRAWN, MAX_FAILURES = 4, 4  # most kernels in addition to the fastest, and most failures, in a prompt
+MAX_COMPLETE = 2  # most kernels in a prompt with their complete texts; the others are shown as diffs
 MIN_GAIN = 1.01  # least speed over the incumbent's by modelled times that counts as faster
 
 
@@ -156,15 +156,16 @@ class Session:
             self._say(f"takes up {len(self._answers)} answers and {len(self._earlier_trials)} trials")
 
     def _restore(self, trial: Trial) -> None:
+        """Adds a stored trial to the attempts, if its record is still legal and its text exists."""
         try:
             record = parse(trial.record)
             draft = Draft("incumbent", "", *kernel.as_text(record, ""))
         except UserError:  # the record is illegal by today's rules, or its text is gone
             return
-        self.attempts.append(self._of_stored(draft, trial, record))
+        self.attempts.append(self._attempt_of_trial(draft, trial, record))
 
-    def _of_stored(self, draft: Draft, trial: Trial, record: Record | None) -> Attempt:
-        """The attempt of a stored trial."""
+    def _attempt_of_trial(self, draft: Draft, trial: Trial, record: Record | None) -> Attempt:
+        """The attempt of a stored trial, with the report and the counters that the transcript has of it."""
         state = self.chat.history.state(self.problem, _key(trial)) or {}
         report = state.get("report") or trial.reason
         proven = CheckResult(trial.outcome, trial.reason, report, counters=state.get("counters") or {})
@@ -237,7 +238,7 @@ class Session:
         ).hold(question, read)  # fmt: skip
 
     def _ask_again(self, error: Unavailable) -> bool:
-        """Like ``_wait_for_server``, for a failure in the middle of a round."""
+        """Whether to repeat a question of the current round after a failure; waits for the server first."""
         if error.for_good or not self._wait_for_server():
             return False
         self._say(str(error))
@@ -284,7 +285,7 @@ class Session:
             self.attempts.append(attempt)
             if self._earlier_trials.pop(_key(attempt.trial), None) is None:
                 self._keep(attempt)
-                self.say(f"round {number}: {_line(attempt)}")
+                self.say(f"round {number}: {_attempt_line(attempt)}")
             if attempt.record is None:
                 faults.append(f"a kernel is illegal: {attempt.trial.reason}")
         return faults, copied
@@ -300,7 +301,7 @@ class Session:
     def _earlier_attempt(self, draft: Draft, record: Record) -> Attempt | None:
         """The attempt of an earlier start with this draft, if it has a trial."""
         trial = self._earlier_trials.get(_key(self._judge.trial(record, "measured", CheckResult("measured"))))
-        return None if trial is None else self._of_stored(draft, trial, record)
+        return None if trial is None else self._attempt_of_trial(draft, trial, record)
 
     # The question
 
@@ -315,7 +316,7 @@ class Session:
         The label is "best" and a number for the fastest and for those at least as fast as the incumbent, else "slow".
         """
         first, rest = self.ranked[:1], self.ranked[1:]
-        drawn = exemplars.draw([self._speed(item) for item in rest], DRAWN, f"{self.run_name} {len(self.attempts)}")
+        drawn = exemplars.draw([self._speed(item) for item in rest], MAX_DRAWN, f"{self.run_name} {len(self.attempts)}")
         labelled: dict[str, Attempt] = {}
         counts: Counter[str] = Counter()
         for attempt in [*first, *(rest[index] for index in drawn)]:
@@ -326,10 +327,10 @@ class Session:
 
     def _question(self, bases: dict[str, Base]) -> str:
         variants = sorted(self._variants(), key=lambda pair: pair[0])
-        ordered = [variant._replace(is_complete=number < COMPLETE) for number, (_, variant) in enumerate(variants)]
+        ordered = [variant._replace(is_complete=number < MAX_COMPLETE) for number, (_, variant) in enumerate(variants)]
         modelled = "modelled from machine code, not measured" if self.executor.name == "model" else "measured"
         notes = self.memory.recall(self.problem, self.limits.tokens)
-        failures = [self._failed(attempt, bases) for attempt in self._failures()]
+        failures = [self._failed_kernel(attempt, bases) for attempt in self._failures()]
         clock = f"{modelled} ({self.executor.on})"
         return kernel_prompt.question(self.problem, ordered, failures, notes, clock, self.limits.kernels)
 
@@ -343,15 +344,18 @@ class Session:
         text, launch = self.base
         yield 1.0, kernel_prompt.ShownKernel(
             "incumbent", f"{us:.2f} us" if us else "not timed yet", "", launch, text,
-            [*evidence.lines(self.incumbent_text, profiled, self._counters), *self._measured(self.incumbent)],
+            [*evidence.lines(self.incumbent_text, profiled, self._counters), *self._device_metrics(self.incumbent)],
             evidence.listing(profiled),
         )  # fmt: skip
         for label, attempt in self._contrast().items():
             assert attempt.record is not None
             profiled = self.profiler.profile(attempt.record)
             yield attempt.trial.cost, kernel_prompt.ShownKernel(
-                label, _time(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
-                [*evidence.lines(attempt.record, profiled, attempt.proof.counters), *self._measured(attempt.record)],
+                label, _time_in_words(attempt.trial), attempt.draft.why, attempt.draft.launch, attempt.draft.text,
+                [
+                    *evidence.lines(attempt.record, profiled, attempt.proof.counters),
+                    *self._device_metrics(attempt.record),
+                ],
                 evidence.listing(profiled) if label == "best1" else (),
             )  # fmt: skip
 
@@ -364,7 +368,7 @@ class Session:
         verdict = results.verdict(artifact.digest, "emulator")
         return dict(verdict.counters) if verdict else {}
 
-    def _measured(self, record: Record) -> Sequence[str]:
+    def _device_metrics(self, record: Record) -> Sequence[str]:
         """The lines of the device's profiler, which is run once for each record."""
         if record.kernel_key not in self._metrics:
             self._metrics[record.kernel_key] = self.metrics(record)
@@ -376,9 +380,9 @@ class Session:
         for attempt in reversed(self.attempts):
             if not attempt.trial.measured:
                 kept.setdefault(attempt.trial.reason, attempt)
-        return list(kept.values())[:FAILED]
+        return list(kept.values())[:MAX_FAILURES]
 
-    def _failed(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.FailedKernel:
+    def _failed_kernel(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.FailedKernel:
         base = attempt.draft.base if attempt.draft.base in bases else "incumbent"
         # Texts of illegal drafts, which may be attacks, are not shown, because prompts become training data.
         diff = kernel_prompt.difference(bases[base].text, attempt.draft.text) if attempt.record else ""
@@ -391,7 +395,7 @@ class Session:
 
     def _learn(self) -> None:
         """Writes a note on the winner, and one on each recent failure, so that it is not tried again."""
-        notes = [self._note(f"{_time(attempt.trial)}", attempt) for attempt in filter(None, [self.winner])]
+        notes = [self._note(f"{_time_in_words(attempt.trial)}", attempt) for attempt in filter(None, [self.winner])]
         notes += [self._note(f"failed, {attempt.trial.outcome}", attempt) for attempt in self._failures()]
         for note in notes:
             self.memory.keep(note)
@@ -410,17 +414,17 @@ class Session:
         )
 
 
-def _time(trial: Trial) -> str:
+def _time_in_words(trial: Trial) -> str:
     """A trial's time, and how it compares with the incumbent's."""
     ratio = trial.faster_than(INCUMBENT)
     times = f", {ratio.value:.3f} times as fast as the incumbent" if ratio else ""
     return f"{trial.median_us:.2f} us{times}"
 
 
-def _line(attempt: Attempt) -> str:
+def _attempt_line(attempt: Attempt) -> str:
     """An attempt in one line."""
     trial = attempt.trial
-    how = _time(trial) if trial.measured else trial.reason
+    how = _time_in_words(trial) if trial.measured else trial.reason
     return f"{trial.outcome}: {how}; reward {attempt.reward:.3f}"
 
 
