@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 WORKSPACE_BYTES = 64 << 20  # generous: NVIDIA recommends 32 MiB for cuBLASLt on Hopper
 CANDIDATES = 100  # at most this many of the heuristic's algorithms are timed when auto-tuning
-MEASURED = (
+DEFAULT_BASELINES = (
     "torch.matmul",
     *(
         f"{name}-{layout}"
@@ -48,14 +48,14 @@ MEASURED = (
         for layout in ("nn", "tn")
     ),
 )
-PEERS = ("triton", "torch.compile")
+OPTIONAL_BASELINES = ("triton", "torch.compile")
 # The baselines of fused and batched problems.
 VARIANT_BASELINES = (results.UNFUSED, results.EPILOGUE, results.BATCHED, results.GROUPED)
 
 
 def default_names(problem: Problem) -> tuple[str, ...]:
     """The default baselines of a problem of this kind."""
-    return results.rivals(problem) if problem.suffix else MEASURED
+    return results.rivals(problem) if problem.suffix else DEFAULT_BASELINES
 
 
 class Baseline:
@@ -106,7 +106,7 @@ class Matmul(Baseline):
         return partial(torch.mm, operands.a, operands.b_nn, out_dtype=operands.d.dtype, out=operands.d)
 
 
-class Unfused(Matmul):
+class UnfusedMatmul(Matmul):
     """torch's product, followed by one in-place operation for each part of a fusion.
 
     This is what a program without fused kernels does: every operation reads, rounds and writes all of D.
@@ -176,7 +176,7 @@ class EpilogueMatmul(Matmul):
         return partial(torch._addmm_activation, operands.bias, a, b, use_gelu=gelu, out=d)
 
 
-class Grouped(Matmul):
+class GroupedMatmul(Matmul):
     """``torch._grouped_mm``, torch's product of groups of rows. It has no ``out`` argument, so each call returns a new
     D instead of writing into ours."""
 
@@ -196,7 +196,7 @@ class Grouped(Matmul):
         return partial(torch._grouped_mm, operands.a, operands.b_nn, offs=operands.ends, **out_dtype)
 
 
-class Batched(Matmul):
+class BatchedMatmul(Matmul):
     """``torch.bmm``, torch's batched product."""
 
     def prepare(self, problem: Problem, race: Race) -> None:
@@ -212,7 +212,7 @@ class Batched(Matmul):
         return partial(torch.bmm, a, b, out=d, **out_dtype)
 
 
-class Compiled(Matmul):
+class CompiledMatmul(Matmul):
     """``torch.compile`` in its max-autotune mode."""
 
     def prepare(self, problem: Problem, race: Race) -> None:
@@ -231,12 +231,12 @@ class Compiled(Matmul):
         return partial(product, operands.a, operands.b_nn, out=operands.d, **out_dtype)
 
 
-class Persistent(Baseline):
+class TritonMatmul(Baseline):
     """A persistent Triton kernel; a race finds the fastest of its configurations for each problem."""
 
     def __init__(self, name: str, acc: Acc, device: MeasuringDevice) -> None:
         super().__init__(name, acc, device)
-        self._chosen: dict[str, Any] | None = None
+        self._configuration: dict[str, Any] | None = None
 
     def prepare(self, problem: Problem, race: Race) -> None:
         try:
@@ -245,20 +245,21 @@ class Persistent(Baseline):
             raise Absent(f"triton is not installed ({error})") from None
         if not problem.along_k.a:
             raise Absent(f"the kernel of Triton reads A (m,k), not layout {problem.layout}")
-        binders: list[Binder] = [partial(self._bound, **chosen) for chosen in triton_matmul.CONFIGURATIONS]
-        self._chosen = triton_matmul.CONFIGURATIONS[race(binders).index]
+        configurations = triton_matmul.CONFIGURATIONS
+        binders: list[Binder] = [partial(self._bound, **configuration) for configuration in configurations]
+        self._configuration = configurations[race(binders).index]
 
     @property
     def detail(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in (self._chosen or {}).items())
+        return " ".join(f"{name}={value}" for name, value in (self._configuration or {}).items())
 
     def bind(self, operands: Operands) -> Call:
         """A call with the prepared configuration. Raises RuntimeError if ``prepare`` has not chosen one."""
-        if self._chosen is None:
+        if self._configuration is None:
             raise RuntimeError(f"{self.name}: prepare() comes before bind()")
-        return self._bound(operands, **self._chosen)
+        return self._bound(operands, **self._configuration)
 
-    def _bound(self, operands: Operands, **chosen: Any) -> Call:
+    def _bound(self, operands: Operands, **configuration: Any) -> Call:
         import torch
         from triton.runtime.errors import OutOfResources
 
@@ -267,10 +268,10 @@ class Persistent(Baseline):
         a, b, d = operands.a, operands.b_nn, operands.d
         (m, k), n = a.shape, d.shape[1]
         sms = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
-        ctas = min(sms, ceil_div(m, chosen["BM"]) * ceil_div(n, chosen["BN"]))
+        ctas = min(sms, ceil_div(m, configuration["BM"]) * ceil_div(n, configuration["BN"]))
         launch = partial(
             persistent_matmul[(ctas,)], a, b, d, m, n, k, a.stride(0), b.stride(0), d.stride(0),
-            CTAS=ctas, HALF=self.acc == "f16", **chosen,
+            CTAS=ctas, HALF=self.acc == "f16", **configuration,
         )  # fmt: skip
 
         def call() -> None:
@@ -521,7 +522,7 @@ class CublasLt(Vendor):
         return call
 
 
-class AutoTuned(CublasLt):
+class AutoTunedCublasLt(CublasLt):
     """``cublasLtMatmul`` with the fastest of up to ``CANDIDATES`` algorithms that its heuristic proposes.
 
     A race finds the fastest once per card, library version and problem; a file keeps the winners for later runs.
@@ -583,19 +584,19 @@ def contenders(names: Iterable[str], acc: Acc, device: MeasuringDevice, tuned: P
     names = list(names)
     by_torch: dict[str, type[Baseline]] = {
         "torch.matmul": Matmul,
-        "torch.compile": Compiled,
-        "triton": Persistent,
-        results.UNFUSED: Unfused,
+        "torch.compile": CompiledMatmul,
+        "triton": TritonMatmul,
+        results.UNFUSED: UnfusedMatmul,
         results.EPILOGUE: EpilogueMatmul,
-        results.BATCHED: Batched,
-        results.GROUPED: Grouped,
+        results.BATCHED: BatchedMatmul,
+        results.GROUPED: GroupedMatmul,
     }
     vendors: dict[str, type[Vendor]] = {
         "cublas": Cublas,
         "cublaslt-heuristic": CublasLt,
-        "cublaslt-autotuning": AutoTuned,
+        "cublaslt-autotuning": AutoTunedCublasLt,
     }
-    every_name = (*MEASURED, *PEERS, *VARIANT_BASELINES)
+    every_name = (*DEFAULT_BASELINES, *OPTIONAL_BASELINES, *VARIANT_BASELINES)
     if unknown := [name for name in names if name not in every_name]:
         raise ValueError(f"no baseline {', '.join(unknown)}: must be of {', '.join(every_name)}")
     if not set(names) <= set(by_torch):

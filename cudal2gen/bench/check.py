@@ -106,9 +106,13 @@ class Reference:
                 yield _Product(i, operands.a[i], operands.b[i], bias, operands.c[i] if operands.c is not None else None)
             else:
                 rows = slice(ends[i], ends[i + 1])
-                of_rows = bias[rows] if bias is not None and problem.fusion.bias == "m" else bias
+                group_bias = bias[rows] if bias is not None and problem.fusion.bias == "m" else bias
                 yield _Product(
-                    rows, operands.a[rows], operands.b[i], of_rows, operands.c[rows] if operands.c is not None else None
+                    rows,
+                    operands.a[rows],
+                    operands.b[i],
+                    group_bias,
+                    operands.c[rows] if operands.c is not None else None,
                 )
 
     def _parts_of(self, product: _Product) -> Iterator[_Part]:

@@ -90,7 +90,7 @@ class Condition(NamedTuple):
     l2: L2
 
 
-class Ready(NamedTuple):
+class BoundContender(NamedTuple):
     """A contender that can run the problem, with its calls, one for each set of operands."""
 
     contender: Contender
@@ -105,7 +105,7 @@ class Samples:
     wall_us: list[float] = field(default_factory=list)
 
 
-Turn = Callable[[Ready, Samples], None]
+Turn = Callable[[BoundContender, Samples], None]
 
 
 def states(problem: Problem, protocol: ProtocolName, l2_bytes: int, products: int = 1) -> tuple[L2, ...]:
@@ -181,7 +181,12 @@ def measure(
 
 
 def _sample(
-    device: MeasuringDevice, problem: Problem, ready: Sequence[Ready], item: Condition, count: int, settings: Settings
+    device: MeasuringDevice,
+    problem: Problem,
+    ready: Sequence[BoundContender],
+    item: Condition,
+    count: int,
+    settings: Settings,
 ) -> tuple[dict[str, Samples], list[CardReading]]:
     """Times all contenders alternately; returns their samples by name, and readings of the card between rounds.
 
@@ -241,7 +246,7 @@ def measurement_of(
 
 def _ready(
     device: MeasuringDevice, problem: Problem, contenders: Sequence[Contender], operands: Sequence[Operands]
-) -> tuple[list[Ready], dict[str, str]]:
+) -> tuple[list[BoundContender], dict[str, str]]:
     """Binds each contender to every set of operands and runs it once, so that lazily loaded code is loaded.
 
     Returns the contenders that work, and the reasons of those that do not. Any exception counts as a reason, because
@@ -259,7 +264,7 @@ def _ready(
             in_words = isinstance(error, Absent | LaunchError)
             absent[contender.name] = str(error) if in_words else f"{type(error).__name__}: {first_line(error)}"
             continue
-        ready.append(Ready(contender, calls))
+        ready.append(BoundContender(contender, calls))
     return ready, absent
 
 
@@ -271,8 +276,8 @@ def prepare(device: MeasuringDevice, contender: Contender, problem: Problem) -> 
 
 
 def _turns(
-    device: MeasuringDevice, ready: Sequence[Ready], seconds: float, most: int, rng: random.Random
-) -> Iterator[Ready | CardReading]:
+    device: MeasuringDevice, ready: Sequence[BoundContender], seconds: float, most: int, rng: random.Random
+) -> Iterator[BoundContender | CardReading]:
     """Yields the contenders in the order of their turns, and readings of the card between rounds.
 
     It ends after ``most`` rounds, or when another round of average length would exceed ``seconds`` (but not before
@@ -290,7 +295,7 @@ def _turns(
             return
 
 
-def _graph_turn(device: MeasuringDevice, ready: Sequence[Ready], count: int, l2: L2) -> Turn:
+def _graph_turn(device: MeasuringDevice, ready: Sequence[BoundContender], count: int, l2: L2) -> Turn:
     """A turn of the ``device`` protocol: a graph of ``count`` launches between two device events.
 
     Just before the timing, the graph itself runs once for a hot L2, so that the operands are cached; otherwise other
@@ -301,7 +306,7 @@ def _graph_turn(device: MeasuringDevice, ready: Sequence[Ready], count: int, l2:
         calls = [entry.calls[0 if l2 == "hot" else i % len(entry.calls)] for i in range(count)]
         graphs[entry.contender.name] = device.capture(calls)
 
-    def turn(entry: Ready, samples: Samples) -> None:
+    def turn(entry: BoundContender, samples: Samples) -> None:
         graph = graphs[entry.contender.name]
         samples.event_us.append(device.elapsed_us(graph, graph if l2 == "hot" else device.evict) / count)
 
@@ -317,7 +322,7 @@ def _host_turn(device: MeasuringDevice, protocol: ProtocolName, settings: Settin
         if protocol == "server":
             device.sleep(rng.expovariate(settings.target_qps))
 
-    def turn(entry: Ready, samples: Samples) -> None:
+    def turn(entry: BoundContender, samples: Samples) -> None:
         call = entry.calls[0]
         arrive()
         device.synchronize()
@@ -331,7 +336,7 @@ def _host_turn(device: MeasuringDevice, protocol: ProtocolName, settings: Settin
     return turn
 
 
-def _padding_us(device: MeasuringDevice, entry: Ready, operands: Operands) -> float | None:
+def _padding_us(device: MeasuringDevice, entry: BoundContender, operands: Operands) -> float | None:
     """Median device time of a contender's copies to and from padded matrices; None if it makes no copies."""
     copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, PaddingContender) else None
     if copies is None:
@@ -340,7 +345,7 @@ def _padding_us(device: MeasuringDevice, entry: Ready, operands: Operands) -> fl
     return median(device.elapsed_us(graph, device.evict) / 8 for _ in range(5))
 
 
-def _timing(entry: Ready, samples: Samples, calls: int, error: float, padding_us: float | None) -> Timing:
+def _timing(entry: BoundContender, samples: Samples, calls: int, error: float, padding_us: float | None) -> Timing:
     kernel = entry.contender if isinstance(entry.contender, KernelContender) else None
     return Timing(
         contender=entry.contender.name,

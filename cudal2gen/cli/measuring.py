@@ -65,7 +65,7 @@ def _protocols() -> tuple[ProtocolName, ...]:
 def _baselines() -> tuple[str, ...]:
     from cudal2gen.bench import baselines
 
-    return (*baselines.MEASURED, *baselines.PEERS, *baselines.VARIANT_BASELINES, "none")
+    return (*baselines.DEFAULT_BASELINES, *baselines.OPTIONAL_BASELINES, *baselines.VARIANT_BASELINES, "none")
 
 
 @dataclass(frozen=True)

@@ -220,11 +220,11 @@ def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) 
     """
     from cudal2gen import results
     from cudal2gen.results.proofs import proofs
-    from cudal2gen.validator.machine_code import Unexecuted, judge_all, known
+    from cudal2gen.validator.machine_code import Unexecuted, judge_all, stored_verdict
 
     records = {kernel.digest: kernel.record for kernel in table.kernels}
     before = results.latest()
-    verdicts = {digest: verdict for digest in records if (verdict := known(built[digest], before))}
+    verdicts = {digest: verdict for digest in records if (verdict := stored_verdict(built[digest], before))}
     pending = [(record, built[digest]) for digest, record in records.items() if digest not in verdicts]
     unexecuted: dict[str, str] = {}
 

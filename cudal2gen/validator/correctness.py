@@ -37,9 +37,9 @@ INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
 BOUNDED = ("normal", "cancelling")
 BOUND = "error bound of the accumulator"
 CHUNK = 1 << 27  # elements of D that are compared at a time, in fp64
-# m n k up to which the bound of an fp16 accumulator is computed for every element: it takes a pass over all of D in
-# fp64 for every 8 of k.
-SAMPLED = 1 << 33
+# The largest m * n * k for which the bound of an fp16 accumulator is computed for every element of D; above, it is
+# computed for some rows only. The bound takes a pass over all of D in fp64 for every 8 of k.
+MAX_FULL_BOUND = 1 << 33
 
 
 class Library(Protocol[Array]):
@@ -79,8 +79,8 @@ class Library(Protocol[Array]):
 class Draws(Protocol[Drawn_co]):
     """Random matrices of one library, each of ``rows`` by ``cols`` elements."""
 
-    def below(self, share: float, rows: int, cols: int) -> Drawn_co:
-        """Ones with this probability, else zeros."""
+    def bits(self, share: float, rows: int, cols: int) -> Drawn_co:
+        """Zeros and ones, where ``share`` is the probability of a one."""
         ...
 
     def integers(self, low: int, high: int, rows: int, cols: int) -> Drawn_co:
@@ -176,7 +176,7 @@ class _NumPyDraws:
     def __init__(self, rng: np.random.Generator, element: Element) -> None:
         self._rng, self._type = rng, element.numpy_dtype
 
-    def below(self, share: float, rows: int, cols: int) -> NDArray[Any]:
+    def bits(self, share: float, rows: int, cols: int) -> NDArray[Any]:
         return (self._rng.random((rows, cols), np.float32) < share).astype(self._type)
 
     def integers(self, low: int, high: int, rows: int, cols: int) -> NDArray[Any]:
@@ -195,7 +195,7 @@ class _TorchDraws:
         self._torch, self._generator, self._device = torch, generator, generator.device
         self._type = element.torch_dtype
 
-    def below(self, share: float, rows: int, cols: int) -> torch.Tensor:
+    def bits(self, share: float, rows: int, cols: int) -> torch.Tensor:
         return (self._torch.rand((rows, cols), generator=self._generator, device=self._device) < share).to(self._type)
 
     def integers(self, low: int, high: int, rows: int, cols: int) -> torch.Tensor:
@@ -221,15 +221,15 @@ def operands(
 ) -> tuple[NDArray[Any], NDArray[Any]] | tuple[torch.Tensor, torch.Tensor]:
     """A (m,k) and B (n,k) of one kind of ``INPUTS``, drawn from NumPy's or torch's generator."""
     if isinstance(rng, np.random.Generator):
-        return _drawn(inputs, m, n, k, _NumPyDraws(rng, element), element)
-    return _drawn(inputs, m, n, k, _TorchDraws(rng, element), element)
+        return _draw_operands(inputs, m, n, k, _NumPyDraws(rng, element), element)
+    return _draw_operands(inputs, m, n, k, _TorchDraws(rng, element), element)
 
 
-def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: Element) -> tuple[Array, Array]:
+def _draw_operands(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: Element) -> tuple[Array, Array]:
     if inputs in ("binary", "sparse"):
         # The mean of the reference is k times the square of the density.
         density = 0.5 if inputs == "binary" else min(0.5, (element.exact / 4 / k) ** 0.5)
-        return draws.below(density, m, k), draws.below(density, n, k)
+        return draws.bits(density, m, k), draws.bits(density, n, k)
     if inputs == "integers":
         return draws.integers(-2, 2, m, k), draws.integers(-2, 2, n, k)
     a, b = draws.normal(m, k), draws.normal(n, k)
@@ -245,7 +245,8 @@ def _drawn(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: El
     if inputs == "special":
         a[0, k // 2], a[m - 1, k - 1] = float("inf"), float("nan")
         b[n - 1, 0], b[n // 2, k // 3] = float("-inf"), float("nan")
-        # NaN in every 8 rows and every 8 columns of D, so that each of a lane's sums is NaN somewhere.
+        # NaN in every seventh row and column of D. Lanes hold rows and columns with period 8, and 7 and 8 have no
+        # common factor, so each of a lane's sums is NaN in some part of a large D.
         a[3::7, k // 2] = b[5::7, k // 3] = float("nan")
     return a, b
 
@@ -380,8 +381,8 @@ def _compare_exact(acc: Acc, a: Array, wide_b: Array, d: Array) -> Comparison:
     largest, largest_exact = 0.0, -1.0
     for rows, _, part, reference in _blocks(a, wide_b, d):
         exact = abs(reference) <= last
-        rounded = part != arrays.rounded(reference, element)
-        wrong = rounded if acc == "f32" else arrays.where(exact, rounded, ~(part >= last))
+        differs = part != arrays.rounded(reference, element)
+        wrong = differs if acc == "f32" else arrays.where(exact, differs, ~(part >= last))
         comparison.count(rows, wrong, reference, part)
         if not bool(exact.all()):
             comparison.compared = f"equality up to {last}"
@@ -402,8 +403,8 @@ def _compare_bounded(acc: Acc, a: Array, wide_b: Array, d: Array, order: Order) 
     (m, k), n = a.shape, wide_b.shape[0]
     comparison = Comparison(BOUND, m * n)
     ceiling: float | None = None
-    if acc == "f16" and m * n * k > SAMPLED:
-        stride = m * n * k // SAMPLED
+    if acc == "f16" and m * n * k > MAX_FULL_BOUND:
+        stride = m * n * k // MAX_FULL_BOUND
         rows, bounds = range(0, m, stride), Bounds(acc, a[::stride], wide_b, order, output_of(d))
         bounds.add(comparison, rows, d[::stride])
         comparison.compared += f" in {len(rows)} rows, twice its largest in all"
@@ -464,7 +465,7 @@ def sum_error(acc: Acc, a: Array, b: Array, reference: Array, order: Order) -> A
 
 
 def rounding_error(value: Array, error: Array, element: Element) -> Array:
-    """The error that rounding to an element adds to a value with an error."""
+    """The largest error of rounding to ``element`` a value that is known up to ``error``, elementwise."""
     rounding: Array = element.unit_roundoff * (abs(value) + error) + element.least_error
     return rounding
 

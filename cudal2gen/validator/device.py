@@ -3,7 +3,7 @@
 Every problem runs three times: on new matrices, on other new matrices with the same numbers, and on the first matrices
 with new numbers in them. D and aux are poisoned before each run, with another value in the second. ``matrices`` finds
 writes outside of them. Results are compared by ``correctness.compare``, on the device, in chunks. For inputs of 0 and 1
-this is also the published test, since their fp32 product equals the fp64 one.
+this is also the test of the CUDA-L2 paper, since their fp32 product equals the fp64 one.
 
 Two checks are made once per kernel. It must work on the given stream, in order. If there is a baseline, it must meet
 the published criterion: its largest error against an fp32 product of normal inputs may exceed the baseline's by no more
@@ -160,7 +160,7 @@ def stream_case(device: VerdictDevice, record: Record, contender: Contender, sha
         matrices.draw("normal", 1, record.output.poisons[0])
         inputs = list(operands.inputs.values())
         copies = [matrix.clone() for matrix in inputs]
-        stored = [typed(device.empty, matrix.dtype)(*matrix.shape) for matrix in matrices.stored]
+        outputs = [typed(device.empty, matrix.dtype)(*matrix.shape) for matrix in matrices.stored]
         for matrix in inputs:
             matrix.fill_(float("nan") if matrix.is_floating_point() else 0)
         device.wait()
@@ -168,10 +168,10 @@ def stream_case(device: VerdictDevice, record: Record, contender: Contender, sha
         for matrix, values in zip(inputs, copies, strict=True):
             matrix.copy_(values)
         call()
-        for copy, matrix in zip(stored, matrices.stored, strict=True):
-            copy.copy_(matrix)
+        for output, matrix in zip(outputs, matrices.stored, strict=True):
+            output.copy_(matrix)
         device.wait()
-        comparison = matrices.compare("normal", stored)
+        comparison = matrices.compare("normal", outputs)
         findings += [
             f"stream-order: not between its neighbours on the stream: {finding}" for finding in comparison.findings
         ]

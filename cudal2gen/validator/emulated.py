@@ -72,10 +72,6 @@ class Execution:
     def d(self) -> Array:
         return self.products[0].d
 
-    @property
-    def others(self) -> tuple[ComputedProduct, ...]:
-        return self.products[1:]
-
 
 def device_of(record: Record, sms: int = CLUSTERS) -> emulator.Device:
     """The record's GPU with few SMs that hold one CTA each, so that a persistent kernel's CTAs take several tiles."""
@@ -113,30 +109,30 @@ class _Matrices:
         self.batches, vector = batches(record, shape, packed), record.element.vector
         rng = np.random.default_rng(seed)
         products = [
-            _drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng) for product_rows in self._rows
-        ]
-        self._fused = [
-            _fused_drawn(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
+            _draw_factors(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
             for product_rows in self._rows
         ]
-        several_a = [_zero_padded(a, len(a), k) for a, _ in products]
-        several_b = [_zero_padded(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
-        self._operands = list(zip(several_a, several_b * (len(products) if shape.shared_b else 1), strict=True))
-        wide_a = self._by_rows(several_a, rows)
-        wide_b = [_zero_padded(b, len(cols), k) for b in several_b]
-        address_a = self._upload_factor("A", record.along_k.a, (m, lda), rows, wide_a, self.batches.a)
-        address_b = self._upload_factor("B", record.along_k.b, (n, ldb), cols, wide_b, self.batches.b)
+        self._fused = [
+            _draw_fused(record, inputs, len(product_rows), len(self._cols), shape.k, rng) for product_rows in self._rows
+        ]
+        all_a = [_zero_padded(a, len(a), k) for a, _ in products]
+        all_b = [_zero_padded(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
+        self._operands = list(zip(all_a, all_b * (len(products) if shape.shared_b else 1), strict=True))
+        padded_a = self._by_rows(all_a, rows)
+        padded_b = [_zero_padded(b, len(cols), k) for b in all_b]
+        address_a = self._upload_factor("A", record.along_k.a, (m, lda), rows, padded_a, self.batches.a)
+        address_b = self._upload_factor("B", record.along_k.b, (n, ldb), cols, padded_b, self.batches.b)
         self._d_shape = (m, ldd)
         # A kernel that stores no vectors must take a D and a C that are aligned only to an element.
-        self._odd = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
-        starts = [self._odd + number * self.batches.d for number in range(len(products))]
+        self._offset_d = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
+        starts = [self._offset_d + number * self.batches.d for number in range(len(products))]
         self._places_d = [slice(start, start + m * ldd) for start in starts]
-        self._d = self._output("D", self._written(record.fusion.d_cols(n)))
+        self._d = self._output("D", self._mask_of_d(record.fusion.d_cols(n)))
         self._aux_shape = (m, aligned(n, vector) + vector)
-        self._aux = self._output("aux", _columns(self._aux_shape, n)) if record.fusion.aux else None
-        address_d = self._d.address + self._odd * self._type_d.itemsize
+        self._aux = self._output("aux", _column_mask(self._aux_shape, n)) if record.fusion.aux else None
+        address_d = self._d.address + self._offset_d * self._type_d.itemsize
         self.arguments = (address_a, lda, address_b, ldb, address_d, ldd, m, n, k)
-        self.several = self._several(shape)
+        self.batch_arguments = self._batch_arguments(shape)
         self.fused_arguments = self._fused_arguments(record, (m, n, ldd), rows, cols) if record.fusion else None
 
     def _upload_factor(
@@ -164,22 +160,22 @@ class _Matrices:
             return [np.concatenate([stacked, after])]
         return [_zero_padded(value, len(rows), value.shape[1]) for value in values]
 
-    def _output(self, name: str, written: Array) -> emulator.Buffer:
+    def _output(self, name: str, mask: Array) -> emulator.Buffer:
         """A matrix in which the kernel must write exactly the elements of the mask."""
-        zeros = np.broadcast_to(self._type_d.type(0), written.shape)
-        return self.memory.upload(zeros, "output", region=written, name=name)
+        zeros = np.broadcast_to(self._type_d.type(0), mask.shape)
+        return self.memory.upload(zeros, "output", region=mask, name=name)
 
-    def _written(self, n: int) -> Array:
-        """The mask of the elements of D that the products write."""
+    def _mask_of_d(self, n: int) -> Array:
+        """The mask of the elements of D that the products write: their rows, and ``n`` columns."""
         (m, ldd), last = self._d_shape, self._places_d[-1]
-        written = np.zeros(last.stop, bool)
+        mask = np.zeros(last.stop, bool)
         for place, rows in zip(self._places_d, self._rows, strict=True):
-            matrix = written[place].reshape(self._d_shape)
+            matrix = mask[place].reshape(self._d_shape)
             matrix[rows if self._grouped else slice(m), :n] = True
-        return written.reshape(self._d_shape) if len(written) == m * ldd else written
+        return mask.reshape(self._d_shape) if len(mask) == m * ldd else mask
 
-    def _several(self, shape: Shape) -> dict[str, Any]:
-        """The launcher's arguments for several products."""
+    def _batch_arguments(self, shape: Shape) -> dict[str, Any]:
+        """The launcher's arguments that describe the products of a batch, or the groups."""
         if not shape.groups:
             return {"batches": self.batches}
         ends = self.memory.upload(np.cumsum(shape.groups).astype(np.int32), name="ends")
@@ -218,18 +214,18 @@ class _Matrices:
         The values lie in the given rows and columns. The rest of those rows is NaN, and so is the space between the
         matrices of a batch. ``of_d``: the matrices have the type and the alignment of D.
         """
-        dtype, odd = (self._type_d, self._odd) if of_d else (self._type, 0)
-        elements = odd + (len(values) - 1) * stride + size[0] * size[1]
+        dtype, offset = (self._type_d, self._offset_d) if of_d else (self._type, 0)
+        elements = offset + (len(values) - 1) * stride + size[0] * size[1]
         buffer = self.memory.allocate(elements * dtype.itemsize, "inout", name=name)
         contents = buffer.bytes().view(dtype)
         if len(values) > 1:
             contents[:] = np.nan
         for number, value in enumerate(values):
-            matrix = contents[odd + number * stride :][: size[0] * size[1]].reshape(size)
+            matrix = contents[offset + number * stride :][: size[0] * size[1]].reshape(size)
             matrix[rows] = np.nan
             matrix[np.ix_(rows, cols)] = value
         buffer.role = "input"
-        return buffer.address + odd * dtype.itemsize
+        return buffer.address + offset * dtype.itemsize
 
     @property
     def products(self) -> tuple[ComputedProduct, ...]:
@@ -307,7 +303,7 @@ def execute(
                 # finding.
                 stream = session.streams.own() if size else 0
                 kernel.launch(
-                    *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.several
+                    *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.batch_arguments
                 )
                 findings += _counter_findings(kernel, memory)
         except LaunchError as error:
@@ -350,13 +346,13 @@ def _corner_ctas(grid: tuple[int, int, int], tiles_m: list[int], tiles_n: list[i
     return np.array(sorted(numbers | {x_size * y_size * z_size - 1}))
 
 
-def _drawn(record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> tuple[Array, Array]:
+def _draw_factors(record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """A (m,k) and B (n,k), where m may be 0."""
     a, b = operands(inputs, max(1, m), n, k, rng, record.element)
     return a[:m], b
 
 
-def _fused_drawn(
+def _draw_fused(
     record: Record, inputs: str, m: int, n: int, k: int, rng: np.random.Generator
 ) -> fused.FusedOperands[Array]:
     """The further operands of a fused product with m rows, where m may be 0."""
@@ -374,11 +370,11 @@ def _cols_of_d(record: Record, cols: Array) -> Array:
     return places
 
 
-def _columns(shape: tuple[int, int], n: int) -> Array:
+def _column_mask(shape: tuple[int, int], n: int) -> Array:
     """The mask of the first n columns of a matrix."""
-    inside = np.zeros(shape, bool)
-    inside[:, :n] = True
-    return inside
+    mask = np.zeros(shape, bool)
+    mask[:, :n] = True
+    return mask
 
 
 def _zero_padded(matrix: Array, rows: int, cols: int) -> Array:
@@ -391,10 +387,12 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
     return np.concatenate([np.arange(i * tile, min((i + 1) * tile, extent)) for i in tiles])
 
 
-def _compared(record: Record, inputs: str, product: ComputedProduct, order: list[list[list[int]]]) -> Comparison:
-    a, b, d, more, aux = product
+def _compare_product(record: Record, inputs: str, product: ComputedProduct, order: list[list[list[int]]]) -> Comparison:
+    a, b, d, fused_operands, aux = product
     if record.fusion:
-        fused_product = fused.FusedProduct(record.acc, record.fusion, inputs, a, b, more, order, record.output)
+        fused_product = fused.FusedProduct(
+            record.acc, record.fusion, inputs, a, b, fused_operands, order, record.output
+        )
         return fused_product.compare_stored(d, aux)
     return compare(record.acc, inputs, a, b, d, order)
 
@@ -407,7 +405,8 @@ def run_case(
     comparison, wrong = Comparison("nothing", 0), []
     if execution.ctas:
         order = record.k_order(execution.a.shape[1])
-        comparisons = [_compared(record, inputs, product, order) for product in execution.products if product.d.size]
+        products = [product for product in execution.products if product.d.size]
+        comparisons = [_compare_product(record, inputs, product, order) for product in products]
         comparison = max(comparisons, key=lambda part: (part.wrong, part.max_error), default=comparison)
         wrong = [finding for part in comparisons for finding in part.findings]
     compared = comparison.compared + (", warpgroups in adverse order" if modes.get("adverse") else "")

@@ -28,7 +28,7 @@ from cudal2gen.validator.correctness import (
     BOUND,
     BOUNDED,
     CHUNK,
-    SAMPLED,
+    MAX_FULL_BOUND,
     Array,
     Comparison,
     Order,
@@ -143,7 +143,10 @@ def apply(activation: Activation, z: Array) -> Array:
 
 
 def own_error(activation: Activation, z: Array, result: Array) -> Array:
-    """The error with which a kernel evaluates an activation of an exact argument."""
+    """A bound of the error with which a kernel evaluates an activation of the exact argument ``z``, elementwise.
+
+    ``result``: the activation of ``z`` in fp64.
+    """
     error: Array = library(z).zeros(z)
     if activation == "gelu":
         error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + FLUSHED
@@ -223,21 +226,21 @@ class FusedProduct(Generic[Array]):
         some rows only; the other rows are allowed twice the largest of these bounds.
         """
         (m, n), k = d.shape, self.a.shape[1]
-        stride = m * n * k // SAMPLED if self.acc == "f16" and self.inputs in BOUNDED else 0
+        stride = m * n * k // MAX_FULL_BOUND if self.acc == "f16" and self.inputs in BOUNDED else 0
         comparison = Comparison(BOUND, m * n)
         ceiling: float | None = None
         if stride > 1:
-            some = slice(None, None, stride)
-            bounds = self.of_rows(some).reference()
-            _add_rows(comparison, range(0, m, stride), self.inputs, bounds, d[some], self.output, None)
+            sample = slice(None, None, stride)
+            bounds = self.of_rows(sample).reference()
+            _add_rows(comparison, range(0, m, stride), self.inputs, bounds, d[sample], self.output, None)
             comparison.compared += f" in {len(range(0, m, stride))} rows, twice its largest in all"
             ceiling = 2 * float(bounds.allowed.max())
         # With a ceiling only the values matter, so the bound is that of fp32 sums, which is cheap to compute.
-        bounded = self if ceiling is None else replace(self, acc="f32")
+        product = self if ceiling is None else replace(self, acc="f32")
         step = max(1, CHUNK // n)
         for top in range(0, m, step):
             rows = slice(top, min(m, top + step))
-            bounds = bounded.of_rows(rows).reference()
+            bounds = product.of_rows(rows).reference()
             _add_rows(comparison, range(rows.start, rows.stop), self.inputs, bounds, d[rows], self.output, ceiling)
         return comparison
 

@@ -48,7 +48,7 @@ def judge_all(
     return workers.answers(judge, tasks, jobs)
 
 
-def known(artifact: Artifact, stored: Mapping[tuple[str, str], Verdict]) -> Verdict | None:
+def stored_verdict(artifact: Artifact, stored: Mapping[tuple[str, str], Verdict]) -> Verdict | None:
     """The stored verdict on a kernel's machine code, or None if there is none for exactly its present cubin.
 
     ``stored``: verdicts by digest and place.

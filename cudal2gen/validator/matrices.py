@@ -116,23 +116,24 @@ class Matrices:
         element, output, vector = record.element, record.output, record.element.vector
         self._groups = groups or ((m,) if record.grouped else ())
         self._record, self._order, self._count = record, record.k_order(k), len(self._groups) or count
-        several_b = None if not record.batched else 1 if shared_b else self._count
-        several = None if record.grouped else self._count if record.batched else None
+        # How many B there are, and how many A, C and D; None for a matrix without a dimension of products.
+        count_b = None if not record.batched else 1 if shared_b else self._count
+        count_d = None if record.grouped else self._count if record.batched else None
 
         def guarded_input(
-            name: str, rows: int, cols: int, ld: int, number: int | None = several, gaps: int = 1
+            name: str, rows: int, cols: int, ld: int, number: int | None = count_d, gaps: int = 1
         ) -> GuardedMatrix:
             gap = 0 if number is None else gaps * vector
             return GuardedMatrix(empty, element, name, rows, cols, ld, element.nan, count=number, gap=gap)
 
         stored_a = guarded_input("A", *((m, k) if along.a else (k, m)), stride.a)
-        stored_b = guarded_input("B", *((n, k) if along.b else (k, n)), stride.b, several_b, 2)
+        stored_b = guarded_input("B", *((n, k) if along.b else (k, n)), stride.b, count_b, 2)
         # Views of the stored matrices as A (m,k) and B (n,k), or with products as the first dimension.
         self._a = stored_a.matrix if along.a else stored_a.matrix.mT
         self._b = stored_b.matrix if along.b else stored_b.matrix.mT
         # The pattern around D differs from both poisons.
-        gap_d = 0 if several is None else 3 * (vector if record.launch.stores_vectors else 1)
-        self.d = GuardedMatrix(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=several, gap=gap_d)
+        gap_d = 0 if count_d is None else 3 * (vector if record.launch.stores_vectors else 1)
+        self.d = GuardedMatrix(empty, output, "D", m, problem.d_cols, stride.d, output.canary, count=count_d, gap=gap_d)
         self._inputs = {"A": stored_a, "B": stored_b}
         more: dict[str, torch.Tensor | float] = {}
         if fusion.bias != "none":
@@ -147,7 +148,7 @@ class Matrices:
             )
             self._inputs["bias"], more["bias"] = bias, bias.matrix if is_batched else bias.matrix[0]
         if fusion.residual:
-            c = GuardedMatrix(empty, output, "C", m, problem.d_cols, stride.d, output.nan, count=several, gap=gap_d)
+            c = GuardedMatrix(empty, output, "C", m, problem.d_cols, stride.d, output.nan, count=count_d, gap=gap_d)
             self._inputs["C"], more["c"] = c, c.matrix
         more |= ({"alpha": ALPHA} if fusion.scale else {}) | ({"beta": BETA} if fusion.residual else {})
         self._outputs = [self.d]
@@ -186,14 +187,14 @@ class Matrices:
         parts, start = [], 0
         for i, size in enumerate(self._groups):
             rows = slice(start, start := start + size)
-            of_rows = None if bias is None else bias[i] if record.fusion.bias == "n" else bias[rows]
+            group_bias = None if bias is None else bias[i] if record.fusion.bias == "n" else bias[rows]
             parts.append(
                 _Part(
                     i,
                     operands.a[rows],
                     operands.b[i],
                     d[rows],
-                    of_rows,
+                    group_bias,
                     None if operands.c is None else operands.c[rows],
                 )
             )

@@ -169,22 +169,25 @@ def stress_shapes(record: Record) -> list[Shape]:
     # Other launch options than the record's own, such as orders of tiles.
     m, n, k = 2 * bm, 3 * bn, record.baked_k or bk * record.split_k
     shapes += [Shape(m, n, k, options=tuple(options.items())) for options in record.other_options]
-    more = {"none": [], "strided": shapes + list(_batches(record, shapes)), "grouped": list(_groups(record, shapes))}
-    return more[record.batch] or shapes
+    if record.batch == "strided":
+        return shapes + list(_batches(record, shapes))
+    return list(_groups(record, shapes)) if record.grouped else shapes
 
 
 def _groups(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
-    """Each problem with its rows cut into groups; then only empty groups, groups around the size of a tile, many small
-    groups, and groups that share one B."""
+    """Each problem with its rows cut into groups, and four more problems.
+
+    These have only empty groups, groups around the size of a tile, many small groups, and groups that share one B.
+    """
     for number, shape in enumerate(shapes):
         yield replace(shape, groups=cut(shape.m, number))
     ragged = max(shapes, key=lambda shape: (shape.n % record.element.vector > 0, shape.m * shape.n))
     bm = record.bm
     edges = (1, 2, bm - 1, bm, bm + 1, 0, 3)
-    many = tuple(number * 7 % 4 for number in range(72))
+    small_groups = tuple(number * 7 % 4 for number in range(72))
     yield replace(ragged, m=bm + 1, groups=(0, 0, 0))
     yield replace(ragged, m=sum(edges), groups=edges)
-    yield replace(ragged, m=sum(many), groups=many)
+    yield replace(ragged, m=sum(small_groups), groups=small_groups)
     yield replace(ragged, m=bm + 2, groups=(bm, 1), shared_b=True)
 
 

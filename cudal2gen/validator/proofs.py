@@ -22,7 +22,7 @@ from kernelproof.ground import workers
 from kernelproof.ground.schema import Schema
 from kernelproof.ground.workers import Lost, Task
 
-MOST_PRODUCTS = 1 << 27  # of a problem that is executed to confirm that a proof fails
+MOST_PRODUCTS = 1 << 27  # the largest m * n * k of a problem that is executed to confirm that a proof fails
 
 
 class RecordCertificate(Schema):
@@ -55,7 +55,7 @@ def prove(record: Record, artifact: Artifact, library: Path) -> ProofAttempt:
         why = str(error)
         seconds = time.process_time() - start
         if isinstance(error, NotCertified) and not refusal(record):
-            failed, executed = _executed(record, artifact, library, error)
+            failed, executed = _search_failure(record, artifact, library, error)
             outcome = "refuted" if failed else outcome
     else:
         seconds = time.process_time() - start
@@ -70,28 +70,28 @@ def prove(record: Record, artifact: Artifact, library: Path) -> ProofAttempt:
     )  # fmt: skip
 
 
-def _executed(record: Record, artifact: Artifact, library: Path, error: NotCertified) -> tuple[bool, str]:
+def _search_failure(record: Record, artifact: Artifact, library: Path, error: NotCertified) -> tuple[bool, str]:
     """Executes the problem that the failed proof suggests, then the stress problems of ``validate``.
 
     Returns whether one of them fails, and what was executed, in words.
     """
-    named = ""
+    prefix = ""
     if error.extents:
         (m, k), (_, n) = error.extents["A"], error.extents["D"]
-        named = f"the proof fails at m={m}, n={n}, k={k}"
+        prefix = f"the proof fails at m={m}, n={n}, k={k}"
         if m * n * k <= MOST_PRODUCTS:
             case, _ = run_case(record, artifact, library, Shape(m, n, k), "integers")
             if not case.passed:
                 return True, f"executed {m}_{n}_{k}: {'; '.join(case.findings)}"
-            named += ", which was executed and is right"
+            prefix += ", which was executed and is right"
         else:
-            named += ", which is too large to execute"
-        named += "; "
+            prefix += ", which is too large to execute"
+        prefix += "; "
     verdict = validate(record, artifact, library)
     for case in verdict.cases:
         if not case.passed:
-            return True, f"{named}executed {case.m}_{case.n}_{case.k}: {'; '.join(case.findings)}"
-    return False, f"{named}none of {len(verdict.cases)} executions fails"
+            return True, f"{prefix}executed {case.m}_{case.n}_{case.k}: {'; '.join(case.findings)}"
+    return False, f"{prefix}none of {len(verdict.cases)} executions fails"
 
 
 def prove_all(

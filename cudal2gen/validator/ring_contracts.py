@@ -1,6 +1,7 @@
-"""States what a proof is about, for kernels that load boxes into a ring: launches, items of work, consumer groups.
+"""States the claims of a proof of a kernel whose producer loads boxes into a ring: its launches and items of work.
 
-m is (rows - 1) * bm + 1 + in_m with 0 <= in_m < bm, so the last tiles may reach beyond the problem; likewise n and k.
+m is (rows - 1) * bm + 1 + in_m with 0 <= in_m < bm, so the last tiles may reach beyond the problem. n and k are stated
+in the same way.
 Tiles are numbered band by band. Within a band, the tiles at the same place along it have successive numbers
 (``templates/macros/tiles.j2``). An item of work is a tile, or with split k a slice of a tile's k.
 """
@@ -47,12 +48,12 @@ named = Polynomial.named
 
 
 def refusal(record: Warpgroups) -> str:
-    """Why no proof is tried for a record; empty if one is."""
+    """Why no proof is tried for a record; empty if a proof is tried."""
     if record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
-    slices = record.summed_in == "workspace" and record.cluster_ctas > 1
+    splits_in_clusters = record.summed_in == "workspace" and record.cluster_ctas > 1
     reasons = {
-        f"split_k={record.split_k}": slices,
+        f"split_k={record.split_k}": splits_in_clusters,
         "stream_k": record.stream_k,
         "swap_ab": record.swap_ab and record.instruction != "wgmma",
         "a D that is stored directly": record.split_k == 1 and not record.stream_k and record.stores_tiles != "tma",
@@ -112,8 +113,8 @@ def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
             title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
             ranks = range(record.cluster_ctas)
             if record.summed_in == "cluster":
-                ctas = [_slice(record, program, item, along_n, rank) for rank in ranks]
-                pipelines = [_adding(record, cta, item, rank) for rank, cta in enumerate(ctas)]
+                ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
+                pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
             else:
                 ctas = [_contract(record, program, item, along_n, rank) for rank in ranks]
                 pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
@@ -140,7 +141,9 @@ def _item(along_n: int, full: bool) -> _Item:
     """An arbitrary item in a full band, or in the last band if that is narrower.
 
     Before its band there are ``bands`` full ones. The item's place in its band is ``at_along`` along it and ``in_band``
-    across it.
+    across it. Every number is a sum of names that are at least 0, so that the item lies within its band, and the band
+    within D, by construction: a band has ``in_band_rest`` tiles across after the item's and ``along_rest`` along it.
+    After a full band ``more`` tiles may follow across; a last band is narrower than a full one by ``more`` + 1.
     """
     width = named("in_band") + named("in_band_rest") + 1  # tiles across the item's band
     band = width if full else width + named("more") + 1
@@ -190,19 +193,19 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     rows, cols, count = named("tiles_m"), named("tiles_n"), record.split_k
     facts = Facts(bounds, [rows * cols * count - 1 - named("cta_x"), *_limits(record)])
     if count > 1:
-        within = named("grid_x") - 1 - named("cta_x"), MOST_TILES - rows * cols * count
-        facts = with_slices(facts.also({}, *within), count, record.bk)
+        limits = named("grid_x") - 1 - named("cta_x"), MOST_TILES - rows * cols * count
+        facts = with_slices(facts.also({}, *limits), count, record.bk)
     entry = _launch(record, program, rows, cols, named("band"), along_n, facts, rank)
     names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
     groups = _groups(record)
-    current, parts = _current(record, item), None
+    current, parts = _item_number(record, item), None
     # Items after the CTA's next one; negative if it has no next one.
     left = item.rows * item.cols * count - 1 - current - named("grid_x")
     if count > 1:
         vectors = record.bm * record.bn // (4 * WARPGROUP * record.sharers)
-        together = ceil_div(LOADS, count)  # vectors, so that as many loads are in flight
+        vectors_at_once = ceil_div(LOADS, count)  # a thread loads each of them from all ``count`` slices
         columns, ctas = record.cols // 8, (named("cta_x"), named("grid_x"))
-        parts = Parts(count, vectors, columns, together, rows * cols, item.number, *ctas)
+        parts = Parts(count, vectors, columns, vectors_at_once, rows * cols, item.number, *ctas)
     at_m, at_n = rank % record.cluster[0], rank // record.cluster[0]
     ranks = range(record.cluster_ctas)
     # CTAs in the same row or column of the cluster load boxes into each other's stages.
@@ -221,7 +224,7 @@ def _groups(record: Warpgroups) -> tuple[tuple[int, int], ...]:
     return tuple((WARPGROUP + at, WARPGROUP + at + size) for at in range(0, WARPGROUP * record.consumers, size))
 
 
-def _current(record: Warpgroups, item: _Item) -> Polynomial:
+def _item_number(record: Warpgroups, item: _Item) -> Polynomial:
     """The number of an item of work. The slices of a tile have successive numbers."""
     return item.number * record.split_k + named("slice") if record.split_k > 1 else item.number
 
@@ -245,7 +248,7 @@ def _item_bounds(record: Warpgroups, item: _Item) -> Bounds:
 def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
     """The contract of the CTA of this rank while it computes an item."""
     bounds = _item_bounds(record, item)
-    count, current = record.split_k, _current(record, item)
+    count, current = record.split_k, _item_number(record, item)
     tiles, most_tiles = item.rows * item.cols * count, _most_clusters(record)
     assumed = [
         most_tiles - tiles, most_tiles - 1 - current, 2 * most_tiles - 1 - current - named("grid_x"),
@@ -268,8 +271,8 @@ def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     )  # fmt: skip
 
 
-def _slice(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
-    """The contract of the CTA of a cluster that has a slice of k, the only item of its CTA."""
+def _slice_contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+    """The contract of a CTA whose cluster adds the slices of one tile. Its only item is the slice of its rank."""
     most, count = _most_clusters(record), record.split_k
     tiles = item.rows * item.cols
     assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.band, *_limits(record)]
@@ -283,8 +286,8 @@ def _slice(record: Warpgroups, program: Program, item: _Item, along_n: int, rank
     )  # fmt: skip
 
 
-def _adding(record: Warpgroups, cta: Contract, item: _Item, rank: int) -> Pipeline:
-    """The pipeline of such a CTA."""
+def _slice_pipeline(record: Warpgroups, cta: Contract, item: _Item, rank: int) -> Pipeline:
+    """The roles of the warps of a CTA whose cluster adds the slices of one tile. ``cta``: its ``_slice_contract``."""
     return Pipeline(
         record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), cta, item.number, {}, item.number, ZERO,
         Polynomial.of(-1), rank, record.split_k, None, frozenset((rank,)), adds=True,
@@ -309,7 +312,7 @@ def _launch(
     # Tensor maps of A, B and D are parameters 0 to 2; a map for the rest of D's columns is the last one.
     if len(program.offsets) != 14 + bool(rest):
         raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
-    own = named(TILES) * record.bk  # the k that an item sums over
+    item_k = named(TILES) * record.bk  # the k that an item sums over
     if total is None:
         total = named("all_tiles") if record.split_k > 1 else named(TILES)
     high, wide, _ = _extents(record)
@@ -345,7 +348,7 @@ def _launch(
     parameters = dict(zip(program.offsets[3:14], values, strict=True))
     ctas = record.cluster_ctas
     special = {"%ctaid.x": named("cta_x") * ctas + rank, "%nctaid.x": named("grid_x") * ctas}
-    return Contract(record.threads, record.smem_bytes, parameters, special, matrices, own, None, facts, maps=maps)
+    return Contract(record.threads, record.smem_bytes, parameters, special, matrices, item_k, None, facts, maps=maps)
 
 
 def _span(row_bytes: int) -> int:

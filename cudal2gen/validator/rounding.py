@@ -97,19 +97,20 @@ def _aligned(products: Array, a: Array, b: Array, total: Array, bits: int) -> tu
     factors = [np.where(values == 0, of_zero, np.frexp(values)[1] - 1) for values in (a, b)]
     exponents = factors[0][:, None, :] + factors[1][None, :, :]
     largest = np.maximum(exponents.max(-1), np.where(total == 0, of_zero, np.frexp(total)[1] - 1))
-    unit = bits - np.maximum(largest, -200)  # limited, so that a step of zeros is not scaled beyond fp64
-    return np.ldexp(np.trunc(np.ldexp(products, unit[..., None])), -unit[..., None]), np.ldexp(
-        np.trunc(np.ldexp(total, unit)), -unit
-    )
+    # A value times 2^shift has the last kept bit in the place of 1, so that truncation cuts off all bits below. The
+    # shift is limited, so that a step of zeros is not scaled beyond fp64.
+    shift = bits - np.maximum(largest, -200)
+    kept_products = np.ldexp(np.trunc(np.ldexp(products, shift[..., None])), -shift[..., None])
+    return kept_products, np.ldexp(np.trunc(np.ldexp(total, shift)), -shift)
 
 
 def _rounded(values: Array, kind: np.dtype[Any], toward_zero: bool) -> Array:
     """Values rounded to a type, as fp64."""
-    near = values.astype(kind)
+    result = values.astype(kind)  # to nearest
     if toward_zero:
-        beyond = np.abs(near.astype(np.float64)) > np.abs(values)
-        near = np.where(beyond, np.nextafter(near, kind.type(0)), near)
-    return near.astype(np.float64)
+        too_large = np.abs(result.astype(np.float64)) > np.abs(values)
+        result = np.where(too_large, np.nextafter(result, kind.type(0)), result)
+    return result.astype(np.float64)
 
 
 def ulps(values: Array, others: Array) -> Array:

@@ -1,4 +1,4 @@
-"""States for proofs which k-tiles each slice of a split k has."""
+"""Gives proofs the facts about kernels that split k: which k-tiles each slice has."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ named = Polynomial.named
 
 
 def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
-    """The facts, and those about slices.
+    """The facts, extended by those about an arbitrary slice.
 
-    Of T k-tiles, slice s of ``count`` slices has those from T * s / count to before T * (s + 1) / count, rounded down.
+    Of T k-tiles, slice s of ``count`` slices has the tiles from T * s / count up to, but not including, T * (s + 1) /
+    count, both rounded down. A ``Quotient`` states such a division with its remainder.
     """
     total, own, first = named("all_tiles"), named("slice"), named("first_tile")
     most = ceil_div(MAX_EXTENT, k_step)
@@ -32,20 +33,20 @@ def with_slices(facts: Facts, count: int, k_step: int) -> Facts:
 
 
 def slice_of(rank: int, count: int) -> tuple[Polynomial, Polynomial]:
-    """The first k-tile of the slice with a number, and the k-tiles of all slices."""
+    """The number of the first k-tile of slice ``rank``, and how many k-tiles all slices have together."""
     first = named("first_tile") if rank else ZERO
     return first, named("all_tiles") if rank < count - 1 else first + named(TILES)
 
 
 def with_slice(facts: Facts, rank: int, count: int, k_step: int) -> Facts:
-    """The facts, and those about the slice with a number."""
+    """The facts, extended by those about slice ``rank``; see ``with_slices``."""
     first, total = slice_of(rank, count)
     end, most = first + named(TILES), ceil_div(MAX_EXTENT, k_step)
     bounds: Bounds = {("all_tiles",): (count, most), ("first_tile",): (0, most)}
     bounds |= {(name,): (0, count - 1) for name in ("first_rest", "end_rest")}
-    out = facts.also(bounds, total - end, total - count, most - total)
+    extended = facts.also(bounds, total - end, total - count, most - total)
     if rank:
-        out.quotients.append(Quotient(total * rank, count, first, named("first_rest")))
+        extended.quotients.append(Quotient(total * rank, count, first, named("first_rest")))
     if rank < count - 1:
-        out.quotients.append(Quotient(total * (rank + 1), count, end, named("end_rest")))
-    return out
+        extended.quotients.append(Quotient(total * (rank + 1), count, end, named("end_rest")))
+    return extended

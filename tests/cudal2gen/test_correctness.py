@@ -130,7 +130,7 @@ def test_a_large_fp16_product_is_bounded_by_rows(monkeypatch: pytest.MonkeyPatch
         some = slice(start, start + 16)
         d = (d + a[:, some].astype(np.float32) @ b[:, some].astype(np.float32).T).astype(np.float16).astype(np.float32)
     half, order = d.astype(np.float16), small().k_order(256)
-    monkeypatch.setattr(correctness, "SAMPLED", 64 * 64 * 64)
+    monkeypatch.setattr(correctness, "MAX_FULL_BOUND", 64 * 64 * 64)
     monkeypatch.setattr(correctness, "CHUNK", 64 * 10)
     right = compare("f16", "normal", a, b, half, order)
     assert right.compared == "error bound of the accumulator in 16 rows, twice its largest in all"

@@ -279,7 +279,7 @@ def test_tensors_are_compared_as_arrays_and_a_part_as_the_whole(
             assert (other.wrong, other.first, other.compared) == (first.wrong, first.first, first.compared)
             bounds = [(each.max_error, each.allowed or 0.0) for each in (other, first)]
             assert bounds[0] == pytest.approx(bounds[1], rel=1e-6)
-        monkeypatch.setattr(fused, "SAMPLED", 24 * 40 * 4)
+        monkeypatch.setattr(fused, "MAX_FULL_BOUND", 24 * 40 * 4)
         sampled = product.compare(d)
         assert sampled.wrong - first.wrong in (0, 1), "elements of compared rows count twice"
         assert ("in 6 rows" in sampled.compared) == (acc == "f16" and inputs == "normal")

@@ -81,11 +81,11 @@ def test_a_verdict_is_of_the_cubin_that_is_there(library: Path, tmp_path: Path) 
         machine_code=results.MachineCode.of(cubin),
     )  # fmt: skip
     stored = {(verdict.digest, verdict.on): verdict}
-    assert machine_code.known(artifact, stored) == verdict
+    assert machine_code.stored_verdict(artifact, stored) == verdict
     folder = tmp_path / artifact.digest
     folder.mkdir()
     (folder / "kernel.cubin").write_bytes(cubin[:-1] + bytes([cubin[-1] ^ 1]))
-    assert machine_code.known(compiler.Artifact(folder, artifact.ptxas), stored) is None
+    assert machine_code.stored_verdict(compiler.Artifact(folder, artifact.ptxas), stored) is None
 
 
 def test_machine_code_that_is_not_executed_has_no_verdict(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
