@@ -1,4 +1,4 @@
-"""Models the accesses of warps to tensor memory: tcgen05.ld, .st, .wait and .fence of the PTX ISA."""
+"""Executes and checks the accesses of warps to tensor memory: tcgen05.ld, .st, .wait and .fence of the PTX ISA."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class TensorAccesses:
         if lane not in (own, own + 32 - height):
             text = f"lane {lane} of tensor memory: warp {index} may touch lanes {own} to {own + 31} (of its index % 4)"
             self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
-            # Continue with its own lanes, in the same half: according to DeepGEMM, hardware ignores the other bits.
+            # Continue with the warp's own lanes, in the half that the address names. According to DeepGEMM, hardware
+            # ignores the other bits of the lane.
             lane = own + (32 - height if lane % 32 else 0)
         row, high = warp // self.batch.warps_per_cta, column + self._width(access)
         if high > COLUMNS or not self.allocation.owned[row, column:high].all():
@@ -164,7 +165,7 @@ class TensorAccesses:
         self.launch.tick += 1
         for warp in distinct(self.batch.lanes(m) >> 5).tolist():
             row, index = divmod(warp, self.batch.warps_per_cta)
-            tick = self.memory.released(row, index)
+            tick = self.memory.completed_before(row, index)
             self.clocks.learn(row, np.array([index]), self.clocks.access_column(row, index), tick)
 
     def fence_after(self, m: Mask) -> None:

@@ -53,11 +53,11 @@ class Allocation:
         self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
         self.owned: Array = np.zeros((batch.count, COLUMNS), bool)
         # Blocks of a row that its peer has deallocated, which frees them in both CTAs: (row, first column) -> columns.
-        self.withdrawn: dict[tuple[int, int], int] = {}
+        self.withdrawn_blocks: dict[tuple[int, int], int] = {}
         self.blocks: list[dict[int, ColumnBlock]] = [{} for _ in range(batch.count)]
         self.relinquished: Array = np.zeros(batch.count, bool)
         # Per row: the number of columns of the last alloc, which the next one may not exceed.
-        self.last: Array = np.full(batch.count, COLUMNS, np.int64)
+        self.last_sizes: Array = np.full(batch.count, COLUMNS, np.int64)
         self.group = 0
         self.requests: list[AllocationRequest] = []
 
@@ -94,7 +94,7 @@ class Allocation:
         too."""
         asleep = np.zeros(self.batch.size, bool)
         for row, lanes in self._warps(group, m, site):
-            count = self._count(row, columns, lanes, site)
+            count = self._checked_count(row, columns, lanes, site)
             request = AllocationRequest(row, lanes, address, count, group == 2, site)
             asleep[lanes] = True
             self.requests.append(request)
@@ -108,7 +108,7 @@ class Allocation:
         mask[lanes] = True
         return mask
 
-    def _count(self, row: int, columns: Array, lanes: Array, site: int) -> int:
+    def _checked_count(self, row: int, columns: Array, lanes: Array, site: int) -> int:
         """The number of columns that a warp requests; an illegal number is reported and corrected."""
         count = int(columns[lanes[0]])
         texts = []
@@ -117,13 +117,13 @@ class Allocation:
         if count not in (32, 64, 128, 256, 512):
             texts.append(f"tcgen05.alloc of {count} columns: a power of two from {MIN_COLUMNS} to {COLUMNS} is needed")
             count = min(max(MIN_COLUMNS, 1 << (max(count, 1) - 1).bit_length()), COLUMNS)
-        elif count > self.last[row]:
-            texts.append(f"tcgen05.alloc of {count} columns after one of {self.last[row]}: sizes may not grow")
+        elif count > self.last_sizes[row]:
+            texts.append(f"tcgen05.alloc of {count} columns after one of {self.last_sizes[row]}: sizes may not grow")
         if self.relinquished[row]:
             texts.append("tcgen05.alloc after tcgen05.relinquish_alloc_permit of this CTA")
         for text in texts:
             self.batch.report_lanes(RULE, text, site, lanes)
-        self.last[row] = count
+        self.last_sizes[row] = count
         return count
 
     def _serve(self) -> None:
@@ -142,7 +142,7 @@ class Allocation:
             if min(places) < 0:
                 continue
             for partner, at in zip(partners, places, strict=True):
-                self._give(partner, at)
+                self._grant(partner, at)
 
     def _find(self, request: AllocationRequest) -> int:
         """The first column of a free block of the size requested, -1 if there is none."""
@@ -152,7 +152,7 @@ class Allocation:
         starts = range(0, COLUMNS, request.columns)
         return next((at for at in starts if not owned[at : at + request.columns].any()), -1)
 
-    def _give(self, request: AllocationRequest, at: int) -> None:
+    def _grant(self, request: AllocationRequest, at: int) -> None:
         """Grant a request: store the first column, ``at``, in shared memory and wake the warp."""
         row, lanes = request.row, request.lanes
         self.owned[row, at : at + request.columns] = True
@@ -178,27 +178,27 @@ class Allocation:
                 if block is None:
                     continue
             elif self.memory.hazards:
-                self._check_over(group, row, at, count, lanes, site)
+                self._check_ended(group, row, at, count, lanes, site)
             self.owned[row, at : at + block.columns] = False
             del self.blocks[row][at]
-            self.withdrawn.pop((row, at), None)
+            self.withdrawn_blocks.pop((row, at), None)
             if group == 2 and at in self.blocks[self.peer(row)]:
-                self.withdrawn[self.peer(row), at] = block.columns
+                self.withdrawn_blocks[self.peer(row), at] = block.columns
         self._serve()
 
-    def _check_over(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
+    def _check_ended(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
         """Report columns whose accesses have not certainly ended; a pair's dealloc concerns both CTAs."""
         rows = {self.peer(row): "columns of the CTA's peer"} if group == 2 else {}
         rows[row] = "columns"
         for other, name in rows.items():
-            if not self.memory.is_over(other, at, at + count, int(lanes[0])):
+            if not self.memory.have_ended(other, at, at + count, int(lanes[0])):
                 text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it after their accesses"
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
     def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
         """Report an access to columns that the peer has deallocated, because nothing orders the two. (An access that
-        precedes the dealloc in this execution is reported by ``_check_over``.)"""
-        if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn.items()):
+        precedes the dealloc in this execution is reported by ``_check_ended``.)"""
+        if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn_blocks.items()):
             text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
             text += "nothing orders it after this access"
             self.batch.report_lane("tensor-memory-race", text, site, lane)

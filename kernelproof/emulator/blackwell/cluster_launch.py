@@ -20,21 +20,22 @@ from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
+# The fourth word of a response.
 CANCELLED, NOTHING = 0x434C4301, 0x434C4300
 RULE = "cluster-launch-control"
 NBYTES = 16
 
 
 class ClusterLaunches:
-    """The requests of a batch. ``refused``: clusters (by their first rows) that have read a response without a
+    """The requests of a batch. ``refused_clusters``: clusters (by their first rows) that have read a response without a
     cancelled cluster; another request of such a cluster is undefined."""
 
     def __init__(self, batch: BatchState, peers: Peers, shared: ClusterMemory, mbarriers: MBarriers) -> None:
         self.batch, self.launch = batch, batch.launch
         self.peers, self.shared, self.mbarriers = peers, shared, mbarriers
-        self.refused: set[int] = set()
+        self.refused_clusters: set[int] = set()
 
-    def _cluster(self, row: int) -> int:
+    def _first_row(self, row: int) -> int:
         """The first row of a row's cluster."""
         return row - int(self.batch.rank[row])
 
@@ -49,12 +50,12 @@ class ClusterLaunches:
                 text = f"a response at shared offset {offset}, which is no multiple of {NBYTES}"
                 self.batch.report_lane("shared-misaligned", text, site, lane, offset)
                 continue
-            if self._cluster(row) in self.refused:
+            if self._first_row(row) in self.refused_clusters:
                 text = "a request after one whose response says that nothing was cancelled"
                 self.batch.report_lane(RULE, text, site, lane)
             rows = [row]
             if multicast:
-                rows = [self._cluster(row) + rank for rank in range(self.batch.cluster_size)]
+                rows = [self._first_row(row) + rank for rank in range(self.batch.cluster_size)]
                 self._check_alive(rows, lane, site)
             response = self._response()
             for target in rows:
@@ -68,7 +69,7 @@ class ClusterLaunches:
             self.batch.report_lane(RULE, text, site, lane)
 
     def _response(self) -> Array:
-        """Cancel a cluster if one is pending; returns the 16 bytes of the response."""
+        """Cancel a cluster if one has not started; returns the 16 bytes of the response."""
         queue = self.launch.queue
         queue.requests += 1
         spurious = self.launch.options.adverse and queue.requests % 3 == 0
@@ -90,7 +91,7 @@ class ClusterLaunches:
             to = Elements(self.shared.chunks(row, np.array([offset])), offset, offset + NBYTES)
             if self.launch.options.hazards:
                 self.shared.check_reads_fenced(to, lane, row, site, "a response replaces")
-            self.mbarriers.fly(to, response, NBYTES, bar, lane, row, site)
+            self.mbarriers.start_copy(to, response, NBYTES, bar, lane, row, site)
 
     # --- responses ---
 
@@ -103,7 +104,7 @@ class ClusterLaunches:
         state = self._words(response)[:, 3]
         lanes = self.batch.lanes(m)
         for row in np.unique(self.batch.row_of[lanes[state[lanes] == NOTHING]]).tolist():
-            self.refused.add(self._cluster(row))
+            self.refused_clusters.add(self._first_row(row))
         return np.asarray(state == CANCELLED)
 
     def first_ctaid(self, response: Array, axis: int, m: Mask, site: int) -> Array:

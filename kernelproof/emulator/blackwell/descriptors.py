@@ -40,6 +40,8 @@ def is_tf32(bits: int) -> bool:
 def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
     """Decode an instruction descriptor for a cta_group. Returns the product (None if it cannot be executed) and the
     fault of the descriptor in words ("" if there is none)."""
+    # Bits 4 and 5: type of D. 7 to 9 and 10 to 12: types of A and B. 13 and 14: negate A and B. 15 and 16: A is
+    # M-major, B is N-major. 17 to 22: N / 8. 24 to 28: M / 16.
     kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     if kind_a is None or kind_b is None or acc is None:
@@ -55,9 +57,9 @@ def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
         return None, f"M {m}, N {n} with cta_group::{group}: {legal}"
     # Bits of sparsity, reserved bits and the maximum shift of weight-stationary products must be zero.
     reserved = bits & (1 << 2 | 1 << 3 | 1 << 6 | 1 << 23 | 1 << 29 | 3 << 30 | 3)
-    wrong = f"bits {reserved:#x}, which are zero for a dense product of kind::f16, are set" if reserved else ""
+    fault = f"bits {reserved:#x}, which are zero for a dense product of kind::f16, are set" if reserved else ""
     sign = -1.0 if (bits >> 13 ^ bits >> 14) & 1 else 1.0
-    return ProductShape(m, n, kind_a, kind_b, acc, sign, bool(bits >> 15 & 1), bool(bits >> 16 & 1)), wrong
+    return ProductShape(m, n, kind_a, kind_b, acc, sign, bool(bits >> 15 & 1), bool(bits >> 16 & 1)), fault
 
 
 @lru_cache(maxsize=4096)

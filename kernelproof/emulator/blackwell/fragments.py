@@ -30,6 +30,8 @@ class TensorFragment(NamedTuple):
 @lru_cache(maxsize=256)
 def fragment(shape: str, times: int, packed: bool, split: int = 0) -> TensorFragment:
     """The fragment of a shape, repeated ``.x{times}``. ``split``: columns between the halves of .16x32bx2."""
+    # Each branch has the lane and the column of register r of a thread, as a figure of the PTX ISA shows them. The
+    # terms 0 * r and 0 * thread only broadcast an array to the shape (registers, 32).
     thread = np.arange(32)[None, :]
     r = np.arange(SHAPES[shape][0] * times)[:, None]
     if shape == "32x32b":

@@ -24,26 +24,26 @@ Register = Array | LoadedRegister | Accumulator | None
 
 
 class PendingLoads:
-    """The loads of a batch, numbered from 1 on in every warp. ``begun``: per warp, its last load. ``waited``: per warp,
-    the last load that a tcgen05.wait::ld has covered."""
+    """The loads of a batch, numbered from 1 on in every warp. ``last_loads``: per warp, the number of its last load.
+    ``waited_loads``: per warp, the number of the last load that a tcgen05.wait::ld has covered."""
 
     def __init__(self, batch: BatchState) -> None:
         self.batch = batch
         self.hazards = batch.launch.options.hazards
         warps = batch.size // 32
-        self.begun: Array = np.zeros(warps, np.int64)
-        self.waited: Array = np.zeros(warps, np.int64)
+        self.last_loads: Array = np.zeros(warps, np.int64)
+        self.waited_loads: Array = np.zeros(warps, np.int64)
 
     def begin(self, warps: Array) -> Array:
         """Begin a load of some warps; returns its number for each of them, and 0 for the other warps."""
-        self.begun[warps] += 1
-        out = np.zeros(len(self.begun), np.int64)
-        out[warps] = self.begun[warps]
+        self.last_loads[warps] += 1
+        out = np.zeros(len(self.last_loads), np.int64)
+        out[warps] = self.last_loads[warps]
         return out
 
     def wait(self, warps: Array) -> None:
         """tcgen05.wait::ld by some warps."""
-        self.waited[warps] = self.begun[warps]
+        self.waited_loads[warps] = self.last_loads[warps]
 
     # --- registers in other instructions; the emitter writes calls of these methods into the kernel's function ---
 
@@ -60,7 +60,7 @@ class PendingLoads:
         """Report an access to a register whose load is pending. ``verb``: the access in words."""
         if not self.hazards or not isinstance(value, LoadedRegister):
             return
-        busy = value.load > self.waited
+        busy = value.load > self.waited_loads
         if busy.any():
             lanes = np.flatnonzero(np.repeat(busy, 32) & self.batch.running(m))
             if lanes.size:
@@ -75,12 +75,12 @@ class PendingLoads:
         if new is None:
             return old
         value = np.where(m, self.plain(new), self.plain(old))
-        load = np.zeros(len(self.begun), np.int64)
+        load = np.zeros(len(self.last_loads), np.int64)
         chosen = m.reshape(-1, 32).any(axis=1)
         for register, which in ((new, chosen), (old, ~chosen)):
             if isinstance(register, LoadedRegister):
                 load[which] = register.load[which]
-        return LoadedRegister(value, load) if (load > self.waited).any() else value
+        return LoadedRegister(value, load) if (load > self.waited_loads).any() else value
 
     def plain(self, value: Register) -> Array:
         """The content of a register (zeros before its first write), without the checks of ``read``."""

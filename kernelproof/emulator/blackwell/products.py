@@ -1,4 +1,4 @@
-"""Models tcgen05.mma of kind::f16, and tcgen05.commit (PTX ISA).
+"""Executes tcgen05.mma of kind::f16 and tcgen05.commit, and checks that their use of memory is ordered (PTX ISA).
 
 Values are computed when the product is issued. Sums are rounded once per instruction, like those of wgmma. The operands
 of a product in shared memory count as being read, and its accumulator as being written, until a thread has waited for
@@ -33,22 +33,23 @@ ENABLED = np.zeros(256, bool)
 class Operands(NamedTuple):
     """The operands of a tcgen05.mma, in arrays with one element per lane.
 
-    ``d``: the address of D in tensor memory. ``a``: the address of A in tensor memory (``inside``), or its descriptor.
-    ``b``, ``form``: the descriptors of B and of the instruction. ``disabled``: words with a bit for each lane of D that
-    remains unchanged (None: none does). ``keep``: the products are added to the old D, which is first multiplied by 2
-    to the power of ``-scale``. ``named``: the instruction has .kind::f16 (machine code does not name its kind).
+    ``group``: the cta_group. ``d``: the address of D in tensor memory. ``a``: the address of A in tensor memory
+    (``a_in_tensor_memory``), or its descriptor. ``b``, ``descriptor``: the descriptors of B and of the instruction.
+    ``disabled``: words with a bit for each lane of D that remains unchanged (None: none does). ``accumulates``: the
+    products are added to the old D, which is first multiplied by 2 to the power of ``-scale``. ``names_kind``: the
+    instruction has .kind::f16 (machine code does not name its kind).
     """
 
     group: int
-    inside: bool
+    a_in_tensor_memory: bool
     d: Array
     a: Array
     b: Array
-    form: Array
+    descriptor: Array
     disabled: tuple[Array, ...] | None
-    keep: Array
+    accumulates: Array
     scale: int
-    named: bool
+    names_kind: bool
 
 
 class AccumulatorPlace(NamedTuple):
@@ -71,10 +72,10 @@ class AccumulatorPlace(NamedTuple):
 class TensorProducts:
     """The tcgen05.mma of a batch.
 
-    ``open``: warp of the batch -> lane -> tick of the first product that the lane has issued since its last commit.
-    ``last``: warp -> tick and instruction of its last product. ``issuers``: lanes that have issued products. ``forms``:
-    shape and place of an accumulator -> a number for it. ``remote``: row -> column of the clocks -> (tick, instruction)
-    of the last asynchronous work on the row's memory by another CTA.
+    ``uncommitted``: warp of the batch -> lane -> tick of the first product that the lane has issued since its last
+    commit. ``last_products``: warp -> tick and instruction of its last product. ``issuers``: lanes that have issued
+    products. ``form_numbers``: shape and place of an accumulator -> a number for it. ``remote_work``: row -> column of
+    the clocks -> (tick, instruction) of the last asynchronous work on the row's memory by another CTA.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class TensorProducts:
         self.shared, self.mbarriers, self.memory, self.allocation = shared, mbarriers, memory, allocation
         self.shared_operands = SharedOperands(batch, clocks, shared)
         self.hazards = batch.launch.options.hazards
-        self.open: dict[int, dict[int, int]] = {}
+        self.uncommitted: dict[int, dict[int, int]] = {}
         self.issuers: set[int] = set()
-        self.forms: dict[tuple[object, ...], int] = {}
-        self.remote: dict[int, dict[int, tuple[int, int]]] = {}
-        self.last: dict[int, tuple[int, int]] = {}
+        self.form_numbers: dict[tuple[object, ...], int] = {}
+        self.remote_work: dict[int, dict[int, tuple[int, int]]] = {}
+        self.last_products: dict[int, tuple[int, int]] = {}
 
     # --- tcgen05.mma ---
 
@@ -105,11 +106,11 @@ class TensorProducts:
         if not lanes.size:
             return
         self.allocation.use_group(operands.group, lanes, site)
-        for lane in self._single(lanes, site, "tcgen05.mma"):
+        for lane in self._issuing_lanes(lanes, site, "tcgen05.mma"):
             self._issue(operands, lane, site)
         self.launch.version += 1
 
-    def _single(self, lanes: Array, site: int, name: str) -> list[int]:
+    def _issuing_lanes(self, lanes: Array, site: int, name: str) -> list[int]:
         """The first lane of each warp. Warps of which several lanes execute the instruction are reported."""
         warps, first = np.unique(lanes >> 5, return_index=True)
         if len(warps) < len(lanes):
@@ -120,10 +121,10 @@ class TensorProducts:
 
     def _issue(self, operands: Operands, lane: int, site: int) -> None:
         """Execute the product that a lane issues. Raises EmulatorError for kinds that are not modelled."""
-        form = int(operands.form[lane])
-        if not operands.named and is_tf32(form):
+        descriptor = int(operands.descriptor[lane])
+        if not operands.names_kind and is_tf32(descriptor):
             raise EmulatorError("tcgen05.mma of kind::tf32 is not modelled")
-        kind, wrong = product(form, operands.group)
+        kind, wrong = product(descriptor, operands.group)
         if wrong:
             self.batch.report_lane(RULE, f"instruction descriptor: {wrong}", site, lane)
         if kind is None:
@@ -140,28 +141,30 @@ class TensorProducts:
         factors = self._operands(operands, kind, rows, issuer, site)
         if factors is None:
             return
-        keep = bool(operands.keep[lane])
-        self._account(place, kind, issuer, keep, site)
-        self._accumulate(kind, place, *factors, keep, operands.scale, self._disabled(operands, lane))
+        accumulates = bool(operands.accumulates[lane])
+        self._tag_accumulator(place, kind, issuer, accumulates, site)
+        self._accumulate(kind, place, *factors, accumulates, operands.scale, self._disabled(operands, lane))
         self.issuers.add(lane)
-        self.open.setdefault(lane >> 5, {}).setdefault(lane, self.launch.tick)
-        self.last[lane >> 5] = self.launch.tick, site
+        self.uncommitted.setdefault(lane >> 5, {}).setdefault(lane, self.launch.tick)
+        self.last_products[lane >> 5] = self.launch.tick, site
         if self.launch.counters is not None:
             self.launch.counters.tcgen05 += 1
             self.launch.counters.tcgen05_flops += 2 * kind.m * kind.n * 16
 
-    def _account(self, place: AccumulatorPlace, kind: ProductShape, issuer: Issuer, keep: bool, site: int) -> None:
+    def _tag_accumulator(
+        self, place: AccumulatorPlace, kind: ProductShape, issuer: Issuer, accumulates: bool, site: int
+    ) -> None:
         """Check and tag the write of D."""
         shape = (place.column, place.lane, kind.m, kind.n, kind.acc)
-        form = self.forms.setdefault(shape, len(self.forms) + 1)
+        number = self.form_numbers.setdefault(shape, len(self.form_numbers) + 1)
         for row in place.rows:
-            self.memory.product_write(place.region(row), issuer, form, keep, site)
+            self.memory.product_write(place.region(row), issuer, number, accumulates, site)
 
     def _visit(self, row: int, issuer: Issuer, tick: int, site: int) -> None:
         """Check that another CTA has started, and record asynchronous work on its memory, which it must outlive."""
         if self.hazards:
             self.peers.visit(row, np.array([issuer.lane]), site, remember=False)
-            self.remote.setdefault(row, {})[issuer.column] = tick, site
+            self.remote_work.setdefault(row, {})[issuer.column] = tick, site
 
     # --- places in tensor memory ---
 
@@ -208,14 +211,18 @@ class TensorProducts:
         """The values of A of each CTA, shape (CTAs, rows of A, 16), and of B, shape (16, n); None, and a report, if
         they cannot be read."""
         a, b, height = int(operands.a[issuer.lane]), int(operands.b[issuer.lane]), kind.m // len(rows)
-        inside = self._left_inside(a, kind, height, rows, issuer, site) if operands.inside else None
-        shared = self.shared_operands.read(kind, None if operands.inside else a, b, rows, issuer, site)
+        if operands.a_in_tensor_memory:
+            from_tensor_memory = self._tensor_memory_a(a, kind, height, rows, issuer, site)
+            shared = self.shared_operands.read(kind, None, b, rows, issuer, site)
+        else:
+            from_tensor_memory = None
+            shared = self.shared_operands.read(kind, a, b, rows, issuer, site)
         if shared is None:
             return None
-        left, right = (inside if operands.inside else shared[0]), shared[1]
+        left, right = (from_tensor_memory if operands.a_in_tensor_memory else shared[0]), shared[1]
         return None if left is None else (left, right)
 
-    def _left_inside(
+    def _tensor_memory_a(
         self, address: int, kind: ProductShape, height: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> Array | None:
         """The values of A in tensor memory, shape (CTAs, height, 16); None, and a report, if it cannot lie there. A has
@@ -245,6 +252,7 @@ class TensorProducts:
             return ENABLED
         words = np.array([register[lane] for register in operands.disabled], np.uint32)
         out = np.zeros(256, bool)
+        # Bit i of word w belongs to lane 32 * w + i.
         bits = (words[:, None] >> np.arange(32, dtype=np.uint32) & 1).astype(bool).reshape(-1)
         out[: len(bits)] = bits
         return out
@@ -255,14 +263,14 @@ class TensorProducts:
         place: AccumulatorPlace,
         left: Array,
         right: Array,
-        keep: bool,
+        accumulates: bool,
         scale: int,
         disabled: Array,
     ) -> None:
         """Compute D of each CTA and write it to tensor memory."""
         count, height = left.shape[:2]
         view = self._view(place)
-        before = self._before(kind, view, height, scale) if keep else None
+        before = self._old_accumulator(kind, view, height, scale) if accumulates else None
         rounding = ROUNDINGS.get(self.launch.options.rounding)
         if kind.acc == "f32" and rounding is not None:
             total = np.zeros((count, height, kind.n), np.float32) if before is None else before
@@ -270,7 +278,7 @@ class TensorProducts:
         else:
             block = np.matmul(left, right)
             form = WgmmaForm(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
-            block = add_accumulators(form, -block if kind.sign < 0 else block, before, [keep] * count)
+            block = add_accumulators(form, -block if kind.sign < 0 else block, before, [accumulates] * count)
         words = self._words(block, view.shape)
         if disabled.any():
             lanes = disabled[: 128 * count].reshape(count, 4, 32)
@@ -278,7 +286,7 @@ class TensorProducts:
             words = np.where(lanes[..., None], view, words)
         view[...] = words
 
-    def _before(self, kind: ProductShape, view: Array, height: int, scale: int) -> Array:
+    def _old_accumulator(self, kind: ProductShape, view: Array, height: int, scale: int) -> Array:
         """The values of D before the product, times 2 to the power of ``-scale``, shape (CTAs, rows of D, n), in the
         accumulator's type."""
         count = len(view)
@@ -299,6 +307,7 @@ class TensorProducts:
             words = block.view(np.uint16).astype(np.uint32) | np.uint32(0xFFFF0000)
         else:
             words = block.view(np.uint32)
+        # The inverse of the exchange in ``_old_accumulator``.
         if block.shape[1] == 64 and shape[1] == 128:
             words = words.reshape(len(block), 64, 2, -1).transpose(0, 2, 1, 3)
         return words.reshape(shape)
@@ -316,10 +325,10 @@ class TensorProducts:
             for lane in issuing.tolist():
                 self._check_issuer(lane, site)
                 self.launch.tick += 1
-                clock, before = self._released(lane), self.launch.tick - 1
-                for target in self._targets(row, lane, ranks, site):
-                    self._arrive(target, offset, clock, before, lane, site)
-                self.open.get(lane >> 5, {}).pop(lane, None)
+                clock, last_tick = self._released_clock(lane), self.launch.tick - 1
+                for target in self._target_rows(row, lane, ranks, site):
+                    self._arrive(target, offset, clock, last_tick, lane, site)
+                self.uncommitted.get(lane >> 5, {}).pop(lane, None)
 
     def _column(self, lane: int) -> int:
         """The column of the clocks for the products of a lane's warp."""
@@ -328,7 +337,7 @@ class TensorProducts:
     def _check_issuer(self, lane: int, site: int) -> None:
         """Report a commit by a thread that has issued no products although others have: it does not cover theirs."""
         row = self.batch.row_of[lane]
-        others = [other for lanes in self.open.values() for other in lanes if self.batch.row_of[other] == row]
+        others = [other for lanes in self.uncommitted.values() for other in lanes if self.batch.row_of[other] == row]
         if lane not in self.issuers and others:
             text = (
                 "tcgen05.commit by a thread that has issued no tcgen05.mma: it does not wait for those of thread "
@@ -336,7 +345,7 @@ class TensorProducts:
             )
             self.batch.report_lane("tcgen05-issuer", text, site, lane)
 
-    def _targets(self, row: int, lane: int, ranks: Array | None, site: int) -> list[int]:
+    def _target_rows(self, row: int, lane: int, ranks: Array | None, site: int) -> list[int]:
         """The rows of the CTAs in which a lane's commit arrives. ``ranks``: a mask of ranks per lane; None: ``row``."""
         if ranks is None:
             return [row]
@@ -348,14 +357,14 @@ class TensorProducts:
         own = int(self.batch.row_of[lane])
         return [self.peers.row_of_rank(own, rank) for rank in chosen if rank not in beyond]
 
-    def _arrive(self, target: int, offset: int, clock: Array, before: int, lane: int, site: int) -> None:
-        """Arrive on the mbarrier of one CTA. ``before``: the tick before that of the commit."""
+    def _arrive(self, target: int, offset: int, clock: Array, last_tick: int, lane: int, site: int) -> None:
+        """Arrive on the mbarrier of one CTA. ``last_tick``: the tick before that of the commit."""
         row, warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         if target != row:
-            self._visit(target, Issuer(lane, row, warp, self._column(lane)), before, site)
+            self._visit(target, Issuer(lane, row, warp, self._column(lane)), last_tick, site)
         self.mbarriers.commit(target, offset, clock, np.array([lane]), site)
 
-    def _released(self, lane: int) -> Array:
+    def _released_clock(self, lane: int) -> Array:
         """The clock that the arrival of a commit releases. It includes the products of this thread, accesses that have
         ended for the thread, and its warp's completed accesses, as after a tcgen05.fence::before_thread_sync."""
         clocks = self.clocks
@@ -369,11 +378,11 @@ class TensorProducts:
         if not clocks.ended:
             clock[clocks.wgmma :] = present[clocks.wgmma :]
             clock[clocks.together : clocks.columns] = 0
-        others = [tick for other, tick in self.open.get(lane >> 5, {}).items() if other != lane]
+        others = [tick for other, tick in self.uncommitted.get(lane >> 5, {}).items() if other != lane]
         # All lanes of a warp share this column, so the tick must not cover products of other lanes that are not
         # committed.
         clocks.set(clock, column, min([self.launch.tick, *others]))
-        clocks.set(clock, clocks.access_column(row, warp), self.memory.released(row, warp))
+        clocks.set(clock, clocks.access_column(row, warp), self.memory.completed_before(row, warp))
         return clock
 
     # --- the end ---
@@ -382,12 +391,12 @@ class TensorProducts:
         """Report products that may still be in flight when a CTA ends: those of its threads, and those on its
         memory."""
         clock, clocks = self.clocks.of_cta(row), self.clocks
-        for warp, (tick, site) in self.last.items():
+        for warp, (tick, site) in self.last_products.items():
             owner, index = divmod(warp, self.batch.warps_per_cta)
             if owner == row and tick >= clock[clocks.product_column(row, index) + clocks.ended]:
                 text = "the CTA exits while tcgen05.mma may be under way: none of its threads has waited for a commit"
                 self.batch.report("in-flight", text, site, row, ())
-        for column, (tick, site) in self.remote.get(row, {}).items():
+        for column, (tick, site) in self.remote_work.get(row, {}).items():
             if tick >= clock[column + clocks.ended]:
                 text = "tcgen05.mma or commit of another CTA may use this CTA's memory after its exit"
                 self.batch.report("cluster", text, site, row, ())

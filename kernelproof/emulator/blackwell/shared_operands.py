@@ -31,10 +31,10 @@ class Part(NamedTuple):
 
 class ProductOperands(NamedTuple):
     """The places of a product's operands. ``parts``: those of A (none if A is in tensor memory), then those of B.
-    ``together``: all parts. ``left``: how many of the elements belong to A."""
+    ``combined``: all parts as one list. ``left``: how many of the elements belong to A."""
 
     parts: list[Part]
-    together: ProductPlaces
+    combined: ProductPlaces
     left: int
 
 
@@ -66,7 +66,7 @@ class SharedOperands:
             self.places[key] = places
         if self.hazards:
             self._tag(places, issuer, site)
-        raw, count = self.shared.views[16].take(places.together.at), len(rows)
+        raw, count = self.shared.views[16].take(places.combined.at), len(rows)
         left = None
         if a is not None:
             left_raw = raw[: places.left].reshape(count, -1)
@@ -89,13 +89,13 @@ class SharedOperands:
             return None
         parts = [part for parts in lists for part in parts]
         length = self.shared.async_reads.tags.shape[1]
-        together = ProductPlaces(
+        combined = ProductPlaces(
             np.concatenate([part.elements.at for part in parts]),
             np.concatenate([part.elements.at + part.reader * length for part in parts]),
             tuple((part.reader, part.elements.low, part.elements.high, part.row != issuer.row) for part in parts),
         )
         left = 0 if a is None else sum(len(part.elements.at) for part in lists[0])
-        return ProductOperands(parts, together, left)
+        return ProductOperands(parts, combined, left)
 
     def _parts(
         self, name: str, bits: int, height: int, along: bool, rows: tuple[int, ...], issuer: Issuer, site: int
@@ -119,7 +119,7 @@ class SharedOperands:
 
     def _tag(self, places: ProductOperands, issuer: Issuer, site: int) -> None:
         """Check and tag the reads of operands."""
-        written = self.shared.product_reads(places.together, issuer.lane, issuer.column)
+        written = self.shared.product_reads(places.combined, issuer.lane, issuer.column)
         if written is not None:
             self._check_fence(*written, issuer, site)
             return
@@ -132,7 +132,7 @@ class SharedOperands:
         """Report an operand that was written before the issuer's last synchronisation, but not before its last
         tcgen05.fence::after_thread_sync. ``column``, ``tick``: the writer's column of the clocks, and when it wrote."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
-        if column in (own, -1) or tick < self.clocks.fenced_of(issuer.lane)[column]:
+        if column in (own, -1) or tick < self.clocks.fence_clock_of(issuer.lane)[column]:
             return
         if tick < self.clocks.of_lane(issuer.lane)[column]:
             text = "tcgen05.mma reads an operand: no tcgen05.fence::after_thread_sync follows the wait that shows it"

@@ -1,4 +1,4 @@
-"""Vector clocks for tensor memory: in addition to its clock, each warp has a copy from its last tcgen05 fence."""
+"""Orders accesses to tensor memory by vector clocks: each warp has one, and a copy from its last tcgen05 fence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ class TensorClocks(ClusterClocks):
     is for the warp's tcgen05.ld and .st; a clock gets its ticks from a tcgen05.fence::before_thread_sync that follows
     their completion.
 
-    ``fenced``, shape (row, warp, column): the clock of a warp at its last tcgen05.fence::after_thread_sync. ``alone``:
-    lane -> the same for lanes that have executed the fence without the rest of their warp. Invariant: fenced <= ticks.
+    ``fence_clocks``, shape (row, warp, column): the clock of a warp at its last tcgen05.fence::after_thread_sync.
+    ``lane_fence_clocks``: lane -> its clock at the last such fence that it executed without the rest of its warp.
+    Invariant: fence_clocks <= ticks.
     """
 
     def __init__(self, batch: BatchState) -> None:
         super().__init__(batch)
-        self.fenced: Array = np.zeros_like(self.ticks)
-        self.alone: dict[int, Array] = {}
+        self.fence_clocks: Array = np.zeros_like(self.ticks)
+        self.lane_fence_clocks: dict[int, Array] = {}
 
-    def _products(self) -> int:
+    def _product_columns(self) -> int:
         return 2 * self.warps
 
     def agent(self, group: int) -> str:
@@ -58,14 +59,14 @@ class TensorClocks(ClusterClocks):
             members = lanes[lanes >> 5 == warp]
             # If all lanes that have not exited execute the fence together, it counts for the warp.
             if counts[warp] >= alive[warp]:
-                np.maximum(self.fenced[row, index], self.knowledge(members), out=self.fenced[row, index])
+                np.maximum(self.fence_clocks[row, index], self.knowledge(members), out=self.fence_clocks[row, index])
                 continue
             for lane in members.tolist():
-                self.alone[lane] = self.of_lane(lane).copy()
+                self.lane_fence_clocks[lane] = self.of_lane(lane).copy()
 
-    def fenced_of(self, lane: int) -> Array:
+    def fence_clock_of(self, lane: int) -> Array:
         """The clock of one lane at its last fence; do not change it."""
         batch = self.batch
-        common: Array = self.fenced[batch.row_of[lane], batch.warp[lane]]
-        own = self.alone.get(lane)
+        common: Array = self.fence_clocks[batch.row_of[lane], batch.warp[lane]]
+        own = self.lane_fence_clocks.get(lane)
         return common if own is None else np.maximum(common, own)

@@ -53,7 +53,7 @@ class Issuer(NamedTuple):
     column: int
 
 
-class Prior(NamedTuple):
+class PriorAccesses(NamedTuple):
     """The last earlier accesses to the cells of a region, in arrays with one element per cell: their ticks (0: no
     access), their columns of the clocks, and their instructions. ``kind``: LOAD for reads, STORE for writes."""
 
@@ -68,9 +68,10 @@ class TensorMemory:
 
     Each cell (a column of 16 lanes) has tags: tick, column of the clocks and instruction of the last write, of the last
     read by a tcgen05.mma, and of the last tcgen05.ld by each warp that may touch it. A tick of 0 means that there was
-    no such access. ``forms``: the number of shape and accumulator of the product that wrote the cell. Since warp w may
-    touch lanes from 32 * (w % 4) on, one of the warps 4 * slot to 4 * slot + 3 may touch a cell, and loads are kept per
-    slot.
+    no such access. ``forms``: a number for the shape and accumulator of the product that wrote the cell.
+
+    Warp w may touch only the 32 lanes from 32 * (w % 4) on. So of the warps 4 * slot to 4 * slot + 3, exactly one may
+    touch a given cell, and it is enough to keep the last load per slot.
     """
 
     def __init__(self, batch: BatchState, clocks: TensorClocks) -> None:
@@ -90,9 +91,10 @@ class TensorMemory:
         # Per row: the number of accesses, not counting products that repeat the last one; and that last product.
         self.changes: Array = np.zeros(batch.count, np.int64)
         self.last_product: dict[int, tuple[Region, int, int, int]] = {}
-        # (row, warp, kind): the tick of its last wait, and of its first access since then (0: none).
-        self.waited: Array = np.zeros((batch.count, batch.warps_per_cta, 2), np.int64)
-        self.pending: Array = np.zeros_like(self.waited)
+        # Shape (row, warp, kind): the tick of the warp's last wait for this kind of access, and the tick of its first
+        # such access since then (0: none).
+        self.wait_ticks: Array = np.zeros((batch.count, batch.warps_per_cta, 2), np.int64)
+        self.pending_ticks: Array = np.zeros_like(self.wait_ticks)
 
     def clear(self, row: int, low: int, high: int) -> None:
         """Make columns undefined and forget accesses to them, because they have been allocated anew."""
@@ -105,12 +107,12 @@ class TensorMemory:
 
     def wait(self, row: int, warp: int, kind: int) -> None:
         """tcgen05.wait::ld or ::st by a warp; the caller has advanced the tick."""
-        self.waited[row, warp, kind] = self.launch.tick
-        self.pending[row, warp, kind] = 0
+        self.wait_ticks[row, warp, kind] = self.launch.tick
+        self.pending_ticks[row, warp, kind] = 0
 
-    def released(self, row: int, warp: int) -> int:
+    def completed_before(self, row: int, warp: int) -> int:
         """The tick before which a warp's accesses are complete; the caller has advanced the tick."""
-        pending = self.pending[row, warp]
+        pending = self.pending_ticks[row, warp]
         return int(min(pending[pending > 0], default=self.launch.tick))
 
     # --- accesses of warps ---
@@ -139,8 +141,8 @@ class TensorMemory:
     def _begin(self, row: int, warp: int, kind: int) -> None:
         """Note that a warp's access is pending until its next wait."""
         self.changes[row] += 1
-        if not self.pending[row, warp, kind]:
-            self.pending[row, warp, kind] = self.launch.tick
+        if not self.pending_ticks[row, warp, kind]:
+            self.pending_ticks[row, warp, kind] = self.launch.tick
 
     def _lane(self, row: int, warp: int) -> int:
         """The first lane of a warp in the batch."""
@@ -148,9 +150,9 @@ class TensorMemory:
 
     # --- accesses of products ---
 
-    def product_write(self, region: Region, issuer: Issuer, form: int, keeps: bool, site: int) -> None:
-        """Check and tag the write of a tcgen05.mma to its accumulator. ``form``: see ``forms``. ``keeps``: the products
-        are added to its content."""
+    def product_write(self, region: Region, issuer: Issuer, form: int, accumulates: bool, site: int) -> None:
+        """Check and tag the write of a tcgen05.mma to its accumulator. ``form``: see ``forms``. ``accumulates``: the
+        products are added to the accumulator's content."""
         if not self.hazards:
             return
         row = region.row
@@ -159,7 +161,7 @@ class TensorMemory:
         if self.last_product.get(row) == key:
             self.write_ticks[region.cells] = self.launch.tick
             return
-        if keeps:
+        if accumulates:
             self._check_written(region, issuer.lane, site)
         writes = self._writes(region)
         same = (writes.columns == issuer.column) & (self.forms[region.cells] == form)
@@ -197,16 +199,16 @@ class TensorMemory:
             text = f"reads column {region.low + column} of lanes {first} to {first + 15}, which nobody has written"
             self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
 
-    def _writes(self, region: Region) -> Prior:
+    def _writes(self, region: Region) -> PriorAccesses:
         """The last writes of a region."""
         cells = region.cells
-        return Prior(self.write_ticks[cells], self.writers[cells], self.write_sites[cells], STORE)
+        return PriorAccesses(self.write_ticks[cells], self.writers[cells], self.write_sites[cells], STORE)
 
-    def _reads(self, region: Region) -> Iterator[Prior]:
+    def _reads(self, region: Region) -> Iterator[PriorAccesses]:
         """The last reads of a region: by tcgen05.mma, and by each of the warps that may touch its lanes."""
         cells, row = region.cells, region.row
         if self.read_ticks[cells].any():
-            yield Prior(self.read_ticks[cells], self.readers[cells], self.read_sites[cells], LOAD)
+            yield PriorAccesses(self.read_ticks[cells], self.readers[cells], self.read_sites[cells], LOAD)
         groups = np.arange(GROUPS)[region.groups]
         for slot in range(self.slots):
             ticks = self.load_ticks[row, slot][cells[1:]]
@@ -215,40 +217,42 @@ class TensorMemory:
                 warps = np.minimum(4 * slot + groups // 2, self.batch.warps_per_cta - 1)
                 columns = self.clocks.access_column(row, 0) + warps
                 sites = self.load_sites[row, slot][cells[1:]]
-                yield Prior(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
+                yield PriorAccesses(ticks, np.broadcast_to(columns[:, None], ticks.shape), sites, LOAD)
 
-    def _check_access(self, region: Region, prior: Prior, warp: int, site: int, verb: str, earlier: str) -> None:
-        """Check an access of a warp against earlier ones. After accesses of the same warp, its wait is needed; after
-        other accesses, a fence that follows the synchronisation which orders them. ``verb``, ``earlier``: words for
-        both accesses in reports."""
+    def _check_access(
+        self, region: Region, prior: PriorAccesses, warp: int, site: int, verb: str, earlier: str
+    ) -> None:
+        """Check an access of a warp against earlier ones. After an access of the same warp, a wait of the warp is
+        needed. After other accesses, a fence is needed that follows the synchronisation which orders them. ``verb``,
+        ``earlier``: words for the access and for the earlier ones in reports."""
         clocks, row = self.clocks, region.row
         own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
         lane = self._lane(row, warp)
         if own.any() and (verb, earlier) != ("reads", "reads"):
-            bad = own & (prior.ticks >= self.waited[row, warp, prior.kind])
+            bad = own & (prior.ticks >= self.wait_ticks[row, warp, prior.kind])
             if bad.any():
                 name = ("ld", "st")[prior.kind]
                 why = f"no tcgen05.wait::{name} follows it"
                 self._report(region, prior, bad, lane, site, f"{verb} what this warp's tcgen05.{name} {earlier}: {why}")
-        self._check(region, prior, ~own, clocks.fenced[row, warp], clocks.ticks[row, warp], lane, site, verb)
+        self._check(region, prior, ~own, clocks.fence_clocks[row, warp], clocks.ticks[row, warp], lane, site, verb)
 
-    def _check_product(self, region: Region, prior: Prior, issuer: Issuer, site: int, verb: str) -> None:
-        """Check an access of a tcgen05.mma against earlier ones; the rules are those of ``_check_access``."""
+    def _check_product(self, region: Region, prior: PriorAccesses, issuer: Issuer, site: int, verb: str) -> None:
+        """Check an access of a tcgen05.mma against earlier ones, by the rules of ``_check_access``."""
         clocks = self.clocks
         own = prior.columns == clocks.access_column(issuer.row, issuer.warp)
         if own.any():
-            bad = own & (prior.ticks > 0) & (prior.ticks >= self.waited[issuer.row, issuer.warp, prior.kind])
+            bad = own & (prior.ticks > 0) & (prior.ticks >= self.wait_ticks[issuer.row, issuer.warp, prior.kind])
             if bad.any():
                 name = ("ld", "st")[prior.kind]
                 text = f"tcgen05.mma {verb} what its warp's tcgen05.{name} touches: no tcgen05.wait::{name} follows it"
                 self._report(region, prior, bad, issuer.lane, site, text)
-        fenced, present = clocks.fenced_of(issuer.lane), clocks.of_lane(issuer.lane)
+        fenced, present = clocks.fence_clock_of(issuer.lane), clocks.of_lane(issuer.lane)
         self._check(region, prior, ~own, fenced, present, issuer.lane, site, f"tcgen05.mma {verb}")
 
     def _check(
         self,
         region: Region,
-        prior: Prior,
+        prior: PriorAccesses,
         foreign: Array,
         fenced: Array,
         present: Array,
@@ -287,18 +291,18 @@ class TensorMemory:
         # The warp's ordinary column tells whether the thread has synchronised with the warp after its wait; then only
         # the fence of tcgen05 is missing.
         plain = rank * self.clocks.warps + warp
-        if tick < present[plain + ended] and tick < self.waited[self._row(row, rank), warp, kind]:
+        if tick < present[plain + ended] and tick < self.wait_ticks[self._row_of_rank(row, rank), warp, kind]:
             return True, "no tcgen05.fence::before_thread_sync comes before the synchronisation between"
         return False, f"nothing orders it after that one's tcgen05.wait::{('ld', 'st')[kind]}"
 
-    def _row(self, row: int, rank: int) -> int:
+    def _row_of_rank(self, row: int, rank: int) -> int:
         """The row of the CTA with a rank in the cluster of CTA ``row``."""
         return row - int(self.batch.rank[row]) + rank
 
     def _report(
         self,
         region: Region,
-        prior: Prior,
+        prior: PriorAccesses,
         bad: Array,
         lane: int,
         site: int,
@@ -309,13 +313,13 @@ class TensorMemory:
         first = tuple(np.argwhere(bad)[0])
         clocks = self.clocks
         rank, index = divmod(int(prior.columns[first]) - clocks.wgmma, clocks.groups)
-        row = self._row(region.row, rank)
+        row = self._row_of_rank(region.row, rank)
         other = Participant(
             self.launch.site(int(prior.sites[first])), self.batch.cta_index(row), agent=clocks.agent(index)
         )
         self.batch.report_lane(kind, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
 
-    def is_over(self, row: int, low: int, high: int, lane: int) -> bool:
+    def have_ended(self, row: int, low: int, high: int, lane: int) -> bool:
         """Have all accesses to the columns ended according to a lane's clock?"""
         present, clocks = self.clocks.of_lane(lane), self.clocks
         region = Region(row, slice(0, GROUPS), low, high)
@@ -324,7 +328,7 @@ class TensorMemory:
             for column, tick in {(int(c), int(t)) for c, t in zip(prior.columns[late], prior.ticks[late], strict=True)}:
                 is_product = bool(clocks.is_product(np.array(column)))
                 own = column == clocks.access_column(int(self.batch.row_of[lane]), int(self.batch.warp[lane]))
-                if own and tick < self.waited[row, self.batch.warp[lane], prior.kind]:
+                if own and tick < self.wait_ticks[row, self.batch.warp[lane], prior.kind]:
                     continue
                 if not self._missing_order(row, column, tick, present, clocks.ended, is_product, prior.kind)[0]:
                     return False

@@ -1,4 +1,4 @@
-"""Models st.async of the PTX ISA: stores to the shared memory of a cluster whose completion an mbarrier signals."""
+"""Executes st.async of the PTX ISA: stores to the shared memory of a cluster, whose completion an mbarrier signals."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 class Places(NamedTuple):
     """The destinations of stores, in arrays with one element per storing lane: the row of the CTA, the byte offset in
-    its shared memory, the byte offset of the mbarrier, and (``together``) whether the mbarrier lies in the same CTA."""
+    its shared memory, the byte offset of the mbarrier, and (``in_one_cta``) whether the mbarrier lies in the same CTA
+    as the destination."""
 
     lanes: Array
     rows: Array
     offsets: Array
     bar_offsets: Array
-    together: Array
+    in_one_cta: Array
 
     def select(self, chosen: Array) -> Places:
         """The destinations of some lanes: ``chosen`` has their indices, or a bool per lane."""
@@ -57,7 +58,7 @@ class AsyncStores:
         lanes, row = places.lanes, int(places.rows[0])
         low, high = int(places.offsets.min()), int(places.offsets.max()) + width
         bar = self.mbarriers.bars.get((row, int(places.bar_offsets[0])))
-        if bar is None or not places.together.all() or low < 0 or high > self.shared.size:
+        if bar is None or not places.in_one_cta.all() or low < 0 or high > self.shared.size:
             return False
         if (places.offsets % width).any() or np.unique(places.offsets).size < len(lanes):
             return False
@@ -76,7 +77,7 @@ class AsyncStores:
     def _store_one(self, places: Places, value: Array, width: int, site: int) -> None:
         """Make the store of one lane with every check; a wrong one is reported."""
         lane, row, offset = int(places.lanes[0]), int(places.rows[0]), int(places.offsets[0])
-        if not places.together[0]:
+        if not places.in_one_cta[0]:
             text = "the mbarrier lies outside of the CTA that the store goes to"
             self.batch.report_lane("cluster", text, site, lane)
             return
@@ -97,4 +98,4 @@ class AsyncStores:
 
     def _write(self, to: Elements, data: Array, width: int, bar: MBarrier, site: int) -> None:
         self.shared.start_write(to.at, bar.column, site, width)
-        self.mbarriers.take_off(to.at, data, width, bar, site)
+        self.mbarriers.attach_copy(to.at, data, width, bar, site)

@@ -1,4 +1,4 @@
-"""Models bulk copies of the PTX ISA: cp.async.bulk, cp.async.bulk.tensor and cp.reduce.async.bulk.
+"""Executes and checks bulk copies of the PTX ISA: cp.async.bulk, cp.async.bulk.tensor and cp.reduce.async.bulk.
 
 A load reads its source when it is issued, and its data lands when the phase of its mbarrier has been waited for. A
 store writes when it is issued; its write counts as in flight, and its source as being read, until its group has been
@@ -67,8 +67,8 @@ class StoredBox(NamedTuple):
 class Bulk:
     """The bulk copies of a batch.
 
-    Three mappings have the stores in flight of each lane. ``open``: the ticks of stores that are in no group yet.
-    ``groups``: for each group that was committed and not waited for, the ticks of its stores, oldest group first.
+    Three mappings have the stores in flight of each lane. ``open_stores``: the ticks of stores that are in no group
+    yet. ``groups``: for each group that was committed and not waited for, the ticks of its stores, oldest group first.
     ``writes``: for each group, its writes to global memory; the last entry is for stores that are in no group yet.
     ``writes`` may be longer than ``groups``, because a wait with ``.read`` ends the reads of a group and not its
     writes.
@@ -90,7 +90,7 @@ class Bulk:
         self.hazards = batch.launch.options.hazards
         self.maps: dict[bytes, TensorMap | None] = {}
         self.swizzled: dict[tuple[int, int, int], Array] = {}
-        self.open: dict[int, list[int]] = {}
+        self.open_stores: dict[int, list[int]] = {}
         self.groups: dict[int, list[list[int]]] = {}
         self.writes: dict[int, list[list[GlobalAccess]]] = {}
         # The instruction of each lane's last store.
@@ -244,14 +244,14 @@ class Bulk:
                 if origin is not None:
                     self._deliver(self.shared.views[16][origin], to, 16, 16, lane, site, origin)
             else:
-                box = self._run(start, count, lane, site)
+                box = self._consecutive_box(start, count, lane, site)
                 if box is not None:
                     at = int(box.rows[0])
                     data = self.arena.views[16][at >> 4 : (at + count) >> 4].copy()
                     self._touch_global(box.rows, box, lane, site, write=False)
                     self._deliver(data, to, 16, 16, lane, site)
 
-    def _run(self, address: int, count: int, lane: int, site: int) -> Box | None:
+    def _consecutive_box(self, address: int, count: int, lane: int, site: int) -> Box | None:
         """Consecutive bytes of global memory as a box of one row; None, and a report, if they exceed their buffer."""
         at = address - self.arena.base
         buffer = self.arena.find(at)
@@ -347,7 +347,7 @@ class Bulk:
                 Elements(origin, begin, begin + data.size * 16), lane, own, reader, site, "a bulk copy", bar.column
             )
         to = Elements(self.shared.chunks(row, places), offset, offset + data.size * 16)
-        self.mbarriers.fly(to, data, 16, bar, lane, row, site)
+        self.mbarriers.start_copy(to, data, 16, bar, lane, row, site)
 
     # --- stores ---
 
@@ -361,7 +361,7 @@ class Bulk:
 
     def _open_store(self, lane: int, site: int) -> None:
         """Keep a store of a lane that is in no group yet."""
-        self.open.setdefault(lane, []).append(self.launch.tick)
+        self.open_stores.setdefault(lane, []).append(self.launch.tick)
         self.sites[lane] = site
 
     def store_tensor(
@@ -493,7 +493,7 @@ class Bulk:
             begin = int(source[lane]) - WINDOW_START
             row = int(self.batch.row_of[lane])
             data = self._read_shared(lane, Elements(places, begin, begin + count), row, site)
-            box = self._run(start, count, lane, site)
+            box = self._consecutive_box(start, count, lane, site)
             if box is not None:
                 self._touch_global(box.rows, box, lane, site, write=True)
                 self.launch.version += 1
@@ -504,7 +504,7 @@ class Bulk:
     def commit(self, m: Mask) -> None:
         """cp.async.bulk.commit_group: the stores of each lane become a group."""
         for lane in self._lanes(m):
-            ticks = self.open.pop(lane, None)
+            ticks = self.open_stores.pop(lane, None)
             if ticks is not None or lane in self.groups:
                 self.groups.setdefault(lane, []).append(ticks or [])
             if lane in self.writes:
@@ -530,7 +530,7 @@ class Bulk:
             unfinished = [
                 tick
                 for other in range(32 * warp, 32 * warp + 32)
-                for group in (*self.groups.get(other, ()), self.open.get(other, ()))
+                for group in (*self.groups.get(other, ()), self.open_stores.get(other, ()))
                 for tick in group
             ]
             row, index = divmod(warp, self.clocks.warps)
@@ -550,8 +550,8 @@ class Bulk:
     def exited(self, row: int) -> None:
         """Report a bulk store that may still read the shared memory of a CTA that has ended."""
         batch = self.batch
-        for lane in {*self.groups, *self.open}:
-            if int(batch.row_of[lane]) == row and (any(self.groups.get(lane, ())) or self.open.get(lane)):
+        for lane in {*self.groups, *self.open_stores}:
+            if int(batch.row_of[lane]) == row and (any(self.groups.get(lane, ())) or self.open_stores.get(lane)):
                 batch.report_lane(
                     "in-flight",
                     "the CTA exits while a bulk store may still read its shared memory "

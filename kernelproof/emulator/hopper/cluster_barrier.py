@@ -15,8 +15,8 @@ class ClusterBarrier:
     """The barrier of one cluster.
 
     ``generation`` counts completions. ``arrived``: a bool per thread of the cluster, whether it has arrived for the
-    next completion. ``clock``: the union of the clocks that these threads have released; ``done_clock``: the same for
-    the last generation.
+    next completion. ``clock``: the union of the clocks that these threads have released. ``done_clock``: that union at
+    the last completion.
     """
 
     __slots__ = ("arrived", "clock", "done_clock", "generation")
@@ -28,7 +28,7 @@ class ClusterBarrier:
         self.done_clock: Array | None = None
 
     def describe(self, row: int) -> str:  # noqa: ARG002
-        """The state in words."""
+        """The state in words, for reports of deadlocks."""
         return f"barrier.cluster, where {int(self.arrived.sum())} threads of the cluster have arrived"
 
 
@@ -79,7 +79,7 @@ class ClusterBarriers:
         alive = batch.alive[self._members(index)]
         if not cluster.arrived.any() or (alive & ~cluster.arrived).any():
             return
-        self.mbarriers.progress = True
+        self.mbarriers.has_changed = True
         self.launch.tick += 1
         cluster.generation += 1
         cluster.arrived[:] = False

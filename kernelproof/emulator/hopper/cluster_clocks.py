@@ -1,7 +1,8 @@
-"""Vector clocks of the warps of a cluster, over warps, asynchronous readers and mbarriers.
+"""Computes which accesses to a cluster's shared memory happen before others, by vector clocks of its warps.
 
-They implement the causality order of the PTX memory consistency model for the shared memory of a cluster. As in
-``warp_clocks``, time is the launch's tick, and there is a clock per warp, which has two entries for each warp.
+The clocks implement the causality order of the PTX memory consistency model. As in ``warp_clocks``, time is the
+launch's tick, and there is a clock per warp, which has two entries for each warp. It also has entries for asynchronous
+readers and mbarriers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ClusterClocks(WarpClocks):
         super().__init__(batch)
         self.cluster = batch.cluster_size
         self.warps = batch.warps_per_cta
-        self.groups = self._products()
+        self.groups = self._product_columns()
         # The first column of each kind.
         self.wgmma = self.cluster * self.warps
         self.bulk = self.wgmma + self.cluster * self.groups
@@ -73,7 +74,7 @@ class ClusterClocks(WarpClocks):
 
     # --- columns ---
 
-    def _products(self) -> int:
+    def _product_columns(self) -> int:
         """The number of columns per CTA for matrix products that read shared memory: one per warpgroup."""
         return -(-self.warps // 4)
 

@@ -1,5 +1,4 @@
-"""Decides which accesses to the shared memory of a cluster are ordered, by tags that name threads of any of its
-CTAs."""
+"""Decides which accesses to the shared memory of a cluster are ordered; their tags name threads of any of its CTAs."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ NARROW = "they are of different CTAs, and the synchronisation between is of CTA 
 
 
 @lru_cache(maxsize=64)
-def _column_table(warps: int, columns: int) -> Array:
+def _column_of_actor(warps: int, columns: int) -> Array:
     """A table, actor -> the column of the clocks by which its accesses are ordered."""
     actor = np.arange(1 << 16)
     thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
@@ -40,18 +39,20 @@ def _column_table(warps: int, columns: int) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _together_table(warps: int, columns: int, together: int) -> Array:
-    """The same table, but for a single thread it has the column that stands for all lanes of its warp."""
-    return np.asarray(_column_table(warps, columns) + together * (np.arange(1 << 16) < SEVERAL))
+def _joint_column_of_actor(warps: int, columns: int, together: int) -> Array:
+    """``_column_of_actor``, but for a single thread it has the column that stands for all lanes of its warp."""
+    return np.asarray(_column_of_actor(warps, columns) + together * (np.arange(1 << 16) < SEVERAL))
 
 
 class ClusterOrder(SharedMemory):
     """Shared memory of a batch of complete clusters, with the order of accesses to it.
 
-    Asynchronous accesses are of 16-byte elements. Their tags name a column of the clocks; such an access happens before
-    the next access of a warp whose clock has a later tick in that column. ``async_reads`` keeps the last asynchronous
-    read of every element by each warpgroup (wgmma) and each warp (bulk stores). A barrier orders threads but no
-    asynchronous work, so no tag can be dismissed as old: ``fresh`` is 0, and every access is checked.
+    Asynchronous accesses are of 16-byte elements. The tag of such an access names a column of the clocks. The access
+    happens before the next access of a warp if the warp's clock has a later tick in that column. ``async_reads`` keeps
+    the last asynchronous read of every element by each warpgroup (wgmma) and each warp (bulk stores).
+
+    A barrier orders threads but no asynchronous work. So no tag can be dismissed as old: ``fresh`` is 0, and every
+    access is checked.
     """
 
     TAG = np.uint64
@@ -61,8 +62,8 @@ class ClusterOrder(SharedMemory):
     def __init__(self, batch: BatchState, clocks: ClusterClocks, peers: Peers, size: int, granule: int) -> None:
         self.cluster_clocks, self.peers = clocks, peers
         super().__init__(batch, clocks, size, granule)
-        self.column_of = _column_table(clocks.warps, clocks.columns)
-        self.together_of = _together_table(clocks.warps, clocks.columns, clocks.together)
+        self.column_of = _column_of_actor(clocks.warps, clocks.columns)
+        self.together_of = _joint_column_of_actor(clocks.warps, clocks.columns, clocks.together)
         self.async_reads = AsyncReads(clocks.groups + clocks.warps, self.data.size >> 4)
 
     def _reader_columns(self) -> int:
@@ -85,9 +86,10 @@ class ClusterOrder(SharedMemory):
         ticks = ((tags & (self.IN_FLIGHT - 1)) >> self.BITS).astype(np.int64) - 1 + self.t0
         return actor, ticks, self.column_of[actor]
 
-    def _degree(self, actor: Array, column: Array, hazard: str) -> Array:
-        """The columns of the clock whose entries decide: those of ``visible`` or ``ended`` order. Data that is read, or
-        overwritten by threads, must be visible. After reads and bulk copies it is enough that they have ended."""
+    def _deciding_columns(self, actor: Array, column: Array, hazard: str) -> Array:
+        """The entries of the clock that decide whether an access is ordered: those for *visible* or for *ended*
+        accesses (see ``ClusterClocks``). A write must be visible before a read of its data; a thread's write also
+        before it is overwritten. Reads, and bulk copies that are overwritten, need only have ended."""
         if hazard == READ_AFTER_WRITE:
             return column
         ended = self.cluster_clocks.ended
@@ -96,7 +98,7 @@ class ClusterOrder(SharedMemory):
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:
         batch, clocks = self.batch, self.cluster_clocks
         actor, ticks, _ = self._split(tags)
-        column = self._degree(actor, self.together_of[actor], hazard)
+        column = self._deciding_columns(actor, self.together_of[actor], hazard)
         # An access is ordered if it is the lane's own, or if the clock of the lane's warp includes it. Clocks that only
         # some lanes have acquired, or released, are rare and take longer, so they are tried last.
         out: Array = actor == self.actor[lanes].astype(np.int64)
@@ -115,7 +117,7 @@ class ClusterOrder(SharedMemory):
         have acquired releases of some lanes of the threads' warps."""
         batch, clocks = self.batch, self.cluster_clocks
         actor, _, column = self._split(tags)
-        column = self._degree(actor, column, hazard)
+        column = self._deciding_columns(actor, column, hazard)
         rows = batch.row_of[lanes]
         until: Array = clocks.ticks[rows, batch.warp[lanes], column]
         for i in range(len(lanes)) if clocks.private else ():

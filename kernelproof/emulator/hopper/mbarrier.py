@@ -1,4 +1,4 @@
-"""Models the mbarriers of the PTX ISA: their phases, arrivals and transaction bytes, and the lanes that wait for them.
+"""Executes and checks instructions on mbarriers (PTX ISA): phases, arrivals, transaction bytes, and waiting lanes.
 
 An mbarrier also has the copies that complete on it: their data lands when the first lane has waited for the phase.
 """
@@ -39,7 +39,7 @@ class MBarrier:
     phase that was completed last.
 
     Data lands as late as the PTX ISA allows. ``flights`` are the copies of the current phase. When the phase completes
-    they become ``landing``, and they land when the first thread has waited for it. Invariants:
+    they become ``landings``, and they land when the first thread has waited for it. Invariants:
 
     - a lane that has not waited never reads data that has landed;
     - a phase completes only with pending == bytes == 0;
@@ -48,9 +48,9 @@ class MBarrier:
     """
 
     __slots__ = (
-        "bytes", "clocks", "column", "commits", "copy_site", "count", "done_clocks", "done_copies", "done_tick",
-        "fenced", "flights", "granules", "init_lane", "init_site", "init_tick", "landing", "offset", "pending", "phase",
-        "row", "trusted",
+        "bytes", "checked_warps", "clocks", "column", "commits", "copy_site", "count", "done_clocks", "done_tick",
+        "fenced", "flights", "granules", "had_copies", "init_lane", "init_site", "init_tick", "landings", "offset",
+        "pending", "phase", "row",
     )  # fmt: skip
 
     def __init__(self, row: int, offset: int, count: int, column: int, lane: int, tick: int, site: int) -> None:
@@ -67,12 +67,12 @@ class MBarrier:
         # Arrivals by asynchronous work in the current phase.
         self.commits = 0
         # Were copies, or such arrivals, part of the phase that was completed last?
-        self.done_copies = False
+        self.had_copies = False
         self.flights: list[Landing] = []
-        self.landing: list[Landing] = []
+        self.landings: list[Landing] = []
         # Warps for which the initialisation was checked, so that each is checked, and reported, once. -1 is the async
         # proxy.
-        self.trusted: set[int] = set()
+        self.checked_warps: set[int] = set()
         # The granules of shared memory that it occupies. ``init`` tags them UNWRITTEN, so any other tag there shows
         # that a store has overwritten the mbarrier.
         self.granules = slice(0)
@@ -118,12 +118,12 @@ class MBarriers:
         self.results: Array = np.zeros(batch.size, bool)
         self.timed_out: Array = np.zeros(batch.size, bool)
         # Instruction -> the lanes whose wait there has ended by the time limit.
-        self.limited: dict[int, Array] = {}
+        self.expired_lanes: dict[int, Array] = {}
         # Per lane: the scope of its last try_wait, and whether that acquires.
         self.orders: Array = np.zeros(batch.size, np.int64)
         # Has any mbarrier changed since waits last ended by their time limit? Without this flag, the lanes of a program
         # that polls in a loop would be woken for ever, and its deadlock would never be reported.
-        self.progress = True
+        self.has_changed = True
         scheduler.alarms.append(self._expire)
 
     # --- places ---
@@ -169,7 +169,7 @@ class MBarriers:
             some = np.flatnonzero(inverse == i)
             yield int(rows[some[0]]), int(offset[some[0]]), int(tokens[some[0]]), lanes[some]
 
-    def _each(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
+    def _named_barriers(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
         """Yield (mbarrier, lanes) for every mbarrier that the lanes name; missing ones are reported."""
         for row, offset, _, lanes in list(self.places(address, m, site)):
             bar = self.find(row, offset, lanes, site)
@@ -187,15 +187,15 @@ class MBarriers:
             return None
         if self.hazards:
             self._check_intact(bar, lanes, site)
-            if asynchronous and not bar.fenced and -1 not in bar.trusted:
-                bar.trusted.add(-1)
+            if asynchronous and not bar.fenced and -1 not in bar.checked_warps:
+                bar.checked_warps.add(-1)
                 text = f"a bulk copy completes on the mbarrier at shared offset {offset}, {UNFENCED}"
                 batch.report_lanes("mbarrier", text, site, lanes, offset)
             first, last = int(lanes[0]) >> 5, int(lanes[-1]) >> 5
-            if bar.trusted.issuperset(range(first, last + 1)):
+            if bar.checked_warps.issuperset(range(first, last + 1)):
                 return bar
             for warp in distinct(lanes >> 5):
-                if int(warp) not in bar.trusted:
+                if int(warp) not in bar.checked_warps:
                     self._check_visible(bar, int(lanes[lanes >> 5 == warp][0]), site)
         return bar
 
@@ -214,7 +214,7 @@ class MBarriers:
     def _check_visible(self, bar: MBarrier, lane: int, site: int) -> None:
         """Report an mbarrier whose initialisation does not happen before a lane's use; each warp is checked once."""
         batch, clocks = self.batch, self.clocks
-        bar.trusted.add(lane >> 5)
+        bar.checked_warps.add(lane >> 5)
         origin = int(batch.row_of[bar.init_lane])
         column = int(clocks.first[origin] + batch.warp[bar.init_lane])
         horizon = clocks.of_lane(lane)
@@ -259,7 +259,7 @@ class MBarriers:
 
     def invalidate(self, address: Array, m: Mask, site: int) -> None:
         """mbarrier.inval by the lanes of ``m``."""
-        for bar, _ in self._each(address, m, site):
+        for bar, _ in self._named_barriers(address, m, site):
             del self.bars[(bar.row, bar.offset)]
 
     def fence_init(self, m: Mask) -> None:
@@ -367,9 +367,9 @@ class MBarriers:
     def copies_arrive(self, address: Array, noinc: bool, m: Mask, site: int) -> None:
         """cp.async.mbarrier.arrive: the lanes' earlier cp.async copies land with the phase, and each lane arrives once
         for them. Without ``noinc`` the phase expects this arrival in addition to its count."""
-        for bar, lanes in self._each(address, m, site):
+        for bar, lanes in self._named_barriers(address, m, site):
             for copy in self.copies.take(lanes):
-                bar.flights.append(self.landing(copy.to.at, copy.data, copy.to.width, bar))
+                bar.flights.append(self._landing_of(copy.to.at, copy.data, copy.to.width, bar))
                 bar.copy_site = site
             if not noinc:
                 bar.pending += len(lanes)
@@ -377,13 +377,13 @@ class MBarriers:
             mask[lanes] = True
             self.arrive(address, 1, None, mask, site)
 
-    def landing(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
+    def _landing_of(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
         """A function that stores a copy's data, to be called when the mbarrier's phase has been waited for."""
         return lambda tick: self.shared.land(at, data, bar.column, tick, width)
 
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
         """mbarrier.expect_tx by the lanes of ``m``."""
-        for bar, lanes in self._each(address, m, site):
+        for bar, lanes in self._named_barriers(address, m, site):
             self._add_bytes(bar, int(expected[lanes].astype(np.int64).sum()), lanes, site)
 
     def _add_bytes(self, bar: MBarrier, nbytes: int, lanes: Array, site: int) -> None:
@@ -398,21 +398,21 @@ class MBarriers:
 
     def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:
         """mbarrier.complete_tx by the lanes of ``m``."""
-        for bar, lanes in self._each(address, m, site):
+        for bar, lanes in self._named_barriers(address, m, site):
             bar.bytes -= int(done[lanes].astype(np.int64).sum())
             self._settle(bar)
 
-    def fly(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
+    def start_copy(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
         """Start a copy of ``data`` to elements of ``width`` bytes of a row's shared memory, which completes on the
         mbarrier."""
         self.shared.check_async_write(to, lane, row, site, width)
         self.shared.start_write(to.at, bar.column, site, width)
-        self.take_off(to.at, data, width, bar, site)
+        self.attach_copy(to.at, data, width, bar, site)
 
-    def take_off(self, at: Array, data: Array, width: int, bar: MBarrier, site: int) -> None:
+    def attach_copy(self, at: Array, data: Array, width: int, bar: MBarrier, site: int) -> None:
         """Let data that a copy has begun to write (``ClusterMemory.start_write``) complete on the mbarrier. Its bytes
         count as arrived now; the data lands when the first thread has waited for the phase."""
-        bar.flights.append(self.landing(at, data, width, bar))
+        bar.flights.append(self._landing_of(at, data, width, bar))
         bar.copy_site = site
         bar.bytes -= data.size * width
         self._settle(bar)
@@ -421,7 +421,7 @@ class MBarriers:
 
     def _settle(self, bar: MBarrier) -> None:
         """If no arrivals and no bytes are missing, complete the phase and wake the lanes that wait for it."""
-        self.progress = True
+        self.has_changed = True
         if bar.pending or bar.bytes:
             return
         self.launch.tick += 1
@@ -430,10 +430,10 @@ class MBarriers:
         clock = self.clocks.empty() if clock is None else clock.copy()
         self.clocks.set(clock, bar.column, bar.done_tick)
         bar.done_clocks, bar.clocks = bar.clocks | {Scope.CTA: clock}, {}
-        # ``landing`` may still have copies of an earlier phase, for which no lane has waited. They remain before the
+        # ``landings`` may still have copies of an earlier phase, for which no lane has waited. They remain before the
         # new ones, so that data lands in the order of phases.
-        bar.done_copies, bar.commits = bool(bar.flights or bar.commits), 0
-        bar.landing += bar.flights
+        bar.had_copies, bar.commits = bool(bar.flights or bar.commits), 0
+        bar.landings += bar.flights
         bar.flights = []
         bar.phase += 1
         bar.pending = bar.count
@@ -458,8 +458,8 @@ class MBarriers:
         """Handle lanes whose wait has found the last phase complete: its data lands, and the lanes acquire the clocks
         that its arrivals released at the scope of the wait or a narrower one. After a relaxed wait the released
         accesses have only ended for the lanes; they become visible at the lanes' next fence."""
-        landing, bar.landing = bar.landing, []
-        for land in landing:
+        landings, bar.landings = bar.landings, []
+        for land in landings:
             land(bar.done_tick)
         if not self.hazards:
             return
@@ -475,9 +475,9 @@ class MBarriers:
     def try_wait(self, address: Array, token: Array, parity: bool, order: int, m: Mask, resume: int, site: int) -> Step:
         """mbarrier.try_wait: lanes whose phase is not complete sleep. ``order``: the scope, and whether it acquires.
 
-        Lanes that wait at this instruction for the first time (in adverse order: every time) get the first answer that
-        the phase is not complete. Hardware may give this answer even for a complete phase, unless its completion
-        happens before the wait.
+        A lane's first wait at this instruction (in adverse order: every wait, but never two in a row) ends by the time
+        limit: the lane is told that the phase is not complete. Hardware may do so even if the phase is complete, unless
+        its completion happens before the wait.
         """
         batch = self.batch
         self.orders[batch.lanes(m)] = order
@@ -513,19 +513,19 @@ class MBarriers:
         return self.scheduler.pick()
 
     def _expire_early(self, bar: MBarrier, complete: bool, lanes: Array, site: int) -> Array:
-        """End the wait of lanes by its time limit, unless the phase's completion happens before it, and never twice in
-        a row. Returns the lanes whose wait continues."""
-        limited = self.limited.setdefault(site, np.zeros(self.batch.size, bool))
-        due = self.launch.options.adverse or not limited[lanes].all()
+        """End the wait of lanes by its time limit, unless the phase's completion happens before the wait, and never
+        twice in a row. Returns the lanes whose wait continues."""
+        expired = self.expired_lanes.setdefault(site, np.zeros(self.batch.size, bool))
+        due = self.launch.options.adverse or not expired[lanes].all()
         if not due or self.timed_out[lanes].all():
             return lanes
-        informed = self._know_complete(bar, lanes) if complete else np.zeros(len(lanes), bool)
+        informed = self._completion_is_known(bar, lanes) if complete else np.zeros(len(lanes), bool)
         ended = lanes[~informed]
         self.results[ended] = False
-        self.timed_out[ended] = limited[ended] = True
+        self.timed_out[ended] = expired[ended] = True
         return lanes[informed]
 
-    def _know_complete(self, bar: MBarrier, lanes: Array) -> Array:
+    def _completion_is_known(self, bar: MBarrier, lanes: Array) -> Array:
         """Per lane: does the completion of the last phase certainly happen before its wait? That is so if the lane's
         clock includes the completion, or if it includes all arrivals of the phase, which had no asynchronous work."""
         if not self.hazards or bar.phase == 0:
@@ -539,7 +539,7 @@ class MBarriers:
             horizon = clocks.of_lane(lane)
             unknown = arrived > horizon[clocks.ended :][: clocks.wgmma]
             unknown[int(clocks.first[batch.row_of[lane]] + batch.warp[lane])] = False
-            is_known = horizon[bar.column] >= bar.done_tick or not (bar.done_copies or unknown.any())
+            is_known = horizon[bar.column] >= bar.done_tick or not (bar.had_copies or unknown.any())
             out[lanes >> 5 == warp] = is_known
         return out
 
@@ -561,9 +561,9 @@ class MBarriers:
     def _expire(self) -> bool:
         """End all waits of try_wait by their time limit; returns whether any ended. The scheduler calls this when no
         lane can run. It ends waits only once per change of an mbarrier, so that a deadlock is found in the end."""
-        if not self.progress:
+        if not self.has_changed:
             return False
-        self.progress = False
+        self.has_changed = False
         sleepers = [s for s in self.scheduler.waiting if isinstance(s.barrier, MBarrier)]
         if not sleepers:
             return False
@@ -581,7 +581,7 @@ class MBarriers:
         for bar in self.bars.values():
             if bar.row != row:
                 continue
-            if bar.flights or bar.landing:
+            if bar.flights or bar.landings:
                 text = f"the CTA exits while bulk copies to it are under way ({bar.describe(row)})"
                 self.batch.report("in-flight", text, bar.copy_site, row, (), address=bar.offset)
             if 0 < bar.pending < bar.count:

@@ -64,8 +64,8 @@ def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
 
 
 def numbers(raw: Array, kind: str, rows: int, along: bool, across: bool) -> Array:
-    """The numbers in 16-byte elements. ``raw``, shape (operands, elements of a pattern); result (operands, rows, k), or
-    (operands, k, rows) with ``across``."""
+    """The numbers in 16-byte elements. ``raw`` has the shape (operands, elements of a pattern), the result (operands,
+    rows, k), or (operands, k, rows) with ``across``. ``kind``: the PTX type. ``rows``, ``along``: see ``pattern``."""
     count = len(raw)
     if along:
         # Only for 16-bit elements: 16 rows of k, each with the elements along m or n.

@@ -1,4 +1,4 @@
-"""Checks setmaxnreg of the PTX ISA, by which warpgroups give registers back to their CTA and take more from it."""
+"""Checks setmaxnreg of the PTX ISA, by which warpgroups return registers to their CTA or take more from it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def entry_registers(attributes: Mapping[str, Sequence[int]], threads: int, per_s
     if fixed:
         return fixed[0]
     blocks = (attributes.get("minnctapersm") or (1,))[0]
-    limit = attributes.get("maxntid") or attributes.get("reqntid")
-    threads = math.prod(limit) if limit else threads
-    per = per_sm // blocks // (-(-threads // 128) * 128)
+    block = attributes.get("maxntid") or attributes.get("reqntid")
+    threads = math.prod(block) if block else threads
+    limit = per_sm // blocks // (-(-threads // 128) * 128)
     named = [int(count[1], 0) for text in texts if (count := COUNT.search(text))]
-    return min(255, per, max(named)) // 8 * 8
+    return min(255, limit, max(named)) // 8 * 8
 
 
 class RegisterPool:
@@ -42,7 +42,7 @@ class RegisterPool:
         # execute it together, each time adds an entry.
         self.steps: dict[int, list[tuple[int, int]]] = {}
         # Warpgroup -> how many setmaxnreg its warps have executed, summed over the warps.
-        self.warps: dict[int, int] = {}
+        self.warp_counts: dict[int, int] = {}
 
     def change(self, count: int, more: bool, m: Mask, site: int) -> None:
         """setmaxnreg.inc (``more``) or .dec: change a warpgroup's registers per thread."""
@@ -60,7 +60,7 @@ class RegisterPool:
                 text = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
                 batch.report_lanes("registers", text, site, lanes)
             steps.append((count, site))
-            self.warps[group] = self.warps.get(group, 0) + len(distinct(batch.warp[lanes[groups == group]]))
+            self.warp_counts[group] = self.warp_counts.get(group, 0) + len(distinct(batch.warp[lanes[groups == group]]))
 
     @cached_property
     def entry_registers(self) -> int:
@@ -78,7 +78,7 @@ class RegisterPool:
             return
         for group, steps in changes.items():
             warps = min(4, batch.warps_per_cta - 4 * (group % self.per_row))
-            executed = self.warps[group]
+            executed = self.warp_counts[group]
             if executed != warps * len({site for _, site in steps}) and executed % warps:
                 text = f"setmaxnreg was executed by {executed} of {warps} warps of a warpgroup"
                 batch.report("registers", text, steps[0][1], row, ())

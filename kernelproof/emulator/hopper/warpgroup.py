@@ -198,7 +198,7 @@ class Warpgroups:
             before = old.block_of(starts, form) if any(keep) else None
             if sums is not None and sums.starts != starts:
                 old = Tile(old.registers, group)
-            sums = Sums(starts, self._summed(form, left, right, before, keep))
+            sums = Sums(starts, self._new_sums(form, left, right, before, keep))
             self._check_fenced(groups, site)
             group[groups] = self.committed[groups] + 1
             if self.launch.counters is not None:
@@ -207,7 +207,7 @@ class Warpgroups:
         tile = Tile(old.base, group, sums=sums)
         return [TileRegister(tile, i) for i in range(len(d))]
 
-    def _summed(self, form: WgmmaForm, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
+    def _new_sums(self, form: WgmmaForm, left: Array, right: Array, before: Array | None, keep: list[bool]) -> Array:
         """The new D from operands (warpgroups, 64, k) and (warpgroups, k, n). The old D, ``before``, is added for
         warpgroups with ``keep``."""
         rounding = ROUNDINGS.get(self.launch.options.rounding)
@@ -290,7 +290,7 @@ class Warpgroups:
         if places is None:
             if len(self.places) >= MAX_PLACES:
                 self.places.clear()
-            places = self.places[key] = self._place(first, starts, rows, along, groups)
+            places = self.places[key] = self._find_places(first, starts, rows, along, groups)
         at, slot_of, inside, extent = places
         if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
             # All threads of each warpgroup name the same operand, so one check of all warpgroups is tried first.
@@ -298,10 +298,12 @@ class Warpgroups:
             if not self.hazards or self.shared.wgmma_read(at, extent, starts, own, readers, site):
                 return at, slot_of
         patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
-        checked = [self._places_of(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)]
+        checked = [
+            self._checked_elements(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)
+        ]
         return np.stack(checked), slot_of
 
-    def _place(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> OperandPlaces:
+    def _find_places(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> OperandPlaces:
         """Find an operand in shared memory. ``first``: the descriptor of each warpgroup. ``starts``: their first
         lanes."""
         patterns = [self._pattern(descriptor, rows, along) for descriptor in first.tolist()]
@@ -314,7 +316,7 @@ class Warpgroups:
         extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
         return OperandPlaces(at, shared_by if len(slots) < len(groups) else None, inside, extent)
 
-    def _places_of(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
+    def _checked_elements(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The indices of the 16-byte elements of one warpgroup's operand, with every check."""
         start = self.starts[q]
         if (descriptors[start : start + 128] != descriptors[start]).any():
