@@ -45,8 +45,8 @@ class Sums(NamedTuple):
         """Write D into accumulator registers (registers, lanes). Layout (PTX ISA): rows are 16 * warp + 8 * half + lane
         / 4, columns 8 * i + lane % 4 * 2 + j, and two float16 share a register."""
         count, n = len(self.starts), self.block.shape[2]
-        # The axes are warpgroup, warp, half, lane / 4, i, lane % 4 and j. Registers are numbered by i and half, and those
-        # of 32-bit elements then by j.
+        # The axes are warpgroup, warp, half, lane / 4, i, lane % 4 and j. Registers are numbered by i and half, and
+        # those of 32-bit elements then by j.
         cells = self.block.reshape(count, 4, 2, 8, n // 8, 4, 2)
         if self.block.dtype == np.float16:
             ordered = np.ascontiguousarray(cells.transpose(0, 4, 2, 1, 3, 5, 6)).view(np.uint32)
