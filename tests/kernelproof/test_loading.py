@@ -28,3 +28,15 @@ def test_a_kernel_is_the_same_in_all_forms(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_wrong_input() -> None:
     with pytest.raises(WrongInput):
         kernelproof.load("nowhere.cu")
+
+
+def test_roles_have_two_spellings_and_places_before_a_buffer_are_named() -> None:
+    memory = emulator.Memory()
+    first, last = memory.upload(np.zeros(8, np.float32), "in"), memory.upload(np.zeros(8, np.float32), "out")
+    assert (first.role, last.role, last.written is None) == ("input", "output", False)
+    near = memory.nearest(first.start - 4)
+    assert near is not None
+    assert near[0] is first
+    assert near[1].startswith("4 bytes before")
+    with pytest.raises(emulator.EmulatorError):
+        memory.allocate(4, "into")

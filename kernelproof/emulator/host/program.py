@@ -248,7 +248,8 @@ def pack_arguments(
             arg = tensors.address(arg, role="input" if i in read_only else "inout")
         raw = _raw_argument(arg, param, f"argument {i} of {name}")
         if len(raw) != param.size:
-            raise EmulatorError(f"argument {i} of {name} has {len(raw)} bytes, the parameter {param.size}")
+            hint = "; to pass an array: memory.upload(array, 'inout')" if isinstance(arg, np.ndarray) else ""
+            raise EmulatorError(f"argument {i} of {name} has {len(raw)} bytes, the parameter {param.size}{hint}")
         block[offset : offset + param.size] = raw
     return bytes(block)
 

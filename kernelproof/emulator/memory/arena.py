@@ -24,6 +24,7 @@ from kernelproof.emulator.state.reports import EmulatorError
 Index = slice | int | EllipsisType | Array
 
 ROLES = ("input", "output", "inout", "scratch")
+SHORT_ROLES = {"in": "input", "out": "output"}  # as the command line spells them
 ALIGN = 256
 
 
@@ -179,6 +180,7 @@ class Memory:
         The contents of ``output`` and ``scratch`` count as unwritten, those of ``input`` and ``inout`` as defined.
         Raises EmulatorError when the arena is full or the role unknown.
         """
+        role = SHORT_ROLES.get(role, role)
         if role not in ROLES:
             raise EmulatorError(f"role {role!r}: one of {', '.join(ROLES)}")
         alignment = PAGE if of_host and self.host_view is not None else ALIGN
@@ -216,6 +218,7 @@ class Memory:
         content = host_array(array) if is_tensor(array) else array
         source = np.ascontiguousarray(content)
         buffer = self.allocate(source.nbytes, role, guard, name)
+        role = buffer.role
         buffer.shape, buffer.dtype, buffer.element = np.shape(content), source.dtype, element
         if role == "output":
             buffer.bytes()[:] = POISON
@@ -267,8 +270,10 @@ class Memory:
         if inside is not None:
             return inside, ""
         i = bisect_right(self.starts, offset) - 1
-        if not 0 <= offset < self.capacity or i < 0:
+        if not 0 <= offset < self.capacity or not self.buffers:
             return None
+        if i < 0:
+            return self.buffers[0], f"{self.starts[0] - offset} bytes before its start"
         before = self.buffers[i]
         after = self.buffers[i + 1] if i + 1 < len(self.buffers) else None
         if after is not None and after.start - offset < offset - before.end:
