@@ -15,8 +15,8 @@ from cudal2gen.kernel import FAMILIES, Edit, IllegalRecord, IllegalValue, Record
 from kernelproof.ground.command_line.messages import note, refuse
 
 MOST_SETTINGS = 5  # an error proposes at most this many further settings; beyond that it proposes --fit alone
-SHAPE = re.compile(r"\d{1,9}(?:x\d{1,9})+")
-RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
+SHAPE = re.compile(r"\d{1,9}(?:x\d{1,9})+")  # a list such as 2x2x1
+RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")  # 2..5, or 64..256..64 with a step
 
 
 def changed(record: Record, changes: Sequence[str], *, fit: bool = False, title: str = "") -> Record:
@@ -82,6 +82,10 @@ def _parsed(edit: Edit) -> Record:
 
 
 def _fitted(edit: Edit, title: str) -> Record:
+    """The edited record after a fit; a note that begins with ``title`` names each further change.
+
+    Raises IllegalRecord.
+    """
     try:
         record, differences = edit.fitted()
     except IllegalRecord as error:

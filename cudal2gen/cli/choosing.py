@@ -78,9 +78,9 @@ def explanation(selection: Selection, directory: Path | None, result_files: Sequ
     operands = LaunchOperands.packed(problem.layout, sizes_of(problem), problem.fusion)
     vendor, *_ = rivals(problem)
     choice = table.choose(problem, operands, products=selection.products)
-    kernel = _spelled(table, table.choose(problem, operands, "kernel"), vendor)
+    kernel = _choice_in_words(table, table.choose(problem, operands, "kernel"), vendor)
     return {
-        "runs": _spelled(table, choice, vendor),
+        "runs": _choice_in_words(table, choice, vendor),
         "why": choice.reason,
         "kernel": kernel,
         "source": source,
@@ -88,7 +88,7 @@ def explanation(selection: Selection, directory: Path | None, result_files: Sequ
     }
 
 
-def _spelled(table: Table, choice: Choice, vendor: str) -> str:
+def _choice_in_words(table: Table, choice: Choice, vendor: str) -> str:
     """A choice in words: its kernel and how that is launched, or the name of the ``vendor``'s function."""
     if choice.kernel is None or choice.use is None:
         return vendor

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cudal2gen.pack import Pack, PackSearch
 
 # The checks that decide the exit code: without one of these, no kernel can be built and run.
-NEEDED = ("catalog", "compile", "emulate", "build directory")
+REQUIRED_CHECKS = ("catalog", "compile", "emulate", "build directory")
 
 
 class Check(NamedTuple):
@@ -58,15 +58,15 @@ def doctor(as_json: Json = False) -> None:
         **{host.name: Check(bool(host.version), host.state()) for host in plugins.HOSTS},
     }
     if as_json:
-        facts = {name: {**check._asdict(), "needed": name in NEEDED} for name, check in checks.items()}
+        facts = {name: {**check._asdict(), "needed": name in REQUIRED_CHECKS} for name, check in checks.items()}
         print(json.dumps(facts, indent=1))
     else:
         for name, check in checks.items():
-            state = "ok" if check.ok else "missing" if name in NEEDED else "optional"
+            state = "ok" if check.ok else "missing" if name in REQUIRED_CHECKS else "optional"
             print(f"{state:8}  {name:16} {check.detail}")
-        if any(not check.ok for name, check in checks.items() if name not in NEEDED):
+        if any(not check.ok for name, check in checks.items() if name not in REQUIRED_CHECKS):
             print("Kernels are rendered, built and judged on the CPU without what is optional.")
-    if not all(checks[name].ok for name in NEEDED):
+    if not all(checks[name].ok for name in REQUIRED_CHECKS):
         raise typer.Exit(EXIT_TOOL)
 
 

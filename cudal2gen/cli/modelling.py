@@ -18,9 +18,8 @@ from kernelproof.ground.command_line.tables import print_table
 if TYPE_CHECKING:
     from cudal2gen.timing.evidence import Finding
 
-
-CODE = "code"
-TABLES = "cuda_l2_*_speedup_*.csv"
+CODE = "code"  # the part that takes speedups from built kernels' machine code
+TABLES = "cuda_l2_*_speedup_*.csv"  # names of the files of CUDA-L2's speedup tables
 PROBLEMS = 60  # how many problems of each published set are checked for the rank of the published choice
 
 

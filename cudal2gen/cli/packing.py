@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from cudal2gen.results.choice import Table
     from kernelproof.ground.workers import Lost
 
-Shape = Literal["folder", "wheel", "hf"]
-PTX = "ptx"
-SHAPES: tuple[Shape, ...] = ("folder", "wheel", "hf")
+PackFormat = Literal["folder", "wheel", "hf"]
+PTX = "ptx"  # the value of --also that packs PTX
+PACK_FORMATS: tuple[PackFormat, ...] = ("folder", "wheel", "hf")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Additions:
         return [*records, *(record for key, record in distinct.items() if key not in existing)]
 
 
-PACKED = Offer(
+PACK_SELECTION = Offer(
     only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS),
     wildcards=FILTERS[1:],
     defaults=dict.fromkeys(FILTERS[1:], ANY),
@@ -112,7 +112,7 @@ PACKED = Offer(
 
 @verb(app, "pack")
 def write_pack(
-    selection: Annotated[Selection, PACKED],
+    selection: Annotated[Selection, PACK_SELECTION],
     added: Additions,
     compilation: Compilation,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write, or a wheel if it ends in .whl.")],
@@ -126,8 +126,8 @@ def write_pack(
         ),
     ] = False,
     shape: Annotated[
-        Shape | None,
-        OneOf(SHAPES),
+        PackFormat | None,
+        OneOf(PACK_FORMATS),
         typer.Option("--format", help="hf: a repository for Hugging Face kernels. By default what --out says."),
     ] = None,
 ) -> None:
@@ -146,9 +146,9 @@ def write_pack(
         pack.check_target(out)  # before anything is compiled
     measured = measurements(measured_files or ())
     if candidates:
-        table, built = _candidates(added.added_to(selection.candidates()), compilation, measured)
+        table, built = _candidate_table(added.added_to(selection.candidates()), compilation, measured)
     else:
-        table, built = _measured(selection, added, compilation, measured)
+        table, built = _measured_table(selection, added, compilation, measured)
     proofs = _proofs(table, built, compilation)
     library, cuda = compilation.launcher(), compilation.toolchain().cuda
     files = pack.contents(table, built, library, cuda, added.with_ptx, proofs)
@@ -166,7 +166,7 @@ def write_pack(
     )
 
 
-def _measured(
+def _measured_table(
     selection: Selection, added: Additions, compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
     """The table of the selected records with their measurements, and the compiled kernels by digest."""
@@ -189,7 +189,7 @@ def _measured(
     return table, {artifact.digest: artifact for artifact in artifacts}
 
 
-def _candidates(
+def _candidate_table(
     records: Sequence[Record], compilation: Compilation, measured: Measurements
 ) -> tuple[Table, dict[str, Artifact]]:
     """A table of these records without measurements, and the compiled kernels by digest.

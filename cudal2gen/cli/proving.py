@@ -110,6 +110,7 @@ def recheck(
 
 
 def _without_proof(kernels: dict[str, Record]) -> list[Record]:
+    """The records whose kernels, given by digest, have no stored proof."""
     from cudal2gen.results import proofs
 
     stored = proofs.proofs()
@@ -117,6 +118,7 @@ def _without_proof(kernels: dict[str, Record]) -> list[Record]:
 
 
 def _proofs(built: Sequence[tuple[Record, Artifact]], compilation: Compilation) -> Iterator[ProofAttempt | Lost]:
+    """Proves the kernels in processes of their own, and yields each attempt when it ends."""
     from cudal2gen.validator import proofs
 
     if built:

@@ -68,10 +68,10 @@ def list_records(
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))
     if not records:
-        note(f"no record matches{_others(selection.gpu, catalog.load())}")
+        note(f"no record matches{_available_records(selection.gpu, catalog.load())}")
 
 
-def _others(gpu: str, stored: Sequence[Record]) -> str:
+def _available_records(gpu: str, stored: Sequence[Record]) -> str:
     """The end of the note "no record matches": which records the GPU has, or which GPU's records it uses instead."""
     if not stored:
         return f": {catalog.no_records()}"
@@ -102,7 +102,7 @@ def show(selection: OneRecord, as_json: Json = False) -> None:
     proof and counters.
     """
     record = selection.record()
-    facts = _facts(record, _built(record))
+    facts = _facts(record, _built_kernel(record))
     for remark in record.remarks:
         note(remark)
     if as_json:
@@ -150,7 +150,7 @@ def _fields(record: Record) -> list[tuple[str, object, str | None]]:
     return rows
 
 
-def _built(record: Record) -> Artifact | None:
+def _built_kernel(record: Record) -> Artifact | None:
     """The record's compiled kernel, or None if it is not built or there is no compiler."""
     from cudal2gen.generation import compiler
     from kernelproof.ground import toolchain

@@ -155,7 +155,7 @@ class LanguageModel:
     server: str
     trials: Trials
 
-    def interrupted(self, usage: Usage, store: Path) -> str:
+    def interruption(self, usage: Usage, store: Path) -> str:
         """The message after an interruption: what is stored, and how to resume. ``store``: the file of trials."""
         answers = "" if self.trials.settings.llm.replay else f"; answers are in {self.trials.transcript}, after {usage}"
         return f"interrupted: trials are in {store}{answers}; the same command continues from there"

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 ANY: Final = "any"
 MAX_PRODUCTS = 65_535  # the most products in a launch: they are counted by a grid dimension of 16 bits
-Kind = dict[str, Any]  # types and layout, by the names of a problem's fields
-ABS: tuple[ElementName, ...] = get_args(ElementName)
-DS: tuple[OutputName, ...] = get_args(OutputName)
+Kind = dict[str, Any]  # types, layout, fusion and batch, by the names of a problem's fields
+AB_TYPES: tuple[ElementName, ...] = get_args(ElementName)
+D_TYPES: tuple[OutputName, ...] = get_args(OutputName)
 ACCS: tuple[Acc, ...] = get_args(Acc)
 _FROM_TYPES: Any = None  # the accumulator if the user gives none: it follows from the types
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -97,10 +97,10 @@ class Selection:
             short=True,
         ),
     ] = "tn"
-    ab: Annotated[ElementName | Literal["any"], OneOf(ABS, ANY), Shared("ab", "the type of A and B")] = "f16"
-    d: Annotated[OutputName | Literal["any"], OneOf(DS, ANY), Shared("d", "the type of D; same: that of A and B")] = (
-        "same"
-    )
+    ab: Annotated[ElementName | Literal["any"], OneOf(AB_TYPES, ANY), Shared("ab", "the type of A and B")] = "f16"
+    d: Annotated[
+        OutputName | Literal["any"], OneOf(D_TYPES, ANY), Shared("d", "the type of D; same: that of A and B")
+    ] = "same"
     fusion: Annotated[
         str, Shared("fusion", f"what is applied to the sums: none, or parts joined by +, of {', '.join(PARTS)}")
     ] = NONE
@@ -160,7 +160,7 @@ class Selection:
     @property
     def names_sizes(self) -> bool:
         """Whether the user gave one of the options that choose sizes."""
-        return self._size_options > 0
+        return self._size_option_count > 0
 
     @property
     def target(self) -> str:
@@ -177,7 +177,7 @@ class Selection:
         """Whether ``item`` is selected: ``admits`` it, and its size, class, fusion and batch agree too."""
         problem = item if isinstance(item, Problem) else item.problem
         of_size = not self.mnk or (problem.m, problem.n, problem.k) in map(sizes, self.mnk)
-        return self.admits(item) and self._serves_as(problem) and self._of_class(problem) and of_size
+        return self.admits(item) and self._serves_as(problem) and self._is_of_class(problem) and of_size
 
     @property
     def _variant(self) -> dict[str, str]:
@@ -207,7 +207,7 @@ class Selection:
 
     def record(self) -> Record:
         """The record for the one problem of ``--mnk``, or the nearest one, after ``--set`` and ``--fit``."""
-        return self._answers()(self.problem())
+        return self._record_finder()(self.problem())
 
     def records(self, source: str | None = None, seed: int = 0) -> list[Record]:
         """The selected records after ``--set`` and ``--fit``.
@@ -219,8 +219,8 @@ class Selection:
         if self.listed is not None:
             return list(self._records_of_list(self.listed, source))
         if self.mnk:
-            answer = self._answers(source)
-            return [answer(named) for named in self._named()]
+            answer = self._record_finder(source)
+            return [answer(named) for named in self._problems_of_mnk()]
         if self.gpu == ANY:
             admitted = [record for record in catalog.load() if self.admits(record) and self._serves_as(record.problem)]
             return self._changed(self._sampled(admitted, seed))
@@ -300,16 +300,17 @@ class Selection:
 
         self._check_size_options()
         if self.listed is not None:
-            return self._of_list(self.listed)
+            return self._problems_of_list(self.listed)
         if self.mnk:
-            return self._named()
+            return self._problems_of_mnk()
         sizes = dict.fromkeys(record.mnk for record in catalog.load())
         kind = {name: getattr(self, name) for name in FILTERS} | self._variant
         problems = [problem(mnk, **kind) for mnk in sizes]
-        return [problem for problem in stratified(problems, seed) if self._of_class(problem)][: self.sample]
+        return [problem for problem in stratified(problems, seed) if self._is_of_class(problem)][: self.sample]
 
     @property
-    def _size_options(self) -> int:
+    def _size_option_count(self) -> int:
+        """How many of the options that choose sizes the user gave."""
         return (
             bool(self.mnk),
             self.everything,
@@ -319,7 +320,7 @@ class Selection:
         ).count(True)
 
     def _check_size_options(self) -> None:
-        if self._size_options != 1:
+        if self._size_option_count != 1:
             refuse("give one of --mnk M_N_K, --all, --class NAME, --sample N and --problems FILE")
 
     @property
@@ -343,21 +344,21 @@ class Selection:
         Illegal ones are left out, unless no legal one remains: then they are kept, so that a later check names the
         fault.
         """
-        operands = ABS if self.ab == ANY else (self.ab,)
-        ds = DS if self.d == ANY else (self.d,)
+        operands = AB_TYPES if self.ab == ANY else (self.ab,)
+        ds = D_TYPES if self.d == ANY else (self.d,)
         combinations = list(product(operands, ds, self.accs, layouts))
         return [
             {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._variant
             for ab, d, acc, layout in [kind for kind in combinations if Problem.exists(*kind[:3])] or combinations
         ]
 
-    def _named(self) -> list[Problem]:
+    def _problems_of_mnk(self) -> list[Problem]:
         """The problems of ``--mnk``."""
         if self.gpu == ANY:
             refuse("--gpu any: --mnk needs one GPU")
         return [problem(mnk, gpu=self.gpu, **kind) for mnk in self.mnk for kind in self.kinds]
 
-    def _of_list(self, path: Path) -> list[Problem]:
+    def _problems_of_list(self, path: Path) -> list[Problem]:
         """The problems of a list that the selection admits; a note counts the others."""
         problems = catalog.load_problems(path)
         admitted = [problem for problem in problems if self.admits(problem) and self._serves_as(problem)]
@@ -367,7 +368,7 @@ class Selection:
             note(f"{others} problems of {path} are not for {self.target}, and left out")
         return admitted
 
-    def _answers(self, source: str | None = None) -> Callable[[Problem], Record]:
+    def _record_finder(self, source: str | None = None) -> Callable[[Problem], Record]:
         """A function that gives the record for a problem, after changes; only records of ``source`` if it is given.
 
         If the problem has no record of its own, the function prints a note that says whose record it gives.
@@ -390,19 +391,21 @@ class Selection:
 
     def _records_of_list(self, path: Path, source: str | None) -> Iterator[Record]:
         """The records for the problems of a list. A note names each problem that no record can serve."""
-        answer = self._answers(source)
-        for problem in self._of_list(path):
+        answer = self._record_finder(source)
+        for problem in self._problems_of_list(path):
             try:
                 yield answer(problem)
             except catalog.CatalogError as error:
                 note(f"{error}; left out")
 
-    def _of_class(self, problem: Problem) -> bool:
+    def _is_of_class(self, problem: Problem) -> bool:
         return self.size_class in (None, problem.size_class)
 
     def _sampled(self, records: Iterable[Record], seed: int = 0) -> list[Record]:
         """The records that ``--class`` and ``--sample`` leave of these. Ends the command if none is left."""
-        chosen = [record for record in records if self._of_class(record.problem)] if self.size_class else list(records)
+        chosen = (
+            [record for record in records if self._is_of_class(record.problem)] if self.size_class else list(records)
+        )
         if not chosen:
             of_class = f" of class {self.size_class}" if self.size_class else ""
             refuse(f"no records for {self.target}{of_class}; see 'cudal2gen list'")
@@ -443,7 +446,7 @@ def problem(mnk: str, **fields: str) -> Problem:
 
 
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
-SHORT = ("gpu", "acc", "layout")  # those of them that are options of their own; the others are values of --where
+SHORT = ("gpu", "acc", "layout")  # the ``FILTERS`` with an option of their own; the others are values of --where
 # The fields that verbs offer if they take plain products only.
 PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
 GPU_HELP = "the GPU model; after a colon the CUDA index of the card, as in h200:1"

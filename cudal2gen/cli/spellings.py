@@ -15,7 +15,7 @@ from cudal2gen.cli.changes import RANGE, spelled_edit
 from cudal2gen.kernel import FAMILIES, Edit, Fieldset, Problem, Record, fieldset
 from kernelproof.ground.command_line.messages import refuse
 
-FIXED = frozenset({*Problem.model_fields, "origin"})
+PROBLEM_FIELDS = frozenset({*Problem.model_fields, "origin"})  # fields that a grid cannot vary
 
 Values = Sequence[str] | range
 
@@ -32,7 +32,7 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
         name, equals, _ = setting.partition("=")
         if not equals:
             refuse(f"--set {setting}: expected FIELD=VALUE")
-        if name in FIXED:
+        if name in PROBLEM_FIELDS:
             refuse(f"--set {setting}: a grid is of one problem; choose it by --mnk, --gpu and its other options")
         choices.setdefault(name, []).extend(_alternatives(families or [record.family], setting))
     count = math.prod(sum(map(len, values)) for values in choices.values())
@@ -45,7 +45,7 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
 def _alternatives(families: Sequence[str], setting: str) -> list[Values]:
     """The values of one setting, as text. A range stays a range, because it may be too long to list."""
     name, _, text = setting.partition("=")
-    fields = next((fields for fields in map(_fields, families) if fields and name in fields.values), None)
+    fields = next((fields for fields in map(_fieldset, families) if fields and name in fields.values), None)
     if fields and name in fields.lists and "[" not in text:
         return [[text]]  # 2,4,1 is one value of such a field
     values: list[Values] = []
@@ -57,7 +57,7 @@ def _alternatives(families: Sequence[str], setting: str) -> list[Values]:
     return values
 
 
-def _fields(family: str) -> Fieldset | None:
+def _fieldset(family: str) -> Fieldset | None:
     return fieldset(FAMILIES[family]) if family in FAMILIES else None
 
 

@@ -106,7 +106,7 @@ def try_edits(
         print(json.dumps(_document(record, printed, refusals, written), indent=1))
     else:
         names = dict.fromkeys(setting.partition("=")[0] for setting in edits.settings)
-        _print_table(printed, _spelled(record, names))
+        _print_table(printed, _values_text(record, names))
         if output.best is None:
             _print_reasons(rows, refusals)
         print(_totals(rows, refusals))
@@ -184,8 +184,8 @@ def _print_table(rows: Sequence[grid.TriedKernel], as_it_is: str) -> None:
 def _cells(row: grid.TriedKernel, as_it_is: str, timed: bool) -> list[str]:
     ptxas = row.artifact.ptxas if row.artifact else None
     cells = [
-        _edit(row.candidate, as_it_is),
-        ", ".join(map(_difference, row.candidate.differences)),
+        _edit_text(row.candidate, as_it_is),
+        ", ".join(map(_difference_text, row.candidate.differences)),
         str(ptxas.registers) if ptxas else "",
         str(max(ptxas.spill_store_bytes, ptxas.spill_load_bytes)) if ptxas else "",
         str(row.record.smem_bytes),
@@ -201,23 +201,23 @@ def _print_reasons(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Ref
     """Prints one line for each failed kernel and each refused edit."""
     for row in rows:
         if row.reason:
-            print(f"{row.outcome}: {_edit(row.candidate)}: {row.reason}")
+            print(f"{row.outcome}: {_edit_text(row.candidate)}: {row.reason}")
     for refusal in refusals:
         print(f"refused: {refusal.edit}: {refusal.reason}")
 
 
-def _edit(candidate: grid.Candidate, as_it_is: str = "") -> str:
+def _edit_text(candidate: grid.Candidate, as_it_is: str = "") -> str:
     """The text of the first edit that leads to a kernel; for the unedited record its own values."""
     return f"{as_it_is} (as it is)".strip() if candidate.start else candidate.edits[0]
 
 
-def _spelled(record: Record, names: Iterable[str]) -> str:
+def _values_text(record: Record, names: Iterable[str]) -> str:
     """The values of some fields of a record; fields that its family lacks are left out."""
     values = fieldset(type(record)).flat(record.model_dump(mode="json"))
     return " ".join(f"{name}={spell(values[name])}" for name in names if name in values)
 
 
-def _difference(difference: Difference) -> str:
+def _difference_text(difference: Difference) -> str:
     """A field that had to follow an edit, without the rule that ``str`` would add."""
     return f"{difference.field} {spell(difference.before)} -> {spell(difference.after)}"
 
@@ -244,13 +244,13 @@ def _document(
     """The answer for a program; docs/edit.md describes the keys."""
     return {
         "problem": record.problem.model_dump(mode="json"),
-        "kernels": list(map(_kernel, rows)),
+        "kernels": list(map(_kernel_entry, rows)),
         "refused": [refusal._asdict() for refusal in refusals],
         "written": written is not None,
     }
 
 
-def _kernel(row: grid.TriedKernel) -> dict[str, Any]:
+def _kernel_entry(row: grid.TriedKernel) -> dict[str, Any]:
     ptxas = row.artifact.ptxas if row.artifact else None
     return {
         "edits": row.candidate.edits,

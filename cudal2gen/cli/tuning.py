@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # most gains that are printed but not written, so that the output fits a page
 PRUNE = 4.0  # records are not measured if their modelled time exceeds this multiple of the least modelled time
-TUNED = Offer(
+TUNE_SELECTION = Offer(
     only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": GPU_HELP}
 )
 
@@ -114,10 +114,10 @@ class Participants:
         ]
 
     @property
-    def interrupted(self) -> str:
+    def interruption(self) -> str:
         """The message after an interruption: what is stored, and how to resume."""
         if self._llm is not None:
-            return self._language_model.interrupted(self._llm.usage, self._trials.store)
+            return self._language_model.interruption(self._llm.usage, self._trials.store)
         return f"interrupted: trials are in {self._trials.store}; the same command continues from there"
 
     @property
@@ -140,7 +140,7 @@ class Participants:
 
 @verb(app, "tune")
 def tune(
-    selection: Annotated[Selection, TUNED],
+    selection: Annotated[Selection, TUNE_SELECTION],
     options: SearchOptions,
     trials: Trials,
     llm: ModelServer = "",
@@ -212,7 +212,7 @@ def _run(
             in_turns = options.budget is not None and measured
             state = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, after)
     except SystemExit:
-        print(participants.interrupted, file=sys.stderr)
+        print(participants.interruption, file=sys.stderr)
         raise
     finally:
         executor.close()

@@ -158,11 +158,13 @@ def validate(
     records = (replace(selection, everything=True) if changed and not selection.names_sizes else selection).records()
     card = _gpu(selection.device, records) if on == "gpu" else None
     kernels = compilation.distinct(records)
-    pending = _without_verdict(kernels, card.model if card else _emulator(on)) if changed else list(kernels.values())
+    pending = (
+        _without_verdict(kernels, card.model if card else _emulator_place(on)) if changed else list(kernels.values())
+    )
     built = compilation.attempt(pending)
-    judgements = _emulated(built, compilation, on)
+    judgements = _emulator_judgements(built, compilation, on)
     if card is not None:
-        judgements = _on_gpu(
+        judgements = _gpu_verdicts(
             card, built, compilation.launcher(), selection.device if sanitize else None, compare_emulator
         )
     verdicts = store_verdicts(judgements, len(built))
@@ -198,14 +200,16 @@ def _rounding(on: str) -> RoundingName:
     return named.get(on.partition(":")[2], "model")
 
 
-def _emulator(on: str) -> str:
+def _emulator_place(on: str) -> str:
     """The place under which verdicts of ``--on`` are stored."""
     from cudal2gen import validator
 
     return validator.place(_rounding(on), on == MACHINE_CODE)
 
 
-def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation, on: str) -> Iterator[Judgement]:
+def _emulator_judgements(
+    built: Sequence[tuple[Record, Artifact]], compilation: Compilation, on: str
+) -> Iterator[Judgement]:
     from cudal2gen import validator
     from cudal2gen.validator import machine_code
 
@@ -216,7 +220,7 @@ def _emulated(built: Sequence[tuple[Record, Artifact]], compilation: Compilation
             yield from judgements
 
 
-def _on_gpu(
+def _gpu_verdicts(
     card: Gpu, built: Sequence[tuple[Record, Artifact]], library: Path, sanitize: int | None, compare_emulator: bool
 ) -> Iterator[Verdict]:
     """Yields the verdicts of a device, and stores how its tensor cores round if that was compared."""

@@ -82,7 +82,7 @@ def write_kernels(
             for written in sessions:
                 _conclude(written, store, dry_run=dry_run, put_modelled=put_modelled)
         except SystemExit:
-            print(language_models[0].interrupted(chats[0].usage, store), file=sys.stderr)
+            print(language_models[0].interruption(chats[0].usage, store), file=sys.stderr)
             raise
         finally:
             sessions[0].executor.close()
@@ -102,8 +102,8 @@ def _chats(language_models: Sequence[LanguageModel], trials: Trials, seed: int) 
     name = f"{trials.environment} writer seed {seed}"
     count = max(trials.settings.write.trajectories, len(language_models))
     return [
-        language_models[place % len(language_models)].chat(f"{name} trajectory {place}" if place else name)
-        for place in range(count)
+        language_models[number % len(language_models)].chat(f"{name} trajectory {number}" if number else name)
+        for number in range(count)
     ]
 
 
