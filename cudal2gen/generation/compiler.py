@@ -55,8 +55,8 @@ FAMILY_TARGETS = (12, 9)  # the first CUDA that knows architectures such as sm_1
 SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
 LAUNCHER_HEADERS = (
-    *("cudal2gen.h", "launch.h", "counters.h", "handles.h", "map_cache.h", "pack.h", "runtime.h", "sha256.h"),
-    "sized.h",
+    *("cudal2gen.h", "launch.h", "counters.h", "handles.h", "map_cache.h", "pack.h", "race_rule.h"),
+    *("runtime.h", "sha256.h", "sized.h"),
 )
 LAUNCHER_SOURCES = (*LAUNCHER_HEADERS, "launcher.cpp", "pack.cpp", "interface.cpp", "autotune.cpp")
 TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")

@@ -1,9 +1,11 @@
 // Autotuning for callers in C: times the kernels of a pack and the vendor's product on the caller's operands and stream. A
-// kernel is chosen only if it wins twice: in a heat against the other kernels, and then in a duel with the vendor's product.
+// kernel is chosen only if it wins twice: in a heat of all contenders, and then in a duel with the vendor's product (race_rule.h).
 #include "handles.h"
 #include "pack.h"
+#include "race_rule.h"
 
 #include <algorithm>
+#include <bitset>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -16,24 +18,9 @@ namespace {
 
 constexpr size_t kMostKernels = 8, kMostRounds = 16, kMostPairs = 64, kFewestPairs = 12;
 constexpr double kSampleUs = 50;    // length of a sample; events resolve half a microsecond, so the error is about 1 %
-constexpr double kMargin = 1.01;    // a kernel must be faster than the vendor by this factor
 constexpr int kVendor = -1;
 
 using Clock = std::chrono::steady_clock;
-
-double median(std::vector<double> values) {
-  auto const middle = values.begin() + std::ptrdiff_t(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// The lower end of the 95 % confidence interval of a median. It is an order statistic, so no distribution is assumed: the rank is
-// the normal approximation of a binomial quantile, n / 2 - 1.96 * sqrt(n) / 2, minus one.
-double low_median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  double const n = double(values.size()), rank = n / 2 - 0.98 * std::sqrt(n) - 1;
-  return values[size_t(std::max(rank, 0.0))];
-}
 
 class Race {
  public:
@@ -92,40 +79,46 @@ class Race {
     return CUDAL2GEN_OK;
   }
 
-  // Times all kernels round robin for half of the remaining time. Each round starts with another kernel.
+  // Times all contenders round robin for half of the remaining time. Each round starts with another one. Stores the fastest kernel, and
+  // in field_ how each kernel compares with the vendor.
   int heat(cudal2gen_plan& best) {
     Clock::time_point const half = Clock::now() + (end_ - Clock::now()) / 2;
-    int const count = int(plans_.size());
-    std::vector<std::vector<double>> times(plans_.size());
+    int const first = vendor_ ? kVendor : 0, count = int(plans_.size()) - first;
+    std::vector<std::vector<double>> logs(plans_.size() + 1);  // of microseconds; the vendor's are last
+    std::vector<double>& vendor = logs.back();
     for (size_t round = 0; round < kMostRounds && (!round || Clock::now() < half); ++round)
       for (int i = 0; i < count; ++i) {
-        int const contender = int((round + size_t(i)) % plans_.size());
+        int const contender = first + int((round + size_t(i)) % size_t(count));
         double us = 0;
         if (int const code = sample(contender, us)) return code;
-        times[size_t(contender)].push_back(us);
+        (contender == kVendor ? vendor : logs[size_t(contender)]).push_back(std::log(us));
       }
     size_t fastest = 0;
-    for (size_t i = 1; i < times.size(); ++i)
-      if (median(times[i]) < median(times[fastest])) fastest = i;
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      if (median(logs[i]) < median(logs[fastest])) fastest = i;
+      std::vector<double> ratios;
+      for (size_t round = 0; round < vendor.size(); ++round) ratios.push_back(vendor[round] - logs[i][round]);
+      if (vendor_) field_.push_back(median(ratios));
+    }
     std::swap(plans_[0], plans_[fastest]);
     best = plans_[0];
     return CUDAL2GEN_OK;
   }
 
-  // Times the vendor and the fastest kernel in pairs, whose order alternates, and compares the median of their ratios.
+  // Times the vendor and the fastest kernel in pairs, and stores the plan's speedup if the rule accepts the kernel. Which comes first
+  // follows the Thue-Morse sequence, so that no period of a disturbance favours one of them.
   int duel(cudal2gen_plan& best) {
-    std::vector<double> ratios;
-    while (ratios.size() < kMostPairs && Clock::now() < end_) {
-      int const first = ratios.size() % 2 ? 0 : kVendor;
+    std::vector<double> logs;
+    while (logs.size() < kMostPairs && Clock::now() < end_) {
+      int const first = std::bitset<32>(logs.size()).count() % 2 ? 0 : kVendor;
       double us[2] = {};
       if (int const code = sample(first, us[0])) return code;
       if (int const code = sample(first == kVendor ? 0 : kVendor, us[1])) return code;
-      ratios.push_back(first == kVendor ? us[0] / us[1] : us[1] / us[0]);
+      logs.push_back(std::log(first == kVendor ? us[0] / us[1] : us[1] / us[0]));
     }
-    if (ratios.size() < kFewestPairs) return refuse(CUDAL2GEN_VENDOR, "the time did not suffice for " + std::to_string(kFewestPairs) + " pairs");
-    double const low = low_median(ratios);
-    if (low < kMargin) return refuse(CUDAL2GEN_VENDOR, "no kernel was faster than the vendor's product by more than noise and 1 %");
-    best.choice.speedup = low;
+    if (logs.size() < kFewestPairs) return refuse(CUDAL2GEN_VENDOR, "the time did not suffice for " + std::to_string(kFewestPairs) + " pairs");
+    if (!accepts(logs, field_)) return refuse(CUDAL2GEN_VENDOR, "no kernel was faster than the vendor's product by more than noise and bias explain");
+    best.choice.speedup = std::exp(low_median(logs));
     return CUDAL2GEN_OK;
   }
 
@@ -160,6 +153,7 @@ class Race {
   void* const context_;
   Clock::time_point const end_;
   std::vector<cudal2gen_plan> plans_;
+  std::vector<double> field_;  // for each kernel the log ratio of the vendor's time to its own in the heat; empty without a vendor
   cudaEvent_t start_ = nullptr, stop_ = nullptr;
   int calls_ = 1;
 };

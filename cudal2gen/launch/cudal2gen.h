@@ -169,10 +169,12 @@ typedef struct {
 /* Enqueues the same product by the vendor's library on the stream. Returns 0, or its error. */
 typedef int (*cudal2gen_vendor)(void* context, void* stream);
 
-/* Makes a plan by measuring on this card. First up to 8 nearest kernels are timed round robin, then the fastest one and the
-   vendor's product, in pairs whose order alternates. The plan has the kernel if the 95 % interval of the median ratio of at
-   least 12 pairs is above 1.01; else CUDAL2GEN_VENDOR is returned. answer.speedup is the interval's lower end. If vendor is
-   null, the fastest kernel is chosen, and speedup is 0. problem.prefer is ignored.
+/* Makes a plan by measuring on this card. First up to 8 nearest kernels and the vendor's product are timed round robin, then
+   the fastest kernel and the vendor's product in 12 to 64 pairs, whose order alternates. The plan has the kernel under two
+   conditions, else CUDAL2GEN_VENDOR is returned: the lower end of the 99.5 % interval of the median ratio of the pairs is
+   at least 1.01, and the gain is at least 10 % after what addresses of operands and code may explain is subtracted (3 %,
+   constant for each contender). answer.speedup is that lower end. If vendor is null, the fastest kernel is chosen, and
+   speedup is 0. problem.prefer is ignored.
 
    It waits for the stream, runs each contender hundreds of times on the same operands, so that those that fit are in the L2,
    and stops after about `milliseconds`. D must not overlap with an operand. In a captured stream nothing is timed, and

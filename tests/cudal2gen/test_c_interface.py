@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from kernelproof import emulator
 from kernelproof.ground import toolchain
 from tests.cudal2gen import idle_runtime, packed
 from tests.cudal2gen.c_interface import Answer, Call, Fusion, Problem, Vendor, interface
+from tests.packages import require
 
 HEADER = places.PACKAGE / "launch" / "cudal2gen.h"
 PREDICATED = packed.RECORDS["predicated"]
@@ -34,6 +36,18 @@ RECORDS = [
 BUILT_AHEAD = RECORDS
 KERNEL = 1  # cudal2gen_prefer
 A, B, D = 1 << 20, 1 << 21, 1 << 22
+RANKS = """
+#include "race_rule.h"
+#include <cstdio>
+#include <numeric>
+int main() {
+  for (int pairs = 1; pairs <= 64; ++pairs) {
+    std::vector<double> values(pairs);
+    std::iota(values.begin(), values.end(), 1.0);
+    std::printf("%g ", cudal2gen::low_median(values));
+  }
+}
+"""
 
 
 class Place(NamedTuple):
@@ -211,9 +225,26 @@ def test_autotuning_takes_a_kernel_that_beats_the_vendor(
     opened: Opened, place: Place, costs: tuple[float, float], vendor: float | None, kernel: int | None, code: int
 ) -> None:
     """The candidates, the nearest first, are the predicated kernel and the split one, which needs a workspace."""
+    plan, answer = ctypes.c_void_p(), Answer()
+    assert autotuned(opened, place, costs, vendor, plan, answer) == code, opened.api.cudal2gen_last_error()
+    assert bool(plan) == (code == 0)
+    if kernel is not None:
+        digests = [each.digest.encode() for each in pack.open_pack(place.folder).table.kernels]
+        assert answer.kernel == digests[kernel]
+        assert answer.speedup == pytest.approx(vendor / costs[kernel] if vendor else 0, rel=1e-3)
+        assert opened.api.cudal2gen_plan_run(plan, A, 128, B, 128, D, 64, None, 1 << 23, None) == 0
+        assert opened.api.cudal2gen_plan_destroy(plan) == 0
+
+
+def autotuned(
+    opened: Opened, place: Place, costs: Sequence[float], vendor: float | None, plan: ctypes.c_void_p, answer: Answer
+) -> int:
+    """Autotunes in a pack none of whose kernels is open yet. ``costs``: microseconds of its two kernels.
+
+    ``vendor``: those of the vendor's product; None for a call without one. Returns the code.
+    """
     idle_runtime.cost(place.runtime, *costs)
-    plan, answer, question = ctypes.c_void_p(), Answer(), problem(prefer=0)
-    call = Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)
+    posed, call = problem(prefer=0), Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)
     streams: list[int | None] = []
 
     def product(_: object, stream: int | None) -> int:
@@ -223,25 +254,45 @@ def test_autotuning_takes_a_kernel_that_beats_the_vendor(
 
     callback = Vendor(product)
     given = ctypes.cast(callback, ctypes.c_void_p) if vendor else None
-    tuned = opened.api.cudal2gen_plan_autotune(
-        opened.pack,
-        ctypes.byref(question),
-        ctypes.byref(call),
-        given,
-        None,
-        10e3,
-        ctypes.byref(answer),
-        ctypes.byref(plan),
-    )
-    assert tuned == code, opened.api.cudal2gen_last_error()
-    assert bool(plan) == (code == 0)
+    what = opened.pack, ctypes.byref(posed), ctypes.byref(call), given, None, 10e3
+    code = opened.api.cudal2gen_plan_autotune(*what, ctypes.byref(answer), ctypes.byref(plan))
     assert bool(streams) == (vendor is not None)
-    if kernel is not None:
-        digests = [each.digest.encode() for each in pack.open_pack(place.folder).table.kernels]
-        assert answer.kernel == digests[kernel]
-        assert answer.speedup == pytest.approx(vendor / costs[kernel] if vendor else 0, rel=1e-3)
-        assert opened.api.cudal2gen_plan_run(plan, A, 128, B, 128, D, 64, None, 1 << 23, None) == 0
-        assert opened.api.cudal2gen_plan_destroy(plan) == 0
+    return int(code)
+
+
+@pytest.mark.torch
+def test_autotuning_in_c_has_the_rule_of_python(place: Place) -> None:
+    require("torch")
+    from cudal2gen.operators.measuring import rule
+
+    api, drawn, outcomes = interface(place.library), np.random.default_rng(3), []
+    for _ in range(24):
+        costs, vendor = 10 * np.exp(drawn.normal(0, 0.06, 2)), 10 * math.exp(drawn.normal(0.08, 0.06))
+        opened, plan = Opened(api, ctypes.c_void_p()), ctypes.c_void_p()
+        words = os.fsencode(place.folder), os.fsencode(place.runtime)
+        assert api.cudal2gen_pack_open(*words, ctypes.byref(opened.pack)) == 0
+        code = autotuned(opened, place, list(costs), vendor, plan, Answer())
+        field = np.log(vendor / costs)
+        accepted = bool(rule.accepts(np.full(64, field.max()), field))
+        assert code == (0 if accepted else -1), (costs, vendor)
+        outcomes.append(accepted)
+        assert api.cudal2gen_pack_close(opened.pack) == 0
+        assert api.cudal2gen_plan_destroy(plan) == 0
+    assert 6 <= sum(outcomes) <= 18
+
+
+@pytest.mark.torch
+def test_a_bound_in_c_is_that_of_python(tmp_path: Path) -> None:
+    """The rank of the sample that bounds the median, for each number of pairs."""
+    require("torch")
+    from cudal2gen.operators.measuring import rule
+
+    source = tmp_path / "ranks.cpp"
+    source.write_text(RANKS)
+    command = ["g++", "-std=c++17", f"-I{HEADER.parent}", str(source), "-o", str(tmp_path / "ranks")]
+    subprocess.run(command, check=True)
+    ranks = subprocess.run([str(tmp_path / "ranks")], check=True, capture_output=True, text=True).stdout.split()
+    assert [max(float(rank), 0) for rank in ranks] == [rule.lowest_rank(pairs) for pairs in range(1, 65)]
 
 
 def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(opened: Opened, place: Place) -> None:

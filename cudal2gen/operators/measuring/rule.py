@@ -9,9 +9,9 @@ Two effects make a slower kernel look faster than torch:
   all kernels' first samples shows how much of their differences a bias can explain. The winner's lead over the others
   is reduced by that fraction (empirical Bayes), and what remains must exceed ``GAIN``.
 
-``tests/cudal2gen/test_race_rule.py`` simulates thousands of races, with spikes, drifts, flips and biases. A lower
-``GAIN`` would gain more if there is no bias, and lose more if there is one. The functions take arrays of races, whose
-last axis has the pairs, or the kernels, of a race.
+``launch/race_rule.h`` has the same rule for callers in C. ``tests/cudal2gen/test_race_rule.py`` simulates thousands of
+races, with spikes, drifts, flips and biases. A lower ``GAIN`` would gain more if there is no bias, and lose more if
+there is one. The functions take arrays of races, whose last axis has the pairs, or the kernels, of a race.
 """
 
 from __future__ import annotations
