@@ -149,6 +149,7 @@ class Native:
 
     @property
     def connected(self) -> bool:
+        """Whether a library is connected, so that C++ can make calls."""
         return self._library is not None
 
     def calls(self, number: int, drop: bool) -> int:

@@ -114,6 +114,7 @@ def refusal(reason: str) -> Callable[..., Any]:
 
 
 def _always() -> bool:
+    """Whether the environment variable ``VARIABLE`` is 1. Raises ValueError for values other than 0 and 1."""
     value = os.environ.get(VARIABLE, "0")
     if value not in ("", "0", "1"):
         raise ValueError(f"{VARIABLE}={value}: must be 0 or 1")

@@ -1,4 +1,4 @@
-"""The dispatcher decides once for calls of the same shapes and strides whether a kernel or torch computes them.
+"""Decides, once for all calls of the same shapes and strides, whether a kernel or torch computes them.
 
 The decision is a plan. An operator checks its operands, asks the dispatcher for the plan of their kind, and calls the
 plan. The dispatcher chooses a kernel by measurements (``measuring``), opens it (``plan_packs``) and binds it to

@@ -71,9 +71,9 @@ def apply_backward(grad: torch.Tensor, z: torch.Tensor, activation: str, gate: b
 def pair_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of both halves of Z (``split_columns``), from ``grad``, the gradient of a gated D."""
     z1, z3 = split_columns(wide(z))
-    of_d = wide(grad)
-    of_z1, of_z3 = activate_backward(of_d * z3, z1, activation), of_d * activate(z1, activation)
-    return of_z1.to(z.dtype), of_z3.to(z.dtype)
+    d_gradient = wide(grad)
+    z1_gradient, z3_gradient = activate_backward(d_gradient * z3, z1, activation), d_gradient * activate(z1, activation)
+    return z1_gradient.to(z.dtype), z3_gradient.to(z.dtype)
 
 
 def split_columns(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

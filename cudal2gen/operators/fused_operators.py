@@ -25,7 +25,7 @@ from cudal2gen.operators.check_operands import check_fused, check_gated_pair
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Arguments, Epilogue, in_rows, key_of, request_fused
 from cudal2gen.operators.plans import CallPlan
-from cudal2gen.operators.registration import Operator, call, named, no_script, register
+from cudal2gen.operators.registration import Operator, call, no_script, overload_name, register
 from cudal2gen.operators.torch_operators import OPS, as_rows, linear_gradients, run_linear
 from kernelproof.ground.element import F32
 
@@ -52,7 +52,7 @@ def linear(
         if undispatched(x, weight, bias):
             return run_linear(x, weight, bias, batch_invariant)
         check_tensors(x=x, weight=weight, bias=bias)
-        return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
+        return cast("torch.Tensor", call(overload_name("linear", batch_invariant), x, weight, bias))
     return _call_fused({"x": x, "weight": weight, "bias": bias}, activation, False, batch_invariant)
 
 
@@ -81,7 +81,7 @@ def gated_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: 
 def _call_fused(
     tensors: dict[str, torch.Tensor | None], activation: str, gate: bool, batch_invariant: bool
 ) -> torch.Tensor:
-    names = named("fused_linear", batch_invariant), named("fused_linear_aux", batch_invariant)
+    names = overload_name("fused_linear", batch_invariant), overload_name("fused_linear_aux", batch_invariant)
     run = partial(_fused_linear, batch_invariant=True) if batch_invariant else _fused_linear
     return _call(names, run, tensors, activation, gate)
 
@@ -226,7 +226,7 @@ def _fake_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activati
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:
     x, weight, bias, ctx.activation, ctx.gate = inputs
-    ctx.rows, ctx.layer = named("matmul", batch_invariant), named("linear", batch_invariant)
+    ctx.rows, ctx.layer = overload_name("matmul", batch_invariant), overload_name("linear", batch_invariant)
     ctx.set_materialize_grads(False)
     if isinstance(output, tuple):
         ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None, output[1])
@@ -249,8 +249,8 @@ def _gradients(
 ) -> tuple[Any, ...]:
     x, weight, z = saved
     if grad is not None:
-        of_z = epilogues.apply_backward(grad, z, ctx.activation, ctx.gate)
-        grad_z = of_z if grad_z is None else of_z + grad_z
+        z_gradient = epilogues.apply_backward(grad, z, ctx.activation, ctx.gate)
+        grad_z = z_gradient if grad_z is None else z_gradient + grad_z
     if grad_z is None:
         return None, None, None, None, None
     needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
@@ -277,21 +277,22 @@ def _pair_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor
 def _pair_gradients(
     ctx: Any, x: torch.Tensor, weights: Pair, z: torch.Tensor, grad: torch.Tensor | None, grad_z: torch.Tensor | None
 ) -> tuple[Any, ...]:  # fmt: skip
-    of_sums = [] if grad is None else [epilogues.pair_backward(grad, z, ctx.activation)]
-    of_sums += [] if grad_z is None else [epilogues.split_columns(grad_z)]
-    if not of_sums:
+    sum_gradients = [] if grad is None else [epilogues.pair_backward(grad, z, ctx.activation)]
+    sum_gradients += [] if grad_z is None else [epilogues.split_columns(grad_z)]
+    if not sum_gradients:
         return None, None, None, None
-    of_z = [parts[0] if len(parts) == 1 else parts[0] + parts[1] for parts in zip(*of_sums, strict=True)]
-    of_x = None
+    z_gradients = [parts[0] if len(parts) == 1 else parts[0] + parts[1] for parts in zip(*sum_gradients, strict=True)]
+    x_gradient = None
     if ctx.needs_input_grad[0]:
         wide = x.element_size() < F32.bytes
-        parts = [_by_rows(part, weight, wide) for part, weight in zip(of_z, weights, strict=True)]
-        of_x = (parts[0] + parts[1]).to(x.dtype).view(x.shape)
+        parts = [_by_rows(part, weight, wide) for part, weight in zip(z_gradients, weights, strict=True)]
+        x_gradient = (parts[0] + parts[1]).to(x.dtype).view(x.shape)
     needs = ctx.needs_input_grad[1:3]
-    of_weights = [
-        linear_gradients(x, None, part, (False, needed, False))[1] for part, needed in zip(of_z, needs, strict=True)
+    weight_gradients = [
+        linear_gradients(x, None, part, (False, needed, False))[1]
+        for part, needed in zip(z_gradients, needs, strict=True)
     ]
-    return of_x, *of_weights, None
+    return x_gradient, *weight_gradients, None
 
 
 def _by_rows(grad: torch.Tensor, weight: torch.Tensor, wide: bool) -> torch.Tensor:
@@ -315,7 +316,7 @@ def _vmap_linear_aux(
     bias: torch.Tensor | None, activation: str, gate: bool = False,
 ) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
     del info
-    layer, product, plain = (named(name, batch_invariant) for name in ("fused_linear_aux", "matmul", "linear"))
+    layer, product, plain = (overload_name(name, batch_invariant) for name in ("fused_linear_aux", "matmul", "linear"))
     if in_dims[1] is None and in_dims[2] is None:
         return _OPS[layer](vmapping.in_front(x, in_dims[0]), weight, bias, activation, gate), (0, 0)
     z, _ = vmapping.linear(OPS[product], OPS[plain], in_dims[:3], x, weight, bias)
@@ -348,7 +349,7 @@ _PAIR = "(Tensor x, Tensor w1, Tensor w3, str activation)"
 
 def _linears(batch_invariant: bool) -> tuple[Operator, ...]:
     """The operators of fused layers, or their overloads that are batch-invariant."""
-    name, name_aux = (named(each, batch_invariant) for each in ("fused_linear", "fused_linear_aux"))
+    name, name_aux = (overload_name(each, batch_invariant) for each in ("fused_linear", "fused_linear_aux"))
     run = partial(_fused_linear, batch_invariant=batch_invariant)
     keep = partial(_keep_linear, batch_invariant=batch_invariant)
     return (

@@ -13,7 +13,7 @@ from cudal2gen.operators.check_operands import check_grouped, grouped_shape
 from cudal2gen.operators.dispatch import current
 from cudal2gen.operators.plan_requests import Arguments, in_rows, key_of, request_grouped
 from cudal2gen.operators.plans import CallPlan
-from cudal2gen.operators.registration import Operator, call, named, no_script, register
+from cudal2gen.operators.registration import Operator, call, no_script, overload_name, register
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ def grouped_mm(
     if plain and not lazy(mat_a, mat_b, offs, bias):
         return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype, batch_invariant)
     check_tensors(mat_a=mat_a, mat_b=mat_b, offs=offs, bias=bias)
-    return cast("torch.Tensor", call(named("grouped_mm", batch_invariant), mat_a, mat_b, offs, bias, out_dtype))
+    return cast("torch.Tensor", call(overload_name("grouped_mm", batch_invariant), mat_a, mat_b, offs, bias, out_dtype))
 
 
 def _grouped_mm(
@@ -83,7 +83,7 @@ def _fake_grouped_mm(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
-    ctx.rows = named("grouped_mm", batch_invariant)
+    ctx.rows = overload_name("grouped_mm", batch_invariant)
     a, b, offs, bias, _ = inputs
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None, offs)
     ctx.dtype, ctx.ranks, ctx.bias_shape = a.dtype, (a.ndim, b.ndim), None if bias is None else bias.shape
@@ -91,17 +91,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b, offs = ctx.saved_tensors
-    of_bias = grad.sum_to_size(ctx.bias_shape).to(ctx.dtype) if ctx.needs_input_grad[3] else None
+    bias_gradient = grad.sum_to_size(ctx.bias_shape).to(ctx.dtype) if ctx.needs_input_grad[3] else None
     grad = grad.to(ctx.dtype)
     product, (rank_a, rank_b) = _OPS["grouped_mm"], ctx.ranks
-    of_a = of_b = None
+    a_gradient = b_gradient = None
     if ctx.needs_input_grad[0]:
-        of_a = _OPS[ctx.rows](grad, b.mT, offs)
-        of_a = _zero_after_groups(of_a, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else of_a
+        a_gradient = _OPS[ctx.rows](grad, b.mT, offs)
+        a_gradient = _zero_after_groups(a_gradient, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else a_gradient
     if ctx.needs_input_grad[1]:
-        of_b = product(a.mT, grad, offs)
-        of_b = _zero_after_groups(of_b, offs, -1 if rank_a == 3 else -2) if rank_b == 2 else of_b
-    return of_a, of_b, None, of_bias, None
+        b_gradient = product(a.mT, grad, offs)
+        b_gradient = _zero_after_groups(b_gradient, offs, -1 if rank_a == 3 else -2) if rank_b == 2 else b_gradient
+    return a_gradient, b_gradient, None, bias_gradient, None
 
 
 def _zero_after_groups(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> torch.Tensor:
@@ -123,7 +123,7 @@ def _vmap(name: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vm
 
 def _operator(batch_invariant: bool) -> Operator:
     """The operator, or its overload that is batch-invariant."""
-    name, demanding = named("grouped_mm", batch_invariant), partial(partial, batch_invariant=batch_invariant)
+    name, demanding = overload_name("grouped_mm", batch_invariant), partial(partial, batch_invariant=batch_invariant)
     return Operator(
         f"{name}(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
         demanding(_grouped_mm), _fake_grouped_mm, own_grouped, demanding(_keep), _backward, partial(_vmap, name),

@@ -50,7 +50,7 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     if not rank:
         return ()
     pairs = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
-    return tuple(of_b if of_a == 1 else of_a for of_a, of_b in pairs)
+    return tuple(b_extent if a_extent == 1 else a_extent for a_extent, b_extent in pairs)
 
 
 def step(extents: Sequence[int], strides: Sequence[int]) -> int | None:
@@ -112,9 +112,10 @@ def do_overlap(extents: Sequence[int], strides: Sequence[int]) -> bool:
     steps = _steps(extents, strides)
     if math.prod(extents) > 1 + sum((extent - 1) * stride for stride, extent in steps):
         return True
-    for (first, of_first), (second, of_second) in combinations(steps, 2):
+    for (first, first_extent), (second, second_extent) in combinations(steps, 2):
+        # ``second // common`` steps of ``first`` and ``first // common`` steps of ``second`` reach the same address.
         common = math.gcd(first, second)
-        if common and second // common < of_first and first // common < of_second:
+        if common and second // common < first_extent and first // common < second_extent:
             return True
     return any(not stride for stride, _ in steps)
 

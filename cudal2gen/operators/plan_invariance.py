@@ -28,7 +28,7 @@ from cudal2gen.results.choice import Choice, Table, TableKernel
 
 ROWS = (1, 16, 256, 4096)  # numbers of rows for which kernels are compared
 NEAR = 64  # most kernels that the timing model compares for each of them
-SERVED = (1, 2, 3, *ROWS)  # a kernel that takes these takes any number of rows, up to its grid's limit of tiles
+TESTED_ROWS = (1, 2, 3, *ROWS)  # a kernel that takes these takes any number of rows, up to its grid's limit of tiles
 NO_KERNEL = "no kernel takes every number of rows"
 NOT_MEASURED = "no kernel was measured faster for any number of rows of this weight"
 
@@ -66,8 +66,8 @@ class OneKernel:
         if number is not None and problem.kind != plain.kind:
             number = table.counterpart(number, problem)
         if number is None:
-            reason = chosen if chosen.number is None else _none(f"its kernel is not here{problem.suffix}")
-            return Choice(None, None, reason.reason, reason.short)
+            outcome = chosen if chosen.number is None else _no_kernel(f"its kernel is not here{problem.suffix}")
+            return Choice(None, None, outcome.reason, outcome.short)
         kernel = table.kernels[number]
         use = kernel.use(Sizes(problem.m, problem.n, problem.k), operands)
         if use is None:
@@ -75,7 +75,7 @@ class OneKernel:
         return Choice(number, use, chosen.reason, chosen.short)
 
 
-def _none(reason: str) -> SharedKernel:
+def _no_kernel(reason: str) -> SharedKernel:
     return SharedKernel(None, reason, reason)
 
 
@@ -83,10 +83,10 @@ def _decide(table: Table, problem: Problem, measured: bool) -> SharedKernel:
     """The kernel for all numbers of rows of a plain or grouped problem."""
     sizes, computing = sizes_of(problem), [i for i, kernel in enumerate(table.kernels) if kernel.computes(problem)]
     if not computing:
-        return _none(f"no kernels for {table.gpu} {problem.types} {problem.layout}{problem.suffix}")
+        return _no_kernel(f"no kernels for {table.gpu} {problem.types} {problem.layout}{problem.suffix}")
     won = {row.kernel for row in table.rows if row.wins and row.kind == problem.kind and row.sizes[1:] == sizes[1:]}
     if measured and not won:
-        return _none(NOT_MEASURED)
+        return _no_kernel(NOT_MEASURED)
     near = list(dict.fromkeys(number for rows in ROWS for number in _nearest(table, computing, _at(problem, rows))))
     candidates = [number for number in computing if number in won] if measured else near
     times = {number: _modelled_us(table.kernels[number], problem) for number in {*near, *candidates}}
@@ -95,7 +95,7 @@ def _decide(table: Table, problem: Problem, measured: bool) -> SharedKernel:
     ranked = sorted(candidates, key=lambda number: math.prod(factors[number]))
     number = next((number for number in ranked if _serves(table.kernels[number], problem)), None)
     if number is None:
-        return _none(NO_KERNEL)
+        return _no_kernel(NO_KERNEL)
     mean, worst = math.prod(factors[number]) ** (1 / len(ROWS)), max(factors[number])
     reason = (
         f"one kernel for every number of rows of a weight {problem.n}x{problem.k}, that of "
@@ -115,7 +115,7 @@ def _serves(kernel: TableKernel, problem: Problem) -> bool:
     record = kernel.record
     if record.shares_last_wave or record.TEXTUAL:
         return False
-    served = [Sizes(rows, problem.n, problem.k) for rows in SERVED]
+    served = [Sizes(rows, problem.n, problem.k) for rows in TESTED_ROWS]
     return all(kernel.use(sizes, LaunchOperands.packed(problem.layout, sizes)) is not None for sizes in served)
 
 

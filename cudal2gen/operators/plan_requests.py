@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """What is applied to the sums. ``aux``: whether the sums with bias (Z) are returned too."""
+    """The operation on the sums. ``aux``: whether the sums with bias (Z) are returned too."""
 
     activation: Activation
     gate: bool
@@ -244,26 +244,26 @@ def product(
     """``request_matmul`` for tensors that are given by their facts."""
     shape, sizes = result_shape(a.shape, b.shape), plan_batches.sizes_of(a.shape, b.shape)
     batch = plan_batches.broadcast(a.shape[:-2], b.shape[:-2])
-    of_a = plan_batches.matrix_strides(a.shape, a.strides, batch)
-    of_b = plan_batches.matrix_strides(b.shape, b.strides, batch, column=True)
-    of_d = _strides_of_d(None if out is None else out.strides, batch, sizes, (len(a.shape) > 1, len(b.shape) > 1))
+    a_strides = plan_batches.matrix_strides(a.shape, a.strides, batch)
+    b_strides = plan_batches.matrix_strides(b.shape, b.strides, batch, column=True)
+    d_strides = _strides_of_d(None if out is None else out.strides, batch, sizes, (len(a.shape) > 1, len(b.shape) > 1))
     extents, spacing, obstacle = sizes, Batches(), ""
     if 0 in batch:
         extents = sizes._replace(m=0)
-    elif batch and (folded := _folded(of_a, of_b, of_d, batch, sizes)) is not None:
-        extents, of_a, of_d = folded
+    elif batch and (folded := _folded(a_strides, b_strides, d_strides, batch, sizes)) is not None:
+        extents, a_strides, d_strides = folded
     elif batch:
-        even, obstacle = plan_batches.strided_batch(batch, of_a, of_b, of_d)
+        even, obstacle = plan_batches.strided_batch(batch, a_strides, b_strides, d_strides)
         spacing = even or spacing
     if out is not None and not plan_batches.are_distinct(out.shape, out.strides):
         obstacle = "elements of out that may lie in one place"
-    as_a = stored_operand(a, extents.m, extents.k, of_a, spacing.a)
-    as_b = stored_operand(b, extents.k, extents.n, of_b, spacing.b)
+    as_a = stored_operand(a, extents.m, extents.k, a_strides, spacing.a)
+    as_b = stored_operand(b, extents.k, extents.n, b_strides, spacing.b)
     layout, d_type = layout_of(as_a, as_b), output_name(a.dtype, out_dtype)
     by_torch = torch_matmul if d_type == "same" else partial(torch_matmul, out_dtype=out_dtype)
     stated = MatrixProblem(None, a.obstacle or obstacle, LaunchOperands.packed(layout, extents))
     if a.element is not None and not obstacle:
-        as_d = Matrix(extents.n) if out is None else matrix(out, extents.m, extents.n, of_d, spacing.d)
+        as_d = Matrix(extents.n) if out is None else matrix(out, extents.m, extents.n, d_strides, spacing.d)
         features = {"batch": "strided"} if spacing.products != 1 else {}
         matrices = as_a.matrix, as_b.matrix, as_d
         stated = matrix_problem((a.element, d_type, acc, layout), extents, matrices, **features)
@@ -298,23 +298,23 @@ def _folded(
 
 def request_linear(x: torch.Tensor, weight: torch.Tensor, biased: bool) -> Request:
     """The request of a linear layer with x (..., K) and weight (N,K), in the layout that fits their strides."""
-    of_x, of_weight = facts(x), facts(weight)
-    k, n = of_x.shape[-1], of_weight.shape[0]
+    x_facts, weight_facts = facts(x), facts(weight)
+    k, n = x_facts.shape[-1], weight_facts.shape[0]
     sizes = Sizes(x.numel() // k if k else 0, n, k)
     as_x = StoredOperand(False, None)
     if sizes.m:
         # ``view`` raises RuntimeError if the batch dimensions cannot be merged into the rows of one matrix.
         with suppress(RuntimeError):
             rows, cols = x.view(sizes.m, k).stride()
-            as_x = stored_operand(of_x, sizes.m, k, MatrixStrides(rows, cols))
-    as_weight = stored_operand(of_weight, k, n, MatrixStrides(of_weight.strides[1], of_weight.strides[0]))
+            as_x = stored_operand(x_facts, sizes.m, k, MatrixStrides(rows, cols))
+    as_weight = stored_operand(weight_facts, k, n, MatrixStrides(weight_facts.strides[1], weight_facts.strides[0]))
     layout = layout_of(as_x, as_weight)
-    stated = MatrixProblem(None, of_x.obstacle, LaunchOperands.packed(layout, sizes))
-    if of_x.element is not None:
+    stated = MatrixProblem(None, x_facts.obstacle, LaunchOperands.packed(layout, sizes))
+    if x_facts.element is not None:
         matrices = as_x.matrix, as_weight.matrix, Matrix(n)
-        stated = matrix_problem((of_x.element, "same", "f32", layout), sizes, matrices)
-    shape = (*of_x.shape[:-1], n)
-    request = Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_x.device, torch_linear)
+        stated = matrix_problem((x_facts.element, "same", "f32", layout), sizes, matrices)
+    shape = (*x_facts.shape[:-1], n)
+    request = Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, x_facts.device, torch_linear)
     return request._replace(fusion=BIASED, finish=add) if biased else request
 
 
@@ -333,21 +333,25 @@ def request_grouped(
     shape, by_torch = grouped_shape(a, b, offs), partial(torch_grouped, out_dtype=out_dtype)
     if offs is None:
         return request_matmul(a, b, "f32", None, out_dtype)._replace(by_torch=by_torch)
-    of_a, of_b, groups = facts(a), facts(b), len(offs)
-    sizes, spacing = Sizes(of_a.shape[-2], of_b.shape[-1], of_a.shape[-1]), Batches()
+    a_facts, b_facts, groups = facts(a), facts(b), len(offs)
+    sizes, spacing = Sizes(a_facts.shape[-2], b_facts.shape[-1], a_facts.shape[-1]), Batches()
     stated = MatrixProblem(None, "groups of columns or of k", LaunchOperands.packed("nn", sizes))
-    if of_a.element is None:
-        stated = stated._replace(obstacle=of_a.obstacle)
+    if a_facts.element is None:
+        stated = stated._replace(obstacle=a_facts.obstacle)
     elif not groups:
         stated = stated._replace(obstacle="an extent is 0")
     elif (a.ndim, b.ndim) == (2, 3):
-        spacing = Batches(groups, b=of_b.strides[0])
-        as_b = stored_operand(of_b, sizes.k, sizes.n, MatrixStrides(of_b.strides[1], of_b.strides[2]), spacing.b)
+        spacing = Batches(groups, b=b_facts.strides[0])
+        as_b = stored_operand(
+            b_facts, sizes.k, sizes.n, MatrixStrides(b_facts.strides[1], b_facts.strides[2]), spacing.b
+        )
         # Groups are rows of A, so A cannot be transposed.
-        as_a = StoredOperand(False, matrix(of_a, sizes.m, sizes.k, MatrixStrides(of_a.strides[0], of_a.strides[1])))
-        kind: Kind = (of_a.element, output_name(of_a.dtype, out_dtype), "f32", layout_of(as_a, as_b))
+        as_a = StoredOperand(
+            False, matrix(a_facts, sizes.m, sizes.k, MatrixStrides(a_facts.strides[0], a_facts.strides[1]))
+        )
+        kind: Kind = (a_facts.element, output_name(a_facts.dtype, out_dtype), "f32", layout_of(as_a, as_b))
         stated = matrix_problem(kind, sizes, (as_a.matrix, as_b.matrix, Matrix(sizes.n)), batch="grouped")
-    return Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, of_a.device, by_torch, spacing)
+    return Request(stated.problem, stated.obstacle, sizes, stated.operands, shape, a_facts.device, by_torch, spacing)
 
 
 def add(d: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -387,7 +391,7 @@ def key_of(tensor: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 def span(tensor: torch.Tensor) -> int:
-    """The number of bytes from the begin of a tensor's first element to the end of its last."""
+    """The number of bytes from the beginning of a tensor's first element to the end of its last."""
     if not tensor.numel():
         return 0
     reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -53,6 +53,7 @@ class Operator(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name in the schema, with that of the overload if it has one."""
         return self.schema.partition("(")[0]
 
     @property
@@ -66,7 +67,7 @@ class Operator(NamedTuple):
         return self.follows_autocast and not self.writes
 
     def write_signed(self, *arguments: Any, **options: Any) -> None:
-        """A call with a lazily conjugated or negated tensor, which torch computes."""
+        """Computes, by torch's functions, a call with a lazily conjugated or negated tensor."""
         self.torch_fallback("conjugated or negated lazily")(*arguments, **options)
 
 
@@ -98,7 +99,7 @@ def register(*operators: Operator) -> dict[str, Any]:
     return overloads
 
 
-def named(operator: str, batch_invariant: bool) -> str:
+def overload_name(operator: str, batch_invariant: bool) -> str:
     """The name of an operator, or of its overload that is batch-invariant."""
     return f"{operator}.{INVARIANT_OVERLOAD}" if batch_invariant else operator
 

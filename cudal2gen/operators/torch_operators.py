@@ -27,7 +27,7 @@ from cudal2gen.operators.plan_requests import (
     span,
 )
 from cudal2gen.operators.plans import CallPlan
-from cudal2gen.operators.registration import INVARIANT_OVERLOAD, Operator, call, named, no_script, register
+from cudal2gen.operators.registration import INVARIANT_OVERLOAD, Operator, call, no_script, overload_name, register
 from kernelproof.ground.element import ELEMENTS, F32
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def matmul(
     if undispatched(a, b):
         return _matmul(a, b, acc, out_dtype, batch_invariant)
     check_tensors(a=a, b=b)
-    return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
+    return cast("torch.Tensor", call(overload_name("matmul", batch_invariant), a, b, acc, out_dtype))
 
 
 @no_script
@@ -94,7 +94,7 @@ def _matmul(
     if d is not None:
         return d
     if autocast_is_on(a) or lazy(a, b):  # the caller skipped the dispatcher, which handles both
-        return cast("torch.Tensor", call(named("matmul", batch_invariant), a, b, acc, out_dtype))
+        return cast("torch.Tensor", call(overload_name("matmul", batch_invariant), a, b, acc, out_dtype))
     a = in_rows(a, current().memory) if level else a
     plan = plan_matmul(a, b, acc, out_dtype, level)
     if plan.native is not None and not plan.native.kept and kind != _NO_KIND:
@@ -216,7 +216,7 @@ def run_linear(
     if d is not None:
         return d
     if autocast_is_on(x) or lazy(x, weight, bias):  # as in ``_matmul``
-        return cast("torch.Tensor", call(named("linear", batch_invariant), x, weight, bias))
+        return cast("torch.Tensor", call(overload_name("linear", batch_invariant), x, weight, bias))
     x = in_rows(x, current().memory) if level else x
     plan = plan_linear(x, weight, bias, level)
     if plan.native is not None and not plan.native.kept and (bias is None or bias.is_contiguous()):
@@ -254,7 +254,7 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     a, b, acc, _ = inputs
-    ctx.rows = named("matmul", batch_invariant)
+    ctx.rows = overload_name("matmul", batch_invariant)
     # A tensor that no requested gradient needs is not kept, so that its memory can be freed.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
     ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
@@ -265,8 +265,8 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     grad = grad.to(ctx.dtype)  # the gradient of an fp32 result: operands of a product have one type
-    of_a, of_b = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows, ctx.columns)
-    return of_a, of_b, None, None
+    gradients = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows, ctx.columns)
+    return *gradients, None, None
 
 
 def matmul_gradients(
@@ -280,21 +280,21 @@ def matmul_gradients(
     - ``columns``: which of a and b are ``_in_columns``. Their gradients are so too, as in torch: the gradient of ``w``
       in ``matmul(x, w.t())`` is contiguous.
     """
-    of_a, of_b = (len(shape) for shape in shapes)
+    rank_a, rank_b = (len(shape) for shape in shapes)
     product = OPS["matmul"]
-    grad = grad.unsqueeze(-1) if of_b == 1 else grad
-    grad = grad.unsqueeze(-2) if of_a == 1 else grad
+    grad = grad.unsqueeze(-1) if rank_b == 1 else grad
+    grad = grad.unsqueeze(-2) if rank_a == 1 else grad
     gradient_a = gradient_b = None
     if needs[0] and b is not None:
-        matrices = b.unsqueeze(-1) if of_b == 1 else b
-        extents = (1, *shapes[0]) if of_a == 1 else shapes[0]
-        if columns[0] and of_b <= 2:
+        matrices = b.unsqueeze(-1) if rank_b == 1 else b
+        extents = (1, *shapes[0]) if rank_a == 1 else shapes[0]
+        if columns[0] and rank_b <= 2:
             gradient_a = product(matrices.conj(), grad.mT, acc).mT
         else:
             gradient_a = _summed(OPS[rows_by](grad, _adjoint(matrices), acc), extents).view(shapes[0])
     if needs[1] and a is not None:
-        matrices = a.unsqueeze(0) if of_a == 1 else a
-        if of_b <= 2:  # one product of all rows
+        matrices = a.unsqueeze(0) if rank_a == 1 else a
+        if rank_b <= 2:  # one product of all rows
             rows = as_rows(matrices)
             if columns[1]:
                 gradient_b = product(as_rows(grad).mT, rows.conj(), acc).mT
@@ -326,7 +326,7 @@ def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     x, weight, bias = inputs
-    ctx.rows = named("matmul", batch_invariant)
+    ctx.rows = overload_name("matmul", batch_invariant)
     ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
     ctx.biased = bias is not None
 
@@ -344,14 +344,14 @@ def linear_gradients(
     """The gradients of x, weight and bias in ``linear(x, weight, bias)``. ``x`` or ``weight`` may be None if the other
     one needs no gradient. ``needs`` and ``rows_by``: see ``matmul_gradients``."""
     rows = as_rows(grad)
-    of_x = of_weight = None
+    x_gradient = weight_gradient = None
     if needs[0] and weight is not None:
         flat = weight.conj() if weight.is_complex() else weight
-        of_x = OPS[rows_by](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
+        x_gradient = OPS[rows_by](rows, flat, "f32").reshape(*grad.shape[:-1], weight.shape[1])
     if needs[1] and x is not None:
         flat = as_rows(x)
-        of_weight = OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
-    return of_x, of_weight, rows.sum(0) if needs[2] else None
+        weight_gradient = OPS["matmul"](rows.t(), flat.conj() if flat.is_complex() else flat, "f32")
+    return x_gradient, weight_gradient, rows.sum(0) if needs[2] else None
 
 
 # --- under torch.vmap: a further batch dimension ---
@@ -369,7 +369,7 @@ def _vmap_linear(
 
 def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
     """The operators, or their overloads that are batch-invariant."""
-    product, layer = (named(name, batch_invariant) for name in ("matmul", "linear"))
+    product, layer = (overload_name(name, batch_invariant) for name in ("matmul", "linear"))
     out = f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out"
     of_matmul = 'Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None'
     demanding = partial(partial, batch_invariant=batch_invariant)

@@ -1,4 +1,4 @@
-"""Computes operators under ``torch.vmap``: the mapped dimension becomes the in_front batch dimension of a product."""
+"""Computes operators under ``torch.vmap``: the mapped dimension becomes the first batch dimension of a product."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ProductCall = Callable[..., "torch.Tensor"]
 
 
 def in_front(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
-    """The tensor with its mapped dimension ``dim`` as the in_front one; the tensor itself if None is mapped."""
+    """The tensor with its mapped dimension ``dim`` moved to the front; the tensor itself if ``dim`` is None."""
     return tensor if dim is None else tensor.movedim(dim, 0)
 
 
 def matmul(product: ProductCall, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
-    """The operator ``product`` under vmap. Vectors become matrices in_front, so that the batch dimensions of a and b
+    """The operator ``product`` under vmap. Vectors first become matrices, so that the batch dimensions of a and b
     correspond."""
     ranks = [tensor.ndim - (dim is not None) for tensor, dim in zip((a, b), in_dims, strict=False)]
     a, b = in_front(a, in_dims[0]), in_front(b, in_dims[1])
@@ -31,7 +31,7 @@ def matmul(product: ProductCall, in_dims: tuple[Any, ...], a: torch.Tensor, b: t
 
 
 def _widened(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """The tensor with dimensions of one element inserted after the in_front, up to this rank."""
+    """The tensor with dimensions of one element inserted after its first dimension, up to this rank."""
     return tensor.reshape(tensor.shape[0], *(1,) * (rank - tensor.ndim), *tensor.shape[1:])
 
 

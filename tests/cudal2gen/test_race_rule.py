@@ -149,7 +149,7 @@ def test_a_bias_rarely_favours_a_slower_kernel(name: str, most: float) -> None:
 
 
 def test_few_pairs_prove_nothing() -> None:
-    assert [rule.lowest_rank(pairs) for pairs in (1, 7, 8, 12, 60)] == [0, 0, 1, 2, 20]
+    assert [rule.bound_rank(pairs) for pairs in (1, 7, 8, 12, 60)] == [0, 0, 1, 2, 20]
     for pairs, taken in ((7, False), (8, True)):
         assert bool(rule.accepts(np.full(pairs, 0.5), np.array([0.5]))) == taken
 

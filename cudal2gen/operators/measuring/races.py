@@ -45,7 +45,7 @@ from kernelproof.ground.errors import WrongInput
 Mode = Literal["off", "once", "background"]
 VARIABLE = "CUDAL2GEN_AUTOTUNE"
 SHAPE_SECONDS, PROCESS_SECONDS = 0.1, 60.0  # time budgets of each target's race and of the process
-MODELLED = 5  # kernels that race because the timing model expects them to be fastest
+FASTEST = 5  # kernels that race because the timing model expects them to be fastest
 STAND_INS = 2  # further kernels that race because their sizes are nearest
 # Pairs of samples, of torch and of a kernel, by which the kernel is ranked and the field's spread is estimated. With
 # fewer pairs, spikes widen the spread, and ``rule`` takes biases for true differences.
@@ -217,7 +217,7 @@ class Autotuner:
         near = sorted(computing, key=lambda kernel: kernel.distance(problem))
         fast = sorted(near[:MAX_MODELLED], key=lambda kernel: _modelled_us(kernel, problem))
         chosen: dict[str, tuple[TableKernel, Use]] = {}
-        for count, order in ((1, near), (MODELLED, fast), (STAND_INS, near)):
+        for count, order in ((1, near), (FASTEST, fast), (STAND_INS, near)):
             most = len(chosen) + count
             for kernel in order:
                 if len(chosen) >= most:
@@ -381,8 +381,8 @@ class _Race:
         """Measures the best kernel against torch at the problem's rows, and if it wins there, at the bucket's least
         rows. Returns the measurements; None if the rule does not accept the kernel, or a duel is impossible."""
         measurements: list[Measurement] = []
-        for rows in range(1 + self.target.is_bucket):
-            if rows:
+        for duel in range(1 + self.target.is_bucket):
+            if duel:  # the second duel, at the bucket's least rows
                 contest = self.contests.on(buckets.at(self.target.problem, self.target.least))
                 self.watch.ready(contest)
                 use = _use(best.kernel, self.target._replace(problem=contest.problem), contest)
@@ -393,7 +393,7 @@ class _Race:
                 best = lower
             vendor: list[Sample] = []
             best.samples.clear()
-            duels_after = 0 if rows else self.target.is_bucket
+            duels_after = 0 if duel else self.target.is_bucket
             if not (yield from self._rounds(contest, [best], vendor, MAX_ROUNDS, duels_after)):
                 return None
             if not self._is_possible(contest, best) or min(vendor).device < self._floor_us(contest):
@@ -415,15 +415,15 @@ class _Race:
         ``duels_after``: the number of later duels, for which time of the budget is reserved.
         """
         by_torch = partial(self.watch.by_torch, contest)
-        field: list[tuple[list[Sample], Callable[[], Sample]]] = [(vendor, by_torch)]
-        field += [(entrant.samples, entrant.sample) for entrant in entrants]
+        contenders: list[tuple[list[Sample], Callable[[], Sample]]] = [(vendor, by_torch)]
+        contenders += [(entrant.samples, entrant.sample) for entrant in entrants]
         round_us = 0.0
         for count in range(most if entrants else 0):
             reserved = duels_after * MIN_ROUNDS if count >= MIN_ROUNDS else 0
             if not self._covers(round_us * (1 + reserved)):
                 break
             start = self.meter.now()
-            order = field[::-1] if count.bit_count() % 2 else field
+            order = contenders[::-1] if count.bit_count() % 2 else contenders
             for column, sample in (*order, *reversed(order)):
                 column.append(sample())
             round_us = (self.meter.now() - start) * 1e6
@@ -438,6 +438,7 @@ class _Race:
         return us / 1e6 <= min(race_s - self.spent, process_s - self.tuner.spent) - step_s
 
     def _floor_us(self, contest: Contest) -> float:
+        """A lower bound of any kernel's time for a contest's product, in microseconds."""
         return max(self.store.environment.floor_us(contest.computed, cold=False, products=contest.products), MIN_US)
 
     def _is_possible(self, contest: Contest, entrant: Entrant) -> bool:
@@ -487,6 +488,7 @@ class _Race:
         return sample
 
     def _measurement(self, contest: Contest, best: Entrant, vendor: Sequence[Sample]) -> Measurement:
+        """The measurement to store: the samples of a kernel, and those of torch from the same rounds (``vendor``)."""
         record, digest, problem = best.kernel.record, best.kernel.digest, contest.problem
         contenders = (
             (KERNEL, record.name, digest, best.samples, best.error),

@@ -49,7 +49,7 @@ def accepts(logs: Array, field: Array) -> Array:
     """
     import numpy as np
 
-    rank = lowest_rank(logs.shape[-1])
+    rank = bound_rank(logs.shape[-1])
     if rank == 0:
         return np.zeros(logs.shape[:-1], bool)
     bound = np.sort(logs, axis=-1)[..., rank - 1]
@@ -68,9 +68,13 @@ def expected(log: Array, field: Array) -> Array:
 
 
 @cache
-def lowest_rank(pairs: int) -> int:
-    """The highest rank, from 1, whose sample is below the median with a probability of at least 1 - ``RISK``, for any
-    distribution of the samples; 0 for too few pairs."""
+def bound_rank(pairs: int) -> int:
+    """The rank, from 1, of the sample that serves as the lower bound on the median; 0 for too few pairs.
+
+    It is the highest rank whose sample is below the median with a probability of at least 1 - ``RISK``, for any
+    distribution of the samples.
+    """
+    # The sample of rank r + 1 is above the median if at most r samples are below; each is with probability 1/2.
     rank, below = 0, 0.0
     while (below := below + math.comb(pairs, rank) / 2**pairs) <= RISK:
         rank += 1

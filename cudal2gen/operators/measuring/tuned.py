@@ -35,11 +35,12 @@ class StoreConditions(NamedTuple):
 
     @classmethod
     def of(cls, environment: Environment) -> StoreConditions:
+        """The conditions in an environment."""
         versions = tuple(sorted(environment.versions.items()))
         return cls(environment.name, environment.driver, environment.max_sm_mhz, environment.power_limit_w, versions)
 
 
-def _possible(measurement: Measurement, environment: Environment) -> bool:
+def _is_possible(measurement: Measurement, environment: Environment) -> bool:
     """Whether the times of a measurement are possible on this card. A damaged line may have any number."""
     problem, least = measurement.problem, MIN_US
     if not problem.grouped:  # a grouped product may compute fewer rows than the problem states
@@ -104,7 +105,7 @@ class Store:
             own = StoreConditions.of(self.environment)
             conditions = {name: StoreConditions.of(each) for name, each in stored.environments.items()}
             rows = [row for row in stored.measurements if conditions[row.environment] == own]
-            self._measurements.extend(row for row in rows if _possible(row, self.environment))
+            self._measurements.extend(row for row in rows if _is_possible(row, self.environment))
             self._end, self._environments = end, stored.environments
         return self._measurements
 
@@ -169,11 +170,12 @@ class _RowsOfTable:
                 rows = self._current if measurement.offer == self.offers.get(problem.kind) else self._others
                 rows[problem.kind, row.sizes, row.products] = row
         self._read = len(measurements)
-        current = self._with(self._current)
-        self._raced = RacedTables(self._with(self._others | self._current) if self._others else current, current)
+        current = self._table_with(self._current)
+        self._raced = RacedTables(self._table_with(self._others | self._current) if self._others else current, current)
         return self._raced
 
-    def _with(self, raced: dict[Key, Row]) -> Table:
+    def _table_with(self, raced: dict[Key, Row]) -> Table:
+        """The pack's table, in which the ``raced`` rows replace those of the same problems."""
         table = self.table
         kept = [row for row in table.rows if (row.kind, row.sizes, row.products) not in raced]
         return replace(table, rows=[*kept, *raced.values()])
