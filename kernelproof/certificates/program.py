@@ -8,7 +8,7 @@ from types import CodeType
 
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.traffic import Traffic
-from kernelproof.emulator.frontend.emitter import Emitter, Names
+from kernelproof.emulator.frontend.emitter import Emitter, EmitterFacts
 from kernelproof.emulator.frontend.flow.blocks import Block
 from kernelproof.emulator.frontend.flow.graph import build
 from kernelproof.emulator.frontend.flow.loops import bits, immediate_postdominators, natural_loops
@@ -55,7 +55,7 @@ class Program:
         self.offsets = function.offsets
         self.widths = [param.size for param in function.params]
         self.clusters = any(map(_is_of_cluster, self.graph.instructions()))
-        names = Names(
+        names = EmitterFacts(
             self.graph.kinds, set(), set(), set(self.graph.kinds), set(), self.layout.symbols, self.clusters,
             polls=False, origins={}, machine_code=False,
         )  # fmt: skip

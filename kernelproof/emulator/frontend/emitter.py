@@ -69,7 +69,7 @@ def unsupported(ins: Instr, why: str = "unknown instruction") -> UnknownInstruct
 
 
 @dataclass
-class Names:
+class EmitterFacts:
     """The facts about a kernel's registers and variables that the emitter uses.
 
     ``kinds``: declared types of registers. ``uniform``: registers with one value for all lanes. ``lazy``: registers
@@ -96,11 +96,11 @@ class Emitter:
     """Writes the lines of a block, into ``lines``. ``current`` is the instruction that is being written; ``guard`` is
     the text of its predicate if that varies between lanes. ``scope``: the Python objects that the text may name."""
 
-    def __init__(self, names: Names, scope: dict[str, object]) -> None:
-        self.kinds, self.uniform, self.lazy, self.symbols = names.kinds, names.uniform, names.lazy, names.symbols
-        self.read_registers, self.checked_loads = names.read_registers, names.checked_loads
-        self.hopper, self.polls = names.hopper, names.polls
-        self.origins, self.machine_code = names.origins, names.machine_code
+    def __init__(self, facts: EmitterFacts, scope: dict[str, object]) -> None:
+        self.kinds, self.uniform, self.lazy, self.symbols = facts.kinds, facts.uniform, facts.lazy, facts.symbols
+        self.read_registers, self.checked_loads = facts.read_registers, facts.checked_loads
+        self.hopper, self.polls = facts.hopper, facts.polls
+        self.origins, self.machine_code = facts.origins, facts.machine_code
         # Number of an instruction -> the pointers from which its address may be computed.
         self.address_origins: dict[int, frozenset[Origin]] = {}
         # Register that some path reads before it writes it -> the first instruction that reads it.

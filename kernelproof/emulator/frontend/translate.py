@@ -20,7 +20,7 @@ from kernelproof.emulator.frontend.emitter import (
     HOPPER_UNITS,
     UNITS,
     Emitter,
-    Names,
+    EmitterFacts,
     UnknownInstruction,
     unsupported,
 )
@@ -140,7 +140,7 @@ class _Translator:
         self.graph, self.counters, self.waiting = graph, counters, waiting
         self.layout = Layout(module, graph)
         lazy = _lazy_registers(graph)
-        names = Names(
+        emitter_facts = EmitterFacts(
             graph.kinds, graph.uniform, lazy, _read_registers(graph), checked_loads(graph.blocks), self.layout.symbols,
             graph.hopper,
             polls=bool(graph.spin_heads),
@@ -154,7 +154,7 @@ class _Translator:
         accumulators = self._wgmma_accumulators()
         self.uncertain = [name for name in self.unset if name not in accumulators]
         self.scope: dict[str, object] = dict(NAMESPACE)
-        self.emitter = Emitter(names, self.scope)
+        self.emitter = Emitter(emitter_facts, self.scope)
 
     def compile(self) -> Compiled:
         """The kernel's function and facts."""

@@ -101,7 +101,7 @@ class _Splitter:
     def __init__(self) -> None:
         self.blocks = [Block(0, [])]
         self.current, self.ended = self.blocks[0], False
-        self.at: dict[str, int] = {}
+        self.block_of_label: dict[str, int] = {}
         self.targets: list[tuple[Block, list[str]]] = []
 
     def open(self, line: int) -> Block:
@@ -117,7 +117,7 @@ class _Splitter:
             current = self.open(label.line)
             if previous is not None:
                 previous.targets = [current.index]
-        self.at[label.name] = self.current.index
+        self.block_of_label[label.name] = self.current.index
         self.ended = False
 
     def instruction(self, item: Instr) -> None:
@@ -184,6 +184,6 @@ class _Splitter:
             return block.index + 1
         if name == _EXIT:
             return final
-        if name not in self.at:
+        if name not in self.block_of_label:
             raise PtxError(block.line, f"label {name} does not exist")
-        return self.at[name]
+        return self.block_of_label[name]
