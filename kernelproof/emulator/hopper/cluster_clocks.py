@@ -135,9 +135,9 @@ class ClusterClocks(WarpClocks):
 
     # --- questions about order ---
 
-    def horizon(self, row: Array | int, warp: Array | int, other: Array, together: Array | bool = False) -> Array:
+    def horizon(self, row: Array | int, warp: Array | int, other: Array, by_all_lanes: Array | bool = False) -> Array:
         """See ``WarpClocks.horizon``; the entries are those for visibility in global memory."""
-        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device + self.together * together])
+        return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device + self.together * by_all_lanes])
 
     def total(self, row: int, warp: int) -> int:
         learned = sum(int(clock.sum()) for _, clock in self.private.get((row, warp), ()))

@@ -109,7 +109,7 @@ class ClusterMemory(ClusterOrder):
         self.async_reads.add(reader, source.low, source.high, end_column != own)
         self.async_reads.tags[reader, at] = self.TAG(self.stamp | PSEUDO | end_column)
         if self.recorded is not None:
-            self.recorded.read(at, 16 // self.granule, own, site)
+            self.recorded.record_read(at, 16 // self.granule, own, site)
 
     def wgmma_read(
         self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
@@ -127,7 +127,7 @@ class ClusterMemory(ClusterOrder):
         self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
         if self.recorded is not None:
             for elements, column in zip(at, own.tolist(), strict=True):
-                self.recorded.read(elements, 16 // self.granule, column, site)
+                self.recorded.record_read(elements, 16 // self.granule, column, site)
         return True
 
     def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
@@ -342,7 +342,7 @@ class ClusterMemory(ClusterOrder):
         if self.hazards:
             self.rows[width][0][at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
             if self.recorded is not None:
-                self.recorded.wrote(at, width // self.granule, site)
+                self.recorded.record_write(at, width // self.granule, site)
         self.views[width][at] = self.poison[width]
 
     def may_follow(self, to: Elements, lanes: Array, width: int) -> bool:

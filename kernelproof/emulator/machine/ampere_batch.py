@@ -1,4 +1,4 @@
-"""A batch of CTAs with the units that sm_80 has."""
+"""Builds a batch of CTAs with the units of sm_80. Batches of newer architectures extend it."""
 
 from __future__ import annotations
 

@@ -42,19 +42,22 @@ class BarrierSites:
         self._passed: dict[object, Array] = {}
         # Row of a CTA -> places of two instructions -> a phase at which warps met by these two. It becomes a crossing
         # when one of its warps executes the other instruction.
-        self._apart: dict[int, dict[tuple[object, object], Crossing]] = {}
+        self._split_phases: dict[int, dict[tuple[object, object], Crossing]] = {}
 
-    def meet(self, arrived: Array, sites: Array) -> None:
+    def record_phase(self, arrived: Array, sites: Array) -> None:
         """Note a complete phase of some CTAs: the lanes that have ``arrived`` (bool per lane), and by which instruction
         (``sites``, per lane)."""
         at = sites[arrived]
-        came = [int(at[0])] if (at == at[0]).all() else np.unique(at).tolist()
-        if len(came) > 1 or self._apart:
+        arrival_sites = [int(at[0])] if (at == at[0]).all() else np.unique(at).tolist()
+        if len(arrival_sites) > 1 or self._split_phases:
             for row in np.flatnonzero(arrived.reshape(self.rows, self.width).any(axis=1)).tolist():
                 if row not in self.crossings:
                     lanes = row * self.width + np.flatnonzero(arrived[row * self.width : (row + 1) * self.width])
-                    self._cross(row, {site: mine for site in came if (mine := lanes[sites[lanes] == site]).size})
-        for site in came:
+                    self._cross(
+                        row,
+                        {site: own_lanes for site in arrival_sites if (own_lanes := lanes[sites[lanes] == site]).size},
+                    )
+        for site in arrival_sites:
             warps = (arrived & (sites == site)).reshape(-1, 32).any(axis=1)
             place = self._place(site)
             self._passed[place] = self._passed[place] | warps if place in self._passed else warps
@@ -62,21 +65,21 @@ class BarrierSites:
     def _cross(self, row: int, groups: dict[int, Array]) -> None:
         """Look for a warp of a CTA that has passed two instructions by which warps met. ``groups``: instruction -> the
         lanes that arrive by it now."""
-        apart = self._apart.get(row, {})
-        for site, mine in groups.items():
+        split = self._split_phases.get(row, {})
+        for site, own_lanes in groups.items():
             place = self._place(site)
-            for (_, elsewhere), crossing in apart.items():
-                if place == elsewhere and np.isin(mine >> 5, crossing.lanes >> 5).any():
+            for (_, other_place), crossing in split.items():
+                if place == other_place and np.isin(own_lanes >> 5, crossing.lanes >> 5).any():
                     self.crossings.setdefault(row, crossing)
             for other in groups:
                 pair = (place, self._place(other))
                 if pair[0] == pair[1]:
                     continue
-                if self._have_passed(mine, other):
-                    self.crossings.setdefault(row, Crossing(site, other, mine))
-                old = apart.get(pair)
-                lanes = mine if old is None else np.union1d(old.lanes, mine)
-                self._apart.setdefault(row, apart)[pair] = Crossing(site, other, lanes)
+                if self._have_passed(own_lanes, other):
+                    self.crossings.setdefault(row, Crossing(site, other, own_lanes))
+                old = split.get(pair)
+                lanes = own_lanes if old is None else np.union1d(old.lanes, own_lanes)
+                self._split_phases.setdefault(row, split)[pair] = Crossing(site, other, lanes)
 
     def _have_passed(self, lanes: Array, site: int) -> bool:
         """Whether a warp of these lanes has passed a barrier by an instruction before."""

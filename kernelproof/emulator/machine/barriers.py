@@ -1,5 +1,5 @@
-"""Barriers of CTAs and warps (PTX ISA, "bar", "barrier", "bar.warp.sync"), and instructions that lanes execute
-together."""
+"""Executes barriers of CTAs and warps (PTX ISA, "bar", "barrier", "bar.warp.sync"), and lets lanes wait at instructions
+that they execute together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Votes:
         self.votes, self.aye = np.zeros(batch.size, bool), np.zeros(batch.size, bool)
         self.voters, self.ayes = np.zeros(batch.size, np.uint32), np.zeros(batch.size, np.uint32)
 
-    def bring(self, mask: Array, value: Array) -> None:
+    def record(self, mask: Array, value: Array) -> None:
         """The lanes of ``mask`` arrive with predicates."""
         self.votes[mask], self.aye[mask] = True, value[mask]
 
@@ -83,7 +83,7 @@ class Barriers:
         self.phases: dict[int, Phases] = {}
         # (number, row) -> the clocks that threads which arrived without waiting release, in the open phase.
         self.released: dict[tuple[int, int], ReleasedClocks] = {}
-        self.by_instruction = BarrierSites(batch.count, batch.width, self.launch.kernel.sites)
+        self.barrier_sites = BarrierSites(batch.count, batch.width, self.launch.kernel.sites)
         # None before the first bar.red.
         self.votes: Votes | None = None
         # Per lane that waits at bar.warp.sync: the mask of lanes it waits for.
@@ -105,7 +105,7 @@ class Barriers:
             and (m is None or self.batch.is_everyone(m))
             and (self.scheduler.complete or self._ctas_are_complete())
         ):
-            self.by_instruction.passed_by_all.add(site)
+            self.barrier_sites.passed_by_all.add(site)
             self._sync_all()
             return resume, m, False
         for barrier, count, group in self._groups(number, expected, m):
@@ -117,7 +117,7 @@ class Barriers:
         """bar.red: as ``sync``, with a predicate of each lane. ``reduced`` then returns the result."""
         if self.votes is None:
             self.votes = Votes(self.batch)
-        self.votes.bring(self.batch.running(m), value)
+        self.votes.record(self.batch.running(m), value)
         return self.sync(number, expected, m, resume, site)
 
     def reduced(self, mode: str) -> Array:
@@ -161,7 +161,7 @@ class Barriers:
         return bool(((left == 0) | (left == self.batch.threads)).all())
 
     def _groups(self, number: Scalar, expected: Scalar, m: Mask) -> list[tuple[int, int, Array]]:
-        """(barrier, threads expected, 0 without a count, lanes) for every barrier that the lanes name."""
+        """For every barrier that the lanes name: (its number, threads expected or 0 without a count, lanes)."""
         batch = self.batch
         mask = batch.running(m).copy()
         if isinstance(number, int) and isinstance(expected, int):
@@ -261,7 +261,7 @@ class Barriers:
             finished = done[batch.row_of]
             met = arrived & finished & phases.uncounted[batch.row_of]
             if met.any():
-                self.by_instruction.meet(met, phases.site)
+                self.barrier_sites.record_phase(met, phases.site)
                 self._report_crossings(number, early)
             self._sync_some(number, participants & finished, done)
             self.scheduler.release(number, finished)
@@ -286,7 +286,7 @@ class Barriers:
         """Report CTAs in which threads have exited before a barrier (``early``, bool per row), if their warps had met
         there by different instructions."""
         for row in early.nonzero()[0].tolist():
-            crossing = self.by_instruction.crossings.get(row)
+            crossing = self.barrier_sites.crossings.get(row)
             if crossing is not None and self._is_aligned(crossing.site) and self._is_aligned(crossing.other):
                 text = (
                     f"warps have met at barrier {number} by different instructions, and threads have exited before its "
@@ -312,7 +312,7 @@ class Barriers:
         if self.launch.counters is not None:
             self._count(int(self._rows_of(alive).sum()))
         warps, threads = range(self.batch.warps_per_cta), np.arange(self.batch.threads)
-        for cta in self.order.uneven(self.batch.ctas):
+        for cta in self.order.unsynchronised(self.batch.ctas):
             self.order.barrier(cta, warps, warps, threads)
 
     def _sync_some(self, number: int, participants: Array, rows: Array) -> None:
@@ -326,14 +326,14 @@ class Barriers:
         waits = self.scheduler.asleep(number) & participants
         # For lanes that went on after they had arrived, ``released`` has the clock at their arrival.
         present = waits | (participants & ~batch.alive)
-        waiting, there = self.clocks.warps_in(waits), self.clocks.warps_in(present)
+        waiting, present_warps = self.clocks.warps_in(waits), self.clocks.warps_in(present)
         counts = present.reshape(batch.count, batch.width).sum(axis=1).tolist()
         for row in np.flatnonzero(rows).tolist():
             released = self.released.pop((number, row), None)
             sleepers = waiting[row].nonzero()[0]
             if not sleepers.size:
                 continue
-            warps = there[row].nonzero()[0]
+            warps = present_warps[row].nonzero()[0]
             complete = counts[row] == batch.threads
             self.clocks.meet(row, warps, sleepers, complete, released.clock if released else None)
             if self.order.active:
@@ -379,6 +379,7 @@ class Barriers:
         scheduler.sleep(WARP_BARRIER, mask, resume, site)
         ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
         if ready.any():
+            # A mask of less than the warp frees only the lanes that it names in a set that is now complete.
             free = arrived & ready
             if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
                 free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)

@@ -44,13 +44,14 @@ class BatchSizes:
         self.launch.batches.append(count)
         return count
 
-    def ended(self, count: int, steps: int) -> None:
+    def record_end(self, count: int, steps: int) -> None:
         """A batch of ``count`` CTAs has ended after so many steps of its scheduler. The next batch is wider, unless
         wider batches take many more steps, as they do when their CTAs take different branches."""
         if count != self.size or self.size >= self.most:
             return
         if self.steps is not None and count > self.steps[0]:
             before, least = self.steps
+            # ``count / before`` is 2 after a doubling; the limit grows with it.
             if steps > GROWTH * (least + 1) * count / before / 2:
                 self.size = self.most = before
                 return

@@ -1,4 +1,4 @@
-"""Instructions that the lanes of a warp execute together (PTX ISA): shfl, vote, match, redux, elect, activemask.
+"""Executes instructions that lanes of a warp execute together (PTX ISA): shfl, vote, match, redux, elect, activemask.
 
 A ``.sync`` instruction also synchronises its members, so it orders their memory accesses.
 """
@@ -60,7 +60,7 @@ class Warps:
                 self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(unequal))
         return active
 
-    def _meet(self, members: Scalar, m: Mask, site: int) -> Array:
+    def _synchronise(self, members: Scalar, m: Mask, site: int) -> Array:
         """The members synchronise: what they did before happens before what they do next."""
         active = self._require_members(members, m, site)
         self.clocks.warp_sync(m)
@@ -74,7 +74,7 @@ class Warps:
         self, mode: str, value: Array, lane: Scalar, clamp: Scalar, members: Scalar, m: Mask, site: int
     ) -> tuple[Array, Array]:
         """shfl.sync: (values, predicate: the source lane was in range)."""
-        active = self._meet(members, m, site)
+        active = self._synchronise(members, m, site)
         own = self.batch.lane.astype(np.int64).reshape(-1, 32)
         b, c = self.batch.words(lane).astype(np.int64) & 31, self.batch.words(clamp).astype(np.int64)
         # The operand c cuts a warp into segments: bits 8-12 are the mask of the segment, bits 0-4 the clamp. ``low`` is
@@ -95,7 +95,7 @@ class Warps:
 
     def vote(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> Array:
         """vote.sync: ballot gives uint32, the other modes predicates."""
-        active = self._meet(members, m, site)
+        active = self._synchronise(members, m, site)
         bits = value.reshape(-1, 32)
         if mode == "ballot":
             return np.asarray((words_of(bits & active)[:, None] & self.batch.words(members)).reshape(-1))
@@ -106,7 +106,7 @@ class Warps:
 
     def match(self, mode: str, value: Array, members: Scalar, m: Mask, site: int) -> tuple[Array, Array]:
         """match.sync: (mask of the lanes with the same value, predicate of match.all)."""
-        group = self._groups(members, self._meet(members, m, site))
+        group = self._groups(members, self._synchronise(members, m, site))
         v = value.reshape(-1, 32)
         same = (v[:, :, None] == v[:, None, :]) & group
         if mode == "any":
@@ -117,7 +117,7 @@ class Warps:
 
     def redux(self, mode: str, value: Array, members: Scalar, m: Mask, site: int, signed: bool) -> Array:
         """redux.sync on 32-bit integers."""
-        group = self._groups(members, self._meet(members, m, site))
+        group = self._groups(members, self._synchronise(members, m, site))
         v = (value.view(np.int32) if signed else value).reshape(-1, 1, 32).astype(np.int64)
         neutral, combine = _REDUCTIONS[mode]
         out = combine(np.where(group, v, neutral))

@@ -1,8 +1,8 @@
 """Executes the CTAs of a launch, batch by batch.
 
-A batch runs until it ends, or until all its lanes wait for other CTAs. Batches that wait are resumed in turn. If a
-kernel waits for memory, only as many CTAs run at a time as the device holds, since on hardware only these can wait for
-each other.
+A batch runs until it ends, or until all its lanes wait for other CTAs. Batches that wait are resumed one after
+the other. If a kernel waits for memory, only as many CTAs run at a time as the device holds, since on hardware only
+these can wait for each other.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def run(
     """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Raises Runaway, Overtaken,
     Waits, or EmulatorError for what the emulator does not support."""
     reuse_memory()
-    held = _held(launch, len(ctas))
+    held = _resident_limit(launch, len(ctas))
     launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, held)
     with np.errstate(all="ignore"):
         Execution(launch, device, function, batch_type, held).run_all(len(ctas))
 
 
-def _held(launch: LaunchState, count: int) -> int:
+def _resident_limit(launch: LaunchState, count: int) -> int:
     """How many CTAs may run at a time, a multiple of the cluster size. If CTAs can cancel others, one per SM, because
     it matters which have started. If they can wait for others, as many as the device holds. Otherwise all."""
     kernel, device, geometry = launch.kernel, launch.device, launch.geometry
@@ -75,8 +75,8 @@ def _held(launch: LaunchState, count: int) -> int:
 
 
 class Execution:
-    """Runs the batches of a launch in turn. ``held``: the CTAs that may run at a time. It grows if all that the device
-    holds wait for others; the launch is then reported as one that needs more CTAs than fit."""
+    """Runs the batches of a launch, one after the other. ``held``: the CTAs that may run at a time. It grows
+    if all that the device holds wait for others; the launch is then reported as one that needs more CTAs than fit."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Execution:
             if launch.options.progress and ended:
                 launch.options.progress(total - len(queue) - launch.active, total)
             rounds += 1
-            self._note(moved=bool(started or ended), changed=launch.version != version)
+            self._count_idle_rounds(moved=bool(started or ended), changed=launch.version != version)
             if self.running and (self._is_stuck() or rounds > (launch.options.loop_limit or rounds)):
                 if not queue:
                     self._report_stuck()
@@ -138,12 +138,12 @@ class Execution:
                 left.append(running)
             else:
                 self.launch.active -= running.batch.count
-                self.sizes.ended(running.batch.count, running.batch.scheduler.steps)
+                self.sizes.record_end(running.batch.count, running.batch.scheduler.steps)
         ended = len(self.running) - len(left)
         self.running = left
         return ended
 
-    def _note(self, moved: bool, changed: bool) -> None:
+    def _count_idle_rounds(self, moved: bool, changed: bool) -> None:
         """Count a round as idle or not. ``moved``: a batch has started or ended. ``changed``: memory has changed."""
         self.unmoved = 0 if moved else self.unmoved + 1
         if moved or changed:
@@ -200,6 +200,7 @@ def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int
     """The CTAs of all clusters that contain one of ``ctas``, cluster by cluster and by rank within each."""
     (gx, gy, _), (cx, cy, cz) = grid, cluster
     x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
+    # Linear numbers: the first CTA of each cluster, then the distance of each rank from it.
     first = np.unique(x // cx * cx + gx * (y // cy * cy + gy * (z // cz * cz)))
     rank = np.arange(cx * cy * cz)
     step = rank % cx + gx * (rank // cx % cy + gy * (rank // (cx * cy)))

@@ -1,4 +1,4 @@
-"""mma.sync, movmatrix and wmma of a batch (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
+"""Executes mma.sync, movmatrix and wmma of a batch (PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions").
 
 The PTX ISA specifies how elements lie in the registers of mma.sync. It leaves that open for wmma, so this file chooses
 a layout.

@@ -1,4 +1,5 @@
-"""ldmatrix and stmatrix (PTX ISA): 8x8 matrices of 16-bit elements between shared memory and a warp's registers."""
+"""Executes ldmatrix and stmatrix (PTX ISA), which move 8x8 matrices of 16-bit elements between shared memory and a
+warp's registers."""
 
 from __future__ import annotations
 
@@ -38,9 +39,10 @@ class MatrixMemory:
             shared.counters.shared("ldmatrix", address, 16, mask)
         if shared.hazards:
             shared.read_together(lanes, at, 16, site, offset)
-        rows: Array = shared.tried(shared.views[16][at], lanes, at)
+        rows: Array = shared.trial_values(shared.views[16][at], lanes, at)
         if lanes is not None:
             rows = batch.spread(rows, lanes, 16)
+        # The last axis of 8 elements is a row; a register holds two neighbours of one.
         warps = batch.size // 32
         if transpose:
             cells = rows.view(np.uint16).reshape(warps, 4, 8, 8)[:, :matrices].transpose(1, 0, 3, 2)

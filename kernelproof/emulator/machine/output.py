@@ -1,4 +1,4 @@
-"""Text that kernels print: printf, and the messages of failed asserts."""
+"""Formats the text that kernels print: printf, and the messages of failed asserts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernelproof.emulator.memory.local import GenericMemory
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
+# A conversion of printf: flags, width, precision, length of the argument, kind. And its start up to a precision.
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
 _DOT = re.compile(r"%[-+ #0]*(?:\*|\d+)?\.")
 MAX_STRING = 4096  # characters of a string in device memory
@@ -68,11 +69,11 @@ class Output:
         texts: dict[int, str] = {}
         for address in np.unique(form[lanes]):
             chosen = self.batch.spread(np.ones(len(lanes), bool), lanes, 1).astype(bool) & (form == address)
-            texts.update(self._formatted(self._string(int(address)), values, chosen, site))
+            texts.update(self._texts_of_lanes(self._string(int(address)), values, chosen, site))
         launch.printed.append("".join(text for _, text in sorted(texts.items())))
         launch.printed_characters += len(launch.printed[-1])
 
-    def _formatted(self, form: str, values: Array, m: Array, site: int) -> dict[int, str]:
+    def _texts_of_lanes(self, form: str, values: Array, m: Array, site: int) -> dict[int, str]:
         """The text of each lane, by lane."""
         lanes = [int(lane) for lane in np.flatnonzero(m)]
         texts = dict.fromkeys(lanes, "")
@@ -90,7 +91,7 @@ class Output:
                 columns.append({lane: self._value(kind, size, int(raw[lane])) for lane in lanes})
                 at += size
             for lane in lanes:
-                texts[lane] += _spelled(conversion, tuple(column[lane] for column in columns))
+                texts[lane] += _format_arguments(conversion, tuple(column[lane] for column in columns))
         return texts
 
     def _value(self, kind: str, size: int, raw: int) -> int | float | str:
@@ -116,7 +117,7 @@ class Output:
             self.batch.launch.failed_asserts = True
 
 
-def _spelled(conversion: str, arguments: tuple[int | float | str, ...]) -> str:
+def _format_arguments(conversion: str, arguments: tuple[int | float | str, ...]) -> str:
     """Arguments as text. A conversion that Python refuses is printed as it is."""
     try:
         if conversion[-1] == "c":

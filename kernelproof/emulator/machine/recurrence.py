@@ -10,16 +10,16 @@ import numpy as np
 State = tuple[tuple[int, ...], dict[str, object]]
 # The first iteration whose state is compared, and the longest period that is found. If a period is longer, the
 # comparison begins again at twice the iteration, so that few states are copied.
-FIRST, MAX_PERIOD = 1 << 12, 64
+FIRST_ITERATION, MAX_PERIOD = 1 << 12, 64
 
 
 def state_of(values: Mapping[str, object], counters: tuple[int, ...]) -> State:
     """A copy of everything that decides what a batch does next. Values other than numbers and arrays are units of the
     machine, or registers that are computed when they are read; these are equal only if they are the same object."""
-    return counters, {name: _copied(value) for name, value in values.items()}
+    return counters, {name: _comparable(value) for name, value in values.items()}
 
 
-def _copied(value: object) -> object:
+def _comparable(value: object) -> object:
     """A value that later changes do not affect, and that compares equal by content if it is a number or an array."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tobytes()
@@ -29,11 +29,11 @@ def _copied(value: object) -> object:
 class Recurrence:
     """Compares the states of some iterations with an earlier state, from iteration ``first`` on."""
 
-    def __init__(self, first: int = FIRST) -> None:
+    def __init__(self, first: int = FIRST_ITERATION) -> None:
         self.first = first
         self.earlier: State | None = None
 
-    def looks_at(self, iteration: int) -> bool:
+    def is_due(self, iteration: int) -> bool:
         """Whether ``period`` must be called for this iteration."""
         return iteration >= self.first
 

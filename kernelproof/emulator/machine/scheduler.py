@@ -69,7 +69,7 @@ class Sleeper:
 class Scheduler:
     """The groups of lanes of a batch. Besides the running group there are
 
-    - ``pend``: block -> lanes that can run there;
+    - ``runnable``: block -> lanes that can run there;
     - ``waiting``: lanes that sleep at barriers until ``release``;
     - ``deferred``: block -> lanes that poll memory in a loop; they run again after all others.
 
@@ -81,7 +81,7 @@ class Scheduler:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self.kernel = batch.launch.kernel
-        self.pend: dict[int, Array] = {}
+        self.runnable: dict[int, Array] = {}
         self.waiting: list[Sleeper] = []
         self.deferred: dict[int, Array] = {}
         # Whether all lanes of the batch are alive: then None can stand for the mask of all living lanes.
@@ -101,7 +101,7 @@ class Scheduler:
     @property
     def alone(self) -> bool:
         """Whether all living lanes are in the running group."""
-        return not (self.pend or self.waiting or self.deferred)
+        return not (self.runnable or self.waiting or self.deferred)
 
     # --- from block to block ---
 
@@ -111,7 +111,7 @@ class Scheduler:
 
     def go(self, block: int, m: Mask) -> Step:
         """The running group goes to ``block``; others may catch up first."""
-        if self.pend:
+        if self.runnable:
             return self.next(block, m)
         return block, m, bool(self.waiting or self.deferred)
 
@@ -122,12 +122,12 @@ class Scheduler:
 
     def park(self, block: int, m: Mask) -> None:
         """Note that these lanes can run at ``block``."""
-        _add(self.pend, block, self.batch.alive.copy() if m is None else m)
+        _add(self.runnable, block, self.batch.alive.copy() if m is None else m)
 
     def pick(self) -> Step:
         """The next group to run."""
         self.steps += 1
-        if not self.pend:
+        if not self.runnable:
             return self._idle()
         # The order of blocks decides where groups meet again; see ``Graph``.
         block, mask = self._last_warpgroup() if self.launch.options.adverse else self._first_block()
@@ -143,28 +143,28 @@ class Scheduler:
         Raises Overtaken."""
         written = self.kernel.clobbers[block]
         if written:
-            places = [*self.pend, *(sleeper.block for sleeper in self.waiting), *self.deferred]
+            places = [*self.runnable, *(sleeper.block for sleeper in self.waiting), *self.deferred]
             if any(written & self.kernel.live_in[place] for place in places):
                 raise Overtaken
 
     def _first_block(self) -> tuple[int, Array]:
         """The first block in order at which lanes can run, and these lanes."""
-        block = min(self.pend)
-        return block, self.pend.pop(block)
+        block = min(self.runnable)
+        return block, self.runnable.pop(block)
 
     def _last_warpgroup(self) -> tuple[int, Array]:
         """For the adverse order: the first block at which the last warpgroup that can run has lanes, and these lanes.
         Other warpgroups' lanes remain there."""
-        row, thread = divmod(max(int(np.flatnonzero(mask)[-1]) for mask in self.pend.values()), self.batch.width)
+        row, thread = divmod(max(int(np.flatnonzero(mask)[-1]) for mask in self.runnable.values()), self.batch.width)
         start = row * self.batch.width
         lanes = slice(start + thread // 128 * 128, start + min(thread // 128 * 128 + 128, self.batch.width))
-        block = min(block for block, mask in self.pend.items() if mask[lanes].any())
-        rest = self.pend.pop(block).copy()
+        block = min(block for block, mask in self.runnable.items() if mask[lanes].any())
+        rest = self.runnable.pop(block).copy()
         chosen = np.zeros(self.batch.size, bool)
         chosen[lanes] = rest[lanes]
         rest[lanes] = False
         if rest.any():
-            self.pend[block] = rest
+            self.runnable[block] = rest
         return block, chosen
 
     def branch(self, condition: Array, yes: int, no: int, m: Mask) -> Step:
@@ -206,7 +206,7 @@ class Scheduler:
         self.backward_branches += 1
         self.steps += 1
         iterations, limit = self.backward_branches, self.launch.options.loop_limit
-        if self.recurrence.looks_at(iterations) and head not in self.kernel.polling:
+        if self.recurrence.is_due(iterations) and head not in self.kernel.polling:
             # Frame 1 is the kernel's generator, which called this method: its local variables are the registers.
             period = self.recurrence.period(iterations, self._state(sys._getframe(1), head))
             self.launch.repeating = self.recurrence.earlier is not None
@@ -223,7 +223,9 @@ class Scheduler:
     def _others_can_act(self) -> bool:
         """Whether anything but the running group can change memory: other groups, a time limit, or other CTAs."""
         limited = self.waiting and self.alarms
-        return bool(self.pend or self.deferred or limited or self.launch.active > self.batch.count or self.launch.queue)
+        return bool(
+            self.runnable or self.deferred or limited or self.launch.active > self.batch.count or self.launch.queue
+        )
 
     def _give_up(self, site: int, m: Mask, text: str) -> None:
         """Report an endless loop of the lanes of ``m``, and raise Runaway."""
@@ -243,7 +245,7 @@ class Scheduler:
 
     def _groups(self) -> dict[str, Array]:
         """The masks of all groups of lanes, by name."""
-        groups = {f"pend {block}": mask for block, mask in self.pend.items()}
+        groups = {f"runnable {block}": mask for block, mask in self.runnable.items()}
         groups |= {f"deferred {block}": mask for block, mask in self.deferred.items()}
         groups |= {f"waiting {i}": sleeper.mask for i, sleeper in enumerate(self.waiting)}
         return groups | {"alive": self.batch.alive}
@@ -260,7 +262,7 @@ class Scheduler:
         group = self.batch.alive.copy() if m is None else m
         _add(self.deferred, head, group)
         self.batch.count_iteration(head, group)
-        return self.pick() if self.pend else (BLOCKED, None, True)
+        return self.pick() if self.runnable else (BLOCKED, None, True)
 
     def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
         """A conditional branch with one target at the head of a polling loop."""
@@ -268,10 +270,10 @@ class Scheduler:
         f = ~condition if m is None else m & ~condition
         for target, group in ((yes, t), (no, f)):
             if group.any():
-                _add(self.deferred if target == head else self.pend, target, group)
+                _add(self.deferred if target == head else self.runnable, target, group)
                 if target == head:
                     self.batch.count_iteration(head, group)
-        return self.pick() if self.pend else (BLOCKED, None, True)
+        return self.pick() if self.runnable else (BLOCKED, None, True)
 
     def resume(self) -> Step:
         """Resume a batch that has yielded: its polling lanes try again. If nothing has changed since it last tried, the
@@ -281,7 +283,7 @@ class Scheduler:
                 alarm()
         self.version = self.launch.version
         for head, mask in self.deferred.items():
-            _add(self.pend, head, mask)
+            _add(self.runnable, head, mask)
         self.deferred = {}
         return self.pick()
 

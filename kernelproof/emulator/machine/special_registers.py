@@ -1,4 +1,4 @@
-"""Special registers (PTX ISA) of a batch, clocks, and approximate functions whose errors depend on the device.
+"""Computes special registers (PTX ISA), clocks, and approximate functions whose errors depend on the device.
 
 Special registers give the place of a lane in the launch, and constants of the launch.
 """
@@ -41,18 +41,18 @@ class SpecialRegisters:
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
-        self._read: dict[str, Array] = {}
+        self._values: dict[str, Array] = {}
         # The value of the clock per lane; and below, whether a lane has read it.
         self.time: Array = np.zeros(batch.size, np.uint64)
-        self.drawn = Environment.of(batch.launch.options.environment, batch.launch.device.sm_count)
-        self.time += np.uint64(self.drawn.clock)
+        self.environment = Environment.of(batch.launch.options.environment, batch.launch.device.sm_count)
+        self.time += np.uint64(self.environment.clock)
         self.reads_clock = False
 
     def lanes(self, name: str) -> Array:
         """A special register that differs between threads, uint32 per lane. It is computed once."""
-        out = self._read.get(name)
+        out = self._values.get(name)
         if out is None:
-            out = self._read[name] = self._compute(name)
+            out = self._values[name] = self._compute(name)
         return out
 
     def _compute(self, name: str) -> Array:
@@ -101,7 +101,7 @@ class SpecialRegisters:
             "%cluster_ctaid.y": y % cy,
             "%cluster_ctaid.z": z % cz,
             "%cluster_ctarank": batch.rank,
-            "%smid": self.drawn.sms[cta % self.launch.device.sm_count],
+            "%smid": self.environment.sms[cta % self.launch.device.sm_count],
         }
         if name not in of_ctas:
             raise EmulatorError(f"special register {name} is not modelled")
@@ -123,7 +123,7 @@ class SpecialRegisters:
         values = {
             "%cluster_nctarank": geometry.cluster_size,
             "%is_explicit_cluster": int(geometry.cluster_size > 1),
-            "%gridid": self.drawn.grid,
+            "%gridid": self.environment.grid,
             "%nsmid": launch.device.sm_count,
             "%nwarpid": launch.device.threads_per_sm // 32,
             "%dynamic_smem_size": geometry.shared_bytes,

@@ -77,6 +77,7 @@ class MmaProduct:
         if self.out is None:
             tile = self.tile()
             warps = tile.shape[0]
+            # Layout (PTX ISA): rows by (half, 8 lane groups), columns by (4 lanes of a group, 2 elements of a lane).
             cells = tile.reshape(warps, 2, 8, 4, 2)
             if self.shape.acc == "f16":
                 packed = np.ascontiguousarray(cells.transpose(1, 0, 2, 3, 4).astype(np.float16))
@@ -118,6 +119,7 @@ class Products:
         """The accumulator registers, raw bits per lane."""
         if self.out is None:
             grid = self.grid
+            # As in ``MmaProduct.registers``, for all rows and columns of the grid.
             cells = self.block.reshape(-1, grid.rows, 2, 8, grid.columns, 4, 2)
             if grid.shape.acc == "f16":
                 cells = np.ascontiguousarray(cells.transpose(1, 4, 2, 0, 3, 5, 6).astype(np.float16))

@@ -121,7 +121,7 @@ class AsyncCopies:
             self.committed += 1
             return
         # From here on lanes have different numbers of groups, so copies are split by lane.
-        self.shared.leave_copies()
+        self.shared.write_deferred_copies()
         committed = self._per_lane()
         mask = np.ones(self.batch.size, bool) if m is None else m
         left = []
@@ -151,7 +151,7 @@ class AsyncCopies:
         these lanes see the data. Other threads need a barrier in addition."""
         together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
         if not together:
-            self.shared.leave_copies()
+            self.shared.write_deferred_copies()
         left: list[Copy] = []
         for copy in self.flying:
             if together and isinstance(self.committed, int) and isinstance(copy.group, int):
@@ -178,7 +178,7 @@ class AsyncCopies:
     def take(self, lanes: Array) -> list[Copy]:
         """Remove and return the copies of these lanes that have not landed, for an mbarrier that tracks them from now
         on (cp.async.mbarrier.arrive)."""
-        self.shared.leave_copies()
+        self.shared.write_deferred_copies()
         out: list[Copy] = []
         for copies in (self.open, self.flying):
             left = []

@@ -255,7 +255,7 @@ class DeviceMemory:
         if strong and self.flags.flags_are_read and (self.flags.active or strong & ORDERS):
             old = take(view, elements) if self.flags.observed else None
             self.flags.write(lanes, offset, strong, site, old, value)
-        self.launch.stores(lambda: bool(equal_bits(take(view, elements), value).all()))
+        self.launch.count_store(lambda: bool(equal_bits(take(view, elements), value).all()))
         put(view, elements, value)
 
     def touch(self, address: Array, width: int, m: Mask, site: int, write: int) -> tuple[Array, Array] | None:

@@ -59,14 +59,14 @@ class DeviceHazards:
             kind = "plain-first-load" if strong & CHECKED else "global-race"
             racing: Array | None = None
             for touched in self._granules(access, tags.shift):
-                tagged, origin = take(tags.written, touched), TagOrigin(tags.written_at, touched, tags.written_sizes)
+                tagged, origin = take(tags.written, touched), TagOrigin(tags.written_sites, touched, tags.written_sizes)
                 racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
         stamp = self._stamp(lanes, strong)
         self._tag_read(tags, covered, stamp if per_lane == 1 else stamp.repeat(per_lane), access)
         if strong >> SIZE_SHIFT:
-            tags.size_read(covered, strong >> SIZE_SHIFT)
-        if tags.read_at is not None:
-            put(tags.read_at, covered, site + 1)
+            tags.record_read_size(covered, strong >> SIZE_SHIFT)
+        if tags.read_sites is not None:
+            put(tags.read_sites, covered, site + 1)
 
     def _tag_read(self, tags: Tags, touched: Places, stamp: Array, access: GlobalAccess) -> None:
         """Tag granules as read. If the launch may write the buffer, also keep earlier readers, since a thread that
@@ -75,7 +75,9 @@ class DeviceHazards:
             put(tags.read, touched, stamp)
             return
         before = take(tags.read, touched)
-        self._keep_earlier(tags, touched, before, stamp, None if tags.read_at is None else take(tags.read_at, touched))
+        self._keep_earlier(
+            tags, touched, before, stamp, None if tags.read_sites is None else take(tags.read_sites, touched)
+        )
         put(tags.read, touched, stamp)
         if access.form is not Form.PACKED:
             # If several lanes read a granule in this instruction, it now has the tag of the last one only.
@@ -278,7 +280,7 @@ class DeviceHazards:
             tags = self.state.tags(buffer, self.launch.recording, access.width)
             racing: Array | None = None
             for touched in self._granules(access, tags.shift):
-                origin = TagOrigin(tags.written_at, touched, tags.written_sizes)
+                origin = TagOrigin(tags.written_sites, touched, tags.written_sizes)
                 tagged = take(tags.written, touched)
                 racing = self._check_order("write after write", tagged, access, origin, reported=racing)
 
@@ -297,9 +299,9 @@ class DeviceHazards:
         stamps = stamp if per_lane == 1 else stamp.repeat(per_lane)
         put(tags.written, covered, stamps)
         if strong >> SIZE_SHIFT:
-            tags.size_written(covered, strong >> SIZE_SHIFT)
-        if tags.written_at is not None:
-            put(tags.written_at, covered, site + 1)
+            tags.record_write_size(covered, strong >> SIZE_SHIFT)
+        if tags.written_sites is not None:
+            put(tags.written_sites, covered, site + 1)
         # If two lanes write one granule, one of them does not find its own tag there. In a packed access all lanes have
         # different granules.
         if value is not None and form is not Form.PACKED and bool((take(tags.written, covered) != stamps).any()):
@@ -342,15 +344,15 @@ class DeviceHazards:
         """Report a write of granules that does not happen after earlier writes and reads of them. ``reported`` and the
         result: see ``_check_order``."""
         if tags.is_written:
-            origin = TagOrigin(tags.written_at, touched, tags.written_sizes)
+            origin = TagOrigin(tags.written_sites, touched, tags.written_sizes)
             tagged = take(tags.written, touched)
             reported = self._check_order("write after write", tagged, access, origin, differs, reported=reported)
         if tags.is_read:
-            origin = TagOrigin(tags.read_at, touched, tags.read_sizes)
+            origin = TagOrigin(tags.read_sites, touched, tags.read_sizes)
             tagged = take(tags.read, touched)
             reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         for earlier in tags.earlier.values():
-            tagged, origin = take(earlier.tags, touched), TagOrigin(earlier.at, touched)
+            tagged, origin = take(earlier.tags, touched), TagOrigin(earlier.sites, touched)
             reported = self._check_order("write after read", tagged, access, origin, reported=reported)
         return reported
 
@@ -363,7 +365,7 @@ class DeviceHazards:
         if not (tags.write_run(run) if writes else tags.read_run(run)):
             return False
         if strong >> SIZE_SHIFT:
-            size = tags.size_written if writes else tags.size_read
+            size = tags.record_write_size if writes else tags.record_read_size
             size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
         return True
 

@@ -79,7 +79,7 @@ class LocalMemory:
         lanes, offset = self._locate(address, width, m, site)
         raw = np.ascontiguousarray(value[lanes]).view(np.uint8).reshape(-1, width)
         places = lanes[:, None], offset[:, None] + np.arange(width)
-        self.batch.launch.stores(lambda: np.array_equal(self.data[places], raw))
+        self.batch.launch.count_store(lambda: np.array_equal(self.data[places], raw))
         self.data[places] = raw
         if self.written is not None:
             self.written[places] = True

@@ -1,4 +1,4 @@
-"""Happens-before between CTAs, through fences and strong accesses to global memory.
+"""Tracks which accesses happen before which between CTAs, through fences and strong accesses to global memory.
 
 Time is one counter per launch, the *tick*, which every synchronisation advances, and no access. An access leaves a tag
 (tick, thread) at its granules. It happens before a later access of another thread if and only if that thread has
@@ -97,9 +97,9 @@ class GlobalOrder:
         self.active = False
         self.chains = Chains(threads)
         self.views: dict[tuple[int, int], WarpView] = {}
-        # CTAs whose warps all know the same: they have met at a barrier, and have since read no flag and fenced
-        # nothing.
-        self._even: set[int] = set()
+        # CTAs whose warps all know the same: these have met at a barrier, and since then no warp has read a flag or
+        # executed a fence.
+        self._synchronised: set[int] = set()
         # CTA -> per scope and thread, the tick before which the thread's accesses are fenced at that scope.
         self.fenced: dict[int, Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
@@ -165,7 +165,7 @@ class GlobalOrder:
         """A fence by these lanes of a warp (bool), of their accesses before a tick. ``acquire``, ``release``: its
         directions. ``sequential``: it is a fence.sc, which bounds the age of values. ``covered``: see ``present``."""
         self.active = True
-        self._even.discard(cta)
+        self._synchronised.discard(cta)
         view = self._changed(self.view(cta, warp))
         if acquire and view.pending:
             # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
@@ -185,15 +185,15 @@ class GlobalOrder:
 
     def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
         """The union of what these warps of a CTA know, and of what these ``threads`` of them have fenced."""
-        # Warps that have met at a barrier and learned nothing since share their clocks.
-        apart: list[WarpView] = []
+        # Warps that have met at a barrier and learned nothing since share their clocks, which are merged once.
+        views: list[WarpView] = []
         for warp in warps:
             if (cta, warp) in self.views:
                 view = self.view(cta, warp)
-                if not apart or not view.shares(apart[-1]):
-                    apart.append(view)
+                if not views or not view.shares(views[-1]):
+                    views.append(view)
         out = WarpView()
-        for view in apart:
+        for view in views:
             out = out.joined(view)
         fenced = self.fenced.get(cta)
         if fenced is None:
@@ -209,9 +209,9 @@ class GlobalOrder:
         out.published = merged_by_scope(out.published, clocks)
         return out
 
-    def uneven(self, ctas: Array) -> list[int]:
-        """Those of some CTAs whose warps may know different things."""
-        return [cta for cta in ctas.tolist() if cta not in self._even] if self.active else []
+    def unsynchronised(self, ctas: Array) -> list[int]:
+        """Those of ``ctas`` whose warps may know different things."""
+        return [cta for cta in ctas.tolist() if cta not in self._synchronised] if self.active else []
 
     def barrier(
         self, cta: int, warps: Iterable[int], waiting: Sequence[int], threads: Array, released: WarpView | None = None
@@ -219,7 +219,7 @@ class GlobalOrder:
         """These warps of a CTA have met at a barrier, with these ``threads``. The warps that were ``waiting`` now know
         what any of the warps knew, and their relaxed writes publish what any of the threads has fenced. ``released``:
         the same knowledge of threads that arrived and did not wait."""
-        if not self.active or (cta in self._even and released is None):
+        if not self.active or (cta in self._synchronised and released is None):
             return
         if self.flags.seen:
             seen: Seen = {}
@@ -234,7 +234,7 @@ class GlobalOrder:
                 view = WarpView(known.acquired, known.pending, known.published, known.fences)
                 self.views[(cta, warp)] = self._changed(view)
         if len(waiting) == self.warps:
-            self._even.add(cta)
+            self._synchronised.add(cta)
 
     def write_flag(
         self,
@@ -269,7 +269,7 @@ class GlobalOrder:
             write = history.last
         if not write.own and write.before is None and write.fences is None:
             return
-        self._even.discard(side.cta)
+        self._synchronised.discard(side.cta)
         view = self._changed(self._view(side.cta, warp))
         view.fences = latest(view.fences, write.fences)
         old = view.found.get((place, acquire))
@@ -299,13 +299,13 @@ class GlobalOrder:
             of_one = self.chains.known(clock_of_one, int(other[0]))
             return np.array([bool(of_one) and bool(self.chains.row(of_one)[thread[0]] > tick[0])])
         numbers, known = self._known(cta, warp, other, strong)
-        return np.asarray(self._until([self.chains.row(each) for each in known], numbers, thread) > tick)
+        return np.asarray(self._look_up([self.chains.row(chains) for chains in known], numbers, thread) > tick)
 
     def horizon_of_warps(self, cta: Array, warp: Array, other: Array, other_warp: Array, strong: bool) -> Array:
         """Per element: the tick before which all accesses of ``other_warp`` of CTA ``other`` happen before the next
         access of ``warp`` of ``cta``. ``strong``: see ``ordered``."""
         numbers, known = self._known(cta, warp, other, strong)
-        return self._until([self.chains.least(each) for each in known], numbers, other_warp)
+        return self._look_up([self.chains.least(chains) for chains in known], numbers, other_warp)
 
     def _known(self, cta: Array, warp: Array, other: Array, strong: bool) -> tuple[Array, list[Known]]:
         """Per element: what ``warp`` of ``cta`` knows of CTA ``other``, as an index into the list that is also returned
@@ -313,8 +313,8 @@ class GlobalOrder:
         # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once per run.
         # If all warps of a CTA know the same, its first one stands for all.
         starts, lengths = runs_of(cta)
-        apart = np.repeat([each not in self._even for each in cta[starts].tolist()], lengths)
-        reader = cta * self.warps + warp * apart
+        differ = np.repeat([number not in self._synchronised for number in cta[starts].tolist()], lengths)
+        reader = cta * self.warps + warp * differ
         starts, lengths = runs_of(reader, other)
         number_of: dict[Known, int] = {(): -1}
         numbers = []
@@ -328,7 +328,7 @@ class GlobalOrder:
         return np.repeat(numbers, lengths), list(number_of)
 
     @staticmethod
-    def _until(rows: list[Array], numbers: Array, columns: Array) -> Array:
+    def _look_up(rows: list[Array], numbers: Array, columns: Array) -> Array:
         """Look up ``rows[number][column]`` for each element. An element of number -1 has no row and gets 0."""
         out = np.zeros(len(numbers), np.int64)
         if rows:

@@ -22,11 +22,11 @@ class RecordedSites:
         self.readers, self.others = (np.full((granules, columns), -1, np.int32) for _ in range(2))
         self.lanes: Array = np.full((granules, columns), NO_LANE, np.int8)
 
-    def wrote(self, at: Array, per: int, site: int) -> None:
+    def record_write(self, at: Array, per: int, site: int) -> None:
         """Record a write of elements ``at`` of ``per`` granules each."""
         self.writer.reshape(-1, per)[at] = site
 
-    def read(self, at: Array, per: int, column: Array | int, site: int, lane: Array | None = None) -> None:
+    def record_read(self, at: Array, per: int, column: Array | int, site: int, lane: Array | None = None) -> None:
         """Record a read of elements ``at`` by columns of readers. ``lane``: the lane of its warp that reads each
         element; None: several lanes together."""
         for k in range(per):

@@ -1,4 +1,4 @@
-"""Shared memory of a batch: one row of bytes per CTA, checked accesses, atomics and polled flags."""
+"""Executes and checks the accesses of a batch to shared memory, which has one row of bytes per CTA."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SharedMemory(SharedChecks):
             place = self.located.find(address, width, site)
             if place is not None:
                 at, offset, self.extent = place
-                self.leave_copies(*self.extent)
+                self.write_deferred_copies(*self.extent)
                 return None, at, offset
         else:
             lanes = self.batch.lanes(m)
@@ -66,7 +66,7 @@ class SharedMemory(SharedChecks):
             address = address[lanes]
         low, high = int(address.min()), int(address.max())
         self.extent = low, high + width
-        self.leave_copies(*self.extent)
+        self.write_deferred_copies(*self.extent)
         top = WINDOW_START + self.size - width
         if low < WINDOW_START or high > top or int(np.bitwise_or.reduce(address)) & (width - 1):
             lanes, address = self._drop_invalid(address, width, self.batch.everyone if lanes is None else lanes, site)
@@ -116,7 +116,7 @@ class SharedMemory(SharedChecks):
         elif self.hazards:
             self._read(lanes, at, width, site, offset)
         if self.launch.trial is not None and strong in (0, VOLATILE):
-            values = self.tried(values, lanes, at)
+            values = self.trial_values(values, lanes, at)
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
@@ -127,27 +127,28 @@ class SharedMemory(SharedChecks):
         Otherwise it is the tag of "several lanes of the warp".
         """
         per, some = width // self.granule, slice(None) if lanes is None else lanes
-        self._leave_tags(self.late.take(*self.extent))
+        self._write_deferred_tags(self.late_reads.take(*self.extent))
         writer, latest, _ = self.rows[width]
-        self._check_read(lanes, writer[at], site, offset, tried=True)
+        self._check_read(lanes, writer[at], site, offset, can_be_tried=True)
         self.recent.add(*self.extent, self.stamp)
         lane_tag, column = self.lane_tag[some], self.reader_column[some]
+        # ``reader_tags`` is flat, by granule and then by column. ``first``: each element's first granule, own column.
         first = at * (per * self.columns) + column
         before = latest[at]
         latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
         # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one finds
         # its own. Most granules have one reader, in this instruction and since the CTA last synchronised.
         is_alone = not (before >= self._fresh_of(lanes)).any() and bool((latest[at] == own_tag).all())
-        tag = lane_tag if is_alone else self._tag_beside_others(first, lane_tag, some)
+        tag = lane_tag if is_alone else self._tags_among_others(first, lane_tag, some)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
         # Lanes that share a granule in this very instruction: only the last one's tag is there.
-        back = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
-        if back.any():
+        replaced = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
+        if replaced.any():
             for k in range(per):
-                self.reader_tags[first[back] + k * self.columns] = self.collective_tag[some][back]
+                self.reader_tags[first[replaced] + k * self.columns] = self.collective_tag[some][replaced]
         if self.recorded is not None:
-            self.recorded.read(at, per, column, site, self.batch.thread[some] & 31)
+            self.recorded.record_read(at, per, column, site, self.batch.thread[some] & 31)
 
     def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check a volatile read as a weak one, except at granules that an atomic has written; see ``VOLATILE``."""
@@ -157,11 +158,11 @@ class SharedMemory(SharedChecks):
             self._read(everyone[plain], at[plain], width, site, offset[plain])
         self.volatile_rows(width)[at] = True
 
-    def _tag_beside_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
+    def _tags_among_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
         """The tags of lanes that read granules which other lanes of their warps may have read."""
         old, actor = self.reader_tags[first], (1 << self.BITS) - 1
         # Reads before the warp last synchronised do not count: they happen before what its lanes do now. If CTAs have
-        # passed different barriers, ``fresh`` is too old for that: it is that of the CTA that is furthest behind.
+        # passed different barriers, ``fresh`` is too old for that, because the CTA with the oldest barrier sets it.
         fresh: Array = np.asarray(self.fresh, self.TAG)
         if not self.clocks.is_even:
             row, warp = self.batch.row_of[some], self.batch.warp[some]
@@ -174,16 +175,16 @@ class SharedMemory(SharedChecks):
         """Check and tag a read by whole warps, such as ldmatrix: it is tagged as one of several lanes."""
         tags = self.rows[width][0].take(at, axis=0)
         if int(tags.max()) >= self._fresh_of(lanes):
-            self._check_read(lanes, tags, site, offset, tried=True)
+            self._check_read(lanes, tags, site, offset, can_be_tried=True)
         column = self.reader_column if lanes is None else self.reader_column[lanes]
         tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
         read = LateRead(*self.extent, width, at, self.stamp, tag, column)
-        if not self.defers or self.late.is_full:
-            self._leave_tags([*self.late.take(0, 1 << 32), read])
+        if not self.defers or self.late_reads.is_full:
+            self._write_deferred_tags([*self.late_reads.take(0, 1 << 32), read])
         else:
-            self.late.reads.append(read)
+            self.late_reads.reads.append(read)
         if self.recorded is not None:
-            self.recorded.read(at, width // self.granule, column, site)
+            self.recorded.record_read(at, width // self.granule, column, site)
 
     def store(
         self,
@@ -206,7 +207,7 @@ class SharedMemory(SharedChecks):
         if self.counters is not None:
             self.counters.shared(kind, address, width, m)
         view = self.views[width]
-        self.launch.stores(lambda: bool(equal_bits(view[at], value).all()))
+        self.launch.count_store(lambda: bool(equal_bits(view[at], value).all()))
         if not self.hazards:
             view[at] = value
             return
@@ -221,9 +222,9 @@ class SharedMemory(SharedChecks):
         if strong and self.flags_are_read:
             self._publish(lanes, offset, strong, site, None if old is None else (old, value))
         # If several lanes store to one word, the others find the last one's tag and value here.
-        back = self.last_writers(width, at) != tag
-        if back.any():
-            differ = back & ~equal_bits(view[at], value)
+        replaced = self.last_writers(width, at) != tag
+        if replaced.any():
+            differ = replaced & ~equal_bits(view[at], value)
             if differ.any():
                 text = "several threads write different values in one instruction"
                 lane = self.batch.everyone if lanes is None else lanes
@@ -241,16 +242,16 @@ class SharedMemory(SharedChecks):
         """Start a copy by threads to the elements ``at``, which were located last. They are poison until it lands."""
         copy = LateCopy(*self.extent, lanes, at, width)
         if self.hazards:
-            if self._may_be_hot() and self._is_hot(at, width):
+            if self._extent_may_race() and self._elements_may_race(at, width):
                 self._check_write(lanes, width, at, site, offset)
             if self.recorded is not None:
-                self.recorded.wrote(at, width // self.granule, site)
+                self.recorded.record_write(at, width // self.granule, site)
         self.late_copies.copies.append(copy)
         if not self.defers:
-            self.leave_copies(copy.low, copy.high)
+            self.write_deferred_copies(copy.low, copy.high)
         return copy
 
-    def leave_copies(self, low: int = 0, high: int = 1 << 32) -> None:
+    def write_deferred_copies(self, low: int = 0, high: int = 1 << 32) -> None:
         """Write the deferred poison and tags of copies under way to bytes [low, high). This must be called before an
         access touches these bytes, and before such a copy is split by lane."""
         for copy in self.late_copies.take(low, high):
@@ -264,7 +265,7 @@ class SharedMemory(SharedChecks):
         """Write the data of a thread's copy, as if the thread stored it now."""
         self._follow_tick()
         self.late_copies.land(copy)
-        self.leave_copies(copy.low, copy.high)
+        self.write_deferred_copies(copy.low, copy.high)
         self.views[copy.width][copy.at] = data
         if self.hazards:
             self.tag_written(copy.width, copy.at, self.lane_tag if copy.lanes is None else self.lane_tag[copy.lanes])
@@ -292,7 +293,7 @@ class SharedMemory(SharedChecks):
         plain = self._is_plain(at, width)
         if plain.any():
             self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
-        if not self._may_be_hot():
+        if not self._extent_may_race():
             return
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
         read = self.rows[width][1][at] >= self._fresh_of(lanes)

@@ -117,10 +117,12 @@ class SharedChecks(SharedTags):
     # Most accesses are ordered by a barrier, so each check first compares tags with ``fresh``: the access of a smaller
     # tag happens before all later ones. Only the others are expanded to one entry per granule and compared with clocks.
 
-    def _check_read(self, lanes: Array | None, tags: Array, site: int, offset: Array, tried: bool = False) -> None:
+    def _check_read(
+        self, lanes: Array | None, tags: Array, site: int, offset: Array, can_be_tried: bool = False
+    ) -> None:
         """Report a read of unwritten bytes, of the destination of a copy under way, or a read that races with a write.
-        ``tags``: the last writers, shape (elements,) or (elements, granules). ``offset``: bytes in ``data``. ``tried``:
-        a repeated execution can give the reads other values."""
+        ``tags``: the last writers, shape (elements,) or (elements, granules). ``offset``: bytes in ``data``.
+        ``can_be_tried``: a repeated execution can give the reads other values."""
         # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too.
         suspicious: Array = np.asarray(tags >= self._fresh_of(lanes))
         which = np.flatnonzero(any_granule(suspicious))
@@ -136,7 +138,7 @@ class SharedChecks(SharedTags):
             self._report(kind, text, granules, bad, writers, doubtful=doubtful)
         landed = flat < self.IN_FLIGHT
         if landed.any():
-            doubt = partial(self._suspect_readers, lane, offset[element] // self.granule) if tried else None
+            doubt = partial(self._suspect_readers, lane, offset[element] // self.granule) if can_be_tried else None
             self._check_order(READ_AFTER_WRITE, landed, flat, granules, doubt)
 
     def _suspect_readers(self, lane: Array, granules: Array, bad: Array) -> bool:
@@ -166,14 +168,14 @@ class SharedChecks(SharedTags):
         batch = self.batch
         return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
 
-    def tried(self, values: Array, lanes: Array | None, at: Array) -> Array:
+    def trial_values(self, values: Array, lanes: Array | None, at: Array) -> Array:
         """The values that a read returns: in a trial, those of suspects are replaced."""
         trial, per = self.launch.trial, values.dtype.itemsize // self.granule
         if trial is None:
             return values
         columns = self.reader_column if lanes is None else self.reader_column[lanes]
         granules = at[:, None] * per + np.arange(per)
-        return trial.values(values, int(self.batch.ctas[0]), self.launch.tick, columns, granules)
+        return trial.replace_values(values, int(self.batch.ctas[0]), self.launch.tick, columns, granules)
 
     def _check_write(
         self,
@@ -188,13 +190,13 @@ class SharedChecks(SharedTags):
         """Report a write to elements ``at`` that races with earlier accesses, or overwrites the destination of a copy
         under way. ``same``: a mask of the elements that already hold the value; such a write does not race with the
         last one. ``after_reads``: also check earlier reads."""
-        if not self._may_be_hot():
+        if not self._extent_may_race():
             return
         writer, latest, readers = self.rows[width]
         tags, reads = writer[at], latest[at]
         fresh = self._fresh_of(lanes)
-        hot = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
-        which = np.flatnonzero(any_granule(hot))
+        recent_tags = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
+        which = np.flatnonzero(any_granule(recent_tags))
         if which.size == 0:
             return
         per = tags.shape[1] if tags.ndim > 1 else 1
@@ -204,10 +206,10 @@ class SharedChecks(SharedTags):
         flat = tags[which].reshape(-1)
         for kind, text, bad, doubtful in faults_of_undefined(flat, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
             self._report(kind, text, granules, bad, flat, doubtful=doubtful)
-        clash = (flat >= fresh) & (flat < self.IN_FLIGHT)
-        if same is not None and clash.any():
-            clash &= ~np.repeat(same()[which], per)
-        self._check_order(WRITE_AFTER_WRITE, clash, flat, granules)
+        racing = (flat >= fresh) & (flat < self.IN_FLIGHT)
+        if same is not None and racing.any():
+            racing &= ~np.repeat(same()[which], per)
+        self._check_order(WRITE_AFTER_WRITE, racing, flat, granules)
         if not after_reads or not (reads[which] >= fresh).any():
             return
         last_reads = readers[at[which]].reshape(-1, self.columns)
@@ -319,13 +321,13 @@ class SharedChecks(SharedTags):
             address=at % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
         )  # fmt: skip
 
-    def _may_be_hot(self) -> bool:
+    def _extent_may_race(self) -> bool:
         """Whether a write to the bytes that were located last may race. A cheap test of the extent: only False is
         certain."""
-        self._leave_tags(self.late.take(*self.extent))
+        self._write_deferred_tags(self.late_reads.take(*self.extent))
         return not self.defers or self.recent.overlap(*self.extent)
 
-    def _is_hot(self, at: Array, width: int) -> bool:
+    def _elements_may_race(self, at: Array, width: int) -> bool:
         """Whether a write to these elements may race. A cheap test of their tags: only False is certain."""
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)

@@ -1,4 +1,7 @@
-"""Tags of shared memory: the last accesses to each granule. A granule is as wide as the kernel's smallest access."""
+"""Keeps the tags of shared memory: the last accesses to each granule.
+
+A granule is as wide as the kernel's smallest access.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class SharedTags(SharedFlags):
         self._last_fresh: tuple[Array | None, int] = None, 0
         # The last lanes of ``_fresh_of``, and their rows.
         self._rows_of: tuple[Array, Array] = batch.everyone, batch.everyone
-        self.late = LateReads()
+        self.late_reads = LateReads()
         # Invariant if tags are deferred: outside of these extents every tag is old, and none is that of a copy under
         # way. So a write that touches none of them needs no check.
         self.recent = Extents()
@@ -118,13 +121,13 @@ class SharedTags(SharedFlags):
                 self.writer[self.writer < self.IN_FLIGHT] = LONG_AGO
                 self.latest[:] = 0
                 self.readers[:] = 0
-                self.late.reads.clear()
+                self.late_reads.reads.clear()
                 self.recent.forget(ENDLESS)
         # ``fresh`` only grows while ``t0`` is the same, so what is old now remains old and may be forgotten.
         self.fresh = self._first_fresh(int(self.clocks.base.min()))
         self._last_fresh = None, self.fresh
         self._are_even = self.fresh == self._first_fresh(int(self.clocks.base.max()))
-        self.late.forget(self.fresh)
+        self.late_reads.forget(self.fresh)
         self.recent.forget(self.fresh)
         if self.hazards:
             self.stamp = (tick + 1) << self.BITS
@@ -162,7 +165,7 @@ class SharedTags(SharedFlags):
             # A plain write stores 0, which no tag is: its own tag may equal that of an atomic of the same thread.
             self.strong_rows[width][at] = tags if strong else 0
         if self.recorded is not None and site is not None:
-            self.recorded.wrote(at, width // self.granule, site)
+            self.recorded.record_write(at, width // self.granule, site)
 
     def volatile_rows(self, width: int) -> Array:
         """The granules that volatile loads have read, by element like ``rows``."""
@@ -189,7 +192,7 @@ class SharedTags(SharedFlags):
         writer = self.rows[width][0]
         return np.asarray(writer[at] if writer.ndim == 1 else writer[at, 0])
 
-    def _leave_tags(self, reads: list[LateRead]) -> None:
+    def _write_deferred_tags(self, reads: list[LateRead]) -> None:
         """Write the tags of deferred reads, oldest first."""
         for read in reads:
             self.recent.add(read.low, read.high, read.stamp)

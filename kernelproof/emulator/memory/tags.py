@@ -1,8 +1,8 @@
-"""Tags of global memory: the last accesses to each granule of a buffer in one launch.
+"""Keeps the tags of global memory: the last accesses to each granule of a buffer in one launch.
 
 As long as consecutive lanes access consecutive granules, accesses are stored as runs, one entry each. The first access
-of another form expands them to one tag per granule. In most kernels each element is read and written by one thread, so
-runs suffice.
+of another form expands them to one tag per granule. In most kernels one thread reads and writes each element, so runs
+suffice.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MAX_RUNS = 4096
 
 
 class GranuleRun(NamedTuple):
-    """Granules from ``start`` to before ``stop`` that threads from number ``thread`` on have accessed, ``per`` granules
-    each. ``moment``: tick and scope of their tags."""
+    """Granules from ``start`` to before ``stop`` that threads from number ``thread`` on have accessed, ``per_thread``
+    granules each. ``moment``: tick and scope of their tags."""
 
     start: int
     stop: int
-    per: int
+    per_thread: int
     thread: int
     moment: int
 
-    def is_again(self, other: GranuleRun) -> bool:
+    def repeats(self, other: GranuleRun) -> bool:
         """Whether the same threads access the same granules in both runs."""
         return self[:4] == other[:4]
 
@@ -51,7 +51,7 @@ class Runs:
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    def meets(self, run: GranuleRun) -> bool:
+    def conflicts_with(self, run: GranuleRun) -> bool:
         """Whether other threads have accessed granules of this run, or the run cannot be added because there are too
         many."""
         if len(self._runs) >= MAX_RUNS:
@@ -59,10 +59,10 @@ class Runs:
         at = bisect_left(self._starts, run.start)
         if at and self._runs[at - 1].stop > run.start:
             return True
-        return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].is_again(run)
+        return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].repeats(run)
 
     def put(self, run: GranuleRun) -> None:
-        """Add a run that meets no other. It replaces an earlier run of the same threads and granules."""
+        """Add a run that conflicts with no other. It replaces an earlier run of the same threads and granules."""
         at = bisect_left(self._starts, run.start)
         if at < len(self._runs) and self._starts[at] == run.start:
             self._runs[at] = run
@@ -74,16 +74,17 @@ class Runs:
         """Split each granule into so many."""
         self._starts = [start * parts for start in self._starts]
         self._runs = [
-            run._replace(start=run.start * parts, stop=run.stop * parts, per=run.per * parts) for run in self._runs
+            run._replace(start=run.start * parts, stop=run.stop * parts, per_thread=run.per_thread * parts)
+            for run in self._runs
         ]
 
     def tags(self, granules: int) -> Array:
         """The tags of the runs, granule by granule."""
         out = np.zeros(granules, np.int64)
-        for start, stop, per, thread, moment in self._runs:
-            stamp = np.arange(thread, thread + (stop - start) // per) | moment
-            for k in range(per):
-                out[start + k : stop : per] = stamp
+        for start, stop, per_thread, thread, moment in self._runs:
+            stamp = np.arange(thread, thread + (stop - start) // per_thread) | moment
+            for k in range(per_thread):
+                out[start + k : stop : per_thread] = stamp
         return out
 
 
@@ -91,34 +92,34 @@ class EarlierReads:
     """For each granule a read before the last one, by another thread or CTA than the last reader's: its tag and, if
     instructions are recorded, its instruction plus one."""
 
-    __slots__ = ("at", "tags")
+    __slots__ = ("sites", "tags")
 
     def __init__(self, granules: int, recording: bool) -> None:
         self.tags: Array = np.zeros(granules, np.int64)
-        self.at: Array | None = np.zeros(granules, np.int32) if recording else None
+        self.sites: Array | None = np.zeros(granules, np.int32) if recording else None
 
     def refine(self, parts: int) -> None:
         """Split each granule into so many."""
         self.tags = self.tags.repeat(parts)
-        self.at = None if self.at is None else self.at.repeat(parts)
+        self.sites = None if self.sites is None else self.sites.repeat(parts)
 
 
 class Tags:
     """The tags of the last write and the last read of every granule of a buffer in this launch. If instructions are
     recorded, also the instruction of each (its number plus one; 0 for none).
 
-    Accesses are stored as runs as long as every access is a run and no run meets one of other threads. From then on
-    reads, or writes, are stored granule by granule. Arrays are made only when they are needed.
+    Accesses are stored as runs until an access is no run, or conflicts with a run of other threads. From then on reads,
+    or writes, are stored granule by granule. Arrays are made only when they are needed.
 
     A granule has 1 << ``shift`` bytes. It is as wide as the buffer's narrowest access so far.
     """
 
     __slots__ = (
-        "_read", "_read_runs", "_written", "_written_runs", "copied", "earlier", "granules", "read_at", "read_only",
-        "read_sizes", "shift", "written_at", "written_sizes",
+        "_read", "_read_runs", "_written", "_written_runs", "copied", "earlier", "granules", "read_only", "read_sites",
+        "read_sizes", "shift", "written_sites", "written_sizes",
     )  # fmt: skip
     _BY_GRANULE = (
-        "_read", "_written", "copied", "read_at", "read_only", "read_sizes", "written_at", "written_sizes",
+        "_read", "_written", "copied", "read_sites", "read_only", "read_sizes", "written_sites", "written_sizes",
     )  # fmt: skip
 
     def __init__(self, granules: int, recording: bool, shift: int = 0) -> None:
@@ -136,8 +137,8 @@ class Tags:
         # was weak, which its tag says by scope 0, its entry here is stale.
         self.read_sizes: Array | None = None
         self.written_sizes: Array | None = None
-        self.written_at: Array | None = np.zeros(granules, np.int32) if recording else None
-        self.read_at: Array | None = np.zeros(granules, np.int32) if recording else None
+        self.written_sites: Array | None = np.zeros(granules, np.int32) if recording else None
+        self.read_sites: Array | None = np.zeros(granules, np.int32) if recording else None
 
     def refine(self, shift: int) -> None:
         """Make granules narrower: 1 << ``shift`` bytes."""
@@ -180,7 +181,7 @@ class Tags:
         """Store a read as a run, if only its own threads have accessed its granules; returns whether it is stored."""
         if self._read is not None or self._written is not None:
             return False
-        if self._written_runs.meets(run) or self._read_runs.meets(run):
+        if self._written_runs.conflicts_with(run) or self._read_runs.conflicts_with(run):
             return False
         self._read_runs.put(run)
         return True
@@ -190,18 +191,18 @@ class Tags:
         ``sites``: their instructions plus one, if those are recorded."""
         earlier = self.earlier.get(far)
         if earlier is None:
-            earlier = self.earlier[far] = EarlierReads(self.granules, self.read_at is not None)
+            earlier = self.earlier[far] = EarlierReads(self.granules, self.read_sites is not None)
         put(earlier.tags, granules, tags)
-        if earlier.at is not None and sites is not None:
-            put(earlier.at, granules, sites)
+        if earlier.sites is not None and sites is not None:
+            put(earlier.sites, granules, sites)
 
-    def size_read(self, granules: Places, size: int) -> None:
+    def record_read_size(self, granules: Places, size: int) -> None:
         """Record the size of a strong read."""
         if self.read_sizes is None:
             self.read_sizes = np.zeros(self.granules, np.uint8)
         put(self.read_sizes, granules, size)
 
-    def size_written(self, granules: Places, size: int) -> None:
+    def record_write_size(self, granules: Places, size: int) -> None:
         """Record the size of a strong write."""
         if self.written_sizes is None:
             self.written_sizes = np.zeros(self.granules, np.uint8)
@@ -211,7 +212,7 @@ class Tags:
         """Store a write as a run, if only its own threads have accessed its granules; returns whether it is stored."""
         if self._read is not None or self._written is not None or self.read_only is not None:
             return False
-        if self._written_runs.meets(run) or self._read_runs.meets(run):
+        if self._written_runs.conflicts_with(run) or self._read_runs.conflicts_with(run):
             return False
         self._written_runs.put(run)
         return True

@@ -1,4 +1,4 @@
-"""Arrays with one element per lane, and the NumPy types by which accesses of 1 to 16 bytes are copied."""
+"""Defines the arrays that have one element per lane, and the NumPy types by which 1 to 16 bytes are copied."""
 
 from __future__ import annotations
 

@@ -32,21 +32,22 @@ def grouped(reports: Iterable[Report]) -> list[Report]:
     group_of: dict[Key, list[Report]] = {}
     for report in causes:
         own, links = keys(report)
-        met: list[list[Report]] = []
+        # The groups that a key of this report belongs to. They have one cause, so they become one group.
+        linked: list[list[Report]] = []
         for key in (*own, *links):
             group = group_of.get(key)
-            if group is not None and not any(group is other for other in met):
-                met.append(group)
-        group = met[0] if met else []
-        if not met:
+            if group is not None and not any(group is other for other in linked):
+                linked.append(group)
+        group = linked[0] if linked else []
+        if not linked:
             groups.append(group)
         group.append(report)
-        for other in met[1:]:
+        for other in linked[1:]:
             group += other
-            groups = [one for one in groups if one is not other]
+            groups = [kept_group for kept_group in groups if kept_group is not other]
             group_of.update((key, group) for key, owner in group_of.items() if owner is other)
         group_of.update((key, group) for key in own)
-    return sorted(map(_as_one, groups), key=lambda report: report.order)
+    return sorted(map(_representative, groups), key=lambda report: report.order)
 
 
 def precedence(report: Report) -> tuple[bool, int]:
@@ -77,7 +78,7 @@ def _line(side: Participant) -> tuple[str, int]:
     return (home.file, home.line) if home is not None else ("", side.site.line)
 
 
-def _as_one(group: list[Report]) -> Report:
+def _representative(group: list[Report]) -> Report:
     """The report that is shown for a group of findings."""
     first, *others = sorted(group, key=precedence)
     counts = (sum(report.count for report in group), sum(report.instructions for report in group))

@@ -1,4 +1,4 @@
-"""Performance counters of a launch: bank conflicts, sectors of global memory, instructions by opcode."""
+"""Counts what a launch costs: bank conflicts, sectors of global memory, instructions by opcode."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ class Counters:
         entry.requests += len(requests)
         entry.sectors += len(pairs)
         entry.bytes += len(offset) * width
-        per = np.bincount(warp, minlength=int(requests[-1]) + 1)[requests] * width
-        entry.ideal += int((-(-per // SECTOR_BYTES)).sum())
+        requested = np.bincount(warp, minlength=int(requests[-1]) + 1)[requests] * width
+        entry.ideal += int((-(-requested // SECTOR_BYTES)).sum())
         # A map of touched sectors for each MiB of the arena.
         touched = self._touched.setdefault(kind, {})
         for mib in {int(x) for x in np.unique(offset >> 20)}:

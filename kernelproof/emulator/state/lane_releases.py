@@ -1,4 +1,4 @@
-"""Releases by some lanes of a warp, and the lanes whose accesses they cover."""
+"""Records releases by some lanes of a warp, and says which accesses they cover."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
 # How many releases of a lane are remembered.
-KEPT = 8
+RELEASES_KEPT = 8
 # The reason, in a finding, why a release by another lane of its warp does not cover an access.
 APART = "another lane of its warp has released, and no __syncwarp() comes before that"
 
@@ -55,7 +55,7 @@ class LaneReleases:
     def add(self, lanes: Array, tick: int) -> None:
         """These lanes release what they did before a tick."""
         if not self.active:
-            self.active, self.ticks = True, np.zeros((KEPT, self.batch.size), np.int64)
+            self.active, self.ticks = True, np.zeros((RELEASES_KEPT, self.batch.size), np.int64)
         self.ticks[1:, lanes] = self.ticks[:-1, lanes]
         self.ticks[0, lanes] = tick
 

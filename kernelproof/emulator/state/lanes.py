@@ -1,4 +1,4 @@
-"""Identities of the lanes of a batch, shared by all batches of a launch with the same number of CTAs."""
+"""Numbers the lanes of a batch. All batches of a launch with the same number of CTAs share these arrays."""
 
 from __future__ import annotations
 

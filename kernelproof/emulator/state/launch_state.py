@@ -215,7 +215,7 @@ class LaunchState:
         self.queue = CtaQueue(np.zeros(0, np.int64), 1, 0)
         self._lanes: dict[int, Lanes] = {}
 
-    def stores(self, is_there: Callable[[], bool]) -> None:
+    def count_store(self, is_there: Callable[[], bool]) -> None:
         """Count a write of memory as a change. ``is_there``: a function that says whether memory already holds the new
         values."""
         if not (self.idle or self.repeating) or not is_there():

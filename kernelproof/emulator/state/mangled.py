@@ -86,6 +86,7 @@ def _last_local(text: str, at: int) -> str:
     """The name of a function's local variable or lambda, which follows the function's name; "" if there is none."""
     for end in (m.end() for m in re.finditer("E", text[at:])):
         name, after = _source_name(text, at + end)
+        # Behind the name may come a discriminator: _ and a number.
         if name and re.fullmatch(r"(?:_\d+_?|__\d+_)?", text[after:]):
             return name
         if text.startswith(("NKUl", "NUl", "Ul"), at + end):

@@ -87,7 +87,7 @@ class Place:
         return f"{text} ({self.note})" if self.note else text
 
 
-def placed(kind: str, address: int | None) -> Place | None:
+def place_of_finding(kind: str, address: int | None) -> Place | None:
     """The place of a finding of a rule, whose buffer is filled in later; None without an address. Small addresses are
     offsets in shared memory, unless the rule is about global memory."""
     if address is None:

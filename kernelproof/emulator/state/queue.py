@@ -1,4 +1,4 @@
-"""The CTAs of a launch that have not started, which clusterlaunchcontrol.try_cancel may cancel."""
+"""Keeps the CTAs of a launch that have not started, some of which clusterlaunchcontrol.try_cancel may cancel."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class CtaQueue:
 
     def __init__(self, ctas: Array, cluster: int, resident: int) -> None:
         self.cluster = cluster
-        self.early, self.late = ctas[:resident], ctas[resident:]
+        self.resident_ctas, self.later_ctas = ctas[:resident], ctas[resident:]
         # The number of CTAs that were cancelled, and of requests to cancel.
         self.cancelled = self.requests = 0
 
     def __len__(self) -> int:
-        return len(self.early) + len(self.late)
+        return len(self.resident_ctas) + len(self.later_ctas)
 
     def take(self, count: int) -> Array:
         """Start the next CTAs, and return their numbers."""
-        early = min(count, len(self.early))
-        out = np.concatenate([self.early[:early], self.late[: count - early]])
-        self.early, self.late = self.early[early:], self.late[count - early :]
+        started = min(count, len(self.resident_ctas))
+        out = np.concatenate([self.resident_ctas[:started], self.later_ctas[: count - started]])
+        self.resident_ctas, self.later_ctas = self.resident_ctas[started:], self.later_ctas[count - started :]
         return out
 
     def cancel(self) -> int | None:
         """Cancel the next cluster; returns its first CTA, or None if all have started."""
-        if not len(self.late):
+        if not len(self.later_ctas):
             return None
-        first = int(self.late[0])
-        self.late = self.late[self.cluster :]
+        first = int(self.later_ctas[0])
+        self.later_ctas = self.later_ctas[self.cluster :]
         self.cancelled += self.cluster
         return first

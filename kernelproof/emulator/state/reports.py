@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count as numbers
 
-from kernelproof.emulator.state.participants import Participant, Place, placed
+from kernelproof.emulator.state.participants import Participant, Place, place_of_finding
 from kernelproof.emulator.state.rules import RACES, RULES, SEVERITIES, UNSPECIFIED, Rule, Severity
 from kernelproof.emulator.state.sites import NOWHERE, Frame, Site
 
@@ -192,7 +192,7 @@ class Reports:
         self.kinds[kind] += 1
         at = site if isinstance(site, Site) else NOWHERE if site is None else self.sites[site]
         access = Participant(at, cta, tuple(threads))
-        self.by_key[key] = Report(kind, message, self.kernel, access, other, placed(kind, address), count)
+        self.by_key[key] = Report(kind, message, self.kernel, access, other, place_of_finding(kind, address), count)
 
     @property
     def one_sided(self) -> bool:

@@ -1,4 +1,4 @@
-"""The source of an instruction: its PTX line, and the chain of CUDA lines through which it was inlined."""
+"""Says where an instruction comes from: its PTX line, and the chain of CUDA lines through which it was inlined."""
 
 from __future__ import annotations
 

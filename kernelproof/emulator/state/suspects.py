@@ -43,7 +43,7 @@ class Trial(NamedTuple):
     suspects: Suspects
     pattern: int
 
-    def values(self, values: Array, batch: int, tick: int, columns: Array, granules: Array) -> Array:
+    def replace_values(self, values: Array, batch: int, tick: int, columns: Array, granules: Array) -> Array:
         """The values of a read, with the pattern in place of those that a suspect reads. ``columns``: per element, the
         reader's column. ``granules``: shape (elements, granules of an element)."""
         concerned = np.zeros(len(values), bool)

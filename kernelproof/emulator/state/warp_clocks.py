@@ -1,4 +1,5 @@
-"""Vector clocks of the warps of a CTA: which accesses of other warps happen before a warp's next access (its present).
+"""Keeps the vector clocks of a CTA's warps: which accesses of other warps happen before a warp's next access (its
+present).
 
 This models the causality order of the PTX memory consistency model between the warps of one CTA. Time is the launch's
 tick, which every synchronisation advances. An access is tagged with the tick at which it happens. It happens before
@@ -49,12 +50,12 @@ class WarpClocks:
         """Begin the batch at the present tick: earlier accesses belong to other batches."""
         self.base[:] = self.launch.tick
 
-    def horizon(self, row: Array | int, warp: Array | int, other: Array, together: Array | bool = False) -> Array:
+    def horizon(self, row: Array | int, warp: Array | int, other: Array, by_all_lanes: Array | bool = False) -> Array:
         """Per element: the tick before which accesses of warp ``other`` happen before the present of warp ``warp`` of
-        the same CTA, if their lanes have released them; with ``together``, in any case."""
+        the same CTA, if their lanes have released them; with ``by_all_lanes``, in any case."""
         if self.table is None:
             return np.asarray(self.base[row])
-        return np.asarray(self.table[row, warp, other + self.together * together])
+        return np.asarray(self.table[row, warp, other + self.together * by_all_lanes])
 
     def covers(self, row: Array, warp: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
         """Per element, whether the access of a thread of the same CTA at a tick happens before a warp's present.

@@ -24,7 +24,7 @@ def test_runs_are_granules(accesses: list[tuple[bool, GranuleRun]]) -> None:
     tags = Tags(GRANULES, recording=False)
     read, written = np.zeros(GRANULES, np.int64), np.zeros(GRANULES, np.int64)
     for is_write, run in accesses:
-        stamp = np.repeat(np.arange((run.stop - run.start) // run.per) + run.thread, run.per) | run.moment
+        stamp = np.repeat(np.arange((run.stop - run.start) // run.per_thread) + run.thread, run.per_thread) | run.moment
         here = slice(run.start, run.stop)
         strangers = [(table[here] != 0) & (table[here] & THREAD != stamp & THREAD) for table in (read, written)]
         if not (tags.write_run(run) if is_write else tags.read_run(run)):
@@ -58,7 +58,7 @@ def test_granules_that_become_narrower_keep_their_tags(
             assert not as_table or len(tags.read) == GRANULES
             tags.refine(1)
         parts = 1 if number >= moment else 2
-        half = run._replace(start=2 * run.start, stop=2 * run.stop, per=2 * run.per)
+        half = run._replace(start=2 * run.start, stop=2 * run.stop, per_thread=2 * run.per_thread)
         kept = [
             t.write_run(r) if is_write else t.read_run(r)
             for t, r in ((tags, run if parts == 2 else half), (narrow, half))
@@ -68,7 +68,7 @@ def test_granules_that_become_narrower_keep_their_tags(
         wide = granules if parts == 2 else (2 * granules[:, None] + np.arange(2)).reshape(-1)
         for table, places in ((tags, wide), (narrow, (2 * granules[:, None] + np.arange(2)).reshape(-1))):
             table.keep_earlier(far=is_write, granules=places, tags=np.full(len(places), 7 << 34), sites=3)
-            table.size_read(places, 5)
+            table.record_read_size(places, 5)
     if len(accesses) <= moment:
         tags.refine(1)
     assert (tags.granules, tags.shift) == (2 * GRANULES, 1)
@@ -77,5 +77,5 @@ def test_granules_that_become_narrower_keep_their_tags(
         assert np.array_equal(tags.read, narrow.read)
     for far, earlier in narrow.earlier.items():
         assert np.array_equal(tags.earlier[far].tags, earlier.tags)
-        assert np.array_equal(tags.earlier[far].at, earlier.at)
+        assert np.array_equal(tags.earlier[far].sites, earlier.sites)
     assert accesses == [] or np.array_equal(tags.read_sizes, narrow.read_sizes)
