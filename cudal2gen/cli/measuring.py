@@ -252,7 +252,7 @@ def write_report(
     else:
         rows = [row for path in files or () if path.suffix == ".json" for row in section.load(path)]
         measured = measurements(result_files)
-        content = report.report(measured, report.named(measured), selection.lists, _stock(result_files), rows)
+        content = report.report(measured, report.needed_records(measured), selection.lists, _stock(result_files), rows)
     for path in out or ():
         write(path, content.html() if path.suffix == ".html" else content.markdown())
         print(f"written to {path}", file=sys.stderr)

@@ -54,7 +54,8 @@ def report(
     """The report on the measurements that satisfy ``predicate``.
 
     Its sections are an overview, one section for each group of measurements, the counts in ``stock``, the choices of
-    the catalog's ``records`` (see ``named``), CUDA-L2's published figures, and how the timing model was ``validated``.
+    the catalog's ``records`` (see ``needed_records``), CUDA-L2's published figures, and how the timing model was
+    ``validated``.
     """
     # The group with the most measurements comes first, because the opening sentence and the charts show the first one.
     groups = sorted(by_conditions(measurements, predicate), key=lambda group: -len(group.measurements))
@@ -76,7 +77,7 @@ def report(
     return Report("cudal2gen: report on HGEMM kernels", parts, groups_by_anchor, records)
 
 
-def named(measurements: Measurements) -> list[Record]:
+def needed_records(measurements: Measurements) -> list[Record]:
     """The records of the catalog that a report on these measurements needs. Raises CatalogError.
 
     These are the records of measured sizes, among which the measured kernels are found, and those that the section on

@@ -19,7 +19,7 @@ from kernelproof.ground.pages import Chart, Section, Table, percent
 
 # (decision, size, Spearman's rank correlation that the paper prints for the two)
 PAIRS = (("bm", "m", 0.652), ("bn", "n", 0.705), ("bk", "k", 0.256), ("bm", "bn", 0.695), ("stages", "k", 0.473))
-SMALL_MNK, LARGE_MNK = 2**27, 2**36
+SMALL_MNK, LARGE_MNK = 2**27, 2**36  # problems up to the first M·N·K are small, those above the second large
 PAPER_SWIZZLE = (0.44, 0.99)  # the paper's shares of kernels with block swizzle: small problems, large problems
 TOLERANCE = 0.05  # a figure agrees with the paper's if it differs by no more
 
@@ -234,6 +234,7 @@ def _values(rows: Sequence[Decisions], name: str) -> list[float]:
 
 
 def _medians(x: Sequence[float], y: Sequence[float]) -> list[list[float]]:
+    """For each distinct x, in ascending order, the pair of x and the median of its y."""
     columns: dict[float, list[float]] = defaultdict(list)
     for a, b in zip(x, y, strict=True):
         columns[a].append(b)

@@ -25,7 +25,7 @@ MAX_ROWS = 20  # most rows in a table of improvements or regressions
 class Pair(NamedTuple):
     """One problem that was measured in both sets, for one contender.
 
-    ``ratio`` is the time before divided by the time after, so above 1 means that it became faster.
+    ``ratio`` is the time before divided by the time after. It is above 1 if the contender became faster.
     """
 
     before: Measurement
@@ -34,7 +34,10 @@ class Pair(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether it became "faster" or "slower" (the whole interval is on one side of 1) or stayed "within noise"."""
+        """Whether the contender became "faster" or "slower", or the change is "within noise".
+
+        It is faster or slower if the whole interval of the ratio is on one side of 1.
+        """
         return "faster" if self.ratio.low > 1 else "slower" if self.ratio.high < 1 else "within noise"
 
 

@@ -24,7 +24,7 @@ from kernelproof.ground.errors import SkippedLine
 
 MIN_SAMPLES = 2 * MIN_ROUNDS  # least samples of each contender; `bench` takes two per round
 # Fields that an environment must state. Without them no lower bound of times follows, and cards cannot be compared.
-NEEDED = ("sms", "l2_bytes", "max_sm_mhz", "max_memory_mhz", "memory_bus_bits", "driver", "versions")
+REQUIRED_FACTS = ("sms", "l2_bytes", "max_sm_mhz", "max_memory_mhz", "memory_bus_bits", "driver", "versions")
 
 Row = TypeVar("Row", Environment, Measurement)
 
@@ -120,7 +120,7 @@ def inspect(path: Path) -> Inspection:
 
 def _missing_facts(environment: Environment) -> Iterator[str]:
     """The fault of an environment that lacks facts about its card."""
-    missing = [name for name in NEEDED if not getattr(environment, name)]
+    missing = [name for name in REQUIRED_FACTS if not getattr(environment, name)]
     if missing:
         yield f"environment {environment.id}: {', '.join(missing)} not stated, so its times have no floor"
 

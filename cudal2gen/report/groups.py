@@ -122,6 +122,7 @@ class Group:
 
     @cached_property
     def baselines(self) -> list[str]:
+        """The names of all contenders but our kernel."""
         return [name for name in self.contenders if name != KERNEL]
 
     @cached_property

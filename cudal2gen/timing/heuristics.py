@@ -35,8 +35,8 @@ class MatmulHeuristics:
         """The library's choices for a problem, best first, at most ``most``."""
         letter = problem.element.heuristics
         precision = f"{letter}{'S' if problem.acc == 'f32' else F16.heuristics}{problem.output.heuristics}"
-        # In the library's terms: A is row-major, and B is transposed if it is stored (n, k).
-        # Its letters are A's, then B's.
+        # The library's name of a layout has A's letter before B's; ours has B's first. In its terms matrices are
+        # row-major, and B is transposed if it is stored (n, k).
         layout = self._library.NvMatmulHeuristicsMatmulLayout[f"{problem.layout[::-1].upper()}_ROW_MAJOR"]
         interface = self._interface(problem.gpu, precision, problem.layout, layout)
         description = interface.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)

@@ -83,15 +83,15 @@ def test_without_measurements_a_report_names_its_files_and_counts_what_there_is(
 
 
 def test_a_report_parses_the_records_that_it_is_about() -> None:
-    nothing = report.named(EMPTY)
+    nothing = report.needed_records(EMPTY)
     assert {(record.gpu, record.acc, record.layout) for record in nothing} == {("a100", "f16", "tn")}
     record = catalog.find(Problem(gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64)).record
     measured = measurement((64, 64, 64), [timing(KERNEL, [3.0], record=record.name)], acc="f32")
-    chosen = report.named(store_of(measured))
+    chosen = report.needed_records(store_of(measured))
     assert record in chosen
     assert len(nothing) < len(chosen) < 1.1 * len(nothing)
     elsewhere = measurement((64, 64, 72), [timing(KERNEL, [3.0], record=record.name)], acc="f32")
-    assert report.named(store_of(elsewhere)) == catalog.load(), "a kernel of another size"
+    assert report.needed_records(store_of(elsewhere)) == catalog.load(), "a kernel of another size"
 
 
 def test_what_a_distrustful_reader_looks_for_is_said_first() -> None:

@@ -30,8 +30,8 @@ from kernelproof.sass import (
     simulate,
 )
 
-ISSUES = 8000  # a simulation issues about so many instructions; further iterations are extrapolated
-MIN_ITERATIONS = 6  # at least so many iterations are simulated beyond those that fill the ring
+ISSUES = 8000  # about how many instructions a simulation issues; the time of further iterations is extrapolated
+MIN_ITERATIONS = 6  # least number of iterations that are simulated beyond those that fill the ring
 # Share of the L2 that can keep D. The other half holds copies: A100 and H100 have two partitions, and each that reads a
 # line gets its own copy.
 L2_SHARE = 0.5
@@ -98,8 +98,8 @@ class Workload:
         return max(1, round((total - _products(way.before) - _products(way.after)) / iteration)) if iteration else 0
 
     def machine_for(self, iterations: int) -> Machine:
-        """The machine for a simulation with so many iterations: a cp.async ring copies only the k-tiles that these
-        iterations multiply."""
+        """The machine for a simulation with this number of iterations: a cp.async ring copies only the k-tiles that
+        these iterations multiply."""
         record = self.record
         iteration_steps = _products(self.ways.consumer.iteration) * self.warps / (record.bm * record.bn * record.k_step)
         return replace(

@@ -38,10 +38,12 @@ EPILOGUE_US = 0.3  # from the last MMA to the first store, and from the last sto
 class ModelledKernel(NamedTuple):
     """Parameters of a kernel that the model reads. Extents are in elements.
 
-    ``k_step``: the k of one step of the main loop. ``threads``: per CTA; ``warps`` of its warps have MMAs. ``flight``:
-    how many k-steps are loaded while one is multiplied; 0 if each load is waited for at once. ``resident``: CTAs per
-    SM. ``persistent``: whether a CTA computes several tiles. ``shares_last_wave``: whether all CTAs share the last
-    tiles.
+    - ``k_step``: the k of one step of the main loop.
+    - ``threads``: threads per CTA; ``warps``: its warps with MMAs; ``resident``: CTAs per SM.
+    - ``flight``: how many k-steps are loaded while one is multiplied; 0 if a CTA waits for each load as soon as it has
+      issued it.
+    - ``persistent``: whether a CTA computes several tiles.
+    - ``shares_last_wave``: whether all CTAs share the last tiles.
     """
 
     problem: Problem
@@ -61,10 +63,12 @@ class ModelledKernel(NamedTuple):
 
     @property
     def tiles_m(self) -> int:
+        """CTA tiles along m."""
         return ceil_div(self.problem.m, self.bm)
 
     @property
     def tiles_n(self) -> int:
+        """CTA tiles along n."""
         return ceil_div(self.problem.n, self.bn)
 
     @property
@@ -150,8 +154,8 @@ def estimate_kernel(kernel: ModelledKernel) -> Estimate:
     """The modelled time of any kernel."""
     rates, sms, work = kernel.target.rates, memory.usable_sms(kernel), kernel.work
     waves = list(_waves(kernel, sms))
-    at_once = min(kernel.ctas, sms * kernel.resident)
-    dram_us = memory.dram_bytes(kernel, work, rates, at_once) / rates.dram_bytes_us
+    concurrent_ctas = min(kernel.ctas, sms * kernel.resident)
+    dram_us = memory.dram_bytes(kernel, work, rates, concurrent_ctas) / rates.dram_bytes_us
     latency = rates.latency_us * rates.mhz + (TMA_CYCLES if work.tensor_maps else 0)
     step = _Step(kernel, latency)
     overlap = OVERLAP["tma" if work.tensor_maps else "threads"]
@@ -201,7 +205,7 @@ class _Step:
         if work.epilogue_hidden:
             # The epilogue takes no time of its own, but its accesses of shared memory delay the main loop's.
             self._shared += _store_clocks(kernel) / kernel.tile_steps
-        # A load delays the k-step only if the CTA waits for it at once.
+        # A load delays the k-step only if the CTA waits for it as soon as it has issued it.
         waits = latency if kernel.flight == 0 else 0.0
         self._chain = max(work.issue_clocks, self._lone_clocks()) + waits
 

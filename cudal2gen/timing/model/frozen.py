@@ -1,7 +1,8 @@
-"""The analytic model of 2026-11-22. Only the tuner's model environment uses it, multiplied by hidden terms.
+"""Models a kernel's time by the analytic formulas of 2026-11-22, for the tuner's model environment alone.
 
-Proposers may ask the model that is developed (``timing.model.estimate``), so their answers must come from another one.
-This module never changes, so that searches stay comparable.
+The environment multiplies these times by hidden terms. Proposers may use the model that is under development
+(``timing.model.estimate``), so the environment's times must come from another one. This module never changes, so that
+searches remain comparable.
 
 A CTA's k-tile takes as long as the slowest of its MMAs, its operands from shared memory, its operands from the L2, the
 latency of a load divided by the loads under way, and a warp's other instructions if the family counts them. Device

@@ -55,10 +55,10 @@ def usable_sms(tiled: Tiled) -> int:
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
 
 
-def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, at_once: int) -> float:
+def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, concurrent_ctas: int) -> float:
     """Traffic of device memory in bytes: each operand once, and what must be loaded again because the L2 evicted it.
 
-    ``at_once``: CTAs that run at a time.
+    ``concurrent_ctas``: CTAs that run at a time.
     """
     problem = tiled.problem
     once, column_bytes = problem.traffic_bytes, problem.element.bytes * problem.k
@@ -68,7 +68,7 @@ def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, at_once: int) -> float
     # A wave of CTAs covers a rectangle of tiles, in the order of the raster. It loads this rectangle's rows of A and
     # columns of B, and the model assumes that the L2 keeps none of them for the next wave.
     rows, cols, tiles = tiled.tiles_m, tiled.tiles_n, tiled.tiles_m * tiled.tiles_n
-    wave = min(tiles, max(1, at_once // tiled.split_k))
+    wave = min(tiles, max(1, concurrent_ctas // tiled.split_k))
     if work.raster_along == "m":
         rows = min(work.raster_band, rows, wave)
         cols = min(cols, ceil_div(wave, rows))

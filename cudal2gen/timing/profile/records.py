@@ -39,6 +39,7 @@ def brief(record: Record, cubin: Path) -> dict[str, str]:
 
 
 def _kernel(record: Record, cubin: Path, source: Path) -> _SimulatedKernel | TensorMemoryKernel:
+    """The kernel of a record in a cubin: the function with the record's name, else the first one."""
     functions = sass.disassemble(cubin)
     function = next((function for function in functions if function.name == record.name), functions[0])
     if has_tensor_memory(record):
@@ -69,7 +70,7 @@ class _SimulatedKernel:
         return min(self.workload.iterations, self.record.ring_steps + DETAILED_ITERATIONS)
 
     def _streams(self, iterations: int) -> list[Stream]:
-        """The warps of one scheduler, each with so many iterations of the main loop."""
+        """The warps of one scheduler, each with this number of iterations of the main loop."""
         return streams(self.workload, self.estimate.resident, iterations)
 
     @cached_property
@@ -103,6 +104,7 @@ class _SimulatedKernel:
         rates = record.target.rates
         launch = LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
         first = [ends[0] for ends in self.timeline.ends if ends]
+        # The busiest SM runs this many sets of resident CTAs one after the other, each with a prologue of its own.
         generations = self.per_sm / modelled.resident
         sm_us = modelled.sm_us + modelled.stores_us
         main_us = modelled.main_us

@@ -47,6 +47,7 @@ class TensorMemoryKernel:
 
     @cached_property
     def loops(self) -> Loops:
+        """The loops of the machine code."""
         return Loops(Graph(self.function))
 
     @cached_property
@@ -71,6 +72,7 @@ class TensorMemoryKernel:
 
     @cached_property
     def estimate(self) -> Estimate:
+        """The time by the model's cheap form."""
         return estimate(self.record)
 
     @property
@@ -95,6 +97,7 @@ class TensorMemoryKernel:
 
     @cached_property
     def listing(self) -> Listing:
+        """The instructions of one k-tile: those that multiply, then those that copy."""
         code = (*self.products, *self.copies)
         issues = [Issue(0, instruction, float(at), {}) for at, instruction in enumerate(code)]
         return Listing(LoopWindow(issues, 0.0, float(len(code)), 1.0, 1), self.function, self.record.target)
@@ -128,6 +131,7 @@ class TensorMemoryKernel:
 
     @cached_property
     def time(self) -> figures.Time:
+        """The modelled time and its parts, in microseconds."""
         record, modelled = self.record, self.estimate
         launch = LAUNCH_US + memory.DESCRIPTOR_US
         return figures.Time(
@@ -147,6 +151,7 @@ class TensorMemoryKernel:
 
     @property
     def roles(self) -> tuple[figures.WarpRole, ...]:
+        """The roles of warps: those that load, multiply and store."""
         record = self.record
         unit = f"{record.atom_cols} columns"
         return (
@@ -186,6 +191,7 @@ class TensorMemoryKernel:
 
     @property
     def profile(self) -> figures.Profile:
+        """The complete profile."""
         record = self.record
         kernel_profile = composed(
             self.function, self.listing, self.loop, of_record(record, self.function.registers), self.time,

@@ -36,10 +36,12 @@ class TritonTile(Record):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:  # noqa: ARG003
+        """False, because the family is proposed for no GPU."""
         return False
 
     @property
     def configuration(self) -> Tile:
+        """The record's fields as a recording has them."""
         return Tile(self.bm, self.bn, self.bk, self.stages, self.warps)
 
     @property

@@ -3,8 +3,9 @@
 On the H100, tiles with 64 rows or more and whole warpgroups are multiplied by wgmma; all others by mma.sync. Both load
 by cp.async, without TMA. ``num_stages`` counts steps of the software pipeline, not buffers. With mma.sync there are
 ``num_stages - 1`` buffers. A load starts after the MMAs that free its buffer, so that ``num_stages - 2`` loads are
-under way while a tile is multiplied; with 2 stages a load is waited for at once. wgmma reads its buffer while the loop
-continues, so it has one buffer more. With 1 stage, data goes through registers in place of a ring.
+under way while a tile is multiplied; with 2 stages a warp waits for a load as soon as it has issued it. wgmma reads its
+buffer while the loop continues, so it has one buffer more. With 1 stage, data goes through registers in place of a
+ring.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from cudal2gen.timing.recordings.autoheuristic import RecordedSizes, Tile
 from kernelproof.ground.chips import GPUS, REGISTERS_THREAD
 
 GROUP = 8  # GROUP_M of the kernel's raster
-MMA_ROWS, MMA_COLS, MMA_K, WGMMA_ROWS, WARPGROUP = 16, 8, 16, 64, 4
+MMA_ROWS, MMA_COLS, MMA_K = 16, 8, 16  # extents of an mma.sync, in elements
+WGMMA_ROWS, WARPGROUP = 64, 4  # rows of a wgmma; warps of a warpgroup
 LIVE_REGISTERS = 40  # registers per thread beside accumulators and fragments
-HALF = 2  # bytes of an element
+ELEMENT_BYTES = 2  # bytes of an element
 LOOP_CLOCKS, WGMMA_CLOCKS = 63, 12  # issue clocks of a warp per k-step and per wgmma, as in this project's loops
 
 
@@ -30,28 +32,32 @@ def problem_of(gpu: str, sizes: RecordedSizes) -> Problem:
 def kernel_of(problem: Problem, tile: Tile) -> ModelledKernel:
     """Triton's kernel with a tile for a problem."""
     chip, wgmma = GPUS[problem.gpu], uses_wgmma(problem.gpu, tile)
-    step_bytes = (tile.bm + tile.bn) * tile.bk * HALF
+    step_bytes = (tile.bm + tile.bn) * tile.bk * ELEMENT_BYTES
     rows, columns = warps_of(tile)
     if wgmma:
         groups = tile.warps // WARPGROUP
         along_n = ceil_div(groups, tile.bm // WGMMA_ROWS)
         atoms = tile.bm // WGMMA_ROWS * along_n
-        read = atoms * (WGMMA_ROWS + tile.bn // along_n) * tile.bk * HALF
+        read = atoms * (WGMMA_ROWS + tile.bn // along_n) * tile.bk * ELEMENT_BYTES
         fragments, buffers, flight = 0, tile.stages, tile.stages - 1
         issue = LOOP_CLOCKS + WGMMA_CLOCKS * ceil_div(atoms, groups) * ceil_div(tile.bk, MMA_K)
     else:
-        read = (tile.bm * min(columns, tile.bn // MMA_COLS) + tile.bn * min(rows, tile.bm // MMA_ROWS)) * tile.bk * HALF
+        read = (
+            (tile.bm * min(columns, tile.bn // MMA_COLS) + tile.bn * min(rows, tile.bm // MMA_ROWS))
+            * tile.bk
+            * ELEMENT_BYTES
+        )
         # Registers of the fragments of two MMA steps: bytes / 4 / 32 lanes, twice.
-        fragments = MMA_K * HALF * (tile.bm // rows + tile.bn // columns) // 4 // 32 * 2
+        fragments = MMA_K * ELEMENT_BYTES * (tile.bm // rows + tile.bn // columns) // 4 // 32 * 2
         buffers, flight, issue = max(1, tile.stages - 1), max(0, tile.stages - 2), 0
     registers = min(REGISTERS_THREAD, tile.bm * tile.bn // (32 * tile.warps) + fragments + LIVE_REGISTERS)
-    smem = max(buffers * step_bytes, tile.bm * tile.bn * HALF)
+    smem = max(buffers * step_bytes, tile.bm * tile.bn * ELEMENT_BYTES)
     work = CtaWork(
         "wgmma" if wgmma else "mma.sync",
         step_bytes,
         issuers=max(1, tile.warps // WARPGROUP),
         shared_bytes=read + step_bytes,
-        lines=step_bytes // min(LINE, tile.bk * HALF),
+        lines=step_bytes // min(LINE, tile.bk * ELEMENT_BYTES),
         raster_band=GROUP,
         issue_clocks=issue,
     )

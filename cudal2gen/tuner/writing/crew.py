@@ -25,7 +25,7 @@ from cudal2gen.tuner.writing.session import Session
 from kernelproof.ground import workers
 
 MAX_SESSIONS = 64  # most concurrent sessions
-LOOK_S = 5.0  # seconds between two calls of ``look``
+SHOW_SECONDS = 5.0  # seconds between two calls of ``show``
 
 Examine = Callable[[Record, Fields, CheckLimits, frozenset[str]], Examination]
 
@@ -77,12 +77,12 @@ def provers(count: int | None = None) -> Iterator[Examine]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def run(sessions: Sequence[Session], at_once: int = MAX_SESSIONS, look: Callable[[], None] = lambda: None) -> None:
+def run(sessions: Sequence[Session], at_once: int = MAX_SESSIONS, show: Callable[[], None] = lambda: None) -> None:
     """Runs the sessions in their order, at most ``at_once`` concurrently.
 
-    ``look`` is called every ``LOOK_S`` seconds and at the end. If sessions raise exceptions, the first is raised after
-    all sessions have ended. The threads are daemons, so an interruption of the main thread ends the process; the next
-    start continues from what the sessions have stored.
+    ``show`` is called every ``SHOW_SECONDS`` seconds and at the end. If sessions raise exceptions, the first is raised
+    after all sessions have ended. The threads are daemons, so an interruption of the main thread ends the process; the
+    next start continues from what the sessions have stored.
     """
     queue, errors = deque(sessions), list[BaseException]()
 
@@ -100,8 +100,8 @@ def run(sessions: Sequence[Session], at_once: int = MAX_SESSIONS, look: Callable
     for thread in threads:
         thread.start()
     while alive := [thread for thread in threads if thread.is_alive()]:
-        alive[0].join(LOOK_S)
-        look()
-    look()
+        alive[0].join(SHOW_SECONDS)
+        show()
+    show()
     if errors:
         raise errors[0]
