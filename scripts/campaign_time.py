@@ -71,6 +71,7 @@ class Times:
 
 @cache
 def _factor(key: str, spread: float) -> float:
+    """A log-normal number with mean 1, drawn by a key."""
     return random.Random(zlib.crc32(key.encode())).lognormvariate(-spread * spread / 2, spread)
 
 

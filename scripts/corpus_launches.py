@@ -2,10 +2,10 @@
 
     python -m scripts.corpus_launches FOLDER        with PTX as scripts/corpus.py reads it
 
-Each launch has two CTAs. A parameter from which an address is computed is a buffer of 4 MiB of zeros; every other four
-bytes of parameters are 256, or 1.0 for a float. What such a kernel expects is not known, so its findings are counted
-and prove nothing about it. What the run does show is whether the emulator executes the instructions to the end, and for
-how many kernels it cannot, with the reason.
+Each launch has two CTAs. A parameter from which an address is computed is a buffer of 4 MiB of zeros. All other
+parameters are 256, or 1.0 for a float; larger ones consist of words of 256. What such a kernel expects is not known, so
+its findings are counted and prove nothing about it. The run shows whether the emulator executes the instructions to the
+end, and for how many kernels it cannot, with the reason.
 """
 
 from __future__ import annotations

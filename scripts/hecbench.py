@@ -119,7 +119,7 @@ def _outcome(item: Run, seconds: float, form: list[str]) -> dict[str, Any]:
     except ValueError:
         return {"reason": _compiler_error(printed)}
     findings = [
-        finding for entry in result["findings"] if entry["severity"] == "error" for finding in _of_one_cause(entry)
+        finding for entry in result["findings"] if entry["severity"] == "error" for finding in _cause_findings(entry)
     ]
     reasons = [str(entry["reason"]) for entry in result["not_checked"]]
     complaints = [line.strip() for line in printed.splitlines() if COMPLAINT.search(line)]
@@ -149,7 +149,7 @@ def _compiler_error(printed: str) -> str:
     return (faults or lines or ["no result"])[0]
 
 
-def _of_one_cause(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _cause_findings(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The findings of one cause, each with its rule and the user's lines as FILE:LINE."""
     homes = [access and access["home"] for access in (entry["access"], entry["other"])]
     yield {"rule": entry["rule"], "lines": _places(homes), "count": entry["count"], "text": entry["text"]}
@@ -167,7 +167,7 @@ def table(
     results: Annotated[Path, typer.Argument(help="file that run has written")],
     every: Annotated[bool, typer.Option("--all", help="also the clean programs")] = False,
 ) -> None:
-    """Print what became of each program, and the sums."""
+    """Print the state of each program, and how many programs are in each state."""
     data = json.loads(DATA.read_text())
     rows = [
         row for program, runs in sorted(_results(results).items())

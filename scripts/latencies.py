@@ -120,6 +120,7 @@ WIDE = "mad.wide.s32 %d1, %y0, 4, %d0; "
 
 
 def chains() -> Iterator[str]:
+    """Kernel bodies in which an MMA, a store or a load reads all registers of a result."""
     for kind, a, b, c in SHAPES:
 
         def group(kind: str, count: int) -> str:
@@ -172,7 +173,7 @@ def distances(function: Function) -> Iterator[tuple[str, str, int]]:
                     break  # it may wait longer than the stall counts say
                 cycles += before.control.stall
                 accessed = access(reader)
-                if (used := accessed.reads & pending) and not _half(producer, reader, used):
+                if (used := accessed.reads & pending) and not _uses_half_pair(producer, reader, used):
                     yield producer_key(producer), role(reader, used, function.sm), cycles
                 pending &= ~(accessed.reads | accessed.writes)
                 if not pending:
@@ -186,7 +187,7 @@ def _fixed(producer: Instruction, sm: str) -> bool:
     return pipe in (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM) or tensor
 
 
-def _half(producer: Instruction, reader: Instruction, used: int) -> bool:
+def _uses_half_pair(producer: Instruction, reader: Instruction, used: int) -> bool:
     """Whether only half of a register pair is used: the low half of a wide product comes earlier, and the high half of
     a wide addend may come later."""
     if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
@@ -196,6 +197,7 @@ def _half(producer: Instruction, reader: Instruction, used: int) -> bool:
 
 
 def table(functions: Iterable[Function]) -> dict[str, dict[str, int]]:
+    """The least distance in cycles of any pair, by producer and by role of the reader."""
     least: dict[str, dict[str, int]] = {}
     for function in functions:
         for producer, reader, cycles in distances(function):
@@ -207,6 +209,7 @@ def table(functions: Iterable[Function]) -> dict[str, dict[str, int]]:
 
 
 def generated(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[str, dict[str, int]]]:
+    """The table of each architecture, from kernels that this script compiles and from those of a build folder."""
     tools = toolchain.discover()
     cubins = sorted(build.glob("*/kernel.cubin"))[:KERNELS] if build else []
     built = [function for cubin in cubins for function in disassemble(cubin)]
@@ -219,7 +222,7 @@ def generated(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[s
         }
 
 
-def written(toolkits: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]) -> str:
+def formatted(toolkits: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]) -> str:
     """JSON with a line for each producer."""
     text = json.dumps(toolkits, indent=1)
     return re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n"
@@ -235,7 +238,7 @@ def main() -> None:
         return
     toolkits = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
     toolkits[toolchain.discover().nvcc_version] = generated(SMS, options.build)
-    TABLE.write_text(written(toolkits))
+    TABLE.write_text(formatted(toolkits))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compares the machine code of the A100 f16 records with that of the published CUDA-L2 kernels that some regenerate.
+"""Compares the machine code of the A100 f16 records with that of the published CUDA-L2 kernels for the same problems.
 
     python scripts/machine_code.py                          compiles all records and prints them by kind
     python scripts/machine_code.py --published CHECKOUT     also compares sixty records with the published kernels
@@ -61,7 +61,12 @@ def main() -> None:
     before = json.loads(options.before.read_text()) if options.before else {}
     page = []
     if options.published:
-        page += ["## Beside the published kernels", "", *comparison(records, numbers, before, options.published), ""]
+        page += [
+            "## Compared with the published kernels",
+            "",
+            *comparison(records, numbers, before, options.published),
+            "",
+        ]
     page += ["## All records", "", *groups(records, numbers)]
     print("\n".join(page))
 
@@ -90,6 +95,7 @@ def _numbers(cubin: Path, record: Record) -> Numbers:
 
 
 def kinds(record: Record) -> tuple[str, str]:
+    """The kinds of prefetch and of epilogue by which records are grouped."""
     return (record.prefetch.kind, record.epilogue) if isinstance(record, Sm80Multistage) else ("no ring", "registers")
 
 

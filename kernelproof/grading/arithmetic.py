@@ -32,7 +32,7 @@ def rank(name: str) -> int:
 
 
 def matrix(opcode: str) -> MatrixInstruction | None:
-    """Describe an mma, wmma.mma or wgmma instruction; None for all others."""
+    """Describes an mma, wmma.mma or wgmma instruction; None for all others."""
     if not opcode.startswith(("mma.", "wmma.mma.", "wgmma.mma_async")):
         return None
     tile = _TILE.search(opcode)
@@ -62,7 +62,8 @@ def scalar_flops(opcode: str, integers: bool) -> int:
 def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple[int, int]:
     """Upper bounds of the operations of executed instructions: of all of them, and of those on matrix units.
 
-    ``opcodes``: executions per warp. Every lane counts as active.
+    ``opcodes``: executions per warp, in which every lane counts as active. ``wgmma_flops``: the operations of wgmma
+    instructions, which are counted elsewhere. ``integers``: whether integer operations count.
     """
     by_matrix, by_cores = wgmma_flops, 0
     for opcode, runs in opcodes.items():

@@ -29,7 +29,7 @@ class Outcomes:
         return [site for (_, site), outcomes in self.seen.items() if len(outcomes) < 2]
 
     def unmet_constants(self, ptx: str) -> list[float]:
-        """The constants in these comparisons. Planted in inputs, they may lead to the other result."""
+        """The constants in the comparisons that had only one result. Inputs that contain them may lead to the other."""
         found = (compared_constants(ptx, f"{site.text};") for site in self.one_sided)
         return list(dict.fromkeys(chain.from_iterable(found)))
 
@@ -46,6 +46,7 @@ class Outcomes:
 
 
 def _line(site: Site) -> str:
+    """Where a comparison is: its source line, or its place in the PTX if the line is not known."""
     home = site.home
     return f"line {home.line}" if home is not None else site.place
 

@@ -43,6 +43,7 @@ def _numbers(word: str, kind: str) -> Iterator[float]:
         if "16" not in kind:
             yield float(np.array(integer & 0xFFFFFFFF, np.uint32).view(np.float32))
             return
+        # A 16-bit type without a format (b16, s16, u16) may hold a half or a bfloat16, so both readings count.
         half = np.array([integer & 0xFFFF], np.uint16)
         yield from [float(half.view(np.float16)[0])] if not kind.startswith("bf") else []
         yield from [float(bf16_to_f32(half)[0])] if not kind.startswith("f") else []

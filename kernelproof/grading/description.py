@@ -29,9 +29,9 @@ def arguments(path: Path, source: Path | None = None) -> dict[str, Any]:
     if path.suffix not in (".py", ".json"):
         raise WrongInput(f"{path}: describe in .py or .json what is graded; docs/kernelproof/grading.md says how")
     if path.suffix == ".py":
-        values = {name: value for name, value in _executed(path).items() if name in PARAMETERS}
+        values = {name: value for name, value in _names_after_execution(path).items() if name in PARAMETERS}
     else:
-        values = _of_json(path)
+        values = _json_arguments(path)
     if source is not None:
         values["source"] = source
     if missing := [name for name in NEEDED if name not in values]:
@@ -43,7 +43,7 @@ def arguments(path: Path, source: Path | None = None) -> dict[str, Any]:
     return values
 
 
-def _of_json(path: Path) -> dict[str, Any]:
+def _json_arguments(path: Path) -> dict[str, Any]:
     with reading(path):
         text = path.read_text()
     try:
@@ -69,13 +69,13 @@ def _function(path: Path, text: object) -> Callable[..., Any]:
     file, _, name = str(text).rpartition(":")
     if not file.endswith(".py"):
         raise WrongInput(f"{path}: reference {text!r}: write FILE.py:FUNCTION")
-    function: Callable[..., Any] | None = _executed(path.parent / file).get(name)
+    function: Callable[..., Any] | None = _names_after_execution(path.parent / file).get(name)
     if function is None or not callable(function):
         raise WrongInput(f"{path}: reference: {file} has no function {name}")
     return function
 
 
-def _executed(path: Path) -> dict[str, Any]:
+def _names_after_execution(path: Path) -> dict[str, Any]:
     """Execute a Python file, which may import its neighbours, and return its names. Raises WrongInput if it fails."""
     with reading(path):
         path.read_bytes()

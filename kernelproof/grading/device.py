@@ -63,7 +63,7 @@ def ptx(source: str, device: str, arguments: tuple[str, ...], seconds: float) ->
 def ptx_elsewhere(source: str, device: str, arguments: tuple[str, ...], seconds: float) -> str | None:
     """The PTX of a CUDA text that is compiled as if on another machine. None if the text cannot distinguish machines,
     or compiles only here."""
-    if is_ptx(source) or not elsewhere.can_ask(source):
+    if is_ptx(source) or not elsewhere.may_query_machine(source):
         return None
     for text, more, has_cutlass in elsewhere.variants(source):
         path = compilation.text_file(text, ".cu")

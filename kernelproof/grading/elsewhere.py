@@ -14,8 +14,9 @@ from pathlib import Path
 from kernelproof.checking.includes import joined_lines
 
 INCLUDE = Path(__file__).parent / "include"  # headers with the names of torch's, which exist where extensions are built
-# Conditions, names that are concatenated, and names of what a compiler knows of its machine.
-_CAN_ASK = re.compile(
+# Preprocessor conditions, concatenated names, and the names of macros and features by which a compiler describes its
+# machine.
+_MACHINE_QUERIES = re.compile(
     r"(?:#|%:|\?\?=)\s*(?:el)?if|##|%:%:|\?\?=\?\?=|FILE|DATE|TIME|VER|GNUC|GLIBC|TORCH_|source_location|has_(?:include|embed)"
 )
 # The path and the macros are those of torch's builds of extensions (torch.utils.cpp_extension), the version is that of
@@ -33,9 +34,9 @@ _MACROS = {
 _HEADERS = ("cuda.h", "cuda_runtime.h", "kernelproof_build.h")
 
 
-def can_ask(text: str) -> bool:
-    """Whether a CUDA text may ask the compiler about its machine; most texts of kernels do not."""
-    return _CAN_ASK.search(joined_lines(text)) is not None
+def may_query_machine(text: str) -> bool:
+    """Whether a CUDA text may query the compiler about its machine. Most texts of kernels do not."""
+    return _MACHINE_QUERIES.search(joined_lines(text)) is not None
 
 
 def variants(text: str) -> Iterator[tuple[str, Sequence[str], bool]]:

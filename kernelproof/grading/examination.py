@@ -47,7 +47,7 @@ _INEXACT = re.compile(r"\.(?:approx|full)\b")
 class Examination:
     """All calls of one shape, and their findings.
 
-    ``drawn``: whether the shape is a random one; it then gets fewer calls. ``machine``: reports of the emulator.
+    ``drawn``: whether the shape is a random one; it then gets fewer calls. ``reports``: the emulator's reports.
     ``answers``: the calls whose outputs were compared, in order.
     """
 
@@ -62,7 +62,7 @@ class Examination:
         self.environments = environment, environment + int(draws.integers(1, DISTANCES))
         self.device = task.factory(shape, environment=self.environments[0])
         self.findings: list[Finding] = []
-        self.machine: list[Report] = []
+        self.reports: list[Report] = []
         self.remarks: list[str] = []
         self.answers: list[CheckedCall] = []
         self.kernels: list[CountedKernel] = []
@@ -111,7 +111,7 @@ class Examination:
         """Call with inputs of a kind, compare the outputs, and keep the answer."""
         call = self.device.call(bits, counters, hazards)
         answer = self._judge(kind, bits, call)
-        self.machine += call.reports
+        self.reports += call.reports
         self.outcomes.add(call)
         self.answers.append(answer)
         return answer
@@ -207,7 +207,7 @@ class Examination:
         for kind in self.task.kinds:
             if kind == "normal":
                 continue
-            for constants in self._planted(kind):
+            for constants in self._planted_constants(kind):
                 answer = self._call(kind, counters=True, constants=constants)
                 if kind in inputs.SHORTCUTS:
                     self._check_shortcut(first, answer)
@@ -231,7 +231,7 @@ class Examination:
                 )  # fmt: skip
                 break
 
-    def _planted(self, kind: str) -> list[tuple[float, ...]]:
+    def _planted_constants(self, kind: str) -> list[tuple[float, ...]]:
         """The constants to plant in each call of a kind. For the kind "constants" there is one call for each constant
         of the kernels, up to ``MOST_CONSTANTS``, in which it comes first; for other kinds one call without any."""
         if kind != "constants":
@@ -256,9 +256,7 @@ class Examination:
                     "on other inputs at the same addresses",
                     output=name, stale=int(stale.sum()), wrong=int(wrong.sum()), size=int(wrong.size),
                 )  # fmt: skip
-        if before.is_right and not self._is_right_in_fresh_memory(answer):
-            before = answer
-        elif before.is_right:
+        if before.is_right and self._is_right_in_fresh_memory(answer):
             self._report_kept_state(before, answer)
         self._compare(answer)
 

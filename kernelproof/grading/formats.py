@@ -31,12 +31,12 @@ class Format(NamedTuple):
 
     @property
     def unit_roundoff(self) -> float:
-        """The largest relative error of rounding to nearest; 0 of integers."""
+        """The largest relative error of rounding to nearest; 0 for integers."""
         return 2.0**-self.significand if self.significand else 0.0
 
     @property
     def least_error(self) -> float:
-        """The largest absolute error of rounding to a subnormal number; 0 of integers."""
+        """The largest absolute error of rounding to a subnormal number; 0 for integers."""
         return 2.0 ** (self.least_exponent - self.significand) if self.significand else 0.0
 
     def values(self, bits: Array) -> Array:

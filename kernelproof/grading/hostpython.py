@@ -13,8 +13,10 @@ from kernelproof.grading.verdict import Finding
 
 MODEL = "ModelNew"
 _THREADS = frozenset(("threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "_thread"))
-_CALLERS = frozenset(("gc", "inspect", "ctypes", "importlib", "traceback", "builtins", "pickle", "atexit", "signal"))
-_REACHING = frozenset(("open", "exec", "eval", "compile", "__import__", "globals", "vars"))
+_INTROSPECTION_MODULES = frozenset(
+    ("gc", "inspect", "ctypes", "importlib", "traceback", "builtins", "pickle", "atexit", "signal")
+)
+_INTROSPECTION_CALLS = frozenset(("open", "exec", "eval", "compile", "__import__", "globals", "vars"))
 _STREAMS = frozenset(("Stream", "ExternalStream", "stream", "set_stream", "CUDAGraph", "graph"))
 _LAZY = frozenset(("__torch_dispatch__", "__torch_function__", "_make_subclass", "_make_wrapper_subclass"))
 # Modules whose attributes a source must not replace.
@@ -23,15 +25,15 @@ _ROOTS = frozenset(("torch", "time", "nn", "F", "functional"))
 
 def findings(tree: ast.Module) -> Iterator[Finding]:
     """A finding for everything suspicious in a module's text."""
-    yield from _everywhere(tree)
+    yield from _module_findings(tree)
     models = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == MODEL]
     if not models:
         yield Finding.of("no-kernel", f"the module has no class {MODEL}", line=0)
     for model in models:
-        yield from _model(model, _extensions(tree), _functions(tree))
+        yield from _model_findings(model, _extensions(tree), _functions(tree))
 
 
-def _of(rule: str, node: ast.AST, text: str) -> Finding:
+def _finding(rule: str, node: ast.AST, text: str) -> Finding:
     """A finding with the line of a node. ``text``: the suspicious expression."""
     line = getattr(node, "lineno", 0)
     return Finding.of(rule, f"module, line {line}: {text}", line=line, text=text)
@@ -48,44 +50,44 @@ def _name(node: ast.AST) -> str:
     return ""
 
 
-def _everywhere(tree: ast.Module) -> Iterator[Finding]:
+def _module_findings(tree: ast.Module) -> Iterator[Finding]:
     """Report what is suspicious in any part of a module."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                yield from (item for alias in names for item in _import(node, alias.name))
+                yield from (item for alias in names for item in _import_findings(node, alias.name))
             case ast.ImportFrom(module=str() as module):
-                yield from _import(node, module)
+                yield from _import_findings(node, module)
             case ast.Assign(targets=targets):
-                yield from (item for target in targets for item in _patch(target))
+                yield from (item for target in targets for item in _patch_findings(target))
             case ast.Call(func=ast.Name(id="setattr"), args=[target, *_]) if _name(target).split(".")[0] in _ROOTS:
-                yield _of("timer-patch", node, f"setattr({_name(target)}, ...)")
+                yield _finding("timer-patch", node, f"setattr({_name(target)}, ...)")
             case ast.ClassDef(bases=bases) if any(_name(base).rpartition(".")[2] == "Tensor" for base in bases):
-                yield _of("lazy-output", node, f"class {node.name} of torch.Tensor")
+                yield _finding("lazy-output", node, f"class {node.name} of torch.Tensor")
             case ast.FunctionDef(name=name) | ast.Attribute(attr=name) if name in _LAZY:
-                yield _of("lazy-output", node, name)
+                yield _finding("lazy-output", node, name)
             case ast.Call(func=func) if _name(func).startswith("torch.") and _name(func).rpartition(".")[2] in _STREAMS:
-                yield _of("extra-stream", node, _name(func))
-            case ast.Call(func=ast.Name(id=name)) if name in _REACHING:
-                yield _of("grader-access", node, name)
+                yield _finding("extra-stream", node, _name(func))
+            case ast.Call(func=ast.Name(id=name)) if name in _INTROSPECTION_CALLS:
+                yield _finding("grader-access", node, name)
             case ast.Attribute() if _name(node) in ("sys._getframe", "sys.modules", "sys.settrace", "sys.setprofile"):
-                yield _of("grader-access", node, _name(node))
+                yield _finding("grader-access", node, _name(node))
 
 
-def _import(node: ast.AST, module: str) -> Iterator[Finding]:
+def _import_findings(node: ast.AST, module: str) -> Iterator[Finding]:
     """Report an import of a module for threads or processes, or for access to the caller."""
     root = module.split(".", maxsplit=1)[0]
     if root in _THREADS:
-        yield _of("host-thread", node, f"import {module}")
-    elif root in _CALLERS:
-        yield _of("grader-access", node, f"import {module}")
+        yield _finding("host-thread", node, f"import {module}")
+    elif root in _INTROSPECTION_MODULES:
+        yield _finding("grader-access", node, f"import {module}")
 
 
-def _patch(target: ast.expr) -> Iterator[Finding]:
+def _patch_findings(target: ast.expr) -> Iterator[Finding]:
     """Report an assignment that replaces an attribute of torch or time. Settings of torch's backends are allowed."""
     name = _name(target)
     if isinstance(target, ast.Attribute) and name.split(".")[0] in _ROOTS and ".backends." not in name:
-        yield _of("timer-patch", target, f"{name} = ...")
+        yield _finding("timer-patch", target, f"{name} = ...")
 
 
 def _extensions(tree: ast.Module) -> set[str]:
@@ -110,7 +112,9 @@ def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
     return out
 
 
-def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]) -> list[ast.FunctionDef]:
+def _reachable_functions(
+    methods: list[ast.FunctionDef], functions: dict[str, list[ast.FunctionDef]]
+) -> list[ast.FunctionDef]:
     """The methods and all functions of the module that they name, directly or indirectly."""
     out, unreached = list(methods), dict(functions)
     for function in out:  # The list grows during the loop.
@@ -119,19 +123,23 @@ def _reached(methods: list[ast.FunctionDef], functions: dict[str, list[ast.Funct
     return out
 
 
-def _model(model: ast.ClassDef, extensions: set[str], functions: dict[str, list[ast.FunctionDef]]) -> Iterator[Finding]:
+def _model_findings(
+    model: ast.ClassDef, extensions: set[str], functions: dict[str, list[ast.FunctionDef]]
+) -> Iterator[Finding]:
     """Report what is suspicious in the model's class and in the functions that its methods reach."""
     methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
-    used = _reached([node for name, node in methods.items() if name != "__init__"], functions)
+    used = _reachable_functions([node for name, node in methods.items() if name != "__init__"], functions)
     constructor = methods.get("__init__")
     aliases = extensions | _aliases(constructor, extensions)
     names = {_name(node) for method in used for node in ast.walk(method)}
     if not any(name == alias or name.startswith(f"{alias}.") for alias in aliases for name in names):
-        yield _of("no-kernel", model, f"{MODEL} uses no function of {', '.join(sorted(extensions)) or 'an extension'}")
+        yield _finding(
+            "no-kernel", model, f"{MODEL} uses no function of {', '.join(sorted(extensions)) or 'an extension'}"
+        )
     layers = _layers(constructor)
     for method in used:
-        yield from _computing(method, layers, aliases)
-        yield from _cached(method)
+        yield from _computation_findings(method, layers, aliases)
+        yield from _cache_findings(method)
 
 
 def _assignments(constructor: ast.FunctionDef | None) -> Iterator[tuple[str, ast.expr]]:
@@ -163,46 +171,46 @@ def _layers(constructor: ast.FunctionDef | None) -> set[str]:
     }
 
 
-def _computing(method: ast.FunctionDef, layers: set[str], extensions: set[str]) -> Iterator[Finding]:
+def _computation_findings(method: ast.FunctionDef, layers: set[str], extensions: set[str]) -> Iterator[Finding]:
     """Report operations of torch that compute in place of the kernels."""
     for node in ast.walk(method):
         match node:
             case ast.BinOp(op=ast.MatMult()):
-                yield _of("library-call", node, "a product by @")
+                yield _finding("library-call", node, "a product by @")
             case ast.Call(func=func):
                 name = _name(func)
                 last = func.attr if isinstance(func, ast.Attribute) else name
                 if name in layers:
-                    yield _of("library-call", node, f"{name}(...), a layer of torch.nn")
+                    yield _finding("library-call", node, f"{name}(...), a layer of torch.nn")
                 elif "super" in ast.unparse(func) and last == "forward":
-                    yield _of("library-call", node, "super().forward(...)")
+                    yield _finding("library-call", node, "super().forward(...)")
                 elif (
                     last.removesuffix("_") in COMPUTING
                     and isinstance(func, ast.Attribute)
-                    and not _own(func, extensions)
+                    and not _is_own_call(func, extensions)
                 ):
-                    yield _of("library-call", node, name or last)
+                    yield _finding("library-call", node, name or last)
 
 
-def _own(func: ast.Attribute, extensions: set[str]) -> bool:
+def _is_own_call(func: ast.Attribute, extensions: set[str]) -> bool:
     """Whether a call is to an extension, to math or NumPy, or to the model itself, rather than to torch or a tensor."""
     owner = _name(func.value)
     return owner in {"math", "np", *extensions} or owner.startswith("self.")
 
 
-def _cached(method: ast.FunctionDef) -> Iterator[Finding]:
+def _cache_findings(method: ast.FunctionDef) -> Iterator[Finding]:
     """Report what may keep results: attributes that a method both sets and reads, globals, caching decorators, and
     addresses of tensors, which may be keys of a cache."""
     for decorator in method.decorator_list:
         name = _name(decorator.func if isinstance(decorator, ast.Call) else decorator).rpartition(".")[2]
         if name in ("lru_cache", "cache"):
-            yield _of("result-cache", decorator, f"@{name}")
+            yield _finding("result-cache", decorator, f"@{name}")
     stored: dict[str, ast.AST] = {}
     read = set()
     for node in ast.walk(method):
         match node:
             case ast.Global(names=names):
-                yield _of("result-cache", node, f"global {', '.join(names)}")
+                yield _finding("result-cache", node, f"global {', '.join(names)}")
             case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Store()):
                 stored[attr] = node
             case ast.Subscript(value=ast.Attribute(value=ast.Name(id="self"), attr=attr), ctx=ast.Store()):
@@ -215,9 +223,9 @@ def _cached(method: ast.FunctionDef) -> Iterator[Finding]:
             ):
                 read.add(attr)
             case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store()) if name.isupper() or name.startswith("_"):
-                yield _of("result-cache", node, f"{name}[...] = ...")
+                yield _finding("result-cache", node, f"{name}[...] = ...")
             case ast.Call(func=ast.Attribute(attr="data_ptr")):
-                yield _of("result-cache", node, "data_ptr() in Python")
+                yield _finding("result-cache", node, "data_ptr() in Python")
     for attr, node in stored.items():
         if attr in read:
-            yield _of("result-cache", node, f"self.{attr}")
+            yield _finding("result-cache", node, f"self.{attr}")

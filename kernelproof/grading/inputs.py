@@ -27,7 +27,7 @@ KINDS = (
     "normal", "integers", "binary", "adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants",
 )  # fmt: skip
 DIRECTED = ("constants in one half", "constants in the other half", "constants in most")
-MOST_PLACES = 0.9  # share of the elements in "most", so that two conditions are likely to hold at the same time
+MOST_SHARE = 0.9  # share of the elements in "most", so that two conditions are likely to hold at the same time
 # Kinds for which an operation may be undefined, such as a division by zero or a logarithm.
 SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", *DIRECTED)
 # Kinds for which a kernel may not take fewer instructions than for normal numbers.
@@ -36,8 +36,8 @@ EXACT = ("integers", "binary", "zeros", "ones")
 # Factors for the value of a changed element. They are tried one after the other until the reference changes visibly:
 # the other sign in case the function saturates, larger values in case the tolerance is loose.
 FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
-INTEGERS = 100  # integer inputs without a range are drawn from 0 to this, excluded
-START = 8  # how many elements at the start of an input are planted, since a source may look at them
+INTEGER_LIMIT = 100  # integer inputs without a range are drawn from 0 to this, excluded
+START_ELEMENTS = 8  # how many elements at the start of an input are planted, since a source may look at them
 
 
 def draw(
@@ -49,18 +49,18 @@ def draw(
     for item in contract.inputs:
         values = _values(item, kind, shape, rng)
         if item.format.is_float and not item.low:
-            values = _planted(values, kind, rng, constants)
+            values = _with_planted_values(values, kind, rng, constants)
         out[item.name] = item.format.bits(values)
     return out
 
 
-def _planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequence[float]) -> Array:
+def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, constants: Sequence[float]) -> Array:
     match kind:
         case "zero rows":
             rows = values.reshape(-1, values.shape[-1])
             rows[rng.integers(len(rows))] = 0
             rows[:, rng.integers(rows.shape[1])] = 0
-            values.reshape(-1)[:START] = 0
+            values.reshape(-1)[:START_ELEMENTS] = 0
         case "equal rows" if values.ndim > 1:
             values[...] = values[:1]
         case "identity" if values.ndim > 1 and rng.random() < 0.7:
@@ -69,12 +69,12 @@ def _planted(values: Array, kind: str, rng: np.random.Generator, constants: Sequ
             flat = values.reshape(-1)
             for number, place in enumerate(rng.integers(0, flat.size, max(1, flat.size // 16))):
                 flat[place] = constants[number % len(constants)]
-            flat[:START] = flat[-1] = constants[0]
+            flat[:START_ELEMENTS] = flat[-1] = constants[0]
         case "constants in one half" | "constants in the other half":
             half = np.random.default_rng(values.size).random(values.shape) < 0.5
             values[half == (kind == DIRECTED[0])] = constants[0]
         case "constants in most":
-            values[rng.random(values.shape) < MOST_PLACES] = constants[0]
+            values[rng.random(values.shape) < MOST_SHARE] = constants[0]
     return values
 
 
@@ -93,7 +93,7 @@ def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Genera
         case "integers":
             return rng.integers(0 if item.format.name[0] == "u" else -2, 3, extents).astype(np.float64)
     if not item.format.is_float:
-        return rng.integers(0, INTEGERS, extents)
+        return rng.integers(0, INTEGER_LIMIT, extents)
     normal: Array = rng.standard_normal(extents)
     if kind == "adversarial":
         normal = normal * 2.0 ** rng.integers(-6, 4 if item.format.name == "f16" else 5, extents)
@@ -109,7 +109,8 @@ def _ends(number: Format, low: float, high: float) -> tuple[float, float]:
         value = float(number.values(bits.view(number.dtype))[0])
         if value >= bound if up else value < bound:
             return value
-        # The next number away from zero has the next bits, whatever the sign is; zero has two neighbours.
+        # Read as an integer, the bits of a float grow with its magnitude: adding 1 goes away from zero. The neighbours
+        # of zero are the smallest subnormal numbers, whose bits are 1, and 1 with the sign bit.
         step = (1 if (value > 0) == up else -1) if value else (1 if up else 1 + (-1 << 8 * bits.itemsize - 1))
         bits = bits + np.array(step, bits.dtype) if value else np.array([step], bits.dtype)
         return float(number.values(bits.view(number.dtype))[0])
@@ -136,11 +137,11 @@ def changes(
         for flat in dict.fromkeys(indices):
             index = tuple(int(i) for i in np.unravel_index(flat, item.shape(shape)))
             before = float(item.format.values(bits[item.name])[index])
-            out.append(InputChange(item.name, index, _other(item, before, shape, rng)))
+            out.append(InputChange(item.name, index, _other_value(item, before, shape, rng)))
     return out
 
 
-def _other(item: ContractBuffer, before: float, shape: Shape, rng: np.random.Generator) -> float:
+def _other_value(item: ContractBuffer, before: float, shape: Shape, rng: np.random.Generator) -> float:
     """Another value for an element: within its range if it has one, else large enough to be visible in a sum."""
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)

@@ -28,14 +28,14 @@ from kernelproof.grading.formats import Array
 from kernelproof.ground.errors import Failure
 from kernelproof.ground.toolchain import discover
 
-TENSOR, INTEGER, NUMBER, NOTHING, INTEGERS, TYPE = range(6)
-LIST, TUPLE = 1, 2  # forms of results
+TENSOR, INTEGER, NUMBER, NOTHING, INTEGERS, TYPE = range(6)  # kinds of an ArgumentValue
+LIST, TUPLE = 1, 2  # forms of Results; 0 is a single tensor
 NEEDS_TORCH = 2  # the code of a call that needs the real torch
 DTYPES = ("u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64", "", "bf16")  # in the order of ScalarType
 MAX_DIMS, MAX_RESULTS = 8, 16
 # Headers of the C++ library that torch's headers include, each with names by which a text shows that it needs it.
 # Extensions rarely include these headers themselves. To include all would double the time of a compilation.
-_BROUGHT_ALONG = {
+_LIBRARY_HEADERS = {
     "algorithm": "all_of any_of clamp copy_if count_if find_if lower_bound max_element min_element nth_element "
     "partial_sort remove_if reverse rotate sort stable_sort transform unique upper_bound",
     "array": "array", "atomic": "atomic atomic_flag memory_order", "bitset": "bitset",
@@ -82,7 +82,7 @@ class ArgumentValue(ctypes.Structure):
 
 
 class Results(ctypes.Structure):
-    """What a call of host code returned, or why it failed."""
+    """The tensors that a call of host code returned, and in which form, or the message of its failure."""
 
     _fields_ = [
         ("count", ctypes.c_int),
@@ -101,7 +101,8 @@ def library(text: str, function: str, device: str, arguments: tuple[str, ...], s
 
 
 def extension(text: str, functions: Sequence[str], device: str, arguments: tuple[str, ...], seconds: float) -> Path:
-    """Compile an extension's text into a library with an entry point for each of its functions. Raises as above."""
+    """Compile an extension's text into a library with an entry point for each of its functions. Raises as
+    ``library`` does."""
     entries = "".join(
         f'extern "C" int {ENTRY}{number}(const kernelproof_torch::Value* values, int count, '
         f"kernelproof_torch::Results* results) {{\n"
@@ -126,7 +127,7 @@ def check(text: str, device: str, arguments: tuple[str, ...], seconds: float) ->
 
 def _complete_file(text: str) -> Path:
     """The file of an extension's text with the headers that it needs in front."""
-    head = f'#include <kernelproof_tensor.h>\n{_brought_along(text)}#line 1 "{elsewhere.PATH}"\n'
+    head = f'#include <kernelproof_tensor.h>\n{_library_includes(text)}#line 1 "{elsewhere.PATH}"\n'
     return compilation.text_file(head + text, ".cu")
 
 
@@ -148,11 +149,11 @@ def _missing_parts() -> Iterator[None]:
         raise MissingPart(f"its host code needs a part of torch that is not there without torch: {first}") from None
 
 
-def _brought_along(text: str) -> str:
+def _library_includes(text: str) -> str:
     """``#include`` lines for the headers that the text needs and torch's headers would include."""
     pattern = r"\b[a-z]\w+\b" if re.search(r"\busing\s+namespace\s+std\b", text) else r"\bstd\s*::\s*(\w+)"
     named = set(re.findall(pattern, text))
-    return "".join(f"#include <{header}>\n" for header, names in _BROUGHT_ALONG.items() if named & set(names.split()))
+    return "".join(f"#include <{header}>\n" for header, names in _LIBRARY_HEADERS.items() if named & set(names.split()))
 
 
 def strides(extents: Sequence[int]) -> list[int]:

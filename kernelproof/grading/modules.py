@@ -115,11 +115,11 @@ def take_apart(source: str) -> ExtensionModule:
             "it is Python that calls no load_inline, so it has no CUDA text; kernels of Triton are checked by a marked "
             "test or a session of kernelproof.triton_emulation"
         )
-    findings = [*hostpython.findings(tree), *(item for extension in extensions for item in _of_text(extension))]
+    findings = [*hostpython.findings(tree), *(item for extension in extensions for item in _text_findings(extension))]
     return ExtensionModule(extensions, tuple(findings))
 
 
-def _of_text(extension: Extension) -> Iterator[Finding]:
+def _text_findings(extension: Extension) -> Iterator[Finding]:
     """The findings in the C++ and CUDA texts of an extension."""
     yield from hostcode.findings(f"{extension.cpp}\n{extension.cuda}")
     if not extension.launches and "cudaLaunchKernel" not in extension.cuda:

@@ -114,34 +114,34 @@ class _Proposals:
                 return False
         return True
 
-    def permuted(self) -> Iterator[Relation]:
+    def permutations(self) -> Iterator[Relation]:
         """Permutes all axes whose order does not matter or is that of the outputs: first reversed, then at random."""
         for how in ("reversed", "permuted"):
             orders: dict[str, Array] = {}
             for name in self.shape:
                 size = self.shape[name]
                 order = np.arange(size)[::-1] if how == "reversed" else self.rng.permutation(size)
-                step = _along({name: order})
+                step = _with_reordered({name: order})
                 if size > 1 and any(name in _axes(item) for item in self.inputs) and self.holds(step, step):
                     orders[name] = order
             if orders:
-                step = _along(orders)
+                step = _with_reordered(orders)
                 yield Relation(f"{how} along {', '.join(orders)}", self.changed(step), step)
 
-    def repeated(self) -> Iterator[Relation]:
+    def repetitions(self) -> Iterator[Relation]:
         """Replaces a row by another one, along all axes whose rows are independent."""
         sources: dict[str, Array] = {}
         for name, (first, second) in self._pairs():
             source = np.arange(self.shape[name])
             source[second] = first
-            step = _along({name: source})
+            step = _with_reordered({name: source})
             if self.holds(step, step):
                 sources[name] = source
         if sources:
-            step = _along(sources)
+            step = _with_reordered(sources)
             yield Relation(f"repeated along {', '.join(sources)}", self.changed(step), step)
 
-    def scaled(self) -> Iterator[Relation]:
+    def scalings(self) -> Iterator[Relation]:
         """Multiplies each input by 2 or 1/2 if the outputs are proportional to a power of it. If that is true of no
         single input, all inputs are multiplied together."""
         floats = [item.name for item in self.inputs if item.format.is_float and not item.low]
@@ -150,18 +150,22 @@ class _Proposals:
         for names in [*([name] for name in floats), floats]:
             factor = 2.0 if len(factors) % 2 == 0 else 0.5
             change = dict.fromkeys(names, factor)
-            powers = (power for power in POWERS if self.holds(_times(change), _all_times(factor**power)))
+            powers = (
+                power for power in POWERS if self.holds(_with_multiplied(change), _with_all_multiplied(factor**power))
+            )
             if not factors.keys() & set(names) and (power := next(powers, None)) is not None:
                 factors |= change
                 total *= factor**power
         if factors:
-            yield Relation(f"scaled {', '.join(factors)}", self.changed(_times(factors)), _all_times(total))
+            yield Relation(
+                f"scaled {', '.join(factors)}", self.changed(_with_multiplied(factors)), _with_all_multiplied(total)
+            )
 
-    def added(self) -> Iterator[Relation]:
+    def additions(self) -> Iterator[Relation]:
         """Adds a row to another one, along the first axis that allows it. The inputs are integers: sums are exact."""
         for name, (first, second) in self._pairs():
-            on_outputs = _adding(name, first, second, as_bits=False)
-            if self.holds(change := _adding(name, first, second, as_bits=True), on_outputs):
+            on_outputs = _with_added_row(name, first, second, as_bits=False)
+            if self.holds(change := _with_added_row(name, first, second, as_bits=True), on_outputs):
                 yield Relation(f"rows added along {name}", self.changed(change), on_outputs)
                 return
 
@@ -175,8 +179,8 @@ class _Proposals:
 
 # The kind of inputs that is changed, and the function that proposes the changes.
 TABLE: tuple[tuple[str, Callable[[_Proposals], Iterator[Relation]]], ...] = (
-    ("normal", _Proposals.permuted), ("normal", _Proposals.scaled), ("normal", _Proposals.repeated),
-    ("integers", _Proposals.added),
+    ("normal", _Proposals.permutations), ("normal", _Proposals.scalings), ("normal", _Proposals.repetitions),
+    ("integers", _Proposals.additions),
 )  # fmt: skip
 
 
@@ -186,7 +190,7 @@ def _axes(item: ContractBuffer) -> dict[str, int]:
     return {part: number for number, part in enumerate(parts) if part.isidentifier() and parts.count(part) == 1}
 
 
-def _along(orders: Mapping[str, Array]) -> Step:
+def _with_reordered(orders: Mapping[str, Array]) -> Step:
     """A step that takes the elements along some axes in other orders, given as indices."""
 
     def step(item: ContractBuffer, array: Array) -> Array:
@@ -198,7 +202,7 @@ def _along(orders: Mapping[str, Array]) -> Step:
     return step
 
 
-def _times(factors: Mapping[str, float]) -> Step:
+def _with_multiplied(factors: Mapping[str, float]) -> Step:
     """A step that multiplies buffers, given as bits, by factors."""
 
     def step(item: ContractBuffer, bits: Array) -> Array:
@@ -208,11 +212,11 @@ def _times(factors: Mapping[str, float]) -> Step:
     return step
 
 
-def _all_times(factor: float) -> Step:
+def _with_all_multiplied(factor: float) -> Step:
     return lambda _, array: array * factor
 
 
-def _adding(name: str, first: int, second: int, as_bits: bool) -> Step:
+def _with_added_row(name: str, first: int, second: int, as_bits: bool) -> Step:
     """A step that adds row ``first`` to row ``second`` of every buffer with the axis ``name``."""
 
     def step(item: ContractBuffer, array: Array) -> Array:

@@ -278,7 +278,7 @@ def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
 
     A wrong value on a drawn shape is reported as a special case for the stated shapes only if these were all right.
     """
-    machine: list[Report] = []
+    reports: list[Report] = []
     largest = max(verdict.shapes[:stated], key=lambda shape: prod(shape.values()))
     stated_right = True
     for number, shape in enumerate(verdict.shapes):
@@ -289,19 +289,19 @@ def grade(task: Criteria, verdict: Verdict, stated: int) -> Verdict:
         except (LaunchRefused, HostFailure, WrongSignature, PtxError, EmulatorError) as error:
             _record_error(error, shape, verdict)
             if examination is not None:
-                machine += examination.device.unreturned
+                reports += examination.device.unreturned
         if examination is None:
             break
         verdict.findings += examination.findings
         verdict.remarks += examination.remarks
         verdict.calls += examination.calls
-        machine += examination.machine
+        reports += examination.reports
         if shape == largest:
             verdict.kernels = examination.kernels
         stated_right = stated_right and not examination.findings
     if task.unstated is not None and not verdict.findings and not verdict.not_checked:
         _remark_on_unstated(task, task.unstated, verdict)
-    for report in grouped(machine):
+    for report in grouped(reports):
         if report.is_error:
             verdict.findings.append(_emulator_finding(report))
         else:
@@ -321,7 +321,7 @@ def _remark_on_unstated(task: Criteria, shape: Shape, verdict: Verdict) -> None:
     else:
         verdict.calls += examination.calls
         faults = [item.message for item in examination.findings]
-        faults += [report.message for report in grouped(examination.machine) if report.is_error]
+        faults += [report.message for report in grouped(examination.reports) if report.is_error]
     if faults:
         verdict.remarks.append(f"not right on {dict(shape)}, which is drawn beside the stated shapes: {faults[0]}")
 

@@ -107,11 +107,12 @@ class Precision:
         elif self.accumulator == "f64":
             error = terms * 2.0**-53 * magnitude
         rounding = OPERANDS.get(self.operands, 0.0) if self.rounds_operands else 0.0
+        # Both operands of a product are rounded; the factor 1.01 covers the product of their errors.
         rounded: Array = error + 2 * rounding * magnitude * 1.01
         return rounded
 
     def usual_error(self, magnitude: Array) -> Array:
-        """An estimate of the root mean square of the error of such a sum, for products of normal numbers.
+        """An estimate of the root mean square of the error of a sum as in ``error``, for products of normal numbers.
 
         The error of n additions grows as sqrt(n) * sqrt(sum of the squared products). For products of normal numbers
         the second root is 1.6 * magnitude / sqrt(n), so the error is 1.6 * magnitude times the unit roundoff. Operands

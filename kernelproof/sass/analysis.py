@@ -1,4 +1,4 @@
-"""Analysis of one kernel: its loops, the instructions that a warp with MMAs executes, its epilogue and its spills."""
+"""Analyses one kernel: finds its loops, its epilogue and its spills, and the path that a warp with MMAs executes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelproof.sass.flow import Graph, Loop
 from kernelproof.sass.loops import Loops, count
 from kernelproof.sass.pipes import MMA, access_bytes
 
-LOCAL = frozenset(("LDL", "STL"))
+LOCAL_ACCESSES = frozenset(("LDL", "STL"))
 STORES = frozenset(("STS", "STSM", "STG"))
 
 
@@ -67,8 +67,8 @@ class Analysis:
 
     @cached_property
     def epilogue(self) -> int:
-        """Instructions that a warp executes after the main loop, up to the exit or to the next iteration of a loop
-        around it.
+        """The number of instructions that a warp executes after the main loop, up to the exit or to the next iteration
+        of a loop around it.
 
         If k is unrolled, ptxas mixes the last MMAs with the epilogue. The epilogue then starts at the first store;
         MMAs after it, and the LDSM instructions that load their operands, are not counted.
@@ -78,7 +78,7 @@ class Analysis:
             loop for loop in self.graph.loops if loop.blocks <= within and not count(self.loops.code(loop.blocks), MMA)
         ]
         outermost = [loop for loop in loops if not any(loop.blocks < other.blocks for other in loops)]
-        factor = dict.fromkeys(within, 1)
+        factor = dict.fromkeys(within, 1)  # how often a pass through the epilogue executes each block
         for loop in outermost:
             iterations = self._trips(loop)
             factor |= dict.fromkeys(loop.blocks, iterations)
@@ -106,7 +106,7 @@ class Analysis:
                 (frozenset((tiles.loop.header,)), tiles.loop.blocks) if tiles else (frozenset((0,)), graph.reachable(0))
             )
         main, header = self.loops.main.loop.blocks, self.loops.main.loop.header
-        starts = frozenset(exit for block in main for exit in graph.blocks[block].successors if exit not in main)
+        starts = frozenset(after for block in main for after in graph.blocks[block].successors if after not in main)
         reached = frozenset(chain.from_iterable(graph.reachable(start) for start in starts))
         outer = frozenset(
             chain.from_iterable(loop.blocks - {loop.header} for loop in graph.loops if main < loop.blocks)
@@ -120,4 +120,4 @@ class Analysis:
 
 def spill_bytes(function: Function) -> int:
     """Bytes of one thread's local loads and stores, each counted once."""
-    return sum(access_bytes(spill) for spill in function.instructions if spill.name in LOCAL)
+    return sum(access_bytes(spill) for spill in function.instructions if spill.name in LOCAL_ACCESSES)

@@ -16,7 +16,7 @@ from kernelproof.sass.pipes import Pipe, pipe_use
 from kernelproof.sass.registers import VECTOR, read_operands
 
 EVEN = VECTOR // 3  # mask of the even registers: 0b..0101
-FIXED = frozenset((Pipe.TENSOR, Pipe.ALU, Pipe.FMA, Pipe.FP16))  # pipes that stall until their operands are read
+WAITING_PIPES = frozenset((Pipe.TENSOR, Pipe.ALU, Pipe.FMA, Pipe.FP16))  # stall until operands are read
 
 
 class PortUse(NamedTuple):
@@ -43,7 +43,7 @@ def conflict_cycles(instructions: Sequence[Instruction], sm: str) -> list[float]
     """Extra cycles of each instruction because of bank conflicts: those for which its busier read port is occupied
     beyond the cycles of its pipe. They are 0 for pipes that do not wait for their operands."""
     return [
-        max(0.0, max(ports) - use.busy_cycles) if use.pipe in FIXED else 0.0
+        max(0.0, max(ports) - use.busy_cycles) if use.pipe in WAITING_PIPES else 0.0
         for ports, use in zip(
             port_uses(instructions), (pipe_use(instruction, sm) for instruction in instructions), strict=True
         )

@@ -27,7 +27,7 @@ NO_BARRIER = 7  # in the fields of barriers; scoreboards are 0 to 5
 
 # The header of any section ends the section before it. Only sections of code have the group, a function's name.
 SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
-END = ".section .end"
+END = ".section .end"  # appended to a listing, so that a header follows its last section
 TARGET = re.compile(r"\.target\s+(\S+)")
 OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # the target in cubins of CUDA 12
 LABEL = re.compile(r"([.$]\w[\w$.]*):")
@@ -86,6 +86,7 @@ class Control:
         return upper & ~(0x1FFFFF << 41) | word << 41
 
 
+# The control of an instruction that waits for nothing and takes no scoreboard.
 FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, waits=(), reuse=0)
 
 
@@ -192,7 +193,7 @@ def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Funct
             lines.append(line)
 
 
-class _Listed(NamedTuple):
+class _ListingRow(NamedTuple):
     """An instruction in nvdisasm's listing: its first line, the upper 64 bits of its encoding, its source lines, and
     the line of its PTX."""
 
@@ -208,11 +209,11 @@ def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]
     frames: list[str] = []
     source: tuple[SourceLine, ...] = ()
     ptx_line = 0
-    rows: list[_Listed] = []
+    rows: list[_ListingRow] = []
     code: re.Match[str] | None = None
     for line in lines:
         if code is not None and (match := UPPER.match(line)):
-            rows.append(_Listed(code, int(match.group(1), 16), source, ptx_line))
+            rows.append(_ListingRow(code, int(match.group(1), 16), source, ptx_line))
             code = None
         elif match := CODE.match(line):
             code = match
@@ -235,7 +236,9 @@ def _source(lines: list[str]) -> tuple[SourceLine, ...]:
     return tuple(SourceLine(match.group(1), int(match.group(2))) for match in matches if match)
 
 
-def _instruction(row: _Listed, labels: dict[str, int], sm: str, jumps: Mapping[int, tuple[int, ...]]) -> Instruction:
+def _instruction(
+    row: _ListingRow, labels: dict[str, int], sm: str, jumps: Mapping[int, tuple[int, ...]]
+) -> Instruction:
     address, guard, opcode, operands, lower = row.code.groups()
     label = JUMP.search(operands) if "`" in operands else None
     if sm.startswith("sm_8") and WIDE_ADDRESS.search(operands):

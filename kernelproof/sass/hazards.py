@@ -38,33 +38,33 @@ def hazards(function: Function) -> list[RegisterHazard]:
     The list is empty for an architecture whose schedules are not known. If several instructions depend on the same
     registers of one earlier instruction in the same way, only the first of them is reported.
     """
-    known = facts(function.sm)
-    if known is None:
+    schedule = facts(function.sm)
+    if schedule is None:
         return []
-    flight = InFlight(function, known)
+    flight = InFlight(function, schedule)
     found: dict[tuple[int, DependencyKind, int], RegisterHazard] = {}
     for dependency in sorted(flight.dependencies(), key=lambda dependency: (dependency.later, dependency.cycles)):
         key = dependency.earlier, dependency.kind, dependency.registers
-        why = "" if key in found else _too_early(dependency, flight, known)
+        why = "" if key in found else _too_early(dependency, flight, schedule)
         if why:
             names = tuple(register_names(dependency.registers))
             found[key] = RegisterHazard(flight.code[dependency.earlier], flight.code[dependency.later], names, why)
-    return sorted([*found.values(), *_stale(function)], key=lambda hazard: hazard.later.address)
+    return sorted([*found.values(), *_stale_cache_reads(function)], key=lambda hazard: hazard.later.address)
 
 
-def _too_early(dependency: Dependency, flight: InFlight, known: SchedulingFacts) -> str:
+def _too_early(dependency: Dependency, flight: InFlight, schedule: SchedulingFacts) -> str:
     """What is wrong with a dependency, as a clause of a message; empty if nothing is."""
     earlier, later = flight.code[dependency.earlier], flight.code[dependency.later]
     names = ", ".join(register_names(dependency.registers))
     verb = "is" if dependency.registers.bit_count() == 1 else "are"
     if dependency.kind is DependencyKind.FIXED:
-        needed = known.latency(earlier, later, dependency.registers)
+        needed = schedule.latency(earlier, later, dependency.registers)
         if dependency.cycles >= needed:
             return ""
         cycles = f"{dependency.cycles} cycle{'s' if dependency.cycles > 1 else ''}"
         return f"{names} {verb} read {cycles} after the issue of {earlier.name}, which takes {needed}"
-    waited = _boards(sum(1 << board for board in later.control.waits) & dependency.scoreboards)
-    guards = _boards(dependency.scoreboards)
+    waited = _scoreboard_names(sum(1 << board for board in later.control.waits) & dependency.scoreboards)
+    guards = _scoreboard_names(dependency.scoreboards)
     if waited:
         early = f"{waited} is waited for in the cycle after it was taken"
     elif guards:
@@ -77,11 +77,12 @@ def _too_early(dependency: Dependency, flight: InFlight, known: SchedulingFacts)
     return f"{names} {verb} {done} before the result of {earlier.name} is there: {early}"
 
 
-def _boards(mask: int) -> str:
+def _scoreboard_names(mask: int) -> str:
+    """The names of the scoreboards in a mask, for a message."""
     return ", ".join(f"scoreboard {board}" for board in range(6) if mask >> board & 1)
 
 
-def _stale(function: Function) -> Iterator[RegisterHazard]:
+def _stale_cache_reads(function: Function) -> Iterator[RegisterHazard]:
     """Reads of operands in the operand cache whose register was overwritten after it was cached.
 
     The reuse flag keeps an operand in one of three slots until an instruction reads another register in that slot, or
@@ -93,26 +94,26 @@ def _stale(function: Function) -> Iterator[RegisterHazard]:
             flags = code[at].control.reuse
             for slot, first in enumerate(SLOTS):
                 if flags >> slot & 1 and code[at].guard not in NEVER:
-                    yield from _stale_reads(code[at:end], first)
+                    yield from _stale_read(code[at:end], first)
 
 
-def _stale_reads(code: tuple[Instruction, ...], first: int) -> Iterator[RegisterHazard]:
+def _stale_read(code: tuple[Instruction, ...], first: int) -> Iterator[RegisterHazard]:
     """The hazard of the operand that the first instruction caches in a slot, if a later one reads it there when it is
     stale. ``first``: the first bit of the slot's register number."""
     number = code[0].code >> first & 255
     # The flag decides, not ``.reuse`` in the text, which nvdisasm omits if the instruction also writes the operand.
-    kept = next((mask for mask, _ in read_operands(code[0]) if mask and _first(mask) == number), 0)
+    kept = next((mask for mask, _ in read_operands(code[0]) if mask and _first_register(mask) == number), 0)
     writer = code[0] if access(code[0]).writes & kept else None
     for instruction in code[1:]:
         if not kept:
             return
         read_number = instruction.code >> first & 255
         reads = [mask for mask, _ in read_operands(instruction) if mask & VECTOR]
-        if read_number in map(_first, reads) and instruction.guard not in NEVER:
+        if read_number in map(_first_register, reads) and instruction.guard not in NEVER:
             # The bits of a slot may also belong to a literal. So the instruction must read the register more often than
             # its other slots name it.
             others = sum((instruction.code >> other & 255) == number for other in SLOTS if other != first)
-            certain = sum(_first(mask) == number for mask in reads) > others
+            certain = sum(_first_register(mask) == number for mask in reads) > others
             if read_number == number and writer is not None and certain:
                 names = tuple(register_names(kept))
                 why = f"{names[0]} is taken from the operand cache, as it was before {writer} has written it"
@@ -122,6 +123,6 @@ def _stale_reads(code: tuple[Instruction, ...], first: int) -> Iterator[Register
             writer = instruction
 
 
-def _first(mask: int) -> int:
+def _first_register(mask: int) -> int:
     """The number of the first register of a mask."""
     return (mask & -mask).bit_length() - 1

@@ -2,9 +2,11 @@
 
 An instruction is in flight until its result is available and its operands have been read. This is a forward data-flow
 analysis. On entry to each block it knows, for each instruction in flight, the registers concerned, the least number of
-cycles since its issue, and a set of scoreboards; waiting for any of them suffices. Where paths join, the union holds.
+cycles since its issue, and a set of scoreboards; waiting for any of them suffices. Where paths join, an instruction
+is in flight if it is in flight on any of them.
+
 ``dependencies`` yields each pair of instructions of which the later one uses registers of the earlier one while that is
-in flight. ``hazards`` decides whether it waits long enough.
+in flight. ``hazards`` decides whether the later one waits long enough.
 """
 
 from __future__ import annotations
@@ -128,7 +130,7 @@ class InFlight:
         self.complete = True
         self._horizon = horizon or facts.longest
         self._steps = [self._step(instruction, facts, function.sm) for instruction in self.code]
-        self._entries = self._solved()
+        self._entries = self._entry_states()
 
     def dependencies(self) -> Iterator[Dependency]:
         """Every dependency on some path, in the order of blocks; those in a subroutine once for each call of it."""
@@ -137,7 +139,7 @@ class InFlight:
             self._walk(point.start, entry.copy(), found)
             yield from found
 
-    def _solved(self) -> dict[Point, FlightState]:
+    def _entry_states(self) -> dict[Point, FlightState]:
         """The state on entry to each block. Blocks that only unknown jumps reach begin with nothing in flight."""
         entries = {Point(0): FlightState()}
         self._spread([Point(0)], entries)

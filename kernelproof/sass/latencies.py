@@ -1,4 +1,4 @@
-"""Latencies: cycles from an instruction to the use of its result.
+"""Gives the latency of an instruction: the cycles from its issue to the use of its result.
 
 There are two kinds. For instructions of fixed latency ptxas writes the wait into stall counts, so its output is the
 source: ``fixed`` reads a table that scripts/latencies.py generates from it. Other instructions free a scoreboard when
@@ -30,7 +30,6 @@ class Release(NamedTuple):
 
 # By bytes per lane, for addresses in vector registers and data in the L1. Source: Huerta et al., "Analyzing Modern
 # NVIDIA GPU cores" (MICRO 2025, arXiv 2503.20481), on an RTX A6000.
-WIDTHS = (4, 8, 16)
 GLOBAL_LOADS = {4: Release(32, 11), 8: Release(34, 11), 16: Release(38, 11)}
 SHARED_LOADS = {4: Release(24, 9), 8: Release(24, 9), 16: Release(26, 9)}
 GLOBAL_STORES = {4: Release(0, 14), 8: Release(0, 16), 16: Release(0, 20)}

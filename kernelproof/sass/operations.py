@@ -1,4 +1,4 @@
-"""What the simulation needs to know of an instruction and a machine: resources, latencies and reasons for stalls."""
+"""Looks up the facts that the simulation needs of an instruction: resources, latencies and reasons for stalls."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KINDS = {
     "LDGSTS": Kind.COPY, "LDG": Kind.LOAD, "LD": Kind.LOAD, "STG": Kind.STORE, "ST": Kind.STORE, "RED": Kind.STORE,
     "REDG": Kind.STORE, "LDGDEPBAR": Kind.COMMIT, "UTMALDG": Kind.FILL, "UBLKCP": Kind.FILL,
 } | dict.fromkeys(WARPGROUP, Kind.WARPGROUP_MMA)  # fmt: skip
-LONG = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
+LONG_SCOREBOARD_KINDS = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL, Kind.WAIT))
 
 
 class Operation:
@@ -81,8 +81,8 @@ class Operation:
     pipe, the banks of shared memory, and the address unit. ``result``, ``read``: cycles until the result is available,
     and until the operands have been read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall
     while its pipe is full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``.
-    ``warpgroups``: for a wait for groups of wgmma, how many may still be in flight; else None. ``groups``: for a wgmma,
-    whether it ends a group; else None. ``members``: the warps that a barrier of the CTA waits for; 0 means all.
+    ``warpgroups``: for a wait for groups of wgmma, how many may still be in flight; else None. ``ends_group``: for a
+    wgmma, whether it ends a group; else None. ``members``: the warps that a barrier of the CTA waits for; 0 means all.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Operation:
         "bytes",
         "data",
         "depbar",
-        "groups",
+        "ends_group",
         "instruction",
         "kind",
         "members",
@@ -118,7 +118,7 @@ class Operation:
         self.pipe, self.busy, self.data, self.address = use.pipe, use.busy_cycles, use.data_cycles, use.address_cycles
         release = scoreboard(machine.sm, instruction)
         self.result, self.read = release.result, release.read
-        self.reason = Stall.LONG_SCOREBOARD if self.kind in LONG else Stall.SHORT_SCOREBOARD
+        self.reason = Stall.LONG_SCOREBOARD if self.kind in LONG_SCOREBOARD_KINDS else Stall.SHORT_SCOREBOARD
         self.bytes = LANES * access_bytes(instruction) if self.kind in (Kind.COPY, Kind.LOAD, Kind.STORE) else 0
         self.throttle = Stall.MATH_PIPE_THROTTLE
         if self.address:
@@ -127,11 +127,11 @@ class Operation:
             self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
             self.write_barrier = self.read_barrier = None
         self.depbar = _depbar(instruction)
-        self.groups = self.warpgroups = None
+        self.ends_group = self.warpgroups = None
         if name == "WARPGROUP" and "DEPBAR" in instruction.modifiers:
             self.warpgroups = int(instruction.operands[-1], 16)
         if self.kind is Kind.WARPGROUP_MMA:
-            self.groups = any(operand.startswith("gsb") for operand in instruction.operands)
+            self.ends_group = any(operand.startswith("gsb") for operand in instruction.operands)
         self.members = 0
         if self.kind is Kind.BARRIER and len(instruction.operands) > 1 and instruction.operands[-1].startswith("0x"):
             self.members = int(instruction.operands[-1], 16) // LANES

@@ -82,13 +82,13 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     pipe = PIPES.get(name) or (Pipe.UNIFORM if name.startswith("U") and name[1:] in PIPES else Pipe.ALU)
     if name == "CS2R" and not sm.startswith(("sm_9", "sm_10")):
         return PipeUse(Pipe.NONE)
-    if name in LITE and sm.startswith("sm_12"):
+    if name in SECOND_FP32_LANES and sm.startswith("sm_12"):
         return PipeUse(Pipe.FMA)
     if pipe is Pipe.FP16 and sm != "sm_80":
         # Only GA100 has FP16 lanes of their own. From GA10x on the FMA pipe computes paired halves.
         pipe = Pipe.FMA
         return PipeUse(pipe, busy_cycles=HALF_CYCLES.get(sm, 2))
-    return PipeUse(pipe, busy_cycles=_cycles(instruction, pipe, sm), shared_by_sm=pipe in OF_THE_SM)
+    return PipeUse(pipe, busy_cycles=_cycles(instruction, pipe, sm), shared_by_sm=pipe in SHARED_PIPES)
 
 
 # Cycles of arithmetic on pairs of halves, by sm; 2 for others. 8.0, 9.0 and 10.0 compute 256 results per clock and SM,
@@ -99,8 +99,8 @@ SINGLE_CYCLES = {"sm_80": 2}
 # Cycles of FP64 arithmetic, 64 for others: 32 results per clock and SM on 8.0, 64 on 9.0 and 10.0, 2 on the others.
 DOUBLE_CYCLES = {"sm_80": 4, "sm_90": 2, "sm_100": 2}
 # Instructions that sm_120 executes on its second set of FP32 lanes: ptxas issues them one cycle after ALU or IMAD.
-LITE = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
-OF_THE_SM = frozenset((Pipe.CONSTANT, Pipe.TMA))  # pipes that the sub-cores share
+SECOND_FP32_LANES = frozenset(("IADD", "ISETP", "SEL", "MOV", "FMNMX", "FSETP", "VIMNMX"))
+SHARED_PIPES = frozenset((Pipe.CONSTANT, Pipe.TMA))  # pipes that the sub-cores share
 
 
 def _cycles(instruction: Instruction, pipe: Pipe, sm: str) -> float:
@@ -181,13 +181,13 @@ def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgrou
     return capability.mma_flops * (1.0 if warpgroup else capability.mma_sync_share) * MMA_FLOPS_BYTES / size
 
 
-SHARED_LOADS = frozenset(("LDSM", "LDS", "STS", "STSM", "ATOMS", "LDSMT"))
+SHARED_ACCESSES = frozenset(("LDSM", "LDS", "STS", "STSM", "ATOMS", "LDSMT"))
 GLOBAL_ACCESSES = frozenset(("LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOMG", "ATOM", "RED", "REDG", "CCTL",
                              "LDGMC", "REDAS", "STAS", "CCTLL", "CCTLT"))  # fmt: skip
 # Other instructions of the memory unit, with the bytes that each lane moves: shuffles, special registers, barriers.
 EXCHANGES = {"SHFL": 4, "S2R": 0, "S2UR": 0, "BAR": 0, "SYNCS": 0, "LDGDEPBAR": 0, "ARRIVES": 0, "UCGABAR_ARV": 0,
              "UCGABAR_WAIT": 0, "REDUX": 8, "CREDUX": 8, "MATCH": 8, "LDTM": 0, "STTM": 0}  # fmt: skip
-MEMORY = SHARED_LOADS | GLOBAL_ACCESSES | EXCHANGES.keys()
+MEMORY = SHARED_ACCESSES | GLOBAL_ACCESSES | EXCHANGES.keys()
 
 
 def _memory(instruction: Instruction) -> PipeUse:

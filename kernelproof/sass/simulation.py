@@ -295,7 +295,7 @@ class _SubCore:
     def _warpgroup_mma(self, warp: _Warp, operation: Operation, cycle: float) -> None:
         self.mma = max(cycle, self.mma) + operation.busy
         self._busy(Pipe.TENSOR, operation.busy)
-        if operation.groups:
+        if operation.ends_group:
             warp.group_ends.append(self.mma)
 
     def _fill(self, warp: _Warp, cycle: float) -> None:
@@ -313,6 +313,7 @@ class _SubCore:
         fill = warp.fills[warp.waited] if warp.waited < len(warp.fills) else -1
         warp.waited += 1
         satisfied = self._done(warp, fill)
+        # ``_issue`` has just added this instruction to the scoreboard; its entry is replaced by the end of the wait.
         board = warp.scoreboards[operation.write_barrier or 0]
         if satisfied is None:
             board[-1:] = [(inf, Stall.LONG_SCOREBOARD)]

@@ -1,4 +1,4 @@
-"""Results of a simulation: when each warp issued, and what it waited for, by Nsight Compute's names of stalls."""
+"""Holds the results of a simulation: when each warp issued, and what it waited for (Nsight Compute's stall names)."""
 
 from __future__ import annotations
 

@@ -82,6 +82,7 @@ def _result(instruction: Instruction, values: Values) -> int | None:
         return _product(sources)
     if name == "ISETP" and len(sources) >= 3 and operands[-1] in ("PT", "UPT"):
         return _comparison(instruction, sources[1:3])
+    # A PLOP3 with this truth table copies its predicate, if the other two are true.
     if name == "PLOP3" and operands[1:4] == ("PT", "PT", "PT") and operands[4:] and operands[-2:] == ("0x80", "0x0"):
         return _operand(operands[4], values)
     return None

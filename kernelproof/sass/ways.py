@@ -48,7 +48,7 @@ class Ways:
 
     def __init__(self, function: Function) -> None:
         self.graph = Graph(function)
-        self._counted: dict[int, int] = {}  # iterations of loops, by header
+        self._loop_iterations: dict[int, int] = {}  # iterations of loops, by header
         loops = Loops(self.graph)
         self._spins = loops.waits
         self.consumer = self._way(loops.main.loop) if loops.main else self._way_without_loop()
@@ -116,11 +116,11 @@ class Ways:
         loop = self._loop_of(block, main)
         if loop is None or block in self._spins:
             return 1
-        if loop.header not in self._counted:
+        if loop.header not in self._loop_iterations:
             body = self._code(self.graph.longest([loop.header], loop.blocks, lambda inner: len(inner.instructions)))
             way = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
-            self._counted[loop.header] = min(MAX_ITERATIONS, trips(way, body) or 1)
-        return self._counted[loop.header]
+            self._loop_iterations[loop.header] = min(MAX_ITERATIONS, trips(way, body) or 1)
+        return self._loop_iterations[loop.header]
 
     def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:
         """The instructions of a path of blocks. Those of a loop are repeated as often as it runs."""

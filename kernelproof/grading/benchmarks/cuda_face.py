@@ -161,7 +161,7 @@ def _set_stream(stream: Stream) -> None:
     Stream.current = stream
 
 
-class _AsStream:
+class _StreamContext:
     """``torch.cuda.stream(s)`` as a context; s may be None."""
 
     def __init__(self, stream: Stream | None) -> None:
@@ -174,7 +174,7 @@ class _AsStream:
         self.stream.__exit__(*error)
 
 
-def _refused(what: str) -> Callable[..., Any]:
+def _refusal(what: str) -> Callable[..., Any]:
     """A substitute for a function of torch that raises Unsupported when it is called."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -210,12 +210,12 @@ def install(device: Device) -> None:
         "get_device_properties": lambda *_: properties, "is_bf16_supported": lambda *_, **__: True,
         "synchronize": _synchronize, "current_stream": lambda *_: Stream.current,
         "default_stream": lambda *_: Stream.default, "Stream": _new_stream, "ExternalStream": _new_stream,
-        "stream": _AsStream, "set_stream": _set_stream, "Event": Event, "device": _Guard, "device_of": _Guard,
+        "stream": _StreamContext, "set_stream": _set_stream, "Event": Event, "device": _Guard, "device_of": _Guard,
         "empty_cache": lambda: None, "manual_seed": lambda *_: None, "manual_seed_all": lambda *_: None,
         "memory_allocated": lambda *_: 0, "max_memory_allocated": lambda *_: 0, "memory_reserved": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None, "get_arch_list": lambda: [f"sm_{major}{minor}"],
-        "mem_get_info": lambda *_: (79 << 30, 80 << 30), "CUDAGraph": _refused("torch.cuda.CUDAGraph"),
-        "graph": _refused("torch.cuda.graph"), "make_graphed_callables": _refused("torch.cuda.make_graphed_callables"),
+        "mem_get_info": lambda *_: (79 << 30, 80 << 30), "CUDAGraph": _refusal("torch.cuda.CUDAGraph"),
+        "graph": _refusal("torch.cuda.graph"), "make_graphed_callables": _refusal("torch.cuda.make_graphed_callables"),
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
@@ -241,6 +241,6 @@ def _autocast(*_: Any, enabled: bool = True, **__: Any) -> Any:
     raise _unsupported("torch.autocast, which changes the types of operators")
 
 
-def answer_pointers(point: Callable[[Any], int]) -> None:
-    """Have ``data_ptr`` answer with addresses of the emulated device."""
-    _ANSWERS[torch.Tensor.data_ptr] = point
+def answer_pointers(device_address: Callable[[Any], int]) -> None:
+    """Have ``data_ptr`` return addresses of the emulated device: those that ``device_address`` returns for a tensor."""
+    _ANSWERS[torch.Tensor.data_ptr] = device_address

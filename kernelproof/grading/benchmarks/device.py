@@ -72,7 +72,7 @@ class RoomDevice(SessionHooks):
             buffer, tensor = self.storages[key]
             host_bytes(tensor)[:] = buffer.bytes()
 
-    def point(self, tensor: Any) -> int:
+    def device_address(self, tensor: Any) -> int:
         """The device address of a tensor, for code that passes pointers as numbers."""
         with torch._C.DisableTorchFunction():
             self.pointer_tensors[address(tensor)] = tensor
@@ -112,25 +112,25 @@ class RoomDevice(SessionHooks):
     def execute(self, launch: KernelLaunch) -> LaunchResult:
         """Execute a launch and record which storages it read and wrote."""
         note_work()
-        self._settle()
+        self._take_written_keys()
         self.constants |= dict.fromkeys(compared_constants(launch.module.text))
         result = launch.execute()
         # Every 64-bit word of the parameters that lies in a buffer counts as a pointer that the kernel reads.
         words = struct.unpack(f"<{len(launch.parameters) // 8}Q", launch.parameters[: len(launch.parameters) // 8 * 8])
         found = (self.memory.find(word - self.memory.base) for word in words)
         read = {self.key(buffer) for buffer in found if buffer is not None}
-        self.ledger.add_launch(launch.kernel, read, self._settle())
+        self.ledger.add_launch(launch.kernel, read, self._take_written_keys())
         return result
 
     def note_copies(self, before: Iterable[int]) -> None:
         """Record buffers that were written without a launch, for example by copies of the runtime. Their origin is that
         of the storages ``before`` and of all buffers."""
-        if written := self._settle():
+        if written := self._take_written_keys():
             origin = self.ledger.union({*before, *map(self.key, self.memory.buffers)})
             for key in written:
                 self.ledger.origins[key] = origin
 
-    def _settle(self) -> set[int]:
+    def _take_written_keys(self) -> set[int]:
         """The keys of all buffers that were written since the last call of this function."""
         out = set()
         for buffer in self.memory.buffers:
@@ -157,4 +157,5 @@ def bits_of(tensor: Any) -> np.ndarray[Any, Any]:
     return np.asarray((copy.view(kind) if kind is not None else copy).numpy())
 
 
+# Sends a request to compile an extension to the grader, and returns its answer.
 Compiler = Callable[[dict[str, Any]], dict[str, Any]]

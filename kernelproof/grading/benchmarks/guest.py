@@ -40,7 +40,11 @@ _CLOCKS = ("time", "perf_counter", "perf_counter_ns", "monotonic", "process_time
 
 
 class Guest:
-    """The state of a room."""
+    """The state of a room: its emulated device and ledger, and the reference (``problem``) or the solution.
+
+    ``file``: the descriptor of the pipe to the grader. ``module``: the solution's Python module. ``inputs``: the
+    tensors of all calls, so that their addresses never change. ``timers``: ``_timers()`` before the solution ran.
+    """
 
     def __init__(self, file: int, device: str) -> None:
         self.file = file
@@ -131,44 +135,46 @@ class Guest:
         stand_for(*REPLACED_LIBRARIES)
         sys.meta_path.append(self.absent)
         self.device.draw_environments(request["seed"])
-        cuda_face.answer_pointers(self.device.point)
-        made = extensions.Extensions(self.device, self._compile)
+        cuda_face.answer_pointers(self.device.device_address)
+        loader = extensions.Extensions(self.device, self._compile)
         import torch.utils.cpp_extension as real
 
         for name in ("load_inline", "load"):
-            setattr(real, name, getattr(made, name))
+            setattr(real, name, getattr(loader, name))
         self._open_triton()
         self.timers = _timers()
         initial = values.unpacked(request["initial"], arrays)
         with cuda_face.CudaFace():
             if request["format"] == "robust-kbench":
-                self.solution = self._of_kernel(request, made, initial)
+                self.solution = self._kernel_function(request, loader, initial)
             elif request["format"] == "FlashInfer-Bench":
                 definition = flashinfer.Definition.model_validate_json(request["reference"])
-                self.solution = flashinfer_room.solution_function(request["text"], definition, request["case"], made)
+                self.solution = flashinfer_room.solution_function(request["text"], definition, request["case"], loader)
             else:
                 module = problems.execute_text(request["text"], "solution", request["stated"], request["case"])
                 self.module = module
-                self.solution = self._of_module(module, request, initial)
+                self.solution = self._module_function(module, request, initial)
         return self._state({}), []
 
-    def _of_module(self, module: Any, request: wire.Message, initial: Any) -> Callable[..., Any]:
+    def _module_function(self, module: Any, request: wire.Message, initial: Any) -> Callable[..., Any]:
         """The function of a solution that is a Python module. Raises SolutionError if the module lacks it."""
         name = "custom_kernel" if request["format"] == "GPU MODE" else "ModelNew"
-        made = getattr(module, name, None)
-        if made is None:
+        entry = getattr(module, name, None)
+        if entry is None:
             raise problems.SolutionError(f"the solution has no {name}")
         if name == "custom_kernel":
-            return made  # type: ignore[no-any-return]
+            return entry  # type: ignore[no-any-return]
         problems.seed_all(request["seed"])
-        model = problems.construct(made, initial)
+        model = problems.construct(entry, initial)
         return model.cuda() if isinstance(model, torch.nn.Module) else model  # type: ignore[no-any-return]
 
-    def _of_kernel(self, request: wire.Message, made: extensions.Extensions, initial: Any) -> Callable[..., Any]:
+    def _kernel_function(
+        self, request: wire.Message, loader: extensions.Extensions, initial: Any
+    ) -> Callable[..., Any]:
         """The function of a solution of robust-kbench: the reference's model, which calls the extension's forward."""
-        path = Path("/tmp/kernel.cu")  # the sandbox's own
+        path = Path("/tmp/kernel.cu")  # this /tmp belongs to the sandbox
         path.write_text(request["text"])
-        module = made.load("kernel", str(path))
+        module = loader.load("kernel", str(path))
         reference = problems.execute_text(request["reference"], "reference_model", request["stated"], request["case"])
         problems.seed_all(request["seed"])
         model = problems.construct(reference.Model, initial)
@@ -241,7 +247,7 @@ class Guest:
     def _add_modules(self, modules: Mapping[str, str]) -> None:
         """Write the modules beside a reference to a folder from which the room's code can import them."""
         files = {Path(name).name: text for name, text in modules.items()}
-        problems.add_to_path(files, Path("/tmp/neighbours"))  # the sandbox's own
+        problems.add_to_path(files, Path("/tmp/neighbours"))  # this /tmp belongs to the sandbox
 
 
 def failure(error: BaseException) -> wire.Message:
@@ -255,7 +261,7 @@ def failure(error: BaseException) -> wire.Message:
 
 
 def _timers() -> dict[str, Any]:
-    """The present functions that measure or synchronise, by name."""
+    """The functions that measure or synchronise, as they are now, by name."""
     out: dict[str, Any] = {f"time.{name}": getattr(time, name) for name in _CLOCKS}
     for path in _TIMERS:
         at: Any = torch

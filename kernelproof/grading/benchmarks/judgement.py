@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kernelproof.checking import devices
-from kernelproof.grading import source as limits_of_source
+from kernelproof.grading import source as source_grading
 from kernelproof.grading.benchmarks import planting, wire
 from kernelproof.grading.benchmarks.absent import PACKAGES
 from kernelproof.grading.benchmarks.planting import Draw
@@ -37,7 +37,6 @@ MOST_REFERENCE_ERRORS = 4.0
 # smaller values.
 MOST_PLANTED, LARGEST_PLANTED = 3, 16.0
 
-
 # Rules that a solution breaks whatever the sizes are. A finding by another rule may not occur on the stated sizes.
 ANY_SIZE = {
     "no-kernel", "library-call", "timer-patch", "lazy-output", "extra-stream", "stale-result", "state-kept",
@@ -52,7 +51,7 @@ class NotJudgeable(Exception):
 
 
 def check_solution(
-    solution: str | Path, reference: Path, *, limits: limits_of_source.Limits | None = None,
+    solution: str | Path, reference: Path, *, limits: source_grading.Limits | None = None,
     relative: float | None = None, absolute: float | None = None,
 ) -> Verdict:  # fmt: skip
     """Grade a solution by a reference of KernelBench, GPU MODE, robust-kbench or FlashInfer-Bench.
@@ -60,7 +59,7 @@ def check_solution(
     No content of a solution raises an exception. Raises WrongInput if the reference is of no known format or cannot be
     executed.
     """
-    start, limits = time.perf_counter(), limits or limits_of_source.Limits()
+    start, limits = time.perf_counter(), limits or source_grading.Limits()
     text = read(solution)
     verdict = Verdict(right=False, outcome="not checked", device=devices.device(limits.device).name)
     judge = _Judge(read_task(reference, text, limits.seed), text, limits, verdict, (relative, absolute))
@@ -71,7 +70,7 @@ def check_solution(
         verdict.not_checked.append(str(error))
     verdict.seconds = round(time.perf_counter() - start, 3)
     verdict.remarks += judge.remarks
-    return limits_of_source.with_outcome(verdict)
+    return source_grading.with_outcome(verdict)
 
 
 def _lost_reference(error: RoomLost) -> Exception:
@@ -85,7 +84,7 @@ class _Judge:
     """Judges one solution on all cases of a task, and adds to the verdict."""
 
     def __init__(
-        self, task: BenchmarkTask, text: str, limits: limits_of_source.Limits, verdict: Verdict,
+        self, task: BenchmarkTask, text: str, limits: source_grading.Limits, verdict: Verdict,
         tolerances: tuple[float | None, float | None],
     ) -> None:  # fmt: skip
         self.task, self.text, self.limits, self.verdict = task, text, limits, verdict
@@ -110,11 +109,11 @@ class _Judge:
                 self.stated = opened["stated"] == opened["case"]
                 self.verdict.shapes.append(self.case)
                 try:
-                    self._case(reference_room, solution_room, opened)
+                    self._judge_case(reference_room, solution_room, opened)
                 finally:
                     self.remarks += solution_room.remarks
             if not self.stated:
-                self._excuse(opened)
+                self._withdraw_findings(opened)
             if self.verdict.findings or self.verdict.not_checked:
                 return
         if not judged:
@@ -122,7 +121,7 @@ class _Judge:
         if not self.stated:
             self.remarks.append("judged on a smaller shape than the stated one, which takes too long to emulate")
 
-    def _excuse(self, opened: wire.Message) -> None:
+    def _withdraw_findings(self, opened: wire.Message) -> None:
         """Withdraw findings on a smaller shape if the solution's text contains a size of the stated shape. The solution
         may be made for that shape alone, which the benchmark allows."""
         shrunk = {size for name, size in opened["stated"].items() if size != opened["case"][name]}
@@ -154,23 +153,23 @@ class _Judge:
                 budget=BUDGET,
                 seed=self.limits.seed,
             )
-            self._not_failed(opened)
+            self._require_success(opened)
             self.draws = []
             for number in range(2):
                 seed = self.limits.seed * 1000 + 17 + number
                 drawn, arrays = reference_room.ask("draw", seed=seed)
-                self._not_failed(drawn)
+                self._require_success(drawn)
                 if sum(item.bits.size for item in arrays) > self.task.most_elements:
                     return None
                 self.draws.append(Draw("normal", seed, drawn["inputs"], arrays, drawn["plain"]))
             rng = np.random.default_rng([self.limits.seed, 7])
-            self.draws += list(planting.planted(self.draws[1], rng))
+            self.draws += list(planting.planted_draws(self.draws[1], rng))
             self.draws = [draw for draw in self.draws if self._expect(reference_room, draw)]
         except RoomLost as error:
             raise _lost_reference(error) from None
         return {**opened, "arrays": initial}
 
-    def _not_failed(self, answer: wire.Message) -> None:
+    def _require_success(self, answer: wire.Message) -> None:
         if "failed" in answer:
             error = answer["failed"]
             raise WrongInput(f"the reference fails, line {error['line']}: {error['type']}: {error['text']}")
@@ -181,7 +180,7 @@ class _Judge:
         """Get the reference's outputs for a draw. Returns False if the reference is not defined for planted values."""
         answer, arrays = reference_room.ask("expect", draw.arrays, inputs=draw.inputs, seed=draw.seed)
         if draw.kind == "normal":
-            self._not_failed(answer)
+            self._require_success(answer)
         elif "failed" in answer or answer.get("obstacles"):
             return False
         own, exact = _numbers(answer["own"]), _numbers(answer["exact"]) if answer["exact"] else []
@@ -191,7 +190,7 @@ class _Judge:
 
     # --- the solution ---
 
-    def _case(self, reference_room: Room, solution_room: Room, opened: wire.Message) -> None:
+    def _judge_case(self, reference_room: Room, solution_room: Room, opened: wire.Message) -> None:
         """Judge the solution on one case: call it on all draws, and on the first one again. Raises NotJudgeable."""
         task = self.task
         try:
@@ -207,14 +206,14 @@ class _Judge:
                 seed=self.limits.seed,
                 modules=dict(task.modules),
             )
-            if not self._executed(answer):
+            if not self._add_execution(answer):
                 return
             seen: list[tuple[Draw, list[wire.Tensor]]] = []
             pending = [*self.draws, self.draws[0]]
             while pending:
                 draw = pending.pop(0)
                 answer, outputs = solution_room.ask("call", draw.arrays, inputs=draw.inputs, seed=draw.seed)
-                if not self._executed(answer):
+                if not self._add_execution(answer):
                     return
                 self.verdict.calls += 1
                 wrong = self._compare(draw, answer, outputs)
@@ -240,7 +239,7 @@ class _Judge:
         except RoomLost as error:
             raise _lost_reference(error) from None
 
-    def _executed(self, answer: wire.Message) -> bool:
+    def _add_execution(self, answer: wire.Message) -> bool:
         """Add the findings in an answer of the solution. Returns whether it was executed without any. Raises
         NotJudgeable."""
         if answer.get("obstacles"):
@@ -284,17 +283,17 @@ class _Judge:
         if answer["changed"] and any(answer["changed"]) and self.task.format == "KernelBench":
             self.remarks.append("it changes its inputs")
         operators = answer["operators"]
-        said = ", ".join(f"{name} {count}x" for name, count in operators.items()) or "none"
+        operator_counts = ", ".join(f"{name} {count}x" for name, count in operators.items()) or "none"
         if all(answer["bare"]):
             self._excuse_absence(answer)
             launched = f"; launched: {', '.join(answer['launched'])}" if answer["launched"] else ""
             self._add(
                 "no-kernel",
-                f"no kernel of the source has a part in the outputs; operators of torch: {said}{launched}",
+                f"no kernel of the source has a part in the outputs; operators of torch: {operator_counts}{launched}",
                 launches=len(answer["launched"]),
             )
             if operators:
-                self._add("library-call", f"torch computes the outputs: {said}", text=said)
+                self._add("library-call", f"torch computes the outputs: {operator_counts}", text=operator_counts)
             return
         if any(answer["bare"]):
             self.remarks.append("no kernel of the source has a part in some of the outputs")
@@ -302,9 +301,11 @@ class _Judge:
         if draw.work and all(
             work.get(kind, 0) >= ALL_WORK_SHARE * amount for kind, amount in draw.work.items() if amount
         ):
-            self._add("library-call", f"torch does all of the reference's work: {said}", text=said)
+            self._add(
+                "library-call", f"torch does all of the reference's work: {operator_counts}", text=operator_counts
+            )
         elif operators:
-            self.remarks.append(f"operators of torch on the outputs' way: {said}")
+            self.remarks.append(f"operators of torch have a part in the outputs: {operator_counts}")
         self.verdict.kernels = [CountedKernel(name=str(name)) for name in answer["kernels"]]
 
     # --- values ---

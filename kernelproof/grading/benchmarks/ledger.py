@@ -123,7 +123,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
             self.origins[at] = origin
 
     def union(self, storages: Iterable[int]) -> Origin:
-        """The common origin of some storages."""
+        """The union of the origins of some storages."""
         operators: set[int] = set()
         launches: set[int] = set()
         for at in storages:

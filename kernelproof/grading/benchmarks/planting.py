@@ -19,9 +19,10 @@ class Draw:
     """The inputs of a call and what the reference computes from them.
 
     ``kind`` says how the inputs were drawn. ``own`` has the reference's outputs in its own types, ``exact`` those in
-    fp64 if it can compute them, ``work`` the amount of each kind of work that its operators do. ``plain``: for each
-    array, whether it was only drawn. Other arrays may be triangular, symmetric or normalised, and a solution may rely
-    on that, so nothing is planted in them.
+    fp64 if it can compute them, ``work`` the amount of each kind of work that its operators do. ``inputs`` and ``tree``
+    are the nested inputs and outputs, in which numbers stand for the tensors of ``arrays`` and ``own``. ``plain``: for
+    each array, whether it was only drawn. Other arrays may be triangular, symmetric or normalised, and a solution may
+    rely on that, so nothing is planted in them.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Draw:
     work: dict[str, int] = field(default_factory=dict)
 
 
-def planted(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
+def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
     """Yields draws with planted values: one element replaced by another one, equal or permuted rows, or zeros.
 
     Except for the zeros, all values are those of the draw, so that they are in the range for which an operation is
@@ -78,10 +79,10 @@ def with_constants(draw: Draw, constants: Sequence[float]) -> Iterator[Draw]:
     """Yields, for each constant, a draw with the constant in a random half of all elements, and one with it in the
     other half."""
     for number in constants:
-        for which in (True, False):
+        for in_first in (True, False):
             arrays = list(draw.arrays)
             for place in _places(draw):
-                arrays[place] = _with_constant(arrays[place], number, which)
+                arrays[place] = _with_constant(arrays[place], number, in_first)
             yield replace(draw, kind="constants", arrays=arrays)
 
 
@@ -91,8 +92,8 @@ def _places(draw: Draw) -> list[int]:
     return [n for n, (item, is_plain) in numbered if is_plain and item.is_float and item.bits.size > 1]
 
 
-def _with_constant(item: wire.Tensor, number: float, which: bool) -> wire.Tensor:
-    """The array with the constant in one of two disjoint halves of its elements, which ``which`` chooses."""
-    half = np.random.default_rng(item.bits.size).random(item.bits.shape) < 0.5
+def _with_constant(item: wire.Tensor, number: float, in_first: bool) -> wire.Tensor:
+    """The array with the constant in one of two disjoint random halves of its elements, the first or the second."""
+    first = np.random.default_rng(item.bits.size).random(item.bits.shape) < 0.5
     constant = FORMATS[_FORMATS[item.type]].bits(np.array(number)).view(item.bits.dtype)
-    return item._replace(bits=np.where(half == which, constant, item.bits))
+    return item._replace(bits=np.where(first == in_first, constant, item.bits))

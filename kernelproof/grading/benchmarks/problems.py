@@ -30,7 +30,7 @@ LEAST_KEPT = 8  # constants up to this are sizes of filters, strides and the lik
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operators.add, ast.Sub: operators.sub, ast.Mult: operators.mul, ast.FloorDiv: operators.floordiv,
 }  # fmt: skip
-LARGEST_FACTOR = 1 << 40  # largest right operand of such an expression; sizes are smaller
+LARGEST_FACTOR = 1 << 40  # the largest right operand of a constant expression; sizes are smaller
 
 
 class SolutionError(Exception):

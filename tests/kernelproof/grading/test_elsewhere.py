@@ -157,5 +157,5 @@ def test_drawn_errors_of_halves_are_within_what_is_allowed(name: str, kind: str)
     [("__global__ void f(float* x) { x[0] = 1 / 2; }", False), ("#include <cuda_fp16.h>\n#pragma once\n", False)]
     + [(text, True) for text in ("__FI\\\nLE__", "# ifdef A", "%: if 1", "x = __CUDACC_VER_MINOR__;", "a ## b")],
 )
-def test_which_texts_can_ask(text: str, asks: bool) -> None:
-    assert elsewhere.can_ask(text) == asks
+def test_which_texts_may_query_the_machine(text: str, asks: bool) -> None:
+    assert elsewhere.may_query_machine(text) == asks
