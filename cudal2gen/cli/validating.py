@@ -238,7 +238,8 @@ def _gpu_verdicts(
 
 
 def store_verdicts(judgements: Iterable[Judgement], total: int) -> list[Verdict]:
-    """Stores each verdict before it waits for the next one. An error line names each kernel without a verdict."""
+    """Stores each verdict before it waits for the next one, unless the latest one of its kernel there says the same. An
+    error line names each kernel without a verdict."""
     from cudal2gen import results
 
     verdicts: list[Verdict] = []
@@ -246,7 +247,8 @@ def store_verdicts(judgements: Iterable[Judgement], total: int) -> list[Verdict]
         with signals.exit_restored(), progress.bar("validating") as show:
             for done, judgement in enumerate(judgements, 1):
                 if isinstance(judgement, results.Verdict):
-                    results.append([judgement])
+                    if results.verdict(judgement.digest, judgement.on) != judgement:
+                        results.append([judgement])
                     verdicts.append(judgement)
                 else:
                     error(f"{judgement.name}: {judgement.reason}")
