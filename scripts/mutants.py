@@ -76,11 +76,12 @@ class Mutant(NamedTuple):
 
 def sites(tree: ast.Module) -> list[ast.AST]:
     """The nodes that can be changed, without those of annotations and docstrings."""
-    annotations = {id(part) for node in ast.walk(tree) for part in _of_types(node)}
+    annotations = {id(part) for node in ast.walk(tree) for part in _annotation_nodes(node)}
     return [node for node in ast.walk(tree) if id(node) not in annotations and _change(node, apply=False)]
 
 
-def _of_types(node: ast.AST) -> Iterator[ast.AST]:
+def _annotation_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of the annotations of a parameter, a variable or a function."""
     for field in ("annotation", "returns"):
         if isinstance(part := getattr(node, field, None), ast.AST):
             yield from ast.walk(part)

@@ -192,7 +192,7 @@ class Loaded:
         self, a: torch.Tensor, b_rows: torch.Tensor, b: torch.Tensor, d: torch.Tensor, stream: Callable[[], int]
     ) -> Callable[[], str]:
         """A call that enqueues the product on the stream. It returns the error's text, empty if nothing failed."""
-        function, words = self._functions.published_call, _words(a, b_rows, b, d)
+        function, words = self._functions.published_call, _call_arguments(a, b_rows, b, d)
 
         def run() -> str:
             fault: bytes | None = function(*words, stream())
@@ -204,7 +204,7 @@ class Loaded:
         self, a: torch.Tensor, b_rows: torch.Tensor, b: torch.Tensor, d: torch.Tensor, stream: Callable[[], int]
     ) -> str:
         """Why a CUDA graph cannot hold the product; empty if it can."""
-        fault: bytes | None = self._functions.published_capture(*_words(a, b_rows, b, d), stream())
+        fault: bytes | None = self._functions.published_capture(*_call_arguments(a, b_rows, b, d), stream())
         if fault:
             return fault.decode(errors="replace")
         if elsewhere := self._functions.published_elsewhere():
@@ -212,7 +212,7 @@ class Loaded:
         return ""
 
 
-def _words(a: torch.Tensor, b_rows: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> tuple[int, ...]:
+def _call_arguments(a: torch.Tensor, b_rows: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> tuple[int, ...]:
     """The arguments of ``published_call`` but for the stream: contiguous A (m,k), B (k,n), B (n,k) and D (m,n)."""
     (m, k), n = a.shape, b.shape[0]
     return a.data_ptr(), b_rows.data_ptr(), b.data_ptr(), d.data_ptr(), m, n, k

@@ -128,12 +128,12 @@ class Published:
         if not matrices.before:
             return call, None
 
-        def whole() -> None:
+        def padded_call() -> None:
             _copy(matrices.before)
             call()
             _copy(matrices.after)
 
-        return whole, lambda: _copy((*matrices.before, *matrices.after))
+        return padded_call, lambda: _copy((*matrices.before, *matrices.after))
 
     @property
     def _current(self) -> Problem:
@@ -149,7 +149,7 @@ class Published:
         shapes = ((m, k), (k, n), (n, k), (m, n))
         a, b_rows, b, d = (self._card.empty(*shape).zero_() for shape in shapes)
         inputs = [(a, own.a), (b, own.b), *([(b_rows, own.b_rows)] if library.reads_rows else [])]
-        before = tuple((_corner(whole, part), part) for whole, part in inputs)
+        before = tuple((_corner(padded, part), part) for padded, part in inputs)
         return Matrices(a, b_rows, b, d, before, ((own.d, _corner(d, own.d)),))
 
     def _try(self, operands: Operands, call: Call) -> None:
@@ -159,7 +159,7 @@ class Published:
         self._trial.write_text(library.source.path)
         faulthandler.dump_traceback_later(TRIAL_SECONDS, exit=True)
         try:
-            finding = self._wrong(operands, call)
+            finding = self._product_fault(operands, call)
             if not finding and self._graphs:
                 matrices = self._matrices(operands)
                 refusal = self._loaded[self._current].refusal(*matrices[:4], self._card.stream)
@@ -177,7 +177,7 @@ class Published:
         if finding:
             raise Absent(finding)
 
-    def _wrong(self, operands: Operands, call: Call) -> str:
+    def _product_fault(self, operands: Operands, call: Call) -> str:
         """What is wrong with a fresh product; empty if nothing is."""
         # Before the call, which may write to A and B.
         reference, looser = (Reference(self._current.revised(acc=acc), operands) for acc in (self._current.acc, "f16"))
@@ -299,8 +299,8 @@ def race(options: argparse.Namespace) -> int:
         for number, acc in enumerate(accs):
             remaining = None if options.budget is None else options.budget - (card.now() - begin)
             share = None if remaining is None else remaining / (len(accs) - number)
-            of_acc = [library for library in built if library.source.acc == acc]
-            faults += _race_of(card, acc, gpu, of_acc, share, options)
+            acc_libraries = [library for library in built if library.source.acc == acc]
+            faults += _race_of(card, acc, gpu, acc_libraries, share, options)
     return faults
 
 
@@ -321,10 +321,12 @@ def _race_of(
     for protocol in options.protocol.split(","):
         contenders = []
         for device in dict.fromkeys(library.source.device for library in built):
-            of_device = {
+            device_libraries = {
                 problem_of[library.source.mnk]: library for library in built if library.source.device == device
             }
-            contenders.append(Published(device, card, of_device, protocol == "device", options.ended, options.trial))
+            contenders.append(
+                Published(device, card, device_libraries, protocol == "device", options.ended, options.trial)
+            )
         settings = bench.Settings((protocol,), options.warmup_seconds, options.benchmark_seconds, seed=options.seed)
 
         def run(rivals: Sequence[Contender], settings: bench.Settings = settings) -> bench.RunOutcome:
@@ -358,10 +360,10 @@ def until_possible(
         try:
             return run([*published, *rivals])
         except bench.TooGood as error:
-            of_name = {contender.name: contender for contender in published}
-            if error.contender not in of_name:
+            by_name = {contender.name: contender for contender in published}
+            if error.contender not in by_name:
                 raise
-            of_name[error.contender].refuse(error)
+            by_name[error.contender].refuse(error)
 
 
 def table(rows: Sequence[Measurement]) -> list[str]:

@@ -112,7 +112,7 @@ def first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
 
 
-def taken(source: str, part: Part) -> str:
+def extracted_text(source: str, part: Part) -> str:
     """The text of the extracted module. Raises LookupError if the release lacks one of its names."""
     if not part.names:
         return source
@@ -133,7 +133,7 @@ def extract(wheels: Iterable[Path], folder: Path) -> None:
                     continue
                 target = folder / part.path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(taken(archive.read(part.path).decode(), part))
+                target.write_text(extracted_text(archive.read(part.path).decode(), part))
                 for parent in Path(part.path).parents[:-1]:
                     (folder / parent / "__init__.py").touch()
 

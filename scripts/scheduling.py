@@ -1,4 +1,4 @@
-"""Finds by which means ptxas orders registers' writers and readers, for kernelproof/sass/scheduling.json.
+"""Finds how ptxas makes an instruction wait for the registers of earlier ones, for kernelproof/sass/scheduling.json.
 
     python scripts/scheduling.py FOLDER...      reads every cubin in the folders; give ptxas's own, unmodified output
 
@@ -34,7 +34,11 @@ Studies = dict[str, "Study"]  # by architecture
 
 
 class Study:
-    """The facts about an architecture that cubins show."""
+    """The facts about an architecture that cubins show.
+
+    ``results``: opcodes that take a scoreboard for their result; ``operands`` and ``uniform``: those that take a
+    scoreboard for vector or uniform operands.
+    """
 
     def __init__(self) -> None:
         self.results: set[str] = set()

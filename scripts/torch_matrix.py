@@ -38,7 +38,7 @@ def newest() -> str:
     return found[1]
 
 
-def installed(version: str) -> Path:
+def installed_torch(version: str) -> Path:
     """A folder for PYTHONPATH that has this torch; it is filled at the first call."""
     folder = places.user_cache() / "torch-matrix" / version
     if not folder.is_dir():
@@ -110,7 +110,7 @@ def tests() -> list[str]:
     return [str(path) for path in sorted(TESTS.glob("test_*.py")) if marked.search(path.read_text())]
 
 
-def named(words: list[str]) -> bool:
+def names_files(words: list[str]) -> bool:
     """Whether pytest's words name files."""
     return any(".py" in word for word in words)
 
@@ -121,7 +121,7 @@ def main() -> int:
     arguments, words = parser.parse_known_args()
     failed = []
     for version in arguments.torch or [OLDEST, *ALSO_TESTED, newest()]:
-        folder = installed(version)
+        folder = installed_torch(version)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(CHECKOUT)])}
         stated = subprocess.run(
             [sys.executable, "-c", "import torch; print(torch.__version__, torch.version.cuda)"],
@@ -136,7 +136,7 @@ def main() -> int:
             "-p",
             "no:cacheprovider",
             *words,
-            *([] if named(words) else tests()),
+            *([] if names_files(words) else tests()),
         ]
         if subprocess.run(command, env=environment, cwd=CHECKOUT, check=False).returncode:
             failed.append(version)

@@ -1,4 +1,4 @@
-"""Computes which share of the FLOP in the linear layers of a Llama training step kernels of the catalog can serve.
+"""Computes the share of the FLOP in a Llama training step's linear layers that kernels of the catalog can serve.
 
     python scripts/training_step.py [--gpu h200] [--model 8b] [--tokens 8192]
 

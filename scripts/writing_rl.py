@@ -178,17 +178,17 @@ def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple
             generator.shuffle(values)
         return values
 
-    def look(step: int) -> None:
+    def evaluate(step: int) -> None:
         model.eval()
         rows.append((step, expected(model, words, rewards, TRAINED), expected(model, words, rewards, HELD_OUT)))
         model.train()
 
-    class Looks(TrainerCallback):
+    class Evaluations(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             if state.global_step % EVERY == 0:
-                look(state.global_step)
+                evaluate(state.global_step)
 
-    look(0)
+    evaluate(0)
     with tempfile.TemporaryDirectory() as folder:
         data = Dataset.from_list(
             [{"prompt": [{"role": "user", "content": prompt_of(size)}], "size": list(size)} for size in TRAINED] * 64
@@ -199,7 +199,7 @@ def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple
             max_completion_length=4, learning_rate=0.01, lr_scheduler_type="constant", beta=0.0, seed=seed,
         )  # fmt: skip
         trainer = GRPOTrainer(model, reward_funcs=reward, args=config, train_dataset=data, processing_class=words)
-        trainer.add_callback(Looks())
+        trainer.add_callback(Evaluations())
         trainer.train()
     return rows
 

@@ -72,7 +72,7 @@ class Capability(NamedTuple):
 
     @property
     def has_tma(self) -> bool:
-        """Whether there are TMA and mbarriers that count its bytes: from 9.0 on."""
+        """Whether the GPUs have TMA, and mbarriers that count its bytes. They do from 9.0 on."""
         return self.number >= (9, 0)
 
     def ctas_by_smem(self, smem_bytes: int) -> int:
@@ -146,7 +146,7 @@ class Chip(NamedTuple):
         return flops * MMA_FLOPS_BYTES / operand_bytes
 
     def mma_sync_flops(self, fp32_sums: bool, operand_bytes: float) -> float:
-        """The same rate with mma.sync."""
+        """Dense FLOP per clock and SM of the tensor cores with mma.sync. ``operand_bytes`` as in ``tensor_flops``."""
         most = self.capability.mma_flops * self.capability.mma_sync_share * MMA_FLOPS_BYTES / operand_bytes
         return min(self.tensor_flops(fp32_sums, operand_bytes), most)
 
@@ -156,7 +156,7 @@ class Chip(NamedTuple):
 
     @property
     def limits(self) -> dict[str, str | int]:
-        """The limits for kernels, as JSON values."""
+        """The limits of this model that kernels have to keep, as JSON values."""
         kind = self.capability
         return {
             "title": self.title,

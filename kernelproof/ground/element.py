@@ -127,6 +127,7 @@ class Element:
 
     def spell(self, number: float) -> builtins.bytes:
         """The bytes in memory of a positive normal number, which the type must represent exactly."""
+        # The fraction is at least 1/2, so its highest bit is the implicit one, which is not stored.
         fraction, exponent = math.frexp(number)
         stored = int(math.ldexp(fraction, self.significand)) - (1 << (self.significand - 1))
         return (stored | (exponent - 1 + self._bias) << (self.significand - 1)).to_bytes(self.bytes, "little")

@@ -1,6 +1,6 @@
-"""Arithmetic of sizes and grids."""
+"""Defines the integer arithmetic by which grids are computed from sizes."""
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Smallest integer not below a / b."""
+    """Returns a / b rounded up, for b > 0."""
     return -(-a // b)

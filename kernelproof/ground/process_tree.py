@@ -123,7 +123,7 @@ class Watch:
         self._looked = time.perf_counter()
         self._end = self._looked + seconds
         # A fork inherits the resident pages that belong to no file and are not shared.
-        resident, shared = _pages(os.getpid())
+        resident, shared = _memory_sizes(os.getpid())
         self._inherited = resident - shared
         self._excessive = False  # whether the last measurement found too much memory
 
@@ -151,7 +151,7 @@ class Watch:
 
 def resident_bytes(processes: Iterable[int]) -> int:
     """The resident bytes of some processes. A shared page counts once for each of them."""
-    return sum(_pages(pid)[0] for pid in processes)
+    return sum(_memory_sizes(pid)[0] for pid in processes)
 
 
 def added_bytes(processes: Iterable[int]) -> int:
@@ -178,12 +178,12 @@ def _rollup(pid: int) -> Counter[str]:
         with open(f"/proc/{pid}/smaps_rollup") as file:  # noqa: PTH123
             lines = [line.split() for line in file.readlines()[1:]]
     except OSError:
-        resident, _ = _pages(pid)
+        resident, _ = _memory_sizes(pid)
         return Counter(Pss=resident, Private_Dirty=resident)
     return Counter({words[0].rstrip(":"): 1024 * int(words[1]) for words in lines})
 
 
-def _pages(pid: int) -> tuple[int, int]:
+def _memory_sizes(pid: int) -> tuple[int, int]:
     """The resident bytes of a process, and how many of them are shared or belong to files; both 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123

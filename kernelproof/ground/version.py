@@ -1,3 +1,3 @@
-"""The version of the distribution, which both packages share."""
+"""States the version of the distribution, which both packages share."""
 
 __version__ = "0.1.0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelproof.ground.chips import REGISTERS_THREAD, SUB_CORES, Capability
+from kernelproof.ground.chips import REGISTERS_THREAD, SMEM_UNIT, SUB_CORES, SYSTEM_SMEM, Capability
 from kernelproof.profile.figures import Occupancy
 
 NAMES = {"by_registers": "registers", "by_smem": "shared memory", "by_threads": "threads", "by_blocks": "blocks"}
@@ -41,6 +41,6 @@ def _most_smem(capability: Capability, smem_bytes: int, ctas: int) -> int | None
     """The most bytes of shared memory per CTA with which ``ctas`` CTAs fit into an SM's; None if no number does."""
     if capability.ctas_by_smem(smem_bytes) >= ctas:
         return smem_bytes
-    # Each CTA takes a multiple of 128 bytes, plus 1024 bytes that the system reserves (see Capability.ctas_by_smem).
-    most = (capability.smem_sm_bytes // ctas - 1024) // 128 * 128
+    # The inverse of Capability.ctas_by_smem.
+    most = (capability.smem_sm_bytes // ctas - SYSTEM_SMEM) // SMEM_UNIT * SMEM_UNIT
     return most if most >= 0 else None

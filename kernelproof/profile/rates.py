@@ -1,4 +1,4 @@
-"""Rates that a cubin does not show: the time of a launch, and how fast an SM gets data from the L2."""
+"""States what a cubin does not show: the time of a launch, and the rate at which an SM gets data from the L2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that verbs of both programs share, and parsers for values that Typer does not know."""
+"""Defines options that verbs of both programs share, and parsers for values that Typer does not know."""
 
 from __future__ import annotations
 
