@@ -301,7 +301,7 @@ def execute(
                 workspace = memory.allocate(size, "scratch", name="workspace").address if size else 0
                 # If the launcher used another stream than the caller's, its work would race with the kernel, which is a
                 # finding.
-                stream = session.streams.own() if size else 0
+                stream = session.streams.new_stream() if size else 0
                 kernel.launch(
                     *matrices.arguments, workspace, stream, fused=matrices.fused_arguments, **matrices.batch_arguments
                 )

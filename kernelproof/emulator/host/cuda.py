@@ -1,4 +1,4 @@
-"""Numbers of the CUDA runtime: error codes, attributes, limits."""
+"""Names numbers of the CUDA runtime: error codes, attributes, limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runtime calls about the device: its attributes and properties."""
+"""Answers runtime calls about the device: its attributes and properties."""
 
 from __future__ import annotations
 

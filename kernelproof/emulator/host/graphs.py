@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is recorded once and executed at each launch, in an order that the graph's edges allow.
+"""Records CUDA graphs once and executes their work at each launch, in an order that the graph's edges allow.
 
 A captured graph has the work of its streams in the order in which it was issued, and every stream but the first is a
 separate branch. A graph may also be built node by node. It is a finding if two branches or nodes touch the same bytes

@@ -168,7 +168,7 @@ class HostOrder:
                 buffer.written[:] = 1
             return ALLOWED
         watch, offset = self.watches.get(buffer), at - buffer.start
-        if watch is None or not self._watched(buffer, watch, offset, writes):
+        if watch is None or not self._judge_watched(buffer, watch, offset, writes):
             view.protect(at, at + 1, Allowed.FULL)
         return ALLOWED
 
@@ -201,7 +201,7 @@ class HostOrder:
         watch.stale = True
         self.memory.host_view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), Allowed.FULL)
 
-    def _watched(self, buffer: Buffer, watch: _Watch, offset: int, writes: bool) -> bool:
+    def _judge_watched(self, buffer: Buffer, watch: _Watch, offset: int, writes: bool) -> bool:
         """Judge an access to a protected page. Returns whether the page remains protected while guard.c makes this one
         access; else the caller has to open the page."""
         page = offset // PAGE
@@ -251,9 +251,9 @@ class HostOrder:
 
     def _stray(self, view: HostView, at: int, writes: bool) -> int:
         """Report an access outside of every allocation; returns ALLOWED or FORBIDDEN."""
-        gone = self.memory.find_freed(at)
-        if gone is not None:
-            self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", at, gone)
+        freed = self.memory.find_freed(at)
+        if freed is not None:
+            self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", at, freed)
         else:
             near = self.memory.nearest(at)
             self._report("host-access", f"host code {_verb(writes)} outside of every allocation", at, near and near[0])

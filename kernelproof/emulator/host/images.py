@@ -23,6 +23,7 @@ from kernelproof.emulator.state.options import Device
 from kernelproof.ground.errors import WrongInput
 
 ELF = b"\x7fELF"  # how a cubin begins
+# Magic numbers of the wrapper and the header; the kind of entries with PTX; flags of compressed entries.
 _WRAPPER, _HEADER = 0x466243B1, 0xBA55ED50
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000

@@ -1,4 +1,4 @@
-"""Runtime calls on kernels: launches, attributes, occupancy, libraries, tensor maps."""
+"""Answers runtime calls about kernels: launches, attributes, occupancy, libraries, tensor maps."""
 
 from __future__ import annotations
 

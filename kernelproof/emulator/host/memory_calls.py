@@ -1,4 +1,4 @@
-"""Runtime calls about memory: they allocate, free, copy and fill it, and find variables of modules."""
+"""Answers runtime calls about memory, which allocate, free, copy and fill it, and find variables of modules."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class MemoryCalls:
             return None
         buffer = self.memory.find(offset)
         if buffer is None or offset + count > buffer.end:
-            gone = self.memory.find_freed(offset)
-            rule = "use-after-free" if buffer is None and gone is not None and gone.freed_at is not None else ""
+            freed = self.memory.find_freed(offset)
+            rule = "use-after-free" if buffer is None and freed is not None and freed.freed_at is not None else ""
             text = f"{count} bytes at {hex(address)}: {self.memory.describe(address)}"
             raise LaunchRefused(INVALID_VALUE, text, rule)
         return buffer
@@ -124,7 +124,7 @@ class MemoryCalls:
         code = self._allocate(a[0], a[1], "scratch", DEVICE)
         if code == SUCCESS:
             (address,) = struct.unpack("<Q", ctypes.string_at(a[0], 8))
-            buffer = self._begins(address)
+            buffer = self._buffer_at(address)
             assert buffer is not None
             self.streams.touch_whole(a[2], "an allocation", buffer)
         return code
@@ -147,12 +147,12 @@ class MemoryCalls:
         if graph is not None:
             freed = self.graphs.memory.freed_by(graph.memory, a[0])
             return self.graphs.give(a[1], lambda on: self.graphs.memory.free(freed, on))
-        buffer = self._freed(a[0], "cudaFreeAsync", (DEVICE, MANAGED))
+        buffer = self._buffer_to_free(a[0], "cudaFreeAsync", (DEVICE, MANAGED))
         self.streams.touch_whole(a[1], "a free", buffer)
         self._free(buffer)
         return SUCCESS
 
-    def _begins(self, address: int) -> Buffer | None:
+    def _buffer_at(self, address: int) -> Buffer | None:
         """The buffer that begins at an address."""
         buffer = self.memory.find(address - self.memory.base)
         return buffer if buffer is not None and buffer.address == address else None
@@ -162,21 +162,23 @@ class MemoryCalls:
         if not a[0]:
             return SUCCESS
         buffer = (
-            self._freed(a[0], "cudaFreeHost", (PINNED,)) if a[1] else self._freed(a[0], "cudaFree", (DEVICE, MANAGED))
+            self._buffer_to_free(a[0], "cudaFreeHost", (PINNED,))
+            if a[1]
+            else self._buffer_to_free(a[0], "cudaFree", (DEVICE, MANAGED))
         )
         self.streams.synchronize_device(a)
         self._free(buffer)
         return SUCCESS
 
-    def _freed(self, address: int, name: str, kinds: tuple[int, ...]) -> Buffer:
+    def _buffer_to_free(self, address: int, name: str, kinds: tuple[int, ...]) -> Buffer:
         """The buffer that the call ``name`` frees. Raises LaunchRefused if none begins at ``address``, or if its
         cudaMemoryType is not among ``kinds``."""
-        buffer, variables = self._begins(address), self.memory.globals.values()
+        buffer, variables = self._buffer_at(address), self.memory.globals.values()
         if buffer is not None and buffer not in variables and self._kind(address) in kinds:
             return buffer
-        gone = self.memory.find_freed(address - self.memory.base) if self._inside(address) else None
-        if gone is not None and gone.freed_at is not None:
-            why = f"memory that was freed before ({gone.history})" if gone.history else "memory that was freed before"
+        freed = self.memory.find_freed(address - self.memory.base) if self._inside(address) else None
+        if freed is not None and freed.freed_at is not None:
+            why = f"memory that was freed before ({freed.history})" if freed.history else "memory that was freed before"
         elif buffer is not None:
             made = f", allocated at {buffer.allocated_at}" if buffer.allocated_at else ""
             kind = "a variable" if buffer in variables else _KIND_NAMES[self._kind(address)]
@@ -319,7 +321,7 @@ class MemoryCalls:
             pattern = np.frombuffer((value & (1 << 8 * size) - 1).to_bytes(size, "little"), np.uint8)
             start = to - buffer.address
             content = buffer.bytes()[start : start + count]
-            if not _filled(content, pattern):
+            if not _repeats(content, pattern):
                 self.memory.writes += 1
                 content[:] = np.tile(pattern, count // size) if size > 1 else pattern
         return SUCCESS
@@ -330,9 +332,9 @@ class MemoryCalls:
         raw = standin().emulator_variable(host, ctypes.byref(owner), ctypes.byref(image))
         if raw is None:
             raise LaunchRefused(INVALID_SYMBOL, f"{hex(host)} is no registered variable")
-        return self._placed(owner.value, image.value, raw.decode())
+        return self._variable_address(owner.value, image.value, raw.decode())
 
-    def _placed(self, owner: int, image: int, name: str) -> int:
+    def _variable_address(self, owner: int, image: int, name: str) -> int:
         """The address of a variable of a registered module. Raises LaunchRefused."""
         program = owners.get(owner) or registered(image, self.state.device, self.state.policy.machine_code)
         address = load_globals(program.module, self.memory).get(name)
@@ -346,7 +348,7 @@ class MemoryCalls:
         pointer, owner, image, number = ctypes.c_void_p(), ctypes.c_int(0), ctypes.c_int(0), 0
         while raw := standin().emulator_managed(number, *map(ctypes.byref, (pointer, owner, image))):
             assert pointer.value is not None
-            put(pointer.value, "Q", self._placed(owner.value, image.value, raw.decode()))
+            put(pointer.value, "Q", self._variable_address(owner.value, image.value, raw.decode()))
             number += 1
         return SUCCESS
 
@@ -391,7 +393,7 @@ class MemoryCalls:
         return SUCCESS
 
 
-def _filled(content: Array, pattern: Array) -> bool:
+def _repeats(content: Array, pattern: Array) -> bool:
     """Do the bytes repeat a pattern of 1, 2 or 4 bytes? They are compared as words, because programs clear caches by
     large fills."""
     word_bytes = len(content) // 8 * 8

@@ -30,8 +30,8 @@ class Naming:
         place = report.place
         if place is None or place.buffer:
             return
-        gone = self.memory.find_freed(place.address - self.memory.base)
-        if report.kind == "global-out-of-bounds" and gone is not None and gone.freed_at is not None:
+        freed = self.memory.find_freed(place.address - self.memory.base)
+        if report.kind == "global-out-of-bounds" and freed is not None and freed.freed_at is not None:
             report.kind = "use-after-free"
         frames = report.access.site.frames
         text = source_text(frames[-1].file) if frames else ""
@@ -69,8 +69,8 @@ class Naming:
     def _global(self, place: Place, text: str) -> Place:
         """A place in global memory with its allocation (or the nearest one) and index. ``text``: the CUDA source."""
         memory, at = self.memory, place.address - self.memory.base
-        gone = memory.find_freed(at)
-        near = (gone, gone.history) if gone is not None and gone.freed_at is not None else memory.nearest(at)
+        freed = memory.find_freed(at)
+        near = (freed, freed.history) if freed is not None and freed.freed_at is not None else memory.nearest(at)
         if near is None:
             return place
         buffer, note = near

@@ -1,4 +1,4 @@
-"""Streams and events: work is executed when it is issued, and vector clocks tell which work CUDA would have ordered.
+"""Models streams and events. Work is executed when it is issued; vector clocks tell which work CUDA would have ordered.
 
 Every stream has a clock, and so has the host. Work on a stream is ordered after everything that the host knew to be
 over when it issued the work. The default stream waits for all streams that block on it, and they wait for it. Events
@@ -210,7 +210,7 @@ class Streams:
         self.add(self._handle(a[0]), blocking=not a[1] & NON_BLOCKING)
         return SUCCESS
 
-    def own(self) -> int:
+    def new_stream(self) -> int:
         """A new stream that neither waits for the default stream nor lets that wait for it."""
         self.last_handle += 16
         self.add(self.last_handle, blocking=False)

@@ -1,4 +1,4 @@
-"""Accesses of work on streams to buffers, and vector clocks that tell which work is known to be over."""
+"""Records which bytes of buffers work on streams has accessed, and tells by vector clocks which work is over."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class BufferAccess:
     def window(self, mask: Array, size: int, first: int, end: int) -> Array:
         """The part of a mask from byte ``first`` to before ``end``, in granules of ``size`` bytes, which must divide
         those of the mask."""
+        # Take the granules of the mask that overlap the range (the end is rounded up), split them into finer ones, and
+        # drop what lies before and after the range.
         skipped = (first - self.first) // self.size
         coarse = mask[skipped : -((self.first - end) // self.size)]
         fine = coarse if size == self.size else np.repeat(coarse, self.size // size)

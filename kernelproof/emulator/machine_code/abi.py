@@ -1,4 +1,4 @@
-"""The words of constant bank 0 that a launch sets, by architecture.
+"""Says what each word of constant bank 0 holds that a launch sets, by architecture.
 
 A cubin says where its parameters begin. The offsets of the other words were found by kernels that read them;
 ``tests/kernelproof/emulator/test_machine_code_hopper.py`` compiles these kernels again.

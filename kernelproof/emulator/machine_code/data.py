@@ -1,4 +1,4 @@
-"""The data to which machine code refers: constant banks besides bank 0, variables of the module, and functions.
+"""Finds the data to which machine code refers: constant banks besides bank 0, variables of the module, and functions.
 
 Bank 2 has a kernel's literals, bank 3 the module's constants, and bank 4 addresses of variables. Code that reads a bank
 at an offset in a register needs the bank as one variable, so each bank has one; the module's ``__constant__`` variables

@@ -43,9 +43,9 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
     suffix = ".2CTA" if any("2CTA" in out[i].modifiers for i in takes) else ""
     for i, ins in enumerate(out):
         if ins.name == "CALL" and "phase_invalid_during_alloc" in ins.operands[-1]:
-            _replace(_allocation, out, i, suffix)
+            _replace(_replace_allocation, out, i, suffix)
         elif ins.name == "UTCATOMSWS" and "AND" in ins.modifiers:
-            _replace(_release, out, i, suffix)
+            _replace(_replace_release, out, i, suffix)
         elif ins.name == "UVIRTCOUNT":  # UVIRTCOUNT.DEALLOC.SMPOOL 0x80, of relinquish_alloc_permit
             out[i] = replace(ins, opcode=RELINQUISH + suffix, operands=())
         elif ins.opcode in ("STS.U8", "LDS.U8") and any(_FLAG.match(text) for text in ins.operands):
@@ -80,7 +80,7 @@ def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) 
 #
 # From ``branch`` on, it is replaced by the instructions between TRAP and the store that compute UR5, and then by
 # TMEM_ALLOC [UR5+0x34080], 512, which branches to NEXT. The code between is never reached.
-def _allocation(out: list[Instruction], call: int, suffix: str) -> None:
+def _replace_allocation(out: list[Instruction], call: int, suffix: str) -> None:
     """Put an allocation in the place of the branch to a trap. ``call``: the call in that trap."""
     store = next(i for i in range(call, call - _NEAR, -1) if out[i].opcode == "STS")
     starts = range(store, store - _NEAR, -1)
@@ -117,10 +117,10 @@ def _chain(code: Sequence[Instruction], operand: str) -> list[Instruction]:
 
 def _literal(out: Sequence[Instruction], before: int, register: str) -> int:
     """The number that an instruction before another one moves to a register."""
-    return next(value for value, name in map(_moved, reversed(out[:before])) if name == register)
+    return next(value for value, name in map(_number_moved, reversed(out[:before])) if name == register)
 
 
-def _moved(ins: Instruction) -> tuple[int, str]:
+def _number_moved(ins: Instruction) -> tuple[int, str]:
     """The number that an instruction moves to a register, and that register; else zero and an empty name."""
     moves = ins.name in ("UMOV", "MOV") or ins.opcode == "IMAD.MOV.U32"
     return (int(ins.operands[-1], 0), ins.operands[0]) if moves and ins.operands[-1].startswith("0x") else (0, "")
@@ -144,7 +144,7 @@ def _moved(ins: Instruction) -> tuple[int, str]:
 #
 # It is replaced by TMEM_RELEASED UR20 at ``start``, before UR4 is overwritten, and by TMEM_DEALLOC 512 at ``begin``,
 # which branches to NEXT.
-def _release(out: list[Instruction], at: int, suffix: str) -> None:
+def _replace_release(out: list[Instruction], at: int, suffix: str) -> None:
     """Put a release in the place of the load before an ``UTCATOMSWS.AND``, at index ``at``."""
     begin = next(i for i in range(at, -1, -1) if out[i].opcode == "LDS" and _TAKEN.match(out[i].operands[1]))
     end = next(
@@ -156,7 +156,7 @@ def _release(out: list[Instruction], at: int, suffix: str) -> None:
     )  # fmt: skip
     window = out[max(0, begin - _NEAR) : at]
     shifted = {ins.operands[1].removesuffix(".reuse") for ins in window if ins.opcode in ("SHF.L.U32", "USHF.L.U32")}
-    moved = [value for value, name in map(_moved, window) if name in shifted]
+    moved = [value for value, name in map(_number_moved, window) if name in shifted]
     columns = max(mask.bit_count() for mask in moved) * _GRANULE
     out[start] = replace(out[start], opcode=RELEASED, operands=(out[start].operands[1],))
     out[begin] = replace(

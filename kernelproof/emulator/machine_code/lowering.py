@@ -70,7 +70,7 @@ def registered() -> Iterator[str]:
 class Lowering:
     """The lowered body of one function, and the methods that append to it.
 
-    ``bank``, ``data``: the contents of the constant banks. ``all``: the instructions of the function.
+    ``bank``, ``data``: the contents of the constant banks. ``instructions``: those of the function.
     ``copy_scoreboards``, ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk
     stores. ``returns``: the addresses after calls. ``stack``: bytes of the stack, which grows down to the beginning of
     local memory. ``body``: the PTX so far. ``kinds``: register -> its type. ``current``: the instruction that is being
@@ -79,7 +79,7 @@ class Lowering:
 
     bank: Bank
     data: Data
-    all: Sequence[Instruction] = ()
+    instructions: Sequence[Instruction] = ()
     copy_scoreboards: frozenset[str] = frozenset()
     bulk_scoreboards: frozenset[str] = frozenset()
     returns: tuple[int, ...] = ()
@@ -127,21 +127,21 @@ class Lowering:
         """At most so many instructions after the current one, in the order of addresses."""
         assert self.current is not None
         at = self._places[self.current.address] + 1
-        return self.all[at : at + count]
+        return self.instructions[at : at + count]
 
     def preceding(self, count: int) -> Sequence[Instruction]:
         """At most so many instructions before the current one, in the order of addresses."""
         assert self.current is not None
         at = self._places[self.current.address]
-        return self.all[max(0, at - count) : at]
+        return self.instructions[max(0, at - count) : at]
 
     @cached_property
     def _places(self) -> dict[int, int]:
         """Address -> index of the instruction."""
-        return {ins.address: i for i, ins in enumerate(self.all)}
+        return {ins.address: i for i, ins in enumerate(self.instructions)}
 
     def release(self) -> str:
-        """The modifier of an arrival: it releases at cluster scope if a fence comes before it, else in its own way."""
+        """The modifier of an arrival: release at cluster scope if a fence comes before it, else PTX's default."""
         return ".release.cluster" if self._fenced else ""
 
     def refusal(self, why: str) -> UnknownMachineCode:
@@ -170,7 +170,7 @@ class Lowering:
     @cached_property
     def tensor_memory(self) -> bool:
         """Whether the function uses tensor memory."""
-        return any(ins.name in ("UTCHMMA", "LDTM") for ins in self.all)
+        return any(ins.name in ("UTCHMMA", "LDTM") for ins in self.instructions)
 
     def once(self) -> None:
         """Restrict the current instruction to one lane of the warp: instructions of the uniform datapath execute once
@@ -182,18 +182,18 @@ class Lowering:
 
     def restrict(self, condition: str) -> None:
         """Restrict the PTX that follows for the current instruction to lanes for which a predicate holds."""
-        both = self._guarded(condition)
+        both = self._and_guard(condition)
         self._guard = Reg(both.lstrip("!"), both[0] == "!")
 
-    def _guarded(self, condition: str) -> str:
-        """A predicate: the current instruction's guard and a condition hold."""
+    def _and_guard(self, condition: str) -> str:
+        """A predicate that holds if both the current instruction's guard and a condition do."""
         return self.both(("!" if self._guard.negated else "") + self._guard.name if self._guard else TRUE, condition)
 
     def branch(self, op: str, target: str, condition: str = TRUE) -> None:
         """Append a branch or exit, taken under the guard and a condition."""
         guard = self._guard
         if condition != TRUE:
-            both = self._guarded(condition)
+            both = self._and_guard(condition)
             if both == FALSE:
                 return
             guard = Reg(both.lstrip("!"), both[0] == "!")
@@ -228,7 +228,7 @@ class Lowering:
         self.kinds[name] = kind
         return name
 
-    def guarded(self, kind: str = "b32") -> str:
+    def guarded_register(self, kind: str = "b32") -> str:
         """A new register for the result of an instruction that must keep its guard, since it also does something else.
         (An instruction whose result is a temporary has no guard.)"""
         name = f"%g{len(self.kinds)}"
@@ -244,8 +244,8 @@ class Lowering:
     # --- sources ---
 
     def word(self, text: str, plus: int = 0) -> str:
-        """A source of 32 bits, with its signs applied as to an integer. ``plus``: so many registers (or words)
-        further."""
+        """A source of 32 bits, with its signs applied as to an integer. ``plus``: how many registers, or words of a
+        bank, after the one that the operand names."""
         source = operand(text)
         if isinstance(source, Literal):
             number = source.integer
@@ -428,7 +428,7 @@ class Lowering:
         """A register as a result. For the zero register, a new one that is never read."""
         result = operand(text)
         assert isinstance(result, Register)
-        return self.guarded() if result.number is None else self._named(result.file, result.number + plus)
+        return self.guarded_register() if result.number is None else self._named(result.file, result.number + plus)
 
     def targets(self, text: str, count: int) -> str:
         """Consecutive registers as a vector result."""
@@ -459,7 +459,7 @@ class Lowering:
         """A predicate as a result. For PT, a new one that is never read."""
         result = operand(text)
         assert isinstance(result, Predicate)
-        return self.guarded("pred") if result.number is None else self._named(result.file, result.number)
+        return self.guarded_register("pred") if result.number is None else self._named(result.file, result.number)
 
     def set_comparison(self, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
         """Write the two results of a comparison: ``held`` AND, OR or XOR another predicate, and the same for the

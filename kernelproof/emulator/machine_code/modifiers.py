@@ -1,4 +1,4 @@
-"""Modifiers that several instructions share: roundings, and orders of comparisons."""
+"""Translates modifiers that several instructions share to those of PTX: roundings, and orders of comparisons."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rounding(ins: Instruction) -> str:
     return next((f".{part.lower()}" for part in ins.modifiers if part in ROUNDINGS.split()), ".rn")
 
 
-def compared(ins: Instruction) -> tuple[str, str]:
+def comparison(ins: Instruction) -> tuple[str, str]:
     """The order of a comparison, as PTX names it, and the operation that combines its result with a predicate."""
     order = next(part.lower() for part in ins.modifiers if part in ORDERS.split())
     return order, next(part for part in ins.modifiers if part in ("AND", "OR", "XOR"))

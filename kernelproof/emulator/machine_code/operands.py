@@ -6,6 +6,7 @@ import re
 import struct
 from typing import NamedTuple
 
+# Such as -|R4|.H0_H0.reuse, !P0, -c[0x0][0x160], -0x1f, desc[UR4][R2.64+0x10], and a term in brackets: R2.64.
 REGISTER = re.compile(r"([-~|]*)(U?R)(\d+|Z)\|?(\.64)?(?:\.reuse)?((?:\.\w+)*?)\|?(?:\.reuse)?$")
 PREDICATE = re.compile(r"(!?)(U?P)(\d+|T)$")
 CONSTANT = re.compile(r"([-~|]*)cx?\[(0x[0-9a-f]+)\]\[([^\]]+)\]((?:\.\w+)*)\|?$")
@@ -70,6 +71,7 @@ class Literal(NamedTuple):
         """Its bits in half precision."""
         sign, name = (0x8000, self.text[1:]) if self.text[0] == "-" else (0, self.text.removeprefix("+"))
         if name in NAMED_FLOATS:
+            # The exponents of both formats are all ones; a half has 13 bits less of the mantissa.
             return sign | int(NAMED_FLOATS[name], 16) >> 13 & 0x7FFF | (0x7C00 if name == "INF" else 0)
         return int(struct.unpack("<H", struct.pack("<e", float(self.text)))[0])
 

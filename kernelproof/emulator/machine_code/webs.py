@@ -21,7 +21,7 @@ _ENTRY = -1  # stands for the value that a register has at the start
 
 
 @dataclass
-class _Piece:
+class _Block:
     """A basic block. ``items``: a range of the body. ``next``: the blocks that may follow. ``reaching``: the writes
     that reach its start, as the bits of a ``_Writes``."""
 
@@ -39,21 +39,22 @@ class _Writes:
     """
 
     def __init__(self, accesses: Sequence[tuple[list[str], list[str]]]) -> None:
-        self.of: dict[str, list[int]] = {}
+        # Register -> the items of the body that write it, after _ENTRY.
+        self.writers: dict[str, list[int]] = {}
         for at, (defs, uses) in enumerate(accesses):
             for name in (*defs, *uses):
-                self.of.setdefault(name, [_ENTRY])
+                self.writers.setdefault(name, [_ENTRY])
             for name in dict.fromkeys(defs):
-                self.of[name].append(at)
-        self.starts = dict(zip(self.of, accumulate(map(len, self.of.values()), initial=0), strict=False))
+                self.writers[name].append(at)
+        self.starts = dict(zip(self.writers, accumulate(map(len, self.writers.values()), initial=0), strict=False))
 
     def all(self, name: str) -> int:
         """All writes of a register."""
-        return ((1 << len(self.of[name])) - 1) << self.starts[name]
+        return ((1 << len(self.writers[name])) - 1) << self.starts[name]
 
     def last(self, name: str, before: int) -> int:
         """The last write of a register before an item of the body."""
-        return 1 << (self.starts[name] + bisect_left(self.of[name], before) - 1)
+        return 1 << (self.starts[name] + bisect_left(self.writers[name], before) - 1)
 
     def entries(self) -> int:
         """The values that registers have at the function's start."""
@@ -61,25 +62,25 @@ class _Writes:
 
     def among(self, name: str, present: int) -> list[tuple[str, int]]:
         """The writes of a register that are in a set; if none is, its value at the function's start."""
-        writes, own = self.of[name], present >> self.starts[name]
+        writes, own = self.writers[name], present >> self.starts[name]
         return [(name, write) for i, write in enumerate(writes) if own >> i & 1] or [(name, _ENTRY)]
 
 
 def separated(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str]]:
     """The body with a register for each web, and the types of these registers."""
-    pieces = _pieces(body)
+    blocks = _blocks(body)
     accesses = [_accesses(item, kinds) for item in body]
     writes = _Writes(accesses)
-    _spread(pieces, accesses, writes)
+    _find_reaching_writes(blocks, accesses, writes)
     webs = _Union()
     readings: dict[tuple[int, str], tuple[str, int]] = {}
-    for piece in pieces:
+    for block in blocks:
         present: dict[str, tuple[str, int]] = {}  # register -> a write of the web that it holds
-        for at in piece.items:
+        for at in block.items:
             defs, uses = accesses[at]
             for name in uses:
                 if name not in present:
-                    present[name], *others = writes.among(name, piece.reaching)
+                    present[name], *others = writes.among(name, block.reaching)
                     for other in others:
                         webs.join(present[name], other)
                 readings[at, name] = present[name]
@@ -105,7 +106,7 @@ def _keeps(item: Instr | Label) -> bool:
     return item.guard is not None or (form is not None and form.updates)
 
 
-def _pieces(body: Body) -> list[_Piece]:
+def _blocks(body: Body) -> list[_Block]:
     """The basic blocks of a body, with their successors."""
     starts = {0}
     for at, item in enumerate(body):
@@ -114,16 +115,16 @@ def _pieces(body: Body) -> list[_Piece]:
         elif item.base in ("bra", "exit", "brx"):
             starts.add(at + 1)
     edges = sorted(start for start in starts if start < len(body))
-    pieces = [_Piece(range(start, stop)) for start, stop in zip(edges, [*edges[1:], len(body)], strict=True)]
-    at_label = {item.name: i for i, piece in enumerate(pieces) if isinstance(item := body[piece.items[0]], Label)}
-    for i, piece in enumerate(pieces):
-        last = body[piece.items[-1]]
+    blocks = [_Block(range(start, stop)) for start, stop in zip(edges, [*edges[1:], len(body)], strict=True)]
+    at_label = {item.name: i for i, block in enumerate(blocks) if isinstance(item := body[block.items[0]], Label)}
+    for i, block in enumerate(blocks):
+        last = body[block.items[-1]]
         ends = isinstance(last, Instr) and last.base in ("bra", "exit", "brx")
         if not ends or (isinstance(last, Instr) and last.guard is not None):
-            piece.next += [i + 1] if i + 1 < len(pieces) else []
+            block.next += [i + 1] if i + 1 < len(blocks) else []
         if isinstance(last, Instr) and ends:
-            piece.next += [at_label[name] for name in _labels(last)]
-    return pieces
+            block.next += [at_label[name] for name in _labels(last)]
+    return blocks
 
 
 def _labels(branch: Instr) -> Iterator[str]:
@@ -134,22 +135,24 @@ def _labels(branch: Instr) -> Iterator[str]:
                 yield item.name
 
 
-def _spread(pieces: list[_Piece], accesses: Sequence[tuple[list[str], list[str]]], writes: _Writes) -> None:
+def _find_reaching_writes(
+    blocks: list[_Block], accesses: Sequence[tuple[list[str], list[str]]], writes: _Writes
+) -> None:
     """Find the writes that reach each block (reaching definitions). Sets only grow, so this ends."""
-    passing, made = [], []  # for each block: writes that it does not overwrite, and its own writes that reach its end
-    for piece in pieces:
-        written = {name for at in piece.items for name in accesses[at][0]}
-        passing.append(~sum(map(writes.all, written)))
-        made.append(sum(writes.last(name, piece.items.stop) for name in written))
-    pieces[0].reaching = writes.entries()
-    pending = set(range(len(pieces)))
+    kept, own = [], []  # for each block: the writes that it does not overwrite, and its own that reach its end
+    for block in blocks:
+        written = {name for at in block.items for name in accesses[at][0]}
+        kept.append(~sum(map(writes.all, written)))
+        own.append(sum(writes.last(name, block.items.stop) for name in written))
+    blocks[0].reaching = writes.entries()
+    pending = set(range(len(blocks)))
     while pending:
         index = min(pending)
         pending.discard(index)
-        leaving = pieces[index].reaching & passing[index] | made[index]
-        for follower in pieces[index].next:
-            if leaving & ~pieces[follower].reaching:
-                pieces[follower].reaching |= leaving
+        leaving = blocks[index].reaching & kept[index] | own[index]
+        for follower in blocks[index].next:
+            if leaving & ~blocks[follower].reaching:
+                blocks[follower].reaching |= leaving
                 pending.add(follower)
 
 
@@ -210,10 +213,10 @@ def _rewritten(
     def write(name: str) -> str:
         return names.of((name, at))
 
-    keep = str
+    # The first operand is the result, if there is one. ``str`` leaves the names of symbols as they are.
     results = 1 if defs else 0
     operands = tuple(
-        rename_operand(operand, write if i < results else read, keep) for i, operand in enumerate(item.operands)
+        rename_operand(operand, write if i < results else read, str) for i, operand in enumerate(item.operands)
     )
     guard = Reg(read(item.guard.name), item.guard.negated) if item.guard is not None else None
     return replace(item, operands=operands, guard=guard)

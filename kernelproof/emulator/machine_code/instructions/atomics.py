@@ -65,7 +65,7 @@ def atomic(low: Lowering, ins: Instruction) -> None:
     if not returns:
         low.emit(op, address, *values)
     elif wide:
-        old = low.guarded("b64")
+        old = low.guarded_register("b64")
         low.emit(op, old, address, *values)
         low.set_pair(result, old)
     else:
@@ -79,7 +79,7 @@ def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
     wide = "64" in ins.modifiers
     kind, read = ("b64", low.pair) if wide else ("b32", low.word)
     before = read(compared)
-    old = low.guarded(kind)
+    old = low.guarded_register(kind)
     low.emit(f"atom.relaxed.cta{space}.cas.{kind}", old, address, before, read(new))
     done = low.number(low.computed(f"setp.eq.{kind}", old, before, kind="pred"))
     if wide:

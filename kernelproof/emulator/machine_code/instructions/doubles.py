@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
-from kernelproof.emulator.machine_code.modifiers import ORDERS, ROUNDINGS, compared, rounding
+from kernelproof.emulator.machine_code.modifiers import ORDERS, ROUNDINGS, comparison, rounding
 from kernelproof.emulator.machine_code.operands import NAMED_FLOATS, Constant, Literal, Register, operand
 from kernelproof.sass import Instruction
 
@@ -72,6 +72,6 @@ def compare(low: Lowering, ins: Instruction) -> None:
         low.set_predicate(p, low.either(first, right))
         low.set_predicate(q, low.both(left, right))
         return
-    order, boolean = compared(ins)
+    order, boolean = comparison(ins)
     held = low.computed(f"setp.{order}.f64", x, y, kind="pred")
     low.set_comparison((p, q), held, boolean, r)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.machine_code.instructions.doubles import double, upper_double
 from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
-from kernelproof.emulator.machine_code.modifiers import ORDERS, ROUNDINGS, compared, rounding
+from kernelproof.emulator.machine_code.modifiers import ORDERS, ROUNDINGS, comparison, rounding
 from kernelproof.emulator.machine_code.operands import Constant, Literal, Register, operand
 from kernelproof.sass import Instruction
 
@@ -62,7 +62,7 @@ def minimum(low: Lowering, ins: Instruction) -> None:
 @mnemonic("FSETP", f"{ORDERS} FTZ AND OR XOR")
 def compare(low: Lowering, ins: Instruction) -> None:
     """``p = (a <> b) op r`` and ``q = !(a <> b) op r``, where <> is the comparison."""
-    order, boolean = compared(ins)
+    order, boolean = comparison(ins)
     p, q, a, b, r = ins.operands
     held = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
     low.set_comparison((p, q), held, boolean, r)

@@ -84,6 +84,7 @@ def add2(low: Lowering, ins: Instruction) -> None:
 def _plus(low: Lowering, a: str, b: str, kind: str = "s32") -> str:
     """The sum of two sources; literals are folded."""
     if "0" in (a, b):
+        # The other source is the sum, extended to 64 bits if that is the type.
         a, b = (b, "0") if a == "0" else (a, b)
         return a if b == "0" and (kind == "s32" or a.isdigit() or low.kinds[a] == "b64") else _widened(low, a)
     if a.isdigit() and b.isdigit():
@@ -216,8 +217,9 @@ def _upper_left(low: Lowering, a: str, c: str, shift: int) -> str:
 
 @mnemonic("SHF USHF", "L R W U32 S32 U64 S64 HI")
 def funnel_shift(low: Lowering, ins: Instruction) -> None:
-    """A word of c:a shifted by a count: with ``.HI`` the upper one, else the lower one. With ``.W`` the count is taken
-    modulo the width. Otherwise counts beyond the width shift everything out."""
+    """One word of the 64 bits c:a after a shift (``.L`` or ``.R``) by a count: with ``.HI`` the upper word, else the
+    lower one. With ``.W`` the count is taken modulo the width of the type, 32 or 64 bits. Otherwise counts beyond the
+    width shift everything out."""
     result, a, count, c = ins.operands
     left, high, wraps = "L" in ins.modifiers, "HI" in ins.modifiers, "W" in ins.modifiers
     kind = next((part for part in ins.modifiers if part[1:] in ("32", "64")), "U32")
@@ -231,6 +233,7 @@ def funnel_shift(low: Lowering, ins: Instruction) -> None:
         low.set(result, "0" if word == "0" else low.computed(op, word, by))
         return
     value = low.join(low.word(a), low.word(c))
+    # A shift of c:a by 32 moves all of one word out; larger counts of the 32-bit forms do the same.
     if kind[1:] == "32" and not wraps:
         by = str(min(int(by), 32)) if by.isdigit() else low.computed("min.u32", by, "32")
     shifted = low.computed("shl.b64" if left else f"shr.{kind[0].lower()}64", value, by, kind="b64")
@@ -346,7 +349,8 @@ def absolute(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("SGXT USGXT", "U32 W")
 def extend(low: Lowering, ins: Instruction) -> None:
-    """As many lower bits of a word as the second source says, extended by zeros or by their sign."""
+    """The lower bits of a word, as many as the second source says, extended by zeros (``.U32``) or by their sign. With
+    ``.W`` that number is taken modulo 32, else at most 32."""
     result, a, count = ins.operands
     kind, mode = "u32" if "U32" in ins.modifiers else "s32", "wrap" if "W" in ins.modifiers else "clamp"
     low.set(result, low.computed(f"szext.{mode}.{kind}", low.word(a), low.word(count)))
@@ -354,7 +358,8 @@ def extend(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("BMSK UBMSK", "W")
 def mask(low: Lowering, ins: Instruction) -> None:
-    """A mask of so many set bits, from a position on."""
+    """A mask whose set bits begin at the position in the first source; the second source is their number. With ``.W``
+    both are taken modulo 32, else at most 32."""
     result, position, count = ins.operands
     mode = "wrap" if "W" in ins.modifiers else "clamp"
     low.set(result, low.computed(f"bmsk.{mode}.b32", low.word(position), low.word(count)))

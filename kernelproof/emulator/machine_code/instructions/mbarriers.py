@@ -10,7 +10,7 @@ from kernelproof.emulator.machine_code.lowering import Lowering, is_zero, mnemon
 from kernelproof.emulator.machine_code.operands import Address, operand
 from kernelproof.sass import Instruction
 
-_NONE = str(1 << 20)  # an mbarrier that expects n arrivals begins with this minus n
+_FULL_COUNT = str(1 << 20)  # an mbarrier that expects n arrivals begins with this minus n
 # Modifiers for the arrivals and bytes that are counted. A1: one arrival. AR: as many as a register says. T0: no bytes.
 # TR and TX: as many bytes as a register says are expected, or have arrived.
 _COUNTS = "A1T0 ART0 A0TR A0TX A0T1"
@@ -36,10 +36,11 @@ def _initialise(low: Lowering, ins: Instruction) -> None:
     if not is_zero(result):
         raise low.refusal("an exchange that returns the old word is not modelled")
     low.once()
+    # Both halves of the word have 2^20 - n for n arrivals: the lower one from bit 1 on, the upper one from bit 11 on.
     half = low.computed("shr.u32", low.word(word), "1")
     upper = low.computed("shl.b32", half, "11")
     low.branch("trap", "", low.computed("setp.ne.u32", upper, low.word(word, 1), kind="pred"))
-    low.emit("mbarrier.init.shared.b64", _at(low, at), low.computed("sub.s32", _NONE, half))
+    low.emit("mbarrier.init.shared.b64", _at(low, at), low.computed("sub.s32", _FULL_COUNT, half))
     low.emit("fence.mbarrier_init.release.cluster")
 
 
@@ -62,8 +63,9 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
     if is_zero(result):
         low.emit(f"{name}.shared::cluster.b64", "_", place, *operands)
         return
-    if any(other.name == "LOP3" and "0xfffff" in other.operands for other in low.all):
+    if any(other.name == "LOP3" and "0xfffff" in other.operands for other in low.instructions):
         raise low.refusal("the arrivals that a state lacks are not modelled")
+    # The emulator's state is the number of the phase. Machine code finds its parity in the highest bit.
     state = low.temp("b64")
     low.emit(f"{name}.shared::cta.b64", state, place, *operands)
     parity = low.computed("shl.b64", state, "63", kind="b64")

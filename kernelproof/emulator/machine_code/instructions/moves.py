@@ -24,12 +24,13 @@ _SPECIALS = {
     "SR_CgaCtaId": "%cluster_ctarank",
     "SR_SMEMSZ": "%total_smem_size",
 }
+# Special registers of 64 bits, by the name of their lower word.
 _PAIRS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
 # Registers with a fixed number: the upper word of generic addresses in shared memory; and SR_CgaSize, by which the
 # words of a cluster are indexed.
 _NUMBERS = {"SRZ": 0, "SR_SWINHI": Window.SHARED << SHIFT_TO_WINDOW - 32, "SR_CgaSize": 0}
 # Numbers of warps, which begin at bit 8.
-_SHIFTED = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
+_WARP_NUMBERS = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
 
 
 @mnemonic("MOV UMOV", "64")
@@ -52,8 +53,8 @@ def special(low: Lowering, ins: Instruction) -> None:
             low.emit("mov.b32", low.target(result, 1), "0")
     elif wide and name in _PAIRS:
         low.set_pair(result, low.computed("mov.u64", _PAIRS[name], kind="b64"))
-    elif name in _SHIFTED:
-        low.set(result, low.computed("shl.b32", low.computed("mov.u32", _SHIFTED[name]), "8"))
+    elif name in _WARP_NUMBERS:
+        low.set(result, low.computed("shl.b32", low.computed("mov.u32", _WARP_NUMBERS[name]), "8"))
     elif name in _SPECIALS and not wide:
         low.set(result, _SPECIALS[name])
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.machine_code.instructions.floating import half_sources
 from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
-from kernelproof.emulator.machine_code.modifiers import ORDERS, compared
+from kernelproof.emulator.machine_code.modifiers import ORDERS, comparison
 from kernelproof.sass import Instruction
 
 
@@ -38,7 +38,7 @@ def byte_differences(low: Lowering, ins: Instruction) -> None:
 def compare(low: Lowering, ins: Instruction) -> None:
     """Comparisons of the lower and of the upper halves, each combined with a predicate."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
-    order, boolean = compared(ins)
+    order, boolean = comparison(ins)
     p, q, *texts, r = ins.operands
     pair = low.temp("pred"), low.temp("pred")
     ftz = ".ftz" if "FTZ" in ins.modifiers else ""
@@ -52,13 +52,13 @@ def compare(low: Lowering, ins: Instruction) -> None:
 def compare_to_halves(low: Lowering, ins: Instruction) -> None:
     """Comparisons whose results are halves of a word: where they hold 1.0 with ``.BF``, else all ones."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
-    order, _ = compared(ins)
+    order, _ = comparison(ins)
     result, *texts, r = ins.operands
     if low.predicate(r) != "1":
         raise low.refusal("a predicate in this comparison is not modelled")
     ftz = ".ftz" if "FTZ" in ins.modifiers else ""
-    of = kind if "BF" in ins.modifiers else "u32"
-    low.set(result, low.computed(f"set.{order}{ftz}.{of}.{kind}", *_pairs(low, texts, kind)))
+    result_kind = kind if "BF" in ins.modifiers else "u32"
+    low.set(result, low.computed(f"set.{order}{ftz}.{result_kind}.{kind}", *_pairs(low, texts, kind)))
 
 
 @mnemonic("HMNMX2", "NAN BF16_V2 FTZ")

@@ -33,15 +33,16 @@ def multiply(low: Lowering, ins: Instruction) -> None:
     saturated = ".satfinite" if "SAT" in ins.modifiers else ""
     op = f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{sums}.{left}.{right}{saturated}"
     result, *rest = ins.operands
+    # The operand with the descriptors. A comes before it if A is in registers.
     at = next(i for i, text in enumerate(rest) if text.startswith("gdesc"))
     found = _DESCRIPTORS.match(rest[at])
     assert found is not None
     first, parts = operand(found[1]), found[2].split(".")
     assert isinstance(first, Register)
-    inside = at == 0
-    if not inside and rest[0][0] == "-":
+    a_is_shared = at == 0
+    if not a_is_shared and rest[0][0] == "-":
         parts.append("negA")
-    a = low.join(low.bits(first), low.bits(first, 1)) if inside else low.words(rest[0].lstrip("-"), 4)
+    a = low.join(low.bits(first), low.bits(first, 1)) if a_is_shared else low.words(rest[0].lstrip("-"), 4)
     b = low.join(low.bits(first, 2), low.bits(first, 3))
     old, *options = rest[at + 1 :]
     keep = low.unnegated(next((low.predicate(text) for text in options if is_predicate(text)), "1"))
@@ -51,18 +52,18 @@ def multiply(low: Lowering, ins: Instruction) -> None:
     if set(options) - {_GROUP}:
         raise low.refusal(f"{options[0]} is not modelled")
     count = columns // (4 if sums == "f16" else 2)
-    low.emit(op, low.targets(result, count), a, b, keep, *_trailing(parts, sums, depth, inside))
+    low.emit(op, low.targets(result, count), a, b, keep, *_trailing(parts, sums, depth, a_is_shared))
     if options:
         low.emit("wgmma.commit_group.sync.aligned")
 
 
-def _trailing(parts: list[str], sums: str, depth: int, inside: bool) -> list[str]:
+def _trailing(parts: list[str], sums: str, depth: int, a_is_shared: bool) -> list[str]:
     """The last operands, if the PTX form has them: the signs of A and B, and whether they are M- or N-major."""
     if sums == "s32":
         return []
     signs = ["-1" if f"neg{which}" in parts else "1" for which in "AB"]
-    along = [str(int(f"tnsp{which}" in parts)) for which in "AB"] if depth == 16 else []
-    return signs + (along if inside else along[1:])
+    transposed = [str(int(f"tnsp{which}" in parts)) for which in "AB"] if depth == 16 else []
+    return signs + (transposed if a_is_shared else transposed[1:])
 
 
 @mnemonic("WARPGROUP", "ARRIVE DEPBAR LE")
