@@ -1,4 +1,4 @@
-"""Programs: they launch the kernels of a PTX file or cubin, and call the functions of its host launcher."""
+"""Loads programs, which launch the kernels of a PTX file or cubin and call the functions of its host launcher."""
 
 from __future__ import annotations
 

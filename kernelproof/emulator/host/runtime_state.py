@@ -1,4 +1,4 @@
-"""The state of the emulated device that runtime calls read and change, and a function that writes their results."""
+"""Keeps the state of the emulated device that runtime calls read and change, and writes the results of calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: an emulated device on which a host launcher, or Python code directly, launches kernels."""
+"""Opens sessions: an emulated device on which a host launcher, or Python code directly, launches kernels."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SpecialRegisters:
         }
         if name in of_threads:
             # These values are the same in all batches of this many CTAs.
-            same = batch.who.special
+            same = batch.identities.special
             if name not in same:
                 same[name] = of_threads[name]().astype(np.uint32)
             return same[name]

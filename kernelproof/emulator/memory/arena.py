@@ -1,4 +1,4 @@
-"""Device memory: one arena of host memory, so that device pointers are real host addresses.
+"""Allocates device memory in one arena of host memory, so that device pointers are real host addresses.
 
 A pointer therefore passes unchanged through a C launcher, and every access can be traced to the buffer that it belongs
 to. Guard gaps between buffers make accesses beyond a buffer's end visible.

@@ -133,7 +133,7 @@ class DeviceMemory:
         lanes."""
         # ``ramp`` is 0, width, 2 * width, ...: the offsets of consecutive elements from the first.
         first, count = int(offset[0]), len(offset)
-        ramp = self.batch.who.ramp(width)
+        ramp = self.batch.identities.ramp(width)
         if int(offset[-1]) - first == (count - 1) * width and (
             lanes is None or int(lanes[-1]) - int(lanes[0]) == count - 1
         ):

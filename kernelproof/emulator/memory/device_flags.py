@@ -1,4 +1,4 @@
-"""Strong accesses and fences of a batch on global memory: which accesses they order, and which values loads return."""
+"""Executes strong accesses and fences of a batch on global memory: what they order, and which values loads return."""
 
 from __future__ import annotations
 

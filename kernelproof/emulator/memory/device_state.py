@@ -1,4 +1,4 @@
-"""Device memory of a launch, which all its CTAs share: the arena, tags of the last accesses, and order between CTAs."""
+"""Keeps what all CTAs of a launch share of device memory: the arena, tags of last accesses, and order between CTAs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags: places that strong accesses write, with the values that readers may find there and the clocks that they learn.
+"""Models flags: places that strong accesses write, the values that readers may find there, and clocks that they learn.
 
 This is how a release synchronises with an acquire (PTX ISA, "Release and Acquire Patterns"): a write leaves a clock at
 its place. A reader of its value, or of the value of a read-modify-write that continues its release sequence, takes the

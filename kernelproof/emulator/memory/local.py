@@ -1,4 +1,4 @@
-"""Local memory of every thread, kernel parameters, and generic addresses (PTX ISA, "State Spaces", "cvta")."""
+"""Emulates local memory of every thread, kernel parameters, and generic addresses (PTX ISA, "State Spaces", "cvta")."""
 
 from __future__ import annotations
 

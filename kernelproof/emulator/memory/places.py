@@ -1,4 +1,4 @@
-"""The places in an array that many lanes access: a slice, rows of 32 neighbours, or single elements.
+"""Reads and writes the places in an array that many lanes access: a slice, rows of 32 neighbours, or single elements.
 
 NumPy reads and writes slices and rows several times faster than single elements.
 """

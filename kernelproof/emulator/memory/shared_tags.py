@@ -101,8 +101,8 @@ class SharedTags(SharedFlags):
     def _actors(self) -> tuple[Array, Array, Array]:
         """Per lane: its actor as a thread, its actor as one of several lanes of its warp, and its column as a
         reader."""
-        who = self.batch.who
-        return who.actor, who.actor_of_warp, who.warp
+        identities = self.batch.identities
+        return identities.actor, identities.actor_of_warp, identities.warp
 
     def _follow_tick(self) -> None:
         """Make sure that new tags have the present tick. Every access calls this first."""

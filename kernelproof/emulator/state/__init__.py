@@ -1,4 +1,4 @@
-"""State that all units of the emulated machine share: lanes, clocks, findings, counters, the launch and its options.
+"""Keeps the state that all units of the emulated machine share: lanes, clocks, findings, counters, launch and options.
 
 This is the lowest package: it imports nothing else of the emulator.
 """

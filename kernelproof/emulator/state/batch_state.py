@@ -1,4 +1,4 @@
-"""State that all units of a batch share: its CTAs, their threads as lanes, living lanes, and how to report findings.
+"""Keeps the state that all units of a batch share: its CTAs, their threads as lanes, and how to report findings.
 
 A batch is a number of CTAs that execute together: each PTX instruction is one NumPy operation on all their threads.
 """
@@ -25,22 +25,22 @@ class BatchState:
         self.launch, self.ctas = launch, ctas
         self.count = len(ctas)
         self.threads = launch.threads
-        self.who = launch.lanes(self.count)
-        self.width, self.size = self.who.width, self.who.size
+        self.identities = launch.lanes(self.count)
+        self.width, self.size = self.identities.width, self.identities.size
         self.warps_per_cta = self.width // 32
         # Per lane: row, thread and warp of its CTA, lane of its warp, thread of the launch.
-        self.row_of, self.thread = self.who.row_of, self.who.thread
-        self.warp, self.lane = self.who.warp, self.who.lane
+        self.row_of, self.thread = self.identities.row_of, self.identities.thread
+        self.warp, self.lane = self.identities.warp, self.identities.lane
         # Per row: the difference between a lane's number in the launch and its place in the batch. CTAs of a batch are
         # mostly consecutive in the launch (``are_in_a_row``). Then it is the same for all rows.
         ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
         self.are_in_a_row = bool((ahead == ahead[0]).all())
-        self.gthread: Array = self.who.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])
+        self.gthread: Array = self.identities.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])
         self.cluster_size = launch.geometry.cluster_size
         # Per row: the CTA's rank in its cluster.
         self.rank: Array = np.arange(self.count) % self.cluster_size
-        self.alive: Array = self.who.alive
-        self.everyone: Array = self.who.place
+        self.alive: Array = self.identities.alive
+        self.everyone: Array = self.identities.place
         self._last_mask: Mask = None
         self._last_lanes: Array = np.zeros(0, np.int64)
         self._constants: dict[tuple[int, int], Array] = {}

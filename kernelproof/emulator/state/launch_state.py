@@ -1,4 +1,4 @@
-"""The state of a launch that all units share: facts of the kernel, geometry, findings, and the tick.
+"""Keeps the state of a launch that all units share: facts of the kernel, geometry, findings, and the tick.
 
 The tick is the clock of the machine: see ``LaunchState``.
 """

@@ -1,4 +1,4 @@
-"""Options of a launch: the device, and which checks and counters are on."""
+"""Defines the options of a launch: the device, and which checks and counters are on."""
 
 from __future__ import annotations
 

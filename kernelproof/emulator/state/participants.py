@@ -1,4 +1,4 @@
-"""The participants of a finding (threads and their instructions), and the memory that it is about."""
+"""Describes the participants of a finding (threads and their instructions), and the memory that it is about."""
 
 from __future__ import annotations
 

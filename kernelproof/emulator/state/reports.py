@@ -1,4 +1,4 @@
-"""Findings: ``Report`` is one finding, and ``Reports`` collects those of a launch."""
+"""Collects findings: ``Report`` is one finding, and ``Reports`` has those of a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules whose violation is a finding: stable ids, severities, meanings and hints.
+"""Lists the rules whose violation is a finding: stable ids, severities, meanings and hints.
 
 A rule's page is ``docs/kernelproof/rules/ID.md``; it begins with the same meaning.
 """

@@ -1,4 +1,4 @@
-"""Scopes of memory order (PTX ISA, "Scope"): the threads with which a fence, an atomic or an mbarrier synchronises.
+"""Defines scopes of memory order (PTX ISA, "Scope"): the threads with which a fence, atomic or mbarrier synchronises.
 
 The strength of an access is one small integer, which is 0 for a weak access:
 

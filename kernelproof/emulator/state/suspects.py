@@ -1,4 +1,4 @@
-"""Reads of shared memory that race with a write. Repeated executions give them other values, to see if they matter."""
+"""Keeps reads of shared memory that race with a write, so that repeated executions can give them other values."""
 
 from __future__ import annotations
 

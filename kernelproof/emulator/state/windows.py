@@ -1,4 +1,4 @@
-"""Generic addresses: the top byte names the state space, the rest is an address in that space.
+"""Splits generic addresses: the top byte names the state space, the rest is an address in that space.
 
 No host pointer has a top byte of 1 to 3, so the generic address of global memory is the address itself.
 """

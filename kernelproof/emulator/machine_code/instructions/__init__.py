@@ -1,4 +1,4 @@
-"""The functions that lower machine code, one for each mnemonic: decorated by ``lowering.mnemonic``, they emit PTX.
+"""Has the functions that lower machine code, one for each mnemonic: decorated by ``lowering.mnemonic``, they emit PTX.
 
 Importing this package registers all of them. To add a mnemonic, add a function to the module of its kind.
 """
