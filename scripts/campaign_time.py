@@ -118,7 +118,7 @@ class Cluster:
             begin = max(self.now, heapq.heappop(self._compilers))
             end = begin + self._times.compile_s(part)
             heapq.heappush(self._compilers, end)
-            self._at(end, lambda part=part: self._compiled(part, rank, part_ended))  # type: ignore[misc]
+            self._at(end, lambda part=part: self._queue_part(part, rank, part_ended))  # type: ignore[misc]
         return future
 
     def first(self, waiting: Collection[StepFuture]) -> Collection[StepFuture]:
@@ -143,7 +143,7 @@ class Cluster:
     def _at(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (seconds, next(self._order), happen))
 
-    def _compiled(self, part: EvaluationJob, rank: int, ended: Callable[[], None]) -> None:
+    def _queue_part(self, part: EvaluationJob, rank: int, ended: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (rank, next(self._order), part, ended))
         self._measure()
 
@@ -153,9 +153,9 @@ class Cluster:
             self._free -= 1
             end = self.now + self._times.measure_s(part)
             self.measured.append((self.now, end, part.effort))
-            self._at(end, lambda ended=ended: self._measured(ended))  # type: ignore[misc]
+            self._at(end, lambda ended=ended: self._end_part(ended))  # type: ignore[misc]
 
-    def _measured(self, ended: Callable[[], None]) -> None:
+    def _end_part(self, ended: Callable[[], None]) -> None:
         self._free += 1
         ended()
         self._measure()
@@ -194,7 +194,7 @@ class Machine(Cluster):
             return future
         records = [proposal.record for proposal in step.affordable if proposal.record] if self._ahead else []
         self._proposer_free_at = max(self.now, self._proposer_free_at) + self._times.proposer
-        self._at(self._proposer_free_at, lambda: self._proposed(records, future))
+        self._at(self._proposer_free_at, lambda: self._end_proposal(records, future))
         return future
 
     def first(self, waiting: Collection[StepFuture]) -> Collection[StepFuture]:
@@ -213,7 +213,7 @@ class Machine(Cluster):
         future.set_result(trials)
         self._over.add(future)
 
-    def _proposed(self, records: Sequence[Record], future: StepFuture) -> None:
+    def _end_proposal(self, records: Sequence[Record], future: StepFuture) -> None:
         self._end(future, [])
         self._prepare(records)
 
@@ -251,9 +251,9 @@ class Machine(Cluster):
         self._built |= {record.kernel_key for record in missing}
         end = begin + self._times.measure_s(job)
         self.measured.append((begin, end, job.effort))
-        self._at(end, lambda: self._timed(future))
+        self._at(end, lambda: self._end_job(future))
 
-    def _timed(self, future: StepFuture) -> None:
+    def _end_job(self, future: StepFuture) -> None:
         self._free += 1
         self._end(future, [])
         self._measure()

@@ -161,7 +161,7 @@ def commands() -> str:
         blocks += [plain(command.help or "")]
         if registered.callback:
             blocks.append(_options(command, registered.callback))
-    return "\n\n".join([*blocks, "## Defaults that differ", _differing(program.commands)])
+    return "\n\n".join([*blocks, "## Defaults that differ", _differing_defaults(program.commands)])
 
 
 def _is_option(parameter: Any) -> bool:
@@ -179,7 +179,7 @@ def _options(command: Any, function: Callable[..., Any]) -> str:
             spellings = (*parameter.opts, *parameter.secondary_opts) if _is_option(parameter) else (parameter.metavar,)
             names = ", ".join(f"`{name}`" for name in spellings)
             values = plain(_values(parameter, hints[parameter.name]))
-            shared = [field for field in _shared(command) if field.shared.option in spellings]
+            shared = [field for field in _shared_fields(command) if field.shared.option in spellings]
             help_text = "Fields, as below, with their values." if shared else parameter.help or ""
             rows.append((names, values, plain(_default(parameter)), plain(help_text)))
             for field in shared:
@@ -188,7 +188,7 @@ def _options(command: Any, function: Callable[..., Any]) -> str:
     return grid(("option", "values", "default", "meaning"), rows, left=4)
 
 
-def _shared(command: Any) -> Sequence[SharedField]:
+def _shared_fields(command: Any) -> Sequence[SharedField]:
     """The fields of a verb that share options; the program itself has none."""
     return command.shared_fields if isinstance(command, VerbCommand) else ()
 
@@ -231,14 +231,14 @@ def _default(parameter: Any) -> str:
     return ",".join(map(str, default)) if isinstance(default, tuple | list) else str(default)
 
 
-def _differing(verbs: Mapping[str, Any]) -> str:
+def _differing_defaults(verbs: Mapping[str, Any]) -> str:
     """Markdown: options whose default depends on the verb."""
     defaults: dict[str, dict[str, list[str]]] = {}
     for name, command in verbs.items():
         for parameter in filter(_is_option, command.params):
             default = _default(parameter) or "none"
             defaults.setdefault(parameter.opts[0], {}).setdefault(default, []).append(name)
-        for field in _shared(command):
+        for field in _shared_fields(command):
             default = str(_shared_default(field) or "none")
             defaults.setdefault(field.spelling, {}).setdefault(default, []).append(name)
     rows = []

@@ -251,7 +251,7 @@ def launcher(contender: str, device: str, case: Case) -> Callable[[], object]:
     return launch
 
 
-def measured(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
+def measure_in_process(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
     """``measure`` in a process of its own."""
     settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if contender == "interpreter":
@@ -264,7 +264,7 @@ def measured(contender: str, arguments: argparse.Namespace) -> dict[str, float]:
     return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
-def spelled(seconds: float | None) -> str:
+def seconds_text(seconds: float | None) -> str:
     """Seconds with two significant digits."""
     if seconds is None:
         return "-"
@@ -292,11 +292,13 @@ def main() -> None:
         )
         return
     contenders = [name for name in CONTENDERS if name != "interpreter" or not arguments.without_interpreter]
-    columns = {name: measured(name, arguments) for name in contenders}
+    columns = {name: measure_in_process(name, arguments) for name in contenders}
     print("| seconds of one core | " + " | ".join(CONTENDERS[name] for name in contenders) + " |")
     print("|---|" + "---:|" * len(contenders))
     for case in arguments.cases:
-        print(f"| {CASES[case][0]} | " + " | ".join(spelled(columns[name].get(case)) for name in contenders) + " |")
+        print(
+            f"| {CASES[case][0]} | " + " | ".join(seconds_text(columns[name].get(case)) for name in contenders) + " |"
+        )
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def budget(luggage: Path = LUGGAGE) -> str:
         rows.append(f"| {call} | all | {sum(step.seconds for step in PLAN if step.call == call)} | of {CALL_SECONDS} |")
     rows.append(f"| | | {sum(step.seconds for step in PLAN)} | of {DAY_SECONDS} |")
     carried = sum(path.stat().st_size for path in luggage.rglob("*") if path.is_file()) if luggage.is_dir() else 0
-    tree = sum((ROOT / name).stat().st_size for name in _tracked())
+    tree = sum((ROOT / name).stat().st_size for name in _tracked_files())
     rows += [
         "",
         f"carried: {carried / 2**20:.1f} MiB in {luggage} and {tree / 2**20:.1f} MiB of the repository, of "
@@ -184,7 +184,7 @@ def budget(luggage: Path = LUGGAGE) -> str:
     return "\n".join(rows)
 
 
-def _tracked() -> list[str]:
+def _tracked_files() -> list[str]:
     """The files of the repository, which travel with every call."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]

@@ -147,7 +147,7 @@ def sources() -> Iterator[str]:
     yield from chains()
 
 
-def compiled(sm: str, ptxas: Path, folder: Path) -> list[Function]:
+def compiled_kernels(sm: str, ptxas: Path, folder: Path) -> list[Function]:
     """The kernels, assembled for an architecture."""
     text = HEAD.format(sm=sm) + "".join(
         KERNEL.format(number=number, body=body.replace("{number}", str(number)).replace("{{", "{").replace("}}", "}"))
@@ -165,7 +165,11 @@ def distances(function: Function) -> Iterator[tuple[str, str, int]]:
         codes = block.instructions
         for at, producer in enumerate(codes):
             pending = access(producer).writes
-            if not pending or producer.control.write_barrier is not None or not _fixed(producer, function.sm):
+            if (
+                not pending
+                or producer.control.write_barrier is not None
+                or not _has_fixed_latency(producer, function.sm)
+            ):
                 continue
             cycles = 0
             for before, reader in zip(codes[at:], codes[at + 1 :], strict=False):
@@ -180,7 +184,7 @@ def distances(function: Function) -> Iterator[tuple[str, str, int]]:
                     break
 
 
-def _fixed(producer: Instruction, sm: str) -> bool:
+def _has_fixed_latency(producer: Instruction, sm: str) -> bool:
     """Whether an instruction's latency is fixed. Those of warpgroups and of tcgen05 are waited for by other means."""
     pipe = pipe_use(producer, sm).pipe
     tensor = producer.name in MMA and producer.name not in WARPGROUP and not producer.name.startswith("UTC")
@@ -216,7 +220,10 @@ def generated(sms: Sequence[str], build: Path | None = None) -> dict[str, dict[s
     with TemporaryDirectory() as folder:
         return {
             sm: table(
-                [*compiled(sm, tools.ptxas, Path(folder)), *(function for function in built if function.sm == sm)]
+                [
+                    *compiled_kernels(sm, tools.ptxas, Path(folder)),
+                    *(function for function in built if function.sm == sm),
+                ]
             )
             for sm in sms
         }

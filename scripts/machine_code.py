@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="numbers of an earlier state, as --save wrote them")
     options = parser.parse_args()
     records = [record for record in catalog.load() if (record.gpu, record.acc) == ("a100", "f16")]
-    numbers = regenerated(records)
+    numbers = record_numbers(records)
     if options.save:
         options.save.write_text(json.dumps(numbers, indent=0))
     before = json.loads(options.before.read_text()) if options.before else {}
@@ -80,7 +80,7 @@ def tile_mmas(record: Record) -> int:
     return record.warp_m * record.warp_n * record.k_step // record.element.mma_k
 
 
-def regenerated(records: Sequence[Record]) -> dict[str, Numbers]:
+def record_numbers(records: Sequence[Record]) -> dict[str, Numbers]:
     """The numbers of each record's kernel, by problem."""
     artifacts = compiler.build(records)
     cubins = {artifact.cubin: record for artifact, record in zip(artifacts, records, strict=True)}

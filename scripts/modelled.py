@@ -231,7 +231,7 @@ def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
     return list(offers.values())
 
 
-def kept(own: Record | None, offers: list[Record]) -> list[Record]:
+def kept_offers(own: Record | None, offers: list[Record]) -> list[Record]:
     """The catalog's own record if it is among a problem's offers, else the offers. A record that the model cannot tell
     from its best is not replaced, so its proofs remain of use."""
     return [own] if own in offers else offers
@@ -296,7 +296,7 @@ def main() -> None:
     untuned = [problem for problem in list(problems(arguments.gpu))[:: arguments.every] if problem.key not in tuned]
     with ProcessPoolExecutor() as pool:
         near = dict(zip(untuned, pool.map(near_best, untuned, chunksize=20), strict=True))
-    offers = common_offers({problem: kept(own.get(problem.key), near[problem]) for problem in untuned})
+    offers = common_offers({problem: kept_offers(own.get(problem.key), near[problem]) for problem in untuned})
     records = cover(offers, {record.name for record in own.values()})
     if arguments.report:
         report(records)

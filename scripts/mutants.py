@@ -123,7 +123,7 @@ def _change(node: ast.AST, apply: bool = True) -> str:
     return ""
 
 
-def drawn(room: str, count: int, generator: random.Random, root: Path = ROOT) -> list[Mutant]:
+def drawn_mutants(room: str, count: int, generator: random.Random, root: Path = ROOT) -> list[Mutant]:
     """Draw mutants of a room: every place in its files is equally likely, and none is drawn twice."""
     places = [
         (path.relative_to(root), number)
@@ -140,7 +140,7 @@ def drawn(room: str, count: int, generator: random.Random, root: Path = ROOT) ->
     return out
 
 
-def noticed(mutant: Mutant, checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
+def is_noticed(mutant: Mutant, checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
     """Whether tests fail, or exceed the limit, with a mutant in a copy of the checkout."""
     target = checkout / mutant.path
     before = target.read_text()
@@ -185,10 +185,10 @@ def main() -> int:
                 print(f"{room}: its tests fail without a mutant", flush=True)
                 missed += 1
                 continue
-            mutants = drawn(room, arguments.count, random.Random(f"{arguments.seed} {room}"))
+            mutants = drawn_mutants(room, arguments.count, random.Random(f"{arguments.seed} {room}"))
             killed = 0
             for mutant in mutants:
-                if noticed(mutant, checkout, tests, marks):
+                if is_noticed(mutant, checkout, tests, marks):
                     killed += 1
                 else:
                     print(f"not noticed: {mutant.change}", flush=True)

@@ -108,7 +108,7 @@ def padded(text: str, sizes: Sizes) -> Sizes:
     return m, n, k
 
 
-def _wrapped() -> list[str]:
+def _wrapped_functions() -> list[str]:
     """The functions of the CUDA runtime that calls.cpp wraps to use its stream."""
     return re.findall(r"(?:^WRAPPED\(|\b__wrap_)(\w+)\b", (HOST / "calls.cpp").read_text(), re.MULTILINE)
 
@@ -136,7 +136,7 @@ def build(checkout: Path, source: Source, gpu: str, folder: Path) -> Library:
     number = arch.removeprefix("sm_")
     # Machine code for the card, so that nothing is translated there, and PTX for the emulator.
     target = ["-gencode", f"arch=compute_{number},code=[{arch},compute_{number}]"]
-    wraps = [word for name in _wrapped() for word in ("-Xlinker", f"--wrap={name}")]
+    wraps = [word for name in _wrapped_functions() for word in ("-Xlinker", f"--wrap={name}")]
     function = FUNCTION.format(device=source.device, acc=SPELLED[source.acc])
     options = [*FLAGS, *target, *LINK, *wraps, f"-DPUBLISHED_FUNCTION={function}"]
     host = {str(path.relative_to(HOST)): path.read_text() for path in sorted(HOST.rglob("*")) if path.is_file()}

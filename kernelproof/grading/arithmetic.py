@@ -110,7 +110,7 @@ def downgrades(
             if accumulator and rank(unit.accumulator) < rank(accumulator):
                 out.append(Downgrade(opcode, "accumulator", unit.accumulator, accumulator, runs))
             continue
-        converted = _converted(opcode)
+        converted = _converted_type(opcode)
         if operands and converted and rank(converted) < rank(operands):
             out.append(Downgrade(opcode, "conversion", converted, operands, runs))
         kind = _rounded_type(opcode, products)
@@ -125,7 +125,7 @@ def downgrades(
     return out
 
 
-def _converted(opcode: str) -> str:
+def _converted_type(opcode: str) -> str:
     """The narrower type to which a conversion rounds a float; "" for all other instructions.
 
     Integers of at most 8 bits count as such a type, since converting to them is quantisation; wider integers do not.

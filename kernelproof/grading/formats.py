@@ -54,5 +54,6 @@ class Format(NamedTuple):
             return np.asarray(values).astype(self.dtype)
 
 
+# For each float type: the bits of its significand, and the exponent of its smallest normal number.
 _FLOATS = {"f16": (11, -14), "bf16": (8, -126), "f32": (24, -126), "f64": (53, -1022)}
 FORMATS = {name: Format(name, np.dtype(dtype), *_FLOATS.get(name, ())) for name, dtype in DTYPES.items()}

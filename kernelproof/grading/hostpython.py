@@ -12,6 +12,8 @@ from kernelproof.grading.hostcode import COMPUTING
 from kernelproof.grading.verdict import Finding
 
 MODEL = "ModelNew"
+# Names that a source has no honest use for: modules of threads and of introspection, built-in functions that reach the
+# grader, functions of streams, and methods of tensors that compute when they are read.
 _THREADS = frozenset(("threading", "multiprocessing", "concurrent", "asyncio", "subprocess", "_thread"))
 _INTROSPECTION_MODULES = frozenset(
     ("gc", "inspect", "ctypes", "importlib", "traceback", "builtins", "pickle", "atexit", "signal")

@@ -32,6 +32,7 @@ MOST_SHARE = 0.9  # share of the elements in "most", so that two conditions are 
 SPECIAL = ("adversarial", "zeros", "ones", "zero rows", "equal rows", "identity", "constants", *DIRECTED)
 # Kinds for which a kernel may not take fewer instructions than for normal numbers.
 SHORTCUTS = ("zeros", "ones", "zero rows", "identity")
+# Kinds for which sums of products are exact.
 EXACT = ("integers", "binary", "zeros", "ones")
 # Factors for the value of a changed element. They are tried one after the other until the reference changes visibly:
 # the other sign in case the function saturates, larger values in case the tolerance is loose.

@@ -229,9 +229,9 @@ class HostCalls(RepeatedCalls):
                 continue
             if (value := next(values, None)) is None:
                 raise HostFailure(f"{self.host_call.function} returned {results.count} tensors, none for {item.name}")
-            result.outputs[item.name] = self._returned(value, item, result)
+            result.outputs[item.name] = self._returned_bits(value, item, result)
 
-    def _returned(self, value: ArgumentValue, item: ContractBuffer, result: Call) -> Array:
+    def _returned_bits(self, value: ArgumentValue, item: ContractBuffer, result: Call) -> Array:
         """The bits of a returned tensor. The tensor comes from untrusted code, so all of it is checked.
 
         Raises HostFailure for a wrong type or number of elements, or memory that does not belong to the device.

@@ -105,7 +105,7 @@ def take_apart(source: str) -> ExtensionModule:
     calls = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "load_inline"]
     if (
         calls
-        and (imported := set(_imported(tree))) & _OTHER_BUILDERS
+        and (imported := set(_imported_names(tree))) & _OTHER_BUILDERS
         and not any("cpp_ext" in name for name in imported)
     ):
         raise WrongInput("its extension is built by tvm-ffi, whose C++ interface is not here")
@@ -126,7 +126,7 @@ def _text_findings(extension: Extension) -> Iterator[Finding]:
         yield Finding.of("no-kernel", f"extension {extension.name}: its host code launches no kernel", launches=0)
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_names(tree: ast.Module) -> Iterator[str]:
     """The modules that a module imports, and their packages."""
     for node in ast.walk(tree):
         match node:

@@ -16,7 +16,7 @@ from kernelproof.ground.element import F16, SINGLE_ERROR
 DEFAULTS = {"f64": 1e-11, "f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 # The unit roundoff of the types to which a kernel may round operands before it multiplies.
 OPERANDS = {"tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8}
-SINGLE_EXACT = 1 << 24
+SINGLE_EXACT = 1 << 24  # fp32 represents all integers up to this one
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ _PATH_OPTION = re.compile(rf"(?:-I|-isystem=|-MF=)(?!.*{_READ_IN_QUOTES.pattern}
 # Words that are complete: no option that takes the next word for its value.
 _COMPLETE = re.compile(r"-[DIU].+|-O\d?|--?[\w-]+=.+|[^-].*")
 
-
 # The newest PTX of releases of CUDA 12 whose ptxas may assemble what a later nvcc compiled.
 ISAS: dict[tuple[int, ...], str] = {(12, 8): "8.7", (12, 9): "8.8"}
 PTXAS = "KERNELPROOF_PTXAS"
@@ -160,11 +159,11 @@ def discover(nvcc: Path | None = None) -> Toolchain:
         stated |= {"ptxas": str(versions["ptxas"])} if "ptxas" in versions else {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ToolchainError(f"{PREBUILT}={file}: holds no versions of nvcc and cutlass ({error})") from None
-    return _elsewhere(tuple(stated.items()), nvcc, *choices)
+    return _prebuilt_toolchain(tuple(stated.items()), nvcc, *choices)
 
 
 @cache
-def _elsewhere(stated: tuple[tuple[str, str], ...], nvcc: Path | None, *variables: str | None) -> Toolchain:
+def _prebuilt_toolchain(stated: tuple[tuple[str, str], ...], nvcc: Path | None, *variables: str | None) -> Toolchain:
     """This machine's toolchain if it has these versions, otherwise one with these versions that compiles nothing."""
     try:
         tools = _installed(nvcc, *variables)
@@ -210,7 +209,7 @@ def _installed(nvcc: Path | None, ptxas: str | None, *_variables: str | None) ->
             continue
         if version.split(".")[0] == "13":
             tools = Toolchain(candidate, root / "bin/ptxas", root / "include", cutlass, version, cutlass_version)
-            return _assembling(tools, Path(ptxas).absolute()) if ptxas else tools
+            return _with_ptxas(tools, Path(ptxas).absolute()) if ptxas else tools
         faults.append(f"{candidate} is of CUDA {version}, not 13")
     raise ToolchainError(f"{faults[-1]}; install a compiler: {installation('nvcc')}")
 
@@ -220,7 +219,7 @@ def release_of(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split(".")[:2])
 
 
-def _assembling(tools: Toolchain, ptxas: Path) -> Toolchain:
+def _with_ptxas(tools: Toolchain, ptxas: Path) -> Toolchain:
     """The tools with another ptxas. Raises ToolchainError if it does not run, or is too old for nvcc's PTX."""
     if reason := _misread(ptxas):
         raise ToolchainError(f"{reason}: move it")

@@ -23,7 +23,7 @@ from kernelproof.sass.registers import RegisterAccess, access
 from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, order
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
-VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)
+VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)  # masks of the vector and of the uniform registers
 MAX_STEPS = 100_000  # most blocks that are walked until nothing changes; ptxas's largest kernels take a tenth
 
 
@@ -215,10 +215,10 @@ class InFlight:
             state.results = self._aged_results(at, step, state.results, overwritten)
         if state.loads:
             board = (step.result_board, 0)
-            state.loads = self._aged(at, step, state.loads, overwritten, board)
+            state.loads = self._aged_items(at, step, state.loads, overwritten, board)
         if state.reads:
             board = (step.boards, 1)
-            state.reads = self._aged(at, step, state.reads, overwritten, board)
+            state.reads = self._aged_items(at, step, state.reads, overwritten, board)
         if step.results and step.stall < step.horizon:
             state.results[at, step.results] = step.stall
         if step.loads:
@@ -236,7 +236,7 @@ class InFlight:
                 aged[key] = min(age, aged.get(key, age))
         return aged
 
-    def _aged(
+    def _aged_items(
         self, at: int, step: _Step, items: dict[Guarded, int], overwritten: int, board: tuple[int, int]
     ) -> dict[Guarded, int]:
         """The items in flight after an instruction: older by its stall count, without what it overwrites.

@@ -34,7 +34,10 @@ GLOBAL_LOADS = {4: Release(32, 11), 8: Release(34, 11), 16: Release(38, 11)}
 SHARED_LOADS = {4: Release(24, 9), 8: Release(24, 9), 16: Release(26, 9)}
 GLOBAL_STORES = {4: Release(0, 14), 8: Release(0, 16), 16: Release(0, 20)}
 SHARED_STORES = {4: Release(0, 12), 8: Release(0, 14), 16: Release(0, 18)}
-OTHERS = {"LDC": Release(29, 10), "LDGSTS": Release(39, 13)}
+OTHERS = {
+    "LDC": Release(29, 10), "LDGSTS": Release(39, 13), "S2R": Release(25, 11), "SHFL": Release(24, 11),
+    "LDGDEPBAR": Release(0, 0),
+}  # fmt: skip
 
 # Cycles of a dependent load that hits the L1, hits the L2, and misses the L2. Sources: arXiv 2402.13499, 2501.12084 and
 # markdewing/AI_kernels, for A100, RTX 3090 (figures of the RTX 4090), RTX 4090, H100, B200 and RTX 5090.
@@ -49,7 +52,7 @@ GLOBAL_LATENCY = {
 # ldmatrix of 1, 2 and 4 matrices, which are 4, 8 and 16 bytes per lane. Source: Sun et al., arXiv 2206.02874, on an
 # A100.
 MATRIX_LOADS = {4: Release(23, 9), 8: Release(25, 9), 16: Release(29, 9)}
-UNKNOWN = Release(14, 11)  # conversions, special functions, uniform moves: estimated, since no measurement is published
+ESTIMATE = Release(14, 11)  # conversions, special functions, uniform moves, for which no measurement is published
 
 
 def producer_key(instruction: Instruction) -> str:
@@ -120,7 +123,4 @@ def scoreboard(sm: str, instruction: Instruction, *, l2: bool = True) -> Release
               "STL": GLOBAL_STORES, "STS": SHARED_STORES, "STSM": SHARED_STORES}  # fmt: skip
     if name in tables:
         return tables[name][size]
-    return OTHERS.get(name, MEASURED.get(name, UNKNOWN))
-
-
-MEASURED: dict[str, Release] = {"S2R": Release(25, 11), "SHFL": Release(24, 11), "LDGDEPBAR": Release(0, 0)}
+    return OTHERS.get(name, ESTIMATE)

@@ -39,6 +39,7 @@ SECOND_RESULT = _names(
 )
 LOADS = _names("LDG LDS LDL LD LDSM LDC LDCU ULDC ATOMG ATOMS ATOM")
 STORES = _names("STG STS STL ST STSM STAS RED REDG ATOMG ATOMS ATOM SYNCS")
+# Opcodes whose operands are pairs of registers.
 PAIRS = _names("DADD DMUL DFMA DSETP DMNMX FFMA2 FADD2 FMUL2")
 TMA = _names("UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL")
 GENERIC = _names("LD ST ATOM ATOMG RED REDG LDG STG")  # with modifier E their address has 64 bits
@@ -98,7 +99,7 @@ def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> Regist
     reads, writes = _mask(guard or "", 1), 0
     for at, operand in enumerate(operands):
         if operand in PREDICATES:
-            selected = _selected(PREDICATES[operand], operands)
+            selected = _selected_predicates(PREDICATES[operand], operands)
             reads, writes = (reads, writes | selected) if name == "R2P" else (reads | selected, writes)
         elif at < results:
             writes |= _mask(operand, 1 if _is_predicate(operand) else widths.result)
@@ -134,7 +135,7 @@ def _mask(operand: str, width: int) -> int:
     return mask
 
 
-def _selected(kind: str, operands: tuple[str, ...]) -> int:
+def _selected_predicates(kind: str, operands: tuple[str, ...]) -> int:
     """The predicates of a file (``P`` or ``UP``) that the immediate operand selects; without one, all seven."""
     last = operands[-1]
     return (int(last, 16) if last.startswith("0x") else 0x7F) << STARTS[kind]

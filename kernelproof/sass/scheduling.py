@@ -31,8 +31,8 @@ REGULAR_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
 _EXCEPTIONS = frozenset(
     ("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM")
 )
-_VECTOR = (1 << 256) - 1
-_ODD = sum(1 << at for at in range(1, 256, 2))
+_VECTOR_REGISTERS = (1 << 256) - 1
+_ODD_REGISTERS = sum(1 << at for at in range(1, 256, 2))
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def use(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
     of a wide addend is read later.
     """
     how = role(reader, used, sm)
-    if how == "branch" and used & _VECTOR:
+    if how == "branch" and used & _VECTOR_REGISTERS:
         how = "jump"
     if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
         how += " low"
-    if reader.name in ("IMAD", "UIMAD") and {"WIDE", "HI"} & set(reader.modifiers) and not used & ~_ODD:
+    if reader.name in ("IMAD", "UIMAD") and {"WIDE", "HI"} & set(reader.modifiers) and not used & ~_ODD_REGISTERS:
         how += " high"
     return how
 

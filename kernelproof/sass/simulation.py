@@ -193,7 +193,7 @@ class _SubCore:
                 # simulation's time.
                 if warp.ready == inf or (warp.ready > earliest and warp.ready > cycle):
                     continue
-                start = self._accepted(warp)
+                start = self._acceptance_cycle(warp)
                 at = start if start > cycle else cycle
                 # Ties: the warp that issued last, then the youngest, the last of the list.
                 if at < earliest or (at == earliest and chosen is not last):
@@ -210,7 +210,7 @@ class _SubCore:
                 active.remove(chosen)
                 self._leave(chosen)
 
-    def _accepted(self, warp: _Warp) -> float:
+    def _acceptance_cycle(self, warp: _Warp) -> float:
         """The cycle from which the pipe accepts a warp's next instruction."""
         operation, ready = warp.operation, warp.ready
         assert operation is not None

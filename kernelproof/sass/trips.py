@@ -9,7 +9,7 @@ from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.flow import conditional
 
 MAX_ITERATIONS = 1 << 14  # loops with more iterations count as loops without constant bounds
-MASK = (1 << 32) - 1
+WORD_MASK = (1 << 32) - 1
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
@@ -52,7 +52,7 @@ def _run(instructions: Iterable[Instruction], values: Values) -> None:
             if result is None or instruction.guard:
                 values.pop(target, None)
             else:
-                values[target] = result & MASK
+                values[target] = result & WORD_MASK
 
 
 def _targets(instruction: Instruction) -> list[str]:
@@ -108,7 +108,7 @@ def _comparison(instruction: Instruction, sources: Sequence[int | None]) -> int 
 
 
 def _signed(value: int) -> int:
-    value &= MASK
+    value &= WORD_MASK
     return value - (1 << 32) if value >> 31 else value
 
 

@@ -50,7 +50,7 @@ class Ways:
         self.graph = Graph(function)
         self._loop_iterations: dict[int, int] = {}  # iterations of loops, by header
         loops = Loops(self.graph)
-        self._spins = loops.waits
+        self._waiting_blocks = loops.waits
         self.consumer = self._way(loops.main.loop) if loops.main else self._way_without_loop()
         self.producer = self._way(loops.producer.loop) if loops.main and loops.producer else None
 
@@ -59,7 +59,7 @@ class Ways:
         graph, inside = self.graph, loop.blocks
         outer = [other for other in graph.loops if inside < other.blocks]
         around = min(outer, key=lambda other: len(other.blocks), default=None)
-        before = self._reaching(loop.header) - inside
+        before = self._reaching_blocks(loop.header) - inside
         exits = {successor for block in inside for successor in graph.blocks[block].successors} - inside
         after = frozenset(chain.from_iterable(graph.reachable(block) for block in exits)) - inside
         after -= graph.dominators[loop.header]
@@ -79,7 +79,7 @@ class Ways:
         within = self.graph.reachable(0)
         return Way(self._walk(self.graph.longest([0], within, self._weight(frozenset())), frozenset()), (), ())
 
-    def _reaching(self, target: int) -> set[int]:
+    def _reaching_blocks(self, target: int) -> set[int]:
         """The blocks from which a path leads to ``target`` without a jump back to a block that dominates the jump."""
         graph = self.graph
         reaching, pending = {target}, [target]
@@ -96,7 +96,7 @@ class Ways:
         wait have a negative weight, so that a path avoids them. ``main``: the blocks of the main loop."""
 
         def weight(block: Block) -> int:
-            if block.index in self._spins:
+            if block.index in self._waiting_blocks:
                 return -len(block.instructions) - 8
             return self._iterations(block.index, main) * len(block.instructions)
 
@@ -114,7 +114,7 @@ class Ways:
     def _iterations(self, block: int, main: frozenset[int]) -> int:
         """How often a block's outermost loop runs, at most ``MAX_ITERATIONS``; 1 if that is not known."""
         loop = self._loop_of(block, main)
-        if loop is None or block in self._spins:
+        if loop is None or block in self._waiting_blocks:
             return 1
         if loop.header not in self._loop_iterations:
             body = self._code(self.graph.longest([loop.header], loop.blocks, lambda inner: len(inner.instructions)))

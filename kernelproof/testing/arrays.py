@@ -55,7 +55,7 @@ class Loan:
 
     def __init__(self, memory: Memory, arguments: Sequence[object]) -> None:
         self.memory = memory
-        self.spans = _merged(
+        self.spans = _merged_spans(
             span for number, argument in enumerate(arguments) if (span := _span(argument, number)) is not None
         )
         for span in self.spans:
@@ -69,7 +69,7 @@ class Loan:
             return cast(KernelArgument, argument)
         span = next(span for span in self.spans if span.start <= extent.start and extent.end <= span.end)
         assert span.buffer is not None
-        start = _first(argument)
+        start = _first_address(argument)
         return span.buffer if span.start == start else span.buffer.address + start - span.start
 
     def unwritten(self, kernel: str = "") -> list[Report]:
@@ -123,14 +123,14 @@ def _extent(array: Array) -> tuple[int, int]:
     return first + low, first + high + array.itemsize
 
 
-def _first(argument: object) -> int:
+def _first_address(argument: object) -> int:
     """The address of an array's first element."""
     if isinstance(argument, ArrayRole):
         argument = argument.array
     return argument.data_ptr() if is_tensor(argument) else cast(Array, argument).ctypes.data
 
 
-def _merged(spans: Iterable[Span]) -> list[Span]:
+def _merged_spans(spans: Iterable[Span]) -> list[Span]:
     """The spans in order of address; spans that overlap are merged into one."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):

@@ -10,7 +10,7 @@ import re
 
 from kernelproof.emulator import Report
 
-IN_CTA = "write after read by a thread in the same CTA"
+SAME_CTA_MESSAGE = "write after read by a thread in the same CTA"
 # Instructions whose operands affect only their destination.
 _VALUES = re.compile(
     r"(mov|cvt|add|sub|mul|mad|fma|div|rem|neg|abs|min|max|and|or|xor|not|shl|shr|shf|prmt|selp|bfe|bfi|sqrt|rsqrt|rcp"
@@ -21,9 +21,9 @@ _STORE = re.compile(r"@!?(%p\d+) st\.global\S* \[ ?(.*?) ?\]")
 _REGISTER = re.compile(r"%\w+")
 
 
-def is_of_copies(report: Report, ptx: str) -> bool:
+def is_benign_copy_race(report: Report, ptx: str) -> bool:
     """Whether a race is between a store and loads of the same element by threads that do not store it."""
-    if report.other is None or not report.message.startswith(IN_CTA):
+    if report.other is None or not report.message.startswith(SAME_CTA_MESSAGE):
         return False
     lines = ptx.splitlines()
     store, load = report.access.site.line - 1, report.other.site.line - 1

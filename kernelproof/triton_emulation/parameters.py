@@ -37,7 +37,7 @@ class Parameters:
     def arguments(self, args: Sequence[object], read_only: frozenset[int] = frozenset()) -> list[KernelArgument]:
         """One argument for each parameter of the PTX, without the scratch memory. ``read_only``: the numbers of
         parameters through which nothing is written."""
-        types = _flat(expand_signature(self.signature.values(), self.maps, MAP))
+        types = _flat_types(expand_signature(self.signature.values(), self.maps, MAP))
         values: list[tuple[str, object]] = []
         maps = iter(self.maps)
         for name, sig, arg in zip(self.names, self.signature.values(), args, strict=True):
@@ -114,8 +114,8 @@ def _parts(sig: Any, arg: Any, maps: Iterator[dict[str, Any]]) -> Iterator[objec
         yield arg
 
 
-def _flat(kinds: Sequence[Any]) -> list[str]:
+def _flat_types(kinds: Sequence[Any]) -> list[str]:
     out: list[str] = []
     for kind in kinds:
-        out += _flat(kind) if isinstance(kind, tuple) else [kind]
+        out += _flat_types(kind) if isinstance(kind, tuple) else [kind]
     return out

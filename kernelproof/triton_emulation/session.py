@@ -32,7 +32,7 @@ from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.tensors import TorchTensor, host_bytes, is_tensor
 from kernelproof.ground.errors import WrongInput
 from kernelproof.triton_emulation.backend import EmulatedDriver, backend, in_file
-from kernelproof.triton_emulation.copies import is_of_copies
+from kernelproof.triton_emulation.copies import is_benign_copy_race
 from kernelproof.triton_emulation.findings import Findings
 from kernelproof.triton_emulation.parameters import Parameters, scratch
 
@@ -54,17 +54,19 @@ class TritonLaunch:
     @property
     def reports(self) -> list[Report]:
         """The findings in the user's code. Findings in code that Triton's compiler adds are left out."""
-        return [report for report in self.result.reports if not self.is_compilers(report)]
+        return [report for report in self.result.reports if not self.is_in_compiler_code(report)]
 
     @property
     def compiler_reports(self) -> list[Report]:
         """The findings in code that Triton's compiler adds, which no change of the kernel can remove."""
-        return [report for report in self.result.reports if self.is_compilers(report)]
+        return [report for report in self.result.reports if self.is_in_compiler_code(report)]
 
-    def is_compilers(self, report: Report) -> bool:
+    def is_in_compiler_code(self, report: Report) -> bool:
         """Whether a finding is in code that Triton's compiler adds: a fence that Triton omits, or loads of the same
         element by several threads."""
-        return (report.kind == "mbarrier" and report.message.endswith(UNFENCED)) or is_of_copies(report, self.ptx)
+        return (report.kind == "mbarrier" and report.message.endswith(UNFENCED)) or is_benign_copy_race(
+            report, self.ptx
+        )
 
 
 @dataclass
@@ -193,7 +195,7 @@ class TritonSession:
         except EmulatorError as error:
             raise EmulatorError(f"{name}: {error}") from error
         tensors.store()
-        self._settle(args)
+        self._end_output_roles(args)
         if result.output:
             sys.stdout.write(result.output)
         text = program.module.text
@@ -221,7 +223,7 @@ class TritonSession:
             cooperative=bool(metadata.launch_cooperative_grid),
         )
 
-    def _settle(self, args: Sequence[object]) -> None:
+    def _end_output_roles(self, args: Sequence[object]) -> None:
         """Ends the role "output" of the tensors among a launch's arguments, since the launch has written them."""
         for arg in args:
             if is_tensor(arg):

@@ -40,13 +40,13 @@ class CudaFace(TorchFunctionMode):  # type: ignore[misc] # torch's class is unty
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        answer = _ANSWERS.get(func)
+        answer = _SUBSTITUTES.get(func)
         if answer is not None:
             return answer(*args)
         args = tuple(redirected(value) for value in args)
         for name in kwargs:
             kwargs[name] = redirected(kwargs[name])
-        if func in _PINNING:
+        if func in _PINNABLE_FACTORIES:
             kwargs.pop("pin_memory", None)
         return func(*args, **kwargs)
 
@@ -58,7 +58,8 @@ def redirected(value: Any) -> Any:
     return "cpu" if isinstance(value, str) and _CUDA.fullmatch(value) else value
 
 
-_ANSWERS: dict[Any, Callable[..., Any]] = {
+# Functions of torch, with what is called in their place.
+_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.device.__get__: lambda _: GPU,
     torch.Tensor.is_cuda.__get__: lambda _: True,
     torch.Tensor.is_cpu.__get__: lambda _: False,
@@ -68,7 +69,8 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.is_pinned: lambda *_: True,
     torch.Tensor.record_stream: lambda *_: None,
 }
-_PINNING = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn))
+# Functions that take ``pin_memory``, which memory of the CPU cannot have here.
+_PINNABLE_FACTORIES = frozenset((torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn))
 
 
 class Stream:
@@ -243,4 +245,4 @@ def _autocast(*_: Any, enabled: bool = True, **__: Any) -> Any:
 
 def answer_pointers(device_address: Callable[[Any], int]) -> None:
     """Have ``data_ptr`` return addresses of the emulated device: those that ``device_address`` returns for a tensor."""
-    _ANSWERS[torch.Tensor.data_ptr] = device_address
+    _SUBSTITUTES[torch.Tensor.data_ptr] = device_address

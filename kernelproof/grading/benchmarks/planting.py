@@ -46,10 +46,10 @@ def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
     if not places:
         return
     kinds: dict[str, Callable[[Array], Array]] = {
-        "one changed element": lambda bits: _one_changed(bits, rng), "equal rows": _equal_rows,
+        "one changed element": lambda bits: _with_changed_element(bits, rng), "equal rows": _with_equal_rows,
         "permuted rows": lambda bits: rng.permutation(bits) if bits.ndim > 1 else bits,
         "some zeros": lambda bits: np.where(rng.random(bits.shape) < 0.3, np.zeros_like(bits), bits),
-        "eight zeros at the start": _zeros_at_start,
+        "eight zeros at the start": _with_zeros_at_start,
     }  # fmt: skip
     for kind, change in kinds.items():
         arrays = list(draw.arrays)
@@ -59,17 +59,17 @@ def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
         yield replace(draw, kind=kind, arrays=arrays)
 
 
-def _one_changed(bits: Array, rng: np.random.Generator) -> Array:
+def _with_changed_element(bits: Array, rng: np.random.Generator) -> Array:
     out = bits.copy().reshape(-1)
     out[int(rng.integers(out.size))] = out[int(np.argmax(out))]
     return out.reshape(bits.shape)
 
 
-def _equal_rows(bits: Array) -> Array:
+def _with_equal_rows(bits: Array) -> Array:
     return np.ascontiguousarray(np.broadcast_to(bits[:1], bits.shape)) if bits.ndim > 1 else bits
 
 
-def _zeros_at_start(bits: Array) -> Array:
+def _with_zeros_at_start(bits: Array) -> Array:
     out = bits.copy().reshape(-1)
     out[:8] = 0
     return out.reshape(bits.shape)

@@ -40,10 +40,10 @@ class SolutionError(Exception):
 def constants(tree: ast.Module) -> dict[str, int]:
     """The positive integers that a module assigns to names at its outermost level, as constants or products, sums and
     so on of constants, such as ``1024 * 2``."""
-    return {name: number for node in tree.body for name, _, number in _assigned(node) if number > 0}
+    return {name: number for node in tree.body for name, _, number in _integer_assignments(node) if number > 0}
 
 
-def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr, int]]:
+def _integer_assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr, int]]:
     """Yields each name to which a statement assigns an integer, with the expression and its value."""
     if not isinstance(node, ast.Assign):
         return
@@ -71,7 +71,7 @@ def _integer(node: ast.expr) -> int | None:
 def _resize(tree: ast.Module, stated: Case, case: Case) -> None:
     """Replace the constants of a module that still have the values of the stated case."""
     for statement in tree.body:
-        for name, value, number in _assigned(statement):
+        for name, value, number in _integer_assignments(statement):
             if name in case and number == stated[name]:
                 assert isinstance(statement, ast.Assign)
                 new = ast.Constant(case[name])

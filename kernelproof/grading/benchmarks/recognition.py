@@ -20,10 +20,10 @@ def names(text: str) -> set[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise WrongInput(f"it is no Python: {type(error).__name__}: {error}") from None
-    return set(_defined(tree.body))
+    return set(_defined_names(tree.body))
 
 
-def _defined(body: list[ast.stmt]) -> list[str]:
+def _defined_names(body: list[ast.stmt]) -> list[str]:
     out: list[str] = []
     for node in body:
         match node:
@@ -34,9 +34,9 @@ def _defined(body: list[ast.stmt]) -> list[str]:
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 out += [alias.asname or alias.name for alias in aliases]
             case ast.If(body=inner, orelse=other):
-                out += _defined([*inner, *other])
+                out += _defined_names([*inner, *other])
             case ast.Try(body=inner, handlers=handlers, orelse=other):
-                out += _defined([*inner, *(part for handler in handlers for part in handler.body), *other])
+                out += _defined_names([*inner, *(part for handler in handlers for part in handler.body), *other])
     return out
 
 

@@ -106,7 +106,7 @@ class Room:
             for code in assembly.embedded(path, self.device):
                 answer = assembly.answer_of(code, self.device, foreign=True)
                 if answer.refusals:
-                    return self._refused(f"ptxas: {answer.refusals[0].message}")
+                    return self._compile_error(f"ptxas: {answer.refusals[0].message}")
                 if answer.unable:
                     self.remarks.append(f"ptxas did not assemble the PTX: {answer.unable}")
         except (launcher.MissingPart, WrongInput, MissingTool) as error:
@@ -114,10 +114,10 @@ class Room:
         except Failure as error:
             if "did not end within" in str(error):
                 return {"missing": str(error)}
-            return self._refused(str(error))
+            return self._compile_error(str(error))
         return {"path": str(path)}
 
-    def _refused(self, text: str) -> wire.Message:
+    def _compile_error(self, text: str) -> wire.Message:
         """The answer for an extension that does not compile. A solution may catch the error, so it is also a remark."""
         self.remarks.append(f"an extension does not compile: {text[:600]}")
         return {"refused": text}

@@ -18,6 +18,7 @@ from kernelproof.emulator.arithmetic import bf16_to_f32
 from kernelproof.grading.formats import Array
 
 _LENGTH = struct.Struct("<Q")
+# Limits of a message: bytes of its JSON object, bytes of all tensors, dimensions of a tensor.
 MOST_HEADER, MOST_BYTES, MOST_DIMENSIONS = 1 << 24, 1 << 32, 16
 _READ = 1 << 20  # bytes of one read
 # torch's names of types, with NumPy's types for their bits.

@@ -213,7 +213,7 @@ def expanded(function: Verb) -> Verb:
         values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
         given: dict[str, dict[str, object]] = {}
         for option, offered in shared.items():
-            for setting, value in _given(values.pop(_parameter(option)) or (), offered):
+            for setting, value in _given_values(values.pop(_parameter(option)) or (), offered):
                 fields_given = given.setdefault(setting.group, {})
                 before = cast("tuple[object, ...]", fields_given.get(setting.field, ()))
                 fields_given[setting.field] = (*before, value) if setting.repeatable else value
@@ -255,7 +255,7 @@ def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
 
     def check(value: list[str] | None) -> list[str] | None:
         """Parses the texts while Typer reads the command line, so that it names the option and the verb in an error."""
-        list(_given(value or (), settings))
+        list(_given_values(value or (), settings))
         return value
 
     spellings = [f"{each.shared.name}={value}" for each in settings for value in each.values or ("",)]
@@ -271,7 +271,7 @@ def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
     )
 
 
-def _given(texts: Sequence[str], settings: Sequence[SharedField]) -> Iterator[tuple[SharedField, object]]:
+def _given_values(texts: Sequence[str], settings: Sequence[SharedField]) -> Iterator[tuple[SharedField, object]]:
     """Yields fields that share an option, with their values: first the defaults, then the given values in their order.
 
     A later value replaces an earlier one, so the given values override the defaults.
@@ -372,9 +372,9 @@ def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
 def _group(kind: Any, values: dict[str, Any]) -> object:
     """Makes a group's dataclass from the values that Typer returns."""
     kinds = {name: _split(hint)[0] for name, hint in _field_hints(kind).items()}
-    return kind(**{name: _repeated(value) if _repeatable(kinds[name]) else value for name, value in values.items()})
+    return kind(**{name: _as_tuple(value) if _repeatable(kinds[name]) else value for name, value in values.items()})
 
 
-def _repeated(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     values = tuple(value or ()) if isinstance(value, list | tuple | None) else (value,)
     return tuple(each.value if isinstance(each, Enum) else each for each in values)

@@ -20,7 +20,7 @@ def names_when_needed(flag: str, names: Callable[[], Sequence[str]], help_text: 
     """
 
     def parse(text: str) -> str:
-        return _checked(text, names())
+        return _matching_name(text, names())
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names() if name.startswith(incomplete)]
@@ -33,7 +33,7 @@ def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) 
     """Like ``names_when_needed``, for an option that takes several names, separated by commas."""
 
     def parse(value: str | Names) -> Names:
-        return Names(_checked(name, names()) for name in (value.split(",") if isinstance(value, str) else value))
+        return Names(_matching_name(name, names()) for name in (value.split(",") if isinstance(value, str) else value))
 
     def complete(incomplete: str) -> list[str]:
         *before, last = incomplete.split(",")
@@ -43,7 +43,8 @@ def listed_names(flag: str, names: Callable[[], Sequence[str]], help_text: str) 
     return option
 
 
-def _checked(text: str, names: Sequence[str]) -> str:
+def _matching_name(text: str, names: Sequence[str]) -> str:
+    """The name that equals a text but for its case. Raises BadParameter."""
     for name in names:
         if name.casefold() == text.strip().casefold():
             return name
