@@ -182,17 +182,17 @@ def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
     for head, mask in list(scheduler.deferred.items()):  # clusters that poll in a loop would wait for all others
         if (mask & claiming).any():
             del scheduler.deferred[head]
-            scheduler.pend[head] = scheduler.pend.get(head, np.zeros_like(mask)) | (mask & claiming)
+            scheduler.runnable[head] = scheduler.runnable.get(head, np.zeros_like(mask)) | (mask & claiming)
             if (mask & ~claiming).any():
                 scheduler.deferred[head] = mask & ~claiming
-    able = {block: np.flatnonzero(mask & claiming) for block, mask in scheduler.pend.items()}
+    able = {block: np.flatnonzero(mask & claiming) for block, mask in scheduler.runnable.items()}
     lane, block = min(((int(lanes[0]), block) for block, lanes in able.items() if lanes.size), default=(-1, min(able)))
-    mask = scheduler.pend.pop(block)
+    mask = scheduler.runnable.pop(block)
     if lane < 0:
         return block, mask
     chosen = mask & (np.arange(scheduler.batch.size) // 32 == lane // 32)
     if (mask & ~chosen).any():
-        scheduler.pend[block] = mask & ~chosen
+        scheduler.runnable[block] = mask & ~chosen
     return block, chosen
 
 

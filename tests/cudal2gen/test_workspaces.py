@@ -113,7 +113,7 @@ def test_launches_that_follow_each_other_share_counters(record: catalog.Record, 
 def test_streams_have_counters_of_their_own(record: catalog.Record, library: Path) -> None:
     """Launches on two streams are not ordered. They only race if they share a workspace."""
     with bench(record, library) as on:
-        one, other = on.session.streams.own(), on.session.streams.own()
+        one, other = on.session.streams.new_stream(), on.session.streams.new_stream()
         first, second = on.product(1), on.product(2)
         for _ in range(2):
             on.kernel.launch(*first.arguments, one)
@@ -127,7 +127,7 @@ def test_streams_have_counters_of_their_own(record: catalog.Record, library: Pat
 def test_a_graph_has_counters_of_its_own(record: catalog.Record, library: Path) -> None:
     """The graph is launched on another stream than the captured one, which has concurrent launches."""
     with bench(record, library) as on:
-        stream, elsewhere = on.session.streams.own(), on.session.streams.own()
+        stream, elsewhere = on.session.streams.new_stream(), on.session.streams.new_stream()
         before, inside, outside = (on.product(seed) for seed in range(3))
         on.kernel.launch(*before.arguments, stream)
         with on.captured(stream) as made:
