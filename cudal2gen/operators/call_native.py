@@ -158,10 +158,11 @@ class Native:
 
     def _connect(self, file: Path | None) -> str:
         """Loads a library and defines its operators; returns the resulting state in words."""
-        from cudal2gen.generation import compiler
-
         try:
-            file = file or compiler.torch_launcher()
+            if file is None:
+                from cudal2gen.generation import compiler  # imported late: packs have the library, and it needs jinja2
+
+                file = compiler.torch_launcher()
             library = ctypes.CDLL(str(file))
             version = library.cudal2gen_torch_version()
             if version != VERSION:
