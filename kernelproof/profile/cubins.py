@@ -122,12 +122,11 @@ class _CubinKernel:
         return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
 
     def streams(self, iterations: int) -> list[Stream]:
-        """The warps of one scheduler, without those of a warpgroup that only copies by TMA."""
+        """The warps of one scheduler: every fourth one of the SM, without those of warpgroups that only copy by TMA."""
         way = self.ways.consumer
-        warps = self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0)
+        warps = max(1, self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0))
         parts = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
-        warps_of_cta = ceil_div(max(1, warps), SUB_CORES)
-        return [Stream(parts, cta=cta) for cta in range(self.resident) for _ in range(warps_of_cta)]
+        return [Stream(parts, cta=warp // warps) for warp in range(0, self.resident * warps, SUB_CORES)]
 
     @cached_property
     def machine(self) -> Machine:
@@ -135,7 +134,7 @@ class _CubinKernel:
         return Machine(
             self.function.sm,
             self.chip,
-            sub_cores=min(SUB_CORES, self.threads // 32),
+            sub_cores=min(SUB_CORES, self.resident * self.threads // 32),
             l2_bytes=l2_share(rates, self.chip.sms, self.launch.ctas if self.launch else self.chip.sms),
             l2_cycles=rates.l2_clocks,
         )

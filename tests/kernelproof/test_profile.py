@@ -281,6 +281,17 @@ def test_with_a_launch_a_cubin_has_its_occupancy_and_time(cubin: Path, alone: pr
         profile.of_cubin(cubin, "a100", None, profile.LaunchFacts(**facts | {"smem_bytes": 167 << 10}))
 
 
+@pytest.mark.parametrize("threads", [32, 96])
+def test_schedulers_share_the_warps_of_all_resident_ctas(cubin: Path, threads: int) -> None:
+    """An A100's SM has registers for 12 warps of 168 registers a thread, 3 for each of its 4 schedulers."""
+    launch = profile.LaunchFacts(ctas=SMS * 12, threads=threads, smem_bytes=0, iterations=2)
+    launched = profile.of_cubin(cubin, "a100", None, launch)
+    assert launched.occupancy is not None
+    assert (launched.occupancy.ctas * threads, launched.occupancy.warps, launched.loop.warps) == (12 * 32, 3, 3)
+    assert launched.loop.tensor_cycles == 3 * 512
+    assert max(launched.loop.pipes.values()) < 1.01
+
+
 @pytest.mark.slow
 def test_a_cubin_runs_on_gpus_of_its_architecture(cubin: Path) -> None:
     assert profile.of_cubin(cubin).gpu == "a100"
