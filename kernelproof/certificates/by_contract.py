@@ -22,7 +22,7 @@ Outcome = Literal["certified", "refuted", "not certified"]
 
 class Attempt(Schema):
     """The outcome of a proof. ``why``: what is not certified, and where. ``executed``: what was executed to confirm
-    that. ``certificate``: the proof, if it succeeded."""
+    that, if anything was. ``certificate``: the proof, if it succeeded."""
 
     outcome: Outcome
     contract: KernelContract
@@ -50,7 +50,7 @@ def _check(contract: KernelContract) -> None:
 
 def prove(ptx: str, contract: KernelContract) -> Attempt:
     """Prove a PTX text by a contract that ``load`` has read. If that fails, execute the kernel on some problems, to
-    find one for which it is wrong. Raises WrongInput for a kernel with other parameters."""
+    find one for which it is wrong. Raises WrongInput for a kernel with another name or other parameters."""
     try:
         certificate = certificates.prove(ptx, partial(claims, contract), problems(contract), contract.kernel)
     except NotCertified as error:

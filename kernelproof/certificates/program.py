@@ -21,6 +21,7 @@ from kernelproof.emulator.host.cuda import LaunchRefused
 from kernelproof.emulator.host.launch_limits import check_launch, device_for
 from kernelproof.emulator.state.launch_state import Geometry
 from kernelproof.emulator.state.mangled import plain_name
+from kernelproof.ground.errors import WrongInput, brief, printable
 
 
 @dataclass
@@ -38,14 +39,12 @@ class Piece:
 class Program:
     """A parsed kernel: the one with a name or, without a name, the only one of a file. ``scope``: the names that its
     text uses besides registers and units. ``offsets``, ``widths``: of its parameters, in bytes. ``traffic``: the
-    accesses of the runs since the last ``forget_traffic``. Raises NotCertified."""
+    accesses of the runs since the last ``forget_traffic``. Raises NotCertified, WrongInput for a name that is not that
+    of one kernel, and PtxError."""
 
     def __init__(self, ptx: str, kernel: str = "") -> None:
         module = parse(ptx)
-        named = [name for name in module.kernels if not kernel or kernel in (name, plain_name(name))]
-        if len(named) != 1:
-            raise NotCertified(f"the file has {len(named)} kernels{' of that name' if kernel else ''}")
-        (self.name,) = named
+        self.name = _name(list(module.kernels), kernel)
         function = module.kernels[self.name]
         self.graph = build(module, function)
         if self.graph.blackwell:
@@ -128,6 +127,16 @@ class Program:
     def products(self, block: int) -> int:
         """How many mma a block has."""
         return sum(ins.base == "mma" for ins in self.graph.blocks[block].instrs)
+
+
+def _name(kernels: list[str], name: str) -> str:
+    """The kernel with a name or a plain name, or the only one if the name is empty. Raises WrongInput if that is not
+    one kernel."""
+    named = [each for each in kernels if not name or name in (each, plain_name(each))]
+    if len(named) == 1:
+        return named[0]
+    there = f"{', '.join(named)}; name one of them" if named else ", ".join(map(plain_name, kernels)) or "no kernel"
+    raise WrongInput(f"kernel={brief(printable(name))!r}: the file has {there}")
 
 
 def _is_of_cluster(ins: Instr) -> bool:

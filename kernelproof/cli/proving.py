@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,7 @@ def prove(
     """
     from kernelproof.certificates import by_contract
 
-    attempt = by_contract.prove(_text(file), by_contract.load(contract))
+    attempt = by_contract.prove(_ptx(file), by_contract.load(contract))
     if as_json:
         print(attempt.model_dump_json(indent=1))
     else:
@@ -63,7 +64,7 @@ def recheck(
     except ValidationError:
         refuse(f"{certificate}: is no certificate that `kernelproof prove --json` printed")
     try:
-        by_contract.recheck(attempt, _text(file))
+        by_contract.recheck(attempt, _ptx(file))
     except NotCertified as why:
         refuse(f"{certificate}: {why}")
     print(f"{certificate}: holds for {file}")
@@ -76,11 +77,21 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
 
 
+def _ptx(file: Path) -> str:
+    """The text of a PTX file, which always has a target. Raises WrongInput for another file."""
+    text = _text(file)
+    if not re.search(r"^\s*\.target\s", text, re.MULTILINE):
+        source = file if file.suffix in (".cu", ".cpp", ".cc", ".cxx") else "x.cu"
+        refuse(f"{file}: not PTX; `nvcc -ptx -arch=sm_80 {source}` makes it")
+    return text
+
+
 def _print(file: Path, attempt: Attempt) -> None:
     print(f"{file}: {attempt.outcome}")
     if attempt.certificate is None:
         print(f"  why: {attempt.why}")
-        print(f"  executed: {attempt.executed}")
+        if attempt.executed:
+            print(f"  executed: {attempt.executed}")
         return
     for each in attempt.certificate.problems:
         print(f"  for {each}")

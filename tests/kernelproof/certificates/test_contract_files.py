@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
 from kernelproof.certificates import by_contract
 from kernelproof.certificates.contract_file import load
 from kernelproof.certificates.formulas import number, polynomial
 from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.cli import app
 from kernelproof.ground.errors import WrongInput
-from tests.kernelproof.certificates.subjects import PRODUCT, ROW_SUM, Subject, product
+from tests.kernelproof.certificates.subjects import PRODUCT, ROW_SUM, ROW_SUM_CODE, Subject, product, row_sum
 from tests.kernelproof.emulator.build import stored
 
 # The field that the message names, a part of the contract, and its replacement.
@@ -57,6 +59,24 @@ def test_a_kernel_with_other_parameters_is_refused() -> None:
     subject = product().changed('"m", "n", "k"]\n', '"m", "n"]\n')
     with pytest.raises(WrongInput, match="parameters"):
         by_contract.prove(subject.ptx, subject.contract)
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(each) for each in arguments])
+    return result.exit_code, result.output if result.exception is None else f"{result.output}{result.exception}"
+
+
+@pytest.mark.parametrize("name", ["row_sums", "sum", "row_sum "])
+def test_a_kernel_with_another_name_is_wrong_input_and_no_refutation(name: str) -> None:
+    subject = row_sum().changed('kernel = "row_sum"', f'kernel = "{name}"')
+    with pytest.raises(WrongInput, match=r"kernel=.* has row_sum$"):
+        by_contract.prove(subject.ptx, subject.contract)
+
+
+def test_cuda_source_in_place_of_ptx_is_wrong_input() -> None:
+    source = stored(ROW_SUM_CODE, "row_sum.cu")
+    code, text = command("prove", source, "--contract", row_sum().path)
+    assert (code, f"nvcc -ptx -arch=sm_80 {source}" in text, "executed" in text) == (2, True, False)
 
 
 def test_sizes_have_a_first_and_a_last_multiple() -> None:
