@@ -58,7 +58,7 @@ def _outcome(program: dict[str, Any], sources: list[Path], includes: str, argume
     if isinstance(expected, dict):
         expected = expected.get(" ".join(arguments), [])
     as_expected = rules == expected and bool(result["not_checked"]) == program.get("refused", False)
-    return as_expected and result["exit_code"] == program.get("exit_code", 0), line.strip()
+    return as_expected and result["program_exit_code"] == program.get("exit_code", 0), line.strip()
 
 
 def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:

@@ -125,7 +125,7 @@ def _outcome(item: Run, seconds: float, form: list[str]) -> dict[str, Any]:
     complaints = [line.strip() for line in printed.splitlines() if COMPLAINT.search(line)]
     launches = sum(kernel["launches"] for kernel in result["kernels"])
     by_comparison = bool(complaints) and launches > 0 and result["ending"].startswith("ended with exit code")
-    if not reasons and result["exit_code"] != 0 and not findings and not by_comparison:
+    if not reasons and result["program_exit_code"] != 0 and not findings and not by_comparison:
         missing = [word for word in item.arguments if re.search(r"[/.]\D", word) and not (item.folder / word).exists()]
         last = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
         reasons = [f"the program {result['ending']}: {f'no file {missing[0]}' if missing else last.strip()}"]
@@ -136,7 +136,7 @@ def _outcome(item: Run, seconds: float, form: list[str]) -> dict[str, Any]:
         "launches": launches,
         "unsupported": result["unsupported"],
         "seconds": result["seconds"],
-        "exit_code": result["exit_code"],
+        "exit_code": result["program_exit_code"],
         "complaints": complaints[:5],
         "printed": printed[-KEPT_OUTPUT:],
     }

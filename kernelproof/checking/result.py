@@ -27,6 +27,7 @@ class Result:
       user's list accepts.
     - ``refusals``: a kernel ("" for host code) and the reason why it could not be checked, with a count.
     - ``unsupported``: CUDA functions that the program called and that returned "not supported".
+    - ``program_exit_code``: that of the program, -n after signal n, None if a limit ended it.
     - ``ending``: how the program ended, as the rest of a sentence; empty if it ended by itself with exit code 0.
     - ``limited``: the kernel ("" for host code) that was running when a limit of time or memory ended the program; None
       if no limit was reached.
@@ -40,7 +41,7 @@ class Result:
     refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     unsupported: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    exit_code: int | None = None
+    program_exit_code: int | None = None
     ending: str = ""
     limited: str | None = None
     seconds: float = 0.0
@@ -88,7 +89,7 @@ class Result:
             "target": self.target,
             "device": self.device,
             "outcome": ("clean", "errors", "not checked")[self.code],
-            "exit_code": self.exit_code,
+            "program_exit_code": self.program_exit_code,
             "ending": self.ending,
             "seconds": round(self.seconds, 3),
             "kernels": [

@@ -172,7 +172,7 @@ def _ending(result: Result, code: int | None, stage: str, running: _Running | No
     The check is complete in two cases: the child said that it had finished and exited with code 0, or the program's own
     main ran and ended by itself. In every other case, even with exit code 0, something remains unchecked.
     """
-    result.exit_code = code
+    result.program_exit_code = code
     if stage == "failed" or (stage == "complete" and code == 0):
         return
     ended = (

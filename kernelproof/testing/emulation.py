@@ -352,7 +352,7 @@ class CudaEmulator:
             result = supervision.run(replace(program, library=copy), " ".join(map(str, sources)), timeout, memory)
         self.session.reports += result.findings.values()
         self.failures += [f"{result.target}: not checked: {reason}" for _, reason in result.refusals]
-        if result.exit_code != exit_code:
+        if result.program_exit_code != exit_code:
             ending = result.ending or "ended with exit code 0"
             self.failures.append(f"{result.target}: the program {ending}; {exit_code} is expected")
         return result

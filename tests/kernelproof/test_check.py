@@ -60,7 +60,7 @@ WRONG = [
 def test_right_programs_have_no_findings(library: Path, case: str) -> None:
     result = run(library, case)
     assert (rules(result), result.ending, result.refusals, result.unsupported) == ({}, "", {}, [])
-    assert (result.code, result.exit_code) == (0, 0)
+    assert (result.code, result.program_exit_code) == (0, 0)
 
 
 @pytest.mark.parametrize(("case", "expected", "exit_code"), WRONG)
@@ -71,7 +71,7 @@ def test_wrong_programs_have_one_finding_of_their_rule(
     assert rules(result).keys() == expected.keys()
     if case != "race":
         assert sum(rules(result).values()) <= sum(expected.values())
-    assert (result.code, result.exit_code) == (1, exit_code)
+    assert (result.code, result.program_exit_code) == (1, exit_code)
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_findings_have_the_programs_lines_and_names(library: Path) -> None:
     assert [(k["name"], k["launches"], k["grids"], k["ctas"]) for k in document["kernels"]] == [
         ("beyond", 1, {"4 of 256": 1}, 4)
     ]
-    assert (document["schema"], document["outcome"], document["exit_code"]) == (1, "errors", 0)
+    assert (document["schema"], document["outcome"], document["program_exit_code"]) == (1, "errors", 0)
 
 
 def test_repeated_launches_on_unchanged_data_run_twice(library: Path) -> None:
@@ -220,14 +220,14 @@ def test_the_limit_of_memory_is_of_all_processes_that_a_program_starts(library: 
         family = run(library, "family", gib=0.75)
     assert greedy.ending.startswith("needs more than 0.75 GiB")
     assert greedy.seconds < 120
-    assert (family.ending, family.exit_code) == ("", 0)
+    assert (family.ending, family.program_exit_code) == ("", 0)
 
 
 def test_what_cannot_be_checked_is_named(library: Path) -> None:
     result = run(library, "unsupported")
     assert (result.unsupported, result.code) == (["cudaCreateTextureObject"], 0)
     boxes = run(library, "boxes")
-    assert (boxes.unsupported, rules(boxes), boxes.exit_code) == (["cudaMallocArray"], {}, 0)
+    assert (boxes.unsupported, rules(boxes), boxes.program_exit_code) == (["cudaMallocArray"], {}, 0)
 
 
 def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_device_code_of_several_files_is_linked() -> None:
     """main compares values from functions and variables of both files. Names that are local to a file are not mixed up,
     and a template in both files is one."""
     result = linked()
-    assert (rules(result), result.refusals, result.exit_code) == ({"global-out-of-bounds": 1}, {}, 0)
+    assert (rules(result), result.refusals, result.program_exit_code) == ({"global-out-of-bounds": 1}, {}, 0)
     (finding,) = result.findings.values()
     assert names.plain(finding.kernel) == "beyond"
     assert finding.access.site.home is not None
