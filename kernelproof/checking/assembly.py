@@ -41,6 +41,10 @@ _KERNEL = re.compile(r"(?:[Ff]unction|entry) '([\w$]+)'")
 _CLOSING = "Ptx assembly aborted"  # the last message after every error
 # Messages of a ptxas that is too old or too new for the text. They say nothing about the kernel.
 _UNABLE = re.compile(r"Unsupported \.(?:version|target)|is not defined for option|PTX with target .* is not supported")
+# Messages about what the architecture lacks. The first kind names the least architecture that has it.
+_LATER = re.compile(r"requires \.target (sm_\d+)")
+_LACKS = re.compile(r"'(\w+)[\w.:]*' not supported on \.target")
+_OWNERS = {"wgmma": "sm_90a", "setmaxnreg": "sm_90a", "tcgen05": "sm_100a"}  # instruction -> architecture that has it
 _UNRESOLVED = "Unresolved extern"
 
 
@@ -208,7 +212,17 @@ def _finding(text: str, refusal: Refusal) -> Report:
     owner, instruction = _instruction(text, refusal.line) if refusal.line else (None, None)
     site = Site(refusal.line, words, instruction.frames if instruction else ())
     kernel = refusal.kernel or (owner.name if owner else "")
-    return Report(RULE, f"ptxas: {refusal.message}", kernel, Participant(site))
+    return Report(RULE, f"ptxas: {refusal.message}", kernel, Participant(site), hint=_hint(refusal.message))
+
+
+def _hint(message: str) -> str:
+    """What to do about a message of ptxas on what the architecture lacks; empty for other messages."""
+    later, lacks = _LATER.search(message), _LACKS.search(message)
+    sm = later[1] if later else _OWNERS.get(lacks[1], "") if lacks else ""
+    if not sm:
+        return ""
+    target = devices.target(devices.nearest(sm))
+    return f"compile with --gpu {target}, which has it; a PTX file must be made again, by nvcc -ptx -arch={target}"
 
 
 def _instruction(text: str, line: int) -> tuple[Function | None, Instr | None]:

@@ -34,7 +34,7 @@ def finding(item: Report) -> str:
         out.append(f"    the other side: {' '.join(filter(None, (item.other.who, where)))}")
         if site.machine_code:
             out.append(f"    {site.place}: {site.text}")
-    out.append(f"    hint: {item.rule.hint}")
+    out.append(f"    hint: {item.hint}")
     return "\n".join(out) + "\n"
 
 

@@ -4,6 +4,7 @@ content.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from kernelproof.checking import assembly, compilation, plan, supervision
 from kernelproof.checking.result import Result
 from kernelproof.emulator import RULES
+from kernelproof.emulator.state.findings_json import finding_fields
 from kernelproof.grading import check_source
 from kernelproof.ground import process_tree, toolchain
 from tests.kernelproof.emulator.build import stored
@@ -62,6 +64,24 @@ def test_a_check_reports_what_ptxas_refuses(name: str, tmp_path: Path) -> None:
     assert finding.kernel == "k"
     assert finding.line == (9 if body else 0)
     assert result.code == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "gpu"),
+    [
+        ("wgmma.fence.sync.aligned;", "sm_90a"),
+        ("tcgen05.wait::ld.sync.aligned;", "sm_100a"),
+        ("fence.proxy.async;", "sm_90a"),
+        ("add.u32 %f, %f, %f;", ""),
+    ],
+)
+def test_a_hint_names_the_architecture_that_has_the_instruction(body: str, gpu: str, tmp_path: Path) -> None:
+    source = tmp_path / "kernel.ptx"
+    source.write_text(text(body).replace(".version 8.0", ".version 8.8"))
+    (finding,) = assembly.findings_of(plan.CheckPlan("sm_80", kernels=(source,))).findings
+    assert re.findall(r"--gpu (sm_\w+)", finding.hint) == ([gpu] if gpu else [])
+    assert finding_fields(finding)["hint"] == finding.hint
+    assert gpu or finding.hint == RULES[assembly.RULE].hint
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def finding_fields(report: Report) -> FindingFields:
         "rule": report.kind,
         "severity": str(report.severity),
         "message": report.message,
-        "hint": report.rule.hint,
+        "hint": report.hint,
         "page": f"rules/{report.kind}.md",
         "kernel": report.kernel,
         "access": _participant(report.access),

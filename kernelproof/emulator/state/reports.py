@@ -30,7 +30,8 @@ class Report:
     ``kind``: the id of a rule. ``severity``: that of the rule, unless the value turned out not to matter. ``access``:
     the side that breaks the rule. ``other``: the other side of a race, which is the earlier access. ``place``: the
     memory that the finding is about. ``instructions``: how many PTX instructions have findings of this cause.
-    ``serial``: ascends from finding to finding. ``also``: other findings of the same mistake (``causes.grouped``).
+    ``hint``: what to do, by default that of the rule. ``serial``: ascends from finding to finding. ``also``: other
+    findings of the same mistake (``causes.grouped``).
     """
 
     kind: str
@@ -41,12 +42,14 @@ class Report:
     place: Place | None = None
     count: int = 1
     instructions: int = 1
+    hint: str = ""
     serial: int = field(default_factory=lambda: next(_serials), compare=False, repr=False)
     also: list[Report] = field(default_factory=list)
     severity: Severity = field(init=False)
 
     def __post_init__(self) -> None:
         self.severity = RULES[self.kind].severity
+        self.hint = self.hint or RULES[self.kind].hint
 
     @property
     def rule(self) -> Rule:
