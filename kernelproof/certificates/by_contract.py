@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +15,7 @@ from kernelproof.certificates.contract_file import KernelContract
 from kernelproof.certificates.execution import confirm, smallest
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.launches import claims, orders, problems
+from kernelproof.certificates.words import Undecided
 from kernelproof.emulator import EmulatorError, PtxError, UnknownInstruction
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.schema import Schema
@@ -67,8 +70,23 @@ def _executed(ptx: str, contract: KernelContract, error: NotCertified) -> Attemp
     except (EmulatorError, PtxError, UnknownInstruction) as unsupported:
         return Attempt(outcome="not certified", contract=contract, why=str(error), executed=f"nothing: {unsupported}")
     words = execution.fault or f"{execution.executed} problems, none of which fails"
-    outcome: Outcome = "refuted" if execution.fault else "not certified"
-    return Attempt(outcome=outcome, contract=contract, why=str(error), executed=words)
+    if execution.fault:
+        return Attempt(outcome="refuted", contract=contract, why=str(error), executed=words)
+    why = f"{error}{_advice(contract, ptx, error)}"
+    return Attempt(outcome="not certified", contract=contract, why=why, executed=words)
+
+
+def _advice(contract: KernelContract, ptx: str, error: NotCertified) -> str:
+    """What to change, as the rest of a sentence, if a predicate of sums of rows is not the same for all lengths, and a
+    row may end amid the elements that its threads load at once."""
+    if not isinstance(error, Undecided) or contract.meaning.is_product:
+        return ""
+    name = contract.extents()[contract.meaning.summed]
+    threads = max(1, prod(contract.launch.block) // contract.launch.tile[0])
+    at_once = threads * max(map(int, re.findall(r"\bld\.global[\w.:]*\.v([248])\.", ptx)), default=1)
+    if contract.sizes[name].multiple % at_once == 0:
+        return ""
+    return f"; give {name} a multiple of {at_once} in [sizes], the elements that the threads of a row load at once"
 
 
 def recheck(attempt: Attempt, ptx: str) -> None:

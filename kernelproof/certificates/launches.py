@@ -7,6 +7,7 @@ grid exactly one such pair, and every pair to one CTA.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.ground.errors import WrongInput, brief, printable
 
+OLDEST = 80  # architecture, as in sm_80
 MOST_ADDRESS = 1 << 60
 MOST_CTAS = ((1 << 31) - 1, 65535, 65535)  # of a grid along x, y and z
 _AXES = ("x", "y", "z")
@@ -46,6 +48,7 @@ class Tiles(NamedTuple):
 def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
     """The claims that together cover every launch of a contract. Raises WrongInput for a contract by which no kernel
     can be proven."""
+    _check_target(program.target)
     program.check_launch(contract.launch.threads, contract.launch.shared)
     extents = contract.extents()
     k = contract.sizes[extents[contract.meaning.summed]]
@@ -54,6 +57,17 @@ def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
         ring = Ring(0, 0, ring.most, only=ring.most)
     for tiles in orders(contract):
         yield Claim(tiles.title, _contract(contract, tiles, program), ring)
+
+
+def _check_target(target: str) -> None:
+    """Raise WrongInput for PTX of architectures before sm_80: the emulator, whose instructions the proof takes, has
+    none of their devices."""
+    number = re.match(r"sm_(\d+)", target)
+    if number is None or int(number[1]) < OLDEST:
+        raise WrongInput(
+            f".target {printable(brief(target))}: proofs are for sm_{OLDEST} and later; compile for one of these, for "
+            f"example by nvcc -ptx -arch=sm_{OLDEST}"
+        )
 
 
 def problems(contract: KernelContract) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ class MainLoop:
             yield self._case_of(ring.only)
             return
         if self.head is None:
-            raise NotCertified("no loop multiplies, and the number of k-tiles is not known")
+            raise _without_loop(self.program, self.contract)
         for tiles in range(ring.least, 0 if ring.only else min(self.ahead, ring.most) + 1):
             yield self._case_of(tiles)
         if self.unrolled == 1 or ring.only:
@@ -263,3 +263,14 @@ class MainLoop:
     def _at(self, turns: Turns, turn: Polynomial, rest: Polynomial, machine: Machine) -> State:
         """The state at the loop's head in iteration ``turn``, for the problems of a family with that rest."""
         return substituted(turns.at(turn, machine.facts, self.kinds), REST, rest, machine.facts, self.kinds)
+
+
+def _without_loop(program: Program, contract: Contract) -> NotCertified:
+    """Why a kernel whose number of k-tiles is not fixed has no main loop."""
+    if not contract.is_product:
+        return NotCertified("no loop loads from global memory, and the number of k-tiles is not known")
+    of_wmma = (ins for ins in program.graph.instructions() if ins.base == "wmma")
+    if first := next(of_wmma, None):
+        where = f"PTX line {first.line}: {' '.join(first.text.split())}"
+        return NotCertified("products by wmma are not covered; those by mma.sync are", where)
+    return NotCertified("no loop multiplies by mma.sync, and products in other ways are not covered")

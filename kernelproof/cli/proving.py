@@ -21,7 +21,7 @@ CODES = {"certified": EXIT_DONE, "refuted": EXIT_FAILED, "not certified": EXIT_U
 
 @verb(app, "prove")
 def prove(
-    file: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX of a kernel of sm_80 to sm_89.")],
+    file: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX of a kernel for sm_80 or later.")],
     contract: Annotated[
         Path, typer.Option("--contract", metavar="FILE", help="TOML: the kernel's sizes, operands, launch, and result.")
     ],

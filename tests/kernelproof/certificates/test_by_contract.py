@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from kernelproof.certificates import NotCertified, by_contract
+from kernelproof.certificates import NotCertified, by_contract, certificate
 from kernelproof.certificates.execution import confirm
+from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.certificates.words import Undecided
 from kernelproof.cli import app
 from kernelproof.emulator import mutants
 from tests.draws import few_by
-from tests.kernelproof.certificates.subjects import Subject, product, row_sum
+from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, row_sum
+from tests.kernelproof.emulator.build import compiled_text
 
 # Faults planted in kernels that sum rows: a part of the text, and its replacement.
 FAULTS = {
@@ -132,6 +136,46 @@ def test_a_product_is_certified_and_its_certificate_holds() -> None:
 )
 def test_a_product_is_not_what_another_contract_says(before: str, after: str) -> None:
     assert why(product().changed(before, after))
+
+
+@pytest.mark.parametrize(("multiple", "advised"), [(1024, []), (512, ["1024"])])
+def test_where_rows_end_amid_a_load_the_multiple_is_advised(
+    multiple: int, advised: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """256 threads load 4 elements each at once."""
+
+    def undecided(*_arguments: object) -> None:
+        raise Undecided(Polynomial.of(0))
+
+    monkeypatch.setattr(certificate, "prove", undecided)
+    subject = row_sum().changed("multiple = 1024", f"multiple = {multiple}")
+    assert re.findall(r"n a multiple of (\d+)", why(subject)) == advised
+
+
+WMMA = """
+#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void gemm_f16(const half* a, const half* b, half* d, int m, int n, int k) {
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> fb;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, half> fd;
+  wmma::fill_fragment(fd, 0.0f);
+  for (int i = 0; i < k; i += 16) {
+    wmma::load_matrix_sync(fa, a + blockIdx.y * 16 * k + i, k);
+    wmma::load_matrix_sync(fb, b + blockIdx.x * 16 * k + i, k);
+    wmma::mma_sync(fd, fa, fb, fd);
+  }
+  wmma::store_matrix_sync(d + blockIdx.y * 16 * n + blockIdx.x * 16, fd, n, wmma::mem_row_major);
+}
+"""
+
+
+@pytest.mark.slow
+def test_a_product_by_wmma_is_not_certified_and_its_first_wmma_is_named() -> None:
+    subject = Subject(compiled_text(WMMA, "sm_80"), PRODUCT)
+    attempt = by_contract.prove(subject.ptx, subject.contract)
+    line = 1 + next(i for i, text in enumerate(subject.ptx.splitlines()) if "wmma." in text)
+    assert (attempt.outcome == "certified", f"[PTX line {line}: wmma.load." in attempt.why) == (False, True)
 
 
 @pytest.mark.slow

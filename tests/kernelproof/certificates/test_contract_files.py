@@ -73,6 +73,13 @@ def test_a_kernel_with_another_name_is_wrong_input_and_no_refutation(name: str) 
         by_contract.prove(subject.ptx, subject.contract)
 
 
+@pytest.mark.parametrize("target", ["sm_75", "sm_52", "texmode_independent"])
+def test_a_target_before_sm_80_is_wrong_input(target: str) -> None:
+    subject = row_sum()
+    with pytest.raises(WrongInput, match=rf"\.target {target}"):
+        by_contract.prove(subject.ptx.replace(".target sm_80", f".target {target}"), subject.contract)
+
+
 def test_cuda_source_in_place_of_ptx_is_wrong_input() -> None:
     source = stored(ROW_SUM_CODE, "row_sum.cu")
     code, text = command("prove", source, "--contract", row_sum().path)
