@@ -234,8 +234,8 @@ class Selection:
         records = catalog.library(self.gpu, source=source, **kind)
         own = {record.problem for record in catalog.load(gpus=[self.gpu])}
         if borrowed := sum(record.problem not in own for record in records):
-            of_all = f"{borrowed} of" if borrowed < len(records) else "all"
-            note(f"{of_all} {len(records)} records for {replace(self, **kind).target} stand in for absent ones")
+            part = f"{borrowed} of" if borrowed < len(records) else "all"
+            note(f"{part} {len(records)} records for {replace(self, **kind).target} stand in for absent ones")
         return records
 
     def records_to_pack(self, measurements: Sequence[Measurement]) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Defines the devices on which kernels are launched: CUDA devices of torch, and the protocol for tests' substitutes."""
+"""Defines the protocol of devices on which kernels are launched, and the class of torch's CUDA devices."""
 
 from __future__ import annotations
 
@@ -76,16 +76,20 @@ class Cuda:
         self.place = MemoryPlace(index, guard=not self.alone)
 
     def runtime(self, cuda: int) -> Path:
+        """See ``LaunchDevice``."""
         return runtime(cuda)
 
     def empty(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+        """See ``LaunchDevice``."""
         return like.new_empty(shape)
 
     def meter(self) -> Meter:
+        """See ``LaunchDevice``."""
         return CudaMeter(self._index)
 
     def capturing(self) -> bool:
-        # torch answers for the current device only. So this asks for that device, and then for this one as the current.
+        """See ``LaunchDevice``."""
+        # torch answers for the current device only, so this device is made the current one for a second question.
         captures = self._torch.cuda.is_current_stream_capturing
         if captures() or self.alone:
             return bool(captures())
@@ -94,6 +98,7 @@ class Cuda:
 
     @contextmanager
     def current(self) -> Iterator[None]:
+        """See ``LaunchDevice``."""
         with self._torch.cuda.device(self._index):
             yield
 

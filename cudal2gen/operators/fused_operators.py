@@ -247,6 +247,10 @@ def _linear_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tens
 def _gradients(
     ctx: Any, saved: tuple[Any, Any, torch.Tensor], grad: torch.Tensor | None, grad_z: torch.Tensor | None
 ) -> tuple[Any, ...]:
+    """The gradients of a fused layer's arguments (x, weight, bias, activation, gate).
+
+    ``saved``: x, weight and Z. ``grad`` and ``grad_z``: the gradients of D and of Z; None for one that is not used.
+    """
     x, weight, z = saved
     if grad is not None:
         z_gradient = epilogues.apply_backward(grad, z, ctx.activation, ctx.gate)
@@ -277,6 +281,9 @@ def _pair_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor
 def _pair_gradients(
     ctx: Any, x: torch.Tensor, weights: Pair, z: torch.Tensor, grad: torch.Tensor | None, grad_z: torch.Tensor | None
 ) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients of a gated layer's arguments (x, w1, w3, activation). ``grad`` and ``grad_z``: as in
+    ``_gradients``."""
+    # For each of D and Z that has a gradient, the two halves of Z's gradient that follow from it.
     sum_gradients = [] if grad is None else [epilogues.pair_backward(grad, z, ctx.activation)]
     sum_gradients += [] if grad_z is None else [epilogues.split_columns(grad_z)]
     if not sum_gradients:

@@ -35,7 +35,10 @@ class Meter(Protocol):
         """Enqueues a read that evicts everything else from the L2."""
         ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until the current stream has nothing to do."""
+        ...
+
     def idle(self) -> bool:
         """Whether the current stream has nothing to do."""
         ...
@@ -62,9 +65,11 @@ class CudaMeter:
 
     @property
     def environment(self) -> Environment:
+        """See ``Meter``."""
         return self._card.environment
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        """See ``Meter``."""
         start, stop = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = self._stream()
         self._hold(times * self._call_us)
@@ -79,6 +84,7 @@ class CudaMeter:
         return float(start.elapsed_time(stop)) * 1000
 
     def host_us(self, call: Callable[[], object], times: int) -> float:
+        """See ``Meter``."""
         self.synchronize()  # so that the host does not wait for room in the queue
         began = self.now()
         for _ in range(times):
@@ -86,6 +92,7 @@ class CudaMeter:
         return (self.now() - began) * 1e6
 
     def evict(self) -> None:
+        """See ``Meter``."""
         with self._torch.cuda.device(self._index), self._torch.cuda.stream(self._stream()):
             evict(self._torch.device("cuda", self._index))
 
@@ -95,10 +102,13 @@ class CudaMeter:
             self._torch.cuda._sleep(int(us * HOLD_MARGIN * CYCLES_US))
 
     def synchronize(self) -> None:
+        """See ``Meter``."""
         self._stream().synchronize()
 
     def idle(self) -> bool:
+        """See ``Meter``."""
         return bool(self._stream().query())
 
     def now(self) -> float:
+        """See ``Meter``."""
         return time.perf_counter()

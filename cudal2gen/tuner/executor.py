@@ -151,6 +151,7 @@ class Worker:
         return [trial_of(self, job.problem, job.records[0], job.effort, answer.outcome, reason=answer.reason)]
 
     def _ask(self, question: Any) -> Any:
+        """The answer of the running process, or of a new one. See ``_answer``."""
         return self._answer(self._connection(), question, self._seconds)
 
     def _answer(self, worker: workers.Worker, question: Any, seconds: float) -> Any:

@@ -126,6 +126,7 @@ class Variant(NamedTuple):
 
     @property
     def products(self) -> int:
+        """The number of products of the request's batch, or of its groups."""
         return self.request.batches.products
 
 
@@ -234,6 +235,7 @@ class Watch:
                 return
 
     def _steps(self, tuner: Autotuner, arguments: Arguments, hot: bool) -> Iterator[None]:
+        """Races all targets on a call's tensors, and yields after each step of a race."""
         for variant, target in self._targets(hot):
             if self._device.place is not None:  # connects the library, since the host's time is that of calls by C++
                 NATIVE.serves(self._device.place, self._pack.torch_library)

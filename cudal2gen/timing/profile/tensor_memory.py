@@ -178,6 +178,7 @@ class TensorMemoryKernel:
 
     @property
     def ring(self) -> figures.Ring:
+        """The ring of k-tiles in shared memory, with the copies and MMAs of each, and the use of tensor memory."""
         record = self.record
         return figures.Ring(
             stages=record.stages,

@@ -51,38 +51,47 @@ class TritonTile(Record):
 
     @property
     def k_step(self) -> int:
+        """k of one step of the main loop, in elements."""
         return self.bk
 
     @property
     def threads(self) -> int:
+        """Threads of a CTA."""
         return 32 * self.warps
 
     @property
     def ring_steps(self) -> int:
+        """Steps of the software pipeline."""
         return self.stages
 
     @property
     def smem_bytes(self) -> int:
+        """Shared memory of a CTA in bytes: ``stages - 1`` buffers, at least one, as kernels by mma.sync have."""
         return max(1, self.stages - 1) * self.step_bytes
 
     @property
     def accumulator_registers(self) -> int:
+        """Registers of a thread that hold sums."""
         return self.bm * self.bn // self.threads
 
     @property
     def estimated_registers(self) -> int:
+        """Registers of a thread, at most ``REGISTERS_THREAD``."""
         return min(REGISTERS_THREAD, self.accumulator_registers + triton.LIVE_REGISTERS)
 
     @property
     def tile(self) -> str:
+        """The configuration as a part of the kernel's name."""
         return f"{self.bm}x{self.bn}x{self.bk}_s{self.stages}_w{self.warps}"
 
     @property
     def name(self) -> str:
+        """The kernel's name."""
         return f"triton_{self.layout}_{self.tile}"
 
     @property
     def work(self) -> CtaWork:
+        """The work of a CTA, as the timing model reads it."""
         return self.modelled.work
 
 
