@@ -1,4 +1,4 @@
-"""``kernelproof check``: compile a CUDA program, run it on an emulated GPU and collect the errors that are found.
+"""Implements ``kernelproof check``: compiles a CUDA program, runs it on an emulated GPU and collects its errors.
 
 - ``compilation`` compiles the sources into a library of host code and PTX, and caches it.
 - ``plan`` describes what to run: the program's main, one function, or single launches.

@@ -31,7 +31,7 @@ from kernelproof.ground.toolchain import Toolchain, accept, environment, nvcc_co
 Foreign = Sequence[Path] | None
 
 # Options that this module sets itself, each with the number of words that follow it.
-_OWN = {
+_REPLACED_OPTIONS = {
     "-arch": 1, "--gpu-architecture": 1, "-gencode": 1, "--generate-code": 1, "-code": 1, "--gpu-code": 1, "-o": 1,
     "-cudart": 1, "--cudart": 1, "-c": 0, "-shared": 0, "-ptx": 0, "-cubin": 0, "-lcuda": 0, "-lcudart": 0,
     "-lcudadevrt": 0, "-lcudart_static": 0, "-lineinfo": 0, "--generate-line-info": 0, "-dlto": 0,
@@ -97,10 +97,10 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
         if word in _RELOCATABLE:
             arguments.append(_RDC)
             continue
-        if name not in _OWN:
+        if name not in _REPLACED_OPTIONS:
             arguments.append(word)
             continue
-        if not value and _OWN[name]:
+        if not value and _REPLACED_OPTIONS[name]:
             value, at = " ".join(words[at : at + 1]), at + 1
         if (number := re.search(r"(?:sm|compute)_(\d+[af]?)", value)) is not None:
             sm = max(sm or "", f"sm_{number[1]}", key=lambda text: (int(re.sub(r"\D", "", text) or 0), text))

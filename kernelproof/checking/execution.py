@@ -1,4 +1,4 @@
-"""The child process of a check: it loads the program, runs it on the emulated device, and reports while it runs.
+"""Runs in the child process of a check: loads the program, runs it on the emulated device, and reports meanwhile.
 
 The program may call ``exit`` at any time, so nothing is kept for the end. Each finding is printed immediately, between
 the program's own output, and sent as a message to the parent process.

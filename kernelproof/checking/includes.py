@@ -16,8 +16,8 @@ _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|i
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
 # Expressions that ask whether a file exists, directly or through a macro. Asking whether ``__has_include`` itself is
 # defined is allowed.
-_TEST = rf"(?:\bdefined{_COMMENT}(?:\({_COMMENT})?|(?:#|%:|\?\?=){_COMMENT}ifn?def\b{_COMMENT})"
-_QUESTION = re.compile(rf"({_TEST})?\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}(?=(.*))")
+_DEFINED_TEST = rf"(?:\bdefined{_COMMENT}(?:\({_COMMENT})?|(?:#|%:|\?\?=){_COMMENT}ifn?def\b{_COMMENT})"
+_EXISTENCE_QUERY = re.compile(rf"({_DEFINED_TEST})?\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}(?=(.*))")
 _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
 _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 
@@ -34,6 +34,6 @@ def revealing_lines(source: str) -> list[str]:
     """
     joined = joined_lines(source)
     included = [match[0].strip() for match in _INCLUDE.finditer(joined) if not _ALLOWED.match(match[1])]
-    names = [match for match in _QUESTION.finditer(joined) if not match[1]]
+    names = [match for match in _EXISTENCE_QUERY.finditer(joined) if not match[1]]
     questions = [match for match in names if not (match[2].startswith("(") and _ALLOWED.match(match[2], 1))]
     return included + [f"{match[0]}{match[2]}".strip() for match in questions]

@@ -9,7 +9,7 @@ from kernelproof.checking import compilation, devices
 from kernelproof.ground import toolchain
 from kernelproof.ground.errors import WrongInput
 
-COMPILED = (".ptx", ".cubin")
+COMPILED = (".ptx", ".cubin")  # suffixes of files that need no compiler
 
 
 def load(source: str | Path, nvcc_args: str = "") -> emulator.Program:

@@ -42,7 +42,7 @@ class Repetitions:
         # Keys contain the id of a module. A module that were freed could leave its id to another one.
         self._modules: dict[int, Module] = {}
         # Launches that left memory unchanged, each with the version of memory on which it ran.
-        self._fixed: dict[_Key, tuple[int, int]] = {}
+        self._unchanging: dict[_Key, tuple[int, int]] = {}
         # The last effect of each launch that changed memory, the latest last.
         self._effects: dict[_Key, _Effect] = {}
         # The accesses of each launch that matter for its order with other streams and the host, the latest launch last.
@@ -53,8 +53,8 @@ class Repetitions:
         """Apply a launch's effect without executing it. Returns False, and does nothing, if the effect is not known."""
         key = _key(launch)
         launch.remembered = self._touched.get(key, [])
-        fixed = self._fixed.get(key)
-        if fixed is not None and fixed == self._version():
+        unchanged_version = self._unchanging.get(key)
+        if unchanged_version is not None and unchanged_version == self._version():
             return True
         effect = self._effects.get(key)
         if effect is None or not effect.before.covers(self.memory) or not effect.before.matches():
@@ -73,7 +73,7 @@ class Repetitions:
         self._keep_accesses(key, launch.touched())
         changed = before.changed() if before is not None else None
         if changed == []:
-            self._fixed[key] = self._version()
+            self._unchanging[key] = self._version()
             return
         self._changes += 1
         self._effects.pop(key, None)
@@ -99,12 +99,12 @@ class Repetitions:
             if total <= ACCESSES_LIMIT or old == key:
                 break
             total -= _mask_bytes(self._touched.pop(old))
-            self._fixed.pop(old, None)
+            self._unchanging.pop(old, None)
             self._effects.pop(old, None)
 
     def forget(self, launch: KernelLaunch) -> None:
         """Drop a launch's effect. It is called for launches that print, because memory is not all that they change."""
-        self._fixed.pop(_key(launch), None)
+        self._unchanging.pop(_key(launch), None)
         self._effects.pop(_key(launch), None)
 
     def _version(self) -> tuple[int, int]:

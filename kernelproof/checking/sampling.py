@@ -28,7 +28,7 @@ OMISSIONS = frozenset((
 def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]]:
     """Return a function that chooses the CTAs of a grid to run: its corners and ``count`` random ones, by index."""
 
-    def chosen(grid: tuple[int, int, int]) -> list[int]:
+    def chosen_ctas(grid: tuple[int, int, int]) -> list[int]:
         gx, gy, gz = grid
         total = gx * gy * gz
         if total <= count:
@@ -37,7 +37,7 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
         sample = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
         return sorted({*corners, *map(int, sample)})
 
-    return chosen
+    return chosen_ctas
 
 
 class MemoryDependences:
