@@ -369,7 +369,7 @@ class MBarriers:
         for them. Without ``noinc`` the phase expects this arrival in addition to its count."""
         for bar, lanes in self._named_barriers(address, m, site):
             for copy in self.copies.take(lanes):
-                bar.flights.append(self._landing_of(copy.to.at, copy.data, copy.to.width, bar))
+                bar.flights.append(self._landing_of(copy.destination.at, copy.data, copy.destination.width, bar))
                 bar.copy_site = site
             if not noinc:
                 bar.pending += len(lanes)

@@ -41,7 +41,7 @@ class AmpereBatch(BatchState):
         self.meetings = Meetings(self, self.scheduler)
         self.memory = DeviceMemory(self, clocks, device, shared)
         self.copies = AsyncCopies(self, self.memory, shared)
-        self.scheduler.on_exit.append(self.copies.exited)
+        self.scheduler.on_exit.append(self.copies.drop_exited)
         self.local = LocalMemory(self, launch.kernel.local_bytes)
         self.parameters = ParameterBlock(self, device.parameters)
         self.generic = GenericMemory(self, self.memory, shared, self.local, self.parameters)

@@ -169,15 +169,15 @@ class Scheduler:
 
     def branch(self, condition: Array, yes: int, no: int, m: Mask) -> Step:
         """A divergent branch: lanes with ``condition`` go to ``yes``, others to ``no``."""
-        t = condition if m is None else condition & m
-        f = ~condition if m is None else m & ~condition
-        if not t.any():
+        taken = condition if m is None else condition & m
+        others = ~condition if m is None else m & ~condition
+        if not taken.any():
             return self.go(no, m)
-        if not f.any():
+        if not others.any():
             return self.go(yes, m)
         # Both sides can run. ``pick`` takes the block that comes first.
-        self.park(yes, t)
-        self.park(no, f)
+        self.park(yes, taken)
+        self.park(no, others)
         return self.pick()
 
     def switch(self, index: Array, targets: tuple[int, ...], m: Mask) -> Step:
@@ -266,9 +266,9 @@ class Scheduler:
 
     def spin_branch(self, condition: Array, yes: int, no: int, head: int, m: Mask) -> Step:
         """A conditional branch with one target at the head of a polling loop."""
-        t = condition if m is None else condition & m
-        f = ~condition if m is None else m & ~condition
-        for target, group in ((yes, t), (no, f)):
+        taken = condition if m is None else condition & m
+        others = ~condition if m is None else m & ~condition
+        for target, group in ((yes, taken), (no, others)):
             if group.any():
                 _add(self.deferred if target == head else self.runnable, target, group)
                 if target == head:

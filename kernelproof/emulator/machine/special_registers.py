@@ -42,7 +42,7 @@ class SpecialRegisters:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self._values: dict[str, Array] = {}
-        # The value of the clock per lane; and below, whether a lane has read it.
+        # The value of the clock per lane. ``reads_clock``: whether a lane has read it.
         self.time: Array = np.zeros(batch.size, np.uint64)
         self.environment = Environment.of(batch.launch.options.environment, batch.launch.device.sm_count)
         self.time += np.uint64(self.environment.clock)

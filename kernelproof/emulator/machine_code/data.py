@@ -14,8 +14,8 @@ from typing import NamedTuple
 from kernelproof.emulator.frontend.ptx import Variable
 from kernelproof.sass.image import BANK_4, CONSTANTS, GLOBALS, ZEROED, Image
 
-LITERALS, MEMORY, ADDRESSES = 2, 3, 4  # numbers of banks
-_MEMORY, _TABLE = "$constant_bank_3", "$constant_bank_4"
+LITERALS, MODULE_CONSTANTS, ADDRESSES = 2, 3, 4  # numbers of banks
+_BANK_3_VARIABLE, _BANK_4_VARIABLE = "$constant_bank_3", "$constant_bank_4"
 
 
 class Word(NamedTuple):
@@ -46,8 +46,8 @@ class Data:
         if bank == LITERALS:
             data = self.image.literals.get(self.kernel, b"")
             return int.from_bytes(data[offset : offset + 4], "little") if 0 <= offset <= len(data) - 4 else None
-        if bank == MEMORY:
-            return Word(_MEMORY, offset) if 0 <= offset <= len(self.image.constants) - 4 else None
+        if bank == MODULE_CONSTANTS:
+            return Word(_BANK_3_VARIABLE, offset) if 0 <= offset <= len(self.image.constants) - 4 else None
         if bank == ADDRESSES:
             address = self.image.addresses.get(BANK_4, {}).get(offset & ~7)
             return Half(address.symbol, address.addend, bool(offset & 4)) if address else None
@@ -58,8 +58,8 @@ class Data:
         if bank == LITERALS and self.image.literals.get(self.kernel):
             return f"$constant_bank_2${self.kernel}"
         if bank == ADDRESSES and self.image.contents.get(BANK_4):
-            return _TABLE
-        return _MEMORY if bank == MEMORY and self.image.constants else None
+            return _BANK_4_VARIABLE
+        return _BANK_3_VARIABLE if bank == MODULE_CONSTANTS and self.image.constants else None
 
     @property
     def literals(self) -> list[Variable]:
@@ -81,11 +81,11 @@ def variables(image: Image) -> Iterator[Variable]:
     """The variables of a module, which the host can look up by name."""
     if image.constants:
         pointers = _pointers(image, CONSTANTS, 0, len(image.constants))
-        yield Variable(_MEMORY, "const", len(image.constants), 256, image.constants, pointers)
+        yield Variable(_BANK_3_VARIABLE, "const", len(image.constants), 256, image.constants, pointers)
         for item in image.variables(CONSTANTS):
-            yield Variable(item.name, "const", item.size, 16, within=(_MEMORY, item.offset))
+            yield Variable(item.name, "const", item.size, 16, within=(_BANK_3_VARIABLE, item.offset))
     if table := image.contents.get(BANK_4):
-        yield Variable(_TABLE, "const", len(table), 256, table, _pointers(image, BANK_4, 0, len(table)))
+        yield Variable(_BANK_4_VARIABLE, "const", len(table), 256, table, _pointers(image, BANK_4, 0, len(table)))
     content = image.contents.get(GLOBALS, b"")
     for item in image.variables(GLOBALS):
         initial = content[item.offset : item.offset + item.size]

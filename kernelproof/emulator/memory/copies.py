@@ -22,19 +22,19 @@ class Copy:
     """A cp.async that was issued: where it lands, its data, and its group. The group is a number per lane, or one
     number while all lanes agree; None before it is committed."""
 
-    to: LateCopy
+    destination: LateCopy
     data: Array
     group: int | Array | None = None
 
     @property
     def lanes(self) -> Array | None:
         """The lanes that issued it (None: all)."""
-        return self.to.lanes
+        return self.destination.lanes
 
     def part(self, chosen: Array, everyone: Array) -> Copy:
         """The copy restricted to some of its lanes (bool per lane of the copy)."""
         group = self.group if self.group is None or isinstance(self.group, int) else self.group[chosen]
-        to = self.to
+        to = self.destination
         lanes = (everyone if to.lanes is None else to.lanes)[chosen]
         return Copy(LateCopy(to.low, to.high, lanes, to.at[chosen], to.width), self.data[chosen], group)
 
@@ -191,11 +191,11 @@ class AsyncCopies:
             copies[:] = left
         return out
 
-    def exited(self, exited: Array) -> None:
-        """Lanes have exited. Their copies that have not landed never do, since no one waits for them any more."""
+    def drop_exited(self, exited: Array) -> None:
+        """Drop the copies of lanes that have exited (bool per lane). They never land, since nobody waits for them."""
         if self.open or self.flying:
             self.take(np.flatnonzero(exited))
 
     def _land(self, copy: Copy) -> None:
         """Write a copy's data to its destination."""
-        self.shared.land_own(copy.to, copy.data)
+        self.shared.land_own(copy.destination, copy.data)

@@ -145,7 +145,7 @@ class DeviceMemory:
         return Form.ROWS if are_rows else Form.SCATTERED
 
     def _check_target(self, buffer: Buffer, lanes: Array | None, offset: Array, width: int, site: int) -> None:
-        """Report an access to another buffer than those from which its address is computed."""
+        """Report an access that lands in another buffer than those from which its address is computed."""
         targets = self.targets.get(site)
         if targets is None or buffer in targets:
             return

@@ -216,7 +216,7 @@ class DeviceHazards:
         # The granules of an element mostly have one tag, since elements are mostly accessed as a whole.
         if (rows[:, 1:] != rows[:, :1]).any():
             lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per_lane), rows.reshape(-1)
-        return self.races.among(lanes, tags, 0, reads, TagOrigin(None, covered)) is None
+        return self.races.racing_lanes(lanes, tags, 0, reads, TagOrigin(None, covered)) is None
 
     def _tiled(self, lanes: Array | None, times: int) -> Array:
         """Lanes (None: all), repeated so many times. The last result is kept, since consecutive accesses mostly have
@@ -241,7 +241,7 @@ class DeviceHazards:
         value than memory holds; two stores of the same value do not race. ``reported``: lanes for which a race has been
         reported (None: none). Returns these and the ones reported now."""
         reads = hazard == "write after read"
-        bad = self.races.among(access.lanes, tags, access.strong, reads, origin, reported)
+        bad = self.races.racing_lanes(access.lanes, tags, access.strong, reads, origin, reported)
         if bad is None:
             return reported
         if differs is not None:

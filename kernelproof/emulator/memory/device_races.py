@@ -29,7 +29,7 @@ class DeviceRaces:
         # other warp happen before the warp's present. Clocks only grow, so these remain lower bounds.
         self._horizons: dict[tuple[bytes, bytes, bool], Array] = {}
 
-    def among(
+    def racing_lanes(
         self,
         lanes: Array | None,
         tags: Array,
@@ -38,8 +38,8 @@ class DeviceRaces:
         origin: TagOrigin,
         reported: Array | None = None,
     ) -> Array | None:
-        """A mask of the lanes (None: all) whose access races with the tagged one, of which each lane has one in
-        ``tags``; None if there are none. ``strong``: the strength of the lanes' access. ``reads``: the tags are of
+        """A mask of the lanes (None: all) whose access races with the one that left their tag; None if none races.
+        ``tags``: one per lane. ``strong``: the strength of the lanes' access. ``reads``: the tags are of
         reads. ``origin``: that of the tags. ``reported``: lanes that are left out."""
         # The tests are in order of cost, and each leaves fewer lanes. Most granules were accessed by the lane itself
         # only, or not at all, which is tag 0. Accesses of others are mostly ordered, which clocks of warps show.

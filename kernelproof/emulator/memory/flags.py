@@ -108,7 +108,7 @@ def ordered_groups(lanes: Array, offset: Array, each: bool) -> Iterable[list[int
     return groups.values()
 
 
-class Fences(NamedTuple, Generic[Clock]):
+class SequentialFence(NamedTuple, Generic[Clock]):
     """The fence.sc number ``number`` of a launch, with the clock of what comes before it."""
 
     number: int
@@ -120,10 +120,11 @@ class Write(Generic[Clock]):
 
     ``value``: the new value; None if values are not recorded. ``moment``: None for a weak write, and for the initial
     value. ``own``: the clocks that it publishes itself. ``before``: the write whose release sequence it continues; also
-    None if ``own`` includes the clocks of that one. ``fences``: its writer's last fence.sc. ``seen``: see ``Flags``.
+    None if ``own`` includes the clocks of that one. ``last_fence``: the writer's last fence.sc.
+    ``seen``: see ``Flags``.
     """
 
-    __slots__ = ("before", "fences", "moment", "number", "own", "seen", "value")
+    __slots__ = ("before", "last_fence", "moment", "number", "own", "seen", "value")
 
     def __init__(
         self,
@@ -132,11 +133,11 @@ class Write(Generic[Clock]):
         moment: Moment | None = None,
         own: dict[Group, Clock] | None = None,
         before: Write[Clock] | None = None,
-        fences: Fences[Clock] | None = None,
+        last_fence: SequentialFence[Clock] | None = None,
     ) -> None:
         self.number, self.value, self.moment = number, value, moment
         self.own: dict[Group, Clock] = own or {}
-        self.before, self.fences = before, fences
+        self.before, self.last_fence = before, last_fence
         self.seen: Seen = {}
 
     def continues(self, other: Write[Clock]) -> bool:
@@ -309,11 +310,11 @@ class Flags(Generic[Clock]):
         release: bool,
         keep: bool = False,
         values: tuple[np.generic, np.generic] | None = None,
-        fences: Fences[Clock] | None = None,
+        last_fence: SequentialFence[Clock] | None = None,
     ) -> None:
         """Note a strong write. ``clocks``: those that it publishes, by scope. ``release``: it does so itself, and not
         by an earlier fence. ``keep``: it is a read-modify-write, which continues the release sequence. ``values``: the
-        values before and after, if they are recorded. ``fences``: see ``Write``."""
+        values before and after, if they are recorded. ``last_fence``: see ``Write``."""
         # A key is the writer's own CTA, cluster or device, so readers elsewhere do not find the clock.
         own = {side.groups[reach]: clock for reach, clock in clocks.items() if reach <= scope}
         history = self.places.get(place)
@@ -334,7 +335,7 @@ class Flags(Generic[Clock]):
         if before is not None and not own:
             # It publishes exactly what the previous write does.
             own, before = before.own, before.before
-        write = Write(history.last.number + 1, new, moment, own, before, fences)
+        write = Write(history.last.number + 1, new, moment, own, before, last_fence)
         if new is None or write.number % MAX_SEQUENCE == 0:
             write.published(self._merge)
         if self.traced:

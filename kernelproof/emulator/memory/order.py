@@ -14,10 +14,10 @@ import numpy as np
 
 from kernelproof.emulator.memory.chains import BARRIER, Chains, Clock, Known, merged
 from kernelproof.emulator.memory.flags import (
-    Fences,
     Flags,
     Moment,
     Seen,
+    SequentialFence,
     Side,
     Write,
     distinct,
@@ -34,7 +34,7 @@ def merged_by_scope(a: dict[Scope, Clock], b: dict[Scope, Clock]) -> dict[Scope,
     return merged_by_key(a, b, merged)
 
 
-def latest(a: Fences[Clock] | None, b: Fences[Clock] | None) -> Fences[Clock] | None:
+def latest(a: SequentialFence[Clock] | None, b: SequentialFence[Clock] | None) -> SequentialFence[Clock] | None:
     """The later of two fence.sc, either of which may be missing."""
     return b if a is None else a if b is None or b.number <= a.number else b
 
@@ -46,7 +46,7 @@ class WarpView:
     - ``acquired``: the clock of what happens before its next access.
     - ``pending``: scope -> a clock that it has read from flags; it happens before what follows the next fence.
     - ``published``: scope -> the clock that its next relaxed write of a flag publishes.
-    - ``fences``: the last fence.sc that it comes after.
+    - ``last_fence``: the last fence.sc that it comes after.
     - ``found``: (place, whether the read acquires) -> a write that it has read, whose clocks are not yet merged.
     - ``version``: changes whenever any of these does.
     """
@@ -54,7 +54,7 @@ class WarpView:
     acquired: Clock = field(default_factory=dict)
     pending: dict[Scope, Clock] = field(default_factory=dict)
     published: dict[Scope, Clock] = field(default_factory=dict)
-    fences: Fences[Clock] | None = None
+    last_fence: SequentialFence[Clock] | None = None
     found: dict[tuple[int, bool], tuple[Write[Clock], Side, Scope]] = field(default_factory=dict)
     version: int = 0
 
@@ -64,18 +64,18 @@ class WarpView:
             self.acquired is other.acquired
             and self.pending is other.pending
             and self.published is other.published
-            and self.fences is other.fences
+            and self.last_fence is other.last_fence
         )
 
     def joined(self, other: WarpView) -> WarpView:
         """The union of what two warps know."""
-        if not self.acquired and not self.pending and not self.published and self.fences is None:
-            return WarpView(other.acquired, other.pending, other.published, other.fences)
+        if not self.acquired and not self.pending and not self.published and self.last_fence is None:
+            return WarpView(other.acquired, other.pending, other.published, other.last_fence)
         return WarpView(
             merged(self.acquired, other.acquired),
             merged_by_scope(self.pending, other.pending),
             merged_by_scope(self.published, other.published),
-            latest(self.fences, other.fences),
+            latest(self.last_fence, other.last_fence),
         )
 
 
@@ -104,7 +104,7 @@ class GlobalOrder:
         self.fenced: dict[int, Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
         # The last fence.sc, with the clock of what comes before it.
-        self._fences: Fences[Clock] = Fences(0, {})
+        self._last_fence: SequentialFence[Clock] = SequentialFence(0, {})
         self._versions = 0
 
     def view(self, cta: int, warp: int) -> WarpView:
@@ -181,7 +181,9 @@ class GlobalOrder:
             fenced = self.fenced[cta] = np.zeros((len(SCOPES), self.threads), np.int64)
         fenced[:scope, 32 * warp : 32 * warp + 32][:, lanes] = tick
         if sequential:
-            self._fences = view.fences = Fences(self._fences.number + 1, merged(self._fences.clock, present))
+            self._last_fence = view.last_fence = SequentialFence(
+                self._last_fence.number + 1, merged(self._last_fence.clock, present)
+            )
 
     def known_to(self, cta: int, warps: Iterable[int], threads: Array) -> WarpView:
         """The union of what these warps of a CTA know, and of what these ``threads`` of them have fenced."""
@@ -231,7 +233,7 @@ class GlobalOrder:
             known = known.joined(released)
         if known.acquired or known.pending or known.published:
             for warp in waiting:
-                view = WarpView(known.acquired, known.pending, known.published, known.fences)
+                view = WarpView(known.acquired, known.pending, known.published, known.last_fence)
                 self.views[(cta, warp)] = self._changed(view)
         if len(waiting) == self.warps:
             self._synchronised.add(cta)
@@ -254,7 +256,7 @@ class GlobalOrder:
             clocks = view.published if clock is None else up_to(scope, clock)
             self.flags.write(
                 place, side, scope, moment, clocks,
-                release=clock is not None, keep=keep, values=values, fences=view.fences,
+                release=clock is not None, keep=keep, values=values, last_fence=view.last_fence,
             )  # fmt: skip
 
     def read_flag(
@@ -267,11 +269,11 @@ class GlobalOrder:
             if history is None:
                 return
             write = history.last
-        if not write.own and write.before is None and write.fences is None:
+        if not write.own and write.before is None and write.last_fence is None:
             return
         self._synchronised.discard(side.cta)
         view = self._changed(self._view(side.cta, warp))
-        view.fences = latest(view.fences, write.fences)
+        view.last_fence = latest(view.last_fence, write.last_fence)
         old = view.found.get((place, acquire))
         if old is not None and (old[1:] != (side, scope) or not write.continues(old[0])):
             self._learn(view, self.flags.clocks(*old), acquire)
@@ -285,7 +287,7 @@ class GlobalOrder:
             return []
         if view.found:
             view = self.view(cta, warp)
-        clocks = [view.acquired, *([] if view.fences is None else [view.fences.clock])]
+        clocks = [view.acquired, *([] if view.last_fence is None else [view.last_fence.clock])]
         if cumulative:
             clocks += distinct(view.pending.values())
         return [clock for clock in clocks if clock]

@@ -130,11 +130,11 @@ class StrongLoads:
         iterations = None if head is None else self.batch.iterations.get(head)
         iteration = 0 if iterations is None else int(iterations[lane])
         oldest = history.oldest(reader, knows, knowledge)
-        number = self._number(history, reader, oldest, head, iteration, lane)
+        number = self._number_to_read(history, reader, oldest, head, iteration, lane)
         if head is None and oldest < number:
             if not self.launch.oldest:
                 self.launch.newest_only.add(site)
-            number = self._overlooked(flags, history, reader, oldest, number, site, lane)
+            number = self._number_if_overlooking(flags, history, reader, oldest, number, site, lane)
         write = history.at(number)
         last = history.last
         if write is not last and accepts is not None and write.value is not None and not accepts(write.value):
@@ -152,7 +152,7 @@ class StrongLoads:
         history.given[reader, head] = Given(iteration, write.number)
         return write, Mark(self.launch.tick, write.number)
 
-    def _number(
+    def _number_to_read(
         self, history: History[Any], reader: Reader, oldest: int, head: int | None, iteration: int, lane: int
     ) -> int:
         """The number of the write that a load reads, from the ``oldest`` on. ``head``: that of the polling loop with
@@ -168,7 +168,7 @@ class StrongLoads:
             return max(oldest, history.following(given.number))
         return oldest
 
-    def _overlooked(
+    def _number_if_overlooking(
         self, flags: Flags[Any], history: History[Any], reader: Reader, oldest: int, number: int, site: int, lane: int
     ) -> int:
         """The number of the write that a load reads: ``number``, or ``oldest`` if this execution tries what happens

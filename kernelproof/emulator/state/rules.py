@@ -30,6 +30,7 @@ class Rule(NamedTuple):
     hint: str
 
 
+# Rule -> its meaning, and a hint that says what to do.
 _ERRORS = {
     "global-out-of-bounds": (
         "an access that lies outside of every buffer, or outside of the kernel's parameters",

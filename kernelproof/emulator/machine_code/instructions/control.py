@@ -122,7 +122,7 @@ def end_collective(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     low.members = None
 
 
-_REDUCED, _ANY = "%reduced", "%reduced_predicate"  # registers with the result of the last BAR.RED
+_REDUCED, _REDUCED_PREDICATE = "%reduced", "%reduced_predicate"  # registers with the result of the last BAR.RED
 
 
 @mnemonic("BAR", "SYNC ARV RED POPC AND OR DEFER_BLOCKING")
@@ -133,13 +133,13 @@ def barrier(low: Lowering, ins: Instruction) -> None:
         held = low.predicate(text)
         if held in ("0", "1"):
             held = low.computed("setp.eq.u32", held, "1", kind="pred")
-        low.kinds |= {_REDUCED: "b32", _ANY: "pred"}
+        low.kinds |= {_REDUCED: "b32", _REDUCED_PREDICATE: "pred"}
         words = [low.word(number) for number in numbers]
         if "POPC" in ins.modifiers:
             low.emit("barrier.red.popc.u32", _REDUCED, *words, held)
         else:
             mode = "and" if "AND" in ins.modifiers else "or"
-            low.emit(f"barrier.red.{mode}.pred", _ANY, *words, held)
+            low.emit(f"barrier.red.{mode}.pred", _REDUCED_PREDICATE, *words, held)
         return
     op = "barrier.sync" if "SYNC" in ins.modifiers else "barrier.arrive"
     low.before_sync()
@@ -150,11 +150,11 @@ def barrier(low: Lowering, ins: Instruction) -> None:
 @mnemonic("B2R", "RESULT")
 def read_reduction(low: Lowering, ins: Instruction) -> None:
     """The result of the last BAR.RED: a number, or a predicate."""
-    low.kinds |= {_REDUCED: "b32", _ANY: "pred"}
+    low.kinds |= {_REDUCED: "b32", _REDUCED_PREDICATE: "pred"}
     if len(ins.operands) == 1:
         low.set(ins.operands[0], _REDUCED)
     else:
-        low.set_predicate(ins.operands[1], _ANY)
+        low.set_predicate(ins.operands[1], _REDUCED_PREDICATE)
 
 
 @mnemonic("NANOSLEEP", "SYNCS")

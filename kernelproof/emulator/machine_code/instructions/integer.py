@@ -187,7 +187,7 @@ def shift_add(low: Lowering, ins: Instruction) -> None:
             part = low.computed("shr.s32", low.word(a), str(shift)) if shift else low.word(a)
         else:
             a, b, c, s = sources
-            part = _upper_left(low, low.word(a), low.word(c), int(s, 0))
+            part = _upper_word_shifted_left(low, low.word(a), low.word(c), int(s, 0))
     else:
         a, b, s = sources
         part = low.computed("shl.b32", low.word(a), s) if int(s, 0) and not is_zero(a) else low.word(a)
@@ -204,7 +204,7 @@ def shift_add(low: Lowering, ins: Instruction) -> None:
     low.set_predicate(carries[0], _at_least(low, total, 1 << 32))
 
 
-def _upper_left(low: Lowering, a: str, c: str, shift: int) -> str:
+def _upper_word_shifted_left(low: Lowering, a: str, c: str, shift: int) -> str:
     """The upper word of c:a << shift."""
     if shift == 0:
         return c
@@ -302,7 +302,7 @@ def minimum(low: Lowering, ins: Instruction) -> None:
         low.set_pair(result, _extreme(low, kind, low.pair(a), low.pair(b), low.predicate(order)))
         return
     value = _extreme(low, kind, low.word(a), low.word(b), low.predicate(order))
-    low.set(result, _positive(low, ins, value))
+    low.set(result, _at_least_zero(low, ins, value))
 
 
 @mnemonic("VIMNMX3 UVIMNMX3", "U32 RELU")
@@ -313,7 +313,7 @@ def minimum3(low: Lowering, ins: Instruction) -> None:
     value, *others = map(low.word, sources)
     for other in others:
         value = _extreme(low, kind, value, other, low.predicate(order))
-    low.set(result, _positive(low, ins, value))
+    low.set(result, _at_least_zero(low, ins, value))
 
 
 @mnemonic("VIADDMNMX UVIADDMNMX", "U32 RELU")
@@ -322,7 +322,7 @@ def add_minimum(low: Lowering, ins: Instruction) -> None:
     result, a, b, c, order = ins.operands
     kind = "u32" if "U32" in ins.modifiers else "s32"
     total = _plus(low, low.word(a), low.word(b))
-    low.set(result, _positive(low, ins, _extreme(low, kind, total, low.word(c), low.predicate(order))))
+    low.set(result, _at_least_zero(low, ins, _extreme(low, kind, total, low.word(c), low.predicate(order))))
 
 
 def _extreme(low: Lowering, kind: str, a: str, b: str, order: str) -> str:
@@ -336,7 +336,7 @@ def _extreme(low: Lowering, kind: str, a: str, b: str, order: str) -> str:
     return low.computed(f"selp.{size}", least, most, order, kind=size)
 
 
-def _positive(low: Lowering, ins: Instruction, value: str) -> str:
+def _at_least_zero(low: Lowering, ins: Instruction, value: str) -> str:
     """A value; with ``.RELU``, at least zero."""
     return low.computed("max.s32", value, "0") if "RELU" in ins.modifiers else value
 

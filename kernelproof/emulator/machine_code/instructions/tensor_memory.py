@@ -53,7 +53,7 @@ _RELEASED = "%released"
 
 
 @mnemonic("TMEM_RELEASED")
-def released(low: Lowering, ins: Instruction) -> None:
+def save_released(low: Lowering, ins: Instruction) -> None:
     """Saves the address that the next tcgen05.dealloc releases."""
     low.kinds[_RELEASED] = "b32"
     low.emit("mov.b32", _RELEASED, low.word(ins.operands[0]))
