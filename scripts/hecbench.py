@@ -11,9 +11,9 @@ line of a program counts.
 With ``--machine-code`` kernels are executed from cubins of sm_80, and without NAME the programs of
 ``scripts/machine_code_programs.txt`` are run: every n-th of those that had run from PTX when the list was made.
 
-``table`` compares the errors with the judgements in ``scripts/hecbench.json``. The exit code is 1 if an error has no
-judgement, or one that says it is false, or if a program without errors says that its results are wrong and that file
-does not explain it.
+``table`` compares the errors with the judgements in ``scripts/hecbench.json``. The exit code is 1 in three cases: an
+error has no judgement; its judgement says that it is false; or a program without errors says that its results are
+wrong, and the file does not explain why.
 """
 
 from __future__ import annotations

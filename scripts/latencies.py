@@ -5,9 +5,9 @@
     python scripts/latencies.py --sm sm_90a        one architecture; prints the table
 
 No scoreboard guards the result of an instruction of fixed latency: ptxas delays its reader by stall counts. In each
-kernel here the next instruction needs the result of a producer, so nothing can stand between them, and the sum of stall
-counts from one to the other is the latency in cycles. The least distance over all kernels counts, because other waits
-may be longer. No GPU is used.
+kernel here the instruction after a producer needs its result, so ptxas cannot move another one between them. The sum of
+the stall counts from the producer to the reader is then the latency in cycles. The least distance over all kernels
+counts, because other waits may be longer. No GPU is used.
 """
 
 from __future__ import annotations

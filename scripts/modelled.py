@@ -70,7 +70,8 @@ def variants(problem: Problem) -> Iterator[Record]:
     for fields in space.proposals(problem):
         if not GPUS[problem.gpu].capability.has_wgmma and fields.get("prefetch", PREFETCHES[0]) != PREFETCHES[0]:
             continue  # the model does not see the order of loads, so only the first kind is proposed
-        # Candidates that differ in stages alone come deepest first, but where more CTAs of fewer stages are resident.
+        # Of candidates that differ only in stages, the first is kept, which has the most. All are kept for mma.sync on
+        # GPUs without wgmma, where fewer stages may let more CTAs be resident.
         dropped = () if "mma_repeat" in fields and not GPUS[problem.gpu].capability.has_wgmma else ("stages",)
         tile = json.dumps({name: value for name, value in fields.items() if name not in dropped})
         if tile in tiles:

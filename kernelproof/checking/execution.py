@@ -154,7 +154,7 @@ def _high_copy(descriptor: int) -> int:
 
 
 def check_session(plan: CheckPlan, reporter: Reporter) -> Session:
-    """The emulated device of a check. It reports each finding at once."""
+    """The emulated device of a check. It reports each finding immediately."""
     memory = Memory(protected=plan.main is not None or plan.call is not None)
     options = Options(
         counters=plan.counters,

@@ -40,7 +40,7 @@ class Outcomes:
             return ""
         more = f" and {len(places) - MOST_LINES} more" if len(places) > MOST_LINES else ""
         return (
-            "comparisons of loaded values ended alike in all calls, so what follows from their other end was not "
+            "comparisons of loaded values had one result in all calls, so what follows from the other result was not "
             f"executed: {', '.join(places[:MOST_LINES])}{more}"
         )
 

@@ -323,7 +323,9 @@ def _remark_on_unstated(task: Criteria, shape: Shape, verdict: Verdict) -> None:
         faults = [item.message for item in examination.findings]
         faults += [report.message for report in grouped(examination.reports) if report.is_error]
     if faults:
-        verdict.remarks.append(f"not right on {dict(shape)}, which is drawn beside the stated shapes: {faults[0]}")
+        verdict.remarks.append(
+            f"not right on {dict(shape)}, which was drawn in addition to the stated shapes: {faults[0]}"
+        )
 
 
 def _record_error(error: Exception, shape: Shape, verdict: Verdict) -> None:

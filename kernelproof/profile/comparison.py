@@ -24,7 +24,7 @@ def compare(a: Profile, b: Profile) -> tuple[Section, ...]:
     if a.occupancy and b.occupancy:
         tables.append(_table("Occupancy", _occupancy(a), _occupancy(b), "{:g}".format))
     words = (MODELLED, _verdict(a, b, timed))
-    return (Section("comparison", "B beside A", words, tables=(names, *tables)),)
+    return (Section("comparison", "B compared with A", words, tables=(names, *tables)),)
 
 
 def _names(a: Profile, b: Profile) -> list[tuple[str, str, str]]:

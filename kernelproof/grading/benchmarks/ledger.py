@@ -1,8 +1,9 @@
 """Records the origin of a tensor's contents: the kernels and the operators of torch that had a part in it.
 
-Every operator of torch that runs below the ledger (a ``TorchDispatchMode``) and every launch of a kernel sets the
-*origin* of the storages that it writes to itself and the origins of all that it reads. So the origin of a result names
-everything that had a part in it, whatever called it: a layer, an inherited method, or a fallback after an exception.
+The ledger (a ``TorchDispatchMode``) sees every operator of torch and every launch of a kernel. Each of them sets the
+*origin* of the storages that it writes: the operator or launch, plus the origins of all storages that it reads. So the
+origin of a result names everything that had a part in it, whatever called it: a layer, an inherited method, or a
+fallback after an exception.
 """
 
 from __future__ import annotations
