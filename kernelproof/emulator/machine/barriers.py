@@ -379,7 +379,7 @@ class Barriers:
         scheduler.sleep(WARP_BARRIER, mask, resume, site)
         ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
         if ready.any():
-            # A mask of less than the warp frees only the lanes that it names in a set that is now complete.
+            # If masks name less than the warp, only the lanes of complete sets go on.
             free = arrived & ready
             if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
                 free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)

@@ -149,7 +149,7 @@ class Memory:
         self.host_view = HostView(self.data) if protected else None
         self.base = self.host_view.base if self.host_view is not None else int(self.data.ctypes.data)
         self.capacity, self.guard = capacity, guard
-        # Width of an access in bytes -> ``data`` as an array of unsigned elements of that width.
+        # Width of an access in bytes -> ``data`` as an array of elements of that width (``MOVER``).
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         self.starts: list[int] = []
         self.buffers: list[Buffer] = []
