@@ -94,7 +94,7 @@ def answer_of(text: str, device: str, foreign: bool) -> PtxasAnswer:
     key = hashlib.sha256("\0".join((_version(ptxas), target, *LEVELS, text)).encode()).hexdigest()[:32]
     stored = places.user_cache() / "check" / "assembled" / f"{key}.json"
     try:
-        return _answer(Printed(**json.loads(stored.read_text())))
+        return _answer(PtxasOutput(**json.loads(stored.read_text())))
     except (OSError, ValueError, TypeError):
         pass
     try:
@@ -106,20 +106,20 @@ def answer_of(text: str, device: str, foreign: bool) -> PtxasAnswer:
     return _answer(printed)
 
 
-class Printed(NamedTuple):
+class PtxasOutput(NamedTuple):
     """How ptxas ended: its exit code and what it printed."""
 
     code: int
     output: str
 
 
-def _assemble(text: str, ptxas: Path, target: str, foreign: bool) -> Printed:
+def _assemble(text: str, ptxas: Path, target: str, foreign: bool) -> PtxasOutput:
     """Run ptxas on a text, by the levels of ``LEVELS`` until one accepts it. If the text uses functions of other files,
     ptxas leaves them to a linker (-c). Raises TimeoutExpired."""
     with TemporaryDirectory(prefix="kernelproof-ptxas-") as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(text)
-        printed = Printed(0, "")
+        printed = PtxasOutput(0, "")
         for level in LEVELS:
             options = [level, f"-arch={target}"]
             printed = _run(ptxas, options, source, foreign)
@@ -130,15 +130,15 @@ def _assemble(text: str, ptxas: Path, target: str, foreign: bool) -> Printed:
         return printed
 
 
-def _run(ptxas: Path, options: Sequence[str], source: Path, foreign: bool) -> Printed:
+def _run(ptxas: Path, options: Sequence[str], source: Path, foreign: bool) -> PtxasOutput:
     command = [str(ptxas), *options, str(source), "-o", str(source.with_suffix(".cubin"))]
     if foreign:
         box = sandbox.Sandbox((str(ptxas.resolve().parents[1]), str(ptxas)), (str(source.parent),))
         command = sandbox.command(box, command)
-    return Printed(*process_tree.output(command, environment(), SECONDS))
+    return PtxasOutput(*process_tree.output(command, environment(), SECONDS))
 
 
-def _answer(printed: Printed) -> PtxasAnswer:
+def _answer(printed: PtxasOutput) -> PtxasAnswer:
     """Parse the errors that ptxas printed."""
     if not printed.code:
         return PtxasAnswer()

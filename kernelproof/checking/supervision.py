@@ -78,7 +78,7 @@ def run(
                     running = None
                 if message.kind in ("complete", "failed", "main"):
                     stage = message.kind
-                _take(result, message)
+                _add_message(result, message)
             # The pipe alone does not show that the child has ended, because processes that it started may hold the pipe
             # open. ``alive`` was read before the poll, so every message that the child sent has been received by now.
             elif not alive:
@@ -87,12 +87,14 @@ def run(
                 progress(running.kernel, time.perf_counter() - running.start, *ctas)
             if limit := watch.passed():
                 result.limited = running.kernel if running else ""
-                result.ending = _excess(limit, seconds, gib, _launch(result, running, *ctas) if running else "")
+                result.ending = _excess(
+                    limit, seconds, gib, _launch_progress(result, running, *ctas) if running else ""
+                )
                 if limit == "time" and not running and not result.kernels:
                     result.ending += ". It has launched no kernel: --nvcc-args -O2 makes its own code faster"
                 break
     except (EOFError, ConnectionResetError):
-        _ending(result, worker.exit_code(), stage, running)
+        _add_ending(result, worker.exit_code(), stage, running)
     finally:
         # The session, rather than the process alone: the program may have started others.
         with suppress(ProcessLookupError):
@@ -122,7 +124,7 @@ def expected_time(seconds: float, done: int, ctas: int) -> str:
     return f", all of them in about {amount}" if done else ""
 
 
-def _launch(result: Result, running: _Running, done: int, ctas: int) -> str:
+def _launch_progress(result: Result, running: _Running, done: int, ctas: int) -> str:
     """How far the running launch has come, as the rest of a sentence."""
     kernel = result.kernels.get(running.kernel)
     number = 1 + (kernel.launches + kernel.repetitions if kernel else 0)
@@ -142,7 +144,7 @@ def _excess(limit: Literal["time", "memory", "processes"], seconds: float, gib: 
     return f"did not end within {seconds:.0f} s{launch}; --timeout gives it longer{fewer}"
 
 
-def _take(result: Result, message: Message) -> None:
+def _add_message(result: Result, message: Message) -> None:
     """Add what a message says to the result. Raises WrongInput for a message of that kind."""
     kernel = message.kernel
     match message.kind:
@@ -166,7 +168,7 @@ def _take(result: Result, message: Message) -> None:
             raise WrongInput(message.text)
 
 
-def _ending(result: Result, code: int | None, stage: str, running: _Running | None) -> None:
+def _add_ending(result: Result, code: int | None, stage: str, running: _Running | None) -> None:
     """Add to the result how the child process ended.
 
     The check is complete in two cases: the child said that it had finished and exited with code 0, or the program's own

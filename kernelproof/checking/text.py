@@ -22,7 +22,7 @@ def finding(item: Report) -> str:
     at += [f" at {local(lines[0]).file}:{lines[0].line}"] if lines else []
     place = f": {item.place}" if item.place is not None else ""
     out = [f"{item.severity}: {item.kind}{''.join(at)}: {item.message}{place}"]
-    out += [f"    by way of {way}" for way in _ways(lines[1:])]
+    out += [f"    by way of {way}" for way in _inlined_places(lines[1:])]
     if item.access.cta is not None:
         out.append(f"    {item.access.who}")
     if item.line:
@@ -60,7 +60,7 @@ def _sides(item: Report) -> str:
     return " and ".join(dict.fromkeys(names))
 
 
-def _ways(lines: Sequence[Frame]) -> Iterator[str]:
+def _inlined_places(lines: Sequence[Frame]) -> Iterator[str]:
     """The source lines by which a finding is reached. Lines of the program are given in full; consecutive lines of
     library headers are joined and shortened to ``file:line``."""
     for is_library, group in groupby(lines, lambda frame: frame.is_library):

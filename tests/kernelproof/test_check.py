@@ -105,7 +105,7 @@ def test_a_launch_that_takes_long_says_how_long() -> None:
         "", ", all of them in about 80 s", ", all of them in about 85 min", ", all of them in about 4 h"
     ]  # fmt: skip
     running = supervision._Running("_Z5scalePKiPii", "grid 16384", time.perf_counter() - 29)
-    ending = supervision._launch(Result("x.cu", "A100"), running, 30, 16384)
+    ending = supervision._launch_progress(Result("x.cu", "A100"), running, 30, 16384)
     share = r"\(30 of 16384 CTAs, all of them in about 4 h\)"
     assert re.fullmatch(rf": launch 1 of scale, grid 16384, ran for \d+ s {share}", ending)
 

@@ -183,5 +183,5 @@ def test_a_process_that_ends_within_a_launch_is_not_checked(monkeypatch: pytest.
 def test_only_a_programs_own_end_is_an_answer(stage: str, code: int | None, within: bool, outcome: int) -> None:
     result = Result("x", "A100")
     running = supervision._Running("k", "grid 1", 0.0) if within else None
-    supervision._ending(result, code, stage, running)
+    supervision._add_ending(result, code, stage, running)
     assert result.code == outcome
