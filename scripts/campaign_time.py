@@ -297,6 +297,7 @@ def on_one_machine(plans: Sequence[SearchPlan], cores: int, ahead: bool) -> Mach
 
 
 def _run(plans: Sequence[SearchPlan], host: concurrent_searches.StepRunner, in_flight: int) -> None:
+    """Replays the searches on a host, with ``in_flight`` problems at a time."""
     question = Question(space.Candidates(plans[0].search.problem, (), ()))
 
     def steps(jobs: Sequence[EvaluationJob | None]) -> Iterator[ProposerStep | Evaluation]:

@@ -43,6 +43,7 @@ def outcomes(program: dict[str, Any], flags: str, checkout: Path) -> Iterator[tu
 
 
 def _outcome(program: dict[str, Any], sources: list[Path], includes: str, arguments: list[str]) -> tuple[bool, str]:
+    """Whether a run's findings are the expected ones, with a line that says so."""
     command = [sys.executable, "-m", "kernelproof", "check", *map(str, sources), "--nvcc-args", includes, "--json"]
     command += [*program.get("options", []), "--", *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sources[0].parent)

@@ -85,6 +85,7 @@ def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:
 
 
 def _runs(folder: Path, entry: dict[str, Any]) -> list[Run]:
+    """The runs that a folder's Makefile states. ``entry``: the program's entry in ``DATA``. Raises NotRunnable."""
     if not (folder / "Makefile").exists():
         raise NotRunnable("no Makefile")
     steps = list(_steps(folder))

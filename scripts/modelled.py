@@ -345,6 +345,7 @@ def spearman(x: list[float], y: list[float]) -> float:
 
 
 def report(records: list[Record]) -> None:
+    """Prints how many records have each family, tile, split, schedule and swap."""
     print(len(records), "records,", len({record.name for record in records}), "distinct texts")
     for title, count in (
         ("family", Counter(record.family for record in records)),

@@ -134,6 +134,7 @@ def _direct(fields: dict[str, Any]) -> Record:
 
 
 def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
+    """The record of family sm80_multistage with a published kernel's fields. Undetermined ones get usual values."""
     fields["origin"] |= {"structure": "nearest"}
     k_blocks = fields["bk"] // 16
     fields.setdefault("stages", max(1, min(3, facts["k"] // fields["bk"])))
@@ -247,6 +248,7 @@ def fill(records: list[Record], gpu: str, acc: str) -> list[Record]:
 
 
 def _resized(record: Record, m: int, n: int, k: int) -> Record | None:
+    """A record for another size; None if the size is baked into it or the record is illegal for that size."""
     if record.bake:
         return None
     extents = {name: value for name, value in (("m", m), ("n", n), ("k", k)) if getattr(record, name) != value}

@@ -141,6 +141,7 @@ class Published:
         return self._problem
 
     def _matrices(self, operands: Operands) -> Matrices:
+        """The matrices for the published function: the operands, or zero-padded copies if its sizes are padded."""
         library = self._kernels[self._current]
         own = Matrices(operands.a, operands.b_nn, operands.b, operands.d)
         if library.padded == library.source.sizes:

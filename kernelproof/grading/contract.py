@@ -121,6 +121,7 @@ class HostCall(BaseModel):
 
 
 def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.generic:
+    """The number of an argument, with a NumPy type if the argument states one. ``place``: the call, for messages."""
     typed = _TYPED.fullmatch(argument) if isinstance(argument, str) else None
     number = value(typed[2] if typed else argument, shape)
     if not isinstance(number, int | float):

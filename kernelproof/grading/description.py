@@ -44,6 +44,7 @@ def arguments(path: Path, source: Path | None = None) -> dict[str, Any]:
 
 
 def _json_arguments(path: Path) -> dict[str, Any]:
+    """The arguments of ``check_source`` in a JSON file. Raises WrongInput."""
     with reading(path):
         text = path.read_text()
     try:

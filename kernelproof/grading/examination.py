@@ -153,6 +153,7 @@ class Examination:
                 self._report_wrong_values(answer, name, wrong)
 
     def _report_wrong_values(self, answer: CheckedCall, name: str, wrong: Array) -> None:
+        """Report an output of a call with its wrong elements, given as a mask."""
         item, expected = self.task.contract.buffers[name], answer.expected[name]
         values = item.format.values(answer.call.outputs[name])
         index = tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -448,6 +449,10 @@ class Examination:
         moved: Mapping[str, Array],
         change: inputs.InputChange,
     ) -> None:
+        """Call with one changed element, and report outputs that do not change although the reference does.
+
+        ``results``: the reference's outputs for the changed inputs. ``moved``: the elements that change visibly.
+        """
         call = self.device.call(bits)
         for name, places in moved.items():
             item = self.task.contract.buffers[name].format

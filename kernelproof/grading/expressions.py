@@ -68,6 +68,7 @@ def extents(number: Number | list[Number] | tuple[Number, ...], shape: Shape) ->
 
 
 def _evaluate(node: ast.AST, shape: Shape) -> Any:
+    """The value of a syntax tree. Raises WrongInput for everything but arithmetic and the allowed functions."""
     match node:
         case ast.Constant(value=int() | float() as constant):
             return constant

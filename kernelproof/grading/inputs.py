@@ -56,6 +56,7 @@ def draw(
 
 
 def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, constants: Sequence[float]) -> Array:
+    """The values of an input with those of its kind planted in them. Changes ``values``."""
     match kind:
         case "zero rows":
             rows = values.reshape(-1, values.shape[-1])
@@ -80,6 +81,7 @@ def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, con
 
 
 def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
+    """Random values of an input, as fp64 or int64: within its range, or else as the kind demands."""
     extents = item.shape(shape)
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)

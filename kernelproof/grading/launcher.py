@@ -205,6 +205,7 @@ class HostCalls(RepeatedCalls):
         return result
 
     def _value(self, argument: str | int | float | Callable[..., object]) -> ArgumentValue:
+        """An argument for the host code: a tensor in a buffer, None, or a number."""
         if isinstance(argument, str) and argument in self.buffers:
             item = self.contract.buffers[argument]
             extents = item.shape(self.shape)

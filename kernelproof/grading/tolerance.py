@@ -58,6 +58,7 @@ class Expected:
         return self._wrong(bits) & ~undefined
 
     def _wrong(self, bits: Array) -> Array:
+        """A mask of the elements that differ by more than is allowed, also where the reference is undefined."""
         values = self.format.values(bits)
         rounded = self.format.values(self.format.bits(self.values)) if self.format.is_float else self.values
         if self.exact or not self.format.is_float:

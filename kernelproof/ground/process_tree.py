@@ -100,6 +100,7 @@ def supervise(command: Sequence[str]) -> int:
 
 
 def _execute(command: Sequence[str]) -> None:
+    """Becomes the program. If it cannot be started, prints why and exits with ``NOT_STARTED``."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

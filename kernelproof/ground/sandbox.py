@@ -154,6 +154,7 @@ def erase_variables(**kept: str) -> None:
 
 
 def _limit(box: Sandbox) -> None:
+    """Set the resource limits of this process, below the present hard limits."""
     limits = {
         resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: box.cpu_s, resource.RLIMIT_FSIZE: box.file_mib << 20,
         resource.RLIMIT_NPROC: _threads() + box.processes + THREADS,
@@ -412,6 +413,7 @@ def _write(data: bytes) -> None:
 
 
 def _execute(box: Sandbox, confinable: bool, program: Sequence[str], output: int) -> NoReturn:
+    """Become the program in its sandbox. ``output``: the descriptor that takes its output and errors."""
     nowhere = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nowhere, 0), (output, 1), (output, 2)):
         os.dup2(source, target)

@@ -38,6 +38,7 @@ def _bound(profile: Profile) -> str:
 
 
 def _verdict(a: Profile, b: Profile, timed: bool) -> str:
+    """A sentence that says which profile is faster, and by how much. ``timed``: whether both have a time."""
     if timed and a.time and b.time:
         figure, before, after = "time", a.time.us, b.time.us
     else:

@@ -124,6 +124,7 @@ class Listing:
     def _line(
         self, instruction: Instruction, stalls: Mapping[str, float], times: int, source: SourceText
     ) -> figures.Line:
+        """The line of an instruction. ``stalls``: cycles by reason, summed over its ``times`` issues."""
         use = self.uses[instruction.address]
         guard = f"@{instruction.guard} " if instruction.guard else ""
         innermost = instruction.source[0] if instruction.source else None

@@ -177,6 +177,7 @@ def disassemble(cubin: Path) -> list[Function]:
 
 
 def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Function]:
+    """The functions in nvdisasm's listing. ``kernels``: the resources of each function, by name."""
     sm = ""
     if target := TARGET.search(listing):
         sm = target.group(1)
@@ -239,6 +240,7 @@ def _source(lines: list[str]) -> tuple[SourceLine, ...]:
 def _instruction(
     row: _ListingRow, labels: dict[str, int], sm: str, jumps: Mapping[int, tuple[int, ...]]
 ) -> Instruction:
+    """An instruction of the listing. ``labels``: addresses by label. ``jumps``: the targets of each jump by a table."""
     address, guard, opcode, operands, lower = row.code.groups()
     label = JUMP.search(operands) if "`" in operands else None
     if sm.startswith("sm_8") and WIDE_ADDRESS.search(operands):

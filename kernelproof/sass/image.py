@@ -85,6 +85,7 @@ def image(cubin: Path) -> Image:
 
 
 def _image(file: bytes) -> Image:
+    """The data of a cubin, from its sections, symbols and relocations."""
     headers = sections(file)
     symbols = list(_symbols(file, headers))
     by_name = {section.name: section.data(file) for section in headers if section.kind != NO_BYTES}

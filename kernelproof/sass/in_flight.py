@@ -257,6 +257,7 @@ class InFlight:
         return aged
 
     def _step(self, instruction: Instruction, facts: SchedulingFacts, sm: str) -> _Step:
+        """The facts about an instruction. One that never executes reads and writes nothing and takes no scoreboard."""
         control, accessed = instruction.control, access(instruction)
         if instruction.guard in NEVER:
             accessed = RegisterAccess(0, 0)

@@ -118,6 +118,7 @@ class Loops:
         return tuple(chain.from_iterable(self.graph.blocks[block].instructions for block in blocks))
 
     def _role(self, loop: Loop) -> Role:
+        """The role of a loop, from the opcodes in its blocks and in the loops inside it."""
         code = self.code(sorted(loop.blocks))
         if count(code, MMA):
             inner = (other for other in self.graph.loops if other.blocks < loop.blocks)

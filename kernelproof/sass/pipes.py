@@ -104,6 +104,7 @@ SHARED_PIPES = frozenset((Pipe.CONSTANT, Pipe.TMA))  # pipes that the sub-cores 
 
 
 def _cycles(instruction: Instruction, pipe: Pipe, sm: str) -> float:
+    """Cycles for which a warp's instruction occupies a pipe that is neither the tensor core nor a memory unit."""
     if pipe is Pipe.FMA:
         return SINGLE_CYCLES.get(sm, 1) if instruction.name in ("FFMA", "FADD", "FMUL", "FFMA32I", "FSWZADD") else 2
     if pipe is Pipe.FP16:
@@ -139,6 +140,7 @@ def mma_shape(instruction: Instruction) -> tuple[int, int, int] | None:
 
 
 def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
+    """The use of the tensor core by an MMA, from its FMAs and those that a sub-core's tensor core makes per clock."""
     shape = mma_shape(instruction)
     if shape is None:
         return PipeUse(Pipe.TENSOR, busy_cycles=UTC_ISSUE, shared_by_sm=True)
@@ -191,6 +193,7 @@ MEMORY = SHARED_ACCESSES | GLOBAL_ACCESSES | EXCHANGES.keys()
 
 
 def _memory(instruction: Instruction) -> PipeUse:
+    """The use of the memory unit by a load, a store or an exchange between lanes."""
     name = instruction.name
     size = EXCHANGES[name] if name in EXCHANGES else access_bytes(instruction)
     data = LANES * size / SHARED_BYTES
@@ -212,6 +215,7 @@ def access_bytes(instruction: Instruction) -> int:
 
 
 def _table() -> dict[str, Pipe]:
+    """The pipe of each opcode. Opcodes that are missing here run on the ALU."""
     names = {
         # Bit manipulation, logic, and integers except products. From Ampere on also FP32 to FP16 (F2FP).
         Pipe.ALU: "IADD3 IADD IADD32I IABS LOP3 LOP LEA SHF SHL SHR SEL FSEL PRMT ISETP FSETP ICMP PLOP3 P2R R2P IMNMX "

@@ -178,6 +178,7 @@ def _tma_width(name: str, modifiers: list[str], at: int) -> int:
 
 
 def _widths(name: str, modifiers: list[str], operands: tuple[str, ...]) -> _Widths:
+    """How many registers each operand of an instruction has, apart from predicates and addresses."""
     opcode = ".".join((name, *modifiers))
     if name in MMA:
         return _mma_widths(opcode, operands)
@@ -204,6 +205,7 @@ def _widths(name: str, modifiers: list[str], operands: tuple[str, ...]) -> _Widt
 
 
 def _conversion_widths(name: str, modifiers: list[str]) -> _Widths:
+    """The widths of a conversion: 64-bit types take two registers."""
     floats = 2 if "F64" in modifiers else 1
     integers = 2 if "U64" in modifiers or "S64" in modifiers else 1
     if name == "FRND":

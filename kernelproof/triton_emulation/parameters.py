@@ -49,6 +49,7 @@ class Parameters:
         ]
 
     def _argument(self, kind: str, value: Any, name: str, role: str) -> KernelArgument:
+        """The argument for a parameter of type ``kind``: an address, a tensor map, or the bytes of a number."""
         if kind == MAP:
             descriptor, facts = value
             return self._tensor_map(descriptor, facts, name, role)

@@ -205,6 +205,7 @@ class TritonSession:
         self, program: Program, source: Any, metadata: Any, grid: tuple[int, int, int], args: Sequence[object],
         tensors: Tensors,
     ) -> LaunchResult:  # fmt: skip
+        """Run a program on the emulated device, with one cluster of ``num_ctas`` CTAs per program instance."""
         (kernel,) = program.kernels
         programs, ctas = grid[0] * grid[1] * grid[2], metadata.num_ctas
         read_only = program.read_only(kernel, self.options.counters)

@@ -146,6 +146,7 @@ class Extensions:
         return out[0] if out else None
 
     def _value(self, arg: Any) -> ArgumentValue:
+        """An argument for C++. Tensors are copied to the device. Raises Unsupported for other types."""
         if isinstance(arg, torch.Tensor):
             if arg.dtype not in TYPES or arg.dim() > MAX_DIMS:
                 self._give_up(f"an argument of type {arg.dtype} with {arg.dim()} dimensions")
@@ -197,6 +198,7 @@ class Extensions:
         return 0
 
     def _argument(self, value: ArgumentValue) -> Any:
+        """The Python value of an argument that C++ passes to an operator of torch."""
         if value.kind == TENSOR:
             tensor = self._tensor(value)
             self.device.note_copies(())

@@ -24,6 +24,7 @@ def names(text: str) -> set[str]:
 
 
 def _defined_names(body: list[ast.stmt]) -> list[str]:
+    """The names that statements define, with those in the branches of ``if`` and ``try``."""
     out: list[str] = []
     for node in body:
         match node:

@@ -70,6 +70,7 @@ def _flashinfer(path: Path, seed: int) -> BenchmarkTask:
 
 
 def _gpu_mode(text: str, path: Path, description: Path) -> BenchmarkTask:
+    """The task of a GPU MODE reference. ``description``: its task.yml. Raises WrongInput if that has no shapes."""
     if not description.exists():
         raise WrongInput(f"{path}: its task.yml, which has the shapes, is not beside it")
     about = _read(description)

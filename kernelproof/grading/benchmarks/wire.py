@@ -94,6 +94,7 @@ def receive(file: int, wait: Callable[[], None] = lambda: None) -> tuple[Message
 
 
 def _read(file: int, count: int, wait: Callable[[], None], first: bool = False) -> bytes:
+    """Reads ``count`` bytes. Raises BrokenMessage, or EOFError if the ``first`` bytes of a message never come."""
     data = bytearray()
     while len(data) < count:
         wait()
