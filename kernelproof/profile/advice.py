@@ -26,6 +26,7 @@ class InstructionKind(NamedTuple):
         return instruction.name in self.opcodes or pipe_use(instruction, sm).pipe in self.pipes
 
 
+COPIES, LOADS = "copies into shared memory at no cost", "loads from global memory at no cost"
 NO_INSTRUCTIONS = InstructionKind()
 REMOVALS = {
     "address arithmetic, counters and moves at no cost": InstructionKind(
@@ -33,7 +34,7 @@ REMOVALS = {
     ),
     "barriers of the CTA at no cost": InstructionKind(frozenset(("BAR",))),
     "loads of operands from shared memory at no cost": InstructionKind(frozenset(("LDSM", "LDS", "LDSMT"))),
-    "copies into shared memory at no cost": InstructionKind(frozenset(("LDGSTS", "LDGDEPBAR", "DEPBAR", "LDG", "STS"))),
+    COPIES: InstructionKind(frozenset(("LDGSTS", "LDGDEPBAR", "DEPBAR", "LDG", "STS"))),
 }
 MIN_GAIN, MAX_LINES = 0.01, 10
 
@@ -68,9 +69,12 @@ def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, itera
     ``iterations``: the number of iterations to simulate.
     """
     before = _iteration_cycles(streams, machine, iterations, NO_INSTRUCTIONS)
+    main_loops = [part for stream in streams(iterations) for part, times in stream.parts if times == iterations]
+    stores = {"LDGSTS", "STS"} & {code.name for part in main_loops for code in part}
     for change, removed in REMOVALS.items():
         # The simulation can take longer with fewer instructions, since warps then issue in another order.
         after = min(before, _iteration_cycles(streams, machine, iterations, removed))
+        change = LOADS if change == COPIES and not stores else change
         yield Advice(change=change, figure="main loop", form="machine code", before=before, after=after)
 
 

@@ -6,6 +6,7 @@ arrived when a warp waits for it, because a cubin does not say how many stages i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ from kernelproof.sass.ways import Ways
 
 ITERATIONS = 12  # simulated iterations of the main loop
 WARPGROUP_THREADS = 128
+EXAMPLE = {"ctas": 1024, "threads": 128, "smem_bytes": 65536, "iterations": 128}  # of a launch
 
 
 class LaunchFacts(Schema):
@@ -45,7 +47,8 @@ class LaunchFacts(Schema):
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
         """Reads a launch from a JSON file. Raises WrongInput."""
-        return figures.validated(cls, path, figures.read_object(path, f"a launch has {', '.join(cls.model_fields)}"))
+        hint = f"a launch is an object such as {json.dumps(EXAMPLE)}"
+        return figures.validated(cls, path, figures.read_object(path, hint), hint)
 
 
 def of_cubin(

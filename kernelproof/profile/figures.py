@@ -257,9 +257,10 @@ def read_object(path: Path, hint: str) -> dict[str, object]:
     return content
 
 
-def validated(schema: type[Kind], path: Path, content: dict[str, object]) -> Kind:
-    """Checks the content of a file by a schema. Raises WrongInput, which names the file and the field."""
+def validated(schema: type[Kind], path: Path, content: dict[str, object], hint: str = "") -> Kind:
+    """Checks the content of a file by a schema. Raises WrongInput, which names the file and the field. ``hint``: what
+    to do, for the message."""
     try:
         return schema.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        raise WrongInput(f"{path}: {explain(error)}") from None
+        raise WrongInput(f"{path}: {explain(error)}{f'; {hint}' if hint else ''}") from None

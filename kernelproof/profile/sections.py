@@ -106,9 +106,10 @@ def _time(time: Time) -> Section:
 
 def _loop(loop: MainLoop) -> Section:
     words = f"{loop_words(loop).capitalize()}. Meanwhile the scheduler issues {loop.issue_slots:.0f} instructions."
+    conflicts = round(loop.bank_conflicts, 1)
     wasted = (
-        (f"Conflicts of register banks cost {loop.bank_conflicts:g} issue cycles." if loop.bank_conflicts else ""),
-        (f"{loop.unread:g} of them only write registers that no instruction reads." if loop.unread else ""),
+        (f"Conflicts of register banks cost {conflicts:g} issue cycles." if conflicts else ""),
+        (f"{round(loop.unread, 1):g} of them only write registers that no instruction reads." if loop.unread else ""),
         (
             ""
             if loop.rolled

@@ -16,6 +16,8 @@ from kernelproof import profile, sass
 from kernelproof.ground.chips import CAPABILITIES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.pages import Table
+from kernelproof.profile import advice
+from kernelproof.profile.advice import COPIES, LOADS
 from kernelproof.profile.figures import spans
 from kernelproof.profile.loop import steady_window
 from kernelproof.profile.occupancy import occupancy
@@ -25,6 +27,7 @@ from kernelproof.sass.decoding import FREE
 from kernelproof.sass.simulation import Issue
 from tests import commands
 from tests.kernelproof.emulator.build import compiled
+from tests.kernelproof.emulator.build import cubin as machine_code
 from tests.kernelproof.profiled import HOSTILE, ISSUES, LINES, PROFILE
 
 THREADS, SMEM_BYTES = 128, 4 * (128 + 128) * 32 * 2  # of kernels/multistage.cu: four stages of 128x128x32
@@ -106,6 +109,16 @@ def test_sections_have_the_figures() -> None:
     advice = next(section for section in sections if section.anchor == "advice")
     saved = [(line.split(": ")[0], numbers(line.split(": ")[1])) for line in advice.paragraphs]
     assert saved == [("barriers of the CTA at no cost", [20]), ("--set bn=64", [5])]
+
+
+@pytest.mark.parametrize(("cycles", "shown"), [(2.46154, [2.5]), (10.02, [10]), (0.04, [])])
+def test_cycles_of_bank_conflicts_are_rounded(cycles: float, shown: list[float]) -> None:
+    loop = PROFILE.loop.model_copy(update={"bank_conflicts": cycles})
+    sections = profile.sections(PROFILE.model_copy(update={"loop": loop}))
+    texts = [text for section in sections if section.anchor == "loop" for text in section.paragraphs]
+    assert [number for text in texts if "banks" in text for number in re.findall(r"cost ([\d.]+) ", text)] == [
+        f"{number:g}" for number in shown
+    ]
 
 
 def test_every_table_of_times_names_the_unit_where_two_columns_have_no_head() -> None:
@@ -251,6 +264,36 @@ def test_the_pictured_pipe_is_busy_as_long_as_the_table_says(alone: profile.Prof
     assert {"shared", "global"} <= alone.busy.keys()
 
 
+GLOBAL_ONLY = """
+#include <mma.h>
+using namespace nvcuda;
+__global__ void product(const half* a, const half* b, float* d, int k) {
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> fb;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> fd;
+  wmma::fill_fragment(fd, 0.0f);
+  for (int i = 0; i < k; i += 16) {
+    wmma::load_matrix_sync(fa, a + i, k);
+    wmma::load_matrix_sync(fb, b + i, k);
+    wmma::mma_sync(fd, fa, fb, fd);
+  }
+  wmma::store_matrix_sync(d, fd, 16, wmma::mem_row_major);
+}
+"""
+
+
+@pytest.mark.slow
+def test_without_shared_memory_loads_from_global_memory_are_advised() -> None:
+    advised = [item.change for item in profile.of_cubin(machine_code(GLOBAL_ONLY), "a100").advice]
+    assert (LOADS in advised, COPIES in advised) == (True, False)
+
+
+def test_copies_are_advised_where_a_kernel_copies(cubin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "MIN_GAIN", -1.0)
+    advised = [item.change for item in profile.of_cubin(cubin, "a100").advice]
+    assert (LOADS in advised, COPIES in advised) == (False, True)
+
+
 @pytest.mark.slow
 def test_mmas_from_before_the_window_keep_the_tensor_core_busy_in_it() -> None:
     """Asynchronous MMAs are issued at once, and most of the time that they take passes in the next iteration."""
@@ -314,8 +357,13 @@ def test_a_cubin_runs_on_gpus_of_its_architecture(cubin: Path) -> None:
 def test_a_launch_that_makes_no_sense_is_refused(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "launch.json"
     path.write_text(content)
-    with pytest.raises(WrongInput, match=message):
+    with pytest.raises(WrongInput, match=message) as error:
         profile.LaunchFacts.load(path)
+    (example,) = re.findall(r"such as (\{.*\})", str(error.value))
+    path.write_text(example)
+    assert profile.LaunchFacts.load(path) == profile.LaunchFacts(
+        ctas=1024, threads=128, smem_bytes=65536, iterations=128
+    )
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
