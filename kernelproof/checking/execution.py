@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 from kernelproof.checking import devices, names, sampling, text
 from kernelproof.checking.findings import CANNOT, Run, extents, run_of
 from kernelproof.checking.names import resolved, short_names
-from kernelproof.checking.plan import Argument, BufferSpec, CheckPlan
+from kernelproof.checking.plan import Argument, BufferSpec, CheckPlan, example
 from kernelproof.checking.repetition import Repetitions
 from kernelproof.emulator import (
     Buffer,
@@ -360,9 +360,15 @@ def _launch_all(plan: CheckPlan, session: Session) -> None:
     for spec in plan.launches:
         name = resolved(spec.entry, owners)
         values = [_value(argument, session, plan, shared) for argument in spec.arguments]
-        session.run(
-            owners[name], name, spec.grid, spec.block, values, shared_bytes=spec.smem, cluster=spec.cluster
-        )  # fmt: skip
+        kinds = [param.kind for param in owners[name].module.kernels[name].params]
+        try:
+            session.run(
+                owners[name], name, spec.grid, spec.block, values, shared_bytes=spec.smem, cluster=spec.cluster
+            )  # fmt: skip
+        except EmulatorError as error:
+            if len(values) == len(kinds):
+                raise
+            raise WrongInput(f'{error}; give for example --args "{example(kinds)}"') from None
     session.check_outputs()
 
 

@@ -27,7 +27,21 @@ ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
 GENERATED = ("zeros", "ones", "iota", "random")  # contents that are computed; any other content names a file
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([\d, x]+)\](?:=(.+))?")
 _TYPED = re.compile(r"(\w+):(-?[\d.][\w.+-]*)")
+ADDRESSES = ("u64", "s64", "b64")  # PTX types of parameters that may be addresses
 FORM = "a number, i64:5, f64:0.5, or in|out|inout|scratch:f32[64,32]=zeros|ones|iota|random|FILE.npy"
+
+
+def example(kinds: Sequence[str]) -> str:
+    """Arguments that a user may write for parameters of these PTX types, of which those of 64 bits are addresses and
+    the last address is that of the result."""
+    last = max((i for i, kind in enumerate(kinds) if kind in ADDRESSES), default=-1)
+    words = []
+    for i, kind in enumerate(kinds):
+        if kind in ADDRESSES:
+            words.append("inout:f32[1000]" if i == last else "in:f32[1000]")
+        else:
+            words.append("2.0" if kind.startswith("f") else "1000")
+    return " ".join(words)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,16 @@ def test_launches_are_described_in_a_file(library: Path, tmp_path: Path) -> None
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(WrongInput, match="no UTF-8 text"):
         plan.launch_file(file)
+
+
+def test_missing_arguments_are_told_with_an_example_that_runs(library: Path) -> None:
+    spec = plan.LaunchSpec("scale", (4,), (32,))
+    with pytest.raises(WrongInput) as error:
+        run(library, main=None, launches=(spec,))
+    (words,) = re.findall(r'--args "(.*)"', str(error.value))
+    arguments = tuple(plan.argument(word, {}) for word in words.split())
+    assert [getattr(each, "role", each) for each in arguments] == ["input", "inout", 1000]
+    assert run(library, main=None, launches=(replace(spec, arguments=arguments),)).code == 0
 
 
 def test_a_sample_runs_the_corners(library: Path) -> None:
