@@ -325,7 +325,8 @@ RULES = {
     "exit-before-barrier": Rule(
         Severity.LINT,
         "threads that exit while others of the CTA go on to a barrier",
-        "legal: the barrier waits for the threads that have not exited; if they were to take part, leave after it",
+        "works because the others exit without another barrier; CUDA's guide requires all threads of the block that "
+        "have not exited to reach it: move it out of the branch, or let the others exit after it",
     ),
     "phase-at-exit": Rule(
         Severity.LINT,
