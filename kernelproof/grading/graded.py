@@ -13,7 +13,7 @@ from kernelproof.grading.verdict import Verdict
 from kernelproof.ground import pages
 from kernelproof.ground.pages import Section, Table
 
-LONGEST = 300  # most characters of a finding on a page; the JSON object has all
+LONGEST_FINDING = 300  # most characters of a finding on a page; the JSON object has all
 
 
 class GradedSolution(BaseModel):
@@ -62,7 +62,7 @@ class GradedSet(BaseModel):
 
     def _evidence(self) -> tuple[tuple[str, ...], ...]:
         return tuple(
-            (entry.name, text[:LONGEST])
+            (entry.name, text[:LONGEST_FINDING])
             for entry in self.entries
             for text in [
                 *(f"{item.rule}: {item.message}" for item in entry.verdict.findings),

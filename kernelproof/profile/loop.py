@@ -14,7 +14,7 @@ from kernelproof.profile import figures
 from kernelproof.sass import Function, Graph, Instruction, Pipe, pipe_use
 from kernelproof.sass.banks import conflict_cycles
 from kernelproof.sass.pipes import MMA, PipeUse
-from kernelproof.sass.registers import RegisterLiveness, unread
+from kernelproof.sass.registers import RegisterLiveness, unread_instructions
 from kernelproof.sass.simulation import Issue, Stall
 
 SHOWN_CYCLES, MAX_ITERATIONS = 600, 4  # most cycles and iterations in the picture, which has at least one iteration
@@ -101,7 +101,7 @@ class Listing:
         sm, code = function.sm, function.instructions
         liveness = RegisterLiveness(Graph(function))
         self.live = {item.address: count for item, count in zip(code, liveness.pressure, strict=True)}
-        self.unread = {item.address for item in unread(code, liveness, sm)}
+        self.unread = {item.address for item in unread_instructions(code, liveness, sm)}
         instructions = {issue.instruction.address: issue.instruction for issue in window.issues}
         self.instructions = [instructions[address] for address in sorted(instructions)]
         self.uses = {instruction.address: pipe_use(instruction, sm, chip) for instruction in code}

@@ -267,7 +267,7 @@ PURE_LOADS = _names("LDG LDS LDSM LDL S2R S2UR SHFL")
 EFFECTS = _names("ELECT VOTE VOTEU")
 
 
-def unread(instructions: Sequence[Instruction], liveness: RegisterLiveness, sm: str) -> list[Instruction]:
+def unread_instructions(instructions: Sequence[Instruction], liveness: RegisterLiveness, sm: str) -> list[Instruction]:
     """Instructions that only write registers which no instruction reads.
 
     Arguments of a subroutine count as unread, because calls that return are not followed.

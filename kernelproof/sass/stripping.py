@@ -16,7 +16,7 @@ from kernelproof.sass.elf import SECTION, Section, is_elf, sections
 _LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
 # Prefixes of sections of code and of their relocations; cubins of sm_100 and later have code in a second form (merc).
 _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
-EMPTIED = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
+EMPTIED_SECTIONS = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
 _IN_MEMORY = 8  # SHT_NOBITS: the section has no bytes in the file
 _TABLES = 0x20  # where the file's header has the offsets of the segment table and of the section table
 _SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # size of the header of a segment, and of a section
@@ -32,14 +32,14 @@ class _Piece(NamedTuple):
 
 
 def without_lines(cubin: bytes) -> bytes:
-    """Returns the cubin with empty sections where their names are in ``EMPTIED``.
+    """Returns the cubin with empty sections where their names are in ``EMPTIED_SECTIONS``.
 
     A file that is no cubin, or is not laid out as ptxas of CUDA 13 does it, is returned unchanged.
     """
     if not is_elf(cubin):
         return cubin
     headers = sections(cubin)
-    emptied = {number for number, section in enumerate(headers) if section.name in EMPTIED}
+    emptied = {number for number, section in enumerate(headers) if section.name in EMPTIED_SECTIONS}
     pieces = _pieces(cubin, headers)
     after = _places(pieces, emptied)
     shifts = [_shift(segment, pieces, after, emptied) for segment in _segments(cubin)]

@@ -14,7 +14,7 @@ from cudal2gen.kernel import Sm80Multistage
 from kernelproof import sass
 from kernelproof.sass import Graph, Summary
 from kernelproof.sass.elf import sections
-from kernelproof.sass.stripping import EMPTIED, without_lines
+from kernelproof.sass.stripping import EMPTIED_SECTIONS, without_lines
 from tests.cudal2gen.paths import PATHS
 from tests.cudal2gen.strategies import STRAIGHT, multistage
 from tests.draws import drawn_by
@@ -87,7 +87,7 @@ def test_a_cubin_without_lines_is_the_same_code(arch: str, tmp_path: Path) -> No
     whole = artifact.cubin.read_bytes()
     stripped = without_lines(whole)
     before, after = sections(whole), sections(stripped)
-    emptied = {section.name for section in before if section.name in EMPTIED}
+    emptied = {section.name for section in before if section.name in EMPTIED_SECTIONS}
     assert {".debug_line", ".nv_debug_line_sass", ".nv_debug_ptx_txt"} < emptied
     assert not any("debug_line" in section.name or "ptx" in section.name for section in after if section.size)
     for old, new in zip(before, after, strict=True):

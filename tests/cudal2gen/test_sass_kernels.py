@@ -12,7 +12,7 @@ from cudal2gen.generation import compiler
 from kernelproof import sass
 from kernelproof.ground.toolchain import find_nvdisasm
 from kernelproof.sass import Pipe, RegisterLiveness, access, pipe_use, register_names
-from kernelproof.sass.registers import unread
+from kernelproof.sass.registers import unread_instructions
 from tests.cudal2gen.paths import PATHS
 
 KERNELS = ("wgmma", "single f32")
@@ -75,7 +75,7 @@ def test_a_kernel_of_this_catalog_is_taken_apart(name: str, kernels: dict[str, P
     assert (analysis.loops.producer is not None) == (name == "wgmma")
     liveness = RegisterLiveness(analysis.graph)
     assert 0 < max(liveness.pressure) <= analysis.function.registers
-    assert unread(analysis.function.instructions, liveness, analysis.function.sm) == []
+    assert unread_instructions(analysis.function.instructions, liveness, analysis.function.sm) == []
     pipes = [pipe_use(instruction, analysis.function.sm).pipe for instruction in main.iteration]
     assert pipes.count(Pipe.TENSOR) == main.mmas > 0
     assert analysis.function.resources.threads == PATHS[name].threads

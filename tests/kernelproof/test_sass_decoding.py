@@ -14,7 +14,7 @@ from kernelproof.ground.errors import UserError
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness
 from kernelproof.sass.decoding import FREE
 from kernelproof.sass.elf import sections
-from kernelproof.sass.registers import unread
+from kernelproof.sass.registers import unread_instructions
 from kernelproof.sass.stripping import without_lines
 from kernelproof.sass.trips import trips
 from tests.kernelproof.emulator import build
@@ -67,7 +67,10 @@ def test_an_instruction_has_its_line_where_that_is_inlined_and_its_window() -> N
     assert len(window) == 2
     assert set(window) < set(sass.register_names(sass.access(codes["LDG"]).reads))
     assert set(window) < set(sass.register_names(sass.access(codes["STG"]).reads))
-    assert unread(analysis.function.instructions, RegisterLiveness(analysis.graph), analysis.function.sm) == []
+    assert (
+        unread_instructions(analysis.function.instructions, RegisterLiveness(analysis.graph), analysis.function.sm)
+        == []
+    )
     resources = analysis.function.resources
     assert (resources.threads, resources.shared_bytes, resources.stack_bytes) == (96, 2000, 0)
     assert resources.registers == analysis.function.registers > 0

@@ -9,7 +9,7 @@ import pytest
 from kernelproof.sass import Function, Graph, Instruction
 from kernelproof.sass.banks import conflict_cycles, port_uses
 from kernelproof.sass.decoding import FREE
-from kernelproof.sass.registers import RegisterLiveness, access, register_names, unread
+from kernelproof.sass.registers import RegisterLiveness, access, register_names, unread_instructions
 
 
 def code(text: str, target: int | None = None) -> Instruction:
@@ -107,7 +107,7 @@ def test_results_that_nobody_reads_are_idle_slots() -> None:
         "ELECT P0, URZ, PT",
         "EXIT",
     )
-    idle = unread(text.instructions, RegisterLiveness(Graph(text)), "sm_80")
+    idle = unread_instructions(text.instructions, RegisterLiveness(Graph(text)), "sm_80")
     assert [item.address for item in idle] == [16, 48]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness, access
 from kernelproof.sass.editing import OPERANDS, RESULT, rescheduled, with_register
 from kernelproof.sass.pipes import MEMORY
-from kernelproof.sass.registers import STACK, read_operands, register_names, unread
+from kernelproof.sass.registers import STACK, read_operands, register_names, unread_instructions
 
 NOP = Instruction.bare("NOP")
 SCHEDULED = frozenset(("stall", "wait", "write barrier", "read barrier"))  # kinds that change only control words
@@ -184,7 +184,7 @@ def _matters(function: Function, address: int) -> bool:
         code = tuple(replace(NOP, address=item.address) if access(item).writes == STACK else item for item in code)
     while True:
         function = replace(function, instructions=code)
-        dead = {item.address for item in unread(code, RegisterLiveness(Graph(function)), function.sm)}
+        dead = {item.address for item in unread_instructions(code, RegisterLiveness(Graph(function)), function.sm)}
         if not dead:
             return any(item.address == address and item.name != "NOP" for item in code)
         code = tuple(replace(NOP, address=item.address) if item.address in dead else item for item in code)
