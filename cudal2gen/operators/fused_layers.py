@@ -203,12 +203,20 @@ def _is_gathered(module: torch.nn.Module) -> bool:
     return bool(module.__dict__.get("_is_fsdp_managed_module", False))
 
 
-def _forward_sequential(module: torch.nn.Sequential, x: Any) -> Any:
-    return _run_chain(list(module._modules.values()), x)
+def _forward_sequential(module: torch.nn.Sequential, input: Any) -> Any:  # the name that torch gives it
+    return _run_chain(list(module._modules.values()), input)
 
 
-def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], x: Any) -> Any:
-    return _run_chain([module._modules[name] for name in names], x)
+def _forward_chain(module: torch.nn.Module, names: tuple[str, ...], *operands: Any, **named: Any) -> Any:
+    return _run_chain([module._modules[name] for name in names], _only(operands, named))
+
+
+def _only(operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The input of a module that has one, which a call may give by the name that the module's own forward has for it.
+    Raises TypeError for other numbers of inputs."""
+    if len(operands) + len(named) != 1:
+        raise TypeError(f"forward takes 1 input, got {len(operands) + len(named)}")
+    return (*operands, *named.values())[0]
 
 
 def _run_chain(children: list[Any], x: Any) -> Any:
@@ -226,7 +234,10 @@ def _run_chain(children: list[Any], x: Any) -> Any:
     return x
 
 
-def _forward_gated(module: torch.nn.Module, gate: str, act: str, up: str, after: tuple[str, ...], x: Any) -> Any:
+def _forward_gated(
+    module: torch.nn.Module, gate: str, act: str, up: str, after: tuple[str, ...], *operands: Any, **named: Any
+) -> Any:
+    x = _only(operands, named)
     first, activation, second = (module._modules[name] for name in (gate, act, up))
     assert first is not None and activation is not None and second is not None  # noqa: PT018
     # Each autocast context casts weights anew, so an interleaved copy of cast weights would serve only one call.

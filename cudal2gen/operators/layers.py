@@ -123,10 +123,10 @@ def _why_not(module: torch.nn.Module) -> str:
     return ""
 
 
-def forward_linear(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def forward_linear(module: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:  # the name that torch gives it
     """The forward of a replaced layer."""
     import torch
 
-    if has_our_types(x, module.weight):
-        return linear(x, module.weight, module.bias)
-    return torch.nn.functional.linear(x, module.weight, module.bias)
+    if has_our_types(input, module.weight):
+        return linear(input, module.weight, module.bias)
+    return torch.nn.functional.linear(input, module.weight, module.bias)

@@ -15,6 +15,7 @@ torch = require("torch")
 nn = torch.nn
 
 from cudal2gen.operators import derived  # noqa: E402
+from cudal2gen.operators.layers import is_patched  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -147,6 +148,24 @@ def test_what_no_kernel_does_stays(make: Any, x: Any) -> None:
     before = model(x)
     assert cudal2gen.patch(model, fuse=True).fused == {}
     torch.testing.assert_close(model(x), before, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(("name", "fuse"), [("input", False), ("input", True), ("x", True), ("hidden_states", True)])
+def test_the_input_may_be_given_by_its_name(name: str, fuse: bool, x: Any) -> None:
+    class Named(Chain):
+        def forward(self, hidden_states: Any) -> Any:
+            return super().forward(hidden_states)
+
+    makes = {"x": (Gated, Chain), "hidden_states": (Named,), "input": (sequential, lambda: nn.Linear(32, 8))}
+    for make in makes[name]:
+        model = make().bfloat16().eval()
+        assert cudal2gen.patch(model, fuse=fuse)
+        expected = model(x)
+        assert is_patched(model) or not fuse or type(model) is nn.Linear
+        for forward in (model, torch.compile(model, fullgraph=True, backend="eager")):
+            assert torch.equal(forward(**{name: x}), expected)
+        with pytest.raises(TypeError):
+            model(x, **{name: x})
 
 
 @pytest.mark.parametrize("name", MODELS)
