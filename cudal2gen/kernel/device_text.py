@@ -35,7 +35,7 @@ _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
 _CONSTRUCTS = {
     r"\b_Pragma\b": "_Pragma: write #pragma",
-    # Macros of headers, such as _CCCL_HAS_INCLUDE, pass their argument to it, so their names are refused as well.
+    # Macros of headers, such as _CCCL_HAS_INCLUDE, pass their argument to __has_include, so these names are refused.
     r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: CUDA's headers always exist",
     r"\b__(?:FILE|BASE_FILE|FILE_NAME|DATE|TIME|TIMESTAMP|INCLUDE_LEVEL)__\b": "macros of file and time",
     r"##": "## joins tokens: spell names out",

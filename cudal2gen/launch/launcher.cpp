@@ -253,15 +253,16 @@ int find_state(Runtime const& cuda, cudaStream_t stream, StreamState& state) {
   return error ? cuda.refuse(error) : cudaSuccess;
 }
 
-// Where a launch keeps its counters and partial sums. Partial sums are in the workspace. The counters are there too, and `clears` says
-// that a memset sets them to zero, if the kernel does not return its counters to zero or the launch gets no block of CounterBlocks.
+// Where a launch keeps its counters and partial sums. Partial sums are in the workspace. `clears`: the counters are there too, and a
+// memset sets them to zero before the launch. That is so if the kernel does not return them to zero, or no block of CounterBlocks is free.
 struct Parts {
   unsigned* arrivals = nullptr;
   float* sums = nullptr;
   bool clears = false;
 };
 
-int find_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream, StreamState const& state,
+// Finds the places, and enqueues the memset if the counters are in the workspace.
+int place_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream, StreamState const& state,
                Parts& parts) {
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256)
     return invalid("this kernel needs a workspace, aligned to 256 bytes");
@@ -277,6 +278,9 @@ int find_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* worksp
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
+// The grid of a launch. Plain kernels have a CTA per tile: x counts columns of tiles, y rows of tiles times slices of k, z products.
+// kZsplit cuts the columns into slices of about swizzle_stride elements, which lie along z. Persistent kernels and clusters have grids
+// of one dimension, and persistent ones no more CTAs than are resident at a time.
 int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int groups, dim3& grid) {
   Launch const& launch = own.launch;
   int64_t const tiles_n = ceil_div(n, launch.bn);
@@ -303,7 +307,7 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
 
 // Clears `allowed` if the kernel must not start before the previous work on the stream has ended. In a captured stream only a kernel
 // can precede a programmatic launch, so after a copy or a memset, even one by the caller, the launch is an ordinary one.
-int may_overlap(Runtime const& cuda, StreamState const& state, bool& allowed) {
+int forbid_overlap_after_non_kernels(Runtime const& cuda, StreamState const& state, bool& allowed) {
   cudaError_t error = cudaSuccess;
   for (size_t i = 0; !error && i < state.count; ++i) {
     cudaGraphNodeType type = cudaGraphNodeTypeCount;
@@ -451,9 +455,9 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   bool overlaps = own.options.overlaps;
   if ((scratch.tiles || overlaps) && (code = find_state(own.runtime, config.stream, state))) return code;
   Parts parts;
-  if (scratch.tiles && (code = find_parts(own, scratch, workspace, config.stream, state, parts))) return code;
+  if (scratch.tiles && (code = place_parts(own, scratch, workspace, config.stream, state, parts))) return code;
   overlaps = overlaps && !parts.clears;
-  if (overlaps && (code = may_overlap(own.runtime, state, overlaps))) return code;
+  if (overlaps && (code = forbid_overlap_after_non_kernels(own.runtime, state, overlaps))) return code;
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
   // The arguments that all kernels take, then those for a fusion and for several products. A kernel reads only its own.
   void* more[3] = {};

@@ -253,7 +253,7 @@ class SumProof:
             if not facts.holds(-gap - 1 if block is None else gap):
                 raise NotCertified("a share does not end behind its last vector")
 
-        machine.special = {
+        machine.proven_loops = {
             self.spin: machine.wait_for_parts,
             self.vectors: lambda _, registers: self._vectors(machine, registers),
         }

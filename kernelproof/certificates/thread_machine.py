@@ -1,4 +1,6 @@
-"""Executes any thread of several: its number is a polynomial in a few names, as sizes are.
+"""Executes one symbolic thread that stands for all threads of a group, to prove what they store to D.
+
+Its number is a polynomial in named unknowns, as the sizes of the problem are.
 
 If the condition of a branch holds for some threads or problems only, both sides are executed up to the block at which
 they meet, each with the facts that hold there.
@@ -33,8 +35,11 @@ Reached = Callable[[int | None, Registers], None]
 
 
 class AnyThread(Protocol):
-    """The number of a thread in its CTA, and in its warp; the names that tell the threads apart that it may be, and of
-    these the names that tell lanes of a warp apart."""
+    """A thread that stands for several.
+
+    ``thread``: its number in the CTA; ``lane``: its number in the warp. ``lane_names``: the unknowns whose values
+    select the thread; ``names_in_warp``: those of them that differ between lanes of a warp.
+    """
 
     @property
     def thread(self) -> Polynomial: ...
@@ -50,9 +55,9 @@ class AnyThread(Protocol):
 
 
 class ThreadMachine(Machine, ABC):
-    """The machine of one thread that stores sums to D. ``depth``: how many sides of branches by the thread's number it
-    is in. ``special``: heads of loops that are proven by a function, which returns the block after the loop and the
-    registers there."""
+    """The machine of one thread that stores sums to D. ``depth``: the number of enclosing branches whose condition
+    depends on the thread's number. ``proven_loops``: head of a loop -> a function that proves the loop, and returns the
+    block after it and the registers there."""
 
     facts: OpenFacts
 
@@ -60,7 +65,8 @@ class ThreadMachine(Machine, ABC):
         super().__init__(program, replace(contract, lanes=1, slices=None, facts=facts), kinds)
         self.thread = thread
         self.doings, self.depth = Doings(), 0
-        self.special: dict[int, Callable[[int, Registers], tuple[int, Registers]]] = {}
+        self.proven_loops: dict[int, Callable[[int, Registers], tuple[int, Registers]]] = {}
+        # The text calls these names. They are replaced so that conditions which are not decided yet stay symbolic.
         arithmetic_names = abstract.names_of_arithmetic(contract.type_of("D"))
         pack = arithmetic_names["pack_f32"]
         arithmetic_names |= {"divide": self.divide, "pack_f32": lambda *x: pack(*map(settled, x))}
@@ -85,8 +91,8 @@ class ThreadMachine(Machine, ABC):
             if block in stops and not first:
                 reached(block, registers)
                 return None
-            if block in self.special and not first:
-                block, registers = self.special[block](block, registers)
+            if block in self.proven_loops and not first:
+                block, registers = self.proven_loops[block](block, registers)
                 continue
             first = False
             following = self._step(block, registers)
@@ -137,7 +143,7 @@ class ThreadMachine(Machine, ABC):
         self.depth -= by_thread
         alive = [side for side in sides if side[1] is not None]
         if by_thread and len(alive) < 2:
-            raise NotCertified("threads of a group go different ways for good")
+            raise NotCertified("threads of a group diverge and do not meet again")
         if not alive:
             return None
         self.doings = alive[0][2] if len(alive) == 1 else self._met_doings(sides)
@@ -158,13 +164,13 @@ class ThreadMachine(Machine, ABC):
         if block in stops:
             reached(block, registers)
             return None
-        if block in self.special:
-            block, registers = self.special[block](block, registers)
+        if block in self.proven_loops:
+            block, registers = self.proven_loops[block](block, registers)
             return registers if block == until else self.follow_side(block, registers, until, stops, reached)
         return self.follow(block, registers, until, stops, reached)
 
     def _met_doings(self, sides: list[tuple[Condition, Any, Doings]]) -> Doings:
-        """What has been done where two sides meet. One may leave out sums that need not be stored."""
+        """The records of both sides, merged. A sum that only one side stores must lie beyond D on the other one."""
         (_, _, a), (_, _, b) = sides
         out = a.copied()
         for key in a.stored.keys() | b.stored.keys():
@@ -177,7 +183,7 @@ class ThreadMachine(Machine, ABC):
         return out
 
     def _check_beyond(self, stored: Stored) -> None:
-        """Check that a sum need not be stored."""
+        """Raise NotCertified unless a sum lies beyond D, so that it need not be stored."""
         if not any(self.facts.truth(gap) for gap in self.beyond(stored)):
             raise NotCertified(f"D({stored.row}, {stored.col}) may not be stored")
 
@@ -193,6 +199,7 @@ class ThreadMachine(Machine, ABC):
     # --- values
 
     def lanes_of(self, name: str) -> Any:
+        """The symbolic value of a special register."""
         if name == "%tid.x":
             return Word(self.thread.thread, 32, self.facts)
         if name == "%laneid":
@@ -203,7 +210,7 @@ class ThreadMachine(Machine, ABC):
         """shfl.sync by all lanes of a warp, of a value that is the same in all of them."""
         whole = mode == "idx" and not self._number(lane).any() and (self._number(clamp) == 31).all()
         if m is not None or self.depth or not whole or (self._number(members) != 0xFFFFFFFF).any():
-            raise NotCertified("a shuffle that does not bring what the warp's first lane has to all")
+            raise NotCertified("a shuffle other than a broadcast of the warp's first lane")
         if not is_number(value) or set(poly_of(value).names()) & self.thread.names_in_warp:
             raise NotCertified("a shuffle of what differs between the lanes of a warp")
         return value, np.ones(1, bool)

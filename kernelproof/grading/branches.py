@@ -29,7 +29,7 @@ class Outcomes:
         return [site for (_, site), outcomes in self.seen.items() if len(outcomes) < 2]
 
     def unmet_constants(self, ptx: str) -> list[float]:
-        """The constants in the comparisons that had only one result. Inputs that contain them may lead to the other."""
+        """The constants in the comparisons that had only one result. Inputs with these may lead to the other result."""
         found = (compared_constants(ptx, f"{site.text};") for site in self.one_sided)
         return list(dict.fromkeys(chain.from_iterable(found)))
 

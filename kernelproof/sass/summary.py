@@ -20,9 +20,9 @@ class Summary:
 
     ``registers``: per thread. ``spill_bytes``: bytes of a thread's loads and stores of local memory, each instruction
     counted once. ``issue_slots``, ``stall_cycles``, ``loop_cycles``: instructions, sum of stall counts, and simulated
-    cycles of one warp alone (T1, see ``simulation.steady_cycles``), per k-tile. ``epilogue``: instructions that a warp
-    executes from the end of the main loop to its exit. ``counts``: opcodes of an iteration of the main loop.
-    ``rolled``: whether the main loop is a loop; if not, k is unrolled.
+    cycles of one warp alone (see ``simulation.steady_cycles``), per k-tile. ``epilogue``: instructions that a warp
+    executes from the end of the main loop to its exit. ``counts``: executions by opcode in one iteration of the main
+    loop. ``rolled``: whether the main loop is a loop; if not, k is unrolled.
     """
 
     name: str

@@ -35,8 +35,8 @@ RECORDS = [
 ]
 BUILT_AHEAD = RECORDS
 KERNEL = 1  # cudal2gen_prefer
-A, B, D = 1 << 20, 1 << 21, 1 << 22
-RANKS = """
+A, B, D = 1 << 20, 1 << 21, 1 << 22  # addresses that this runtime never reads
+RANKS_PROGRAM = """
 #include "race_rule.h"
 #include <cstdio>
 #include <numeric>
@@ -181,7 +181,8 @@ def test_a_plan_computes_on_the_emulator(place: Place) -> None:
 
 
 def test_what_is_no_longer_open_is_refused(place: Place) -> None:
-    """Handles are refused that were destroyed or closed, are of the other kind, or are the address of something."""
+    """A handle is refused if it was closed or destroyed, is of the other kind, or is the address of some other
+    object."""
     api, pack_, plan, answer, posed = (
         interface(place.library),
         ctypes.c_void_p(),
@@ -189,14 +190,14 @@ def test_what_is_no_longer_open_is_refused(place: Place) -> None:
         Answer(),
         problem(),
     )
-    words = os.fsencode(place.folder), os.fsencode(place.runtime)
+    paths = os.fsencode(place.folder), os.fsencode(place.runtime)
     matrices = (A, 128, B, 128, D, 64, None, 1 << 23, None)
 
     def codes(pack_: object, plan: object) -> list[int]:
         query = api.cudal2gen_query(pack_, ctypes.byref(posed), ctypes.byref(answer))
         return [query, api.cudal2gen_plan_run(plan, *matrices)]
 
-    assert api.cudal2gen_pack_open(*words, ctypes.byref(pack_)) == 0
+    assert api.cudal2gen_pack_open(*paths, ctypes.byref(pack_)) == 0
     assert api.cudal2gen_plan_create(pack_, ctypes.byref(posed), None, ctypes.byref(plan)) == 0
     assert codes(pack_, plan) == [0, 0]
     assert codes(plan, pack_) == [1, 1]
@@ -206,7 +207,7 @@ def test_what_is_no_longer_open_is_refused(place: Place) -> None:
     assert api.cudal2gen_plan_create(pack_, ctypes.byref(posed), None, ctypes.byref(plan)) == 0
     assert [api.cudal2gen_pack_close(pack_) for _ in range(2)] == [0, 1]
     assert codes(pack_, plan) == [1, 1]
-    assert api.cudal2gen_pack_open(*words, ctypes.byref(ctypes.c_void_p())) == 0
+    assert api.cudal2gen_pack_open(*paths, ctypes.byref(ctypes.c_void_p())) == 0
     assert codes(pack_, plan) == [1, 1], "no later pack has the handle of one that was closed"
     assert api.cudal2gen_plan_destroy(plan) == 0
 
@@ -254,8 +255,8 @@ def autotuned(
 
     callback = Vendor(product)
     given = ctypes.cast(callback, ctypes.c_void_p) if vendor else None
-    what = opened.pack, ctypes.byref(posed), ctypes.byref(call), given, None, 10e3
-    code = opened.api.cudal2gen_plan_autotune(*what, ctypes.byref(answer), ctypes.byref(plan))
+    arguments = opened.pack, ctypes.byref(posed), ctypes.byref(call), given, None, 10e3
+    code = opened.api.cudal2gen_plan_autotune(*arguments, ctypes.byref(answer), ctypes.byref(plan))
     assert bool(streams) == (vendor is not None)
     return int(code)
 
@@ -265,33 +266,35 @@ def test_autotuning_in_c_has_the_rule_of_python(place: Place) -> None:
     require("torch")
     from cudal2gen.operators.measuring import rule
 
-    api, drawn = interface(place.library), np.random.default_rng(3)
+    api, rng = interface(place.library), np.random.default_rng(3)
     for number in range(10):
-        # The expected gain is just below or just above the least one.
-        costs, accepted = 10 * np.exp(drawn.normal(0, 0.06, 2)), number % 2
-        field = -np.log(costs)
-        log = math.log1p(rule.GAIN) + (0.003 if accepted else -0.003) - float(rule.expected(field.max(), field))
-        assert rule.accepts(np.full(64, field.max() + log), field + log) == accepted
+        # The kernels take ``costs`` µs and the vendor exp(vendor_log) µs, which is chosen so that the expected gain
+        # lies just above ``rule.GAIN``, or just below it.
+        costs, accepted = 10 * np.exp(rng.normal(0, 0.06, 2)), number % 2
+        kernel_logs = -np.log(costs)
+        expected = float(rule.expected(kernel_logs.max(), kernel_logs))
+        vendor_log = math.log1p(rule.GAIN) + (0.003 if accepted else -0.003) - expected
+        assert rule.accepts(np.full(64, kernel_logs.max() + vendor_log), kernel_logs + vendor_log) == accepted
         opened, plan = Opened(api, ctypes.c_void_p()), ctypes.c_void_p()
-        words = os.fsencode(place.folder), os.fsencode(place.runtime)
-        assert api.cudal2gen_pack_open(*words, ctypes.byref(opened.pack)) == 0
-        assert autotuned(opened, place, list(costs), math.exp(log), plan, Answer()) == (0 if accepted else -1)
+        paths = os.fsencode(place.folder), os.fsencode(place.runtime)
+        assert api.cudal2gen_pack_open(*paths, ctypes.byref(opened.pack)) == 0
+        assert autotuned(opened, place, list(costs), math.exp(vendor_log), plan, Answer()) == (0 if accepted else -1)
         assert api.cudal2gen_pack_close(opened.pack) == 0
         assert api.cudal2gen_plan_destroy(plan) == 0
 
 
 @pytest.mark.torch
 def test_a_bound_in_c_is_that_of_python(tmp_path: Path) -> None:
-    """The rank of the sample that bounds the median, for each number of pairs."""
+    """The rank of the sample that is the median's lower bound is the same in both, for 1 to 64 pairs."""
     require("torch")
     from cudal2gen.operators.measuring import rule
 
     source = tmp_path / "ranks.cpp"
-    source.write_text(RANKS)
+    source.write_text(RANKS_PROGRAM)
     command = ["g++", "-std=c++17", f"-I{HEADER.parent}", str(source), "-o", str(tmp_path / "ranks")]
     subprocess.run(command, check=True)
     ranks = subprocess.run([str(tmp_path / "ranks")], check=True, capture_output=True, text=True).stdout.split()
-    assert [max(float(rank), 0) for rank in ranks] == [rule.lowest_rank(pairs) for pairs in range(1, 65)]
+    assert [max(float(rank), 0) for rank in ranks] == [rule.bound_rank(pairs) for pairs in range(1, 65)]
 
 
 def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(opened: Opened, place: Place) -> None:
@@ -300,8 +303,16 @@ def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(op
     call = Call(A, 128, B, 128, D, 64, None, None, 0, None)
 
     def tuned() -> int:
-        words = (ctypes.byref(question), ctypes.byref(call), None, None, 10e3, ctypes.byref(answer), ctypes.byref(plan))
-        return int(opened.api.cudal2gen_plan_autotune(opened.pack, *words))
+        arguments = (
+            ctypes.byref(question),
+            ctypes.byref(call),
+            None,
+            None,
+            10e3,
+            ctypes.byref(answer),
+            ctypes.byref(plan),
+        )
+        return int(opened.api.cudal2gen_plan_autotune(opened.pack, *arguments))
 
     idle_runtime.capture(place.runtime, [])
     assert tuned() == -1
@@ -312,9 +323,9 @@ def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(op
 
 
 def fuzzed(library: Path, place: Place, count: int, seed: int, **variables: str) -> dict[int, int]:
-    words = [str(library), str(place.folder), str(place.runtime), str(count), str(seed)]
+    arguments = [str(library), str(place.folder), str(place.runtime), str(count), str(seed)]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cudal2gen.fuzzed_c", *words],
+        [sys.executable, "-m", "tests.cudal2gen.fuzzed_c", *arguments],
         capture_output=True, text=True, check=False, env=os.environ | variables, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

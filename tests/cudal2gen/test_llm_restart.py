@@ -1,4 +1,5 @@
-"""Proves that an interrupted run uses the answers it has paid for, within the same budget."""
+"""An interrupted run uses the answers that it has paid for, and a server that refuses, restarts or streams is
+survived."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_a_question_whose_answer_is_lost_counts_its_prompt(tmp_path: Path) -> No
 
 
 class Ended(SystemExit):
-    """Stands for a signal at the store's first row."""
+    """Stands for a signal that ends the process while trials are stored."""
 
 
 @pytest.mark.parametrize("in_background", [False, True])
@@ -136,7 +137,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         return results.trials(file)
 
     def end(_: object) -> None:
-        """An exchange in the background ends first: its thread would outlive this stand-in for a process that ends."""
+        """Waits for exchanges in the background: a process would end with its threads, and this exception does not."""
         for thread in threading.enumerate():
             if thread.name == "llm":
                 thread.join()
@@ -154,8 +155,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         assert len(server.requests) == 3
 
 
-# Refusals of servers, each with a name.
-
+# Name -> the server's step, the text of the error, the number of requests, and whether the refusal is for good.
 REFUSALS = {
     "401": (
         fails(401, f"Incorrect API key provided: {KEY}."),
@@ -301,12 +301,12 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
             if (count := count + 1) == most:
                 raise Ended
 
-        written = test_writing.session(server, folder, [], rounds=2, kernels=2)
-        written.chat, written.store = talk(server, folder, run=RUN), store
-        written.run_name = RUN
-        written.restore(stored)
-        written.run()
-        return written
+        session = test_writing.session(server, folder, [], rounds=2, kernels=2)
+        session.chat, session.store = talk(server, folder, run=RUN), store
+        session.run_name = RUN
+        session.restore(stored)
+        session.run()
+        return session
 
     for name, ends in (("whole", [9]), ("parts", [1, 1, 1, 9])):
         stored.clear()
@@ -333,12 +333,12 @@ def test_a_session_that_ended_by_patience_asks_again(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def start(server: Server) -> Session:
-        written = test_writing.session(server, tmp_path, trials, rounds=60, kernels=1)
-        written.chat = talk(server, tmp_path, run="writer")
-        written.run_name, written.say = "writer", heard.append
-        written.restore(list(trials))
-        written.run()
-        return written
+        session = test_writing.session(server, tmp_path, trials, rounds=60, kernels=1)
+        session.chat = talk(server, tmp_path, run="writer")
+        session.run_name, session.say = "writer", heard.append
+        session.restore(list(trials))
+        session.run()
+        return session
 
     trials: list[Trial] = []
     texts = (test_writing.gemm((LOOP, f"#pragma unroll {number}\n{LOOP}")) for number in (2, 3))
@@ -361,10 +361,10 @@ def test_a_session_whose_server_died_says_so(tmp_path: Path, monkeypatch: pytest
         first = test_writing.session(server, tmp_path)
         first.chat = talk(server, tmp_path, run="writer")
         first.run()
-    written = test_writing.session(server, tmp_path, rounds=3)
-    written.chat, written.pause = talk(server, tmp_path, run="writer"), lambda _: None
-    written.restore([])
-    assert len(written.run()) == 1, "what an earlier start paid for"
-    assert written.unavailable is not None
-    assert "cannot be reached" in str(written.unavailable.final)
-    assert (written.chat.usage.answered, first.chat.usage.answered) == (0, 1)
+    session = test_writing.session(server, tmp_path, rounds=3)
+    session.chat, session.pause = talk(server, tmp_path, run="writer"), lambda _: None
+    session.restore([])
+    assert len(session.run()) == 1, "what an earlier start paid for"
+    assert session.unavailable is not None
+    assert "cannot be reached" in str(session.unavailable.final)
+    assert (session.chat.usage.answered, first.chat.usage.answered) == (0, 1)

@@ -50,7 +50,8 @@ class RecordedSizes(NamedTuple):
 
 
 class RecordedTiming(NamedTuple):
-    """One timing. ``layout``: how B is stored; None if A is stored by columns. ``tile``: None for cuBLAS."""
+    """One timing. ``layout``: how B is stored; None unless A is packed by rows and B packed either way. ``tile``: None
+    for cuBLAS."""
 
     gpu: str
     sizes: RecordedSizes
@@ -159,7 +160,7 @@ def _choice(text: str) -> tuple[Tile | None, ...]:
 
 
 def _layout(sizes: RecordedSizes, strides: Sequence[int]) -> Layout | None:
-    """How B is stored; None if A is stored by columns.
+    """How B is stored; None unless A is packed by rows and B packed either way.
 
     ``strides``: of A along m and k, of B along k and n, in elements.
     """

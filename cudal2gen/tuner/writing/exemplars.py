@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from statistics import fmean
 
 BUCKET = 0.05  # width of a bucket, in the logarithm of the speed
-TEMPERATURE = 0.3  # temperature of the softmax; a speed that is higher by this makes a bucket e times as likely
+TEMPERATURE = 0.3  # temperature of the softmax; a mean speed that is higher by 0.3 makes a bucket e times as likely
 
 
 def draw(speeds: Sequence[float], count: int, seed: str) -> list[int]:
     """The indices of at most ``count`` kernels, one of each drawn bucket, the fastest first.
 
+    ``speeds``: of each kernel, relative to the incumbent's, positive.
     Equal ``seed`` and speeds give equal draws.
     """
     generator = random.Random(seed)

@@ -50,7 +50,7 @@ def compare(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("HSET2", f"{ORDERS} AND OR XOR BF BF16_V2 FTZ")
 def compare_to_halves(low: Lowering, ins: Instruction) -> None:
-    """Comparisons whose results are halves of a word: where they hold 1.0 with ``.BF``, else all ones."""
+    """Comparisons whose results are halves of a word: 0 if they do not hold, else 1.0 with ``.BF`` or all ones."""
     kind = "bf16x2" if "BF16_V2" in ins.modifiers else "f16x2"
     order, _ = comparison(ins)
     result, *texts, r = ins.operands
