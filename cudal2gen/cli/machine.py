@@ -177,8 +177,9 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
         old = {torch_range.old_driver(driver, _cuda(card, packs)) for card in cards} - {""}
         return Check(not old, "; ".join([*services, *(sorted(old) or newest)]))
     file = Path("/dev/nvidiactl")
-    if file.exists():
-        return Check(False, f"{file} is there, but libcuda.so.1 lists no device: nvidia-smi may say why")
+    if file.exists() or gpu.has_driver():
+        found = f"{file} is there" if file.exists() else "a driver's library is there"
+        return Check(False, f"{found}, but libcuda.so.1 lists no device: nvidia-smi may say why")
     return Check(False, "no NVIDIA driver: kernels run in the emulator and cannot be timed")
 
 

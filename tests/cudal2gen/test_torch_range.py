@@ -64,8 +64,12 @@ def test_doctor_checks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         assert machine._cards({}).ok == ok
     assert "12.8" in torch_range.old_driver(12080)
     monkeypatch.setattr(gpu, "cards", list)
-    monkeypatch.setattr(Path, "exists", lambda _: True)
-    assert not machine._cards({}).ok, "a driver that lists no device"
+    for has_file, has_library in ((True, False), (False, True), (False, False)):
+        monkeypatch.setattr(Path, "exists", lambda _, has_file=has_file: has_file)
+        monkeypatch.setattr(gpu, "has_driver", lambda has_library=has_library: has_library)
+        check = machine._cards({})
+        assert not check.ok, "a driver that lists no device"
+        assert ("libcuda" in check.detail) == (has_file or has_library)
 
 
 def test_doctor_checks_nvmath(monkeypatch: pytest.MonkeyPatch) -> None:
