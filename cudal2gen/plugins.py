@@ -221,9 +221,12 @@ class _Layers:
         # Tensor subclasses of quantised weights bring their own product.
         if weight.dim() != 2 or x.dtype != weight.dtype or x.device.type not in ("cuda", "cpu"):
             return None
-        if (bias is not None and bias.dtype != x.dtype) or self._is_wrapper(weight):
-            return None
         n, k = weight.shape
+        # What our operator refuses, such as a bias that is broadcast, is the host's to compute or to refuse.
+        if (bias is not None and (bias.dtype != x.dtype or bias.shape != (n,))) or self._is_wrapper(weight):
+            return None
+        if x.shape[-1:] != (k,):
+            return None
         device = weight.device
         if not self._hopes(n, k, x.dtype, device.type, device.index, bias is not None) or self._defers(x.dtype):
             return None

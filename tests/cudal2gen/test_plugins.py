@@ -210,6 +210,17 @@ def test_a_kernel_computes_the_calls_that_it_wins(enabled: Host, won: Won) -> No
     assert (won.kernels, len(enabled.calls)) == (1, 2)
 
 
+def test_what_the_operator_refuses_is_the_hosts(enabled: Host, won: Won) -> None:
+    enabled.register()
+    layer, x = won.layer(64)
+    bias = won.device.empty(1).fill_(3)
+    assert torch.equal(enabled.linear(layer, x, bias), product(layer, x) + 3)
+    assert torch.equal(enabled.linear(layer, x, bias), enabled.calls[-1])
+    with pytest.raises(RuntimeError):
+        enabled.linear(layer, x[:, :64])
+    assert won.kernels == 0
+
+
 def test_what_the_host_does_in_another_way_is_the_hosts(enabled: Host, won: Won) -> None:
     enabled.register()
     layer, x = won.layer(64)
