@@ -44,7 +44,9 @@ def installed_torch(version: str) -> Path:
     if not folder.is_dir():
         scratch = folder.with_name(f"{version}.{os.getpid()}")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        subprocess.run([*command, "--target", str(scratch), f"torch=={version}"], check=True)
+        # A user's constraints are for environments, and this folder is none: they may hold back the newest torch.
+        unconstrained = os.environ | {"PIP_CONSTRAINT": os.devnull}
+        subprocess.run([*command, "--target", str(scratch), f"torch=={version}"], check=True, env=unconstrained)
         stand_in(scratch / "torch" / "lib")
         scratch.rename(folder)
     return folder
