@@ -143,7 +143,7 @@ class Problem(Schema):
     @property
     def output(self) -> Element:
         """The type of D."""
-        return stored(self.ab, self.d)
+        return self.element if self.d == "same" else stored(self.ab, self.d)
 
     @property
     def widths(self) -> tuple[int, int, int]:

@@ -99,7 +99,8 @@ def unpack(parcel: Parcel, root: Path | None = None) -> None:
 
 
 def _pack(prepare: Callable[[Sequence[Record]], Parcel], records: Sequence[Record]) -> Parcel:
-    """Calls ``prepare`` on a CPU worker. It is an argument, so that Ray sends it once and not with each task."""
+    """Calls ``prepare`` on a CPU worker. It is passed as a reference, so that Ray sends it once to each node and
+    not with each task."""
     return prepare(records)
 
 
@@ -126,7 +127,7 @@ class Measurer:
 
 
 class IdleWorkers:
-    """IdleWorkers workers, and the jobs that wait for one.
+    """Idle workers, and the jobs that wait for one.
 
     A worker goes to the job of the lowest rank; among equal ranks, to the one that has waited longest. Invariant, under
     the lock: either no worker is idle, or no job waits.

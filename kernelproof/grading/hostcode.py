@@ -73,7 +73,8 @@ def findings(text: str) -> Iterator[Finding]:
 
 
 def _globals(plain: str) -> Iterator[tuple[str, int]]:
-    """The names and lines of tensors that are global variables."""
+    """The names and lines of tensors that are variables of the file, outside of all braces."""
+    # A statement ends at ; { or } outside of braces, or at the { that leaves that level.
     depth, start = 0, 0
     for number, char in enumerate(plain):
         depth += (char == "{") - (char == "}")

@@ -17,10 +17,12 @@ from tests.draws import drawn
 
 pytestmark = pytest.mark.slow
 
-WIDE, TIGHT, THREE = [40, 232], [24, 240], [32, 160]
+# Registers of the producer and of consumers, as setmaxnreg sets them.
+WIDE, TIGHT, THREE_CONSUMERS = [40, 232], [24, 240], [32, 160]
 
 
-def tile(bm: int, bn: int, registers: list[int] | None = WIDE, **changes: Any) -> dict[str, Any]:
+def sm90_fields(bm: int, bn: int, registers: list[int] | None = WIDE, **changes: Any) -> dict[str, Any]:
+    """The fields of a record of sm90_wgmma with two consumers."""
     fields = {"bm": bm, "bn": bn, "atom_n": bm if changes.get("swap_ab") else bn, "registers": registers, "stages": 3}
     return fields | {"consumers": 2} | changes
 
@@ -29,50 +31,50 @@ PINGPONG: dict[str, Any] = {"schedule": "pingpong"}
 DIRECT: dict[str, Any] = {"epilogue": "direct"}
 # Legal points, and illegal points one step beyond the same rule.
 LEGAL: list[dict[str, Any]] = [
-    tile(256, 192),
-    tile(256, 208, TIGHT),
-    tile(256, 208, TIGHT, layout="nn"),
-    tile(128, 256, None),
-    tile(256, 256, None, acc="f16"),
-    tile(192, 192, THREE, consumers=3),
-    tile(192, 256, THREE, consumers=3, atom_n=128),
-    tile(128, 192, **PINGPONG),
-    tile(128, 208, TIGHT, **PINGPONG),
-    tile(128, 208, TIGHT, cluster=[2, 2], **PINGPONG),
-    tile(192, 128, **PINGPONG),
-    tile(192, 128, cluster=[4, 1], **PINGPONG),
-    tile(128, 384, atom_n=192),
-    tile(128, 384, atom_n=192, cluster=[1, 4]),
-    tile(256, 208, TIGHT, acc="f16", **PINGPONG),
-    tile(128, 208, None, consumers=1),
-    tile(64, 128, None, consumers=1, min_blocks=2),
-    tile(256, 192, [32, 232], cluster=[2, 2]),
-    tile(256, 208, TIGHT, cluster=[2, 1]),
-    tile(256, 160, TIGHT, cluster=[2, 1], layout="nn"),
-    tile(128, 240, [32, 232], cluster=[2, 2], layout="nn", acc="f16", bk=128, stages=2),
-    tile(256, 176, **DIRECT),
-    tile(144, 256, swap_ab=True, **DIRECT),
-    tile(256, 192, split_k=2, reduce="workspace"),
-    tile(256, 192, split_k=2, reduce="cluster", **DIRECT),
+    sm90_fields(256, 192),
+    sm90_fields(256, 208, TIGHT),
+    sm90_fields(256, 208, TIGHT, layout="nn"),
+    sm90_fields(128, 256, None),
+    sm90_fields(256, 256, None, acc="f16"),
+    sm90_fields(192, 192, THREE_CONSUMERS, consumers=3),
+    sm90_fields(192, 256, THREE_CONSUMERS, consumers=3, atom_n=128),
+    sm90_fields(128, 192, **PINGPONG),
+    sm90_fields(128, 208, TIGHT, **PINGPONG),
+    sm90_fields(128, 208, TIGHT, cluster=[2, 2], **PINGPONG),
+    sm90_fields(192, 128, **PINGPONG),
+    sm90_fields(192, 128, cluster=[4, 1], **PINGPONG),
+    sm90_fields(128, 384, atom_n=192),
+    sm90_fields(128, 384, atom_n=192, cluster=[1, 4]),
+    sm90_fields(256, 208, TIGHT, acc="f16", **PINGPONG),
+    sm90_fields(128, 208, None, consumers=1),
+    sm90_fields(64, 128, None, consumers=1, min_blocks=2),
+    sm90_fields(256, 192, [32, 232], cluster=[2, 2]),
+    sm90_fields(256, 208, TIGHT, cluster=[2, 1]),
+    sm90_fields(256, 160, TIGHT, cluster=[2, 1], layout="nn"),
+    sm90_fields(128, 240, [32, 232], cluster=[2, 2], layout="nn", acc="f16", bk=128, stages=2),
+    sm90_fields(256, 176, **DIRECT),
+    sm90_fields(144, 256, swap_ab=True, **DIRECT),
+    sm90_fields(256, 192, split_k=2, reduce="workspace"),
+    sm90_fields(256, 192, split_k=2, reduce="cluster", **DIRECT),
 ]
 SPILLING: list[dict[str, Any]] = [
-    tile(256, 208),
-    tile(256, 224, TIGHT),
-    tile(256, 144, None),
-    tile(256, 224, TIGHT, atom_n=112),
-    tile(128, 224, TIGHT, **PINGPONG),
-    tile(192, 144, TIGHT, **PINGPONG),
-    tile(128, 448, atom_n=224, stages=2),
-    tile(256, 224, TIGHT, acc="f16", **PINGPONG),
-    tile(128, 256, None, consumers=1),
-    tile(128, 128, None, consumers=1, min_blocks=2),
-    tile(128, 240, TIGHT, cluster=[2, 2], layout="nn", acc="f16", bk=128, stages=2),
-    tile(256, 192, **DIRECT),
-    tile(160, 256, swap_ab=True, **DIRECT),
+    sm90_fields(256, 208),
+    sm90_fields(256, 224, TIGHT),
+    sm90_fields(256, 144, None),
+    sm90_fields(256, 224, TIGHT, atom_n=112),
+    sm90_fields(128, 224, TIGHT, **PINGPONG),
+    sm90_fields(192, 144, TIGHT, **PINGPONG),
+    sm90_fields(128, 448, atom_n=224, stages=2),
+    sm90_fields(256, 224, TIGHT, acc="f16", **PINGPONG),
+    sm90_fields(128, 256, None, consumers=1),
+    sm90_fields(128, 128, None, consumers=1, min_blocks=2),
+    sm90_fields(128, 240, TIGHT, cluster=[2, 2], layout="nn", acc="f16", bk=128, stages=2),
+    sm90_fields(256, 192, **DIRECT),
+    sm90_fields(160, 256, swap_ab=True, **DIRECT),
 ]
 FATAL: list[dict[str, Any]] = [
-    tile(192, 208, THREE, consumers=3),
-    tile(128, 112, [24, 104], min_blocks=2),
+    sm90_fields(192, 208, THREE_CONSUMERS, consumers=3),
+    sm90_fields(128, 112, [24, 104], min_blocks=2),
 ]
 
 
@@ -89,33 +91,33 @@ def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
     return [rule for rule in record.violations() if "registers" in rule]
 
 
-def warps(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
-    """A record of sm120_mma whose rules were not checked: with pingpong, or with one consumer and the registers of the
-    launch."""
+def sm120_record(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
+    """A record of sm120_mma whose rules were not checked. With ``registers`` it has two consumers in pingpong, without
+    them one consumer and no setmaxnreg."""
     swap_ab = changes.get("swap_ab", False)
-    iterations = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
-    whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **iterations}
+    schedule_fields = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
+    whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **schedule_fields}
     whole |= {"registers": registers and tuple(registers), **changes}
     problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
     return Sm120Mma.model_construct(problem=problem, **whole)
 
 
-ACROSS: dict[str, Any] = {"swap_ab": True}
+SWAPPED: dict[str, Any] = {"swap_ab": True}
 RESIDUAL: dict[str, Any] = {"fusion": "residual"}
 LEGAL_WARPS = [
-    warps(192),
-    warps(208, registers=TIGHT, layout="nn"),
-    warps(192, **ACROSS),
-    warps(208, registers=None),
-    warps(160, **RESIDUAL),
-    warps(96, **RESIDUAL, **ACROSS),
+    sm120_record(192),
+    sm120_record(208, registers=TIGHT, layout="nn"),
+    sm120_record(192, **SWAPPED),
+    sm120_record(208, registers=None),
+    sm120_record(160, **RESIDUAL),
+    sm120_record(96, **RESIDUAL, **SWAPPED),
 ]
 SPILLING_WARPS = [
-    warps(224),
-    warps(240, registers=None),
-    warps(192, **RESIDUAL),
-    warps(192, d="f32", **ACROSS),
-    warps(128, **RESIDUAL, **ACROSS),
+    sm120_record(224),
+    sm120_record(240, registers=None),
+    sm120_record(192, **RESIDUAL),
+    sm120_record(192, d="f32", **SWAPPED),
+    sm120_record(128, **RESIDUAL, **SWAPPED),
 ]
 # A wide tile takes ptxas seconds: ``make test`` takes some points of each side, ``make thorough`` all.
 WITHIN, BEYOND = drawn(LEGAL, 4), drawn(SPILLING, 3)
@@ -166,5 +168,5 @@ def test_an_instruction_beyond_the_entry_registers_is_fatal(fields: dict[str, An
 
 def test_the_register_pool_is_a_rule_of_its_own() -> None:
     """ptxas does not check the register pool, and a kernel that exceeds it would wait forever."""
-    assert any("wait forever" in rule for rule in register_rules(unchecked(tile(128, 256, [40, 240]))))
-    assert register_rules(unchecked(tile(128, 256, TIGHT))) == []
+    assert any("wait forever" in rule for rule in register_rules(unchecked(sm90_fields(128, 256, [40, 240]))))
+    assert register_rules(unchecked(sm90_fields(128, 256, TIGHT))) == []

@@ -222,7 +222,7 @@ def test_sources_programs_and_arrays(session: pytest.Pytester) -> None:
 @pytest.mark.parametrize("case", ["right", "race", "exit code"])
 def test_program(cuda_emulator, case):
     result = cuda_emulator.check_program(SOURCE, args=[case], timeout=60)
-    assert result.exit_code == (3 if case == "exit code" else 0)
+    assert result.program_exit_code == (3 if case == "exit code" else 0)
 def test_compiled(cuda_emulator):
     assert cuda_emulator.compile("pair.cu").kernels == ("pair",)
     y = np.zeros(200, "i2")

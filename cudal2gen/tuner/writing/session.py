@@ -135,10 +135,11 @@ class Session:
         return best
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Restores what earlier starts of the run stored: the incumbent, their answers, and the trials of the answers,
-        which are not repeated.
+        """Restores what earlier starts of the run stored: the incumbent, their answers and their trials. Kernels that
+        already have a trial are not judged again.
 
-        Trials of other sessions on this problem that precede them become attempts, if their texts still exist.
+        Trials on this problem that were stored before this run's first one become attempts, if their texts still exist;
+        without stored answers, so do this run's own.
         """
         history = self.chat.history
         self._answers = deque(history.answers(self.problem))
@@ -172,7 +173,7 @@ class Session:
         return Attempt(draft, trial, proven, record, reward.written(trial, self.limits.weights, self._best))
 
     def run(self) -> list[Attempt]:
-        """Runs all rounds and returns all attempts. Questions that earlier starts got answered count as rounds."""
+        """Runs all rounds and returns all attempts. Rounds that were answered in earlier starts count."""
         if self.chat.history.state(self.problem, INCUMBENT) is None:
             self.chat.keep(self.problem, INCUMBENT, self.incumbent.model_dump(mode="json"))
         idle, number = 0, 1
@@ -260,7 +261,7 @@ class Session:
         self, attempts: Sequence[Attempt], others: Sequence[float], faults: Sequence[str], correction: str
     ) -> ReadAnswer:
         """The outcome of an answer. Its reward is the mean over its new kernels (``attempts``) and ``others``, the
-        rewards of copies and of ideas that are no kernel."""
+        rewards of copies and of drafts that could not be read."""
         rewards = [*(attempt.reward for attempt in attempts), *others] or [self.limits.weights.failed]
         fields = [attempt.trial.record for attempt in attempts]
         right = bool(attempts) and not others and all(attempt.trial.measured for attempt in attempts)
@@ -291,8 +292,8 @@ class Session:
         return faults, copied
 
     def _keep(self, attempt: Attempt) -> None:
-        """Stores what a restart needs of an attempt. The trial is stored last, because a restart does not judge a text
-        again that has a trial."""
+        """Stores what a restart needs of an attempt. The trial is stored last: once it exists, a restart does not judge
+        the text again."""
         details = {"report": attempt.proof.report, "counters": attempt.proof.counters}
         if any(details.values()):
             self.chat.keep(self.problem, _key(attempt.trial), details)
@@ -313,7 +314,8 @@ class Session:
     def _contrast(self) -> dict[str, Attempt]:
         """The fastest kernel and those that ``exemplars`` draws, by label.
 
-        The label is "best" and a number for the fastest and for those at least as fast as the incumbent, else "slow".
+        Labels are "best" with a running number for the fastest and for those at least as fast as the incumbent, and
+        "slow" with one for the others.
         """
         first, rest = self.ranked[:1], self.ranked[1:]
         drawn = exemplars.draw([self._speed(item) for item in rest], MAX_DRAWN, f"{self.run_name} {len(self.attempts)}")
