@@ -328,6 +328,13 @@ class RoleMachine(Machine):
         track.drained += 1
         return position // stages ^ 1
 
+    def cluster_places(self, address: Any, lanes: Lanes) -> tuple[Lanes, Lanes]:
+        """The ranks of the CTAs in which lanes' addresses of shared memory lie, and the addresses there."""
+        place = np.broadcast_to(self._number(address), (self.lanes,))[lanes].astype(np.int64)
+        # An address in another CTA has that CTA's rank, plus 1, above the place in shared memory.
+        ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
+        return ranks, place & WITHIN
+
     def arrive(
         self, address: Any, count: int, expected: Any, m: Mask, _site: int, order: int, drops: bool
     ) -> None:  # fmt: skip
@@ -337,11 +344,9 @@ class RoleMachine(Machine):
             return
         if drops or np.any(np.asarray(count) != 1) or not order & ORDERS:
             raise NotCertified("an arrival that is not one, or that does not release, is not covered")
-        place = np.broadcast_to(self._number(address), (self.lanes,))[lanes].astype(np.int64)
-        # An address in another CTA has that CTA's rank, plus 1, above the place in shared memory.
-        ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
-        at = int(place[0]) & WITHIN
-        if ((place & WITHIN) != at).any():
+        ranks, places = self.cluster_places(address, lanes)
+        at = int(places[0])
+        if (places != at).any():
             raise NotCertified("lanes arrive at different mbarriers at once")
         if self.role == PRODUCER and expected is not None and (ranks == self.pipeline.rank).all():
             self._expect(at, self._one(expected, lanes))

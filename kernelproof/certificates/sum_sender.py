@@ -17,7 +17,6 @@ from kernelproof.certificates.polynomials import Lanes
 from kernelproof.certificates.role_machine import MOST_BYTES
 from kernelproof.certificates.role_state import CONSUMER, SETUP
 from kernelproof.certificates.shared_memory import ELEMENT
-from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
 
@@ -139,8 +138,7 @@ class SumSender(ClusterMachine):
 
     def _peers(self, address: Any) -> tuple[Lanes, Lanes]:
         """The ranks of the CTAs in which addresses lie, and the addresses there."""
-        place = np.broadcast_to(self._number(address), (self.lanes,)).astype(np.int64)
-        ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
+        ranks, places = self.cluster_places(address, self.every)
         if (ranks >= self.pipeline.ranks).any():
             raise NotCertified(f"an address in CTA {int(ranks.max())} of a cluster of {self.pipeline.ranks}")
-        return ranks, place & WITHIN
+        return ranks, places
