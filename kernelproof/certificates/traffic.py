@@ -6,20 +6,19 @@ worst of all launches. That is a fact beside the proof, and no condition of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from kernelproof.certificates.polynomials import Lanes
-from kernelproof.emulator.state.counters import SECTOR_BYTES, Banks, Counters
+from kernelproof.emulator.state.counters import SECTOR_BYTES, Counters
 from kernelproof.emulator.state.sites import Site
 from kernelproof.ground.pages import counted
 from kernelproof.ground.schema import Schema
 
 _WARP = 32
-Fact = TypeVar("Fact", Banks, "_Runs")
 
 
 class SharedAccess(Schema):
@@ -57,27 +56,47 @@ class GlobalAccess(Schema):
         return f"{self.operand}, {self.opcode}: {runs} of {counted(self.warps, 'warp')}, {sectors} sectors"
 
 
-class _Runs(NamedTuple):
-    """The fields of a ``GlobalAccess`` without those that name the instruction, the costs first."""
+class _Wavefronts(NamedTuple):
+    """The fields of a ``SharedAccess`` without those that name the instruction."""
 
-    sectors: tuple[int, int]
-    runs: tuple[tuple[int, int], ...]
     warps: int
+    wavefronts: int
+    without_conflicts: int
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        return self.wavefronts - self.without_conflicts, self.wavefronts
+
+
+class _Runs(NamedTuple):
+    """The fields of a ``GlobalAccess`` without those that name the instruction."""
+
     operand: str
+    warps: int
+    runs: tuple[tuple[int, int], ...]
+    sectors: tuple[int, int]
+
+    @property
+    def cost(self) -> int:
+        return self.sectors[1]
+
+
+Fact = TypeVar("Fact", _Wavefronts, _Runs)
 
 
 class Traffic:
-    """Collects the accesses of a kernel's runs. ``sites``: its instructions, by the numbers that accesses come with."""
+    """Collects the accesses of a kernel's runs. ``sites``: the kernel's instructions. Every access comes with the index
+    of its instruction there."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
         self._sites = sites
         self._seen: set[tuple[int, bytes]] = set()
-        self._banks: dict[int, Banks] = {}
-        self._runs: dict[int, _Runs] = {}
+        self._shared: dict[int, _Wavefronts] = {}
+        self._global: dict[int, _Runs] = {}
 
     def shared(self, site: int, address: Lanes, lanes: Lanes, size: int) -> None:
         """Lanes access ``size`` bytes at addresses of shared memory. Single threads are no warps, and left out."""
-        if not self._is_new(site, address, lanes) or len(lanes) == 1:
+        if len(lanes) == 1 or not self._is_new(site, address, lanes):
             return
         every = np.zeros(-(-(int(lanes[-1]) + 1) // _WARP) * _WARP, np.int64)
         every[lanes] = address
@@ -86,8 +105,8 @@ class Traffic:
         counters = Counters([], [])
         counters.shared("", every, size, mask)
         banks = counters.shared_banks[""]
-        if site not in self._banks or _cost(banks) > _cost(self._banks[site]):
-            self._banks[site] = banks
+        new = _Wavefronts(banks.requests, banks.wavefronts, banks.ideal)
+        self._shared[site] = max(self._shared.get(site, new), new, key=lambda fact: fact.cost)
 
     def of_operand(self, site: int, operand: str, rows: Lanes, starts: Lanes, lanes: Lanes, size: int) -> None:
         """Lanes access ``size`` bytes of an operand, from byte ``starts`` of its row ``rows`` in memory on."""
@@ -104,47 +123,34 @@ class Traffic:
         # An access is aligned to its size, so a run begins at most that many bytes before the end of a sector.
         late = max(0, SECTOR_BYTES - size)
         least, most = (sum(n * -(-(to + length) // SECTOR_BYTES) for n, length in runs) for to in (0, late))
-        new = _Runs((least, most), runs, len(np.unique(warp)), operand)
-        known = self._runs.get(site)
-        if known is None or most > known.sectors[1]:
-            self._runs[site] = new
+        new = _Runs(operand, len(np.unique(warp)), runs, (least, most))
+        self._global[site] = max(self._global.get(site, new), new, key=lambda fact: fact.cost)
 
     def shared_accesses(self) -> tuple[SharedAccess, ...]:
         """What instructions access in shared memory, in the order of the text."""
         return tuple(
-            SharedAccess(
-                opcode=opcode, lines=lines, warps=banks.requests, wavefronts=banks.wavefronts,
-                without_conflicts=banks.ideal,
-            )
-            for opcode, lines, banks in self._alike(self._banks)
-        )  # fmt: skip
+            SharedAccess(opcode=opcode, lines=tuple(lines), **fact._asdict())
+            for (opcode, fact), lines in self._by_fact(self._shared).items()
+        )
 
     def global_accesses(self) -> tuple[GlobalAccess, ...]:
         """What instructions access of operands, in the order of the text."""
         return tuple(
-            GlobalAccess(opcode=opcode, lines=lines, **runs._asdict())
-            for opcode, lines, runs in self._alike(self._runs)
+            GlobalAccess(opcode=opcode, lines=tuple(lines), **fact._asdict())
+            for (opcode, fact), lines in self._by_fact(self._global).items()
         )
 
-    def _alike(self, facts: Mapping[int, Fact]) -> Iterator[tuple[str, tuple[int, ...], Fact]]:
-        """The instructions of one opcode with equal facts: the opcode, their lines, and the fact."""
-        groups: list[tuple[str, list[int], Fact]] = []
+    def _by_fact(self, facts: Mapping[int, Fact]) -> dict[tuple[str, Fact], list[int]]:
+        """Opcode and fact -> the lines of the instructions that have both."""
+        groups: dict[tuple[str, Fact], list[int]] = {}
         for site in sorted(facts, key=lambda site: self._sites[site].line):
             at = self._sites[site]
             opcode = next(word for word in at.text.split() if not word.startswith("@"))
-            group = next((each for each in groups if (each[0], each[2]) == (opcode, facts[site])), None)
-            if group is None:
-                groups.append((opcode, [at.line], facts[site]))
-            else:
-                group[1].append(at.line)
-        yield from ((opcode, tuple(lines), fact) for opcode, lines, fact in groups)
+            groups.setdefault((opcode, facts[site]), []).append(at.line)
+        return groups
 
     def _is_new(self, site: int, place: Lanes, lanes: Lanes) -> bool:
         key = site, place.tobytes() + lanes.tobytes()
         known = key in self._seen
         self._seen.add(key)
         return not known
-
-
-def _cost(banks: Banks) -> tuple[int, int]:
-    return banks.conflicts, banks.wavefronts
