@@ -12,7 +12,7 @@ with a coefficient per lane, and data are known by their origin, not by their va
   and ``warpgroup_machine`` add memory, partial sums, other CTAs and wgmma to that. ``accumulators`` checks the
   registers of wgmma.
 - ``sum_proof`` proves how a pipeline's partial sums are added, for any thread of a group (``share``) on
-  ``sum_machine``, a ``thread_machine`` that keeps its ``doings``. ``conditions`` has predicates that are not decided,
+  ``sum_machine``, a ``thread_machine`` that keeps its ``progress``. ``conditions`` has predicates that are not decided,
   and ``rests`` names for quotients.
 - ``cluster_sums`` says how CTAs of a cluster send each other partial sums (``sum_sender``), and why that suffices.
   ``cluster_sum_proof`` proves how they add them.

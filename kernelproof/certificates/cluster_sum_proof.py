@@ -20,13 +20,13 @@ from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds
 from kernelproof.certificates.cluster_sums import NOBODY, SUM_BYTES, ClusterSums
 from kernelproof.certificates.conditions import OpenFacts, settled
 from kernelproof.certificates.contract import Contract, Matrix, Tile
-from kernelproof.certificates.doings import Key, Stored
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
 from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.progress import Key, Stored
 from kernelproof.certificates.role_state import RoleState
 from kernelproof.certificates.share import LANES, WARPS
 from kernelproof.certificates.slices import Partial
@@ -189,9 +189,9 @@ class ClusterSumMachine(ThreadMachine):
         if not at[0].equals(tile.row + row) or not at[1].equals(tile.col + col):
             raise NotCertified("D gets the sum of another element")
         key = (row.key, col.key), 0, False
-        if key in self.doings.stored:
+        if key in self.progress.stored:
             raise NotCertified("a sum is stored twice")
-        self.doings.stored[key] = Stored(*at, ZERO, False)
+        self.progress.stored[key] = Stored(*at, ZERO, False)
 
 
 class ClusterSumProof:
@@ -238,7 +238,7 @@ class ClusterSumProof:
         def reached(block: int | None, _: Registers) -> None:
             if block is not None:
                 raise NotCertified("a consumer goes on after its sums")
-            ends.append(machine.doings.stored)
+            ends.append(machine.progress.stored)
 
         machine.follow(states[0].block, registers, None, (), reached)
         if not ends or any(each.keys() != ends[0].keys() for each in ends):

@@ -248,7 +248,7 @@ class MainLoop:
         return Case(covers=f"a period of {self.period} k-tiles", instructions=machine.steps)
 
     def _exit(self, family: Family, turns: Turns, rest: int) -> Case:
-        """Prove the way from the loop's head to the end, where ``rest`` more k-tiles are left than the family's least
+        """Prove what follows from the loop's head to the end, with ``rest`` more k-tiles left than the family's least
         number."""
         least = family.least + rest
         if family.only:

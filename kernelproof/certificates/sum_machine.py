@@ -10,12 +10,12 @@ import numpy as np
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, Kinds, unknown
 from kernelproof.certificates.conditions import Condition, OpenFacts, settled
 from kernelproof.certificates.contract import Contract, Matrix
-from kernelproof.certificates.doings import Doings, Phase, Stored
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.invariants import poly_of
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.progress import Phase, Progress, Stored
 from kernelproof.certificates.share import Share
 from kernelproof.certificates.slices import Partial
 from kernelproof.certificates.thread_machine import Registers, ThreadMachine
@@ -83,16 +83,16 @@ class SumMachine(ThreadMachine):
                     raise
                 registers[name] = UNKNOWN
 
-    def _met_doings(self, sides: list[tuple[Condition, Any, Doings]]) -> Doings:
+    def _met_progress(self, sides: list[tuple[Condition, Any, Progress]]) -> Progress:
         """What has been done where two sides meet. Both must have done the same, except that one may leave out sums
         that lie beyond D, or vectors beyond the share."""
         (_, _, a), (_, _, b) = sides
         if (a.waited, a.counted, a.met, a.added) != (b.waited, b.counted, b.met, b.added):
             raise NotCertified("a part of a group's threads waits, counts or meets")
-        out = super()._met_doings(sides)
+        out = super()._met_progress(sides)
         if a.cleared is not b.cleared:
-            for test, _, doings in sides:
-                if doings.cleared is False:
+            for test, _, progress in sides:
+                if progress.cleared is False:
                     with self.facts.side(test):
                         self.check_not_last()
             out.cleared = None
@@ -133,15 +133,15 @@ class SumMachine(ThreadMachine):
         """bar.sync: of the CTA before its items, then of the group, once per tile."""
         if self.phase == Phase.START:
             return
-        share, doings = self.share, self.doings
-        if self.phase != Phase.TILE or m is not None or self.depth or doings.met or doings.added:
+        share, progress = self.share, self.progress
+        if self.phase != Phase.TILE or m is not None or self.depth or progress.met or progress.added:
             raise NotCertified("a barrier that is not the one of a group for a tile")
         at, of = (np.unique(self._number(each)) for each in (number, count))
         if at.tolist() != [share.meeting] or of.tolist() != [share.threads]:
             raise NotCertified(f"barrier {at} of {of} threads is not the group's")
-        if share.first and not doings.waited:
+        if share.first and not progress.waited:
             raise NotCertified("a group meets before its first thread has waited for all partial sums of a tile")
-        doings.met = True
+        progress.met = True
 
     def check_counter(self, address: Any) -> None:
         """Check that an address is that of the tile's counter."""
@@ -152,8 +152,8 @@ class SumMachine(ThreadMachine):
     def wait_for_parts(self, block: int, registers: Registers) -> tuple[int, Registers]:
         """Prove the loop in which the first thread waits for all parts of a tile: for every value that the counter may
         have, it ends exactly if all parts are counted. Returns the block after the loop, and the registers there."""
-        share, doings = self.share, self.doings
-        if self.phase != Phase.TILE or not share.first or doings.waited or doings.met:
+        share, progress = self.share, self.progress
+        if self.phase != Phase.TILE or not share.first or progress.waited or progress.met:
             raise NotCertified("a wait for a counter that is not the one of a group's first thread")
         if self.program.loops[block] != {block} or any(
             ins.base not in ("ld", "and", "or", "xor", "shl", "shr", "add", "sub", "setp", "mov", "selp", "bfe")
@@ -171,22 +171,22 @@ class SumMachine(ThreadMachine):
             if following != (after if value % COUNTER_HALF == share.count else block):
                 raise NotCertified(f"a wait for {share.count} parts goes on, or does not, when {value:#x} is counted")
         written = {name for name in mine if mine[name] is not registers.get(name)}
-        doings.waited = True
+        progress.waited = True
         return after, registers | dict.fromkeys(written, UNKNOWN)
 
     def count_vectors(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
         """atom.add: the first thread counts the vectors that its group adds. Returns the counter's value before."""
-        share, doings = self.share, self.doings
-        if self.phase != Phase.TILE or not share.first or m is not None or self.depth or doings.counted:
+        share, progress = self.share, self.progress
+        if self.phase != Phase.TILE or not share.first or m is not None or self.depth or progress.counted:
             raise NotCertified("an atomic that does not count a group's vectors once")
-        if not doings.waited or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared" or not kind.returns:
+        if not progress.waited or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared" or not kind.returns:
             raise NotCertified("an atomic that does not add to the counter of a tile that was waited for")
         if kind.read & 3 != Scope.GPU or kind.write & 3 != Scope.GPU:
             raise NotCertified("an atomic that counts vectors for a part of the device only")
         self.check_counter(address)
         if not polynomial(value, 32).equals((share.last - share.at) * COUNTER_HALF):
             raise NotCertified("not as many vectors are counted as are added")
-        doings.counted = True
+        progress.counted = True
         return Word(share.before * COUNTER_HALF + share.count, 32, self.facts)
 
     def check_not_last(self) -> None:
@@ -199,21 +199,21 @@ class SumMachine(ThreadMachine):
 
     def _clear(self, address: Any, value: Any, size: int, strength: int) -> None:
         """A store to a counter: the first thread of the last group returns it to zero."""
-        share, doings = self.share, self.doings
+        share, progress = self.share, self.progress
         self.check_counter(address)
         if (
             self.phase != Phase.TILE
             or not share.first
-            or not doings.counted
-            or not doings.added
-            or doings.cleared is not False
+            or not progress.counted
+            or not progress.added
+            or progress.cleared is not False
         ):
             raise NotCertified("a counter is returned to zero by another thread, twice or too early")
         if size != VECTOR or strength & 3 != Scope.GPU or self._number(value).any():
             raise NotCertified("a counter is not returned to zero for the whole device")
         if not self.facts.holds(share.before + (share.last - share.at) - share.vectors):
             raise NotCertified("a counter is returned to zero that other groups still need")
-        doings.cleared = True
+        progress.cleared = True
 
     # --- global memory
 
@@ -234,7 +234,7 @@ class SumMachine(ThreadMachine):
 
     def _load(self, address: Any, size: int, strength: int) -> Partial:
         """Load partial sums of one slab of the tile."""
-        if self.phase != Phase.VECTORS or not self.doings.met:
+        if self.phase != Phase.VECTORS or not self.progress.met:
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:
             raise NotCertified("partial sums are loaded through the read-only path")
@@ -279,6 +279,6 @@ class SumMachine(ThreadMachine):
             if not self.facts.holds(gap):
                 raise NotCertified("a group stores sums of a vector that is not of its share")
         key = vector.key, element, is_turned
-        if key in self.doings.stored:
+        if key in self.progress.stored:
             raise NotCertified("a sum is stored twice")
-        self.doings.stored[key] = Stored(row, col, vector, False)
+        self.progress.stored[key] = Stored(row, col, vector, False)

@@ -32,13 +32,13 @@ from kernelproof.certificates import rests
 from kernelproof.certificates.cells import UNKNOWN, Kinds
 from kernelproof.certificates.conditions import Fraction, OpenFacts, at_least
 from kernelproof.certificates.contract import Contract
-from kernelproof.certificates.doings import Key, Phase
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
 from kernelproof.certificates.pipelines import WARP, Parts, Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.progress import Key, Phase
 from kernelproof.certificates.role_loops import after_items, exits_of, loops_of, registers_of
 from kernelproof.certificates.role_state import CONSUMER
 from kernelproof.certificates.share import AT, LEFT, VECTOR, Share
@@ -240,10 +240,10 @@ class SumProof:
         end = share.tile * share.vectors + share.at + named(LEFT) + 1
 
         def reached(block: int | None, registers: Registers) -> None:
-            doings = machine.doings
-            if not (doings.met and doings.added) or (share.first and not (doings.waited and doings.counted)):
+            progress = machine.progress
+            if not (progress.met and progress.added) or (share.first and not (progress.waited and progress.counted)):
                 raise NotCertified("a group does not wait for, count, meet for and add the vectors of a tile")
-            if doings.cleared is False:
+            if progress.cleared is False:
                 machine.check_not_last()
             for name in counting:
                 value = registers.get(name)
@@ -267,17 +267,17 @@ class SumProof:
         """Prove the loop over the group's vectors of a tile, for any of them. Returns the block after the loop, and the
         registers there."""
         share, facts, written = machine.share, machine.facts, self._written(self.vectors)
-        if machine.phase != Phase.TILE or machine.doings.added or not facts.holds(share.last - 1 - share.at):
+        if machine.phase != Phase.TILE or machine.progress.added or not facts.holds(share.last - 1 - share.at):
             raise NotCertified("the vectors of a tile are added twice, or although there are none")
         exits = exits_of(self.program, self.vectors)
         if len(exits) != 1:
             raise NotCertified("the loop over vectors is left for different places")
-        before, machine.phase = machine.doings.copied(), Phase.VECTORS
+        before, machine.phase = machine.progress.copied(), Phase.VECTORS
         for iterations in share.iterations():
             machine.share = iterations
             self._iteration(machine, registers, written, exits)
         machine.share = share
-        machine.doings, machine.phase = replace(before, added=True), Phase.TILE
+        machine.progress, machine.phase = replace(before, added=True), Phase.TILE
         return exits[0], registers | dict.fromkeys(written, UNKNOWN)
 
     def _iteration(self, machine: SumMachine, registers: Registers, written: set[str], exits: list[int]) -> None:
@@ -290,7 +290,7 @@ class SumProof:
                 counting.append(name)
                 start[name] = Word(share.vector, bits_of(value), facts)
         start |= dict.fromkeys(written - set(counting), UNKNOWN)
-        machine.at, machine.doings.stored = share.vector, {}
+        machine.at, machine.progress.stored = share.vector, {}
         known = (share.vector - share.at, share.last - 1 - share.vector, *share.column_limits)
         with facts.side(at_least(facts, *known)):
             machine.follow(
@@ -314,7 +314,7 @@ class SumProof:
         # Vectors after the last one of the share belong to another group, or do not exist.
         vectors = [share.vector + i for i in range(step)]
         due = [x for x in vectors if machine.facts.truth(x - share.last) is not True]
-        stored = machine.doings.stored.keys()
+        stored = machine.progress.stored.keys()
         if not all(self._are_stored(vector, stored) for vector in due):
             raise NotCertified(f"not all sums of {step} vectors are stored")
         if {key for key, _, _ in stored} - {vector.key for vector in vectors}:

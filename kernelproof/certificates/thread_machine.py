@@ -19,12 +19,12 @@ from kernelproof.certificates import abstract
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kinds
 from kernelproof.certificates.conditions import Condition, Multiple, OpenFacts, chosen, settled
 from kernelproof.certificates.contract import Contract, Matrix
-from kernelproof.certificates.doings import Doings, Stored
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.machine import Machine
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.progress import Progress, Stored
 from kernelproof.certificates.slices import Partial
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator import arithmetic
@@ -64,7 +64,7 @@ class ThreadMachine(Machine, ABC):
     def __init__(self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, thread: AnyThread) -> None:
         super().__init__(program, replace(contract, lanes=1, slices=None, facts=facts), kinds)
         self.thread = thread
-        self.doings, self.depth = Doings(), 0
+        self.progress, self.depth = Progress(), 0
         self.proven_loops: dict[int, Callable[[int, Registers], tuple[int, Registers]]] = {}
         # The text calls these names. They are replaced so that conditions which are not decided yet stay symbolic.
         arithmetic_names = abstract.names_of_arithmetic(contract.type_of("D"))
@@ -129,24 +129,24 @@ class ThreadMachine(Machine, ABC):
         self, block: int, test: Condition, registers: Registers, stops: Iterable[int], reached: Reached
     ) -> Registers | None:
         """Execute both sides of a branch, and return the registers where they meet; None if both end before."""
-        join, before = self.program.joins[block], self.doings
+        join, before = self.program.joins[block], self.progress
         by_thread = bool(test.names() & self.thread.lane_names)
-        sides: list[tuple[Condition, Any, Doings]] = []
+        sides: list[tuple[Condition, Any, Progress]] = []
         self.depth += by_thread
         for target, side in zip(self.program.blocks[block].targets, (test, ~test), strict=True):
             with self.facts.side(side):
-                self.doings = before.copied()
+                self.progress = before.copied()
                 # A side may be empty.
                 mine = dict(registers)
                 after = mine if target == join else self.follow_side(target, mine, join, stops, reached)
-                sides.append((side, after, self.doings))
+                sides.append((side, after, self.progress))
         self.depth -= by_thread
         alive = [side for side in sides if side[1] is not None]
         if by_thread and len(alive) < 2:
             raise NotCertified("threads of a group diverge and do not meet again")
         if not alive:
             return None
-        self.doings = alive[0][2] if len(alive) == 1 else self._met_doings(sides)
+        self.progress = alive[0][2] if len(alive) == 1 else self._met_progress(sides)
         if len(alive) == 1:
             self.facts.assume(alive[0][0])  # the other side has ended
             return dict(alive[0][1])
@@ -169,14 +169,14 @@ class ThreadMachine(Machine, ABC):
             return registers if block == until else self.follow_side(block, registers, until, stops, reached)
         return self.follow(block, registers, until, stops, reached)
 
-    def _met_doings(self, sides: list[tuple[Condition, Any, Doings]]) -> Doings:
+    def _met_progress(self, sides: list[tuple[Condition, Any, Progress]]) -> Progress:
         """The records of both sides, merged. A sum that only one side stores must lie beyond D on the other one."""
         (_, _, a), (_, _, b) = sides
         out = a.copied()
         for key in a.stored.keys() | b.stored.keys():
             stored = a.stored.get(key) or b.stored[key]
-            for test, _, doings in sides:
-                if key not in doings.stored:
+            for test, _, progress in sides:
+                if key not in progress.stored:
                     with self.facts.side(test):
                         self._check_beyond(stored)
             out.stored[key] = replace(stored, exactly=True)

@@ -31,7 +31,7 @@ class Stored:
 
 
 @dataclass
-class Doings:
+class Progress:
     """What a thread has done for a tile. ``waited``: for all parts of the tile. ``counted``: its group's vectors.
     ``met``: at the group's barrier. ``added``: all vectors. ``cleared``: it has returned the counter to zero; None if
     it does so exactly when its group is the last. ``stored``: vector and element -> the store of that sum."""
@@ -43,5 +43,5 @@ class Doings:
     cleared: bool | None = False
     stored: dict[Key, Stored] = field(default_factory=dict)
 
-    def copied(self) -> Doings:
+    def copied(self) -> Progress:
         return replace(self, stored=dict(self.stored))
