@@ -305,7 +305,7 @@ class VendorResources:
 
 
 class Vendor(Baseline):
-    """A product by cuBLAS or cuBLASLt. A is used as it is stored, and B in the form that the baseline's name states."""
+    """Computes a product by cuBLAS or cuBLASLt. It reads A as it is stored; its name states how B is stored."""
 
     def __init__(self, name: str, acc: Acc, shared: VendorResources, b_along_k: bool) -> None:
         super().__init__(name, acc, shared.device)

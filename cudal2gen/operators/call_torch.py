@@ -59,7 +59,7 @@ def torch_matmul(
 
 
 def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
-    """The product with a result of another type, by torch.mm or torch.bmm, because torch.matmul has no such option."""
+    """Multiplies by torch.mm or torch.bmm, which can give a result of another type; torch.matmul cannot."""
     import torch
 
     if a.ndim == b.ndim == 2:
@@ -75,7 +75,7 @@ def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) ->
 
 @_as_typed
 def torch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x (..., K) times weight (N,K) transposed, plus bias, contiguous."""
+    """Returns x (..., K) times weight (N,K) transposed, plus bias, contiguous."""
     import torch
 
     if _summed_in_16_bits(x):

@@ -117,7 +117,7 @@ class Posterior:
         if len(self._weights):
             cross = self._covariance(inputs, centred, self._observed, self._centred)
             mean = mean + cross @ self._weights
-            # With the Cholesky factor L of the trials' covariance, trials reduce the variance by |L^-1 cross|^2.
+            # L is the Cholesky factor of the trials' covariance. The trials reduce the variance by |L^-1 cross|^2.
             solved = np.linalg.solve(self._factor, cross.T)
             variance = variance - (solved**2).sum(0)
         return mean, np.sqrt(np.maximum(variance, 1e-10))

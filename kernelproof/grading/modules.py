@@ -120,7 +120,7 @@ def take_apart(source: str) -> ExtensionModule:
 
 
 def _text_findings(extension: Extension) -> Iterator[Finding]:
-    """The findings in the C++ and CUDA texts of an extension."""
+    """Yields what is suspicious in the C++ and CUDA texts of an extension."""
     yield from hostcode.findings(f"{extension.cpp}\n{extension.cuda}")
     if not extension.launches and "cudaLaunchKernel" not in extension.cuda:
         yield Finding.of("no-kernel", f"extension {extension.name}: its host code launches no kernel", launches=0)

@@ -101,13 +101,14 @@ def under_way(log: Path) -> list[dict[str, Any]]:
 
 
 def allow(log: Path, count: int) -> None:
-    """Sets after how many evaluated records new evaluations wait; without a limit none waits."""
+    """Lets ``count`` records be evaluated; further evaluations wait until a larger number is allowed."""
     temporary = log.with_suffix(".new")
     temporary.write_text(str(count))
     temporary.replace(log.with_suffix(".allowed"))
 
 
 def allowed(log: Path) -> float:
+    """The number of records that may be evaluated; infinite if no limit was set."""
     limit = log.with_suffix(".allowed")
     return int(limit.read_text()) if limit.exists() else float("inf")
 

@@ -14,7 +14,7 @@ NOISE, LINEAR = 0.5, 0.3  # variances of the noise and of the linear part, relat
 
 
 def corrected(learned: Array, published: Array, queried: Array) -> Array:
-    """Predicted logarithms of speedups for the rows of ``queried``.
+    """Predicts the logarithm of the speedup for each row of ``queried``.
 
     Rows of ``learned`` and ``queried`` have m, n, k and the modelled speedup. ``published`` has the published speedup
     of each row of ``learned``.

@@ -33,9 +33,12 @@ class ReleasedClocks(NamedTuple):
 
 
 class Phases:
-    """The open phases of a barrier. Per row (CTA): how many threads are ``expected``, and whether the phase is
-    ``uncounted``, which means that a thread arrived without a count. Per lane: the instruction ``site`` by which it
-    arrived."""
+    """The open phases of a barrier.
+
+    - ``expected``: the number of threads that each row (CTA) expects.
+    - ``uncounted``: whether a thread of the row has arrived by an instruction that states no number of threads.
+    - ``site``: for each lane, the instruction by which it arrived.
+    """
 
     def __init__(self, batch: BatchState) -> None:
         self.expected: Array = np.zeros(batch.count, np.int64)

@@ -196,7 +196,7 @@ def test_warps_that_do_not_meet_are_not_certified(barrier: str) -> None:
 
 
 def test_of_lanes_that_read_a_place_none_may_write_it() -> None:
-    """Not even the lane that has read the element before, and is the last of them, may write it."""
+    """Of several lanes that have read an element, none may write it before a barrier, not even the last that read."""
     memory, lanes = SharedMemory(64, 0), np.array([3, 40])
     place = np.zeros((1, 1), np.int64)
     memory.read(place, lanes[1:])
