@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 HELP_ON = (
     "Where kernels run: on the CPU by emulation. Its tensor cores round fp32 sums once; with :a100 or :h100 they round "
     "bit by bit as published of that GPU, which is slow. With :machine-code the cubin's instructions are executed in "
-    "place of PTX; for sm_80 and later, except tcgen05"
+    "place of PTX, for sm_80 and later"
 )
 Emulator = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-code"]
 Place = Literal["emulator", "emulator:a100", "emulator:h100", "emulator:machine-code", "gpu"]

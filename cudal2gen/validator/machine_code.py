@@ -1,6 +1,6 @@
 """Judges the machine code of kernels: the emulator executes the cubin in place of its PTX.
 
-Code that the emulator cannot execute yet, such as that of some architecture, gets no verdict and is never called wrong.
+Code with an instruction that the emulator does not execute gets no verdict and is never called wrong.
 """
 
 from __future__ import annotations
