@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.program import Program
+from kernelproof.certificates.program import Program, place_of
 from kernelproof.emulator.frontend.instruction import defs_uses
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Vec
 from kernelproof.emulator.frontend.registers import registers
@@ -51,9 +51,9 @@ def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
                 continue
             names = tuple(registers(ins.operands[0]))
             if found.setdefault(names, ins.op) != ins.op or len(set(names)) < len(names):
-                raise NotCertified("accumulators of wgmmas of two shapes", _where(ins))
+                raise NotCertified("accumulators of wgmmas of two shapes", place_of(ins))
             if any(owner.setdefault(name, names) != names for name in names):
-                raise NotCertified("two wgmmas have a part of their accumulators in common", _where(ins))
+                raise NotCertified("two wgmmas have a part of their accumulators in common", place_of(ins))
     return found
 
 
@@ -82,19 +82,19 @@ def _step(state: _InFlight, ins: Instr, accumulators: set[str]) -> None:
     """Change the state to that after an instruction. Raises NotCertified if it may touch an accumulator in flight."""
     commits = state.commits
     if ins.base == "wgmma" and ins.guard is not None:
-        raise NotCertified("an instruction of wgmma under a predicate", _where(ins))
+        raise NotCertified("an instruction of wgmma under a predicate", place_of(ins))
     if is_wgmma(ins, "mma_async"):
         if isinstance(ins.operands[1], Vec) or accumulators & {x for op in ins.operands[1:] for x in registers(op)}:
-            raise NotCertified("a wgmma that reads A from registers", _where(ins))
+            raise NotCertified("a wgmma that reads A from registers", place_of(ins))
         if state.touched:
-            raise NotCertified("accumulators may have been touched since the last wgmma.fence", _where(ins))
+            raise NotCertified("accumulators may have been touched since the last wgmma.fence", place_of(ins))
         commits.update(dict.fromkeys(registers(ins.operands[0]), OPEN))
     elif is_wgmma(ins, "commit_group"):
         commits.update({name: min(count + 1, MOST_COMMITS) for name, count in commits.items()})
     elif is_wgmma(ins, "wait_group"):
         most = ins.operands[0]
         if not isinstance(most, Imm):
-            raise NotCertified("a wait for a number of groups that is not known", _where(ins))
+            raise NotCertified("a wait for a number of groups that is not known", place_of(ins))
         for name in [name for name, count in commits.items() if count >= most.value]:
             del commits[name]
     elif is_wgmma(ins, "fence"):
@@ -103,10 +103,5 @@ def _step(state: _InFlight, ins: Instr, accumulators: set[str]) -> None:
         defs, uses = defs_uses(ins)
         touched = accumulators.intersection((*defs, *uses))
         if touched & commits.keys():
-            raise NotCertified("an accumulator is touched while a wgmma may be writing it", _where(ins))
+            raise NotCertified("an accumulator is touched while a wgmma may be writing it", place_of(ins))
         state.touched |= bool(touched)
-
-
-def _where(ins: Instr) -> str:
-    """The place of an instruction, in words."""
-    return f"PTX line {ins.line}: {' '.join(ins.text.split())[:120]}"

@@ -73,8 +73,9 @@ def _check_target(target: str) -> None:
 def problems(contract: KernelContract) -> tuple[str, ...]:
     """The launches that the claims cover, in words: one condition on sizes and strides each."""
     sizes = [
-        f"{name} a multiple of {size.multiple} from {size.first} to {size.last}" if size.first < size.last
-        else f"{name} = {size.first}"
+        f"{name} = {size.first}" if size.first == size.last
+        else f"{name} from {size.first} to {size.last}" if size.multiple == 1
+        else f"{name} a multiple of {size.multiple} from {size.first} to {size.last}"
         for name, size in contract.sizes.items()
     ]  # fmt: skip
     operands = [x for x in contract.operands.values() if x.ld in contract.sizes and x.ld != x.shape[-1]]

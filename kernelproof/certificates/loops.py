@@ -30,7 +30,7 @@ from kernelproof.certificates.invariants import Invariant, Turns, substituted
 from kernelproof.certificates.items import ItemLoop, Items
 from kernelproof.certificates.machine import Machine, State
 from kernelproof.certificates.polynomials import Polynomial
-from kernelproof.certificates.program import Program
+from kernelproof.certificates.program import Program, place_of
 from kernelproof.ground.schema import Schema
 
 # Names: the number of k-tiles, the iteration of the main loop, and how many more k-tiles than the least number there
@@ -271,6 +271,5 @@ def _without_loop(program: Program, contract: Contract) -> NotCertified:
         return NotCertified("no loop loads from global memory, and the number of k-tiles is not known")
     of_wmma = (ins for ins in program.graph.instructions() if ins.base == "wmma")
     if first := next(of_wmma, None):
-        where = f"PTX line {first.line}: {' '.join(first.text.split())}"
-        return NotCertified("products by wmma are not covered; those by mma.sync are", where)
+        return NotCertified("products by wmma are not covered; those by mma.sync are", place_of(first))
     return NotCertified("no loop multiplies by mma.sync, and products in other ways are not covered")

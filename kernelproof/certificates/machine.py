@@ -19,7 +19,7 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.global_places import PARTIALS, GlobalPlaces
 from kernelproof.certificates.polynomials import ZERO, Lanes, same_everywhere
 from kernelproof.certificates.products import Products
-from kernelproof.certificates.program import Program
+from kernelproof.certificates.program import Program, place_of
 from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
 from kernelproof.certificates.shared_memory import Contents, SharedMemory
 from kernelproof.certificates.slices import SlabContents, Workspace
@@ -194,7 +194,7 @@ class Machine(GlobalPlaces):
                     line = trace.tb_lineno
                 trace = trace.tb_next
             ins = piece.lines[line - 1]
-            where = f"PTX line {ins.line}: {' '.join(ins.text.split())}"
+            where = place_of(ins)
             if isinstance(error, NotCertified):
                 error.where = error.where or where
                 if error.refuted is not None and not error.extents:

@@ -21,6 +21,7 @@ from kernelproof.emulator.host.cuda import LaunchRefused
 from kernelproof.emulator.host.launch_limits import check_launch, device_for
 from kernelproof.emulator.state.launch_state import Geometry
 from kernelproof.emulator.state.mangled import plain_name
+from kernelproof.emulator.state.sites import Site
 from kernelproof.ground.errors import WrongInput, brief, printable
 
 
@@ -127,6 +128,12 @@ class Program:
     def products(self, block: int) -> int:
         """How many mma a block has."""
         return sum(ins.base == "mma" for ins in self.graph.blocks[block].instrs)
+
+
+def place_of(ins: Instr) -> str:
+    """Where an instruction is, in words: its PTX line and text, and its line of CUDA where the PTX names it."""
+    source = f" ({Site(frames=ins.frames).source})" if ins.frames else ""
+    return f"PTX line {ins.line}: {' '.join(ins.text.split())[:120]}{source}"
 
 
 def _name(kernels: list[str], name: str) -> str:

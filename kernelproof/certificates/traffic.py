@@ -52,8 +52,8 @@ class GlobalAccess(Schema):
     def __str__(self) -> str:
         runs = " and ".join(f"{number} x {length} consecutive bytes" for number, length in self.runs)
         least, most = self.sectors
-        sectors = f"{least}" if least == most else f"{least} to {most}"
-        return f"{self.operand}, {self.opcode}: {runs} of {counted(self.warps, 'warp')}, {sectors} sectors"
+        sectors = counted(least, "sector") if least == most else f"{least} to {most} sectors"
+        return f"{self.operand}, {self.opcode}: {runs} of {counted(self.warps, 'warp')}, {sectors}"
 
 
 class _Wavefronts(NamedTuple):

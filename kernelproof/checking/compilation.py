@@ -186,6 +186,15 @@ def ptx(
     return _compilation(source, options, ".ptx", tools, seconds, foreign, _place(source, arguments, foreign), alias)
 
 
+def cubin(source: Path, arguments: Sequence[str], sm: str, tools: Toolchain) -> Path:
+    """Compile the kernels of the user's own source to machine code for one architecture, with line information.
+
+    Raises Failure with the compiler's errors.
+    """
+    options = ["-cubin", "-lineinfo", *_includes(tools), f"-arch={sm}", *arguments]
+    return _compilation(source, options, ".cubin", tools, None, None, _place(source, arguments, None))
+
+
 def _object(
     source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None, foreign: Foreign,
     alias: Path | None,

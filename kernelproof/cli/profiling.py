@@ -76,13 +76,20 @@ def print_comparison(first: Profile, second: Profile) -> None:
 
 
 def profile_of_file(path: Path, gpu: str | None, kernel: str | None = None, launch: Path | None = None) -> Profile:
-    """The profile of a cubin on a GPU model, or a profile that ``--json`` saved. Raises WrongInput."""
+    """The profile of a cubin on a GPU model, of a .cu file compiled for that GPU, or a profile that ``--json`` saved.
+
+    Raises WrongInput, MissingTool without nvcc, and Failure with the compiler's errors.
+    """
     from kernelproof import profile
+    from kernelproof.checking import compilation, devices
+    from kernelproof.ground import toolchain
 
     if path.suffix == ".json":
         return profile.load(path)
     if not path.is_file():
-        refuse(f"no file at {path}; give a cubin, or a profile that --json saved")
+        refuse(f"no file at {path}; give a cubin, a .cu file, or a profile that --json saved")
+    if path.suffix == ".cu":
+        path = compilation.cubin(path, [], devices.target(gpu or devices.DEFAULT), toolchain.discover())
     return profile.of_cubin(path, gpu, kernel, profile.LaunchFacts.load(launch) if launch else None)
 
 
@@ -90,7 +97,8 @@ def profile_of_file(path: Path, gpu: str | None, kernel: str | None = None, laun
 def profile_kernel(
     output: ProfileOutput,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A cubin with MMAs, or a profile that --json saved.")
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A cubin or .cu file with MMAs, or a profile that --json saved."),
     ] = None,
     gpu: Annotated[
         str | None,

@@ -21,7 +21,7 @@ CODES = {"certified": EXIT_DONE, "refuted": EXIT_FAILED, "not certified": EXIT_U
 
 @verb(app, "prove")
 def prove(
-    file: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX of a kernel for sm_80 or later.")],
+    file: Annotated[Path, typer.Argument(metavar="KERNEL", help="A kernel's PTX for sm_80 or later, or its .cu file.")],
     contract: Annotated[
         Path, typer.Option("--contract", metavar="FILE", help="TOML: the kernel's sizes, operands, launch, and result.")
     ],
@@ -30,7 +30,8 @@ def prove(
     """Prove a kernel right for every size that its contract allows.
 
     Each access lies in its operand, no index overflows, each element of D is written once with the whole sum, no
-    accesses race, copies are waited for, and loops end. --json prints the certificate, which recheck takes.
+    accesses race, copies are waited for, and loops end. A .cu file is compiled for sm_80. --json prints the
+    certificate, which recheck takes.
 
     Exit codes: 0 certified, 1 an execution shows that the kernel is wrong, 2 wrong input or not certified, 3 a missing
     tool. docs/kernelproof/prove.md has more.
@@ -48,7 +49,7 @@ def prove(
 @verb(app, "recheck")
 def recheck(
     certificate: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate that prove --json printed.")],
-    file: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX that it is about.")],
+    file: Annotated[Path, typer.Argument(metavar="KERNEL", help="The PTX that it is about, or its .cu file.")],
 ) -> None:
     """Check a certificate again, without any search.
 
@@ -78,11 +79,18 @@ def _text(file: Path) -> str:
 
 
 def _ptx(file: Path) -> str:
-    """The text of a PTX file, which always has a target. Raises WrongInput for another file."""
+    """The text of a PTX file, which always has a target, or of what nvcc makes of a .cu file for sm_80.
+
+    Raises WrongInput for another file, MissingTool without nvcc, and Failure with the compiler's errors.
+    """
+    from kernelproof.checking import compilation, devices
+    from kernelproof.ground import toolchain
+
+    if file.suffix == ".cu" and file.is_file():
+        return _text(compilation.ptx(file, [], devices.target(devices.DEFAULT), toolchain.discover()))
     text = _text(file)
     if not re.search(r"^\s*\.target\s", text, re.MULTILINE):
-        source = file if file.suffix in (".cu", ".cpp", ".cc", ".cxx") else "x.cu"
-        refuse(f"{file}: not PTX; `nvcc -ptx -arch=sm_80 {source}` makes it")
+        refuse(f"{file}: neither PTX nor a .cu file; name the .cu file, or the PTX that Triton or `nvcc -ptx` wrote")
     return text
 
 

@@ -389,6 +389,13 @@ def test_the_verb_prints_text_json_and_a_page(tmp_path: Path, cubin: Path, alone
     assert "1.000" in compared.stdout, compared.stderr
 
 
+@pytest.mark.slow
+def test_a_cuda_source_is_compiled_for_the_gpu_that_is_named() -> None:
+    for gpu, sm in (("a100", "sm_80"), ("h200", "sm_90a")):
+        content = json.loads(run("tests/kernelproof/emulator/kernels/multistage.cu", "--gpu", gpu, "--json").stdout)
+        assert (content["kernel"][:5], content["arch"]) == ("gemm_", sm)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -16,8 +16,8 @@ from kernelproof.certificates.words import Undecided
 from kernelproof.cli import app
 from kernelproof.emulator import mutants
 from tests.draws import few_by
-from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, row_sum
-from tests.kernelproof.emulator.build import compiled_text
+from tests.kernelproof.certificates.subjects import PRODUCT, ROW_SUM_CODE, Subject, product, row_sum
+from tests.kernelproof.emulator.build import compiled_text, stored
 
 # Faults planted in kernels that sum rows: a part of the text, and its replacement.
 FAULTS = {
@@ -61,6 +61,19 @@ def test_sums_of_rows_are_certified_and_their_certificate_holds(tmp_path: Path) 
     ptx.write_text(subject.ptx.replace("bar.sync", "// bar.sync"))
     assert command("recheck", certificate, ptx)[0] == 2
     assert command("recheck", ptx, ptx)[0] == 2
+
+
+@pytest.mark.slow
+def test_a_cuda_source_is_compiled_and_certified_and_a_fault_is_shown_at_its_line(tmp_path: Path) -> None:
+    source, certificate = stored(ROW_SUM_CODE, "row_sum.cu"), tmp_path / "c.json"
+    code, text = command("prove", source, "--contract", row_sum().path, "--json")
+    assert (code, json.loads(text)["outcome"]) == (0, "certified")
+    certificate.write_text(text)
+    assert command("recheck", certificate, source)[0] == 0
+    wrong = ROW_SUM_CODE.replace("lane < 8", "lane < 7")
+    code, text = command("prove", stored(wrong, "row_sum.cu"), "--contract", row_sum().path, "--json")
+    assert (code, json.loads(text)["outcome"]) == (1, "refuted")
+    assert re.search(r"row_sum\.cu:\d+ in row_sum", text)
 
 
 @pytest.mark.one_in(2)
