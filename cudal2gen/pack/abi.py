@@ -1,9 +1,10 @@
 """States the ABI of packs: what a pack and the version of this package that reads it must share.
 
-The two versions may differ. A pack states the ABI that it needs and the fields that its records and rows use, and every
-version that has these can use the pack. A field with its neutral value is not written (``kernel.schema``), so a new
-field raises no number. Raise a number if an older version would misread what a newer one writes;
-``tests/cudal2gen/abi.json`` states the contract behind each number.
+A pack may be read by an older or a newer version than the one that wrote it. It states the ABI that it needs and the
+fields that its records and rows use, and every version that has these can use the pack. A field with its neutral value
+is not written (``kernel.schema``), so adding a field does not change the ABI. Raise the number of a part of the ABI if
+an older version would misread what a newer one writes; ``tests/cudal2gen/abi.json`` states the contract behind each
+number.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from kernelproof.ground.version import __version__
 if TYPE_CHECKING:
     from cudal2gen.generation.compiler import Artifact
 
-UNEXECUTED = "not executed"
+UNEXECUTED = "not executed"  # stands in place of the verdict on a binary's machine code if there is none
 CUBIN_FILES = ("kernel.cubin", "kernel.launch")
 
 
@@ -49,7 +49,7 @@ def contents(
     names = (*CUBIN_FILES, "kernel.ptx") if with_ptx else CUBIN_FILES
     major = torch_range.major(cuda)
     files = {"table.json": as_json(table.dump()), LIBRARY: library.read_bytes()}
-    known = machine_code or {}
+    verdicts = machine_code or {}
     files |= _torch_launcher()
     files[HEADER] = (places.PACKAGE / "launch" / HEADER).read_bytes()
     files |= {name: text.encode() for name, text in _licences().items()}
@@ -75,14 +75,14 @@ def contents(
         "problems_measured": len(table.rows),
         "problems_won": sum(row.wins for row in table.rows),
         "ptx": with_ptx,
-        "machine_code": {kernel.digest: known.get(kernel.digest, UNEXECUTED) for kernel in table.kernels},
+        "machine_code": {kernel.digest: verdicts.get(kernel.digest, UNEXECUTED) for kernel in table.kernels},
         "files": {name: sha256(content) for name, content in sorted(files.items())},
     }
     return files | {"pack.json": as_json(facts | {"sha256": sha256(as_json(facts))})}
 
 
 def _built_file(path: Path) -> bytes:
-    """A file of a built kernel, its cubin without source lines and PTX text."""
+    """The content of a file of a built kernel. Source lines and PTX text are removed from a cubin."""
     from kernelproof.sass import without_lines  # imported late: machines that only open packs do not need it
 
     content = path.read_bytes()
@@ -90,7 +90,7 @@ def _built_file(path: Path) -> bytes:
 
 
 def _torch_launcher() -> dict[str, bytes]:
-    """The launcher for torch. A pack made without g++ lacks it, and Python makes its calls."""
+    """The launcher for torch, as a file of the pack; empty if g++ is missing. Without it Python makes the calls."""
     from cudal2gen.generation import compiler  # imported late: machines that only open packs do not need it
 
     with contextlib.suppress(ToolchainError):

@@ -23,7 +23,7 @@ from kernelproof.ground.chips import CardFacts
 from kernelproof.ground.errors import WrongInput, parse_json, reading
 from kernelproof.ground.version import __version__
 
-FOLDERS = "CUDAL2GEN_PACK"
+PACKS_VARIABLE = "CUDAL2GEN_PACK"  # the environment variable that names folders of packs
 FILE_NAME = re.compile(r"(?!.*\.\.)\w[\w./-]{0,200}", re.ASCII)  # names of files within the folder
 
 
@@ -42,7 +42,7 @@ class Pack:
 
     @property
     def cuda(self) -> int:
-        """The major version of the CUDA of its machine code."""
+        """The major version of the CUDA toolkit that made the pack's machine code."""
         return torch_range.major(str(self.facts.get("cuda", torch_range.CUDA)))
 
     @property
@@ -137,7 +137,7 @@ def installed() -> Iterator[Path]:
 
     An installed package that fails to name its folder is passed over: it is not a pack of ours.
     """
-    yield from (Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name)
+    yield from (Path(name) for name in os.environ.get(PACKS_VARIABLE, "").split(os.pathsep) if name)
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         try:
             yield Path(entry.load()())
@@ -160,7 +160,8 @@ class PackSearch(NamedTuple):
 
 
 def search(folders: Iterable[Path]) -> PackSearch:
-    """Opens the packs in these folders, in order. A folder that is named twice counts once."""
+    """Opens the packs in these folders, in order. A folder that is named twice counts once. A pack that cannot be used
+    raises nothing; ``refused`` has the reason."""
     result = PackSearch({}, [], {})
     for directory in folders:
         try:
@@ -175,7 +176,7 @@ def search(folders: Iterable[Path]) -> PackSearch:
         if first.directory != pack.directory:
             result.shadowed.setdefault(pack.gpu, []).append(
                 f"{pack.directory} is not used: for {pack.gpu} the first pack counts, {first.directory}; those in "
-                f"{FOLDERS} come before installed ones"
+                f"{PACKS_VARIABLE} come before installed ones"
             )
     return result
 

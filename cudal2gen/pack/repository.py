@@ -25,7 +25,7 @@ from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import ELEMENTS
 
 VARIANT = "build/torch-cuda"
-KERNELS_MINIMUM = "0.17.0"  # the version of kernels that has these metadata and layers
+KERNELS_MINIMUM = "0.17.0"  # the first version of the package ``kernels`` that has these metadata and layers
 MODULES = ("__init__.py", "_ops.py", "layers.py", "library.py", "operators.py")
 WORKLOADS = 8  # workloads of the benchmark
 
@@ -97,8 +97,8 @@ def workloads(table: Table) -> list[BenchmarkProduct]:
 
 def architectures(table: Table) -> list[str]:
     """The architectures that the binaries are compiled for, such as 9.0a."""
-    of_binaries = {kernel.digest: kernel for kernel in table.kernels}
-    names = {kernel.record.arch.removeprefix("sm_") for kernel in of_binaries.values()}
+    by_binary = {kernel.digest: kernel for kernel in table.kernels}
+    names = {kernel.record.arch.removeprefix("sm_") for kernel in by_binary.values()}
     return sorted(re.sub(r"(\d)([a-z]?)$", r".\1\2", name) for name in names)
 
 

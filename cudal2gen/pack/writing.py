@@ -26,7 +26,8 @@ def check_target(target: Path) -> None:
 
 
 def write_folder(files: dict[str, bytes], target: Path) -> Path:
-    """Writes a pack as a folder, which appears when all files are in it. Raises PackError, and Failure."""
+    """Writes a pack as a folder, which appears when all files are in it. Raises PackError as ``check_target``, and
+    Failure if a file cannot be written."""
     check_target(target)
     with folder(target) as scratch:
         for name, content in files.items():
@@ -37,8 +38,8 @@ def write_folder(files: dict[str, bytes], target: Path) -> Path:
 
 
 def write_wheel(files: dict[str, bytes], target: Path) -> Path:
-    """Writes a pack as a wheel and returns its path. If pip does not take ``target``'s name, the wheel gets one that it
-    takes, in the same folder."""
+    """Writes a pack as a wheel and returns its path. If ``target`` is no name of a wheel that pip accepts, the wheel
+    gets such a name in the same folder. Raises Failure if it cannot be written."""
     facts = json.loads(files["pack.json"])
     # Wheels of candidates and of measurements, and wheels for CUDA 12 and 13, have different versions, so that pip
     # replaces one by the other.
