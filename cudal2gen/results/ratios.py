@@ -46,26 +46,30 @@ class Unpaired(WrongInput):
 def paired(baseline: Sequence[float], contender: Sequence[float]) -> Ratio:
     """The contender's speedup: the baseline's time over the contender's. Raises Unpaired if the numbers of samples
     differ."""
-    (ratio,) = least_each([[(baseline, contender)]])
+    (ratio,) = least_ratios([[(baseline, contender)]])
     assert ratio is not None
     return ratio
 
 
-def least_each(rivals: Sequence[Sequence[Pair] | None]) -> list[Ratio | None]:
+def least_ratios(pair_groups: Sequence[Sequence[Pair] | None]) -> list[Ratio | None]:
     """For each group of pairs the least ratio: a contender's speedup over the fastest of several baselines.
 
     Each baseline is resampled independently, and every resample chooses the fastest baseline anew. The interval thus
     also covers the uncertainty of which baseline is the fastest. Groups of the same shape are computed together, so a
-    thousand groups take a fraction of a second. The answer is None where the group is None.
+    thousand groups take a fraction of a second. The answer is None where the group is None. Raises Unpaired if the
+    numbers of samples in a pair differ.
     """
     import numpy as np
 
-    logs = [None if group is None else np.stack([_logs(*pair) for pair in group]) for group in rivals]
+    # For each group an array (baselines, samples) of log ratios.
+    logs = [None if group is None else np.stack([_logs(*pair) for pair in group]) for group in pair_groups]
     ratios: list[Ratio | None] = [None] * len(logs)
     for shape in {group.shape for group in logs if group is not None}:
         places = [place for place, group in enumerate(logs) if group is not None and group.shape == shape]
+        # ``groups``: (groups, baselines, samples). ``medians``: for each baseline (groups, RESAMPLES), drawn with a
+        # seed of its own.
         groups = np.stack([group for group in logs if group is not None and group.shape == shape])
-        medians = [resampled_medians(groups[:, part], part) for part in range(shape[0])]
+        medians = [resampled_medians(groups[:, baseline], baseline) for baseline in range(shape[0])]
         bounds = percentile_interval(np.min(medians, axis=0), axis=1)
         columns = np.exp([np.median(groups, axis=2).min(axis=1), *bounds]).tolist()
         for place, value, low, high in zip(places, *columns, strict=True):
@@ -74,6 +78,7 @@ def least_each(rivals: Sequence[Sequence[Pair] | None]) -> list[Ratio | None]:
 
 
 def _logs(baseline: Sequence[float], contender: Sequence[float]) -> Array:
+    """The log ratio of each pair: the baseline's time over the contender's. Raises Unpaired."""
     import numpy as np
 
     if len(baseline) != len(contender):

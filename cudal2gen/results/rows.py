@@ -30,7 +30,7 @@ from pydantic import (
 from cudal2gen.kernel import Acc, Layout, Problem
 from cudal2gen.kernel.fusion import PLAIN, Fusion
 from cudal2gen.kernel.problem import MAX_EXTENT, Batch
-from cudal2gen.results.ratios import Pair, Ratio, least_each, paired
+from cudal2gen.results.ratios import Pair, Ratio, least_ratios, paired
 from kernelproof.ground.chips import model_of, tensor_flops
 from kernelproof.ground.element import Element, ElementName, OutputName
 
@@ -60,7 +60,8 @@ INSTRUCTIONS = frozenset({
     "bytes tma load", "bytes tma delivered", "bytes tma store",
 })  # fmt: skip
 
-# Places of verdicts: the emulator executed PTX, or machine code. A rounding that is not its default stands after them.
+# ``Verdict.on`` of the emulator, which executed PTX or machine code. If its tensor cores did not round as they do by
+# default, the rounding follows after a comma (``validator.place``).
 IN_PTX, IN_MACHINE_CODE = "emulator", "emulator, machine code"
 
 _SMS = " SMs"  # ends the name of a card that is not in ``GPUS``; see ``Environment.card``
@@ -74,15 +75,15 @@ NEUTRAL = Problem.NEUTRAL | {"products": 1, "offer": ""}  # a field with this va
 
 
 def rivals(problem: Problem) -> tuple[str, ...]:
-    """The baselines that a kernel must beat before it is chosen. The first must have been measured; the others count if
-    they were."""
+    """The baselines that a kernel must beat before it is chosen. The first one must have been measured; each other one
+    counts only if it was measured."""
     if problem.batched:
         return (GROUPED if problem.grouped else BATCHED,)
     return (UNFUSED, EPILOGUE) if problem.fusion else ("torch.matmul", f"cublas-{stored_b(problem)}")
 
 
 def stored_b(problem: Problem) -> Literal["tn", "nn"]:
-    """How B is stored, as the names of the vendor's baselines end; they take A as it lies."""
+    """How B is stored: the ending of the names of the vendor's baselines. They read A as the problem stores it."""
     return "tn" if problem.along_k.b else "nn"
 
 
@@ -124,7 +125,7 @@ class ProblemRow(TypedRow):
 
 @lru_cache(maxsize=1 << 14)
 def _problem(fields: tuple[tuple[str, Any], ...]) -> Problem:
-    """Rows ask for their problem again and again, and rows of one problem are many."""
+    """The problem with these fields. It is cached, because many rows have the same problem and read it repeatedly."""
     return Problem.model_validate(dict(fields))
 
 
@@ -173,10 +174,10 @@ class MachineCode(Line):
 class Verdict(Line):
     """Whether one binary computes right results: the executed cases, and counters of its execution.
 
-    ``on``: where it was executed, ``IN_PTX``, ``IN_MACHINE_CODE`` or a GPU model. ``machine_code``: what the emulator
-    executed in place of PTX; None if it executed PTX, and on GPUs. ``deterministic``: whether repeated runs of one
-    problem gave the same bits; None if nothing was repeated. ``tools``: the output of other programs, such as
-    compute-sanitizer, or why they did not run.
+    ``on``: where it was executed: ``IN_PTX`` or ``IN_MACHINE_CODE`` in the emulator, or a GPU model. ``machine_code``:
+    the cubin that the emulator executed in place of PTX; None if it executed PTX, and on GPUs. ``deterministic``:
+    whether repeated runs of one problem gave the same bits; None if nothing was repeated. ``tools``: the output of
+    other programs, such as compute-sanitizer, or why they did not run.
     """
 
     record: str
@@ -238,6 +239,7 @@ def executed(counters: Mapping[str, float]) -> dict[str, float]:
 
 
 def _with_problems(findings: Iterable[tuple[Case, str]]) -> list[str]:
+    """Each distinct finding once, after the problem and the inputs of the first case that has it."""
     lines: dict[str, str] = {}
     for case, finding in findings:
         lines.setdefault(finding, f"{case.m}_{case.n}_{case.k} {case.inputs}: {finding}")
@@ -569,7 +571,7 @@ def speedup(measurement: Measurement, baseline: str, contender: str = KERNEL) ->
 
 def speedups(rows: Iterable[Measurement], baseline: str, contender: str = KERNEL) -> list[Ratio | None]:
     """The ``speedup`` of each measurement. They are computed together, a thousand in a fraction of a second."""
-    return least_each([_pairs(row, baseline, contender) for row in rows])
+    return least_ratios([_pairs(row, baseline, contender) for row in rows])
 
 
 def _pairs(row: Measurement, baseline: str, contender: str) -> list[Pair] | None:

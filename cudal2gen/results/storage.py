@@ -39,8 +39,8 @@ def store(name: str = "verdicts") -> Path:
 def append(lines: Iterable[Line], path: Path | None = None) -> None:
     """Appends rows to a store. When it returns, they are on disk.
 
-    The file is locked meanwhile, so that rows of several processes do not mix. A failed write leaves the file as it
-    was. Raises OSError.
+    The file is locked meanwhile, so that rows of several processes do not mix. If writing fails, the file keeps its
+    earlier rows and OSError is raised.
     """
     target = path or store()
     rows = "".join(line.model_dump_json() + "\n" for line in lines).encode()
@@ -56,9 +56,9 @@ def _whole_lines(descriptor: int) -> int:
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 65536)
-        at = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if at >= 0:
-            return start + at + 1
+        line_break = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if line_break >= 0:
+            return start + line_break + 1
         end = start
     return 0
 
@@ -113,6 +113,7 @@ def read(
 
 
 def _warn(path: Path, faults: Sequence[str]) -> None:
+    """Warns of the skipped lines of a file: of the first ``MAX_WARNINGS`` one by one, of the others by their number."""
     for fault in faults[:MAX_WARNINGS]:
         warnings.warn(fault, SkippedLine, stacklevel=4)
     if (more := len(faults) - MAX_WARNINGS) > 0:
