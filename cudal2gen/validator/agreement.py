@@ -27,10 +27,10 @@ EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up 
 
 
 def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
-    """Compares one tile for several k. Returns the cases, and how the device rounds.
+    """Compares the results for one tile of D and several k. Returns the cases, and how the device rounds.
 
-    A case has inputs whose sums are exact in any order, so both results must be equal. Every kind of inputs gives a
-    ``Rounding``.
+    A case has inputs whose sums are exact in any order, so the device's D must equal the emulator's. Every kind of
+    inputs gives a ``Rounding``.
     """
     record, artifact = built.record, built.artifact
     contender = built.open(device)
@@ -41,7 +41,7 @@ def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Ca
             emulated = execute(record, artifact, built.library, shape, inputs, hazards=False, seed=k)
             d = product(device, record, contender, emulated)
             distances = ulps(d, emulated.d)
-            # Other activations are approximations, which may differ in their last bits.
+            # Activations other than these are approximated, and the device's result may differ in the last bits.
             exact = inputs in EXACT_INPUTS and record.fusion.activation in ("none", "relu")
             differing, has_models = int((distances != 0).sum()), not (exact or record.fusion)
             if exact:
@@ -96,6 +96,7 @@ def product(device: VerdictDevice, record: Record, contender: Contender, emulate
     bias = None if read.bias is None else tensor(read.bias, record.element)
     c = None if read.c is None else tensor(read.c, record.output)
     a, b = (tensor(values, record.element) for values in (emulated.a, emulated.b))
+    # In a batch A and B have a first dimension for the product. The A of a grouped problem has the rows of all groups.
     a, b = a[None] if record.batched and not record.grouped else a, b[None] if record.batched else b
     matrices.put(a, b, record.output.poisons[0], bias, c)
     contender.bind(matrices.operands)()

@@ -83,9 +83,9 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
         if grid.entry is not None:
             entry = _contract(record, grid.entry, program.offsets)
             items = Items(entry, named("cta_x"), grid.names, grid.item, named("grid_x"), grid.last)
-        for arrived, which in _arrivals(record, grid):
+        for arrived, case in _arrivals(record, grid):
             contract = _contract(record, grid, program.offsets, arrived)
-            yield Claim(grid.title + which, contract, replace(ring, items=items))
+            yield Claim(grid.title + case, contract, replace(ring, items=items))
 
 
 def _arrivals(record: MmaSyncKernel, grid: _Grid) -> Iterator[tuple[Polynomial, str]]:
@@ -265,10 +265,11 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
     if record.batched:
         parameters |= {offsets[-1] + 8 * i: (stride, 64) for i, stride in enumerate(strides, 1)}
     bounds = grid.bounds | {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", "partials", "arrivals")}
-    rows_of = {"lda": element, "ldb": element, "ldd": output}
-    bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // each.vector) for name, each in rows_of.items()}
+    types = {"lda": element, "ldb": element, "ldd": output}
+    bounds |= {(f"{name}_vectors",): (1, MAX_EXTENT // stored.vector) for name, stored in types.items()}
     if record.batched:
-        # The distance to a CTA's product, stride * cta_z, has a bound of its own, tighter than that of its factors.
+        # The distance to a CTA's product, stride * cta_z, has a bound of its own, tighter than that of its factors. The
+        # names count vectors, of at most 16 elements, so their bound is that of elements divided by 16.
         for name in ("a_stride", "b_stride", "d_stride"):
             bounds[(name,)] = bounds[tuple(sorted((name, "cta_z")))] = (0, _MOST_ADDRESS >> 4)
     bounds[(TILES,)] = (1, MAX_EXTENT // record.k_step)

@@ -31,14 +31,14 @@ from cudal2gen.validator.problems import Shape, kinds, stress_shapes, thorough_s
 if TYPE_CHECKING:
     import torch
 
-Open = Callable[[Record], Contender]
-Baseline = Callable[[Problem], Contender]
+OpenFunction = Callable[[Record], Contender]  # opens a record's kernel on the device; raises LaunchError
+Baseline = Callable[[Problem], Contender]  # makes a library's product that is ready for a problem; raises Absent
 
 DRAWS = 3  # draws of normal inputs for the published criterion
 # Relative margins by which the largest error and the root mean square error may exceed the baseline's. Two orders of
 # summation differ in the largest error by chance: by a sixth on 64x64, while the root mean square differs by 2 %.
 SLACK, SLACK_RMS = 2.0**-6, 2.0**-4
-DEVICE_ERROR = "device-error"  # a finding that begins so means that the device no longer works
+DEVICE_ERROR = "device-error"  # a finding that begins with this word means that the device no longer works
 
 
 class VerdictDevice(Protocol):
@@ -76,7 +76,8 @@ class BuiltKernel:
     library: Path
 
     def open(self, device: VerdictDevice, record: Record | None = None) -> KernelContender:
-        """The kernel on a device, as its own record or as one that differs only in data fields. Raises LaunchError."""
+        """The kernel on a device. ``record``: a record with the same binary (``Record.DATA_FIELDS`` may differ), by
+        default the kernel's own. Raises LaunchError."""
         record = record or self.record
         return KernelContender(
             record, self.artifact.directory, self.library, device.stream, device.runtime_library, device.empty
@@ -209,7 +210,7 @@ def accuracy_case(
 class _OpenContenders:
     """The contenders of one binary, one for each set of launch options."""
 
-    def __init__(self, record: Record, open_kernel: Open) -> None:
+    def __init__(self, record: Record, open_kernel: OpenFunction) -> None:
         self._record, self._open = record, open_kernel
         self._contenders: dict[tuple[tuple[str, int], ...], Contender] = {}
 
@@ -229,7 +230,7 @@ class _OpenContenders:
 
 
 def validate(
-    device: VerdictDevice, record: Record, digest: str, open_kernel: Open, baseline: Baseline | None = None
+    device: VerdictDevice, record: Record, digest: str, open_kernel: OpenFunction, baseline: Baseline | None = None
 ) -> Verdict:
     """A device's verdict on one built kernel: it runs the emulator's problems and all of the record's own problem.
 

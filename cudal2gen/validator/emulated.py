@@ -108,6 +108,8 @@ class _Matrices:
         self._type, self._type_d = record.element.numpy_dtype, record.output.numpy_dtype
         self.batches, vector = batches(record, shape, packed), record.element.vector
         rng = np.random.default_rng(seed)
+        # Of each product only the factors of the computed part of D are drawn: A (computed rows,k), B (computed
+        # cols,k).
         products = [
             _draw_factors(record, inputs, len(product_rows), len(self._cols), shape.k, rng)
             for product_rows in self._rows
@@ -115,6 +117,7 @@ class _Matrices:
         self._fused = [
             _draw_fused(record, inputs, len(product_rows), len(self._cols), shape.k, rng) for product_rows in self._rows
         ]
+        # The k of the launch may be larger than that of the problem. A shared B is stored once.
         all_a = [_zero_padded(a, len(a), k) for a, _ in products]
         all_b = [_zero_padded(b, len(b), k) for _, b in (products[:1] if shape.shared_b else products)]
         self._operands = list(zip(all_a, all_b * (len(products) if shape.shared_b else 1), strict=True))
@@ -125,6 +128,7 @@ class _Matrices:
         self._d_shape = (m, ldd)
         # A kernel that stores no vectors must take a D and a C that are aligned only to an element.
         self._offset_d = 1 if shape.m % 2 and not (packed or record.launch.stores_vectors) else 0
+        # The elements of the buffer of D in which each product's m x ldd matrix lies.
         starts = [self._offset_d + number * self.batches.d for number in range(len(products))]
         self._places_d = [slice(start, start + m * ldd) for start in starts]
         self._d = self._output("D", self._mask_of_d(record.fusion.d_cols(n)))
@@ -243,8 +247,8 @@ class _Matrices:
 
 
 def _is_fault(record: Record, report: emulator.Report) -> bool:
-    """Whether a report is a finding. Kernels of our own families must have every fence of the canonical patterns of
-    tcgen05, also where none of their results depends on it."""
+    """Whether a report is a finding. All errors are. In kernels of our own families (not ``TEXTUAL``), a missing fence
+    of the canonical patterns of tcgen05 is one too, even if no result depends on the fence."""
     return report.is_error or (report.kind == "tcgen05-fence" and not record.TEXTUAL)
 
 
@@ -364,6 +368,7 @@ def _cols_of_d(record: Record, cols: Array) -> Array:
     """The columns of D that some columns of the product give: the same ones, or one for each gated pair."""
     if not record.fusion.gate:
         return cols
+    # Of each GATE_COLS columns of the product, column i of the first half and column i of the second give one column.
     half = GATE_COLS // 2
     first = cols[cols % GATE_COLS < half]
     places: Array = first // GATE_COLS * half + first % half
@@ -470,19 +475,19 @@ def summary(record: Record, execution: Execution) -> dict[str, float]:
     if counters is None:
         return {}
     steps = execution.tiles * ceil_div(execution.a.shape[1], record.k_step)
-    work = steps * record.threads // 32
+    warp_steps = steps * record.threads // 32
     table: dict[str, float] = {
-        "mma_per_k_tile": counters.mma / work,
+        "mma_per_k_tile": counters.mma / warp_steps,
         "wgmma_per_k_tile": counters.wgmma / steps,
         "tcgen05_per_k_tile": counters.tcgen05 / steps,
-        "ldmatrix_per_k_tile": counters.ldmatrix / work,
+        "ldmatrix_per_k_tile": counters.ldmatrix / warp_steps,
         "mbarrier_waits_per_k_tile": counters.mbarrier_waits / steps,
         "bytes tma load": counters.bulk_load_bytes,
         "bytes tma delivered": counters.bulk_delivered_bytes,
         "bytes tma store": counters.bulk_store_bytes,
     }
     table["barriers"] = counters.barriers
-    table["instructions_per_k_tile"] = sum(counters.instructions.values()) / work
+    table["instructions_per_k_tile"] = sum(counters.instructions.values()) / warp_steps
     for kind, banks in counters.shared_banks.items():
         table[f"bank_conflicts {kind}"] = banks.conflicts
     for kind, traffic in counters.global_traffic.items():

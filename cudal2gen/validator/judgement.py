@@ -26,9 +26,9 @@ def judge(
 ) -> tuple[Verdict, list[Rounding]]:
     """The verdict on one kernel, and how the device's rounding compares with the emulator's.
 
-    ``baseline``: a library's product, whose largest error becomes a bound too. ``sanitize``: the number of the CUDA
-    device on which compute-sanitizer runs; None to leave it out. ``emulator``: compare with the emulator, if the kernel
-    is right; without it the list of roundings is empty.
+    ``baseline``: a library's product, whose largest error our kernel must not exceed. ``sanitize``: the number of the
+    CUDA device on which compute-sanitizer runs; None to leave it out. ``emulator``: whether to compare a right kernel
+    with the emulator; if not, the list of roundings is empty.
     """
     digest = built.artifact.digest
     verdict = validate(device, built.record, digest, lambda record: built.open(device, record), baseline)

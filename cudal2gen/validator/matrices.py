@@ -28,10 +28,11 @@ GUARD = 4096  # guard elements before and after each matrix
 
 
 class GuardedMatrix:
-    """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, filled with the bits of ``around``.
+    """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, all of which has the bits ``around`` at
+    first.
 
-    ``count``: how many such matrices there are, as a tensor of three dimensions, with ``gap`` elements between them;
-    None for one matrix of two dimensions.
+    ``stride``: elements from one row to the next. ``count``: how many such matrices there are, as a tensor of three
+    dimensions, with ``gap`` elements between them; None for one matrix of two dimensions.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class GuardedMatrix:
 
         bits: torch.dtype = getattr(torch, element.bits)
         self.name, self._around = name, around
+        # GUARD elements, the products one after the other, GUARD elements. Each product has ``rows`` rows of ``stride``
+        # elements, the first ``cols`` of which belong to the matrix, and then ``gap`` elements.
         step, number = rows * stride + gap, count or 1
         memory = typed(empty, element.torch_dtype)(2 * GUARD + number * step)
         self._bits = memory.view(bits)

@@ -1,9 +1,8 @@
 """States the claims of a proof of a kernel whose producer loads boxes into a ring: its launches and items of work.
 
 m is (rows - 1) * bm + 1 + in_m with 0 <= in_m < bm, so the last tiles may reach beyond the problem. n and k are stated
-in the same way.
-Tiles are numbered band by band. Within a band, the tiles at the same place along it have successive numbers
-(``templates/macros/tiles.j2``). An item of work is a tile, or with split k a slice of a tile's k.
+in the same way. Tiles are numbered band by band. Within a band, the tiles at the same place along it have successive
+numbers (``templates/macros/tiles.j2``). An item of work is a tile, or with split k a slice of a tile's k.
 """
 
 from __future__ import annotations
@@ -210,11 +209,11 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     ranks = range(record.cluster_ctas)
     # CTAs in the same row or column of the cluster load boxes into each other's stages.
     senders = frozenset(x for x in ranks if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n)
-    share = record.bm // record.sharers_a + record.bn // record.sharers_b  # rows of A and B that a CTA loads itself
+    loaded_rows = record.bm // record.sharers_a + record.bn // record.sharers_b  # of A and B, by a CTA itself
     return Pipeline(
         record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
         named("grid_x"), left, rank, len(ranks),
-        share * record.bk * record.element.bytes if len(ranks) > 1 else None, senders, parts=parts,
+        loaded_rows * record.bk * record.element.bytes if len(ranks) > 1 else None, senders, parts=parts,
     )  # fmt: skip
 
 

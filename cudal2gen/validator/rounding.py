@@ -69,7 +69,7 @@ def _accumulate(model: SumModel, acc: Acc, a: Array, b: Array, part: list[list[i
     kind = np.dtype(F16.dtype if acc == "f16" else "float32")
     total = np.zeros((a.shape[0], b.shape[0]))
     for step in _steps(part, model.width):
-        products = a[:, None, step] * b[None, :, step]
+        products = a[:, None, step] * b[None, :, step]  # (m,n,step)
         if model.bits is not None:
             products, total = _aligned(products, a[:, step], b[:, step], total, model.bits)
         total = _rounded(products.sum(-1) + total, kind, model.toward_zero)
