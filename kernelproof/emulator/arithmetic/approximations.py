@@ -17,28 +17,31 @@ from kernelproof.emulator.arithmetic.floats import flush, flush_bf16
 from kernelproof.emulator.state.arrays import Array
 
 
-class Allowance(NamedTuple):
-    """The largest error of a function's result. For f32 it is ``share`` times the result plus ``amount``; for halves it
-    is the smaller of these two numbers."""
+class ErrorBound(NamedTuple):
+    """The largest error of a function's result. For f32 it is ``relative`` times the magnitude of the result, plus
+    ``absolute``. For halves it is the smaller of these two numbers."""
 
-    share: float = 0.0
-    amount: float = 0.0
+    relative: float = 0.0
+    absolute: float = 0.0
 
 
 # Bounds of functions of f32, from the PTX ISA. For lg2, sin and cos it states them for a range of operands only.
 ALLOWED = {
-    "div": Allowance(share=2**-22), "rcp": Allowance(share=2**-23), "sqrt": Allowance(share=2**-23),
-    "rsqrt": Allowance(share=2**-22.9), "ex2": Allowance(share=2**-22), "lg2": Allowance(amount=2**-22.6),
-    "sin": Allowance(amount=2**-20.9), "cos": Allowance(amount=2**-20.9), "tanh": Allowance(share=2**-11),
+    "div": ErrorBound(relative=2**-22), "rcp": ErrorBound(relative=2**-23), "sqrt": ErrorBound(relative=2**-23),
+    "rsqrt": ErrorBound(relative=2**-22.9), "ex2": ErrorBound(relative=2**-22), "lg2": ErrorBound(absolute=2**-22.6),
+    "sin": ErrorBound(absolute=2**-20.9), "cos": ErrorBound(absolute=2**-20.9), "tanh": ErrorBound(relative=2**-11),
 }  # fmt: skip
-# Bounds of functions of halves. That of tanh is an absolute error; the share limits errors of results near zero.
+# Bounds of functions of halves. For tanh the PTX ISA states the absolute bound; the relative one limits the errors of
+# results near zero.
 HALF_ALLOWED = {
-    ("ex2", "f16"): Allowance(share=2**-9.9, amount=np.inf), ("ex2", "bf16"): Allowance(share=2**-7, amount=np.inf),
-    ("tanh", "f16"): Allowance(share=2**-9, amount=2**-10.987), ("tanh", "bf16"): Allowance(share=2**-6, amount=2**-8),
-}  # fmt: skip
+    ("ex2", "f16"): ErrorBound(relative=2**-9.9, absolute=np.inf),
+    ("ex2", "bf16"): ErrorBound(relative=2**-7, absolute=np.inf),
+    ("tanh", "f16"): ErrorBound(relative=2**-9, absolute=2**-10.987),
+    ("tanh", "bf16"): ErrorBound(relative=2**-6, absolute=2**-8),
+}
 _HALF_FUNCTIONS: dict[str, Callable[[Array], Array]] = {"ex2": np.exp2, "tanh": np.tanh}
-_SIGNIFICANDS = {"f16": 11, "bf16": 8}  # bits
-_BOUNDED = ("sin", "cos", "tanh")  # functions whose magnitude is at most 1
+_SIGNIFICAND_BITS = {"f16": 11, "bf16": 8}
+_UP_TO_ONE = ("sin", "cos", "tanh")  # functions whose magnitude is at most 1
 # Results whose significand ends with this many zeros, such as ex2 of integers and rcp of powers of two, are exact on
 # hardware, too.
 _EXACT_TAIL = np.uint32(0xFFF)
@@ -52,10 +55,10 @@ def inexact(name: str, exact: Array, seed: int) -> Array:
     """
     if not seed:
         return exact
-    share, amount = ALLOWED[name]
+    relative, absolute = ALLOWED[name]
     wide = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
-    perturbed = wide + _random_numbers(exact, seed) * (share * np.abs(wide) + amount)
-    if name in _BOUNDED:
+    perturbed = wide + _random_numbers(exact, seed) * (relative * np.abs(wide) + absolute)
+    if name in _UP_TO_ONE:
         perturbed = np.clip(perturbed, -1, 1)
     return np.where(_is_exact(exact), exact, perturbed.astype(np.float32))
 
@@ -81,15 +84,15 @@ def half_approximation(name: str, kind: str, ftz: bool, seed: int) -> Callable[[
 
 def _inexact_half(name: str, kind: str, exact: Array, seed: int) -> Array:
     """Add a random error to results (float64) of a function of halves, before they are rounded."""
-    share, amount = HALF_ALLOWED[name, kind]
+    relative, absolute = HALF_ALLOWED[name, kind]
     narrow = exact.astype(np.float32)
     wide = np.where(np.isfinite(exact), exact, 0)
     magnitude = np.abs(wide)
     # Rounding to the half will add an error of up to half of its last bit, which counts against the bound.
-    last_bit = np.ldexp(1.0, np.frexp(magnitude)[1] - _SIGNIFICANDS[kind])
-    allowed = np.maximum(np.minimum(share * magnitude, amount) - last_bit / 2, 0)
+    last_bit = np.ldexp(1.0, np.frexp(magnitude)[1] - _SIGNIFICAND_BITS[kind])
+    allowed = np.maximum(np.minimum(relative * magnitude, absolute) - last_bit / 2, 0)
     perturbed = wide + _random_numbers(narrow, seed) * allowed
-    if name in _BOUNDED:
+    if name in _UP_TO_ONE:
         perturbed = np.clip(perturbed, -1, 1)
     return np.where(_is_exact(narrow), exact, perturbed)
 

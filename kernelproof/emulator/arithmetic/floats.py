@@ -55,8 +55,10 @@ def round_odd_f32(x: Array) -> Array:
     y = x.astype(np.float32)
     exact = y.astype(np.float64)
     inexact = (exact != x) & np.isfinite(x) & np.isfinite(y)
-    toward = np.where(np.abs(exact) > np.abs(x), np.nextafter(y, np.float32(0)), y)
-    bits = toward.view(np.uint32)
+    # Of an inexact number's two neighbours, take the one toward zero and set its last bit: if that bit was 0, the
+    # result is the other neighbour.
+    truncated = np.where(np.abs(exact) > np.abs(x), np.nextafter(y, np.float32(0)), y)
+    bits = truncated.view(np.uint32)
     return np.where(inexact, bits | np.uint32(1), y.view(np.uint32)).astype(np.uint32).view(np.float32)
 
 
@@ -150,6 +152,7 @@ def _round_odd_sum(p: Array, c: Array, s: Array) -> Array:
     fix = (error != 0) & ((bits & 1) == 0) & np.isfinite(s)
     if not fix.any():
         return s
+    # Floats are sign and magnitude, so adding 1 to the bits leads to the neighbour away from zero, for either sign.
     away = (error > 0) == (s > 0)
     return np.where(fix, np.where(away, bits + 1, bits - 1), bits).view(np.float64)
 

@@ -40,7 +40,8 @@ def shr(a: Array, n: Any) -> Array:
 
 def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
     """lop3: a boolean function of three words; bit 4a+2b+c of ``table`` is its value for bits a, b and c."""
-    # The result is the "or" of one term for each one in the table. A term is true where a, b and c have its bits.
+    # The result is the "or" of one term for each bit i that is set in the table. The term is true where the bits of a,
+    # b and c are the three bits of i.
     out = np.zeros_like(a)
     for i in range(8):
         if table >> i & 1:
@@ -112,8 +113,8 @@ def bfe(a: Array, start: Any, length: Any) -> Array:
     if a.dtype.kind == "i":
         # The sign is the highest bit of the field, or of ``a`` if the field extends beyond it. A field of 0 bits has
         # none.
-        at = np.minimum(pos + size - np.uint64(1), np.uint64(bits - 1))
-        sign = np.where(size == 0, 0, raw >> at & np.uint64(1)).astype(bool)
+        sign_bit = np.minimum(pos + size - np.uint64(1), np.uint64(bits - 1))
+        sign = np.where(size == 0, 0, raw >> sign_bit & np.uint64(1)).astype(bool)
         # Copies of the sign are above the bits of the field that are in ``a``.
         available = np.where(pos >= bits, 0, np.minimum(n, np.uint64(bits) - np.minimum(pos, np.uint64(bits))))
         keep = _low_ones(available)
@@ -122,7 +123,8 @@ def bfe(a: Array, start: Any, length: Any) -> Array:
 
 
 def bfi(a: Array, b: Array, start: Any, length: Any) -> Array:
-    """bfi: insert the low ``length`` bits of ``a`` into ``b`` at bit ``start``. Those that do not fit are dropped."""
+    """bfi: insert the low ``length`` bits of ``a`` into ``b`` at bit ``start``. Bits beyond the width of ``b`` are
+    dropped."""
     bits = b.dtype.itemsize * 8
     # PTX reads only the lower 8 bits of start and length, as for bfe.
     pos = np.broadcast_to(np.asarray(start).astype(np.uint64) & np.uint64(255), b.shape)
@@ -328,13 +330,13 @@ def nth_set_bit(mask: Array, base: Array, offset: Array) -> Array:
     negative. For 0 it is ``base`` if that bit is set. The result is 0xFFFFFFFF if there is no such bit."""
     n, start = offset.view(np.int32).astype(np.int64), base.astype(np.int64)
     out = np.full(mask.shape, 0xFFFFFFFF, np.uint32)
-    # ``missing`` is how many set bits are still to be found. The bit that reduces it to 0 is the result, and it is
-    # negative after further ones. For the offset 0, only bit ``base`` is looked at.
+    # ``missing`` is how many set bits are still to be found. The bit that reduces it to 0 is the result; further set
+    # bits make it negative. For the offset 0, only bit ``base`` is looked at.
     missing = np.maximum(np.abs(n), 1)
     for step in range(32):
-        at = start + np.where(n < 0, -step, step)
-        inside = (at >= 0) & (at < 32) & ((n != 0) | (step == 0))
-        found = inside & (mask >> np.clip(at, 0, 31).astype(np.uint32) & np.uint32(1)).astype(bool)
+        position = start + np.where(n < 0, -step, step)
+        inside = (position >= 0) & (position < 32) & ((n != 0) | (step == 0))
+        found = inside & (mask >> np.clip(position, 0, 31).astype(np.uint32) & np.uint32(1)).astype(bool)
         missing = missing - found
-        out = np.where(found & (missing == 0), at, out).astype(np.uint32)
+        out = np.where(found & (missing == 0), position, out).astype(np.uint32)
     return out

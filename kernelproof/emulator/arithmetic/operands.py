@@ -82,26 +82,27 @@ def unpack_f8(raw: Array, kind: str, relu: bool) -> Array:
     return np.ascontiguousarray(bits).view(np.uint32)
 
 
-# If an f16 in the upper half of an int32 is shifted right by 3 with its sign, then sign, exponent and mantissa are at
-# the places of a float32; _HALF_BITS selects them. Only the bias of the exponent differs (15 instead of 127), which a
-# factor of 2**112 corrects. Subnormal f16 are subnormal float32 before that multiplication, so the processor must not
-# flush subnormals to zero (``_are_finite`` tests this).
-_HALF_BITS = np.int32(0x8FFFE000 - (1 << 32))
-_BIAS = np.float32(2.0**112)
+# If an f16 in the upper half of an int32 is shifted right by 3 with its sign, then its sign, exponent and mantissa are
+# where a float32 has them; _KEPT_BITS selects these bits. Only the bias of the exponent differs (15 instead of 127),
+# which a factor of 2**112 corrects. Subnormal f16 are subnormal float32 before that multiplication, so the processor
+# must not flush subnormals to zero (``_are_finite`` tests this).
+_KEPT_BITS = np.int32(0x8FFFE000 - (1 << 32))
+_BIAS_FACTOR = np.float32(2.0**112)
 _TINY = np.array([1], np.int32).view(np.float32)
 
 
 def _are_finite(raw: Array) -> bool:
-    """Are all f16 (raw uint16) finite, and does the processor compute with subnormal float32?"""
-    return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS)[0])
+    """Are all f16 (raw uint16) finite, and does the processor compute with subnormal float32? Only then does
+    ``_upper_halves`` give the right numbers."""
+    return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS_FACTOR)[0])
 
 
-def _scale(words: Array) -> Array:
+def _upper_halves(words: Array) -> Array:
     """The float32 values of finite f16 in the upper halves of int32 words, which are changed in place."""
     words >>= 3
-    words &= _HALF_BITS
+    words &= _KEPT_BITS
     out: Array = words.view(np.float32)
-    out *= _BIAS
+    out *= _BIAS_FACTOR
     return out
 
 
@@ -111,7 +112,7 @@ def f16_to_f32(raw: Array) -> Array:
         return np.asarray(raw.view(np.float16).astype(np.float32))
     words = raw.view(np.int16).astype(np.int32)
     words <<= 16
-    return _scale(words)
+    return _upper_halves(words)
 
 
 def halves(raw: Array, kind: str) -> Array:
@@ -127,7 +128,7 @@ def split_halves(words: Array, kind: str) -> Array:
     out = np.empty((*words.shape[:-1], 2, words.shape[-1]), np.uint32)
     np.left_shift(words, 16, out=out[..., 0, :])
     np.bitwise_and(words, 0xFFFF0000, out=out[..., 1, :])
-    return _scale(out.view(np.int32)) if kind == "f16" else out.view(np.float32)
+    return _upper_halves(out.view(np.int32)) if kind == "f16" else out.view(np.float32)
 
 
 def elements(raw: Array, kind: str) -> Array:
@@ -156,8 +157,8 @@ def elements(raw: Array, kind: str) -> Array:
 
 
 def rounded(values: Array, kind: str, saturate: bool = False) -> Array:
-    """Convert sums to the type ``kind`` of an accumulator. s32 wraps around. With ``saturate``, sums are clamped to the
-    finite numbers of the type, and NaN becomes 0."""
+    """Sums converted to an accumulator's type ``kind`` (s32, f16, f32 or f64), rounded to nearest. s32 wraps around.
+    With ``saturate``, sums are clamped to the finite numbers of the type, and NaN becomes 0."""
     if kind == "s32":
         integers = values.astype(np.int64)
         if saturate:

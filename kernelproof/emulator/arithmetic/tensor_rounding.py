@@ -20,12 +20,12 @@ ZERO_EXPONENT = -10_000  # stands for the exponent of zero; every number has a l
 
 
 class TensorRounding(NamedTuple):
-    """The rule of one GPU. ``width``: products in a group. ``bits``: how many bits of a term are kept below the largest
-    exponent of its group. ``floor``: the least value of that exponent; smaller ones are replaced by it."""
+    """The rule of one GPU. ``group_size``: products in a group. ``kept_bits``: how many bits of a term are kept below
+    the largest exponent of its group. ``min_exponent`` replaces a largest exponent that is smaller."""
 
-    width: int
-    bits: int
-    floor: int
+    group_size: int
+    kept_bits: int
+    min_exponent: int
 
 
 # Name of the option -> rule. Other GPUs are not modelled bit by bit.
@@ -38,8 +38,8 @@ def add_products(a: Array, b: Array, c: Array, rounding: TensorRounding) -> Arra
     left, right = a.astype(np.float64), np.swapaxes(b, -1, -2).astype(np.float64)
     total = c.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, left.shape[-1], rounding.width):
-            group = slice(start, start + rounding.width)
+        for start in range(0, left.shape[-1], rounding.group_size):
+            group = slice(start, start + rounding.group_size)
             total = _add_group(left[..., group], right[..., group], total, rounding)
     return total.astype(np.float32)
 
@@ -48,12 +48,12 @@ def _add_group(a: Array, b: Array, total: Array, rounding: TensorRounding) -> Ar
     """The sum after one group: A (.., m, w), B (.., n, w), the sum so far (.., m, n), all fp32 numbers in fp64."""
     products = a[..., :, None, :] * b[..., None, :, :]
     exponents = _exponent(a)[..., :, None, :] + _exponent(b)[..., None, :, :]
-    largest = np.maximum(np.maximum(exponents.max(-1), _exponent(total)), rounding.floor)
-    # After scaling by 2**unit, the integer part of a term has exactly the bits that are kept.
-    unit = rounding.bits - largest
-    kept = np.trunc(np.ldexp(products, unit[..., None])).sum(-1) + np.trunc(np.ldexp(total, unit))
+    largest = np.maximum(np.maximum(exponents.max(-1), _exponent(total)), rounding.min_exponent)
+    # After multiplication by 2**shift, the integer part of a term has exactly the bits that are kept.
+    shift = rounding.kept_bits - largest
+    kept = np.trunc(np.ldexp(products, shift[..., None])).sum(-1) + np.trunc(np.ldexp(total, shift))
     plain = products.sum(-1) + total
-    return np.where(np.isfinite(plain), _toward_zero(np.ldexp(kept, -unit)), plain)
+    return np.where(np.isfinite(plain), _toward_zero(np.ldexp(kept, -shift)), plain)
 
 
 def _exponent(values: Array) -> Array:
