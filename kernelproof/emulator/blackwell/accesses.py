@@ -47,7 +47,7 @@ class TensorAccesses:
         self.hazards = batch.launch.options.hazards
 
     def _warps(self, m: Mask, site: int) -> list[int]:
-        """The warps of the batch that execute an instruction; incomplete warps are reported."""
+        """The warps (lane >> 5) of the batch that execute an instruction; incomplete warps are reported."""
         self.batch.require_whole_warps(m, site)
         warps: list[int] = distinct(self.batch.lanes(m) >> 5).tolist()
         return warps
@@ -55,22 +55,25 @@ class TensorAccesses:
     # --- places ---
 
     def _place(self, access: TensorAccess, address: Array, warp: int, site: int) -> tuple[int, int]:
-        """The first lane and column of a warp's access; cells that the warp must not touch are reported. The column is
-        -1 if the access exceeds tensor memory."""
+        """The first lane and column of tensor memory in a warp's access; cells that the warp must not touch are
+        reported. The column is -1 if the access exceeds tensor memory."""
         lanes = np.arange(32 * warp, 32 * warp + 32)
         first = int(address[lanes[0]])
         index = warp % self.batch.warps_per_cta
         lane, column = first >> 16, first & 0xFFFF
-        own, height = 32 * (index % 4), access.fragment.lanes
+        # The warp may touch 32 lanes from ``own_lane`` on. An access of 16 lanes is to the first or second half of
+        # them.
+        own_lane, height = 32 * (index % 4), access.fragment.lanes
         if (address[lanes] != first).any():
             text = "the lanes of a warp name different addresses of tensor memory"
             self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
-        if lane not in (own, own + 32 - height):
-            text = f"lane {lane} of tensor memory: warp {index} may touch lanes {own} to {own + 31} (of its index % 4)"
+        if lane not in (own_lane, own_lane + 32 - height):
+            text = f"lane {lane} of tensor memory: warp {index} may touch lanes {own_lane} to {own_lane + 31} "
+            text += "(of its index % 4)"
             self.batch.report_lanes("tensor-memory-bounds", text, site, lanes)
             # Continue with the warp's own lanes, in the half that the address names. According to DeepGEMM, hardware
             # ignores the other bits of the lane.
-            lane = own + (32 - height if lane % 32 else 0)
+            lane = own_lane + (32 - height if lane % 32 else 0)
         row, high = warp // self.batch.warps_per_cta, column + self._width(access)
         if high > COLUMNS or not self.allocation.owned[row, column:high].all():
             text = f"columns {column} to {high - 1} of tensor memory, which the CTA has not allocated"
@@ -83,6 +86,7 @@ class TensorAccesses:
 
     def _width(self, access: TensorAccess) -> int:
         """The number of columns from the first to the last one that an access touches."""
+        # The last register of the last thread is in the last column; a packed one is in the column after it, too.
         return int(access.fragment.column[-1, -1]) + 1 + int(access.packed)
 
     def _regions(self, access: TensorAccess, row: int, lane: int, column: int) -> list[Region]:
@@ -90,16 +94,18 @@ class TensorAccesses:
         groups = slice(lane // GROUP, (lane + access.fragment.lanes) // GROUP)
         if access.shape != "16x32bx2":
             return [Region(row, groups, column, column + self._width(access))]
+        # A packed register takes two columns. The two parts begin ``distance`` columns apart.
         width = access.times * (2 if access.packed else 1)
-        gap = access.split * (2 if access.packed else 1)
-        return [Region(row, groups, at, at + width) for at in (column, column + gap)]
+        distance = access.split * (2 if access.packed else 1)
+        return [Region(row, groups, start, start + width) for start in (column, column + distance)]
 
     # --- loads and stores ---
 
     def load(self, access: TensorAccess, address: Array, m: Mask, site: int) -> list[LoadedRegister]:
-        """tcgen05.ld; returns the registers that it writes."""
-        shape = access.fragment
-        out = np.full((len(shape.lane), self.batch.size), 0xFFFFFFFF, np.uint32)
+        """tcgen05.ld. ``address``: per lane, lane << 16 | column in tensor memory. Returns the registers that it
+        writes. Registers of accesses beyond tensor memory have all bits set."""
+        layout = access.fragment
+        out = np.full((len(layout.lane), self.batch.size), 0xFFFFFFFF, np.uint32)
         warps = self._warps(m, site)
         for warp in warps:
             row, index = divmod(warp, self.batch.warps_per_cta)
@@ -112,16 +118,16 @@ class TensorAccesses:
             if access.shape == "32x32b" and not access.packed:
                 out[:, threads] = data[lane : lane + 32, column : column + access.times].T
             elif access.packed:
-                low, high = (data[lane + shape.lane, column + shape.column + i] & 0xFFFF for i in (0, 1))
+                low, high = (data[lane + layout.lane, column + layout.column + i] & 0xFFFF for i in (0, 1))
                 out[:, threads] = low | high << np.uint32(16)
             else:
-                out[:, threads] = data[lane + shape.lane, column + shape.column]
+                out[:, threads] = data[lane + layout.lane, column + layout.column]
         load = self.pending.begin(np.array(warps, np.int64))
         return [LoadedRegister(value, load) for value in out]
 
     def store(self, access: TensorAccess, address: Array, values: tuple[Array, ...], m: Mask, site: int) -> None:
-        """tcgen05.st of one register per value."""
-        shape = access.fragment
+        """tcgen05.st of one register per value. ``address``: as for ``load``."""
+        layout = access.fragment
         words = np.stack(values)
         for warp in self._warps(m, site):
             row, index = divmod(warp, self.batch.warps_per_cta)
@@ -132,10 +138,10 @@ class TensorAccesses:
                 self.memory.store(region, index, site)
             values_of_warp, data = words[:, 32 * warp : 32 * warp + 32], self.memory.data[row]
             if access.packed:
-                data[lane + shape.lane, column + shape.column] = values_of_warp & np.uint32(0xFFFF)
-                data[lane + shape.lane, column + shape.column + 1] = values_of_warp >> np.uint32(16)
+                data[lane + layout.lane, column + layout.column] = values_of_warp & np.uint32(0xFFFF)
+                data[lane + layout.lane, column + layout.column + 1] = values_of_warp >> np.uint32(16)
             else:
-                data[lane + shape.lane, column + shape.column] = values_of_warp
+                data[lane + layout.lane, column + layout.column] = values_of_warp
         self.launch.version += 1
 
     # --- waits and fences ---

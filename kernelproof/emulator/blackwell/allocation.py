@@ -27,7 +27,10 @@ class ColumnBlock:
 @dataclass(slots=True, eq=False)
 class AllocationRequest:
     """A warp that waits in tcgen05.alloc for free columns and, with cta_group::2, for the alloc of its peer CTA.
-    ``free``: the number of free columns when this was last tried."""
+
+    ``row``: the CTA's row of the batch. ``address``: per lane of the batch, where in shared memory the first column is
+    stored. ``pair``: the instruction has cta_group::2. ``free``: the number of free columns at the last attempt.
+    """
 
     row: int
     lanes: Array
@@ -45,9 +48,11 @@ class AllocationRequest:
 
 
 class Allocation:
-    """The allocated columns of every CTA. ``owned``, shape (rows, columns): which columns are allocated. ``blocks``:
-    per row, first column -> block. ``group``: the cta_group of the tcgen05 instructions so far, 0 before the first
-    one."""
+    """The allocated columns of every CTA of a batch; a CTA's number in the batch is its row.
+
+    ``owned``, bool, shape (rows, COLUMNS): which columns are allocated. ``blocks``: per row, first column -> block.
+    ``group``: the cta_group of the tcgen05 instructions so far, 0 before the first one.
+    """
 
     def __init__(self, batch: BatchState, scheduler: Scheduler, shared: ClusterMemory, memory: TensorMemory) -> None:
         self.batch, self.scheduler, self.shared, self.memory = batch, scheduler, shared, memory
@@ -73,7 +78,7 @@ class Allocation:
         self.group = self.group or group
 
     def peer(self, row: int) -> int:
-        """The other CTA of a row's pair."""
+        """The row of the other CTA of a row's pair; ``row`` itself if the cluster ends with it."""
         other = int(self.batch.rank[row]) ^ 1
         return row if other >= self.batch.cluster_size else row - int(self.batch.rank[row]) + other
 
@@ -104,12 +109,14 @@ class Allocation:
         return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()
 
     def _mask(self, lanes: Array) -> Array:
+        """The mask of some lanes, shape (lanes of the batch,)."""
         mask = np.zeros(self.batch.size, bool)
         mask[lanes] = True
         return mask
 
     def _checked_count(self, row: int, columns: Array, lanes: Array, site: int) -> int:
-        """The number of columns that a warp requests; an illegal number is reported and corrected."""
+        """The number of columns that a warp requests; an illegal number is reported and replaced by the next power of
+        two from MIN_COLUMNS to COLUMNS."""
         count = int(columns[lanes[0]])
         texts = []
         if (columns[lanes] != count).any():
@@ -141,8 +148,8 @@ class Allocation:
             places = [self._find(partner) for partner in partners]
             if min(places) < 0:
                 continue
-            for partner, at in zip(partners, places, strict=True):
-                self._grant(partner, at)
+            for partner, column in zip(partners, places, strict=True):
+                self._grant(partner, column)
 
     def _find(self, request: AllocationRequest) -> int:
         """The first column of a free block of the size requested, -1 if there is none."""
@@ -150,16 +157,16 @@ class Allocation:
         request.free = int((~owned).sum())
         # Blocks are aligned to their size.
         starts = range(0, COLUMNS, request.columns)
-        return next((at for at in starts if not owned[at : at + request.columns].any()), -1)
+        return next((column for column in starts if not owned[column : column + request.columns].any()), -1)
 
-    def _grant(self, request: AllocationRequest, at: int) -> None:
+    def _grant(self, request: AllocationRequest, column: int) -> None:
         """Grant a request: store the first column, ``at``, in shared memory and wake the warp."""
         row, lanes = request.row, request.lanes
-        self.owned[row, at : at + request.columns] = True
-        self.blocks[row][at] = ColumnBlock(request.columns, request.site)
-        self.memory.clear(row, at, at + request.columns)
+        self.owned[row, column : column + request.columns] = True
+        self.blocks[row][column] = ColumnBlock(request.columns, request.site)
+        self.memory.clear(row, column, column + request.columns)
         self.requests.remove(request)
-        value = np.full(self.batch.size, at, np.uint32)
+        value = np.full(self.batch.size, column, np.uint32)
         self.shared.store(request.address, value, 4, self._mask(lanes[:1]), request.site)
         self.scheduler.release(request, self._mask(lanes))
 
@@ -169,29 +176,30 @@ class Allocation:
         """tcgen05.dealloc. Columns that are not exactly the block of an alloc, or whose accesses have not ended, are
         reported."""
         for row, lanes in self._warps(group, m, site):
-            at, count = int(address[lanes[0]]), int(columns[lanes[0]])
-            block = self.blocks[row].get(at)
+            column, count = int(address[lanes[0]]), int(columns[lanes[0]])
+            block = self.blocks[row].get(column)
             if block is None or block.columns != count:
-                text = f"tcgen05.dealloc of {count} columns at {at:#x}: "
+                text = f"tcgen05.dealloc of {count} columns at {column:#x}: "
                 text += "no alloc gave that address" if block is None else f"its alloc gave {block.columns}"
                 self.batch.report_lanes(RULE, text, site, lanes)
                 if block is None:
                     continue
             elif self.memory.hazards:
-                self._check_ended(group, row, at, count, lanes, site)
-            self.owned[row, at : at + block.columns] = False
-            del self.blocks[row][at]
-            self.withdrawn_blocks.pop((row, at), None)
-            if group == 2 and at in self.blocks[self.peer(row)]:
-                self.withdrawn_blocks[self.peer(row), at] = block.columns
+                self._check_ended(group, row, column, count, lanes, site)
+            self.owned[row, column : column + block.columns] = False
+            del self.blocks[row][column]
+            self.withdrawn_blocks.pop((row, column), None)
+            if group == 2 and column in self.blocks[self.peer(row)]:
+                self.withdrawn_blocks[self.peer(row), column] = block.columns
         self._serve()
 
-    def _check_ended(self, group: int, row: int, at: int, count: int, lanes: Array, site: int) -> None:
-        """Report columns whose accesses have not certainly ended; a pair's dealloc concerns both CTAs."""
+    def _check_ended(self, group: int, row: int, column: int, count: int, lanes: Array, site: int) -> None:
+        """Report columns that are deallocated although the order of the program does not guarantee that all accesses to
+        them have ended. With cta_group::2, the columns of both CTAs of the pair are checked."""
         rows = {self.peer(row): "columns of the CTA's peer"} if group == 2 else {}
         rows[row] = "columns"
-        for other, name in rows.items():
-            if not self.memory.have_ended(other, at, at + count, int(lanes[0])):
+        for checked_row, name in rows.items():
+            if not self.memory.have_ended(checked_row, column, column + count, int(lanes[0])):
                 text = f"tcgen05.dealloc of {name} that may still be in use: nothing orders it after their accesses"
                 self.batch.report_lanes("tensor-memory-race", text, site, lanes)
 
@@ -210,6 +218,6 @@ class Allocation:
 
     def exited(self, row: int) -> None:
         """Report the columns that a CTA has not deallocated before it ends."""
-        for at, block in self.blocks[row].items():
-            text = f"the CTA exits without tcgen05.dealloc of {block.columns} columns at {at:#x}"
+        for column, block in self.blocks[row].items():
+            text = f"the CTA exits without tcgen05.dealloc of {block.columns} columns at {column:#x}"
             self.batch.report(RULE, text, block.site, row, ())

@@ -20,10 +20,10 @@ from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
-# The fourth word of a response.
+# The fourth word of a response: a cluster was cancelled, or none.
 CANCELLED, NOTHING = 0x434C4301, 0x434C4300
 RULE = "cluster-launch-control"
-NBYTES = 16
+NBYTES = 16  # of a response
 
 
 class ClusterLaunches:
@@ -42,7 +42,8 @@ class ClusterLaunches:
     # --- requests ---
 
     def try_cancel(self, address: Array, bar: Array, multicast: bool, m: Mask, site: int) -> None:
-        """clusterlaunchcontrol.try_cancel.async. ``multicast``: the response goes to all CTAs of the cluster."""
+        """clusterlaunchcontrol.try_cancel.async. ``address``, ``bar``: per lane, the shared memory addresses of the
+        response and of the mbarrier. ``multicast``: the response goes to all CTAs of the cluster."""
         for lane in self.batch.lanes(m).tolist():
             row = int(self.batch.row_of[lane])
             offset, bar_offset = ((int(at[lane]) & WITHIN) - WINDOW_START for at in (address, bar))
@@ -88,19 +89,19 @@ class ClusterLaunches:
             self.peers.visit(row, lanes, site, remember=False)
         bar = self.mbarriers.find(row, bar_offset, lanes, site, asynchronous=True)
         if bar is not None and self.shared.fits(offset, offset + NBYTES, lane, site):
-            to = Elements(self.shared.chunks(row, np.array([offset])), offset, offset + NBYTES)
+            target_elements = Elements(self.shared.chunks(row, np.array([offset])), offset, offset + NBYTES)
             if self.launch.options.hazards:
-                self.shared.check_reads_fenced(to, lane, row, site, "a response replaces")
-            self.mbarriers.start_copy(to, response, NBYTES, bar, lane, row, site)
+                self.shared.check_reads_fenced(target_elements, lane, row, site, "a response replaces")
+            self.mbarriers.start_copy(target_elements, response, NBYTES, bar, lane, row, site)
 
     # --- responses ---
 
     def _words(self, response: Array) -> Array:
-        """Responses as words, shape (lanes, 4)."""
+        """Responses, one of 16 bytes per lane, as words (uint32), shape (lanes, 4)."""
         return np.ascontiguousarray(response).view(np.uint32).reshape(-1, 4)
 
     def is_canceled(self, response: Array, m: Mask) -> Array:
-        """clusterlaunchcontrol.query_cancel.is_canceled, per lane."""
+        """clusterlaunchcontrol.query_cancel.is_canceled: per lane, does the response name a cancelled cluster?"""
         state = self._words(response)[:, 3]
         lanes = self.batch.lanes(m)
         for row in np.unique(self.batch.row_of[lanes[state[lanes] == NOTHING]]).tolist():
@@ -108,7 +109,8 @@ class ClusterLaunches:
         return np.asarray(state == CANCELLED)
 
     def first_ctaid(self, response: Array, axis: int, m: Mask, site: int) -> Array:
-        """clusterlaunchcontrol.query_cancel.get_first_ctaid; the result is undefined if nothing was cancelled."""
+        """clusterlaunchcontrol.query_cancel.get_first_ctaid: per lane, the index along ``axis`` (0, 1 or 2) of the
+        cancelled cluster's first CTA. If nothing was cancelled, this is reported, and the result is unspecified."""
         words = self._words(response)
         lanes = self.batch.lanes(m)
         if (undefined := lanes[words[lanes, 3] != CANCELLED]).size:

@@ -12,14 +12,16 @@ from typing import NamedTuple
 
 from kernelproof.emulator.hopper.pattern import Strides
 
-# Bytes of a row of the swizzle pattern, by bits 61 to 63.
-SPANS = {0: 16, 2: 128, 4: 64, 6: 32}
-INPUTS, SUMS = {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}
+# Bits 61 to 63 of a shared memory descriptor -> bytes of a row of the swizzle pattern.
+ROW_BYTES = {0: 16, 2: 128, 4: 64, 6: 32}
+# Type numbers in an instruction descriptor -> types of A and B, and of D.
+INPUT_TYPES, SUM_TYPES = {0: "f16", 1: "bf16"}, {0: "f16", 1: "f32"}
 
 
 class ProductShape(NamedTuple):
-    """A decoded instruction descriptor of kind::f16: rows and columns of D (of both CTAs of a pair), types, ``sign``
-    (-1.0 if products are negated), and whether A and B are M- and N-major (``along_a``, ``along_b``)."""
+    """A decoded instruction descriptor of kind::f16. ``m``, ``n``: rows and columns of D, of both CTAs of a pair.
+    ``kind_a``, ``kind_b``, ``acc``: the types of A, B and D. ``sign``: -1.0 if products are negated, else 1.0.
+    ``m_major_a``: A is M-major, not K-major. ``n_major_b``: B is N-major."""
 
     m: int
     n: int
@@ -27,8 +29,8 @@ class ProductShape(NamedTuple):
     kind_b: str
     acc: str
     sign: float
-    along_a: bool
-    along_b: bool
+    m_major_a: bool
+    n_major_b: bool
 
 
 def is_tf32(bits: int) -> bool:
@@ -42,7 +44,7 @@ def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
     fault of the descriptor in words ("" if there is none)."""
     # Bits 4 and 5: type of D. 7 to 9 and 10 to 12: types of A and B. 13 and 14: negate A and B. 15 and 16: A is
     # M-major, B is N-major. 17 to 22: N / 8. 24 to 28: M / 16.
-    kind_a, kind_b, acc = INPUTS.get(bits >> 7 & 7), INPUTS.get(bits >> 10 & 7), SUMS.get(bits >> 4 & 3)
+    kind_a, kind_b, acc = INPUT_TYPES.get(bits >> 7 & 7), INPUT_TYPES.get(bits >> 10 & 7), SUM_TYPES.get(bits >> 4 & 3)
     m, n = (bits >> 24 & 31) << 4, (bits >> 17 & 63) << 3
     if kind_a is None or kind_b is None or acc is None:
         text = f"types {bits >> 4 & 3} of D, {bits >> 7 & 7} of A, {bits >> 10 & 7} of B are none of kind::f16"
@@ -64,8 +66,8 @@ def product(bits: int, group: int) -> tuple[ProductShape | None, str]:
 
 @lru_cache(maxsize=4096)
 def strides(bits: int) -> tuple[Strides | None, str]:
-    """Decode a shared memory descriptor. Returns the place of the operand (None if it has none) and the fault of the
-    descriptor in words ("" if there is none)."""
+    """Decode a shared memory descriptor. Returns the operand's address and strides in bytes (None if the descriptor is
+    illegal or not modelled) and the fault of the descriptor in words ("" if there is none)."""
     if bits >> 46 & 7 != 1:
         return None, f"bits 46 to 48 are {bits >> 46 & 7:#05b}, not 0b001 (of wgmma they are zero)"
     if bits >> 53 & 0xFF:
@@ -75,7 +77,8 @@ def strides(bits: int) -> tuple[Strides | None, str]:
     swizzle = bits >> 61
     if swizzle == 1:
         return None, "the 128-byte swizzle of 32-byte atoms (1 in bits 61 to 63) is not modelled"
-    if swizzle not in SPANS:
+    if swizzle not in ROW_BYTES:
         return None, f"{swizzle} in bits 61 to 63 is no swizzle: 0 none, 2 128 bytes, 4 64 bytes, 6 32 bytes"
+    # Bits 0 to 13, 16 to 29 and 32 to 45: the address and both strides, in units of 16 bytes.
     address, leading, stride = ((bits >> low & 0x3FFF) << 4 for low in (0, 16, 32))
-    return Strides(address, leading, stride, bits >> 49 & 7, SPANS[swizzle]), ""
+    return Strides(address, leading, stride, bits >> 49 & 7, ROW_BYTES[swizzle]), ""

@@ -12,14 +12,14 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
-# Shape -> the registers of a thread, and the columns, for .x1.
+# Shape -> the registers of a thread, and the columns of tensor memory, for .x1.
 SHAPES = {"32x32b": (1, 1), "16x64b": (1, 2), "16x128b": (2, 4), "16x256b": (4, 8), "16x32bx2": (1, 1)}
 
 
 class TensorFragment(NamedTuple):
-    """The words that a load or store of a warp touches. ``lane``, ``column``: relative to those of the address, per
-    register and thread, shape (registers, 32). ``lanes``: the number of lanes. ``packed``: a register holds the lower
-    halves of two columns, ``column`` and ``column + 1``."""
+    """The words that a load or store of a warp touches. ``lane``, ``column``: where each register of each thread is,
+    relative to the lane and column of the address; shape (registers, 32). ``lanes``: the number of lanes touched.
+    ``packed``: a register holds the lower halves of two columns, ``column`` and ``column + 1``."""
 
     lane: Array
     column: Array

@@ -10,8 +10,8 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class LoadedRegister:
-    """A register that a tcgen05.ld writes. ``value``: raw bits per lane. ``load``: per warp of the batch the number of
-    that load, 0 for warps that it did not load."""
+    """A register that a tcgen05.ld writes. ``value``: raw bits per lane. ``load``: per warp of the batch, the number of
+    the load that wrote the register, 0 for warps without such a load."""
 
     __slots__ = ("load", "value")
 
@@ -24,8 +24,8 @@ Register = Array | LoadedRegister | Accumulator | None
 
 
 class PendingLoads:
-    """The loads of a batch, numbered from 1 on in every warp. ``last_loads``: per warp, the number of its last load.
-    ``waited_loads``: per warp, the number of the last load that a tcgen05.wait::ld has covered."""
+    """The tcgen05.ld of a batch, numbered from 1 on in every warp. ``last_loads``: per warp, the number of its last
+    one. ``waited_loads``: per warp, the number of the last load that a tcgen05.wait::ld has covered."""
 
     def __init__(self, batch: BatchState) -> None:
         self.batch = batch
@@ -45,7 +45,7 @@ class PendingLoads:
         """tcgen05.wait::ld by some warps."""
         self.waited_loads[warps] = self.last_loads[warps]
 
-    # --- registers in other instructions; the emitter writes calls of these methods into the kernel's function ---
+    # --- registers in other instructions: the kernel's Python function calls these methods ---
 
     def read(self, value: Register, m: Mask, site: int) -> Array:
         """The content of a register that another instruction reads; a load that is pending is reported."""
@@ -68,8 +68,8 @@ class PendingLoads:
                 self.batch.report_lanes("tensor-memory-registers", text, site, lanes)
 
     def merge(self, m: Mask, new: Register, old: Register) -> Register:
-        """The register after an assignment under a mask: lanes outside of the mask keep the old content, and the load
-        that it waits for."""
+        """The register after an assignment under the mask ``m`` (None: all lanes). Lanes outside of it keep the old
+        content, and warps without a lane in it keep the number of the old content's load."""
         if old is None or new is old or m is None:
             return new
         if new is None:

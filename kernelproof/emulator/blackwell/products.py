@@ -26,8 +26,8 @@ from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
 
-# A disable mask that disables no lane of a pair of CTAs.
-ENABLED = np.zeros(256, bool)
+# The disable mask of a product that writes all lanes of both CTAs of a pair; do not change it.
+NO_LANE_DISABLED = np.zeros(256, bool)
 
 
 class Operands(NamedTuple):
@@ -229,7 +229,7 @@ class TensorProducts:
         8 columns of words with two elements."""
         first, column = address >> 16, address & 0xFFFF
         halved = height == 64
-        if kind.along_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
+        if kind.m_major_a or (halved and len(rows) == 2) or first not in ((0, 16) if halved else (0,)):
             text = (
                 f"A at lane {first} of tensor memory for M {kind.m}: it is not K-major, does not begin at lane 0, or "
                 "has M 128 in a pair of CTAs"
@@ -249,7 +249,7 @@ class TensorProducts:
     def _disabled(self, operands: Operands, lane: int) -> Array:
         """Per lane of the tensor memory of the CTAs, shape (256,): does the product leave it unchanged?"""
         if operands.disabled is None:
-            return ENABLED
+            return NO_LANE_DISABLED
         words = np.array([register[lane] for register in operands.disabled], np.uint32)
         out = np.zeros(256, bool)
         # Bit i of word w belongs to lane 32 * w + i.
@@ -277,7 +277,9 @@ class TensorProducts:
             block = add_products(kind.sign * left, np.broadcast_to(right, (count, *right.shape)), total, rounding)
         else:
             block = np.matmul(left, right)
-            form = WgmmaForm(kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.along_a, kind.along_b, kind.sign)
+            form = WgmmaForm(
+                kind.n, kind.kind_a, kind.kind_b, kind.acc, False, kind.m_major_a, kind.n_major_b, kind.sign
+            )
             block = add_accumulators(form, -block if kind.sign < 0 else block, before, [accumulates] * count)
         words = self._words(block, view.shape)
         if disabled.any():

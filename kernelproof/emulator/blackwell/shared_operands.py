@@ -31,11 +31,12 @@ class Part(NamedTuple):
 
 class ProductOperands(NamedTuple):
     """The places of a product's operands. ``parts``: those of A (none if A is in tensor memory), then those of B.
-    ``combined``: all parts as one list. ``left``: how many of the elements belong to A."""
+    ``combined``: the 16-byte elements of all parts, one after another. ``chunks_of_a``: how many of them, the first
+    ones, belong to A."""
 
     parts: list[Part]
     combined: ProductPlaces
-    left: int
+    chunks_of_a: int
 
 
 class SharedOperands:
@@ -69,10 +70,10 @@ class SharedOperands:
         raw, count = self.shared.views[16].take(places.combined.at), len(rows)
         left = None
         if a is not None:
-            left_raw = raw[: places.left].reshape(count, -1)
-            left = np.asarray(numbers(left_raw, kind.kind_a, kind.m // count, kind.along_a, False))
-        right_raw = raw[places.left :].reshape(count, -1)
-        right = numbers(right_raw, kind.kind_b, kind.n // count, kind.along_b, True)
+            left_raw = raw[: places.chunks_of_a].reshape(count, -1)
+            left = np.asarray(numbers(left_raw, kind.kind_a, kind.m // count, kind.m_major_a, False))
+        right_raw = raw[places.chunks_of_a :].reshape(count, -1)
+        right = numbers(right_raw, kind.kind_b, kind.n // count, kind.n_major_b, True)
         return left, np.asarray(right[0] if count == 1 else np.concatenate(right, axis=1))
 
     # --- places ---
@@ -81,31 +82,32 @@ class SharedOperands:
         self, kind: ProductShape, a: int | None, b: int, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> ProductOperands | None:
         """The places of the operands; None, and a report, if one cannot lie there."""
-        operands = [("B", b, kind.n // len(rows), kind.along_b)]
+        operands = [("B", b, kind.n // len(rows), kind.n_major_b)]
         if a is not None:
-            operands.insert(0, ("A", a, kind.m // len(rows), kind.along_a))
+            operands.insert(0, ("A", a, kind.m // len(rows), kind.m_major_a))
         lists = [self._parts(*operand, rows, issuer, site) for operand in operands]
         if any(len(parts) < len(rows) for parts in lists):
             return None
         parts = [part for parts in lists for part in parts]
+        # Tags have the shape (readers, elements of the batch); their flat indices are reader * length + element.
         length = self.shared.async_reads.tags.shape[1]
         combined = ProductPlaces(
             np.concatenate([part.elements.at for part in parts]),
             np.concatenate([part.elements.at + part.reader * length for part in parts]),
             tuple((part.reader, part.elements.low, part.elements.high, part.row != issuer.row) for part in parts),
         )
-        left = 0 if a is None else sum(len(part.elements.at) for part in lists[0])
-        return ProductOperands(parts, combined, left)
+        chunks_of_a = 0 if a is None else sum(len(part.elements.at) for part in lists[0])
+        return ProductOperands(parts, combined, chunks_of_a)
 
     def _parts(
-        self, name: str, bits: int, height: int, along: bool, rows: tuple[int, ...], issuer: Issuer, site: int
+        self, name: str, bits: int, height: int, rows_contiguous: bool, rows: tuple[int, ...], issuer: Issuer, site: int
     ) -> list[Part]:
         """The part of an operand in every CTA; empty, and a report, if it cannot lie there."""
         fields, wrong = strides(bits)
         if fields is None:
             self.batch.report_lane(RULE, f"shared memory descriptor of {name}: {wrong}", site, issuer.lane)
             return []
-        place = pattern(fields, height, along)
+        place = pattern(fields, height, rows_contiguous)
         if not self.shared.fits(place.low, place.high, issuer.lane, site):
             return []
         out = []

@@ -111,7 +111,8 @@ class TensorMemory:
         self.pending_ticks[row, warp, kind] = 0
 
     def completed_before(self, row: int, warp: int) -> int:
-        """The tick before which a warp's accesses are complete; the caller has advanced the tick."""
+        """The tick of a warp's first access that is still pending, so all earlier ones are complete; the present tick
+        if none is pending. The caller has advanced the tick."""
         pending = self.pending_ticks[row, warp]
         return int(min(pending[pending > 0], default=self.launch.tick))
 
@@ -184,6 +185,7 @@ class TensorMemory:
         self.changes[region.row] += 1
 
     def _tag_write(self, region: Region, column: int, form: int, site: int) -> None:
+        """Tag the cells of a region with a write at this tick."""
         cells = region.cells
         self.write_ticks[cells], self.writers[cells] = self.launch.tick, column
         self.write_sites[cells], self.forms[cells] = site, form
@@ -224,7 +226,7 @@ class TensorMemory:
     ) -> None:
         """Check an access of a warp against earlier ones. After an access of the same warp, a wait of the warp is
         needed. After other accesses, a fence is needed that follows the synchronisation which orders them. ``verb``,
-        ``earlier``: words for the access and for the earlier ones in reports."""
+        ``earlier``: words for the access and for the earlier accesses in reports."""
         clocks, row = self.clocks, region.row
         own = (prior.columns == clocks.access_column(row, warp)) & (prior.ticks > 0)
         lane = self._lane(row, warp)
@@ -274,8 +276,8 @@ class TensorMemory:
         complete, why = self._missing_order(region.row, column, tick, present, ended, is_product, prior.kind)
         name = "a tcgen05.mma" if is_product else ("a tcgen05.ld", "a tcgen05.st")[prior.kind]
         verb = "writes" if prior.kind == STORE else "reads"
-        kind = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
-        self._report(region, prior, bad, lane, site, f"{event} what {name} {verb}: {why}", kind)
+        rule = "tcgen05-fence" if complete and prior.kind == LOAD else "tensor-memory-race"
+        self._report(region, prior, bad, lane, site, f"{event} what {name} {verb}: {why}", rule)
 
     def _missing_order(
         self, row: int, column: int, tick: int, present: Array, ended: int, is_product: bool, kind: int
@@ -307,7 +309,7 @@ class TensorMemory:
         lane: int,
         site: int,
         text: str,
-        kind: str = "tensor-memory-race",
+        rule: str = "tensor-memory-race",
     ) -> None:
         """Report the first of the earlier accesses that are ``bad`` (bool per cell)."""
         first = tuple(np.argwhere(bad)[0])
@@ -317,10 +319,11 @@ class TensorMemory:
         other = Participant(
             self.launch.site(int(prior.sites[first])), self.batch.cta_index(row), agent=clocks.agent(index)
         )
-        self.batch.report_lane(kind, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
+        self.batch.report_lane(rule, f"{text} (column {region.low + int(first[1])})", site, lane, other=other)
 
     def have_ended(self, row: int, low: int, high: int, lane: int) -> bool:
-        """Have all accesses to the columns ended according to a lane's clock?"""
+        """Have all accesses to columns [low, high) of a row ended, as far as a lane's clock tells? Accesses of the
+        lane's own warp have ended after its wait, and a missing tcgen05 fence does not matter."""
         present, clocks = self.clocks.of_lane(lane), self.clocks
         region = Region(row, slice(0, GROUPS), low, high)
         for prior in (self._writes(region), *self._reads(region)):
