@@ -94,7 +94,10 @@ class EmitterFacts:
 
 class Emitter:
     """Writes the lines of a block, into ``lines``. ``current`` is the instruction that is being written; ``guard`` is
-    the text of its predicate if that varies between lanes. ``scope``: the Python objects that the text may name."""
+    the text of its predicate if that varies between lanes. ``scope``: the Python objects that the text may name.
+
+    Methods raise UnknownInstruction for an operand that they cannot translate.
+    """
 
     def __init__(self, facts: EmitterFacts, scope: dict[str, object]) -> None:
         self.kinds, self.uniform, self.lazy, self.symbols = facts.kinds, facts.uniform, facts.lazy, facts.symbols
@@ -179,7 +182,7 @@ class Emitter:
 
     def sites_of(self, instructions: Iterable[int]) -> list[int]:
         """The numbers of instructions, given by identity; those without a number are left out."""
-        return [self._site_of[each] for each in instructions if each in self._site_of]
+        return [self._site_of[identity] for identity in instructions if identity in self._site_of]
 
     def mask(self) -> str:
         """The mask of the current instruction: that of the block, narrowed by a varying guard."""
@@ -259,18 +262,19 @@ class Emitter:
         return Value(text if bits == 32 else f"{text}.astype({kind})", kind, False)
 
     def _symbol(self, op: Sym, bits: int) -> Value:
+        """The address of a variable, plus the symbol's offset in bytes, as unsigned bits."""
         place = self.symbols.get(op.name)
         kind = f"u{bits // 8}"
         if place is None:
             raise self.fail(f"symbol {op.name} is not a variable")
-        space, at = place
+        space, offset = place
         if space in ("global", "const"):
             text = f"M.address_of({op.name!r})"
             return Value(f"({text} + {op.offset})" if op.offset else text, kind, True)
         if space == "shared" and self.hopper:
             # The address contains the rank of the CTA in its cluster, so it varies.
-            return Value(f"E.variable({at + op.offset}, {bits // 8})", kind, False)
-        return Value(str(at + op.offset), kind, True)
+            return Value(f"E.variable({offset + op.offset}, {bits // 8})", kind, False)
+        return Value(str(offset + op.offset), kind, True)
 
     def signed(self, op: Operand, bits: int) -> Value:
         """An operand as a signed integer."""
@@ -330,16 +334,17 @@ class Emitter:
         return f"K(int({v.text}), 0)" if v.uniform else v.text
 
     def address(self, op: Operand, space: str) -> str:
-        """The text of an address operand as an array: uint32 for shared memory, else uint64."""
+        """The text of an address operand as an array: uint32 for shared memory, else uint64. The address of a variable
+        is in the variable's state space, whatever ``space`` is."""
         if not isinstance(op, Mem):
             raise self.fail("address expected")
         width = 4 if space == "shared" else 8
         bits = 8 * width
         base, offset = op.base, op.offset
         if isinstance(base, Sym):
-            space, at = self.symbols.get(base.name, ("", 0))
+            space, start = self.symbols.get(base.name, ("", 0))
             if space == "shared":
-                return f"K({at + base.offset + offset}, {width})"
+                return f"K({start + base.offset + offset}, {width})"
             return f"K({self._symbol(Sym(base.name, base.offset + offset), bits).text}, {width})"
         if isinstance(base, Imm):
             return f"K({(base.value + offset) & ((1 << bits) - 1)}, {width})"
@@ -359,10 +364,10 @@ class Emitter:
         reach = reach or next((p for p in self.current.parts if p.startswith("shared")), "generic")
         if reach == "generic":
             return f"N.in_shared({self.address(op, 'generic')}, {self.lanes()})"
-        at = self.address(op, "shared")
+        address = self.address(op, "shared")
         if not self.hopper:
-            return at
-        return f"E.of_cluster({at})" if reach == "shared:cluster" else f"E.of_cta({at}, {self.lanes()})"
+            return address
+        return f"E.of_cluster({address})" if reach == "shared:cluster" else f"E.of_cta({address}, {self.lanes()})"
 
     # --- results ---
 

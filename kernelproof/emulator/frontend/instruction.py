@@ -171,6 +171,7 @@ def modelled_forms(ins: Instr) -> str:
 
 
 def _rank(form: InstructionForm, parts: tuple[str, ...]) -> tuple[int, int]:
+    """How specific a form is for an opcode with these parts; the largest rank wins."""
     modifiers = form.opcode.split(".")[1:]
     return len(modifiers), -min((parts.index(m) for m in modifiers), default=0)
 

@@ -13,7 +13,7 @@ _ALL_LANES = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Block:
-    """Straight-line code, and the way it ends.
+    """Straight-line code, and the way it ends. ``line``: the PTX line at which it begins.
 
     ``end`` is one of ``jump`` (to targets[0]), ``cond`` (to targets[0] if ``cond`` is true, else to targets[1]),
     ``switch`` (``cond`` is the index of the target), ``wait`` (the blocking instruction ``last``, then to targets[0])
@@ -161,8 +161,8 @@ class _Splitter:
         if item.guard is not None:
             head = self.current
             head.end, head.cond = "cond", item.guard
-            own = self.open(item.line)
-            head.targets = [own.index, own.index + 1]
+            guarded = self.open(item.line)
+            head.targets = [guarded.index, guarded.index + 1]
             item = replace(item, guard=None)
         block = self.current
         block.end, block.last, block.targets = "wait", item, [len(self.blocks)]

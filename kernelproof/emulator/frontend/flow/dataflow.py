@@ -81,10 +81,10 @@ def launch_constants(sites: dict[str, list[RegisterWrite]]) -> set[str]:
     changed = True
     while changed:
         changed = False
-        for name, where in sites.items():
-            if name in constant or len(where) != 1:
+        for name, writes in sites.items():
+            if name in constant or len(writes) != 1:
                 continue
-            (write,) = where
+            (write,) = writes
             launch_wide = all(u in constant or u in LAUNCH_CONSTANTS for u in write.uses)
             if write.ins.guard is None and write.uniform and launch_wide:
                 constant.add(name)
@@ -130,8 +130,8 @@ def varying_registers(
 def _propagate(sites: dict[str, list[RegisterWrite]], varying: set[str], constant: set[str]) -> bool:
     """Add registers that depend on varying ones; returns whether any were added."""
     changed = False
-    for name, where in sites.items():
-        if name not in varying and name not in constant and any(_varies(w, varying) for w in where):
+    for name, writes in sites.items():
+        if name not in varying and name not in constant and any(_varies(write, varying) for write in writes):
             varying.add(name)
             changed = True
     return changed

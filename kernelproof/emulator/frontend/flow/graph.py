@@ -27,11 +27,12 @@ from kernelproof.emulator.frontend.registers import SPECIALS
 class Graph:
     """Blocks in scheduling order (``blocks[i].index == i``, the entry is 0), and facts about registers.
 
-    ``kinds``: declared types. ``live_in``: per block, registers that it or a later block reads. ``uniform``: see the
-    module. ``shared_across``: registers that several blocks access. ``clobbers``: per block, uniform registers that it
-    writes and other blocks read, without launch constants. ``spin_heads``: loops that wait for memory, by their heads.
-    ``conservative``: only launch constants, and registers that a single block accesses, are uniform. ``hopper``,
-    ``blackwell``: the kernel needs the units of sm_90, of sm_100.
+    ``kinds``: register -> declared type. ``variables``: those of the kernel and of the functions that it calls.
+    ``live_in``: per block, the registers that are live at its start. ``uniform``: see the module. ``shared_across``:
+    registers that several blocks access. ``clobbers``: per block, uniform registers that it writes and other blocks
+    read, without launch constants. ``spin_heads``: head of a loop that waits for memory -> facts about the loop.
+    ``back_edges``: pairs of blocks (from, to). ``conservative``: only launch constants, and registers that a single
+    block accesses, are uniform. ``hopper``, ``blackwell``: the kernel needs the units of sm_90, of sm_100.
     """
 
     function: Function

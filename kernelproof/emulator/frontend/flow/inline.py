@@ -28,12 +28,12 @@ from kernelproof.emulator.frontend.registers import SPECIALS
 from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.sites import Frame as SourceFrame
 
-# Functions of the system that have no body: the bytes of each argument.
+# Functions of the CUDA runtime that have no body -> the bytes of each argument.
 _SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
 # The most inlined calls. A kernel with more of them is refused, because its body would become too large.
 MAX_CLONES = 4000
-# Functions of the system that are not modelled, by a part of their name.
+# Part of the name of a function that is not modelled -> the reason in words.
 REFUSED_CALLS = {
     "malloc": "device malloc is not modelled",
     "free": "device malloc is not modelled",
@@ -73,15 +73,15 @@ def _overlap(parts: set[tuple[int, int]]) -> bool:
 @dataclass
 class _Frame:
     """A function that is being inlined. ``prefix``: the start of its names in the kernel. ``symbols``: its symbols ->
-    their names in the kernel. ``after``: the label that a return branches to, None in the kernel itself. ``callers``:
-    the functions on the chain of calls, this one included. ``called_at``: the CUDA lines of the call."""
+    their names in the kernel. ``return_label``: where a return branches to, None in the kernel itself. ``callers``:
+    the functions on the chain of calls, this one included. ``call_lines``: the CUDA lines of the call."""
 
     function: Function
     prefix: str
     symbols: dict[str, str]
-    after: str | None
+    return_label: str | None
     callers: tuple[str, ...]
-    called_at: tuple[SourceFrame, ...]
+    call_lines: tuple[SourceFrame, ...]
 
 
 class Inliner:
@@ -150,8 +150,8 @@ class Inliner:
         prefix: str,
         symbols: dict[str, str],
         callers: tuple[str, ...],
-        after: str | None,
-        called_at: tuple[SourceFrame, ...] = (),
+        return_label: str | None,
+        call_lines: tuple[SourceFrame, ...] = (),
     ) -> Iterator[Instr | Label]:
         """The statements of a function with unique names, and with calls replaced by the bodies of the called
         functions. Other arguments: see ``_Frame``. Raises PtxError for a recursion."""
@@ -161,7 +161,9 @@ class Inliner:
         if self.clones > MAX_CLONES:
             raise PtxError(fn.line, f"more than {MAX_CLONES} inlined calls: calls as deep as these are not modelled")
         self.call_parameters.update(symbols.values())
-        frame = _Frame(fn, prefix, {**symbols, **self._declare(fn, prefix)}, after, (*callers, fn.name), called_at)
+        frame = _Frame(
+            fn, prefix, {**symbols, **self._declare(fn, prefix)}, return_label, (*callers, fn.name), call_lines
+        )
         labels = {item.name for item in fn.body if isinstance(item, Label)} | set(fn.branch_targets)
 
         def reg(name: str) -> str:
@@ -202,9 +204,10 @@ class Inliner:
     def _instruction(self, item: Instr, frame: _Frame, reg: Rename, sym: Rename) -> Instr:
         """An instruction with unique names. A return from an inlined function becomes a branch."""
         guard = Reg(reg(item.guard.name), item.guard.negated) if item.guard is not None else None
-        frames = item.frames + frame.called_at
-        if frame.after is not None and item.base == "ret":
-            return replace(item, op="bra", parts=("bra",), operands=(Sym(frame.after),), guard=guard, frames=frames)
+        frames = item.frames + frame.call_lines
+        if frame.return_label is not None and item.base == "ret":
+            target = (Sym(frame.return_label),)
+            return replace(item, op="bra", parts=("bra",), operands=target, guard=guard, frames=frames)
         if item.base != "brx":
             operands = tuple(rename_operand(op, reg, sym) for op in item.operands)
             return replace(item, operands=operands, guard=guard, frames=frames)
@@ -259,15 +262,15 @@ class Inliner:
             return
         if not all(isinstance(actual, Sym) for actual in arguments + results):
             raise refused(item, "register arguments of a call are not modelled")
-        passed = [sym(actual.name) for actual in arguments + results if isinstance(actual, Sym)]
+        actuals = [sym(actual.name) for actual in arguments + results if isinstance(actual, Sym)]
         self.clones += 1
         call = f"call#{self.clones}:"
-        after = f"{call}return"
+        return_label = f"{call}return"
         if guard is not None:
             skip = Reg(guard.name, not guard.negated)
-            yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=skip)
+            yield replace(item, op="bra", parts=("bra",), operands=(Sym(return_label),), guard=skip)
         if target is not None:
-            yield from self._body(item, target, passed, caller, after)
+            yield from self._body(item, target, actuals, caller, return_label)
         elif isinstance(callee, Reg):
             # A call through a pointer becomes a chain of comparisons with the address of each function that it may
             # reach. If none is equal, ``emu_nofunction`` reports it and the lanes exit.
@@ -280,23 +283,23 @@ class Inliner:
                 operands = (Reg(different), address, number)
                 yield replace(item, op=test, parts=tuple(test.split(".")), operands=operands, guard=None)
                 yield replace(item, op="bra", parts=("bra",), operands=(Sym(other),), guard=Reg(different))
-                yield from self._body(item, function, passed, caller, after)
-                yield replace(item, op="bra", parts=("bra",), operands=(Sym(after),), guard=None)
+                yield from self._body(item, function, actuals, caller, return_label)
+                yield replace(item, op="bra", parts=("bra",), operands=(Sym(return_label),), guard=None)
                 yield Label(other, item.line)
             yield replace(item, op="emu_nofunction", parts=("emu_nofunction",), operands=(), guard=None)
             yield replace(item, op="exit", parts=("exit",), operands=(), guard=None)
         else:
             raise refused(item, "this form of a call is not modelled")
-        yield Label(after, item.line)
+        yield Label(return_label, item.line)
 
     def _body(
-        self, item: Instr, function: Function, passed: list[str], caller: _Frame, after: str
+        self, item: Instr, function: Function, actuals: list[str], caller: _Frame, return_label: str
     ) -> Iterator[Instr | Label]:
-        """The body of a called function. ``passed``: the names of arguments and results in the kernel."""
+        """The body of a called function. ``actuals``: the names of arguments and results in the kernel."""
         formals = [formal.name for formal in function.params + function.results]
-        inner = f"{function.name}#{self.clones + 1}:"
-        symbols = dict(zip(formals, passed, strict=False))
-        return self._expand(function, inner, symbols, caller.callers, after, item.frames + caller.called_at)
+        prefix = f"{function.name}#{self.clones + 1}:"
+        symbols = dict(zip(formals, actuals, strict=False))
+        return self._expand(function, prefix, symbols, caller.callers, return_label, item.frames + caller.call_lines)
 
     def _callable(self, arguments: int, results: int, callers: tuple[str, ...]) -> list[Function]:
         """Functions that an indirect call may reach: those whose address is taken and that have these numbers of
@@ -317,13 +320,13 @@ class Inliner:
             undefined = f"no file defines {plain_name(name)} (several files: --nvcc-args -rdc=true)"
             raise refused(item, next((why for part, why in REFUSED_CALLS.items() if part in name), undefined))
         op = "emu_" + name.strip("_")
-        passed: list[Operand] = []
+        actuals: list[Operand] = []
         for argument, width in zip(arguments, _SYSTEM_ARGUMENTS[name], strict=False):
             if isinstance(argument, Sym):
                 slot = f"{sym(argument.name)}+0:{width}"
                 self.kinds.setdefault(slot, f"b{8 * width}")
-                passed.append(Reg(slot))
-        yield replace(item, op=op, parts=(op,), operands=tuple(passed))
+                actuals.append(Reg(slot))
+        yield replace(item, op=op, parts=(op,), operands=tuple(actuals))
         for result in results:
             if isinstance(result, Sym):
                 operands = (Mem(Sym(sym(result.name)), 0), Imm(0))

@@ -148,6 +148,8 @@ def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) 
     back to ``head`` do not count, so the items of a reducible graph have no cycle. In an irreducible graph, every
     remaining item may have a predecessor; then the item that comes first in the text is next.
     """
+    # Loops are masks of blocks: ``inner`` has all loops within ``nodes``, ``outermost`` those within no other one.
+    # ``owner``: block -> head of the outermost loop around it, which stands for the loop among the items.
     inner = {h: m & nodes for h, m in loops.items() if h != head and nodes >> h & 1 and m & ~nodes == 0}
     outermost = {
         h: m for h, m in inner.items() if not any(o != h and om & m == m and om != m for o, om in inner.items())
@@ -164,15 +166,15 @@ def _arrange(blocks: list[Block], loops: dict[int, int], nodes: int, head: int) 
                 edges[source].add(target)
                 indegree[target] += 1
     out: list[int] = []
-    left = set(items)
-    while left:
-        ready = [i for i in left if indegree[i] == 0]
+    remaining = set(items)
+    while remaining:
+        ready = [i for i in remaining if indegree[i] == 0]
         # The first one in the text is chosen, so that the order does not depend on the iteration of sets.
-        pick = min(ready) if ready else min(left)
-        left.discard(pick)
-        for t in edges[pick]:
+        chosen = min(ready) if ready else min(remaining)
+        remaining.discard(chosen)
+        for t in edges[chosen]:
             indegree[t] -= 1
-        out += _arrange(blocks, loops, outermost[pick], pick) if pick in outermost else [pick]
+        out += _arrange(blocks, loops, outermost[chosen], chosen) if chosen in outermost else [chosen]
     return out
 
 

@@ -24,10 +24,10 @@ class Polling(NamedTuple):
 
 
 def spin_heads(
-    blocks: list[Block], loops: dict[int, int], sites: dict[str, list[RegisterWrite]], known: frozenset[int]
+    blocks: list[Block], loops: dict[int, int], sites: dict[str, list[RegisterWrite]], waiting_lines: frozenset[int]
 ) -> dict[int, Polling]:
-    """Heads of loops whose exit depends on memory that another thread may write, and of loops whose heads have one of
-    the ``known`` PTX lines. The largest loop comes first."""
+    """Heads of loops whose exit depends on memory that another thread may write, and of loops whose heads are at one of
+    ``waiting_lines`` (PTX lines). The largest loop comes first."""
     controls: dict[int, set[str]] | None = None
     out = {}
     for head, mask in sorted(loops.items(), key=lambda loop: (-loop[1].bit_count(), loop[0])):
@@ -36,8 +36,8 @@ def spin_heads(
         polled |= _repeated_loads(blocks, inside, sites)
         if polled and controls is None:
             controls = _controlling_conditions(blocks)
-        reads = _read_for_exit(blocks, inside, sites, polled, controls or {}) if polled else frozenset()
-        if reads or blocks[head].line in known:
+        reads = _exit_reads(blocks, inside, sites, polled, controls or {}) if polled else frozenset()
+        if reads or blocks[head].line in waiting_lines:
             out[head] = Polling(reads, _deciding_registers(blocks, inside, sites))
     return out
 
@@ -73,7 +73,7 @@ def _controlling_conditions(blocks: list[Block]) -> dict[int, set[str]]:
     return out
 
 
-def _read_for_exit(
+def _exit_reads(
     blocks: list[Block],
     inside: set[int],
     sites: dict[str, list[RegisterWrite]],
@@ -87,7 +87,7 @@ def _read_for_exit(
     todo = [cond.name for i in exits if (cond := blocks[i].cond) is not None]
     todo += [name for i in exits for name in controls.get(i, ()) if name in conditions]
     visited = set(todo)
-    stores = (ins for i in inside for ins in blocks[i].all() if _is_shared(ins, "st"))
+    stores = (ins for i in inside for ins in blocks[i].all() if _accesses_shared(ins, "st"))
     stored = frozenset(name for ins in stores for name in defs_uses(ins)[1])
     reads = set()
     while todo:
@@ -96,9 +96,9 @@ def _read_for_exit(
                 if id(write.ins) in polled:
                     reads.add(id(write.ins))
                 # One thread may poll for its CTA, and store the value in shared memory for the other threads.
-                passed = stored if _is_shared(write.ins, "ld") else frozenset()
+                forwarded = stored if _accesses_shared(write.ins, "ld") else frozenset()
                 deciding = conditions.intersection(controls.get(write.block, ()))
-                fresh = [name for name in {*write.uses, *passed, *deciding} if name not in visited]
+                fresh = [name for name in {*write.uses, *forwarded, *deciding} if name not in visited]
                 visited.update(fresh)
                 todo += fresh
     return frozenset(reads)
@@ -122,5 +122,6 @@ def _deciding_registers(blocks: list[Block], inside: set[int], sites: dict[str, 
     return frozenset(out)
 
 
-def _is_shared(ins: Instr, base: str) -> bool:
+def _accesses_shared(ins: Instr, base: str) -> bool:
+    """Is an instruction, with this base (ld or st) of its opcode, an access to shared memory?"""
     return ins.base == base and any(part.startswith("shared") for part in ins.parts)

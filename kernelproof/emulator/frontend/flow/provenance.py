@@ -13,7 +13,7 @@ from kernelproof.emulator.frontend.ptx import TYPE_BYTES, Instr, Mem, Reg, Sym, 
 from kernelproof.emulator.state.launch_state import Origin
 
 Origins = frozenset[Origin]
-_NONE: Origins = frozenset()
+_NO_POINTERS: Origins = frozenset()
 _SPACES = ("shared", "global", "local", "param")
 # Instructions whose 64-bit result may be a pointer that cannot be traced, such as one that was loaded from memory.
 _UNTRACEABLE = frozenset(("ld", "ldu", "atom", "shfl", "mapa", "getctarank"))
@@ -31,26 +31,27 @@ def origins(
     variable. ``words``: a pointer may also be in two 32-bit registers, as in machine code.
     """
     widths = ("64", "32") if words else ("64",)
+    # Per write: the register, the pointers that the instruction contributes, and the registers that it reads.
     writes: list[tuple[str, Origins | None, list[str]]] = []
     for ins in instructions:
         defs, uses = defs_uses(ins)
         wide = [name for name in defs if kinds.get(name, "").endswith(widths)]
         if wide:
-            own = _contributed_pointers(ins, places, words)
-            sources = [] if own is None or ins.base == "ld" else uses
-            writes += [(name, own, sources) for name in wide]
-    result: dict[str, Origins | None] = {name: _NONE for name, _, _ in writes}
+            contributed = _contributed_pointers(ins, places, words)
+            sources = [] if contributed is None or ins.base == "ld" else uses
+            writes += [(name, contributed, sources) for name in wide]
+    result: dict[str, Origins | None] = {name: _NO_POINTERS for name, _, _ in writes}
     # A fixed point: sets only grow, and None (cannot be traced) is never taken back, so the loop ends.
     changed = True
     while changed:
         changed = False
-        for name, own, sources in writes:
+        for name, contributed, sources in writes:
             before = result[name]
             if before is None:
                 continue
-            after: Origins | None = None if own is None else before | own
+            after: Origins | None = None if contributed is None else before | contributed
             for source in sources:
-                part = result.get(source, _NONE)
+                part = result.get(source, _NO_POINTERS)
                 after = None if after is None or part is None else after | part
             if after != before:
                 result[name], changed = after, True
@@ -60,16 +61,20 @@ def origins(
 def _contributed_pointers(ins: Instr, places: Mapping[str, tuple[str, int]], words: bool) -> Origins | None:
     """The pointers that an instruction itself contributes; None if it may contribute one that cannot be traced."""
     if ins.base in ("ld", "ldu"):
-        at = ins.operands[1]
+        address = ins.operands[1]
         width = TYPE_BYTES.get(ins.parts[-1], 8)
-        if isinstance(at, Mem) and isinstance(at.base, Sym) and places.get(at.base.name, ("",))[0] == "param":
-            first = places[at.base.name][1] + at.base.offset + at.offset
+        if (
+            isinstance(address, Mem)
+            and isinstance(address.base, Sym)
+            and places.get(address.base.name, ("",))[0] == "param"
+        ):
+            first = places[address.base.name][1] + address.base.offset + address.offset
             count = len(ins.operands[0].items) if isinstance(ins.operands[0], Vec) else 1
             # A parameter is named by its offset. Only 64-bit values can be pointers.
             if words and width == 4:
                 return frozenset((first + i * width) & ~7 for i in range(count))
-            return frozenset(first + i * width for i in range(count)) if width == 8 else _NONE
-        return None if width >= (4 if words else 8) else _NONE
+            return frozenset(first + i * width for i in range(count)) if width == 8 else _NO_POINTERS
+        return None if width >= (4 if words else 8) else _NO_POINTERS
     packed = ins.base == "mov" and len(ins.operands) > 1 and isinstance(ins.operands[1], Vec) and not words
     if ins.base in _UNTRACEABLE or packed:
         return None
@@ -85,11 +90,13 @@ def written_pointers(instructions: Iterable[Instr], pointers: Mapping[str, Origi
         spaces = [part.split(":")[0] for part in ins.parts if part.split(":")[0] in _SPACES]
         if form is None or Writes.MEMORY not in form.writes or (spaces and spaces[0] != "global"):
             continue
-        at = next((operand for operand in ins.operands if isinstance(operand, Mem | TensorOperand)), None)
-        if at is None:
+        address = next((operand for operand in ins.operands if isinstance(operand, Mem | TensorOperand)), None)
+        if address is None:
             continue
-        through = pointers.get(at.base.name) if isinstance(at, Mem) and isinstance(at.base, Reg) else None
-        if through is None:
+        pointers_of_address = (
+            pointers.get(address.base.name) if isinstance(address, Mem) and isinstance(address.base, Reg) else None
+        )
+        if pointers_of_address is None:
             return None
-        out |= through
+        out |= pointers_of_address
     return frozenset(out)

@@ -13,11 +13,11 @@ from kernelproof.emulator.frontend.registers import registers
 
 
 class _Definition(NamedTuple):
-    """A write of the register ``name`` by instruction number ``at`` of a block. ``fresh``: no swap has compared with
-    the value yet."""
+    """A write of the register ``name`` by the instruction at ``position`` in a block. ``fresh``: no swap has compared
+    with the value yet."""
 
     block: int
-    at: int
+    position: int
     name: str
     fresh: bool = True
 
@@ -34,71 +34,75 @@ def checked_loads(blocks: list[Block]) -> set[int]:
     definitions: dict[int, _Definition] = {}
     swaps = []
     for index, instructions in enumerate(lists):
-        for at, ins in enumerate(instructions):
+        for position, ins in enumerate(instructions):
             for name in defs_uses(ins)[0]:
                 writers.setdefault(name, []).append(ins)
-                definitions[id(ins)] = _Definition(index, at, name)
+                definitions[id(ins)] = _Definition(index, position, name)
             if _is_swap(ins):
                 swaps.append(ins)
     if not swaps:
         return set()
-    comparing: dict[int, set[int]] = {}
+    swaps_of_load: dict[int, set[int]] = {}
     for swap in swaps:
         for load in _compared_loads(swap, writers):
-            comparing.setdefault(load, set()).add(id(swap))
+            swaps_of_load.setdefault(load, set()).add(id(swap))
     uses = _ValueUses(blocks, lists)
-    return {load for load, own in comparing.items() if uses.are_harmless(definitions[load], own)}
+    return {load for load, its_swaps in swaps_of_load.items() if uses.are_harmless(definitions[load], its_swaps)}
 
 
 class _ValueUses:
-    """Follows the uses of loaded values through a kernel."""
+    """Follows the uses of loaded values through a kernel. ``lists``: per block, its instructions, a blocking one
+    included."""
 
     def __init__(self, blocks: list[Block], lists: list[list[Instr]]) -> None:
         self.blocks, self.lists = blocks, lists
         self.joins = immediate_postdominators(blocks)
 
     def are_harmless(self, loaded: _Definition, swaps: set[int]) -> bool:
-        """Are all uses of a loaded value by these swaps, or by branches around them?"""
+        """Are all uses of a loaded value allowed (see ``checked_loads``)? They are comparisons of ``swaps``, values
+        that these swap in, and branches up to whose join nothing but the swaps writes memory."""
         todo, visited = [loaded], set[_Definition]()
         while todo:
             definition = todo.pop()
             if definition in visited:
                 continue
             visited.add(definition)
-            for block, at, fresh in self._uses(definition, swaps):
-                if at == len(self.lists[block]):
+            for block, position, fresh in self._uses(definition, swaps):
+                if position == len(self.lists[block]):
                     if not self._writes_nothing(block, swaps):
                         return False
                     continue
-                ins = self.lists[block][at]
+                ins = self.lists[block][position]
                 if id(ins) in swaps:
+                    # The value may be compared or swapped in, but must not be the address of the swap.
                     if definition.name in registers(ins.operands[1]):
                         return False
                     continue
                 form = facts(ins)
                 if form is None or form.writes is not Writes.RESULT or form.waits:
                     return False
-                todo += [_Definition(block, at, name, fresh) for name in defs_uses(ins)[0]]
+                todo += [_Definition(block, position, name, fresh) for name in defs_uses(ins)[0]]
         return True
 
     def _uses(self, definition: _Definition, swaps: set[int]) -> Iterator[tuple[int, int, bool]]:
-        """All reads of a definition, as (block, number of the instruction, whether the value is still ``fresh``). The
-        number after the last instruction stands for the block's branch."""
+        """All reads of a definition, as (block, position of the instruction, whether the value is still ``fresh``). The
+        position after the last instruction stands for the block's branch."""
         name = definition.name
-        todo = [(definition.block, definition.at + 1, definition.fresh)]
+        todo = [(definition.block, definition.position + 1, definition.fresh)]
         visited = set[tuple[int, bool]]()
         while todo:
             index, start, fresh = todo.pop()
             block, instructions = self.blocks[index], self.lists[index]
-            for at in range(start, len(instructions)):
-                defs, uses = defs_uses(instructions[at])
+            for position in range(start, len(instructions)):
+                defs, uses = defs_uses(instructions[position])
                 if name in uses:
-                    yield index, at, fresh
+                    yield index, position, fresh
                 if name in defs and name not in uses:
                     break
             else:
                 if block.cond is not None and block.cond.name == name:
                     yield index, len(instructions), fresh
+                # A path on which a swap has just succeeded is not followed: the value is then proven current.
                 equal = self._success_block(index, swaps)
                 for target in block.targets:
                     state = target, fresh and equal is None

@@ -13,7 +13,8 @@ from kernelproof.emulator.frontend.instructions.integer import binary, width_of
 from kernelproof.emulator.frontend.mutation_operators import Change, Statement
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Pair
 
-SYMBOLS = {"and": "&", "or": "|", "xor": "^"}
+# PTX logic instruction -> operator of Python.
+LOGIC_OPERATORS = {"and": "&", "or": "|", "xor": "^"}
 
 
 def _keep_rank_bits(s: Statement) -> Iterator[Change]:
@@ -29,7 +30,7 @@ def _keep_rank_bits(s: Statement) -> Iterator[Change]:
 @instruction("or", "xor", uniform=True)
 def logic(e: Emitter, ins: Instr) -> None:
     """and, or, xor on words and predicates."""
-    symbol = SYMBOLS[ins.base]
+    symbol = LOGIC_OPERATORS[ins.base]
     if ins.parts[-1] == "pred":
         d, a, b = ins.operands
         x, y = e.predicate(a), e.predicate(b)

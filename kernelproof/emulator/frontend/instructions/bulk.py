@@ -38,13 +38,13 @@ def _spaces(e: Emitter, ins: Instr) -> tuple[str, str]:
     return spaces[0], spaces[1]
 
 
-def _delivery(e: Emitter, ins: Instr, to: Operand, bar: Operand, mask_at: int) -> str:
-    """The text of a ``Delivery``: the destination of a copy to shared memory. ``mask_at``: the number of the operand
-    with the ranks of a multicast."""
-    ranks = e.array(ins.operands[mask_at], "u2") if _is_multicast(ins) else "None"
+def _delivery(e: Emitter, ins: Instr, target: Operand, bar: Operand, ranks_operand: int) -> str:
+    """The text of a ``Delivery``, which says where a copy to shared memory goes and on which mbarrier it completes.
+    ``ranks_operand``: the number of the operand that has the ranks of a multicast."""
+    ranks = e.array(ins.operands[ranks_operand], "u2") if _is_multicast(ins) else "None"
     reach = next(p for p in ins.parts if p.startswith("shared"))
     paired = "cta_group:2" in ins.parts
-    return f"{e.bind('delivery', Delivery)}({e.shared(to, reach)}, {e.shared(bar, reach)}, {ranks}, {paired})"
+    return f"{e.bind('delivery', Delivery)}({e.shared(target, reach)}, {e.shared(bar, reach)}, {ranks}, {paired})"
 
 
 @instruction(
@@ -55,14 +55,14 @@ def copy(e: Emitter, ins: Instr) -> None:
     destination, origin = _spaces(e, ins)
     if "reduce" in ins.parts:
         raise e.fail()
-    to, source, size = ins.operands[:3]
+    target, source, size = ins.operands[:3]
     count = e.array(size, "u4")
     if destination == "global":
-        e.line(f"C.store({e.address(to, 'global')}, {e.shared(source, 'shared:cta')}, {count}, {e.lanes()})")
+        e.line(f"C.store({e.address(target, 'global')}, {e.shared(source, 'shared:cta')}, {count}, {e.lanes()})")
         return
-    inside = origin == "shared"
-    start = e.shared(source, "shared:cta") if inside else e.address(source, "global")
-    e.line(f"C.load({start}, {count}, {_delivery(e, ins, to, ins.operands[3], 4)}, {e.lanes()}, {inside})")
+    from_shared = origin == "shared"
+    start = e.shared(source, "shared:cta") if from_shared else e.address(source, "global")
+    e.line(f"C.load({start}, {count}, {_delivery(e, ins, target, ins.operands[3], 4)}, {e.lanes()}, {from_shared})")
 
 
 def _is_multicast(ins: Instr) -> bool:
@@ -89,8 +89,8 @@ def copy_tensor(e: Emitter, ins: Instr) -> None:
     map_address = e.address(Mem(tensor.base, tensor.offset), "generic")
     coordinates = "[" + ", ".join(e.array(c, "u4") for c in tensor.coordinates) + "]"
     if (destination, origin) == ("shared", "global"):
-        to, _, bar = ins.operands[:3]
-        e.line(f"C.load_tensor({map_address}, {coordinates}, {_delivery(e, ins, to, bar, 3)}, {e.lanes()})")
+        target, _, bar = ins.operands[:3]
+        e.line(f"C.load_tensor({map_address}, {coordinates}, {_delivery(e, ins, target, bar, 3)}, {e.lanes()})")
         return
     reduction = next((p for p in ins.parts if p in _REDUCTIONS), "") if "reduce" in ins.parts else ""
     source = e.shared(ins.operands[1], "shared:cta")

@@ -27,10 +27,10 @@ def _always_cancelled(s: Statement) -> Iterator[Change]:
 )
 def try_cancel(e: Emitter, ins: Instr) -> None:
     """clusterlaunchcontrol.try_cancel.async."""
-    at, bar = ins.operands
+    response, bar = ins.operands
     multicast = any(part.startswith("multicast") for part in ins.parts)
     reach = next((part for part in ins.parts if part.startswith("shared")), "generic")
-    e.line(f"CL.try_cancel({e.shared(at, reach)}, {e.shared(bar, reach)}, {multicast}, {e.lanes()})")
+    e.line(f"CL.try_cancel({e.shared(response, reach)}, {e.shared(bar, reach)}, {multicast}, {e.lanes()})")
 
 
 @instruction("clusterlaunchcontrol.query_cancel.is_canceled", blackwell=True, mutations=(_always_cancelled,))

@@ -17,7 +17,7 @@ from kernelproof.emulator.frontend.mutation_operators import drop_operand, lose_
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Operand
 from kernelproof.emulator.state.arrays import Array
 
-_REAL = {"f32": "f4", "f64": "f8"}
+_FLOAT_CODES = {"f32": "f4", "f64": "f8"}  # PTX type -> NumPy type code
 Function = Callable[..., Array]
 _FUNCTIONS: dict[str, Function] = {
     "add": lambda a, b: a + b,
@@ -97,14 +97,17 @@ def _assign_halves(e: Emitter, ins: Instr, function: str) -> None:
 def sign(e: Emitter, ins: Instr) -> None:
     """abs and neg: a change of the sign bit."""
     d, a = ins.operands
-    ones = {"f16": 0x8000, "bf16": 0x8000, "f32": 1 << 31, "f64": 1 << 63}.get(ins.parts[-1], 0x80008000)
-    u, full = ("u2", 0xFFFF) if ones == 0x8000 else ("u8", (1 << 64) - 1) if ones >> 63 else ("u4", 0xFFFFFFFF)
+    # The sign bit; of a pair of halves, both sign bits.
+    sign_bits = {"f16": 0x8000, "bf16": 0x8000, "f32": 1 << 31, "f64": 1 << 63}.get(ins.parts[-1], 0x80008000)
+    u, all_bits = (
+        ("u2", 0xFFFF) if sign_bits == 0x8000 else ("u8", (1 << 64) - 1) if sign_bits >> 63 else ("u4", 0xFFFFFFFF)
+    )
     if "ftz" in ins.parts:
         float_kind = "f4" if ins.parts[-1] == "f32" else "f2"
         raw = f"A.flush({e.array(a, u)}.view({float_kind})).view({u})"
     else:
         raw = e.array(a, u)
-    e.assign(d, Value(f"{raw} & {full ^ ones}" if ins.base == "abs" else f"{raw} ^ {ones}", u, False))
+    e.assign(d, Value(f"{raw} & {all_bits ^ sign_bits}" if ins.base == "abs" else f"{raw} ^ {sign_bits}", u, False))
 
 
 def flush_operand(ins: Instr, op: Operand, text: str) -> str:
@@ -118,13 +121,13 @@ def _with_modifiers(ins: Instr, text: str, kind: str) -> Value:
         text = f"A.flush({text})"
     if "sat" in ins.parts:
         text = f"A.saturate({text})"
-    return Value(text, _REAL[kind], False)
+    return Value(text, _FLOAT_CODES[kind], False)
 
 
 def _operand(e: Emitter, ins: Instr, op: Operand, kind: str, as_array: bool = True) -> str:
     """The text of an operand of f32 or f64, with the effect of ``.ftz``. If ``as_array`` is false, a literal is a
     scalar."""
-    text = e.array(op, _REAL[kind]) if as_array else e.number(op, _REAL[kind])
+    text = e.array(op, _FLOAT_CODES[kind]) if as_array else e.number(op, _FLOAT_CODES[kind])
     return flush_operand(ins, op, text) if kind == "f32" else text
 
 
@@ -199,7 +202,7 @@ def copysign(e: Emitter, ins: Instr) -> None:
     """copysign: the sign of the first operand on the second."""
     kind = ins.parts[-1]
     d, a, b = ins.operands
-    k = _REAL[kind]
+    k = _FLOAT_CODES[kind]
     e.assign(d, Value(f"np.copysign({e.array(b, k)}, {e.array(a, k)})", k, False))
 
 
@@ -207,4 +210,4 @@ def copysign(e: Emitter, ins: Instr) -> None:
 def testp(e: Emitter, ins: Instr) -> None:
     """testp: the class of a number."""
     d, a = ins.operands
-    e.assign(d, Value(f"A.test_float({ins.parts[1]!r}, {e.array(a, _REAL[ins.parts[-1]])})", "p", False))
+    e.assign(d, Value(f"A.test_float({ins.parts[1]!r}, {e.array(a, _FLOAT_CODES[ins.parts[-1]])})", "p", False))

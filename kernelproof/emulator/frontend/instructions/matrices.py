@@ -137,6 +137,7 @@ def _write_dense(e: Emitter, ins: Instr) -> None:
     """Write an mma.sync that the tensor unit does not collect."""
     form = _dense_form(e, ins)
     d, *operands = ins.operands
+    # A register of A or B holds ``per`` elements along k, and four threads hold a row, so a step is 4 * per along k.
     steps, halves = form.k // (4 * form.per), form.rows // 8
     expected = [steps * halves, steps, halves * (1 if form.acc == "f16" else 2)]
     if [len(v.items) for v in operands if isinstance(v, Vec)] != expected:
@@ -213,11 +214,12 @@ def wmma(e: Emitter, ins: Instr) -> None:
     parts, size = ins.parts, _wmma_size(e, ins)
     i = parts.index(size)
     types = [part for part in parts[i + 1 :] if part in ELEMENT_BITS]
-    acc, *kinds, add = types
+    # The types of D, A, B and C; if A and B are f16, the opcode does not name their types.
+    acc, *kinds, kind_c = types
     kind_a, kind_b = kinds or ("f16", "f16")
     if not {kind_a, kind_b} <= set(_WMMA[size]):
         raise e.fail()
-    form = WmmaForm(size, parts[i - 2], parts[i - 1], acc, kind_a, kind_b, add, "satfinite" in parts, "xor" in parts)
+    form = WmmaForm(size, parts[i - 2], parts[i - 1], acc, kind_a, kind_b, kind_c, "satfinite" in parts, "xor" in parts)
     word = _register_type(acc)
     d, *operands = ins.operands
     texts = ", ".join(e.arrays(v.items, word) for v in operands if isinstance(v, Vec))

@@ -111,7 +111,8 @@ def _polls(ins: Instr) -> bool:
 
 
 def _strength(ins: Instr, modifiers: frozenset[str], ordering: tuple[str, ...]) -> int:
-    """The strength of an access, see ``state.scopes``; 0 for a weak one."""
+    """The strength of an access, see ``state.scopes``; 0 for a weak one. ``modifiers``: those that make it strong.
+    ``ordering``: those of them that order other accesses, too."""
     if modifiers.isdisjoint(ins.parts):
         return 0
     scope_and_order = scope_in(ins.parts, Scope.GPU) | (0 if set(ordering).isdisjoint(ins.parts) else ORDERS)
@@ -206,7 +207,9 @@ def load(e: Emitter, ins: Instr) -> None:
     if space == "param" and isinstance(at.base, Sym):
         _load_parameter(e, at.base.name, at.offset, targets, k)
         return
-    strength = _strength(ins, _READ_STRONG, ("acquire",)) or (Scope.GPU | CHECKED) * (id(ins) in e.checked_loads)
+    strength = _strength(ins, _READ_STRONG, ("acquire",))
+    if not strength and id(ins) in e.checked_loads:
+        strength = Scope.GPU | CHECKED
     if ins.base == "ldu" or "nc" in ins.parts:
         strength = READ_ONLY
     e.trace(at)
