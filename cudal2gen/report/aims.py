@@ -21,8 +21,9 @@ PROBLEMS = 1000  # the number of problems in the catalog; with fewer measured on
 
 
 class Aim(NamedTuple):
-    """The aim that the geometric-mean speedup over ``BASELINE`` is at least ``least``, for the problems that ``admits``
-    selects, under the ``device`` protocol with a cold L2."""
+    """The aim that the geometric-mean speedup over ``BASELINE`` is at least ``least``, under the ``device`` protocol
+    with a cold L2. ``types``: the types of the problems, as ``Group.types`` names them. ``admits``: which of these
+    problems count."""
 
     types: str
     title: str

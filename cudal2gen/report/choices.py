@@ -132,6 +132,7 @@ def section(records: Sequence[Record]) -> Section:
 
 
 def _definition(rows: Sequence[Decisions]) -> str:
+    """A note on what counts as block swizzle: its choice in the record, and its effect on the order of tiles."""
     small, large = swizzle_use(rows, effective=True)
     return (
         "Block swizzle “chosen” means raster zsplit in the record, as the published kernels are written. In part of "

@@ -98,6 +98,7 @@ def _resampled(measured: list[Measurement], contender: str, seed: int) -> list[t
 
 
 def _conditions(group: Group) -> tuple[object, ...]:
+    """The conditions that two groups must share to be compared."""
     return group.name, group.gpu, group.types, group.layout, group.protocol, group.l2, group.target_qps
 
 

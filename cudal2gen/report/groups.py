@@ -258,7 +258,7 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
             measurement.target_qps,
         )
         by_state[key][measurement.l2].append(measurement)
-    sets = []
+    groups = []
     for key, states in sorted(by_state.items(), key=lambda item: tuple(map(str, item[0]))):
         large = states.pop("exceeded", [])
         for state in sorted(states) or ["exceeded"]:
@@ -268,8 +268,8 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
             environments = [
                 environment for id_, environment in measurements.environments.items() if id_ in environment_ids
             ]
-            sets.append(Group((*key[:5], state, key[6]), environments, ordered))
-    return sets
+            groups.append(Group((*key[:5], state, key[6]), environments, ordered))
+    return groups
 
 
 def _order(name: str) -> tuple[bool, int, str, int, str]:
