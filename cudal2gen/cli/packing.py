@@ -125,7 +125,7 @@ def write_pack(
             "instead of missing ones for bf16 and for B (K,N).",
         ),
     ] = False,
-    shape: Annotated[
+    pack_format: Annotated[
         PackFormat | None,
         OneOf(PACK_FORMATS),
         typer.Option("--format", help="hf: a repository for Hugging Face kernels. By default what --out says."),
@@ -141,19 +141,19 @@ def write_pack(
     from cudal2gen import pack
     from cudal2gen.pack.repository import repository
 
-    shape = shape or ("wheel" if out.suffix == ".whl" else "folder")
-    if shape != "wheel":
+    pack_format = pack_format or ("wheel" if out.suffix == ".whl" else "folder")
+    if pack_format != "wheel":
         pack.check_target(out)  # before anything is compiled
     measured = measurements(measured_files or ())
     if candidates:
         table, built = _candidate_table(added.added_to(selection.candidates()), compilation, measured)
     else:
         table, built = _measured_table(selection, added, compilation, measured)
-    proofs = _proofs(table, built, compilation)
+    verdicts = _machine_code_verdicts(table, built, compilation)
     library, cuda = compilation.launcher(), compilation.toolchain().cuda
-    files = pack.contents(table, built, library, cuda, added.with_ptx, proofs)
-    files = repository(files, table) if shape == "hf" else files
-    target = pack.write_wheel(files, out) if shape == "wheel" else pack.write_folder(files, out)
+    files = pack.contents(table, built, library, cuda, added.with_ptx, verdicts)
+    files = repository(files, table) if pack_format == "hf" else files
+    target = pack.write_wheel(files, out) if pack_format == "wheel" else pack.write_folder(files, out)
     for line in table.notes:
         note(line)
     binaries = {kernel.digest for kernel in table.kernels}
@@ -202,8 +202,8 @@ def _candidate_table(
         refuse("no records that are legal; see 'cudal2gen list'")
     pairs = compilation.attempt(records)
     sound = [(record, artifact) for record, artifact in pairs if not artifact.ptxas.findings]
-    if slow := len(pairs) - len(sound):
-        note(f"{slow} of {len(records)} kernels spill or have a stack frame, and are left out")
+    if unsound := len(pairs) - len(sound):
+        note(f"{unsound} of {len(records)} kernels spill or have a stack frame, and are left out")
     digests = {record.name: artifact.digest for record, artifact in sound}
     # Candidates make no claim of speed, so the measurements are dropped. The environments are kept, because the card's
     # bandwidth is needed to estimate the time of copies.
@@ -212,19 +212,20 @@ def _candidate_table(
     return table, {artifact.digest: artifact for _, artifact in sound}
 
 
-def _proofs(table: Table, built: dict[str, Artifact], compilation: Compilation) -> dict[str, str]:
+def _machine_code_verdicts(table: Table, built: dict[str, Artifact], compilation: Compilation) -> dict[str, str]:
     """The verdict on the machine code of each binary of a table, in words, by digest.
 
-    Binaries without a verdict on their machine code are executed, and the verdicts stored. Raises Failure if one is
-    wrong or gets no verdict. Machine code that the emulator does not execute yet is packed, and a note counts it.
+    Binaries without a verdict on their machine code are executed, and the verdicts are stored. Raises Failure if a
+    binary is wrong, or if the process that executes it dies. Machine code that the emulator cannot execute yet is
+    packed without a verdict, and a note counts such binaries.
     """
     from cudal2gen import results
     from cudal2gen.results.proofs import proofs
     from cudal2gen.validator.machine_code import Unexecuted, judge_all, stored_verdict
 
     records = {kernel.digest: kernel.record for kernel in table.kernels}
-    before = results.latest()
-    verdicts = {digest: verdict for digest in records if (verdict := stored_verdict(built[digest], before))}
+    stored = results.latest()
+    verdicts = {digest: verdict for digest in records if (verdict := stored_verdict(built[digest], stored))}
     pending = [(record, built[digest]) for digest, record in records.items() if digest not in verdicts]
     unexecuted: dict[str, str] = {}
 

@@ -103,8 +103,8 @@ def recheck(
             failed = True
         else:
             print(f"{file}: holds for {record.name}")
-            for each in certified.certificate.problems:
-                print(f"  for {each}")
+            for problems in certified.certificate.problems:
+                print(f"  for {problems}")
     if failed:
         raise typer.Exit(EXIT_USAGE)
 
@@ -153,6 +153,7 @@ def _store_proofs(answers: Iterator[ProofAttempt | Lost], total: int, out: Path 
 
 
 def _print(attempt: ProofAttempt) -> None:
+    """Prints the outcome of a proof: the problems, cases and accesses of a certificate, or why there is none."""
     proof = attempt.proof
     print(f"{proof.record}: {proof.outcome}, {proof.seconds:.1f} s")
     if attempt.certified is None:
@@ -161,8 +162,8 @@ def _print(attempt: ProofAttempt) -> None:
             print(f"  executed: {proof.executed}")
         return
     certificate = attempt.certified.certificate
-    for each in certificate.problems:
-        print(f"  for {each}")
+    for problems in certificate.problems:
+        print(f"  for {problems}")
     for claim in certificate.claims:
         cases = [f"{case.covers} ({case.instructions} instructions)" for case in claim.cases]
         print(f"  {claim.title}: {'; '.join(cases)}")

@@ -219,8 +219,8 @@ class Selection:
         if self.listed is not None:
             return list(self._records_of_list(self.listed, source))
         if self.mnk:
-            answer = self._record_finder(source)
-            return [answer(named) for named in self._problems_of_mnk()]
+            record_for = self._record_finder(source)
+            return [record_for(item) for item in self._problems_of_mnk()]
         if self.gpu == ANY:
             admitted = [record for record in catalog.load() if self.admits(record) and self._serves_as(record.problem)]
             return self._changed(self._sampled(admitted, seed))
@@ -250,25 +250,26 @@ class Selection:
         records = catalog.load()
         chosen: list[Record] = []
         # With layout=any, a layout whose A is stored (k,m) is packed only for problems that were measured in it.
-        of_any = (measurement.layout for measurement in measurements if self.admits(measurement))
-        for fields in self._kinds(dict.fromkeys((*self.layouts, *of_any))):
-            kind = replace(self, **fields)
+        measured_layouts = (measurement.layout for measurement in measurements if self.admits(measurement))
+        for kind in self._kinds(dict.fromkeys((*self.layouts, *measured_layouts))):
+            of_kind = replace(self, **kind)  # the same selection, limited to one combination of types and layout
             stored: list[Record] = []
-            measured = {measurement.problem for measurement in measurements if kind.admits(measurement)}
+            measured = {measurement.problem for measurement in measurements if of_kind.admits(measurement)}
             if not measured and not self.names_sizes:
                 continue
-            # With --where ab=any, --all takes types of the catalog or of measurements, no records that only stand in.
-            of_types = [record for record in records if (record.ab, record.d) == (kind.ab, kind.d)]
-            if measured or of_types or ANY not in (self.ab, self.d):
+            # With --where ab=any, --all packs only types that the catalog or the measurements have. For other types
+            # every record would stand in for a missing one.
+            has_types = any((record.ab, record.d) == (of_kind.ab, of_kind.d) for record in records)
+            if measured or has_types or ANY not in (self.ab, self.d):
                 try:
-                    stored = self._library(fields) if self.names_sizes else catalog.library(self.gpu, **fields)
+                    stored = self._library(kind) if self.names_sizes else catalog.library(self.gpu, **kind)
                 except catalog.CatalogError:
                     continue
             library = {record.problem: record for record in stored}
-            if not self.names_sizes or kind.layout not in self.layouts:
+            if not self.names_sizes or of_kind.layout not in self.layouts:
                 chosen += [record for problem, record in library.items() if problem in measured]
             elif stored:
-                chosen += kind._sampled(library.values())
+                chosen += of_kind._sampled(library.values())
             if self.everything or not self.names_sizes:
                 # bench --problems measured records that were fitted to these problems: the same fit gives them again.
                 others = sorted(measured - set(library), key=lambda problem: problem.key)
@@ -331,7 +332,9 @@ class Selection:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The selected layouts; for ``any`` those with A (m,k). The others are selected only by name."""
-        return tuple(each for each in LAYOUTS if rows_along_k(each).a) if self.layout == ANY else (self.layout,)
+        if self.layout == ANY:
+            return tuple(layout for layout in LAYOUTS if rows_along_k(layout).a)
+        return (self.layout,)
 
     @property
     def kinds(self) -> list[Kind]:
@@ -344,9 +347,9 @@ class Selection:
         Illegal ones are left out, unless no legal one remains: then they are kept, so that a later check names the
         fault.
         """
-        operands = AB_TYPES if self.ab == ANY else (self.ab,)
-        ds = D_TYPES if self.d == ANY else (self.d,)
-        combinations = list(product(operands, ds, self.accs, layouts))
+        ab_types = AB_TYPES if self.ab == ANY else (self.ab,)
+        d_types = D_TYPES if self.d == ANY else (self.d,)
+        combinations = list(product(ab_types, d_types, self.accs, layouts))
         return [
             {"ab": ab, "d": d, "acc": acc, "layout": layout} | self._variant
             for ab, d, acc, layout in [kind for kind in combinations if Problem.exists(*kind[:3])] or combinations
@@ -381,20 +384,20 @@ class Selection:
         else:
             match = partial(catalog.nearest, records=catalog.load(gpus=[source]))
 
-        def answer(problem: Problem) -> Record:
-            answered = match(problem)
-            if answered.note:
-                note(answered.note)
-            return self.changed(answered.record)
+        def record_for(problem: Problem) -> Record:
+            matched = match(problem)
+            if matched.note:
+                note(matched.note)
+            return self.changed(matched.record)
 
-        return answer
+        return record_for
 
     def _records_of_list(self, path: Path, source: str | None) -> Iterator[Record]:
         """The records for the problems of a list. A note names each problem that no record can serve."""
-        answer = self._record_finder(source)
+        record_for = self._record_finder(source)
         for problem in self._problems_of_list(path):
             try:
-                yield answer(problem)
+                yield record_for(problem)
             except catalog.CatalogError as error:
                 note(f"{error}; left out")
 

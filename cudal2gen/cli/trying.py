@@ -164,7 +164,8 @@ def _write(winners: Sequence[grid.TriedKernel]) -> str | None:
     return f"{put(best.record)}: {best.candidate.edits[0]}, of the best {by} time"
 
 
-def _print_table(rows: Sequence[grid.TriedKernel], as_it_is: str) -> None:
+def _print_table(rows: Sequence[grid.TriedKernel], unedited_values: str) -> None:
+    """Prints a row for each kernel. ``unedited_values``: the text that stands for the edit of the unedited record."""
     from rich.table import Table
 
     timed = any(row.timing for row in rows)
@@ -177,14 +178,14 @@ def _print_table(rows: Sequence[grid.TriedKernel], as_it_is: str) -> None:
     for name in ("modelled us", "measured us") if timed else ("modelled us",):
         table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*_cells(row, as_it_is, timed))
+        table.add_row(*_cells(row, unedited_values, timed))
     print_table(table)
 
 
-def _cells(row: grid.TriedKernel, as_it_is: str, timed: bool) -> list[str]:
+def _cells(row: grid.TriedKernel, unedited_values: str, timed: bool) -> list[str]:
     ptxas = row.artifact.ptxas if row.artifact else None
     cells = [
-        _edit_text(row.candidate, as_it_is),
+        _edit_text(row.candidate, unedited_values),
         ", ".join(map(_difference_text, row.candidate.differences)),
         str(ptxas.registers) if ptxas else "",
         str(max(ptxas.spill_store_bytes, ptxas.spill_load_bytes)) if ptxas else "",
@@ -206,9 +207,9 @@ def _print_reasons(rows: Sequence[grid.TriedKernel], refusals: Sequence[grid.Ref
         print(f"refused: {refusal.edit}: {refusal.reason}")
 
 
-def _edit_text(candidate: grid.Candidate, as_it_is: str = "") -> str:
-    """The text of the first edit that leads to a kernel; for the unedited record its own values."""
-    return f"{as_it_is} (as it is)".strip() if candidate.start else candidate.edits[0]
+def _edit_text(candidate: grid.Candidate, unedited_values: str = "") -> str:
+    """The text of the first edit that leads to a kernel; for the unedited record ``unedited_values``."""
+    return f"{unedited_values} (as it is)".strip() if candidate.start else candidate.edits[0]
 
 
 def _values_text(record: Record, names: Iterable[str]) -> str:

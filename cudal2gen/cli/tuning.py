@@ -164,9 +164,9 @@ def tune(
     executor = InProcess(replay) if replay else trials.executor(records, options.seed)
     lessons = memory.load(memory.lessons_path(trials.store))
     factory = participants.factory(records, lessons, executor)
-    find = replay.candidates if replay else space.candidates
+    find_candidates = replay.candidates if replay else space.candidates
     state, seconds = _run(
-        problems, records, factory, executor, options, trials, participants, lessons, find_candidates=find
+        problems, records, factory, executor, options, trials, participants, lessons, find_candidates=find_candidates
     )
     if replay:
         print(campaign.replay_summary(state, replay.least_us))
@@ -197,11 +197,11 @@ def _run(
         options.evaluations, patience=trials.settings.search.patience, prune=PRUNE if measured else None
     )
 
-    def after(search: Search) -> None:
+    def store_lessons(search: Search) -> None:
         lessons.learn(search)
         lessons.learn_setbacks(search)
 
-    begin = time.monotonic()
+    start_time = time.monotonic()
     incumbents = campaign.Incumbents(records)
     plan = campaign.CampaignPlan(
         problems, incumbents, factory.proposer, trials.store, participants.run_name, limits, options.budget,
@@ -210,13 +210,13 @@ def _run(
     try:
         with progress.live_view() as show:
             in_turns = options.budget is not None and measured
-            state = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, after)
+            state = (campaign.run_in_turns if in_turns else campaign.run)(plan, executor, show, store_lessons)
     except SystemExit:
         print(participants.interruption, file=sys.stderr)
         raise
     finally:
         executor.close()
-    return state, time.monotonic() - begin
+    return state, time.monotonic() - start_time
 
 
 def _print_outcome(

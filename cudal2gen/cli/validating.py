@@ -89,10 +89,10 @@ def run(
     shape = validator.own_shape(record)
     modes = validator.Modes(counters=True, rounding=_rounding(on), machine_code=on == MACHINE_CODE)
     try:
-        case, done = validator.run_case(record, artifact, compilation.launcher(), shape, inputs, **modes)
+        case, execution = validator.run_case(record, artifact, compilation.launcher(), shape, inputs, **modes)
     except emulator.UnknownMachineCode as unknown:
         refuse(str(unknown))
-    counters = validator.summary(record, done)
+    counters = validator.summary(record, execution)
     if as_json:
         print(json.dumps({"name": record.name, "case": case.model_dump(), "counters": counters}, indent=1))
     else:
@@ -188,6 +188,7 @@ def validate(
 
 
 def _without_verdict(kernels: dict[str, Record], place: str) -> list[Record]:
+    """The records whose kernels, given by digest, have no stored verdict from this place of execution."""
     from cudal2gen import results
 
     stored = results.latest()
@@ -210,6 +211,7 @@ def _emulator_place(on: str) -> str:
 def _emulator_judgements(
     built: Sequence[tuple[Record, Artifact]], compilation: Compilation, on: str
 ) -> Iterator[Judgement]:
+    """Yields the emulator's judgement on each built kernel, in the order in which they are ready."""
     from cudal2gen import validator
     from cudal2gen.validator import machine_code
 
@@ -238,8 +240,8 @@ def _gpu_verdicts(
 
 
 def store_verdicts(judgements: Iterable[Judgement], total: int) -> list[Verdict]:
-    """Stores each verdict before it waits for the next one, unless the latest one of its kernel there says the same. An
-    error line names each kernel without a verdict."""
+    """Stores each verdict before it waits for the next one, unless the kernel's latest verdict from the same place is
+    equal. An error line names each kernel without a verdict. Returns the verdicts."""
     from cudal2gen import results
 
     verdicts: list[Verdict] = []
