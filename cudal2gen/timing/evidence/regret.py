@@ -109,6 +109,7 @@ def one_order(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
 
 
 def _median_ratio(order: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
+    """The ``Score`` of a tile by ``one_order``; infinite for a tile that it does not have."""
     return order.get(tile, float("inf"))
 
 

@@ -78,6 +78,8 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
             continue
         if (gpu, acc) in SETS:
             known = frozenset().union(*tables.values())
+            # By whether the problems are held out. The development half is always needed: the learned correction of
+            # ``_finding`` learns from it.
             halves = {half: list(_regenerated(gpu, acc, half, known, heuristics, code)) for half in {held_out, False}}
         else:
             halves = {half: [] if code else list(_hopper(half)) for half in {held_out, False}}
@@ -89,11 +91,11 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
                 for part, chosen, known_mnks in _parts(halves[held_out], speedups, held_out):
                     if len(chosen) >= 3:
                         target = TARGETS.get((gpu, acc, part)) if headline else None
-                        earlier = [
+                        learned = [
                             item for item in halves[False] if item.problem.mnk in known_mnks and item not in chosen
                         ]
                         findings.append(
-                            _finding(f"{title} {part}".strip(), chosen, speedups, known_mnks, earlier, target)
+                            _finding(f"{title} {part}".strip(), chosen, speedups, known_mnks, learned, target)
                         )
     if not findings:
         raise WrongInput(
@@ -106,7 +108,8 @@ def published_speedups(folder: Path, held_out: bool = False, code: bool = False)
 def _regenerated(
     gpu: str, acc: str, held_out: bool, known: frozenset[str], heuristics: MatmulHeuristics, code: bool
 ) -> Iterator[ModelledSpeedup]:
-    """The regenerated kernels of a GPU and an accumulator. ``known``: the problems of the published tables."""
+    """The modelled speedups of the regenerated kernels of a GPU and an accumulator. ``known``: the problems of the
+    published tables; others are left out."""
     for record in regenerated(gpu, acc, held_out):
         own = None if record.mnk not in known else _code_us(record) if code else model.estimate(record).us
         if own is not None:
@@ -114,7 +117,7 @@ def _regenerated(
 
 
 def _hopper(held_out: bool) -> Iterator[ModelledSpeedup]:
-    """The published configurations of the H100 whose tile some candidate has."""
+    """The modelled speedups of the published configurations of the H100 whose tile some candidate has."""
     for facts in hopper_configurations():
         if development(facts["n"], facts["k"]) != held_out:
             problem = Problem(gpu="h100", acc="f32", layout="tn", m=facts["m"], n=facts["n"], k=facts["k"])
@@ -177,12 +180,12 @@ def vendor_us(heuristics: MatmulHeuristics, record: Record) -> float:
 
 def _finding(
     subject: str, chosen: Sequence[ModelledSpeedup], speedups: Mapping[str, float], known: Sequence[str],
-    seen: Sequence[ModelledSpeedup], target: float | None,
+    learned: Sequence[ModelledSpeedup], target: float | None,
 ) -> Finding:  # fmt: skip
     """The rank correlation of modelled with published speedups for the ``chosen`` problems.
 
-    ``known``: problems whose speedups the baselines may use. ``seen``: those of them that have a modelled speedup, from
-    which the learned correction learns.
+    ``known``: problems whose speedups the baselines may use. ``learned``: problems among these that have a modelled
+    speedup; the correction learns from them.
     """
     mnks = [item.problem.mnk for item in chosen]
     published = np.array([speedups[mnk] for mnk in mnks])
@@ -193,9 +196,10 @@ def _finding(
     baselines = {"size": rank_correlation(-flops, published), "vendor's stand-in": rank_correlation(-vendor, published)}
     if len(known) > NEIGHBOURS:
         baselines[f"{NEIGHBOURS} nearest shapes"] = rank_correlation(nearest_speedups(mnks, speedups, known), published)
-    if len(seen) >= FEWEST:
-        values = np.array([speedups[item.problem.mnk] for item in seen])
-        baselines["learned correction"] = rank_correlation(corrected(_facts(seen), values, _facts(chosen)), published)
+    if len(learned) >= FEWEST:
+        values = np.array([speedups[item.problem.mnk] for item in learned])
+        predicted = corrected(_facts(learned), values, _facts(chosen))
+        baselines["learned correction"] = rank_correlation(predicted, published)
     goal = None if target is None else f">= {target:.2f}"
     return Finding(
         "speedups", subject, "Spearman", len(proxy), rank_correlation(proxy, published), low, high, goal, baselines

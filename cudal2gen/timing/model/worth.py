@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cudal2gen.kernel import Problem
 
-LEAST = 0.3  # the least rank correlation with which an order is useful
+MIN_CORRELATION = 0.3  # the least rank correlation with which an order is useful
 SHORT_K = 128  # up to this k the main loop has few steps, and most of the time passes before and after it
 RECORDED = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the GPU whose recordings are used for it
 
@@ -29,7 +29,7 @@ class Worth(NamedTuple):
     @property
     def orders(self) -> bool:
         """Whether the order of the fastest kernels is useful."""
-        return self.near >= LEAST
+        return self.near >= MIN_CORRELATION
 
 
 # By the recorded GPU, and whether k is short.

@@ -57,10 +57,12 @@ class _SimulatedKernel:
 
     @cached_property
     def estimate(self) -> CodeEstimate:
+        """The modelled time, from a simulation of the machine code."""
         return estimate_code(self.record, self.function)
 
     @cached_property
     def workload(self) -> Workload:
+        """The record and the machine that runs it, with as many CTAs on an SM as ``estimate`` assumes."""
         sms = memory.usable_sms(self.record)
         return Workload(self.record, Ways(self.function), machine_of(self.record, sms, self.estimate.resident))
 
@@ -75,10 +77,12 @@ class _SimulatedKernel:
 
     @cached_property
     def timeline(self) -> Timeline:
+        """The simulation of one scheduler's warps, with the cycle of each instruction."""
         return simulate(self._streams(self.iterations), self.workload.machine, detail=True)
 
     @cached_property
     def window(self) -> LoopWindow:
+        """The part of the timeline in which the main loop runs steadily."""
         return steady_window(self.timeline.issues, self.workload.ways.consumer.iteration)
 
     @cached_property
@@ -96,10 +100,12 @@ class _SimulatedKernel:
 
     @cached_property
     def per_sm(self) -> int:
+        """CTA tiles of the busiest SM."""
         return busiest_sm(self.record)
 
     @cached_property
     def time(self) -> figures.Time:
+        """The modelled time, its parts and its bounds, in microseconds."""
         record, modelled = self.record, self.estimate
         rates = record.target.rates
         launch = LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
@@ -148,6 +154,7 @@ class _SimulatedKernel:
         return flops / rate / record.target.rates.mhz
 
     def _advice(self) -> Iterator[figures.Advice]:
+        """Changes that shorten the modelled time: another resident CTA, less waiting, no idle end, other fields."""
         more = advice.more_residents(self.occupancy, self.record.accumulator_registers)
         if more and self.per_sm > self.occupancy.ctas:
             after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us

@@ -133,11 +133,11 @@ def _timings(path: Path) -> Iterator[RecordedTiming]:
         if not (names := next(rows, [])):
             return
         operands = itemgetter(*map(names.index, OPERANDS))
-        at_choice, at_time = names.index("choice"), names.index("feedback")
+        choice_column, time_column = names.index("choice"), names.index("feedback")
         for row in rows:
-            if (question := product(operands(row))) is not None:
-                for tile in choice(row[at_choice]):
-                    yield RecordedTiming(gpu, *question, tile, float(row[at_time]) * 1e3)
+            if (sizes_and_layout := product(operands(row))) is not None:
+                for tile in choice(row[choice_column]):
+                    yield RecordedTiming(gpu, *sizes_and_layout, tile, float(row[time_column]) * 1e3)
 
 
 def _product(operands: tuple[str, ...]) -> tuple[RecordedSizes, Layout | None] | None:

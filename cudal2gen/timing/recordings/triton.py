@@ -35,6 +35,8 @@ def kernel_of(problem: Problem, tile: Tile) -> ModelledKernel:
     step_bytes = (tile.bm + tile.bn) * tile.bk * ELEMENT_BYTES
     rows, columns = warps_of(tile)
     if wgmma:
+        # Warpgroups are placed along m first, so the tile's columns are divided among ``along_n`` of them. Each part of
+        # 64 rows by bn / along_n columns reads its own rows of A and columns of B from shared memory.
         groups = tile.warps // WARPGROUP
         along_n = ceil_div(groups, tile.bm // WGMMA_ROWS)
         atoms = tile.bm // WGMMA_ROWS * along_n
@@ -42,6 +44,8 @@ def kernel_of(problem: Problem, tile: Tile) -> ModelledKernel:
         fragments, buffers, flight = 0, tile.stages, tile.stages - 1
         issue = LOOP_CLOCKS + WGMMA_CLOCKS * ceil_div(atoms, groups) * ceil_div(tile.bk, MMA_K)
     else:
+        # Each column of warps reads all of A, and each row of warps all of B. Warps that have no MMA tile of their own
+        # are not counted.
         read = (
             (tile.bm * min(columns, tile.bn // MMA_COLS) + tile.bn * min(rows, tile.bm // MMA_ROWS))
             * tile.bk
