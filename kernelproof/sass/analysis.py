@@ -34,8 +34,8 @@ def analyse(cubin: Path, kernel: str | None = None) -> Analysis:
 class Analysis:
     """A function, its control flow (``graph``) and its loops.
 
-    ``main_path`` and ``epilogue`` are those of a warp with MMAs. A path is a sequence of instructions in the order in
-    which a warp executes them.
+    ``main_path`` and ``epilogue_length`` describe a warp with MMAs. A path is a sequence of instructions in the order
+    in which a warp executes them.
     """
 
     def __init__(self, function: Function) -> None:
@@ -66,7 +66,7 @@ class Analysis:
         return path[mmas[0] : mmas[-1] + 1] if mmas else ()
 
     @cached_property
-    def epilogue(self) -> int:
+    def epilogue_length(self) -> int:
         """The number of instructions that a warp executes after the main loop, up to the exit or to the next iteration
         of a loop around it.
 
@@ -74,6 +74,7 @@ class Analysis:
         MMAs after it, and the LDSM instructions that load their operands, are not counted.
         """
         starts, within = self._after_main()
+        # A loop of the epilogue lies in it completely and has no MMA. Its iterations count if their number is known.
         loops = [
             loop for loop in self.graph.loops if loop.blocks <= within and not count(self.loops.code(loop.blocks), MMA)
         ]
@@ -83,6 +84,7 @@ class Analysis:
             iterations = self._trips(loop)
             factor |= dict.fromkeys(loop.blocks, iterations)
         path = self.graph.longest(starts, within, lambda block: factor[block.index] * len(block.instructions))
+        # The instructions of the path, each with the number of its executions.
         executed = [
             (instruction, factor[block]) for block in path for instruction in self.graph.blocks[block].instructions
         ]

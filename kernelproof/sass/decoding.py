@@ -22,19 +22,20 @@ from kernelproof.ground.toolchain import find_nvdisasm
 from kernelproof.sass.elf import Resources, resources
 
 BYTES = 16  # size of an instruction
-CUBINS = "give a cubin: 'cuobjdump -xelf all FILE' extracts those of a program"
+CUBIN_HINT = "give a cubin: 'cuobjdump -xelf all FILE' extracts those of a program"
 NO_BARRIER = 7  # in the fields of barriers; scoreboards are 0 to 5
 
 # The header of any section ends the section before it. Only sections of code have the group, a function's name.
 SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
-END = ".section .end"  # appended to a listing, so that a header follows its last section
+LAST_HEADER = ".section .end"  # appended to a listing, so that a header follows its last section
 TARGET = re.compile(r"\.target\s+(\S+)")
 OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # the target in cubins of CUDA 12
 LABEL = re.compile(r"([.$]\w[\w$.]*):")
-CODE = re.compile(
+# An instruction has two lines: address, guard, opcode, operands and lower 64 bits, then the upper 64 bits.
+FIRST_LINE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"
 )
-UPPER = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
+SECOND_LINE = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 JUMP = re.compile(r"`\(([.$]\w[\w$.]*)\)")
 PTX_TEXT = '//## File ".nv_debug_ptx_txt"'  # the section with the text of the PTX
 SOURCE = re.compile(r'//## File "([^"]*)", line (\d+)')
@@ -169,10 +170,10 @@ def disassemble(cubin: Path) -> list[Function]:
     command = [str(find_nvdisasm()), "-hex", "-ndf", "-c", "-gi", "-gp", str(cubin)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}; {CUBINS}")
+        raise DisassemblyError(f"{cubin}: {process.stderr.strip() or 'nvdisasm failed'}; {CUBIN_HINT}")
     functions = list(_functions(process.stdout, resources(cubin)))
     if not functions:
-        raise DisassemblyError(f"{cubin}: has no code that nvdisasm shows; {CUBINS}")
+        raise DisassemblyError(f"{cubin}: has no code that nvdisasm shows; {CUBIN_HINT}")
     return functions
 
 
@@ -184,7 +185,7 @@ def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Funct
     elif target := OLD_TARGET.search(listing):
         sm = f"sm_{target.group(1)}{'a' if target.group(2) else ''}"
     name, lines = "", list[str]()
-    for line in [*listing.splitlines(), END]:
+    for line in [*listing.splitlines(), LAST_HEADER]:
         if ".section" in line and (section := SECTION.match(line)):
             if name:
                 own = kernels.get(name, NO_RESOURCES)
@@ -195,8 +196,8 @@ def _functions(listing: str, kernels: Mapping[str, Resources]) -> Iterator[Funct
 
 
 class _ListingRow(NamedTuple):
-    """An instruction in nvdisasm's listing: its first line, the upper 64 bits of its encoding, its source lines, and
-    the line of its PTX."""
+    """An instruction in nvdisasm's listing: the match of ``FIRST_LINE``, the upper 64 bits of its encoding, its source
+    lines, and the line of its PTX."""
 
     code: re.Match[str]
     upper: int
@@ -205,7 +206,7 @@ class _ListingRow(NamedTuple):
 
 
 def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]]) -> tuple[Instruction, ...]:
-    """The instructions of a section. Each has two lines: text with the lower 64 bits, then the upper 64 bits."""
+    """The instructions of a section. Labels and source lines precede the instruction to which they belong."""
     labels, pending = dict[str, int](), list[str]()
     frames: list[str] = []
     source: tuple[SourceLine, ...] = ()
@@ -213,10 +214,10 @@ def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]
     rows: list[_ListingRow] = []
     code: re.Match[str] | None = None
     for line in lines:
-        if code is not None and (match := UPPER.match(line)):
+        if code is not None and (match := SECOND_LINE.match(line)):
             rows.append(_ListingRow(code, int(match.group(1), 16), source, ptx_line))
             code = None
-        elif match := CODE.match(line):
+        elif match := FIRST_LINE.match(line):
             code = match
             if frames:
                 source, frames = _source(frames), []

@@ -23,6 +23,7 @@ NEW_ABI = 8  # the version of the ABI in the header of cubins of CUDA 13
 CLUSTER = 0x3D  # EIATTR_CTA_PER_CLUSTER
 SIZED = 4  # EIFMT_SVAL: the attribute states the length of its value; attributes of other formats have two bytes
 SYMBOLS = 2  # SHT_SYMTAB
+SYMBOL_BYTES = 24  # size of an entry of the symbol table
 SECTION = "<IIQQQQIIQQ"  # the header of a section
 # If a cubin has this section, the system reserves SYSTEM_BYTES of each CTA's shared memory, and the size of the
 # function's own section of shared memory includes them.
@@ -129,11 +130,14 @@ def is_elf(file: bytes) -> bool:
 
 
 def sections(file: bytes) -> list[Section]:
-    """The sections of a 64-bit ELF file. Their positions in the list are their numbers in the file."""
+    """The sections of a 64-bit ELF file. Their positions in the list are their numbers in the file.
+
+    Raises struct.error if the file ends before its table of sections does.
+    """
     (table,) = struct.unpack_from("<Q", file, 0x28)
     size, count, names = struct.unpack_from("<HHH", file, 0x3A)
     rows = [struct.unpack_from(SECTION, file, table + size * index) for index in range(count)]
-    strings = rows[names][4] if rows else 0
+    strings = rows[names][4] if rows else 0  # the offset of the section that has the names of all sections
     return [Section._make((*row, string(file, strings + row[0]))) for row in rows]
 
 
@@ -143,8 +147,8 @@ def _symbols(file: bytes, headers: list[Section]) -> dict[int, str]:
     for section in headers:
         if section.kind == SYMBOLS:
             strings = headers[section.link].offset
-            for index in range(section.size // 24):
-                (name,) = struct.unpack_from("<I", file, section.offset + 24 * index)
+            for index in range(section.size // SYMBOL_BYTES):
+                (name,) = struct.unpack_from("<I", file, section.offset + SYMBOL_BYTES * index)
                 names[index] = string(file, strings + name)
     return names
 
@@ -195,10 +199,12 @@ def _jumps(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _parameter_base(data: bytes) -> int | None:
+    """The byte offset of a kernel's parameters in constant bank 0."""
     return next(
         (struct.unpack_from("<4xH", value)[0] for key, value in _attributes(data) if key == PARAMETER_BANK), None
     )
 
 
 def _cluster(data: bytes) -> tuple[int, ...] | None:
+    """The CTAs of a cluster along each axis; None if the source demands no clusters."""
     return next((struct.unpack_from("<III", value) for key, value in _attributes(data) if key == CLUSTER), None)

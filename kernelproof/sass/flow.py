@@ -23,8 +23,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop, by indices of blocks: ``header`` is its entry, ``latches`` jump back to it, ``blocks`` are
-    all."""
+    """A natural loop, by indices of blocks: ``header`` is its entry, ``latches`` jump back to it, ``blocks`` has
+    all of them."""
 
     header: int
     latches: frozenset[int]
@@ -84,6 +84,7 @@ class Graph:
         return [Loop(header, frozenset(ends), self._body(header, ends)) for header, ends in sorted(latches.items())]
 
     def _body(self, header: int, latches: Iterable[int]) -> frozenset[int]:
+        """The blocks from which a latch can be reached without passing the header, and the header itself."""
         body, pending = {header}, [latch for latch in latches if latch != header]
         while pending:
             block = pending.pop()

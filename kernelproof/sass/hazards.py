@@ -1,8 +1,8 @@
 """Finds register hazards: instructions that read or overwrite a register before an earlier one is done with it.
 
 The hardware does not check this. ptxas encodes the waits in the control words, and an edited or reordered program that
-misses a wait computes with old values, in most runs or in few. The waits that are needed are those that ptxas's own
-output keeps (``scheduling``). Where that leaves a doubt, nothing is reported.
+misses a wait computes with old values in some of its runs. Which waits are needed was learnt from ptxas's own output
+(``scheduling``). Where that output is ambiguous, nothing is reported.
 """
 
 from __future__ import annotations

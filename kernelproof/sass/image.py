@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernelproof.ground.errors import WrongInput
-from kernelproof.sass.elf import SYMBOLS, Section, sections, string
+from kernelproof.sass.elf import SYMBOL_BYTES, SYMBOLS, Section, sections, string
 
 RELOCATABLE = 1  # ET_REL in the file's header: an object that was never linked
 NO_BYTES = 8  # SHT_NOBITS: a section without bytes in the file
-RELOCATIONS, WITH_ADDENDS = 9, 4  # SHT_REL, SHT_RELA
+RELOCATIONS, WITH_ADDENDS = 9, 4  # SHT_REL, SHT_RELA: entries of 16 bytes, and of 24 bytes with an addend
 OBJECT, FUNCTION = 1, 2  # STT_OBJECT, STT_FUNC: the type of a symbol
 ENTRY = 0x10  # STO_CUDA_ENTRY: this function is a kernel
 ADDRESSES = frozenset((2, 4))  # R_CUDA_64 and R_CUDA_G64: the address of a symbol, 8 bytes
-_LITERALS = ".nv.constant2."
+LITERALS = ".nv.constant2."
 BANK_4 = ".nv.constant4"
 CONSTANTS, GLOBALS, ZEROED = ".nv.constant3", ".nv.global.init", ".nv.global"
 
@@ -93,7 +93,7 @@ def _image(file: bytes) -> Image:
     (kind,) = struct.unpack_from("<H", file, 16)
     return Image(
         [symbol for symbol in symbols if symbol.kind in (OBJECT, FUNCTION)],
-        {name.removeprefix(_LITERALS): data for name, data in banks.items() if name.startswith(_LITERALS)},
+        {name.removeprefix(LITERALS): data for name, data in banks.items() if name.startswith(LITERALS)},
         banks.get(CONSTANTS, b""),
         {headers[table.info].name: dict(_addresses(file, table, symbols)) for table in headers if _relocates(table)},
         {name: by_name[name] for name in (GLOBALS, BANK_4) if name in by_name},
@@ -113,7 +113,7 @@ def _symbols(file: bytes, headers: Sequence[Section]) -> Iterator[Symbol]:
         if table.kind != SYMBOLS:
             continue
         strings = headers[table.link].offset
-        for at in range(table.offset, table.offset + table.size, 24):
+        for at in range(table.offset, table.offset + table.size, SYMBOL_BYTES):
             name, info, other, index, offset, size = struct.unpack_from("<IBBHQQ", file, at)
             section = headers[index].name if index < len(headers) else ""
             yield Symbol(string(file, strings + name), section, offset, size, info & 15, bool(other & ENTRY))

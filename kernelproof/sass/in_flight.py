@@ -82,6 +82,7 @@ class FlightState:
 
 
 def _join(own: dict[Item, int], other: dict[Item, int]) -> bool:
+    """Adds the items of another path to ``own`` with the smaller number of cycles. Returns whether ``own`` changed."""
     changed = False
     for key, cycles in other.items():
         if cycles < own.get(key, cycles + 1):
@@ -214,11 +215,9 @@ class InFlight:
         if state.results:
             state.results = self._aged_results(at, step, state.results, overwritten)
         if state.loads:
-            board = (step.result_board, 0)
-            state.loads = self._aged_items(at, step, state.loads, overwritten, board)
+            state.loads = self._aged_items(at, step, state.loads, overwritten, step.result_board, 0)
         if state.reads:
-            board = (step.boards, 1)
-            state.reads = self._aged_items(at, step, state.reads, overwritten, board)
+            state.reads = self._aged_items(at, step, state.reads, overwritten, step.boards, 1)
         if step.results and step.stall < step.horizon:
             state.results[at, step.results] = step.stall
         if step.loads:
@@ -237,22 +236,21 @@ class InFlight:
         return aged
 
     def _aged_items(
-        self, at: int, step: _Step, items: dict[Guarded, int], overwritten: int, board: tuple[int, int]
+        self, at: int, step: _Step, items: dict[Guarded, int], overwritten: int, taken: int, queue: int
     ) -> dict[Guarded, int]:
         """The items in flight after an instruction: older by its stall count, without what it overwrites.
 
-        ``board``: the mask of scoreboards that the instruction takes, and the queue in whose order it frees them (0 or
-        1). A wait for such a scoreboard is also a wait for everything ahead of the instruction in that queue, so the
-        mask is added to the items of that queue.
+        ``taken``: the mask of scoreboards that the instruction takes. It frees them in the order of the queue
+        ``step.queues[queue]``. A wait for such a scoreboard is also a wait for everything ahead of the instruction in
+        that queue, so the mask is added to the items of that queue.
         """
         aged: dict[Guarded, int] = {}
-        taken, queue = board
         for (earlier, mask, boards), cycles in items.items():
             remaining, age = mask & ~overwritten, min(cycles + step.stall, SETTLE)
             if remaining and earlier != at:
-                own = step.queues[queue]
-                same = own is not None and self._steps[earlier].queues[queue] == own
-                key = earlier, remaining, boards | (taken if same else 0)
+                name = step.queues[queue]
+                in_queue = name is not None and self._steps[earlier].queues[queue] == name
+                key = earlier, remaining, boards | (taken if in_queue else 0)
                 aged[key] = min(age, aged.get(key, age))
         return aged
 

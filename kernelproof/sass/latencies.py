@@ -18,6 +18,7 @@ from kernelproof.sass.pipes import MMA, Pipe, access_bytes, pipe_use
 from kernelproof.sass.registers import access, address_reads
 
 TABLE = Path(__file__).with_name("latencies.json")  # written by scripts/latencies.py
+# How a reader may use a result, apart from an operand of arithmetic, for which the role is the name of the pipe.
 ROLES = ("address", "data", "branch", "guard", "mbarrier")
 
 
@@ -77,9 +78,9 @@ def _fixed_table() -> dict[str, dict[str, dict[str, int]]]:
 def fixed(sm: str, producer: str, reader: str) -> int | None:
     """Cycles that ptxas leaves between the issue of ``producer`` and of a ``reader`` of its result.
 
-    ``reader``: an opcode, or one of the roles ``address``, ``data``, ``branch`` and ``guard``. For the opcode of a
-    memory instruction it is the longer of address and data. If the table lacks the reader, it is the producer's longest
-    latency. None if the table lacks the producer; most of those have variable latency.
+    ``producer``: an opcode with modifiers. ``reader``: an opcode, or one of ``ROLES``. A memory instruction reads both
+    address and data; the longer latency of the two is returned. If the table lacks the reader, the producer's longest
+    latency is returned. None if the table lacks the producer; most of those have variable latency.
     """
     rows = next((rows for name, rows in _fixed_table().items() if name.rstrip("af") == sm.rstrip("af")), {})
     readers = rows.get(producer_key(Instruction.bare(producer)))

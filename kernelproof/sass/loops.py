@@ -21,7 +21,7 @@ from kernelproof.sass.trips import trips
 COPIES = frozenset(("UTMALDG", "UBLKCP", "LDGSTS"))
 STORES = frozenset(("STG", "ST", "UTMASTG", "UTMAREDG", "RED", "REDG", "ATOMG", "ATOM"))
 WAITS = frozenset(("SYNCS", "USETMAXREG", "NANOSLEEP", "LD", "LDG", "LDS", "BAR"))
-SPIN = 12  # most instructions of a loop that only waits
+MAX_WAIT_LENGTH = 12  # most instructions of a loop that only waits
 
 
 class Role(StrEnum):
@@ -105,12 +105,12 @@ class Loops:
         """
 
         def weight(block: Block) -> int:
-            avoided = block.index in self.waits or (block.index in storing and steps)
+            avoided = block.index in self.waits or (block.index in storing and over_k)
             # Outweighs any path, so that an avoided block is passed only if every path passes one.
             return -1_000_000 if avoided else len(block.instructions)
 
         storing = frozenset(block for block in loop.blocks if count(self.graph.blocks[block].instructions, STORES))
-        steps = self._role(loop) is Role.MMA
+        over_k = self._role(loop) is Role.MMA
         return self.code(self.graph.longest([loop.header], loop.blocks, weight))
 
     def code(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
@@ -129,7 +129,7 @@ class Loops:
             return Role.COPY
         if count(code, STORES | {"STS", "STSM"}):
             return Role.STORE
-        return Role.WAIT if len(code) <= SPIN and count(code, WAITS) else Role.OTHER
+        return Role.WAIT if len(code) <= MAX_WAIT_LENGTH and count(code, WAITS) else Role.OTHER
 
     def _always_stores(self, loop: Loop) -> bool:
         """Whether every path from a loop's MMAs to its next iteration passes a block that stores."""
@@ -150,9 +150,10 @@ class Loops:
         return True
 
     def _iterations(self, loop: Loop) -> int | None:
+        """The number of iterations of a loop, if constants before it determine the number."""
         body = self.code(self.graph.longest([loop.header], loop.blocks, lambda block: len(block.instructions)))
-        way = sorted(self.graph.dominators[loop.header] - {loop.header})
-        return trips(self.code(way), body)
+        before = sorted(self.graph.dominators[loop.header] - {loop.header})
+        return trips(self.code(before), body)
 
 
 def count(instructions: Iterable[Instruction], names: frozenset[str] | set[str]) -> int:

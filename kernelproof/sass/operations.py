@@ -77,29 +77,28 @@ LONG_SCOREBOARD_KINDS = frozenset((Kind.LOAD, Kind.COPY, Kind.COMMIT, Kind.FILL,
 class Operation:
     """An instruction with everything that the simulation looks up for it. All warps and iterations share the object.
 
-    ``stall``: cycles until the warp's next issue. ``busy``, ``data``, ``address``: cycles for which it occupies its
-    pipe, the banks of shared memory, and the address unit. ``result``, ``read``: cycles until the result is available,
-    and until the operands have been read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall
-    while its pipe is full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``.
+    ``stall``: cycles until the warp's next issue. ``busy_cycles``, ``address_cycles``: cycles for which it occupies its
+    pipe and the address unit. ``result_cycles``, ``read_cycles``: cycles until the result is available, and until the
+    operands have been read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall while its pipe
+    is full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``.
     ``warpgroups``: for a wait for groups of wgmma, how many may still be in flight; else None. ``ends_group``: for a
     wgmma, whether it ends a group; else None. ``members``: the warps that a barrier of the CTA waits for; 0 means all.
     """
 
     __slots__ = (
-        "address",
-        "busy",
+        "address_cycles",
+        "busy_cycles",
         "bytes",
-        "data",
         "depbar",
         "ends_group",
         "instruction",
         "kind",
         "members",
         "pipe",
-        "read",
         "read_barrier",
+        "read_cycles",
         "reason",
-        "result",
+        "result_cycles",
         "stall",
         "throttle",
         "waits",
@@ -115,16 +114,16 @@ class Operation:
         self.stall, self.waits = max(2 if control.yields else 1, control.stall), control.waits
         self.write_barrier, self.read_barrier = control.write_barrier, control.read_barrier
         self.kind = _kind(instruction, use.address_cycles)
-        self.pipe, self.busy, self.data, self.address = use.pipe, use.busy_cycles, use.data_cycles, use.address_cycles
+        self.pipe, self.busy_cycles, self.address_cycles = use.pipe, use.busy_cycles, use.address_cycles
         release = scoreboard(machine.sm, instruction)
-        self.result, self.read = release.result, release.read
+        self.result_cycles, self.read_cycles = release.result, release.read
         self.reason = Stall.LONG_SCOREBOARD if self.kind in LONG_SCOREBOARD_KINDS else Stall.SHORT_SCOREBOARD
         self.bytes = LANES * access_bytes(instruction) if self.kind in (Kind.COPY, Kind.LOAD, Kind.STORE) else 0
         self.throttle = Stall.MATH_PIPE_THROTTLE
-        if self.address:
+        if self.address_cycles:
             self.throttle = Stall.LG_THROTTLE if self.bytes else Stall.MIO_THROTTLE
         if instruction.guard == "!PT":  # never executed: ptxas inserts it for spacing
-            self.kind, self.pipe, self.address = Kind.PLAIN, Pipe.NONE, 0
+            self.kind, self.pipe, self.address_cycles = Kind.PLAIN, Pipe.NONE, 0
             self.write_barrier = self.read_barrier = None
         self.depbar = _depbar(instruction)
         self.ends_group = self.warpgroups = None
@@ -138,6 +137,7 @@ class Operation:
 
 
 def _kind(instruction: Instruction, address_cycles: int) -> Kind:
+    """The kind of an instruction. ``address_cycles`` is not 0 if it goes through the address unit."""
     name, modifiers = instruction.name, instruction.modifiers
     if name == "SYNCS":
         if "TRYWAIT" in modifiers:

@@ -72,7 +72,7 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     """The pipe of an instruction on ``sm_80`` .. ``sm_120f``, and for how long the instruction occupies it.
 
     ``chip``: the GPU model, which matters if it has less tensor throughput than others of its sm (GeForce with f32
-    sums, H20). By default the fullest model.
+    sums, H20). By default it is the model of the sm with the highest throughput.
     """
     name, sm = instruction.name, sm.rstrip("af")
     if name in MMA:
@@ -85,7 +85,7 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     if name in SECOND_FP32_LANES and sm.startswith("sm_12"):
         return PipeUse(Pipe.FMA)
     if pipe is Pipe.FP16 and sm != "sm_80":
-        # Only GA100 has FP16 lanes of their own. From GA10x on the FMA pipe computes paired halves.
+        # Only GA100 has separate FP16 lanes. From GA10x on the FMA pipe computes paired halves.
         pipe = Pipe.FMA
         return PipeUse(pipe, busy_cycles=HALF_CYCLES.get(sm, 2))
     return PipeUse(pipe, busy_cycles=_cycles(instruction, pipe, sm), shared_by_sm=pipe in SHARED_PIPES)
@@ -123,7 +123,7 @@ MMA = frozenset(
      "UTCQMMA", "UTCOMMA", "UTCMXQMMA")
 )  # fmt: skip
 WARPGROUP = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
-BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # bits of an operand's element, by the first letter of the opcode
+ELEMENT_BITS = {"Q": 8, "I": 8, "B": 1, "O": 4}  # bits of an operand's element, by the first letter of the opcode
 
 
 def mma_shape(instruction: Instruction) -> tuple[int, int, int] | None:
@@ -149,15 +149,16 @@ def _tensor(instruction: Instruction, sm: str, chip: Chip | None) -> PipeUse:
         # FP64: 19.5 TFLOP/s of an A100 and 67 of an H100 (data sheets) are 64 and 128 FMA per clock and SM.
         return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / (32 if sm.startswith("sm_9") else 16))
     warpgroup = instruction.name in WARPGROUP
-    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES
+    fma = _tensor_flops(instruction, sm, chip, warpgroup) / 2 / SUB_CORES  # per clock and sub-core
     if "SP" in instruction.modifiers:
-        fma *= 2
+        fma *= 2  # the zeros of a sparse A, half of it, are not multiplied
     if not warpgroup:
         return PipeUse(Pipe.TENSOR, busy_cycles=m * n * k / fma)
     operands = [operand for operand in instruction.operands[1:3] if operand.startswith("gdesc")]
-    data = sum(_operand_bytes(instruction, shape, len(operands))) / SHARED_BYTES
-    # Below 64 columns the MMA waits for A, which it reads from shared memory.
-    return PipeUse(Pipe.TENSOR, busy_cycles=max(m * n * k / SUB_CORES / fma, data), data_cycles=data / SUB_CORES)
+    data_cycles = sum(_operand_bytes(instruction, shape, len(operands))) / SHARED_BYTES
+    # The four sub-cores share the FMAs. If n is below 64, reading A from shared memory takes longer than they do.
+    fma_cycles = m * n * k / SUB_CORES / fma
+    return PipeUse(Pipe.TENSOR, busy_cycles=max(fma_cycles, data_cycles), data_cycles=data_cycles / SUB_CORES)
 
 
 def _operand_bytes(instruction: Instruction, shape: tuple[int, int, int], descriptors: int) -> tuple[float, float]:
@@ -170,11 +171,11 @@ def _operand_bytes(instruction: Instruction, shape: tuple[int, int, int], descri
 
 def operand_bits(instruction: Instruction) -> int:
     """Bits of an element of A and B, by an MMA's opcode."""
-    return 32 if "TF32" in instruction.modifiers else BITS.get(instruction.name.removeprefix("UTC")[0], 16)
+    return 32 if "TF32" in instruction.modifiers else ELEMENT_BITS.get(instruction.name.removeprefix("UTC")[0], 16)
 
 
 def _tensor_flops(instruction: Instruction, sm: str, chip: Chip | None, warpgroup: bool) -> float:
-    """FLOP per clock and SM of the chip, or by default of the fullest model of the sm."""
+    """FLOP per clock and SM of the chip, or by default of the sm's model with the highest throughput."""
     size = operand_bits(instruction) / 8
     if chip is not None:
         fp32_sums = "F32" in instruction.modifiers

@@ -234,6 +234,7 @@ def _mma_widths(opcode: str, operands: tuple[str, ...]) -> _Widths:
     lanes = 128 if instruction.name in WARPGROUP else 32
     bits = 64 if instruction.name == "DMMA" else operand_bits(instruction)
     sums = 64 if instruction.name == "DMMA" else 16 if "F16" in instruction.modifiers else 32
+    # Each lane holds an equal share of each matrix, packed into registers of 32 bits.
     a, b, c = m * k * bits // lanes // 32, n * k * bits // lanes // 32, m * n * sums // lanes // 32
     if "SP" in instruction.modifiers:
         a //= 2
@@ -252,6 +253,7 @@ def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bo
     results = _results(opcode.split(".", 1)[0], operands)
     name, *modifiers = opcode.split(".")
     widths = _widths(name, modifiers, operands)
+    # Addresses take their width in vector registers from the operand alone; its place matters to uniform registers.
     return [
         (
             (_address(name, modifiers, operand, at) if "[" in operand else _mask(operand, widths.source(at))) & VECTOR,
@@ -261,7 +263,7 @@ def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bo
     ]
 
 
-# Pipes and loads whose instructions have no effect but their results, and the exceptions (EFFECTS).
+# Pipes and loads whose instructions have no effect but to write their results. EFFECTS are exceptions on these pipes.
 PURE = frozenset((Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.FP64, Pipe.XU, Pipe.UNIFORM, Pipe.CONSTANT, Pipe.TENSOR))
 PURE_LOADS = _names("LDG LDS LDSM LDL S2R S2UR SHFL")
 EFFECTS = _names("ELECT VOTE VOTEU")
@@ -280,6 +282,7 @@ def unread_instructions(instructions: Sequence[Instruction], liveness: RegisterL
 
 
 def _pure(instruction: Instruction, sm: str) -> bool:
+    """Whether an instruction has no effect but to write its results."""
     if instruction.name in EFFECTS or instruction.name.startswith("UTC"):
         return False
     return instruction.name in PURE_LOADS or pipe_use(instruction, sm).pipe in PURE
@@ -347,4 +350,5 @@ def _entries(graph: Graph, accesses: Sequence[RegisterAccess]) -> list[int]:
 
 
 def _live_out(block: Block, entries: Sequence[int]) -> int:
+    """The registers that are live at the end of a block; at the exit of the function only the stack pointer is."""
     return reduce(or_, (entries[successor] for successor in block.successors), 0 if block.successors else STACK)

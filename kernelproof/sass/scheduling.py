@@ -1,7 +1,7 @@
 """States what a schedule of machine code has to wait for, by architecture: results, and operands that are read late.
 
-An instruction has a fixed latency, which the schedule keeps by stall counts, or it frees a scoreboard. NVIDIA documents
-neither which instructions are of which kind nor their latencies. ``scheduling.json`` was derived by
+An instruction either has a fixed latency, which stall counts cover, or frees a scoreboard when it is done. NVIDIA
+documents neither which instructions are of which kind nor their latencies. ``scheduling.json`` was derived by
 scripts/scheduling.py from a corpus of ptxas's own output. It lists the opcodes that take scoreboards for results and
 for operands. For the other opcodes it has the least number of cycles that ptxas ever left between the issue of a
 producer and of a reader. The opcodes of a pipe share these bounds. If the corpus has few pairs for a role of the

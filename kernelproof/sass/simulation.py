@@ -29,7 +29,7 @@ from kernelproof.sass.timeline import Issue, RawIssue, Timeline
 
 __all__ = ["Issue", "Machine", "Stall", "Stream", "Timeline", "simulate", "steady_cycles"]
 
-QUEUE = 5  # memory instructions that can wait for a sub-core's address unit: arXiv 2503.20481
+QUEUE_LENGTH = 5  # memory instructions that can wait for a sub-core's address unit: arXiv 2503.20481
 # Cycles from the last arrival at a barrier of the CTA to the next issue: Zhang et al., arXiv 2004.05371, on a V100.
 BARRIER_CYCLES = 22
 # Cycles from the completion of an mbarrier to the issue of a warp that waits: Meta's Triton fork, LatencyModel, on a
@@ -62,18 +62,20 @@ class _Warp:
     """A warp's place in its stream, and what it waits for.
 
     ``operation``: the next one, which can issue from cycle ``ready`` on; ``ready`` is infinite while other warps must
-    act first. ``before``: the cycle of the previous issue; ``fixed``: the cycle in which its stall count has passed.
-    ``scoreboards``: for each of the six, the cycles in which its holders free it, each with the reason of the stall of
-    a warp that waits for it. ``group_ends``: the cycle in which each committed group of wgmma ends. ``groups`` and
-    ``copies_landed``: the committed groups of cp.async, and the cycle in which the last copy lands. ``waited`` and
-    ``returned``: how many of ``fills`` the warp has waited for, and how many it has released. ``rings``: for each part,
+    act first. It has index ``at`` in repetition ``iteration`` of part ``part``. ``previous_cycle``: the cycle of the
+    previous issue; ``stall_end``: the cycle in which its stall count has passed. ``ends``: the cycle in which the last
+    operation of each repetition was issued. ``scoreboards``: for each of the six, the cycles in which its holders free
+    it, each with the reason of the stall of a warp that waits for it. ``group_ends``: the cycle in which each committed
+    group of wgmma ends. ``groups`` and ``copies_landed``: the committed groups of cp.async, and the cycle in which the
+    last copy lands. ``waited_fills`` and ``released_fills``: how many of ``fills`` the warp has waited for, and how
+    many it has released. ``lag``: by how many fills a release in a loop is late. ``rings``: for each part,
     ``_in_ring``.
     """
 
     __slots__ = (
-        "at", "before", "copies_landed", "cta", "ends", "fills", "fixed", "group_ends", "groups", "index", "iteration",
-        "lag", "operation", "operations", "part", "parts", "produces", "ready", "reason", "returned", "rings",
-        "scoreboards", "waited",
+        "at", "copies_landed", "cta", "ends", "fills", "group_ends", "groups", "index", "iteration", "lag", "operation",
+        "operations", "part", "parts", "previous_cycle", "produces", "ready", "reason", "released_fills", "rings",
+        "scoreboards", "stall_end", "waited_fills",
     )  # fmt: skip
 
     def __init__(self, index: int, stream: Stream, parts: list[tuple[list[Operation], int]]) -> None:
@@ -82,19 +84,19 @@ class _Warp:
         self.parts, self.part, self.iteration, self.at = parts, 0, 0, 0
         self.operations = parts[0][0]
         self.operation: Operation | None = self.operations[0]
-        self.before = stream.start - 1
-        self.fixed = self.ready = stream.start
+        self.previous_cycle = stream.start - 1
+        self.stall_end = self.ready = stream.start
         self.reason = Stall.WAIT
         self.scoreboards: list[list[tuple[float, Stall]]] = [[] for _ in range(6)]
         self.copies_landed, self.groups = 0.0, 0
         self.group_ends = list[float]()
-        self.waited = 0
+        self.waited_fills = 0
         self.ends = list[float]()
         self.rings = [_in_ring(code) for code, _ in parts]
         # In a loop with wgmma an iteration releases the fill of the iteration before, since its own is still being
         # read. The last fill is released after the loop.
         self.lag = int(any(op.warpgroups for code, _ in parts for op in code if op.warpgroups is not None))
-        self.returned = 0
+        self.released_fills = 0
 
     def advance(self, cycle: float) -> None:
         """Goes to the next operation, and records the end of a repetition."""
@@ -115,7 +117,7 @@ class _Warp:
     def update(self) -> None:
         """Sets ``ready``, the first cycle in which the next operation can issue (infinite if it is not known yet), and
         ``reason``, what it waits for until then."""
-        operation, ready, reason = self.operation, self.fixed, Stall.WAIT
+        operation, ready, reason = self.operation, self.stall_end, Stall.WAIT
         if operation is None:
             return
         for barrier in operation.waits:
@@ -214,9 +216,9 @@ class _SubCore:
         """The cycle from which the pipe accepts a warp's next instruction."""
         operation, ready = warp.operation, warp.ready
         assert operation is not None
-        if operation.address:
+        if operation.address_cycles:
             queue = self.queue
-            return max(ready, queue[-QUEUE - 1]) if len(queue) > QUEUE else ready
+            return max(ready, queue[-QUEUE_LENGTH - 1]) if len(queue) > QUEUE_LENGTH else ready
         if operation.kind is Kind.WARPGROUP_MMA:
             return ready
         return max(ready, self.pipes[operation.pipe])
@@ -226,27 +228,27 @@ class _SubCore:
         if self.detail:
             self.timeline.raw_issues.append(
                 RawIssue(
-                    warp.index, operation.instruction, cycle, warp.before, warp.fixed, warp.ready, warp.reason,
-                    accepted, operation.throttle,
+                    warp.index, operation.instruction, cycle, warp.previous_cycle, warp.stall_end, warp.ready,
+                    warp.reason, accepted, operation.throttle,
                 )
             )  # fmt: skip
-        result, read = cycle + operation.result, cycle + operation.read
+        result, read = cycle + operation.result_cycles, cycle + operation.read_cycles
         kind = operation.kind
-        if operation.address:
-            result, read = self._memory(warp, operation, cycle)
+        if operation.address_cycles:
+            result, read = self._access_memory(warp, operation, cycle)
         elif kind is Kind.WARPGROUP_MMA:
             self._warpgroup_mma(warp, operation, cycle)
         elif kind is Kind.FILL:
             self._fill(warp, cycle)
         elif operation.pipe is not Pipe.NONE:
-            self.pipes[operation.pipe] = cycle + operation.busy
-            self._busy(operation.pipe, operation.busy)
+            self.pipes[operation.pipe] = cycle + operation.busy_cycles
+            self._add_busy(operation.pipe, operation.busy_cycles)
         for barrier, release in ((operation.write_barrier, result), (operation.read_barrier, read)):
             if barrier is not None:
                 board = [entry for entry in warp.scoreboards[barrier] if entry[0] > cycle]
                 board.append((release, operation.reason))
                 warp.scoreboards[barrier] = board
-        warp.before, warp.fixed = cycle, cycle + operation.stall
+        warp.previous_cycle, warp.stall_end = cycle, cycle + operation.stall
         in_ring = warp.rings[warp.part]
         warp.advance(cycle)
         if kind is Kind.BARRIER:
@@ -258,10 +260,10 @@ class _SubCore:
             self._release(warp, cycle, in_ring)
         warp.update()
 
-    def _busy(self, pipe: Pipe, cycles: float) -> None:
+    def _add_busy(self, pipe: Pipe, cycles: float) -> None:
         self.timeline.busy[pipe] = self.timeline.busy.get(pipe, 0.0) + cycles
 
-    def _memory(self, warp: _Warp, operation: Operation, cycle: float) -> tuple[float, float]:
+    def _access_memory(self, warp: _Warp, operation: Operation, cycle: float) -> tuple[float, float]:
         """Sends an instruction through the address unit, shared memory and perhaps the L2.
 
         Returns the cycles in which its result is available and in which its operands have been read.
@@ -269,19 +271,19 @@ class _SubCore:
         machine = self.machine
         empty = operation.kind is Kind.COPY and machine.copy_groups is not None and warp.groups >= machine.copy_groups
         start = max(cycle, self.addresses)
-        self.addresses = start + operation.address
-        busy = operation.busy * machine.sub_cores
+        self.addresses = start + operation.address_cycles
+        busy = operation.busy_cycles * machine.sub_cores
         finished = max(start, self.shared)
         self.shared = finished + (1 if empty else busy)
         self.queue.append(finished)
-        del self.queue[: -QUEUE - 1]
-        self._busy(operation.pipe, busy)
+        del self.queue[: -QUEUE_LENGTH - 1]
+        self._add_busy(operation.pipe, busy)
         # The other sub-cores issue the same instruction. On average half of theirs are served before this one.
-        last = finished + (busy - operation.busy) / 2
+        last = finished + (busy - operation.busy_cycles) / 2
         if operation.kind is Kind.COMMIT:
             warp.groups += 1
-            return max(warp.copies_landed, last + operation.result), start + operation.read
-        result = last + operation.result
+            return max(warp.copies_landed, last + operation.result_cycles), start + operation.read_cycles
+        result = last + operation.result_cycles
         if operation.bytes and not empty:
             duration = operation.bytes * machine.sub_cores / machine.l2_bytes
             self.l2 = max(last, self.l2) + duration
@@ -290,19 +292,21 @@ class _SubCore:
                 result = arrived if operation.kind is Kind.COPY else max(arrived, result)
             if operation.kind is Kind.COPY:
                 warp.copies_landed = max(warp.copies_landed, result)
-        return result, start + operation.read
+        return result, start + operation.read_cycles
 
     def _warpgroup_mma(self, warp: _Warp, operation: Operation, cycle: float) -> None:
-        self.mma = max(cycle, self.mma) + operation.busy
-        self._busy(Pipe.TENSOR, operation.busy)
+        """Appends an asynchronous MMA to the queue of the tensor core."""
+        self.mma = max(cycle, self.mma) + operation.busy_cycles
+        self._add_busy(Pipe.TENSOR, operation.busy_cycles)
         if operation.ends_group:
             warp.group_ends.append(self.mma)
 
     def _fill(self, warp: _Warp, cycle: float) -> None:
+        """Sends one TMA load of a fill through the queue to the L2. A fill has landed when its last load has."""
         machine, ring = self.machine, self.rings[warp.cta]
         self.l2 = max(cycle, self.l2) + machine.fill_bytes / ring.loads / machine.l2_bytes
-        self._busy(Pipe.TMA, 1)
-        fill = warp.fills[min(warp.waited, len(warp.fills)) - 1] if warp.fills else 0
+        self._add_busy(Pipe.TMA, 1)
+        fill = warp.fills[min(warp.waited_fills, len(warp.fills)) - 1] if warp.fills else 0
         landed = max(ring.landed.get(fill, 0.0), self.l2 + machine.l2_cycles + TMA_CYCLES)
         ring.landed[fill], ring.loaded[fill] = landed, ring.loaded.get(fill, 0) + 1
         if ring.loaded[fill] == ring.loads:
@@ -310,9 +314,9 @@ class _SubCore:
 
     def _wait(self, warp: _Warp, operation: Operation, cycle: float) -> None:
         """Starts a wait for an mbarrier. A producer waits for the stage of its next fill, a consumer for the fill."""
-        fill = warp.fills[warp.waited] if warp.waited < len(warp.fills) else -1
-        warp.waited += 1
-        satisfied = self._done(warp, fill)
+        fill = warp.fills[warp.waited_fills] if warp.waited_fills < len(warp.fills) else -1
+        warp.waited_fills += 1
+        satisfied = self._completion_cycle(warp, fill)
         # ``_issue`` has just added this instruction to the scoreboard; its entry is replaced by the end of the wait.
         board = warp.scoreboards[operation.write_barrier or 0]
         if satisfied is None:
@@ -320,9 +324,9 @@ class _SubCore:
             self.waiting.setdefault(warp.cta, []).append((warp, fill))
         else:
             woken = satisfied + WAKE_CYCLES if satisfied > cycle else 0.0
-            board[-1:] = [(max(cycle + operation.result, woken), operation.reason)]
+            board[-1:] = [(max(cycle + operation.result_cycles, woken), operation.reason)]
 
-    def _done(self, warp: _Warp, fill: int) -> float | None:
+    def _completion_cycle(self, warp: _Warp, fill: int) -> float | None:
         """The cycle in which the mbarrier that a warp waits for completes; None if that is not known yet."""
         ring = self.rings[warp.cta]
         if warp.produces:
@@ -336,18 +340,18 @@ class _SubCore:
 
     def _release(self, warp: _Warp, cycle: float, in_ring: bool) -> None:
         """Releases the stages of the fills that a consumer has read."""
-        ring, last = self.rings[warp.cta], warp.waited - (warp.lag if in_ring else 0)
-        for fill in warp.fills[warp.returned : last]:
+        ring, last = self.rings[warp.cta], warp.waited_fills - (warp.lag if in_ring else 0)
+        for fill in warp.fills[warp.released_fills : last]:
             ring.readers[fill] -= 1
             ring.released[fill] = max(cycle, ring.released.get(fill, 0.0))
-        warp.returned = max(warp.returned, last)
+        warp.released_fills = max(warp.released_fills, last)
         self._wake(warp.cta)
 
     def _wake(self, cta: int) -> None:
         """Lets the waiting warps of a CTA continue whose mbarriers have completed."""
         waiting = self.waiting.pop(cta, [])
         for warp, fill in waiting:
-            satisfied = self._done(warp, fill)
+            satisfied = self._completion_cycle(warp, fill)
             if satisfied is None:
                 self.waiting.setdefault(cta, []).append((warp, fill))
                 continue
@@ -363,11 +367,12 @@ class _SubCore:
             # The instruction counts warps of the CTA; a quarter of them are on this sub-core.
             members = min(members, ceil_div(operation.members, SUB_CORES))
         if len(arrived) >= members:
-            self._open(warp.cta, name)
+            self._open_barrier(warp.cta, name)
         else:
             warp.ready = inf
 
-    def _open(self, cta: int, name: str) -> None:
+    def _open_barrier(self, cta: int, name: str) -> None:
+        """Lets the warps continue that have arrived at a barrier of a CTA."""
         arrived = self.arrived.pop((cta, name), [])
         opened = max((cycle for _, cycle in arrived), default=0.0) + BARRIER_CYCLES
         for warp, _ in arrived:
@@ -380,11 +385,11 @@ class _SubCore:
         self.members[warp.cta] -= 1
         for (cta, name), arrived in list(self.arrived.items()):
             if cta == warp.cta and len(arrived) >= self.members[cta]:
-                self._open(cta, name)
+                self._open_barrier(cta, name)
 
     def _break_deadlock(self, active: Sequence[_Warp]) -> None:
         """Lets all warps continue if all wait for events that never come; streams need not be complete programs."""
-        cycle = max(warp.before for warp in active) + 1
+        cycle = max(warp.previous_cycle for warp in active) + 1
         self.arrived.clear()
         self.waiting.clear()
         for warp in active:
@@ -425,7 +430,7 @@ def simulate(streams: Sequence[Stream], machine: Machine, *, detail: bool = Fals
     core = _SubCore(machine, warps, timeline, detail)
     core.run()
     timeline.ends = [warp.ends for warp in warps]
-    timeline.cycles = max([0.0, *(warp.before + 1 for warp in warps)])
+    timeline.cycles = max([0.0, *(warp.previous_cycle + 1 for warp in warps)])
     return timeline
 
 

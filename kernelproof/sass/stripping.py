@@ -17,13 +17,16 @@ _LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
 # Prefixes of sections of code and of their relocations; cubins of sm_100 and later have code in a second form (merc).
 _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")
 EMPTIED_SECTIONS = frozenset(f"{prefix}{name}" for prefix in _PREFIXES for name in _LINES)
-_IN_MEMORY = 8  # SHT_NOBITS: the section has no bytes in the file
+_NO_BYTES = 8  # SHT_NOBITS: the section has no bytes in the file
 _TABLES = 0x20  # where the file's header has the offsets of the segment table and of the section table
 _SEGMENT_BYTES, _SECTION_BYTES = 56, 64  # size of the header of a segment, and of a section
 
 
 class _Piece(NamedTuple):
-    """Bytes of the file that move together. ``number``: the number of their section, or as ``_pieces`` says."""
+    """Bytes of the file that move together: a section, the file's header, or a table of headers.
+
+    ``number``: the number of the section; ``_pieces`` numbers the others. ``align``: in bytes.
+    """
 
     number: int
     offset: int
@@ -41,20 +44,20 @@ def without_lines(cubin: bytes) -> bytes:
     headers = sections(cubin)
     emptied = {number for number, section in enumerate(headers) if section.name in EMPTIED_SECTIONS}
     pieces = _pieces(cubin, headers)
-    after = _places(pieces, emptied)
-    shifts = [_shift(segment, pieces, after, emptied) for segment in _segments(cubin)]
+    new_offsets = _places(pieces, emptied)
+    shifts = [_shift(segment, pieces, new_offsets, emptied) for segment in _segments(cubin)]
     if not _cover(cubin, pieces) or None in shifts:
         return cubin
-    stripped = bytearray(max(after[piece.number] + piece.size for piece in pieces if piece.number not in emptied))
+    stripped = bytearray(max(new_offsets[piece.number] + piece.size for piece in pieces if piece.number not in emptied))
     for piece in pieces:
         if piece.number not in emptied:
-            place = after[piece.number]
+            place = new_offsets[piece.number]
             stripped[place : place + piece.size] = cubin[piece.offset : piece.offset + piece.size]
-    section_table, segment_table = (after[len(headers) + index] for index in range(2))
+    section_table, segment_table = (new_offsets[len(headers) + index] for index in range(2))
     struct.pack_into("<QQ", stripped, _TABLES, segment_table, section_table)
     for number, section in enumerate(headers[1:], 1):
         size = 0 if number in emptied else section.size
-        header = section._replace(offset=after[number], size=size)[:-1]
+        header = section._replace(offset=new_offsets[number], size=size)[:-1]
         struct.pack_into(SECTION, stripped, section_table + _SECTION_BYTES * number, *header)
     for number, (segment, shift) in enumerate(zip(_segments(cubin), shifts, strict=True)):
         struct.pack_into("<Q", stripped, segment_table + _SEGMENT_BYTES * number + 8, segment.offset + (shift or 0))
@@ -69,7 +72,7 @@ def _pieces(cubin: bytes, headers: Sequence[Section]) -> list[_Piece]:
     segment_table, section_table = struct.unpack_from("<QQ", cubin, _TABLES)
     pieces = [_Piece(0, 0, _SECTION_BYTES, 1)]
     for number, section in enumerate(headers[1:], 1):
-        size = 0 if section.kind == _IN_MEMORY else section.size
+        size = 0 if section.kind == _NO_BYTES else section.size
         pieces.append(_Piece(number, section.offset, size, max(1, section.align)))
     pieces.append(_Piece(len(headers), section_table, _SECTION_BYTES * len(headers), 8))
     pieces.append(_Piece(len(headers) + 1, segment_table, _SEGMENT_BYTES * len(_segments(cubin)), 8))
@@ -112,6 +115,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(cubin: bytes) -> list[_Segment]:
+    """The segments of a cubin, from its segment table."""
     (table,) = struct.unpack_from("<Q", cubin, _TABLES)
     (count,) = struct.unpack_from("<H", cubin, 0x38)
     fields = (struct.unpack_from("<IIQQQQQQ", cubin, table + _SEGMENT_BYTES * index) for index in range(count))

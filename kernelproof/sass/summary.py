@@ -53,7 +53,7 @@ def summarise(cubin: Path, *, tile_mmas: int, function: str | None = None) -> Su
         issue_slots=len(code.main_path) / tiles,
         stall_cycles=sum(max(1, instruction.control.stall) for instruction in code.main_path) / tiles,
         loop_cycles=cycles / tiles,
-        epilogue=code.epilogue,
+        epilogue=code.epilogue_length,
         counts=Counter(instruction.name for instruction in code.main_path),
         rolled=code.loops.main is not None,
     )

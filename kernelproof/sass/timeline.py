@@ -25,16 +25,16 @@ class Issue:
 class RawIssue(NamedTuple):
     """An issue as the simulation records it; ``issue`` splits its cycles by reason.
 
-    The warp issued its previous instruction in ``before``. It waited for the stall count until ``fixed``, for a
-    dependency (``reason``) until ``ready``, for the pipe (``throttle``) until ``accepted``, and for other warps until
-    ``cycle``.
+    The warp issued its previous instruction in ``previous_cycle``. It waited for the stall count until ``stall_end``,
+    for a dependency (``reason``) until ``ready``, for the pipe (``throttle``) until ``accepted``, and for other warps
+    until ``cycle``.
     """
 
     warp: int
     instruction: Instruction
     cycle: float
-    before: float
-    fixed: float
+    previous_cycle: float
+    stall_end: float
     ready: float
     reason: Stall
     accepted: float
@@ -44,8 +44,8 @@ class RawIssue(NamedTuple):
     def issue(self) -> Issue:
         """The issue with its cycles by reason."""
         spans = (
-            (Stall.WAIT, self.fixed - self.before - 1),
-            (self.reason, self.ready - self.fixed),
+            (Stall.WAIT, self.stall_end - self.previous_cycle - 1),
+            (self.reason, self.ready - self.stall_end),
             (self.throttle, self.accepted - self.ready),
             (Stall.NOT_SELECTED, self.cycle - self.accepted),
         )

@@ -23,14 +23,14 @@ MAX_ITERATIONS = 64  # most repetitions of a loop other than the main loop
 class Way:
     """Instructions of one warp: ``before`` its main loop, in one ``iteration`` of it, and ``after`` it.
 
-    ``again``: the instructions from the end of ``after`` to the main loop's next start, if a loop around it takes the
-    next tile; else empty. Without a main loop all instructions are ``before``.
+    ``next_tile``: in a persistent kernel, the instructions from the end of ``after`` to the start of the main loop for
+    the next tile; else empty. Without a main loop all instructions are in ``before``.
     """
 
     before: tuple[Instruction, ...]
     iteration: tuple[Instruction, ...]
     after: tuple[Instruction, ...]
-    again: tuple[Instruction, ...] = ()
+    next_tile: tuple[Instruction, ...] = ()
 
     def count(self, names: frozenset[str]) -> tuple[int, int, int]:
         """How many instructions have one of these names: before the loop, in an iteration of it, and after it."""
@@ -55,7 +55,11 @@ class Ways:
         self.producer = self._way(loops.producer.loop) if loops.main and loops.producer else None
 
     def _way(self, loop: Loop) -> Way:
-        """The way of the warps whose main loop this is."""
+        """The way of the warps whose main loop this is.
+
+        Blocks before the loop reach its header without a back edge. Blocks after it are reachable from its exits and do
+        not dominate its header; in a persistent kernel they belong to the innermost loop around it (over tiles).
+        """
         graph, inside = self.graph, loop.blocks
         outer = [other for other in graph.loops if inside < other.blocks]
         around = min(outer, key=lambda other: len(other.blocks), default=None)
@@ -71,7 +75,7 @@ class Ways:
             before=self._walk(graph.longest([0], frozenset(before), self._weight(inside)), inside),
             iteration=self._code(iteration),
             after=self._walk(graph.longest(exits & after, after, self._weight(inside)), inside),
-            again=self._walk(tail, inside),
+            next_tile=self._walk(tail, inside),
         )
 
     def _way_without_loop(self) -> Way:
@@ -97,7 +101,7 @@ class Ways:
 
         def weight(block: Block) -> int:
             if block.index in self._waiting_blocks:
-                return -len(block.instructions) - 8
+                return -len(block.instructions) - 8  # one more block of a wait is worse than a few instructions less
             return self._iterations(block.index, main) * len(block.instructions)
 
         return weight
@@ -118,8 +122,8 @@ class Ways:
             return 1
         if loop.header not in self._loop_iterations:
             body = self._code(self.graph.longest([loop.header], loop.blocks, lambda inner: len(inner.instructions)))
-            way = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
-            self._loop_iterations[loop.header] = min(MAX_ITERATIONS, trips(way, body) or 1)
+            before = self._code(sorted(self.graph.dominators[loop.header] - {loop.header}))
+            self._loop_iterations[loop.header] = min(MAX_ITERATIONS, trips(before, body) or 1)
         return self._loop_iterations[loop.header]
 
     def _walk(self, blocks: Iterable[int], main: frozenset[int]) -> tuple[Instruction, ...]:
@@ -137,5 +141,6 @@ class Ways:
         return tuple(walked)
 
     def _code(self, blocks: Iterable[int]) -> tuple[Instruction, ...]:
+        """The instructions of blocks: of a list in its order, of a set in the order of addresses."""
         ordered = blocks if isinstance(blocks, list) else sorted(blocks)
         return tuple(chain.from_iterable(self.graph.blocks[block].instructions for block in ordered))

@@ -134,7 +134,7 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     dram_us = memory.dram_bytes(record, work, rates, sms * together) / rates.dram_bytes_us
     # Stores overlap the part of the time in which the SMs do not multiply; the SMs wait for the other stores.
     # Persistent CTAs do not run in step, so some store while others multiply.
-    in_waves = not workload.ways.consumer.again
+    in_waves = not workload.ways.consumer.next_tile
     stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
     around = LAUNCH_US + memory.sums_us(record, work, rates, sms, together)
     if work.tensor_maps:
@@ -174,7 +174,7 @@ def _busiest_sm(workload: Workload, per_sm: int, together: int) -> tuple[Timelin
     Returns the simulation of the first tiles, the cycles of all, and the cycles of an iteration of the main loop.
     Persistent CTAs take one tile after the other; other CTAs come in waves.
     """
-    if workload.ways.consumer.again:
+    if workload.ways.consumer.next_tile:
         return _sub_core(workload, together, ceil_div(per_sm, together))
     timeline, cycles, iteration = _sub_core(workload, together, 1)
     cycles *= per_sm // together
@@ -248,7 +248,7 @@ def streams(workload: Workload, ctas: int, iterations: int, tiles: int | None = 
 def _parts(way: Way, iterations: int, tiles: int) -> tuple[tuple[Sequence[Instruction], int], ...]:
     """The code of a warp for several tiles, as parts that are repeated: pairs of instructions and repetitions."""
     first = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
-    return first + ((way.again, 1), (way.iteration, iterations), (way.after, 1)) * (tiles - 1)
+    return first + ((way.next_tile, 1), (way.iteration, iterations), (way.after, 1)) * (tiles - 1)
 
 
 def _roles(workload: Workload, producer: Way, cta: int, iterations: int, tiles: int) -> list[Stream]:
