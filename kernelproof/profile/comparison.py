@@ -55,10 +55,12 @@ def _verdict(a: Profile, b: Profile, timed: bool) -> str:
 
 
 def _times(us: float, parts: Mapping[str, float]) -> dict[str, float]:
+    """The microseconds of each part of a launch, and last their sum ``us``."""
     return {**parts, "sum": us}
 
 
 def _loop(profile: Profile) -> dict[str, float]:
+    """The figures of the main loop, by the names that the table shows."""
     loop = profile.loop
     figures = {
         f"cycles per {loop.unit}": loop.cycles,
@@ -75,6 +77,7 @@ def _loop(profile: Profile) -> dict[str, float]:
 
 
 def _shares(a: Profile, b: Profile) -> list[Table]:
+    """The tables of pipes, stalls and opcodes."""
     return [
         _table("Busy share of each pipe", a.loop.pipes, b.loop.pipes, percent),
         _table("What warps wait for, as a share of their cycles", a.loop.stalls, b.loop.stalls, percent),

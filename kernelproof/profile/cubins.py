@@ -31,7 +31,7 @@ from kernelproof.sass.ways import Ways
 
 ITERATIONS = 12  # simulated iterations of the main loop
 WARPGROUP_THREADS = 128
-EXAMPLE = {"ctas": 1024, "threads": 128, "smem_bytes": 65536, "iterations": 128}  # of a launch
+EXAMPLE_LAUNCH = {"ctas": 1024, "threads": 128, "smem_bytes": 65536, "iterations": 128}
 
 
 class LaunchFacts(Schema):
@@ -47,7 +47,7 @@ class LaunchFacts(Schema):
     @classmethod
     def load(cls, path: Path) -> LaunchFacts:
         """Reads a launch from a JSON file. Raises WrongInput."""
-        hint = f"a launch is an object such as {json.dumps(EXAMPLE)}"
+        hint = f"a launch is an object such as {json.dumps(EXAMPLE_LAUNCH)}"
         return figures.validated(cls, path, figures.read_object(path, hint), hint)
 
 
@@ -125,7 +125,10 @@ class _CubinKernel:
         return max(1, min(self.ctas or self.occupancy.ctas, ceil_div(self.launch.ctas, self.chip.sms)))
 
     def streams(self, iterations: int) -> list[Stream]:
-        """The warps of one scheduler: every fourth one of the SM, without those of warpgroups that only copy by TMA."""
+        """The warps of one scheduler: every fourth one of the SM, without those of a warpgroup that only copies by TMA.
+
+        ``iterations``: how many iterations of the main loop each warp makes.
+        """
         way = self.ways.consumer
         warps = max(1, self.threads // 32 - (WARPGROUP_THREADS // 32 if self.ways.producer else 0))
         parts = ((way.before, 1), (way.iteration, iterations), (way.after, 1))
@@ -193,6 +196,7 @@ class _CubinKernel:
         return self.listing.loop("iteration", 1, bool(self.ways.consumer.iteration))
 
     def _advice(self) -> Iterator[figures.Advice]:
+        """Candidates for advice: one more CTA on each SM, and the removal of kinds of instructions."""
         if self.time and self.occupancy and (more := advice.more_residents(self.occupancy, 0)):
             after = replace(self, ctas=self.occupancy.ctas + 1).time
             if after and self.resident == self.occupancy.ctas:

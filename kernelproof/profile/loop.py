@@ -19,7 +19,7 @@ from kernelproof.sass.simulation import Issue, Stall
 
 SHOWN_CYCLES, MAX_ITERATIONS = 600, 4  # most cycles and iterations in the picture, which has at least one iteration
 SHOWN_PIPES = (Pipe.TENSOR, Pipe.SHARED, Pipe.GLOBAL, Pipe.TMA)  # pipes that have a lane in the picture
-BUSY = 0.85  # a pipe that is busy for this share of the time or more bounds the loop
+BOUND_SHARE = 0.85  # a pipe that is busy for this share of the time or more bounds the loop
 ISSUE_PORT = "issue port"
 SourceText = Callable[[str], Sequence[str]]  # the lines of a source file; none if it does not exist
 
@@ -98,6 +98,8 @@ class Listing:
 
     def __init__(self, window: LoopWindow, function: Function, chip: Chip) -> None:
         self.window = window
+        # The following mappings and sets are by address: registers in use, instructions whose results nobody reads,
+        # pipes, cycles of bank conflicts, and the place in ``instructions``.
         sm, code = function.sm, function.instructions
         liveness = RegisterLiveness(Graph(function))
         self.live = {item.address: count for item, count in zip(code, liveness.pressure, strict=True)}
@@ -115,7 +117,7 @@ class Listing:
         times: Counter[int] = Counter()
         for issue in self.window.issues:
             times[issue.instruction.address] += 1
-            stalls[issue.instruction.address].update(waited(issue))
+            stalls[issue.instruction.address].update(wait_cycles(issue))
         return tuple(
             self._line(instruction, stalls[instruction.address], times[instruction.address], source)
             for instruction in self.instructions
@@ -156,7 +158,7 @@ class Listing:
                 warp=issue.warp,
                 line=self.index[issue.instruction.address],
                 cycle=issue.cycle - self.window.start,
-                stalls=waited(issue),
+                stalls=wait_cycles(issue),
             )
             for issue in self.window.issues
             if issue.cycle - self.window.start < self._shown_cycles
@@ -181,7 +183,7 @@ class Listing:
 
         Issues before the window count too: a pipe may be busy with asynchronous MMAs long after they were issued.
         """
-        begin = free = 0.0
+        begin = free = 0.0  # the start and the end of the current span
         for issue in (*self.window.earlier, *self.window.issues):
             use = self.uses[issue.instruction.address]
             if use.pipe is pipe:
@@ -199,7 +201,7 @@ class Listing:
     def _idle(self) -> dict[str, float]:
         """Cycles that warps with MMAs spend while the tensor core idles, by the reason for which they wait; under
         ``selected``, the cycles in which they issue other instructions."""
-        window, busy = self.window, set[int]()
+        window, busy = self.window, set[int]()  # the cycles of the window in which the tensor core is busy
         for begin, end in self._busy_spans(Pipe.TENSOR):
             busy.update(range(int(max(begin, window.start)), ceil(min(end, window.end))))
         multiplying = {
@@ -208,7 +210,7 @@ class Listing:
         total: defaultdict[str, float] = defaultdict(float)
         for issue in window.issues:
             if issue.warp in multiplying:
-                for name, begin, end in figures.spans(issue.cycle, waited(issue)):
+                for name, begin, end in figures.spans(issue.cycle, wait_cycles(issue)):
                     total[name] += sum(
                         cycle not in busy for cycle in range(max(int(begin), int(window.start)), int(end))
                     )
@@ -253,15 +255,15 @@ class Listing:
         )
 
 
-def waited(issue: Issue) -> dict[str, float]:
+def wait_cycles(issue: Issue) -> dict[str, float]:
     """The cycles that a warp waits before an issue, by reason. The issue slot itself is left out."""
     return {str(stall): cycles for stall, cycles in issue.stalls.items() if stall is not Stall.SELECTED and cycles > 0}
 
 
 def bound(pipes: Mapping[str, float], idle: Mapping[str, float]) -> str:
-    """The bound of the main loop: a pipe that is busy for a share of ``BUSY`` or more, or else ``latency`` with the
-    reason for which warps wait longest while the tensor core idles."""
+    """The bound of the main loop: a pipe that is busy for a share of ``BOUND_SHARE`` or more, or else ``latency`` with
+    the reason for which warps wait longest while the tensor core idles."""
     pipe = max(pipes, key=lambda name: pipes[name])
-    if pipes[pipe] >= BUSY:
+    if pipes[pipe] >= BOUND_SHARE:
         return f"{pipe} pipe" if pipe != ISSUE_PORT else pipe
     return f"latency: {max(idle, key=lambda name: idle[name])}" if idle else "latency"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelproof.ground.chips import REGISTERS_THREAD, SMEM_UNIT, SUB_CORES, SYSTEM_SMEM, Capability
 from kernelproof.profile.figures import Occupancy
 
-NAMES = {"by_registers": "registers", "by_smem": "shared memory", "by_threads": "threads", "by_blocks": "blocks"}
+LIMIT_NAMES = {"by_registers": "registers", "by_smem": "shared memory", "by_threads": "threads", "by_blocks": "blocks"}
 REGISTER_STEP = 8  # ptxas and the hardware allocate the registers of a thread in multiples of this
 
 
@@ -16,7 +16,7 @@ def occupancy(capability: Capability, threads: int, registers: int, smem_bytes: 
     """
     residency = capability.residency(threads, registers, smem_bytes)
     ctas = residency.ctas
-    room = {NAMES[limit]: number for limit, number in residency._asdict().items()}
+    room = {LIMIT_NAMES[limit]: number for limit, number in residency._asdict().items()}
     return Occupancy(
         threads=threads,
         registers=registers,

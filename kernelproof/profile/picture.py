@@ -10,7 +10,20 @@ from kernelproof.profile.figures import Profile
 
 LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: height of a lane, gap between lanes, space above them and for names
 WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # width to fill, in pixels; least and most pixels per cycle
-TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+TICKS = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+)  # possible distances of two labels of the time axis, in cycles
 
 
 class Lane(NamedTuple):

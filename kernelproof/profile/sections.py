@@ -11,7 +11,8 @@ MODELLED = "All figures are modelled from the machine code; nothing is measured.
 NO_ADVICE = "No change of an input that the model knows saves 1 % of the time or more."
 MIN_SHARE = 0.0005  # rows of smaller shares are left out
 LISTING_COLUMNS = ("SASS", "pipe", "stall cycles", "stall reasons", "CUDA")
-FORMS = {"machine code": "by simulated machine code", "cheap form": "by the model's formulas"}  # of the model
+# How advice names each form of the model.
+FORMS = {"machine code": "by simulated machine code", "cheap form": "by the model's formulas"}
 
 
 def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
@@ -32,6 +33,7 @@ def sections(profile: Profile, lines: int | None = None) -> tuple[Section, ...]:
 
 
 def _overview(profile: Profile) -> Table:
+    """One row each for kernel, problem, time, main loop, bound, occupancy, waves, registers and spills, if known."""
     loop, time = profile.loop, profile.time
     rows = [("kernel", profile.kernel), ("built for", f"{profile.arch}, timed with the rates of {profile.gpu}")]
     if profile.problem:
@@ -107,7 +109,7 @@ def _time(time: Time) -> Section:
 def _loop(loop: MainLoop) -> Section:
     words = f"{loop_words(loop).capitalize()}. Meanwhile the scheduler issues {loop.issue_slots:.0f} instructions."
     conflicts = round(loop.bank_conflicts, 1)
-    wasted = (
+    notes = (
         (f"Conflicts of register banks cost {conflicts:g} issue cycles." if conflicts else ""),
         (f"{round(loop.unread, 1):g} of them only write registers that no instruction reads." if loop.unread else ""),
         (
@@ -133,7 +135,7 @@ def _loop(loop: MainLoop) -> Section:
     return Section(
         "loop",
         "The main loop",
-        (words, *filter(None, wasted)),
+        (words, *filter(None, notes)),
         tables=tuple(table for table in tables if table.rows),
     )
 
