@@ -1,8 +1,8 @@
 """Assembles the PTX that a check executes, and reports the errors of ptxas as findings.
 
 A kernel that ptxas refuses has no machine code, even if its PTX runs without a fault on the emulator. Level -O1 usually
-suffices and takes some tenths of a second; only a text that it refuses is assembled again with -O3, as nvcc does. The
-answers are cached by content, in the user's cache folder.
+suffices and takes some tenths of a second; only a text that ptxas refuses at -O1 is assembled again at -O3, nvcc's
+default. The answers are cached by content, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -33,18 +33,24 @@ from kernelproof.ground.toolchain import ToolchainError, environment, find_ptxas
 from kernelproof.sass.elf import is_elf, sections
 
 RULE = "does-not-assemble"
-SECONDS = 60.0  # time limit for one text; a text that takes longer counts as not assembled, and a note says so
+TIME_LIMIT_S = 60.0  # time limit for one text; a text that takes longer counts as not assembled, and a note says so
 LEVELS = ("-O1", "-O3")  # a text is refused if ptxas refuses it on both levels; the second is nvcc's default
 _FATBINS = (".nv_fatbin", "__nv_relfatbin")  # sections of a library that hold PTX
 _MESSAGE = re.compile(r"^ptxas (?:.*?, line (\d+); )?(?:error|fatal)\s*: (.*)$", re.MULTILINE)
-_KERNEL = re.compile(r"(?:[Ff]unction|entry) '([\w$]+)'")
+_KERNEL_NAME = re.compile(r"(?:[Ff]unction|entry) '([\w$]+)'")
 _CLOSING = "Ptx assembly aborted"  # the last message after every error
 # Messages of a ptxas that is too old or too new for the text. They say nothing about the kernel.
-_UNABLE = re.compile(r"Unsupported \.(?:version|target)|is not defined for option|PTX with target .* is not supported")
+_WRONG_VERSION = re.compile(
+    r"Unsupported \.(?:version|target)|is not defined for option|PTX with target .* is not supported"
+)
 # Messages about what the architecture lacks. The first kind names the least architecture that has it.
-_LATER = re.compile(r"requires \.target (sm_\d+)")
-_LACKS = re.compile(r"'(\w+)[\w.:]*' not supported on \.target")
-_OWNERS = {"wgmma": "sm_90a", "setmaxnreg": "sm_90a", "tcgen05": "sm_100a"}  # instruction -> architecture that has it
+_REQUIRED_TARGET = re.compile(r"requires \.target (sm_\d+)")
+_UNSUPPORTED_INSTRUCTION = re.compile(r"'(\w+)[\w.:]*' not supported on \.target")
+_FIRST_TARGETS = {
+    "wgmma": "sm_90a",
+    "setmaxnreg": "sm_90a",
+    "tcgen05": "sm_100a",
+}  # instruction -> first architecture that has it
 _UNRESOLVED = "Unresolved extern"
 
 
@@ -58,7 +64,10 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class PtxasAnswer:
-    """The errors of ptxas for a PTX text. ``unable``: if ptxas gave no answer, why, as the rest of a sentence."""
+    """The errors of ptxas for a PTX text.
+
+    ``unable``: the reason why ptxas gave no answer, as the rest of a sentence; empty if it gave one.
+    """
 
     refusals: tuple[Refusal, ...] = ()
     unable: str = ""
@@ -94,16 +103,16 @@ def answer_of(text: str, device: str, foreign: bool) -> PtxasAnswer:
     key = hashlib.sha256("\0".join((_version(ptxas), target, *LEVELS, text)).encode()).hexdigest()[:32]
     stored = places.user_cache() / "check" / "assembled" / f"{key}.json"
     try:
-        return _answer(PtxasOutput(**json.loads(stored.read_text())))
+        return _parsed(PtxasOutput(**json.loads(stored.read_text())))
     except (OSError, ValueError, TypeError):
         pass
     try:
         printed = _assemble(text, ptxas, target, foreign)
     except subprocess.TimeoutExpired:
-        return PtxasAnswer(unable=f"it did not end within {SECONDS:.0f} s")
+        return PtxasAnswer(unable=f"it did not end within {TIME_LIMIT_S:.0f} s")
     stored.parent.mkdir(parents=True, exist_ok=True)
     files.write(stored, json.dumps(printed._asdict()))
-    return _answer(printed)
+    return _parsed(printed)
 
 
 class PtxasOutput(NamedTuple):
@@ -125,27 +134,28 @@ def _assemble(text: str, ptxas: Path, target: str, foreign: bool) -> PtxasOutput
             printed = _run(ptxas, options, source, foreign)
             if _UNRESOLVED in printed.output:
                 printed = _run(ptxas, [*options, "-c"], source, foreign)
-            if not _answer(printed).refusals:
+            if not _parsed(printed).refusals:
                 break
         return printed
 
 
 def _run(ptxas: Path, options: Sequence[str], source: Path, foreign: bool) -> PtxasOutput:
+    """Run ptxas once; the cubin is written beside ``source``. Raises TimeoutExpired."""
     command = [str(ptxas), *options, str(source), "-o", str(source.with_suffix(".cubin"))]
     if foreign:
         box = sandbox.Sandbox((str(ptxas.resolve().parents[1]), str(ptxas)), (str(source.parent),))
         command = sandbox.command(box, command)
-    return PtxasOutput(*process_tree.output(command, environment(), SECONDS))
+    return PtxasOutput(*process_tree.output(command, environment(), TIME_LIMIT_S))
 
 
-def _answer(printed: PtxasOutput) -> PtxasAnswer:
+def _parsed(printed: PtxasOutput) -> PtxasAnswer:
     """Parse the errors that ptxas printed."""
     if not printed.code:
         return PtxasAnswer()
     errors = [(int(line or 0), words) for line, words in _MESSAGE.findall(printed.output) if _CLOSING not in words]
-    if not errors or any(_UNABLE.search(words) for _, words in errors):
+    if not errors or any(_WRONG_VERSION.search(words) for _, words in errors):
         return PtxasAnswer(unable=errors[0][1] if errors else f"it ended with exit code {printed.code}")
-    kernels = [match[1] if (match := _KERNEL.search(words)) else "" for _, words in errors]
+    kernels = [match[1] if (match := _KERNEL_NAME.search(words)) else "" for _, words in errors]
     return PtxasAnswer(tuple(Refusal(words, line, name) for (line, words), name in zip(errors, kernels, strict=True)))
 
 
@@ -175,7 +185,10 @@ def _texts(plan: CheckPlan) -> Iterator[str]:
 
 
 def embedded(library: Path, device: str) -> Iterator[str]:
-    """The PTX texts in a library that a device would assemble: one for each fat binary without machine code for it."""
+    """The PTX texts in a library that a device would assemble: one for each fat binary without machine code for it.
+
+    ``device``: a name as in ``devices``. A file that is no library has none. Raises WrongInput if it cannot be read.
+    """
     with reading(library):
         content = library.read_bytes()
     if not is_elf(content):
@@ -184,6 +197,7 @@ def embedded(library: Path, device: str) -> Iterator[str]:
     major, minor = chosen.capability
     for section in sections(content):
         data = section.data(content) if section.name in _FATBINS else b""
+        # A fat binary begins with a header of 16 bytes: the header's own size is at byte 6, that of the rest at byte 8.
         # `entries` reads a fat binary by its address. 16 more bytes keep a read of the last header in the buffer.
         memory, at = ctypes.create_string_buffer(data, len(data) + 16), 0
         while at + 16 < len(data):
@@ -201,6 +215,7 @@ def embedded(library: Path, device: str) -> Iterator[str]:
 
 
 def _stated_target(text: str) -> str:
+    """The architecture in a PTX text's ``.target``; empty if it has none."""
     match = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
     return match[1] if match else ""
 
@@ -217,8 +232,8 @@ def _finding(text: str, refusal: Refusal) -> Report:
 
 def _hint(message: str) -> str:
     """What to do about a message of ptxas on what the architecture lacks; empty for other messages."""
-    later, lacks = _LATER.search(message), _LACKS.search(message)
-    sm = later[1] if later else _OWNERS.get(lacks[1], "") if lacks else ""
+    later, lacks = _REQUIRED_TARGET.search(message), _UNSUPPORTED_INSTRUCTION.search(message)
+    sm = later[1] if later else _FIRST_TARGETS.get(lacks[1], "") if lacks else ""
     if not sm:
         return ""
     target = devices.target(devices.nearest(sm))

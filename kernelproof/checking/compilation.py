@@ -103,7 +103,7 @@ def split_arguments(text: str) -> tuple[list[str], str | None]:
         if not value and _REPLACED_OPTIONS[name]:
             value, at = " ".join(words[at : at + 1]), at + 1
         if (number := re.search(r"(?:sm|compute)_(\d+[af]?)", value)) is not None:
-            sm = max(sm or "", f"sm_{number[1]}", key=lambda text: (int(re.sub(r"\D", "", text) or 0), text))
+            sm = max(sm or "", f"sm_{number[1]}", key=lambda target: (int(re.sub(r"\D", "", target) or 0), target))
     return arguments, sm
 
 
@@ -111,7 +111,9 @@ def library(
     sources: Sequence[Path], arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
     *, foreign: Foreign = None, alias: Path | None = None,
 ) -> Path:  # fmt: skip
-    """Compile sources and link them into a shared library. ``foreign`` and ``alias`` are explained at ``ptx``.
+    """Compile sources and link them into a shared library, whose path is returned.
+
+    ``sm``: the architecture of the PTX, such as ``sm_90a``. ``foreign`` and ``alias`` are explained at ``ptx``.
 
     Raises MissingLibraries, and Failure with the compiler's errors or if one compiler takes longer than ``seconds``.
     """
@@ -125,10 +127,10 @@ def library(
     target = _folder() / f"{key}.so"
     if target.exists():
         return target
-    with _workplace(key) as place:
-        inputs = [*objects, place / "stubs.c"]
+    with _workplace(key) as folder:
+        inputs = [*objects, folder / "stubs.c"]
         files.write(inputs[-1], stubs)
-        scratch = place / target.name
+        scratch = folder / target.name
         _compile(tools, link, inputs, scratch, sources[0].parent, seconds, foreign)
         scratch.replace(target)
     return target
@@ -173,7 +175,7 @@ def ptx(
     source: Path, arguments: Sequence[str], sm: str, tools: Toolchain, seconds: float | None = None,
     *, foreign: Foreign = None, has_cutlass: bool = True, alias: Path | None = None,
 ) -> Path:  # fmt: skip
-    """Compile a source's kernels to PTX; its host code is not compiled.
+    """Compile a source's kernels to a file of PTX; its host code is not compiled.
 
     ``has_cutlass``: whether the source may include CUTLASS. ``alias``: the path that the source gives itself by
     ``#line``.
@@ -292,10 +294,10 @@ def _include_folders(options: Sequence[str]) -> list[Path]:
     return [Path(part).resolve() for name in names for part in name.split(",") if part]
 
 
-def _refuse_outside(headers: Sequence[Path], places: Sequence[Path]) -> None:
-    """Raise Failure for a header outside of ``places``. A sandbox hides such files, but not every system has one."""
+def _refuse_outside(headers: Sequence[Path], folders: Sequence[Path]) -> None:
+    """Raise Failure for a header outside of ``folders``. A sandbox hides such files, but not every system has one."""
     for path in headers:
-        if not any(path.is_relative_to(place) for place in places):
+        if not any(path.is_relative_to(folder) for folder in folders):
             raise Failure(f"{path}: a file outside of the folders that may be read is included")
 
 
@@ -328,6 +330,7 @@ def _compile(
 
 
 def _digest(*parts: str | bytes) -> str:
+    """A key of the cache: 24 hexadecimal digits that depend on all parts and on their order."""
     total = hashlib.sha256()
     for part in parts:
         total.update((part.encode() if isinstance(part, str) else part) + b"\0")

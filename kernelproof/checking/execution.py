@@ -53,7 +53,7 @@ REPLACED_LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libcudart.so.12", "lib
 # The check's own file descriptors start at this number. Programs close low numbers, or reopen them as their own files.
 FIRST_DESCRIPTOR = 512
 PROGRESS_S = 1.0  # least time between two messages of progress
-PROCESSES = 32  # most processes of a program in a sandbox
+MAX_PROCESSES = 32  # most processes of a program in a sandbox
 
 
 def program_sandbox(files: Iterable[Path], seconds: float) -> Sandbox:
@@ -64,7 +64,7 @@ def program_sandbox(files: Iterable[Path], seconds: float) -> Sandbox:
     """
     stand_ins = [runtime_path(), *map(stand_in_path, REPLACED_LIBRARIES)]
     views = (*views_of_python(), *map(str, [*stand_ins, *files]))
-    return Sandbox(views, cpu_s=int(seconds * (os.cpu_count() or 1)) + 10, gib=0.0, processes=PROCESSES)
+    return Sandbox(views, cpu_s=int(seconds * (os.cpu_count() or 1)) + 10, gib=0.0, processes=MAX_PROCESSES)
 
 
 class Message(NamedTuple):
@@ -88,14 +88,14 @@ class Message(NamedTuple):
 class Reporter:
     """Sends messages to the parent process, and prints findings and the program's output immediately.
 
-    ``longest``: how many bytes may be printed.
+    ``quiet``: findings are sent only. ``longest``: most bytes that may be printed; the rest is dropped.
     """
 
     def __init__(self, pipe: Connection, quiet: bool, longest: float = inf) -> None:
         self.pipe = Connection(_high_copy(pipe.fileno()))
         pipe.close()
         self.quiet, self.output = quiet, _high_copy(1)
-        self.bytes_left = longest  # how much may still be printed
+        self.bytes_left = longest
         self.progress_sent = 0.0
         self.printed: set[Key] = set()
         self.libc = ctypes.CDLL(None)
@@ -132,8 +132,8 @@ class Reporter:
         """Send ``words()`` as a note, unless it is empty, when the program exits and its destructors have run."""
 
         def send(*_: object) -> None:
-            if text := words():
-                self.send(Message("note", text=text))
+            if note := words():
+                self.send(Message("note", text=note))
 
         # The C library calls it at exit, so this object keeps a reference until then.
         self.at_exit = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(send)
@@ -176,7 +176,11 @@ def check_session(plan: CheckPlan, reporter: Reporter) -> Session:
 
 
 class CheckHooks(SessionHooks):
-    """Reports what the emulated device does, while it does it, and skips launches whose effect is known."""
+    """Reports what the emulated device does, while it does it, and skips launches whose effect is known.
+
+    ``sample``: most CTAs of a launch that are executed; 0 for all. ``incomplete``: whether some CTAs were not executed
+    so far, so that memory may lack what they would have written.
+    """
 
     def __init__(self, memory: Memory, reporter: Reporter, sample: int) -> None:
         self.memory, self.reporter, self.sample, self.incomplete = memory, reporter, sample, False
@@ -228,11 +232,13 @@ class CheckHooks(SessionHooks):
 
     def _assume_written(self, why: str) -> None:
         """Treat all memory as initialised from now on, since CTAs that did not run might have written anywhere.
-        ``why`` they did not run."""
+
+        ``why``: the reason why they did not run, for a note.
+        """
         if not self.incomplete:
             self.incomplete = True
-            text = f"{why}: findings that may follow from values that later launches lack are benign"
-            self.reporter.send(Message("note", text=text))
+            note = f"{why}: findings that may follow from values that later launches lack are benign"
+            self.reporter.send(Message("note", text=note))
         for buffer in self.memory.buffers:
             buffer.written = None
 
@@ -327,8 +333,8 @@ def _run_main(library: ctypes.CDLL | None, plan: CheckPlan, reporter: Reporter, 
     """Call main, then exit as a program does: with destructors, exit handlers and flushed streams."""
     libc = reporter.libc
     if library is None or (main := getattr(library, "main", None)) is None:
-        names = ", ".join(short_names(kernels).values()) or "none"
-        raise WrongInput(f"no main to run; name a kernel with --launch (kernels: {names}), or use --call")
+        choices = ", ".join(short_names(kernels).values()) or "none"
+        raise WrongInput(f"no main to run; name a kernel with --launch (kernels: {choices}), or use --call")
     assert plan.main is not None
     words = [os.fsencode(word) for word in plan.main]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)

@@ -18,7 +18,7 @@ from kernelproof.ground.errors import WrongInput, reading
 
 
 class Expectation(NamedTuple):
-    """One line of the file; empty parts, and line 0, match everything."""
+    """One line of the file; empty parts, and line 0, match everything. ``text``: the line without its comment."""
 
     rule: str
     kernel: str
@@ -32,10 +32,11 @@ class Expectation(NamedTuple):
         return (
             finding.kind == self.rule
             and self.kernel in ("", "*", *names)
-            and (not self.file or any(self._at(place.file, place.line) for place in frames(finding)))
+            and (not self.file or any(self._is_at(place.file, place.line) for place in frames(finding)))
         )
 
-    def _at(self, file: str, line: int) -> bool:
+    def _is_at(self, file: str, line: int) -> bool:
+        """Whether a source line is the expected one; the expected file may be the end of a path."""
         return (file == self.file or file.endswith(f"/{self.file}")) and self.line in (0, line)
 
 

@@ -72,7 +72,7 @@ class Run:
 def run_of(result: LaunchResult, seconds: float) -> Run:
     """The ``Run`` of a launch, from the emulator's result."""
     spelled = f"{extents(result.grid)} of {extents(result.block)}"
-    counters = numbers(result.counters.summary()) if result.counters is not None else {}
+    counters = flat_counters(result.counters.summary()) if result.counters is not None else {}
     return Run(spelled, 0 if result.ctas is None else len(result.ctas), seconds, counters)
 
 
@@ -82,7 +82,7 @@ def extents(dims: tuple[int, int, int]) -> str:
     return f"{x}x{y}x{z}" if z > 1 else f"{x}x{y}" if y > 1 else str(x)
 
 
-def numbers(counters: dict[str, Any]) -> dict[str, int]:
+def flat_counters(counters: dict[str, Any]) -> dict[str, int]:
     """The emulator's counters as flat names and integers, without the table of opcodes and without most zeros.
 
     Bank conflicts are the shared-memory wavefronts beyond the fewest possible.

@@ -42,7 +42,7 @@ def demangled(name: str) -> str:
 def qualified(name: str) -> str:
     """The demangled name without its return type and parameters: ``add<float>``."""
     text = demangled(name)
-    depth, start, end = 0, 0, len(text)
+    depth, start, end = 0, 0, len(text)  # depth of brackets; the name without return type is text[start:end]
     for i, char in enumerate(text):
         if text.startswith("(anonymous namespace)", i) or char == "<" or (char == "(" and depth):
             depth += 1
@@ -70,33 +70,33 @@ def plain(name: str) -> str:
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """For each mangled name, the shortest form that no other name has."""
-    everything = list(dict.fromkeys(names))
+    distinct = list(dict.fromkeys(names))
     forms: tuple[Callable[[str], str], ...] = (plain, qualified, demangled)
-    counts = [Counter(form(name) for name in everything) for form in forms]
+    counts = [Counter(form(name) for name in distinct) for form in forms]
     return {
         name: next((form(name) for form, count in zip(forms, counts, strict=True) if count[form(name)] == 1), name)
-        for name in everything
+        for name in distinct
     }
 
 
 def resolved(text: str, names: Iterable[str]) -> str:
     """The mangled name that a user means by ``text``. Raises WrongInput, with the possible names, if no name or several
     fit."""
-    everything = list(dict.fromkeys(names))
-    if text in everything:
+    distinct = list(dict.fromkeys(names))
+    if text in distinct:
         return text
     for form in (demangled, qualified, plain):
-        matches = [name for name in everything if form(name) == text]
+        matches = [name for name in distinct if form(name) == text]
         if len(matches) == 1:
             return matches[0]
         if matches:
             raise WrongInput(f"kernel {text} is ambiguous: {'; '.join(map(demangled, matches))}; write one in full")
-    if not everything:
+    if not distinct:
         raise WrongInput(
             f"no kernel {text}: the file has none. A template's kernel is compiled only where code launches it, or by "
             "an explicit instantiation, such as: template __global__ void scale<float>(float *, int);"
         )
-    raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(everything).values())}")
+    raise WrongInput(f"no kernel {text}; there are {', '.join(short_names(distinct).values())}")
 
 
 def fitted(names: dict[str, str], width: int) -> dict[str, str]:

@@ -32,8 +32,10 @@ FORM = "a number, i64:5, f64:0.5, or in|out|inout|scratch:f32[64,32]=zeros|ones|
 
 
 def example(kinds: Sequence[str]) -> str:
-    """Arguments that a user may write for parameters of these PTX types, of which those of 64 bits are addresses and
-    the last address is that of the result."""
+    """Arguments that a user may write for parameters of these PTX types, for a message.
+
+    Parameters of 64 bits are taken for addresses, and the last address for that of the result.
+    """
     last = max((i for i, kind in enumerate(kinds) if kind in ADDRESSES), default=-1)
     words = []
     for i, kind in enumerate(kinds):
@@ -116,6 +118,7 @@ def buffer(text: str) -> BufferSpec:
 
 
 def _buffer(match: re.Match[str]) -> BufferSpec:
+    """The buffer that a match of ``_BUFFER`` describes. Raises WrongInput for an unknown type."""
     role, kind, shape, content = match.groups()
     if kind not in DTYPES:
         raise WrongInput(f"type {kind!r} of {match[0]!r}: one of {', '.join(DTYPES)}")
@@ -221,9 +224,12 @@ class CheckPlan:
 
     ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and kernels; ``kernels`` are
     files of PTX, or cubins, without host code. Exactly one of ``main`` (the program's name and its arguments), ``call``
-    (a function and its arguments) and ``launches`` is set. ``sample`` is how many CTAs of each launch run; 0 runs all.
-    ``machine_code``: whether machine code is executed in place of PTX. ``quiet``: whether findings are only sent to the
-    parent process and not printed.
+    (a function and its arguments) and ``launches`` is set; ``buffers`` are those that launches share, by name.
+    ``counters``: whether the emulator counts instructions and memory traffic. ``adverse``: whether threads run in an
+    unusual order that hardware may also choose. ``sample`` is how many CTAs of each launch run; 0 runs all. ``seed``:
+    for the sample and for random contents of buffers. ``machine_code``: whether machine code is executed in place of
+    PTX. ``quiet``: whether findings are only sent to the parent process and not printed. ``output_to_stderr``: whether
+    the program's standard output goes to standard error.
     """
 
     device: str

@@ -23,14 +23,17 @@ CLEAN, ERRORS, NOT_CHECKED = 0, 1, 2
 class Result:
     """The outcome of a check.
 
+    - ``target``: the program's name; ``device``: that of the emulated GPU.
     - ``findings``: each distinct finding, with its count; ``ordered`` has one per cause. ``expected``: those that the
       user's list accepts.
+    - ``kernels``: the launches of each kernel, by its mangled name.
     - ``refusals``: a kernel ("" for host code) and the reason why it could not be checked, with a count.
     - ``unsupported``: CUDA functions that the program called and that returned "not supported".
-    - ``program_exit_code``: that of the program, -n after signal n, None if a limit ended it.
+    - ``program_exit_code``: the program's exit code, -n after signal n, None if a limit ended the program.
     - ``ending``: how the program ended, as the rest of a sentence; empty if it ended by itself with exit code 0.
     - ``limited``: the kernel ("" for host code) that was running when a limit of time or memory ended the program; None
       if no limit was reached.
+    - ``seconds``: how long the check took.
     """
 
     target: str
@@ -134,6 +137,7 @@ class Result:
         return "\n".join([*lines, self._verdict()])
 
     def _verdict(self) -> str:
+        """The last line of the summary: launches, kernels, device, seconds, and findings by severity."""
         launches = sum(kernel.launches for kernel in self.kernels.values())
         ran = f"{counted(launches, 'launch')} of {counted(len(self.kernels), 'kernel')} on an emulated {self.device}"
         counts = [

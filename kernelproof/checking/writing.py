@@ -45,6 +45,7 @@ def sarif(result: Result, path: Path) -> None:
 
 
 def _sarif_result(item: Report, rules: list[str]) -> dict[str, Any]:
+    """A finding as a SARIF result. ``rules``: the rules of the file; the result refers to one by its index."""
     places = [
         {"physicalLocation": {"artifactLocation": {"uri": local(place).file}, "region": {"startLine": place.line}}}
         for place in frames(item)
@@ -99,6 +100,7 @@ def page(result: Result, path: Path) -> None:
 
 
 def _item(item: Report) -> str:
+    """A finding as a paragraph of the page."""
     times = f" &times;{item.count}" if item.count > 1 else ""
     words = html.escape(f"{item.kind} in {plain(item.kernel)}: {item.message}")
     small = "<br>".join(html.escape(line) for line in (item.text, *([text.others(item)] if item.also else [])))
@@ -106,6 +108,7 @@ def _item(item: Report) -> str:
 
 
 def _source(place: Frame) -> str:
+    """The source lines around a place, the place itself highlighted; empty if the file cannot be read."""
     try:
         lines = Path(place.file).read_text(errors="replace").splitlines()
     except OSError:

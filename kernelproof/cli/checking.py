@@ -16,17 +16,18 @@ from kernelproof.cli.program import app
 from kernelproof.ground.command_line.groups import verb
 from kernelproof.ground.command_line.messages import refuse
 from kernelproof.ground.command_line.options import Json
-from kernelproof.ground.command_line.progress import SECONDS
+from kernelproof.ground.command_line.progress import LOG_INTERVAL_S
 
 if TYPE_CHECKING:
     from kernelproof.checking.plan import CheckPlan
     from kernelproof.checking.supervision import Progress
 
-PROGRAM_ARGUMENTS = "kernelproof.program_arguments"
+PROGRAM_ARGUMENTS = "kernelproof.program_arguments"  # in a context's meta: the words after ``--``
+# The kinds of input files, by suffix.
 KINDS = {
     "source": (".cu", ".cpp", ".cc", ".cxx", ".c"), "ptx": (".ptx",), "library": (".so",), "cubin": (".cubin",),
 }  # fmt: skip
-TIMEOUT_S, MEMORY_GIB = 600.0, 8.0
+TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # default limits of a program
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,12 @@ def _progress() -> Progress:
     from kernelproof.checking.supervision import expected_time
 
     terminal = sys.stderr.isatty()
-    last = {"seconds": 0.0}
+    last = {"seconds": 0.0}  # the time of the last output, in seconds from the start of the kernel
 
     def show(kernel: str, seconds: float, done: int, ctas: int) -> None:
         if seconds < last["seconds"]:
             last["seconds"] = 0.0
-        if seconds - last["seconds"] > (1.0 if terminal else SECONDS):
+        if seconds - last["seconds"] > (1.0 if terminal else LOG_INTERVAL_S):
             last["seconds"] = seconds
             part = f"{done} of {ctas} CTAs in" if ctas else "running for"
             line = f"{plain(kernel)}: {part} {seconds:.0f} s{expected_time(seconds, done, ctas)}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 10.0  # least time between two lines in a log
+LOG_INTERVAL_S = 10.0  # least seconds between two lines in a log
 
 Report = Callable[[int, int], None]  # called with the number of items that are done, and that of all
 
@@ -44,7 +44,7 @@ def countdown(title: str) -> Iterator[Callable[[int, int, float], None]]:
             nonlocal printed
             if update:
                 update(done, total)
-            elif time.monotonic() - printed > SECONDS:
+            elif time.monotonic() - printed > LOG_INTERVAL_S:
                 printed = time.monotonic()
                 print(f"{done} of {total} problems, about {seconds_left:.0f} s left", file=sys.stderr, flush=True)
 
