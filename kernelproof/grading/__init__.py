@@ -1,6 +1,6 @@
 """Grades kernels that a language model wrote, without a GPU: are they right, and do they really do the work?
 
-    from kernelproof.grading import Limits, check_source
+    from kernelproof.grading import Tolerance, check_source
 
     verdict = check_source(
         text, lambda a, b: a @ b.T, [{"m": 64, "n": 48, "k": 32}],

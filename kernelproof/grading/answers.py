@@ -24,9 +24,11 @@ DeviceFactory = Callable[..., RepeatedCalls]
 class Criteria:
     """Everything by which a source is graded, except for the shapes.
 
-    ``checks_operands`` and ``checks_accumulator``: whether narrower types than ``precision`` are findings. ``kinds``:
-    the kinds of inputs. ``places``: how many elements of each input are changed, one at a time. ``unstated``: a shape
-    that the user did not state, on which the source need not be right.
+    ``factory``: makes the memory in which the source is called. ``checks_operands`` and ``checks_accumulator``: whether
+    narrower types than ``precision`` are findings. ``flops``: the operations that the problem needs, as an expression
+    of the shape; None derives them from ``tolerance``. ``kinds``: the kinds of inputs that are drawn. ``places``: how
+    many elements of each input are changed, one at a time. ``unstated``: a shape that the user did not state, on which
+    the source need not be right.
     """
 
     factory: DeviceFactory

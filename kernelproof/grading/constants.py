@@ -40,7 +40,7 @@ def _numbers(word: str, kind: str) -> Iterator[float]:
         yield float(bits.view(np.float64 if wide else np.float32))
     elif re.fullmatch(r"-?\d+|0[xX][0-9a-fA-F]+", word):
         integer = int(word, 0)
-        if "16" not in kind:
+        if "16" not in kind:  # an integer holds the bits of an f32
             yield float(np.array(integer & 0xFFFFFFFF, np.uint32).view(np.float32))
             return
         # A 16-bit type without a format (b16, s16, u16) may hold a half or a bfloat16, so both readings count.

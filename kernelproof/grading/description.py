@@ -67,6 +67,7 @@ def _json_arguments(path: Path) -> dict[str, Any]:
 
 
 def _function(path: Path, text: object) -> Callable[..., Any]:
+    """The function that ``FILE.py:FUNCTION`` in the description ``path`` names. Raises WrongInput."""
     file, _, name = str(text).rpartition(":")
     if not file.endswith(".py"):
         raise WrongInput(f"{path}: reference {text!r}: write FILE.py:FUNCTION")

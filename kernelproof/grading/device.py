@@ -130,7 +130,7 @@ class RepeatedCalls:
     can pass for a new one. ``environment``: see ``Options``; it also determines the distance between buffers.
     ``written``: for outputs that host code allocated itself, a mask of the elements that were written.
     ``runs_host_code``: whether host code of the source runs, which must not touch the device's memory. ``unreturned``:
-    the reports of a call that raised an error.
+    the reports of a call that raised an error. ``count``: how many calls were made.
     """
 
     runs_host_code = False
@@ -260,12 +260,14 @@ class LaunchedCalls(RepeatedCalls):
             raise WrongInput(
                 f"map of {shape.buffer}: no buffer of {len(shape.extents)} extents and a type that maps have"
             )
+        # A map has the innermost dimension first; its strides are in bytes, without that of the innermost dimension.
         dims, nbytes = tuple(reversed(extents)), item.format.dtype.itemsize
         strides = tuple(nbytes * prod(dims[: number + 1]) for number in range(len(dims) - 1))
         swizzle = (0, 32, 64, 128).index(shape.swizzle)
         encoded = TensorMap(
             MAP_TYPES[item.format.name], self.buffers[shape.buffer].address, dims, strides,
-            tuple(reversed(shape.extents)), (1,) * len(dims), 0, swizzle, 0, 0,
+            box=tuple(reversed(shape.extents)), steps=(1,) * len(dims), interleave=0, swizzle=swizzle, promotion=0,
+            fill=0,
         )  # fmt: skip
         return encoded.encode()
 

@@ -47,8 +47,9 @@ _INEXACT = re.compile(r"\.(?:approx|full)\b")
 class Examination:
     """All calls of one shape, and their findings.
 
-    ``drawn``: whether the shape is a random one; it then gets fewer calls. ``reports``: the emulator's reports.
-    ``answers``: the calls whose outputs were compared, in order.
+    ``task``: the criteria. ``drawn``: whether the shape is a random one; it then gets fewer calls. ``device``: the
+    memory in which all calls run. ``reports``: the emulator's reports. ``answers``: the calls whose outputs were
+    compared, in order.
     """
 
     def __init__(self, task: Criteria, shape: Shape, drawn: bool) -> None:
@@ -97,6 +98,7 @@ class Examination:
             self.remarks.append(remark)
 
     def _add(self, rule: str, message: str, kernel: str = "", **evidence: Evidence) -> None:
+        """Add a finding on this shape."""
         self.findings.append(Finding.of(rule, message, kernel, self.shape, **evidence))
 
     # One call.
@@ -104,6 +106,7 @@ class Examination:
     def _call(
         self, kind: str, counters: bool = False, hazards: bool = False, constants: Sequence[float] = ()
     ) -> CheckedCall:
+        """Call with newly drawn inputs of a kind, in which ``constants`` are planted."""
         bits = inputs.draw(self.task.contract, kind, self.shape, self.rng, constants)
         return self._answer(kind, bits, counters, hazards)
 
@@ -185,8 +188,8 @@ class Examination:
         other = self._judge(first.kind, first.bits, call)
         differ = {}
         for name, bits in first.call.outputs.items():
-            moved = bits.view(f"u{bits.itemsize}") != call.outputs[name].view(f"u{bits.itemsize}")
-            differ[name] = int(np.sum(moved & other.wrong[name] & ~first.wrong[name] if inexact else moved))
+            unequal = bits.view(f"u{bits.itemsize}") != call.outputs[name].view(f"u{bits.itemsize}")
+            differ[name] = int(np.sum(unequal & other.wrong[name] & ~first.wrong[name] if inexact else unequal))
         share = call.instructions / max(1, first.call.instructions)
         if sum(differ.values()) or not MIN_WORK <= share <= 1 / MIN_WORK:
             errors = f", and other errors of {', '.join(inexact)}" if inexact else ""
@@ -275,6 +278,7 @@ class Examination:
         return not any(item.wrong(call.outputs[name]).any() for name, item in answer.expected.items())
 
     def _report_kept_state(self, before: CheckedCall, answer: CheckedCall) -> None:
+        """Report a wrong call that is right as a first call."""
         counts = {name: int(wrong.sum()) for name, wrong in answer.wrong.items()}
         self._add(
             "state-kept",
@@ -344,6 +348,7 @@ class Examination:
             )  # fmt: skip
 
     def _add_downgrade(self, name: str, item: arithmetic.Downgrade) -> None:
+        """Add a finding on an instruction of kernel ``name`` that computes in a too narrow type."""
         self._add(
             "lower-precision",
             f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
@@ -457,17 +462,18 @@ class Examination:
         for name, places in moved.items():
             item = self.task.contract.buffers[name].format
             old, new = item.values(first.call.outputs[name]), item.values(call.outputs[name])
-            by = np.abs(results[name].values - first.expected[name].values)
+            reference_change = np.abs(results[name].values - first.expected[name].values)
             with np.errstate(invalid="ignore"):
-                unresponsive = places & (np.abs(new - old) < MIN_RESPONSE * by)
+                unresponsive = places & (np.abs(new - old) < MIN_RESPONSE * reference_change)
             if unresponsive.any():
                 index = tuple(int(i) for i in np.argwhere(unresponsive)[0])
                 self._add(
                     "input-ignored",
                     f"{change.buffer}{list(change.place)} changes and {int(unresponsive.sum())} of {int(places.sum())} "
                     f"elements of {name} that depend on it do not follow, first {list(index)}: the reference moves by "
-                    f"{float(by[index]):.4g}, the output by {float(np.abs(new - old)[index]):.4g}",
+                    f"{float(reference_change[index]):.4g}, the output by {float(np.abs(new - old)[index]):.4g}",
                     input=change.buffer, index=list(change.place), output=name, count=int(unresponsive.sum()),
-                    dependent=int(places.sum()), first=list(index), reference_change=float(by[index]),
+                    dependent=int(places.sum()), first=list(index),
+                    reference_change=float(reference_change[index]),
                     output_change=float(np.abs(new - old)[index]),
                 )  # fmt: skip

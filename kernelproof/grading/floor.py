@@ -24,10 +24,12 @@ class Floor(NamedTuple):
 
     @property
     def us(self) -> float:
+        """The least time in microseconds, if all parts overlap."""
         return max(self)
 
     @property
     def bound(self) -> str:
+        """The name of the longest part."""
         return max(self._fields, key=lambda name: float(getattr(self, name)))
 
 

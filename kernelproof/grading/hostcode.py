@@ -49,12 +49,12 @@ _PATTERNS = {
     ),
     "timer-patch": (r"\bcudaEventElapsedTime\s*\(", r"\bcudaEventRecord\s*\("),
 }  # fmt: skip
-_TOKENS = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
+_COMMENT_OR_STRING = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
 
 
 def without_comments(text: str) -> str:
     """C++ text with comments and strings replaced by blanks, so that positions and line numbers stay the same."""
-    return _TOKENS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    return _COMMENT_OR_STRING.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def findings(text: str) -> Iterator[Finding]:

@@ -81,7 +81,8 @@ def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, con
 
 
 def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Generator) -> Array:
-    """Random values of an input, as fp64 or int64: within its range, or else as the kind demands."""
+    """Random values of an input as fp64 or int64, in the shape of its buffer: within its range, or else as the kind
+    demands."""
     extents = item.shape(shape)
     if item.low:
         low, high = expressions.value(item.low, shape), expressions.value(item.high, shape)
@@ -107,7 +108,8 @@ def _ends(number: Format, low: float, high: float) -> tuple[float, float]:
     """The least number of a type that is at least ``low``, and the largest one below ``high``. Values between them stay
     in the range when they are rounded."""
 
-    def at(bound: float, up: bool) -> float:
+    def rounded(bound: float, up: bool) -> float:
+        """The bound, rounded to the type: up to the next number, or down to the number before the bound."""
         bits = number.bits(np.array([bound])).view(f"i{number.dtype.itemsize}")
         value = float(number.values(bits.view(number.dtype))[0])
         if value >= bound if up else value < bound:
@@ -118,7 +120,7 @@ def _ends(number: Format, low: float, high: float) -> tuple[float, float]:
         bits = bits + np.array(step, bits.dtype) if value else np.array([step], bits.dtype)
         return float(number.values(bits.view(number.dtype))[0])
 
-    return at(low, True), at(high, False)
+    return rounded(low, True), rounded(high, False)
 
 
 class InputChange(NamedTuple):

@@ -50,7 +50,9 @@ _LIBRARY_HEADERS = {
     "typeinfo": "type_info", "unordered_map": "unordered_map", "unordered_set": "unordered_set",
     "variant": "get_if holds_alternative variant visit",
 }  # fmt: skip
-ENTRY = "kernelproof_entry"  # and the number of a function
+ENTRY = "kernelproof_entry"  # the name of an entry point, which ends with the number of its function
+# Further functions of a library: one frees the tensors that the last call returned, the other sets the function that
+# runs operators of torch.
 _SERVICES = """
 extern "C" void kernelproof_torch_release() { kernelproof_torch::returned().clear(); }
 extern "C" void kernelproof_torch_is(kernelproof_torch::Operator f) { kernelproof_torch::torch_operator() = f; }
@@ -132,6 +134,7 @@ def _complete_file(text: str) -> Path:
 
 
 def _options(arguments: tuple[str, ...]) -> list[str]:
+    """The options of nvcc for an extension, with the folder of the substitute for torch's headers."""
     return ["-std=c++17", f"-isystem={elsewhere.INCLUDE}", *arguments]
 
 

@@ -16,8 +16,8 @@ from kernelproof.ground.errors import WrongInput
 PARAMETERS = ("name", "cpp_sources", "cuda_sources", "functions")
 _LAUNCH = re.compile(r"([\w:]+(?:<[^<>;{}]*>)?)\s*<<<(.*?)>>>\s*\((.*?)\)\s*;", re.S)
 _KERNEL = re.compile(r"__global__[^;{(]*?(\w+)\s*\(")
-_HOST = re.compile(r"\b(?:torch|at|c10|pybind11)::|PYBIND11_MODULE|TORCH_LIBRARY|\bTensor\b")
-_DEVICE = re.compile(r"__global__|__device__")
+_TORCH_NAMES = re.compile(r"\b(?:torch|at|c10|pybind11)::|PYBIND11_MODULE|TORCH_LIBRARY|\bTensor\b")
+_DEVICE_MARKS = re.compile(r"__global__|__device__")
 _OTHER_BUILDERS = frozenset(("tvm_ffi", "tvm.ffi"))  # packages that have a load_inline of their own
 
 
@@ -44,7 +44,9 @@ class Extension:
         """The CUDA text without torch's includes and without the host functions that use torch."""
         text = re.sub(r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:torch|ATen|c10|pybind11)/.*$", "", self.cuda, flags=re.M)
         return "".join(
-            part for part in parts(text) if _DEVICE.search(part) or not _HOST.search(hostcode.without_comments(part))
+            part
+            for part in parts(text)
+            if _DEVICE_MARKS.search(part) or not _TORCH_NAMES.search(hostcode.without_comments(part))
         )
 
     @property
@@ -212,6 +214,7 @@ def _part(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:
 
 
 def _text(node: ast.expr, names: Mapping[str, ast.expr], depth: int) -> str:
+    """An expression of constants as one text; several texts are joined as lines."""
     value = _constant(node, names, depth + 1)
     return value if isinstance(value, str) else "\n".join(value)
 
@@ -233,6 +236,7 @@ def parts(text: str) -> list[str]:
 
 
 def _directive(line: str) -> bool:
+    """Whether a line ends a preprocessor directive."""
     return line.lstrip().startswith("#") and not line.endswith("\\")
 
 

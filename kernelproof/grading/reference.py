@@ -56,6 +56,7 @@ class Reference:
         return [_array(part, item, shape) for part, item in zip(parts, outputs, strict=True)]
 
     def _call(self, prepared: Mapping[str, Any], shape: Shape) -> Any:
+        """Call the function with the arguments that its parameters name, or else with all inputs."""
         try:
             names = list(inspect.signature(self.function).parameters)
         except (TypeError, ValueError):  # Functions written in C may have no signature.

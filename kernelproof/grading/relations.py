@@ -33,7 +33,11 @@ Step = Callable[[ContractBuffer, Array], Array]
 
 
 class Relation(NamedTuple):
-    """The bits of changed inputs. ``follow`` turns the outputs for the unchanged inputs into those for the changed."""
+    """A change of the inputs, after which the outputs are known.
+
+    ``bits``: the changed inputs. ``follow``: turns the outputs for the unchanged inputs into those for the changed
+    ones.
+    """
 
     name: str
     bits: dict[str, Array]
@@ -71,9 +75,10 @@ def broken_relations(
         old, new = (item.format.values(call.outputs[name]) for call in (base.call, answer.call))
         if old.size < LEAST_ELEMENTS or not (base.is_right and answer.is_right):
             continue
+        # Errors move with the elements, so the base's errors are compared where the relation puts them.
         with np.errstate(invalid="ignore"):
             followed = relation.follow(buffers[name], np.abs(old - before.values))
-            error = min(_largest(followed), _largest(new - item.values))
+            error = min(_largest_magnitude(followed), _largest_magnitude(new - item.values))
             allowed = 2 * tolerance.noise(item) + MOST_OWN_ERRORS * error
             difference = np.abs(new - relation.follow(buffers[name], old))
         differs = np.isfinite(difference) & (difference > allowed)
@@ -82,7 +87,8 @@ def broken_relations(
             yield BrokenRelation(name, int(differs.sum()), first, float(difference[first]), float(allowed[first]))
 
 
-def _largest(errors: Array) -> float:
+def _largest_magnitude(errors: Array) -> float:
+    """The largest magnitude of the finite elements; 0 if there are none."""
     return float(np.abs(errors[np.isfinite(errors)]).max(initial=0.0))
 
 
@@ -151,14 +157,16 @@ class _Proposals:
             factor = 2.0 if len(factors) % 2 == 0 else 0.5
             change = dict.fromkeys(names, factor)
             powers = (
-                power for power in POWERS if self.holds(_with_multiplied(change), _with_all_multiplied(factor**power))
+                power
+                for power in POWERS
+                if self.holds(_with_multiplied(change), _with_outputs_multiplied(factor**power))
             )
             if not factors.keys() & set(names) and (power := next(powers, None)) is not None:
                 factors |= change
                 total *= factor**power
         if factors:
             yield Relation(
-                f"scaled {', '.join(factors)}", self.changed(_with_multiplied(factors)), _with_all_multiplied(total)
+                f"scaled {', '.join(factors)}", self.changed(_with_multiplied(factors)), _with_outputs_multiplied(total)
             )
 
     def additions(self) -> Iterator[Relation]:
@@ -212,7 +220,8 @@ def _with_multiplied(factors: Mapping[str, float]) -> Step:
     return step
 
 
-def _with_all_multiplied(factor: float) -> Step:
+def _with_outputs_multiplied(factor: float) -> Step:
+    """A step that multiplies every array, given as numbers, by a factor."""
     return lambda _, array: array * factor
 
 

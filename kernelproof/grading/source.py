@@ -58,7 +58,7 @@ class Limits:
 
     - ``device``: the emulated capability or GPU.
     - ``seconds``, ``gib``: limits of time and memory for the check, which runs in a process of its own unless
-      ``isolated`` is False. ``compile_s``: the limit of nvcc.
+      ``isolated`` is False. ``compile_s``: the limit of nvcc in seconds; ``nvcc_arguments``: further arguments of nvcc.
     - ``places``: how many elements of each input are changed, one at a time.
     - ``seed``: the seed of all random draws. Keep it secret if sources are optimised against this check.
     """
@@ -204,8 +204,8 @@ def _compiled_factory(
             return None
         verdict.findings.append(Finding.of("does-not-compile", str(error), error=type(error).__name__))
         return None
-    other = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
-    return partial(LaunchedCalls, code, other, agreement, device=limits.device)
+    code_elsewhere = ptx_elsewhere(translated, limits.device, limits.nvcc_arguments, limits.compile_s)
+    return partial(LaunchedCalls, code, code_elsewhere, agreement, device=limits.device)
 
 
 def _ptx(translated: str, module: modules.ExtensionModule | None, limits: Limits) -> str:
@@ -254,6 +254,7 @@ def _parsed_module(text: str, limits: Limits) -> modules.ExtensionModule | str |
 
 
 def _serve_parser(pipe: Connection, text: str) -> None:
+    """The main function of the process that reads a module: sends the result of ``modules.read``."""
     faulthandler.disable()  # If the text crashes this process, the parent reports it.
     try:
         pipe.send(modules.read(text))

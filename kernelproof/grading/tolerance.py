@@ -15,7 +15,7 @@ from kernelproof.ground.element import F16, SINGLE_ERROR
 # CUDA's fast functions, but no operands with fewer bits.
 DEFAULTS = {"f64": 1e-11, "f32": 2e-5, "f16": 2.0**-10, "bf16": 2.0**-7}
 # The unit roundoff of the types to which a kernel may round operands before it multiplies.
-OPERANDS = {"tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8}
+OPERAND_ROUNDOFF = {"tf32": 2.0**-11, "f16": 2.0**-11, "bf16": 2.0**-8}
 SINGLE_EXACT = 1 << 24  # fp32 represents all integers up to this one
 
 
@@ -65,10 +65,10 @@ class Expected:
             return np.asarray((values != rounded) & ~(np.isnan(values) & np.isnan(rounded)))
         with np.errstate(invalid="ignore"):
             near = np.abs(values - self.values) <= self.allowed
-            spill = np.abs(self.values) + self.allowed
+            farthest = np.abs(self.values) + self.allowed
         equal = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
         # If the allowed range reaches beyond the largest number of the type, infinity of the same sign is right too.
-        overflow = np.isinf(values) & np.isinf(self.format.values(self.format.bits(spill)))
+        overflow = np.isinf(values) & np.isinf(self.format.values(self.format.bits(farthest)))
         overflow &= np.sign(values) == np.sign(self.values)
         return np.asarray(~(near | equal | overflow))
 
@@ -93,7 +93,7 @@ class Precision:
         name = narrowest.name if narrowest is not None else "f32"
         operands = operands or name
         widest = min((item.unit_roundoff for item in inputs if item.is_float), default=0.0)
-        rounds = widest < OPERANDS.get(operands, 0.0)
+        rounds = widest < OPERAND_ROUNDOFF.get(operands, 0.0)
         return cls(operands, accumulator or ("f64" if name == "f64" else "f32"), rounds)
 
     def error(self, terms: int, magnitude: Array) -> Array:
@@ -107,7 +107,7 @@ class Precision:
             error = error + -(-terms // 8) * F16.unit_roundoff * magnitude
         elif self.accumulator == "f64":
             error = terms * 2.0**-53 * magnitude
-        rounding = OPERANDS.get(self.operands, 0.0) if self.rounds_operands else 0.0
+        rounding = OPERAND_ROUNDOFF.get(self.operands, 0.0) if self.rounds_operands else 0.0
         # Both operands of a product are rounded; the factor 1.01 covers the product of their errors.
         rounded: Array = error + 2 * rounding * magnitude * 1.01
         return rounded
@@ -120,7 +120,7 @@ class Precision:
         of a narrower type add an error per product that is larger by three orders of magnitude.
         """
         unit = {"f64": 2.0**-53, "f16": F16.unit_roundoff}.get(self.accumulator, 2.0**-24)
-        rounding = OPERANDS.get(self.operands, 0.0) if self.rounds_operands else 0.0
+        rounding = OPERAND_ROUNDOFF.get(self.operands, 0.0) if self.rounds_operands else 0.0
         usual: Array = (1.6 * unit + rounding) * magnitude
         return usual
 

@@ -16,7 +16,8 @@ class Finding(BaseModel):
     """A broken rule.
 
     ``kernel`` is the kernel that breaks it, if it is a single one, and ``shape`` the problem size that shows it.
-    ``evidence`` are numbers by name; docs/kernelproof/grading.md lists them for each rule.
+    ``evidence`` are numbers by name; docs/kernelproof/grading.md lists them for each rule. ``hint`` and ``page`` are
+    those of the rule.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -25,7 +26,6 @@ class Finding(BaseModel):
     kernel: str = ""
     shape: dict[str, int] = {}
     evidence: dict[str, Evidence] = {}
-
     hint: str = ""
     page: str = ""
 

@@ -40,9 +40,9 @@ class CudaFace(TorchFunctionMode):  # type: ignore[misc] # torch's class is unty
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        answer = _SUBSTITUTES.get(func)
-        if answer is not None:
-            return answer(*args)
+        substitute = _SUBSTITUTES.get(func)
+        if substitute is not None:
+            return substitute(*args)
         args = tuple(redirected(value) for value in args)
         for name in kwargs:
             kwargs[name] = redirected(kwargs[name])
@@ -135,7 +135,7 @@ class Event:
         return 1.0
 
 
-STREAMS: list[Stream] = []
+STREAMS: list[Stream] = []  # all streams that the solution has made
 
 
 def _new_stream(*args: Any, **kwargs: Any) -> Stream:
@@ -155,6 +155,7 @@ def unjoined_streams() -> int:
 
 
 def _synchronize(*_: Any) -> None:
+    """A substitute for ``torch.cuda.synchronize``."""
     for stream in STREAMS:
         stream.unjoined = False
 

@@ -79,7 +79,7 @@ class RoomDevice(SessionHooks):
             return self.upload(tensor)
 
     def tensor(self, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, place: int) -> Any:
-        """Return the tensor at a device address.
+        """Return the tensor at the device address ``place``. Its ``sizes`` and ``strides`` count elements.
 
         The tensor uses the storage of the buffer at that address, into which the buffer's contents are copied. If the
         buffer has no storage yet, it gets one. Raises RuntimeError if no buffer has the address.
@@ -104,7 +104,7 @@ class RoomDevice(SessionHooks):
         self.storages = {key: item for key, item in self.storages.items() if id(item[0]) in alive}
 
     def key(self, buffer: Buffer) -> int:
-        """The ledger's key of a buffer: the address of its storage, or a unique negative number if it has none."""
+        """The ledger's key of a buffer: the address of its storage, or a unique number below -1 if it has none."""
         return next((key for key, item in self.storages.items() if item[0] is buffer), -2 - buffer.start)
 
     # --- launches ---

@@ -36,13 +36,14 @@ from kernelproof.grading.launcher import (
     Results,
 )
 
-TYPES = (
+TYPES = (  # in the order of ``launcher.DTYPES``, whose indices C++ uses
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.bool, torch.bfloat16,
 )  # fmt: skip
 assert len(TYPES) == len(DTYPES)
-_DEFINED = re.compile(r"\b\w+\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*&?\s*([\w:]+)\s*[,)]")
-_ALL_DEFINED = re.compile(r"\b\w+\s*\.\s*def\s*\(")
+# Pybind's ``m.def("name", &function)``, and the beginning of any binding.
+_FUNCTION_BINDING = re.compile(r"\b\w+\s*\.\s*def\s*\(\s*\"(\w+)\"\s*,\s*&?\s*([\w:]+)\s*[,)]")
+_BINDING = re.compile(r"\b\w+\s*\.\s*def\s*\(")
 _OPERATOR = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ArgumentValue), ctypes.c_int, ctypes.POINTER(Results)
 )
@@ -64,8 +65,8 @@ class Extensions:
         torch does."""
         cpp, cuda = _text(cpp_sources), _text(cuda_sources)
         if functions is None:
-            bindings = dict(_DEFINED.findall(cpp + cuda))
-            if len(bindings) != len(_ALL_DEFINED.findall(cpp + cuda)):
+            bindings = dict(_FUNCTION_BINDING.findall(cpp + cuda))
+            if len(bindings) != len(_BINDING.findall(cpp + cuda)):
                 self._give_up(f"extension {name}: a binding that is no plain function")
         else:
             names = [functions] if isinstance(functions, str) else list(functions)
@@ -107,6 +108,8 @@ class Extensions:
         raise Unsupported(reason)
 
     def _function(self, name: str, entry: Callable[..., int], release: Callable[[], None]) -> Callable[..., Any]:
+        """The Python function that calls ``entry``. ``release``: frees the results that C++ keeps for the caller."""
+
         def call(*args: Any) -> Any:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 return self._call(name, entry, release, args)
@@ -168,6 +171,7 @@ class Extensions:
         raise AssertionError
 
     def _tensor(self, value: ArgumentValue) -> Any:
+        """The torch tensor that C++ describes by its address, sizes and strides."""
         sizes, strides = tuple(value.sizes[: value.dims]), tuple(value.strides[: value.dims])
         return self.device.tensor(sizes, strides, TYPES[value.dtype], value.data or 0)
 

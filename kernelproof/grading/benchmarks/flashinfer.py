@@ -36,7 +36,11 @@ class Operand(BaseModel):
 
 
 class Definition(BaseModel):
-    """The operation that solutions compute. ``reference`` is the text of a module with a function ``run``."""
+    """The operation that solutions compute.
+
+    ``reference``: the text of a module with a function ``run``. ``constraints``: expressions that the extents of the
+    axes must satisfy; None if there are none.
+    """
 
     name: str
     axes: dict[str, Axis]
@@ -130,7 +134,7 @@ def cases(path: Path, definition: Definition, seed: int) -> tuple[list[dict[str,
     varying = sorted(set(definition.axes) - set(fixed))
     if varying and not definition.constraints:
         rng = random.Random(seed)
-        chosen.append({**fixed, **{name: rng.randint(*DRAWN_EXTENTS) | 1 for name in varying}})
+        chosen.append({**fixed, **{name: rng.randint(*DRAWN_EXTENTS) | 1 for name in varying}})  # odd extents
     return chosen or [fixed], scalars
 
 

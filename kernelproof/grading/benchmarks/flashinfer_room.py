@@ -26,6 +26,7 @@ class FlashInfer:
         self.initial: Any = []
 
     def inputs(self, seed: int) -> list[Any]:
+        """Draw the inputs of a call."""
         problems.seed_all(seed)
         return [self._input(name, operand) for name, operand in self.definition.inputs.items()]
 
@@ -40,6 +41,7 @@ class FlashInfer:
         return torch.randint(low, high, extents, dtype=dtype).cuda()
 
     def outputs(self, inputs: Sequence[Any], seed: int) -> Any:
+        """The outputs of the reference for copies of the inputs, so that it may change them."""
         problems.seed_all(seed)
         return ordered_outputs(self.module.run(*copy.deepcopy(list(inputs))), self.definition)
 

@@ -181,7 +181,14 @@ class Guest:
         return lambda *inputs: model(*inputs, fn=module.forward)
 
     def call(self, request: wire.Message, arrays: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
-        """Call the solution on inputs, which are at the same addresses in every call. The answer says what ran."""
+        """Call the solution on inputs, which are at the same addresses in every call.
+
+        The answer has the ``outputs`` and what ran: ``kernels`` and ``operators`` that have a part in the outputs, all
+        kernels ``launched``, and the ``work`` of the operators. ``lazy``: types of results that are no plain tensors.
+        ``unjoined``: streams with work that nothing waited for. ``bare``: for each result, whether no kernel has a part
+        in it. ``changed``: for each input, whether the solution changed it. ``constants``: those in comparisons of the
+        kernels.
+        """
         assert self.solution is not None
         fresh = values.unpacked(request["inputs"], arrays)
         if self.inputs is None:
@@ -237,6 +244,7 @@ class Guest:
         return wire.receive(self.file)[0]
 
     def _open_triton(self) -> None:
+        """Let Triton kernels run on the emulator, if Triton is installed."""
         try:
             from kernelproof.grading.benchmarks.triton_kernels import RecordedTriton
         except ImportError:

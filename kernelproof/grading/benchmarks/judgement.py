@@ -38,7 +38,7 @@ MOST_REFERENCE_ERRORS = 4.0
 MOST_PLANTED, LARGEST_PLANTED = 3, 16.0
 
 # Rules that a solution breaks whatever the sizes are. A finding by another rule may not occur on the stated sizes.
-ANY_SIZE = {
+SIZE_INDEPENDENT_RULES = {
     "no-kernel", "library-call", "timer-patch", "lazy-output", "extra-stream", "stale-result", "state-kept",
     "does-not-compile",
 }  # fmt: skip
@@ -56,8 +56,9 @@ def check_solution(
 ) -> Verdict:  # fmt: skip
     """Grade a solution by a reference of KernelBench, GPU MODE, robust-kbench or FlashInfer-Bench.
 
-    No content of a solution raises an exception. Raises WrongInput if the reference is of no known format or cannot be
-    executed.
+    ``solution``: its text, or a path. ``relative`` and ``absolute``: the tolerance of outputs, by default that of the
+    benchmark. No content of a solution raises an exception. Raises WrongInput if the reference is of no known format or
+    cannot be executed.
     """
     start, limits = time.perf_counter(), limits or source_grading.Limits()
     text = read(solution)
@@ -128,15 +129,18 @@ class _Judge:
         products = {a * b for a in opened["stated"].values() for b in shrunk}
         written = {int(digits) for digits in re.findall(r"(?<![\w.])\d{1,18}(?![\w.])", self.text)}
         named = sorted((shrunk | products) & written)
-        excused = [finding for finding in self.verdict.findings if finding.rule not in ANY_SIZE]
+        excused = [finding for finding in self.verdict.findings if finding.rule not in SIZE_INDEPENDENT_RULES]
         if named and excused:
-            self.verdict.findings = [finding for finding in self.verdict.findings if finding.rule in ANY_SIZE]
+            self.verdict.findings = [
+                finding for finding in self.verdict.findings if finding.rule in SIZE_INDEPENDENT_RULES
+            ]
             self.verdict.not_checked.append(
                 f"the stated shape takes too long to emulate, and the text has {named[0]}, a size of it; "
                 f"on the smaller shape {self.case}: {excused[0].message}"
             )
 
     def _room(self) -> Any:
+        """A context with a new room within the limits."""
         limits = self.limits
         return room(limits.device, limits.seconds, limits.gib, limits.compile_s)
 
@@ -170,6 +174,7 @@ class _Judge:
         return {**opened, "arrays": initial}
 
     def _require_success(self, answer: wire.Message) -> None:
+        """Raise WrongInput if the reference failed, and NotJudgeable if it needs what is not emulated."""
         if "failed" in answer:
             error = answer["failed"]
             raise WrongInput(f"the reference fails, line {error['line']}: {error['type']}: {error['text']}")
@@ -362,6 +367,7 @@ class _Judge:
         the call before, or the solution kept state."""
         last, before = seen[-1]
         if before and outputs and before[0].bits.shape == outputs[0].bits.shape:
+            # Only elements count in which the two expected results differ; half of them equal to the old ones suffice.
             same = before[0].bits == outputs[0].bits
             differ = last.own[0].values() != draw.own[0].values()
             if differ.any() and (same & differ).sum() >= 0.5 * differ.sum():
@@ -373,6 +379,7 @@ class _Judge:
             self._add("state-kept", f"the same inputs give wrong results after {len(seen)} calls", calls=len(seen))
 
     def _add(self, rule: str, message: str, kernel: str = "", **evidence: Any) -> None:
+        """Add a finding on the present case."""
         self.verdict.findings.append(Finding.of(rule, message, kernel, self.case, **evidence))
 
 

@@ -25,7 +25,7 @@ import torch
 from kernelproof.grading.benchmarks.ledger import Ledger, tensors
 
 Case = Mapping[str, int]
-LEAST_KEPT = 8  # constants up to this are sizes of filters, strides and the like, which are not changed
+MAX_FIXED_CONSTANT = 8  # constants up to this are sizes of filters, strides and the like, which are not changed
 
 _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operators.add, ast.Sub: operators.sub, ast.Mult: operators.mul, ast.FloorDiv: operators.floordiv,
@@ -121,7 +121,12 @@ def seed_all(seed: int) -> None:
 
 
 class KernelBench:
-    """A reference with ``Model``, ``get_inputs`` and ``get_init_inputs``; robust-kbench adds ``forward_fn``."""
+    """A reference with ``Model``, ``get_inputs`` and ``get_init_inputs``; robust-kbench adds ``forward_fn``.
+
+    The classes of all formats have the same methods. ``inputs`` draws the inputs of a call, ``outputs`` computes the
+    reference's outputs without changing the inputs, and ``exact`` computes them in fp64 or returns None. ``initial``:
+    the arguments with which a solution's model is constructed.
+    """
 
     def __init__(self, text: str, stated: Case, case: Case, seed: int) -> None:
         self.module = execute_text(text, "reference", stated, case)
@@ -216,7 +221,7 @@ def smaller_case(text: str, budget: int) -> tuple[dict[str, int], dict[str, int]
     stated = constants(ast.parse(text))
     case = dict(stated)
     stated_cost = smallest = case_cost(text, stated, case)
-    fixed = {name for name, value in case.items() if value <= LEAST_KEPT}
+    fixed = {name for name, value in case.items() if value <= MAX_FIXED_CONSTANT}
     while smallest > budget and (free := [name for name in case if name not in fixed]):
         name = max(free, key=lambda item: (case[item], item))
         trial = {**case, name: case[name] // 2}

@@ -41,7 +41,11 @@ class NoTorch(Exception):
 
 
 class Room:
-    """A running room, seen from the grader. ``remarks``: what the user should know about its compilations."""
+    """A running room, seen from the grader.
+
+    ``seconds`` and ``gib`` limit the room's process, ``compile_s`` each compilation. ``remarks``: what the user should
+    know about its compilations.
+    """
 
     def __init__(self, device: str, seconds: float, gib: float, compile_s: float) -> None:
         self.device, self.seconds, self.gib, self.compile_s = device, seconds, gib, compile_s
@@ -56,8 +60,11 @@ class Room:
     def ask(
         self, do: str, tensors: Sequence[wire.Tensor] = (), **fields: Any
     ) -> tuple[wire.Message, list[wire.Tensor]]:
-        """Send a request and wait for its answer. Meanwhile, compile the extensions that the room needs. Raises
-        RoomLost."""
+        """Send a request and wait for its answer. Meanwhile, compile the extensions that the room needs.
+
+        ``do``: the name of the request, as in ``Guest.serve``; ``fields``: its other parts. Returns the answer and its
+        tensors. Raises RoomLost.
+        """
         file = self.worker.pipe.fileno()
         try:
             wire.send(file, {"do": do, **fields}, tensors)

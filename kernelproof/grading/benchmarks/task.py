@@ -89,6 +89,7 @@ def _gpu_mode(text: str, path: Path, description: Path) -> BenchmarkTask:
 
 
 def _case(text: str) -> dict[str, Any]:
+    """The case in a test of a task.yml, without its seed; empty if the test is not readable."""
     try:
         case = ast.literal_eval(text.replace("true", "True").replace("false", "False"))
     except (ValueError, SyntaxError):
