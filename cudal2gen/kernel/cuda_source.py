@@ -97,6 +97,7 @@ class CudaSource(Ring):
         yield from self.smem_violations(f"dynamic_smem={self.dynamic_smem}")
 
     def _launch_violations(self, launch: Launch) -> Iterator[str]:
+        """Rules on the launch convention and its options."""
         if isinstance(launch, Tiles) and launch.raster == "zsplit" and "swizzle_stride=" not in self.options:
             yield f"call={self.call}: raster zsplit needs options swizzle_stride=COLUMNS"
         if not isinstance(launch, Tiles) and self.target.capability.number < (9, 0):
@@ -111,8 +112,9 @@ class CudaSource(Ring):
             names = ", ".join(f"{option.name}=NUMBER" for option in launch.options) or "none"
             yield f"options={self.options}: the convention {launch.convention} has {names}"
 
-    def _size_violations(self, tiles: bool) -> Iterator[str]:
-        if self.padding == "none" and tiles:
+    def _size_violations(self, is_tiled: bool) -> Iterator[str]:
+        """Rules on the problem's sizes. ``is_tiled``: whether the launch convention is ``Tiles``."""
+        if self.padding == "none" and is_tiled:
             for field, extent, tile in (("bm", self.m, self.bm), ("bn", self.n, self.bn), ("bk", self.k, self.bk)):
                 if extent % tile:
                     yield f"{field}={tile}: does not divide {field[1]}={extent}, as padding=none demands"
@@ -147,7 +149,8 @@ class CudaSource(Ring):
 
     @property
     def _stated_facts(self) -> tuple[str, dict[str, str]]:
-        """The launch convention and the facts that ``call`` states, as text."""
+        """The launch convention and the facts that ``call`` states, as text. Raises ValueError for an unknown
+        convention."""
         convention, *facts = self.call.split() or [""]
         if convention not in CONVENTIONS:
             raise ValueError(f"must begin with one of {', '.join(CONVENTIONS)}")
@@ -310,4 +313,5 @@ def _arch(problem: Problem) -> str:
 
 
 def _operation(problem: Problem) -> str:
+    """What a text for a problem is written for: architecture, types and layout."""
     return f"{_arch(problem)} {problem.types} {problem.layout}"

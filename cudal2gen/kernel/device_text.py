@@ -16,9 +16,9 @@ from cudal2gen import places
 from cudal2gen.kernel import host_code
 from kernelproof.ground.errors import WrongInput, brief
 
-MAX_CHARACTERS = 1 << 17
-LONGEST_LINE = 4000
-DIGEST = r"^[0-9a-f]{32}$"
+MAX_CHARACTERS, LONGEST_LINE = 1 << 17, 4000  # most characters of a text, and of a line
+DIGEST = r"^[0-9a-f]{32}$"  # the form of a digest
+# What a text may use: directives of the preprocessor, and pragmas.
 DIRECTIVES = ("define", "undef", "if", "ifdef", "ifndef", "elif", "else", "endif", "include", "pragma")
 PRAGMAS = ("unroll", "nounroll", "once", "nv_diag_suppress", "nv_diag_default")
 _HEADERS = (
@@ -85,11 +85,12 @@ def refusals(text: str) -> list[str]:
 
 
 def _refusals(text: str) -> Iterator[str]:
+    """All forbidden constructs in a text; see ``refusals``."""
     if len(text) > MAX_CHARACTERS or max(map(len, text.split("\n"))) > LONGEST_LINE:
         yield f"longer than {MAX_CHARACTERS} characters, or than {LONGEST_LINE} in a line"
         return
-    if odd := next((char for char in text if not char.isprintable() and char not in "\n\t"), None):
-        yield f"line {_line(text, text.index(odd))}: the character {odd!a} is not allowed"
+    if control := next((char for char in text if not char.isprintable() and char not in "\n\t"), None):
+        yield f"line {_line(text, text.index(control))}: the character {control!a} is not allowed"
         return
     joined = _SPLICE.sub("", text)
     bare, unclosed = _bare(joined)
@@ -146,4 +147,5 @@ def _fault(directive: str, text: str) -> str:
 
 
 def _line(text: str, place: int) -> int:
+    """The number, from 1, of the line in which a position lies."""
     return text.count("\n", 0, place) + 1

@@ -18,6 +18,7 @@ from kernelproof.ground.errors import WrongInput
 if TYPE_CHECKING:
     from kernelproof.grading.graded import GradedSet
 
+# The exit code of each outcome.
 CODES = {"right": EXIT_DONE, "wrong": EXIT_FAILED, "not checked": EXIT_USAGE}
 
 
@@ -94,5 +95,6 @@ def _grade_set(solutions: Path, references: Path, seed: int, page: Path | None, 
 
 
 def _write(graded: GradedSet, page: Path) -> None:
+    """Write the page of a set as Markdown, JSON or HTML, by the suffix of its file."""
     text = {".md": graded.markdown, ".json": graded.model_dump_json}.get(page.suffix, graded.html)()
     files.write(page, text)

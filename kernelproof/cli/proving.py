@@ -16,6 +16,7 @@ from kernelproof.ground.command_line.options import Json
 if TYPE_CHECKING:
     from kernelproof.certificates.by_contract import Attempt
 
+# The exit code of each outcome.
 CODES = {"certified": EXIT_DONE, "refuted": EXIT_FAILED, "not certified": EXIT_USAGE}
 
 
@@ -66,12 +67,13 @@ def recheck(
         refuse(f"{certificate}: is no certificate that `kernelproof prove --json` printed")
     try:
         by_contract.recheck(attempt, _ptx(file))
-    except NotCertified as why:
-        refuse(f"{certificate}: {why}")
+    except NotCertified as error:
+        refuse(f"{certificate}: {error}")
     print(f"{certificate}: holds for {file}")
 
 
 def _text(file: Path) -> str:
+    """The text of a file. Raises WrongInput if it cannot be read."""
     from kernelproof.ground.errors import reading
 
     with reading(file):
@@ -95,14 +97,15 @@ def _ptx(file: Path) -> str:
 
 
 def _print(file: Path, attempt: Attempt) -> None:
+    """Prints an attempt: what is proven and how, or why nothing is."""
     print(f"{file}: {attempt.outcome}")
     if attempt.certificate is None:
         print(f"  why: {attempt.why}")
         if attempt.executed:
             print(f"  executed: {attempt.executed}")
         return
-    for each in attempt.certificate.problems:
-        print(f"  for {each}")
+    for problem in attempt.certificate.problems:
+        print(f"  for {problem}")
     for claim in attempt.certificate.claims:
         print(f"  {claim.title}: {'; '.join(case.covers for case in claim.cases)}")
     for fact in attempt.certificate.accesses:

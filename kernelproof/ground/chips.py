@@ -82,7 +82,7 @@ class Capability(NamedTuple):
     def residency(self, threads: int, registers: int, smem_bytes: int) -> Residency:
         """How many CTAs fit on an SM, as NVIDIA's occupancy calculator counts them. ``threads``: a multiple of 32 per
         CTA. ``registers``: per thread. ``smem_bytes``: per CTA."""
-        # A sub-core allocates registers to whole warps, in units of 256.
+        # A sub-core has a quarter of the registers, and allocates them to whole warps in units of 256.
         register_warps = REGISTERS_SM // SUB_CORES // (-(-registers * 32 // 256) * 256) * SUB_CORES
         return Residency(
             by_registers=register_warps // (threads // 32),
@@ -157,15 +157,15 @@ class Chip(NamedTuple):
     @property
     def limits(self) -> dict[str, str | int]:
         """The limits of this model that kernels have to keep, as JSON values."""
-        kind = self.capability
+        capability = self.capability
         return {
             "title": self.title,
-            "sm": kind.sm,
+            "sm": capability.sm,
             "sms": self.sms,
-            "smem_block_bytes": kind.smem_block_bytes,
-            "smem_sm_bytes": kind.smem_sm_bytes,
-            "threads_sm": kind.threads_sm,
-            "blocks_sm": kind.blocks_sm,
+            "smem_block_bytes": capability.smem_block_bytes,
+            "smem_sm_bytes": capability.smem_sm_bytes,
+            "threads_sm": capability.threads_sm,
+            "blocks_sm": capability.blocks_sm,
             "registers_sm": REGISTERS_SM,
             "registers_thread": REGISTERS_THREAD,
         }
@@ -343,5 +343,6 @@ def tensor_flops(capability: str, title: str, fp32_sums: bool, operand_bytes: fl
 
 
 def _with_sums(flops: float, title: str, fp32_sums: bool) -> float:
-    """The rate with fp32 sums: GeForce cards halve it (NVIDIA's white papers for GA102, AD102 and GB202)."""
+    """``flops``, or with ``fp32_sums`` the rate for sums in fp32: GeForce cards halve it (NVIDIA's white papers for
+    GA102, AD102 and GB202)."""
     return flops / 2 if fp32_sums and "GeForce" in title else flops

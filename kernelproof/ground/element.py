@@ -111,6 +111,7 @@ class Element:
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
+        """The type in NumPy. Raises ImportError if it needs ``ml_dtypes``, which is not installed."""
         import numpy as np
 
         if not hasattr(np, self.dtype):

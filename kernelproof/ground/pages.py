@@ -88,6 +88,7 @@ def markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def _table(table: Table) -> str:
+    """A table as Markdown, with its caption above it."""
     columns, *rows = ([_plain(cell) for cell in row] for row in (table.columns, *table.rows))
     return f"**{_plain(table.caption)}**\n\n{grid(columns, rows)}"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NOT_STARTED = 127  # exit code for a program that cannot be started, as in a shell
 GIB = 1 << 30
-LOOK_S = 0.2  # seconds between two measurements of a session's memory
+MEASUREMENT_INTERVAL_S = 0.2  # seconds between two measurements of a session's memory
 
 
 @contextmanager
@@ -121,15 +121,16 @@ class Watch:
 
     def __init__(self, leader: int, seconds: float, gib: float, processes: int = 0) -> None:
         self._leader, self._nbytes, self._processes = leader, gib * GIB, processes
-        self._looked = time.perf_counter()
-        self._end = self._looked + seconds
+        self._last_measurement = time.perf_counter()
+        self._end = self._last_measurement + seconds
         # A fork inherits the resident pages that belong to no file and are not shared.
         resident, shared = _memory_sizes(os.getpid())
         self._inherited = resident - shared
         self._excessive = False  # whether the last measurement found too much memory
 
     def passed(self) -> Literal["", "time", "memory", "processes"]:
-        """The exceeded limit, or "". Calls are cheap, because memory is measured only every ``LOOK_S`` seconds."""
+        """The exceeded limit, or "". Calls are cheap, because memory is measured only every ``MEASUREMENT_INTERVAL_S``
+        seconds."""
         now = time.perf_counter()
         if now > self._end:
             return "time"
@@ -138,9 +139,9 @@ class Watch:
             members |= {*session(self._leader)}
             if len(members) > self._processes:
                 return "processes"
-        if now < self._looked + LOOK_S:
+        if now < self._last_measurement + MEASUREMENT_INTERVAL_S:
             return ""
-        self._looked = now
+        self._last_measurement = now
         members |= {*session(self._leader)}
         resident = resident_bytes(members) - self._inherited
         excessive = resident > self._nbytes and added_bytes(members) > self._nbytes
@@ -214,12 +215,12 @@ def session(leader: int) -> list[int]:
         try:
             with open(f"/proc/{name}/stat", errors="replace") as file:  # noqa: PTH123
                 # After the name in parentheses: state, parent, process group, session.
-                state, parent, _, session = file.read().rpartition(")")[2].split()[:4]
+                state, parent, _, session_leader = file.read().rpartition(")")[2].split()[:4]
         except OSError:
             continue
         if state in "ZX":
             continue
-        if int(session) == leader:
+        if int(session_leader) == leader:
             members.append(int(name))
         else:
             parents[int(name)] = int(parent)

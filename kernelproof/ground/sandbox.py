@@ -34,10 +34,12 @@ SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CAPABILITY_VERSION = 0x20080522
 USER = 1000  # the user id inside the sandbox; it has no capabilities there
+# Files and folders of the system that every confined process sees.
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ld.so.cache",
     "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom",
 )  # fmt: skip
+# Environment variables that a confined process keeps.
 VARIABLES = frozenset(("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"))
 STAGE = "/tmp"  # the folder of the old root over which the new root is mounted while it is built
 SCRATCH = "/tmp"  # the private, writable folder inside the sandbox
@@ -342,6 +344,8 @@ def _show(path: str, writable: bool) -> None:
 
 
 class _MountAttributes(ctypes.Structure):
+    """The struct mount_attr of mount_setattr(2)."""
+
     _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")]
 
 
@@ -408,6 +412,7 @@ def main(text: str, program: Sequence[str]) -> int:
 
 
 def _write(data: bytes) -> None:
+    """Write all of the data to standard output."""
     while data:
         data = data[os.write(1, data) :]
 

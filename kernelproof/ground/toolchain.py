@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kernelproof.ground.errors import MissingTool, WrongInput, installation, printable
 
-PREBUILT = "CUDAL2GEN_PREBUILT"
+PREBUILT = "CUDAL2GEN_PREBUILT"  # the name of an environment variable, see ``discover``
 # nvcc passes its commands to a shell. It puts paths and definitions between double quotes, where a shell interprets
 # some characters. Other words are not quoted, so that a shell interprets nearly all special characters in them.
 _READ_IN_QUOTES = re.compile(r'["$`\x00-\x1f\x7f]|\\(?=[\\"$`,]|\Z)')
@@ -31,7 +31,7 @@ _COMPLETE = re.compile(r"-[DIU].+|-O\d?|--?[\w-]+=.+|[^-].*")
 
 # The newest PTX of releases of CUDA 12 whose ptxas may assemble what a later nvcc compiled.
 ISAS: dict[tuple[int, ...], str] = {(12, 8): "8.7", (12, 9): "8.8"}
-PTXAS = "KERNELPROOF_PTXAS"
+PTXAS = "KERNELPROOF_PTXAS"  # the name of an environment variable, see ``discover``
 
 
 class ToolchainError(MissingTool):
@@ -53,6 +53,8 @@ class Toolchain:
 
     @property
     def versions(self) -> dict[str, str]:
+        """The versions that are part of a kernel's digest, by tool; ptxas has one only if it is not of nvcc's
+        toolkit."""
         own = {"nvcc": self.nvcc_version, "cutlass": self.cutlass_version}
         return own | ({"ptxas": self.ptxas_version} if self.ptxas_version else {})
 

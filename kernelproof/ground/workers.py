@@ -20,11 +20,11 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 PR_SET_PDEATHSIG = 1  # of prctl: sets the signal that this process gets when the thread that started it ends
 # oom_score_adj of workers: when memory runs out, the system kills a worker rather than the process that waits for it.
-# A limit of address space would not do, because the emulator reserves far more than it touches.
+# Answer limit of address space would not do, because the emulator reserves far more than it touches.
 FIRST_VICTIM = "500"
 JOIN_S = 5.0  # seconds for a process to end after its pipe was closed
 
-A = TypeVar("A")
+Answer = TypeVar("Answer")
 
 
 class Task(NamedTuple):
@@ -35,14 +35,15 @@ class Task(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A task without an answer, because its process died or the function raised."""
+    """Answer task without an answer, because its process died or the function raised."""
 
     name: str
     reason: str
 
 
 class Worker:
-    """A process that runs ``serve(pipe, *arguments)``. The ``pipe`` that it gets is the other end of this object's.
+    """Answer process that runs ``serve(pipe, *arguments)``. The ``pipe`` that it gets is the other end of this
+    object's.
 
     ``fork`` starts in milliseconds; ``spawn`` is for processes that use CUDA.
     """
@@ -89,7 +90,7 @@ class Worker:
         return f"was ended by {signal.Signals(-code).name}{hint}"
 
 
-def answers(function: Callable[..., A], tasks: Iterable[Task], jobs: int) -> Generator[A | Lost, None, None]:
+def answers(function: Callable[..., Answer], tasks: Iterable[Task], jobs: int) -> Generator[Answer | Lost, None, None]:
     """The function's answers in the order in which they arrive, from up to ``jobs`` processes at a time.
 
     Closing the iterator kills the processes; use ``contextlib.closing``.
@@ -107,10 +108,10 @@ def answers(function: Callable[..., A], tasks: Iterable[Task], jobs: int) -> Gen
         pool.end()
 
 
-class _Pool(Generic[A]):
+class _Pool(Generic[Answer]):
     """Idle and busy processes that call one function."""
 
-    def __init__(self, function: Callable[..., A]) -> None:
+    def __init__(self, function: Callable[..., Answer]) -> None:
         self._function = function
         self._idle: list[Worker] = []
         self.busy: dict[Connection, tuple[Worker, Task]] = {}
@@ -122,17 +123,17 @@ class _Pool(Generic[A]):
         with suppress(OSError):  # the process died while idle; ``collect`` will notice
             worker.pipe.send(task.arguments)
 
-    def collect(self) -> list[A | Lost]:
+    def collect(self) -> list[Answer | Lost]:
         """Waits until a process has answered or died. Returns the answers of all processes that have."""
-        answers: list[A | Lost] = []
+        answers: list[Answer | Lost] = []
         for pipe in wait(list(self.busy)):
             assert isinstance(pipe, Connection)
             worker, task = self.busy.pop(pipe)
             try:
-                right, answer = pipe.recv()
+                is_answered, answer = pipe.recv()
             except (EOFError, OSError):
-                right, answer = False, f"the process that ran it {worker.death()}"
-            if right:
+                is_answered, answer = False, f"the process that ran it {worker.death()}"
+            if is_answered:
                 self._idle.append(worker)
                 answers.append(answer)
             else:
@@ -141,6 +142,7 @@ class _Pool(Generic[A]):
         return answers
 
     def end(self) -> None:
+        """Kills all processes."""
         for worker in [*self._idle, *(worker for worker, _ in self.busy.values())]:
             worker.end()
 
@@ -157,11 +159,13 @@ def _serve(pipe: Connection, function: Callable[..., object]) -> None:
 
 
 def _reason(error: Exception) -> str:
+    """An exception with the line that raised it."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
 
 
 def _run(parent: int, serve: Callable[..., None], pipe: Connection, *arguments: object) -> None:
+    """The main function of a worker: calls ``serve`` until the pipe is closed."""
     serve_only(parent)
     with suppress(EOFError):
         serve(pipe, *arguments)

@@ -99,7 +99,7 @@ def _file(request: Request) -> Path:
     )
 
 
-def _plain(text: str, request: Request) -> str:
+def _in_words_of_requests(text: str, request: Request) -> str:
     """Replace options of the command line in an answer by fields of a request, and a file of the cache by ``NAME``."""
     for word, own in _WORDS.items():
         text = text.replace(word, own)
@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
         text = json.dumps(run(request))
     except UserError as error:
         text = json.dumps({"error": str(error)})
-    files.write(folder / ANSWER, _plain(text, request))
+    files.write(folder / ANSWER, _in_words_of_requests(text, request))
 
 
 if __name__ == "__main__":

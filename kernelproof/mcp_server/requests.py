@@ -26,7 +26,11 @@ _OPTION = re.compile(
 
 
 class Request(BaseModel):
-    """Kernels, their launches, and how to run them. Only device code is compiled and run."""
+    """Kernels, their launches, and how to run them. Only device code is compiled and run.
+
+    ``device``: a name as in ``checking.devices``; by default it follows from the kernels' architecture. ``adverse``,
+    ``counters`` and ``sample``: as in ``CheckPlan``. ``seconds`` and ``gib`` limit the run.
+    """
 
     model_config = ConfigDict(extra="forbid")
     source: Annotated[str, Field(description="CUDA C++ text, or PTX text.")] = ""

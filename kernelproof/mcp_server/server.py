@@ -37,7 +37,7 @@ Flags = Annotated[
 Adverse = Annotated[bool, Field(description="Run in another order of events that hardware may choose.")]
 Sample = Annotated[int, Field(description="How many CTAs of a grid run (0: all). Counters cover only these.", ge=0)]
 Seconds = Annotated[float | None, Field(description="Limit of the run in seconds, at most the server's.", gt=0)]
-_READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+_READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
 def serve(seconds: float, gib: float, roots: Sequence[Path]) -> None:
@@ -56,7 +56,7 @@ def server(seconds: float, gib: float, roots: Sequence[Path]) -> MCPServer:
             raise WrongInput(f"--root {root}: no such folder")
     tools = _Tools(seconds, gib, [root.resolve() for root in roots])
     for tool in (tools.check, tools.explain, tools.count):
-        mcp.tool(description=cleandoc(tool.__doc__ or ""), annotations=_READS)(tool)
+        mcp.tool(description=cleandoc(tool.__doc__ or ""), annotations=_READ_ONLY)(tool)
     return mcp
 
 

@@ -137,7 +137,8 @@ class CudaEmulator:
     Arguments of kernels and launchers are NumPy arrays and torch tensors on the CPU, numbers, NumPy scalars, and
     Buffers of ``upload``. An array is a pointer to its memory on the device, and has what the kernel wrote after the
     launch. Its role is ``inout`` unless ``input``, ``output`` or ``scratch`` is wrapped around it; an array that NumPy
-    calls read-only is ``input``. ``triton``: the session of Triton's launches, if they are taken over.
+    calls read-only is ``input``. ``folders``: where files are searched, in this order. ``missing``: ends the test,
+    given the reason, if a compiler is missing. ``triton``: the session of Triton's launches, if they are taken over.
     """
 
     def __init__(self, settings: MarkOptions, folders: Sequence[Path], missing: Callable[[str], NoReturn]) -> None:
@@ -214,10 +215,12 @@ class CudaEmulator:
         return self._add(KernelFile(self, from_file(self._path(ptx, ".ptx"))))
 
     def _add(self, file: KernelFile) -> KernelFile:
+        """Keep a file, so that ``launch`` and ``call`` find its functions."""
         self.files.append(file)
         return file
 
     def _path(self, source: str | Path, suffix: str) -> Path:
+        """The path of a file in one of the folders, or of a new file with this text. Raises WrongInput."""
         if isinstance(source, str) and "\n" in source:
             return compilation.text_file(source, suffix)
         paths = [folder / source for folder in (*self.folders, Path.cwd())]
@@ -392,6 +395,7 @@ class CudaEmulator:
 
 
 def _where(item: Report) -> str:
+    """The kernel and the source line of a finding, as the end of a phrase."""
     home = local(item.access.site.home) if item.access.site.home else None
     kernel = f" in {plain(item.kernel)}" if item.kernel else ""
     return kernel + (f" at {home.file}:{home.line}" if home is not None else "")

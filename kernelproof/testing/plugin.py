@@ -13,8 +13,9 @@ import pytest
 if TYPE_CHECKING:
     from kernelproof.testing.emulation import CudaEmulator, MarkOptions
 
-FIXTURE, MARK, MISSING = "cuda_emulator", "emulated", "kernelproof_missing"
-TITLE = "CUDA findings"
+FIXTURE, MARK = "cuda_emulator", "emulated"
+MISSING = "kernelproof_missing"  # the ini option
+TITLE = "CUDA findings"  # of the section of a test report
 _EMULATOR = pytest.StashKey["CudaEmulator"]()
 _MARK_ALONE = pytest.StashKey[bool]()
 
@@ -97,12 +98,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show the findings of tests that passed: benign ones, lints, and those that are allowed."""
-    head = True
+    is_first = True
     for report in terminalreporter.stats.get("passed", []):
         for name, text in report.sections:
             if TITLE in name:
-                if head:
+                if is_first:
                     terminalreporter.section(f"{TITLE} that fail no test")
-                    head = False
+                    is_first = False
                 terminalreporter.write_line(report.nodeid)
                 terminalreporter.write_line(text)

@@ -37,7 +37,7 @@ class PtxBackend(CUDABackend):  # type: ignore[misc] # triton has no types
         return f"ptx-{super().hash()}"
 
 
-class Images:
+class DriverLibrary:
     """The part of a driver's library that Triton calls."""
 
     def __init__(self, device: Device) -> None:
@@ -52,16 +52,17 @@ class Images:
 
     def get_device_properties(self, device: str) -> dict[str, int]:  # noqa: ARG002
         """Properties by which kernels choose grids and stages: bytes, counts, kHz."""
-        d = self.device
+        # Clocks and bus width are an A100's for all devices.
         return {
-            "max_shared_mem": d.smem_optin_bytes, "max_num_regs": d.registers_per_sm,
-            "multiprocessor_count": d.sm_count, "warpSize": 32,
+            "max_shared_mem": self.device.smem_optin_bytes, "max_num_regs": self.device.registers_per_sm,
+            "multiprocessor_count": self.device.sm_count, "warpSize": 32,
             "sm_clock_rate": 1_410_000, "mem_clock_rate": 1_215_000, "mem_bus_width": 5120,
         }  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def _program(image: bytes) -> Program:
+    """The program of a PTX text, in which each inline assembly keeps only its first location."""
     return load(_INLINE.sub(_first_location, image.decode()))
 
 
@@ -88,6 +89,7 @@ _LOCATION = re.compile(r"^[ \t]*\.loc[ \t].*$", re.MULTILINE)
 
 
 def _first_location(inline: re.Match[str]) -> str:
+    """An inline assembly without its locations after the first."""
     first = _LOCATION.search(inline[0])
     end = first.end() if first is not None else 0
     return inline[0][:end] + _LOCATION.sub("", inline[0][end:])
@@ -121,7 +123,7 @@ class EmulatedDriver(DriverBase):  # type: ignore[misc] # triton has no types
     def __init__(self, device: Device, launch: LaunchFunction) -> None:
         super().__init__()
         self.device, self.launch = device, launch
-        self.utils = Images(device)
+        self.utils = DriverLibrary(device)
         major, minor = device.capability
         self.target = GPUTarget("cuda", 10 * major + minor, 32)
         # Triton's cache in memory uses it as the key of a device.

@@ -12,7 +12,7 @@ from kernelproof.emulator import Report
 
 SAME_CTA_MESSAGE = "write after read by a thread in the same CTA"
 # Instructions whose operands affect only their destination.
-_VALUES = re.compile(
+_COMPUTATION = re.compile(
     r"(mov|cvt|add|sub|mul|mad|fma|div|rem|neg|abs|min|max|and|or|xor|not|shl|shr|shf|prmt|selp|bfe|bfi|sqrt|rsqrt|rcp"
     r"|ex2|lg2|sin|cos|tanh)\."
 )
@@ -47,7 +47,7 @@ def _reaches_only(lines: list[str], load: int, values: set[str], store: int) -> 
             line = lines[number].strip()
             if line.startswith(".reg"):
                 continue
-            if not _VALUES.match(line):
+            if not _COMPUTATION.match(line):
                 return False
             values.add(_REGISTER.findall(line)[0])
         reached |= users

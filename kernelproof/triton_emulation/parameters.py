@@ -19,9 +19,9 @@ from kernelproof.emulator.host.tensors import Tensors
 from kernelproof.emulator.memory.tensors import is_tensor
 from kernelproof.ground.errors import WrongInput
 
-MAP = "nvTmaDesc"
+MAP = "nvTmaDesc"  # Triton's type of a tensor map
 TF32 = 11  # CUtensorMapDataType of fp32 rounded to tf32
-L2_PROMOTION_128 = 2
+L2_PROMOTION_128 = 2  # CUtensorMapL2promotion: sectors of 128 bytes
 _FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 
 
@@ -80,12 +80,12 @@ class Parameters:
             self.tensors.address(descriptor.base, name, role),
             tuple(reversed(shape)),
             tuple(item * stride for stride in reversed(descriptor.strides[:-1])),
-            tuple(reversed(facts["block_size"])),
-            (1,) * len(shape), 0, facts["swizzle"], L2_PROMOTION_128, int(descriptor.padding == "nan"),
+            box=tuple(reversed(facts["block_size"])), steps=(1,) * len(shape), interleave=0, swizzle=facts["swizzle"],
+            promotion=L2_PROMOTION_128, fill=int(descriptor.padding == "nan"),
         )  # fmt: skip
-        why = refusal_of(map_)
-        if why:
-            raise WrongInput(f"argument {name} has no tensor map: {why}")
+        reason = refusal_of(map_)
+        if reason:
+            raise WrongInput(f"argument {name} has no tensor map: {reason}")
         return map_.encode()
 
 
@@ -116,6 +116,7 @@ def _parts(sig: Any, arg: Any, maps: Iterator[dict[str, Any]]) -> Iterator[objec
 
 
 def _flat_types(kinds: Sequence[Any]) -> list[str]:
+    """Triton's types without nesting: the types of a tuple's parts in place of the tuple."""
     out: list[str] = []
     for kind in kinds:
         out += _flat_types(kind) if isinstance(kind, tuple) else [kind]

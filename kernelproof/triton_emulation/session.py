@@ -73,9 +73,9 @@ class TritonLaunch:
 class TritonSession:
     """The emulated device while Triton kernels run. Use ``triton_emulation.emulate``.
 
-    ``launches``: all launches in order. ``notes``: the configuration of each autotuned kernel that ran. ``reports``:
-    the findings. ``compiler_reports``: findings that no change of a kernel can remove. ``roles``: "input" or "output"
-    by the address of a tensor's storage.
+    ``device``, ``config``, ``check``, ``options``: as in ``emulate``. ``launches``: all launches in order. ``notes``:
+    the configuration of each autotuned kernel that ran. ``reports``: the findings. ``compiler_reports``: findings that
+    no change of a kernel can remove. ``roles``: "input" or "output" by the address of a tensor's storage.
     """
 
     device: Device
@@ -118,6 +118,7 @@ class TritonSession:
         self._mark("output", tensors)
 
     def _mark(self, role: str, tensors: Sequence[TorchTensor]) -> None:
+        """Give tensors a role, and keep them alive, so that no other tensor gets their addresses."""
         for tensor in tensors:
             host_bytes(tensor)  # raises EmulatorError for tensors that cannot be arguments
             self.roles[tensor.untyped_storage().data_ptr()] = role

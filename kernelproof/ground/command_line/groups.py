@@ -165,6 +165,7 @@ class VerbCommand(TyperCommand):
         return fields
 
     def _option(self, flag: str) -> Any:
+        """The parameter of the command that has a flag, such as ``--where``."""
         return next(option for option in self.params if flag in option.opts)
 
 
@@ -240,6 +241,7 @@ def _position(
 
 
 def _parameter(option: str) -> str:
+    """The name of the keyword parameter that receives an option."""
     return option.lstrip("-")
 
 
@@ -258,7 +260,7 @@ def _shared_option(name: str, settings: Sequence[SharedField]) -> Parameter:
         list(_given_values(value or (), settings))
         return value
 
-    spellings = [f"{each.shared.name}={value}" for each in settings for value in each.values or ("",)]
+    spellings = [f"{setting.shared.name}={value}" for setting in settings for value in setting.values or ("",)]
     option = typer.Option(
         name,
         metavar="FIELD=VALUE",
@@ -318,6 +320,7 @@ def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _repeatable(kind: Any) -> bool:
+    """Whether a field's type is ``tuple[T, ...]``, so that its option may be repeated."""
     return get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
 
 
@@ -363,6 +366,8 @@ def _option(name: str, hint: Any, default: object, offer: Offer) -> Parameter:
 
 
 def _completion(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """The function by which a shell completes one of some names."""
+
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
 
@@ -376,5 +381,6 @@ def _group(kind: Any, values: dict[str, Any]) -> object:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """The values of a repeatable option: none, one or several, with enums replaced by their values."""
     values = tuple(value or ()) if isinstance(value, list | tuple | None) else (value,)
-    return tuple(each.value if isinstance(each, Enum) else each for each in values)
+    return tuple(item.value if isinstance(item, Enum) else item for item in values)

@@ -31,6 +31,7 @@ def error(text: str) -> None:
 
 
 def _line(text: str) -> str:
+    """A text as one printable line of limited length."""
     return brief(printable(text.replace("\n", "; ")), LONGEST)
 
 

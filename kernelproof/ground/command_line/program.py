@@ -76,6 +76,7 @@ class VerbGroup(TyperGroup):
 
 
 def _has_value(option: Any) -> bool:
+    """Whether one of the program's own options takes a value, as ``--nvcc`` does."""
     return option.expose_value and not option.is_flag
 
 
@@ -132,6 +133,7 @@ def program(help_text: str) -> typer.Typer:
 
 
 def _print_version(context: typer.Context, value: bool) -> None:
+    """The callback of ``--version``."""
     if value:
         from kernelproof.ground.version import __version__
 
@@ -140,6 +142,7 @@ def _print_version(context: typer.Context, value: bool) -> None:
 
 
 def _choose_nvcc(value: Path | None) -> None:
+    """The callback of ``--nvcc``."""
     if value is not None:
         os.environ["KERNELPROOF_NVCC"] = str(value)  # the search for the toolchain reads this variable
 
@@ -168,9 +171,9 @@ class OwnOptions:
 
 def run(app: typer.Typer, name: str) -> None:
     """Runs the command line of this process and exits. If the output cannot be written, the exit code is 1."""
-    written = streams.prepare()
+    is_open = streams.prepare()
     signals.handle()
-    if not written:  # `>&-`
+    if not is_open:  # `>&-`
         error("standard output is closed; send it to a file or to /dev/null")
         sys.exit(EXIT_FAILED)
     try:
@@ -180,6 +183,7 @@ def run(app: typer.Typer, name: str) -> None:
             sys.stdout.flush()
     except OSError as failure:
         streams.discard(1)
+        # If an OSError was reported before (by VerbGroup.main, which exits), the failure to flush adds nothing.
         ended = failure.__context__
         is_reported = isinstance(ended, SystemExit) and isinstance(ended.__context__, OSError)
         sys.exit(ended.code if isinstance(ended, SystemExit) and is_reported else report(failure))

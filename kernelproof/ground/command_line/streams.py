@@ -39,7 +39,7 @@ def prepare() -> bool:
     It must run before any file is opened. Otherwise that file would get the number of a closed stream, and messages
     would be written into it.
     """
-    written = sys.stdout is not None
+    is_open = sys.stdout is not None
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -52,7 +52,7 @@ def prepare() -> bool:
         with suppress(locale.Error):
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # makes UTF-8 the default of open()
         os.environ["PYTHONUTF8"] = "1"  # the same for child processes
-    return written
+    return is_open
 
 
 def discard(descriptor: int) -> None:
