@@ -206,7 +206,10 @@ def summarise(name: str, runs: Sequence[Runs], best: Sequence[Sequence[float]]) 
 
 
 def campaign(environment: ModelEnvironment, problems: Sequence[Problem], plan: BenchmarkPlan, seed: int) -> Learning:
-    """What ``tune`` has learned after it searched these problems one after the other, without earlier trials."""
+    """What ``tune`` has learned after it searched these problems one after the other, without earlier trials.
+
+    ``seed``: that of the cost model's training.
+    """
     learning = Learning(seed=seed)
     for problem in problems:
         proposer = CostModelProposer(learning.model, learning.pool)
@@ -214,11 +217,11 @@ def campaign(environment: ModelEnvironment, problems: Sequence[Problem], plan: B
     return learning
 
 
-Makers = dict[str, Callable[[int], Proposer]]
+Makers = dict[str, Callable[[int], Proposer]]  # by a proposer's name, a function that makes the proposer from a seed
 
 
-def timing_model(records: Sequence[Record]) -> list[float]:
-    """The timing model's times in microseconds."""
+def modelled_times(records: Sequence[Record]) -> list[float]:
+    """The timing model's estimates for the records, in microseconds."""
     return [estimate_kernel(kernel_of(record)).us for record in records]
 
 
@@ -232,7 +235,7 @@ def contestants(learning: Learning) -> Makers:
     makers: Makers = {
         "random": Random,
         "nearest + hill climbing": climbing(lambda _: Nearest(pool)),
-        "timing model + hill climbing": climbing(lambda _: ModelOrder("timing model", timing_model)),
+        "timing model + hill climbing": climbing(lambda _: ModelOrder("timing model", modelled_times)),
         "nvidia-matmul-heuristics": lambda seed: Relay(Heuristics(), Random(seed)),
         "cost model, first problem": lambda _: CostModelProposer(CostModel()),
         "cost model, untrained": lambda _: CostModelProposer(CostModel(), pool),

@@ -266,6 +266,8 @@ def improvement(
     mean, deviation = posterior.predict(inputs, members)
     if not len(log_us):
         return -mean
+    # For a normally distributed log time with mean m and deviation s, the expected amount by which it falls below the
+    # best so far is s * (density(z) + z * cumulative(z)), with z = (best - m) / s.
     z = (log_us.min() - mean) / deviation
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
     gain: NDArray[np.float64] = deviation * (density + z * _cumulative(z))

@@ -113,7 +113,7 @@ class Worker:
         cores: int | None = None,
     ) -> None:
         self._make, self._seconds = make, seconds
-        self._ahead = BackgroundBuilds(build, cores) if build else None
+        self._background_builds = BackgroundBuilds(build, cores) if build else None
         self._worker: workers.Worker | None = None
         # A worker process ends with the thread that started it, so this thread lives as long as the executor.
         self._queue = ThreadPoolExecutor(1, "measurement")
@@ -122,8 +122,8 @@ class Worker:
 
     def prepare(self, records: Sequence[Record]) -> None:
         """See ``Executor``."""
-        if self._ahead is not None:
-            self._ahead.add(records)
+        if self._background_builds is not None:
+            self._background_builds.add(records)
 
     def submit(self, job: EvaluationJob, rank: int = 0) -> Future[list[Trial]]:  # noqa: ARG002 - the order is that of submission
         """Puts the job into the queue, whose order is that of submission."""
@@ -135,11 +135,11 @@ class Worker:
         With background compilation the number is the same on every machine, because it decides which earlier searches
         a search can learn from.
         """
-        return 2 if self._ahead is None else IN_FLIGHT
+        return 2 if self._background_builds is None else IN_FLIGHT
 
     def _evaluate_compiled(self, job: EvaluationJob) -> list[Trial]:
-        if self._ahead is not None:
-            self._ahead.wait(job.records)
+        if self._background_builds is not None:
+            self._background_builds.wait(job.records)
         return self._evaluate(job)
 
     def _evaluate(self, job: EvaluationJob) -> list[Trial]:
@@ -186,8 +186,8 @@ class Worker:
     def close(self) -> None:
         """Kills the process and drops the queued jobs."""
         self._closed = True
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._background_builds is not None:
+            self._background_builds.close()
         self._queue.shutdown(wait=False, cancel_futures=True)
         self._end()
 

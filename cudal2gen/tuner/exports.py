@@ -82,7 +82,7 @@ class Rewards:
         if not outcome.proposals:
             return self.weights.failed
         problem = Problem.model_validate(outcome.problem)
-        rewards = [value for fields in outcome.proposals if (value := self._of(problem, fields)) is not None]
+        rewards = [value for fields in outcome.proposals if (value := self._of_proposal(problem, fields)) is not None]
         return sum(rewards) / len(rewards) if rewards else None
 
     def right(self, outcome: AnswerOutcome) -> bool:
@@ -91,9 +91,13 @@ class Rewards:
             return outcome.right
         problem = Problem.model_validate(outcome.problem)
         trials = [self._trials.get(_key(problem, fields), []) for fields in outcome.proposals]
-        return bool(trials) and not outcome.fault and all(all(t.measured for t in own) and own for own in trials)
+        return (
+            bool(trials) and not outcome.fault and all(own and all(trial.measured for trial in own) for own in trials)
+        )
 
-    def _of(self, problem: Problem, fields: Fields) -> float | None:
+    def _of_proposal(self, problem: Problem, fields: Fields) -> float | None:
+        """The reward of a proposal by its longest trials; None without a trial, or if no reference was timed with
+        it."""
         if "violation" in fields:
             return self.weights.failed
         trials = self._trials.get(_key(problem, fields), [])

@@ -96,12 +96,16 @@ def _numbers(record: Record, kernel: ModelledKernel, estimate: Estimate) -> list
     group = getattr(record, "raster_group", None) or getattr(record, "swizzle_stride", None) or 1
     parts = ("mma", "shared memory", "L2", "latency", "device memory")
     return [
+        # the record's extents
         log2(kernel.bm), log2(kernel.bn), log2(kernel.k_step), log2(max(1, record.ring_steps)), log2(kernel.split_k),
         log2(kernel.threads), log2(kernel.cluster_ctas),
+        # the estimate, and its parts relative to it
         log2(us), *(log2(1e-3 + estimate.bounds_us[part] / us) for part in parts), log2(estimate.around_us / us),
+        # the problem, and how well tiles and waves fill it
         log2(problem.m), log2(problem.n), log2(problem.k), log2(kernel.flight + 1), log2(kernel.resident),
         log2(waves), waves / math.ceil(waves), log2(per_sm), per_sm / math.ceil(per_sm), log2(rows), log2(cols),
         log2(steps), problem.k / (steps * kernel.k_step * kernel.split_k), min(1.0, kernel.flight / steps),
+        # the shape of a tile, the alignment of extents, the types, the chip, and the resources of a CTA
         log2(kernel.bm * kernel.bn / kernel.threads), log2(kernel.bm / kernel.bn), float(wgmma),
         *(float(_twos(extent)) for extent in (problem.m, problem.n, problem.k)),
         float(2 - sum(problem.along_k)), float(problem.acc == "f32"), chip.sms / 132, float(chip.capability.has_wgmma),

@@ -114,8 +114,8 @@ def largest_quarter(recordings: Recordings, plan: RankingPlan) -> dict[tuple[str
     held_out = {p: recording for p, recording in recordings.items() if p.flops >= least[p.gpu]}
     described = {p: (facts(timed.records), timed) for p, timed in recorded.timed(recordings.items()).items()}
     model = cost_model.train_described([described[problem] for problem in trained], plan.seed)
-    own = {problem: described[problem][0] for problem in held_out}
-    fold = Fold(plan.seed, trained, held_out, own, model, *_summaries(trained))
+    facts_of = {problem: described[problem][0] for problem in held_out}
+    fold = Fold(plan.seed, trained, held_out, facts_of, model, *_summaries(trained))
     regrets: dict[tuple[str, str], list[float]] = {}
     for problem, recording in held_out.items():
         for name, order in _orders(fold, problem, recording).items():
@@ -142,12 +142,13 @@ def proposers(fold: Fold, gpu: str, seed: int) -> dict[str, Proposer]:
     ratios = fold.ratios[gpu]
 
     def portfolio(records: Sequence[Record]) -> list[float]:
+        """For each record the median ratio of its tile's time to the best, over the training problems."""
         return [
             ratios.get(record.configuration, math.inf) if isinstance(record, TritonTile) else math.inf
             for record in records
         ]
 
-    modelled = ModelOrder("timing model", benchmark.timing_model)
+    modelled = ModelOrder("timing model", benchmark.modelled_times)
     compared: dict[str, Proposer] = {
         "random": Random(seed),
         "portfolio": ModelOrder("portfolio", portfolio),
@@ -188,11 +189,11 @@ def compare(
 
 def sample(recordings: Recordings, plan: RankingPlan) -> set[Problem]:
     """The problems of each GPU in which proposers search; they are the same for every seed."""
-    drawn = random.Random(plan.seed)
+    generator = random.Random(plan.seed)
     by_gpu: dict[str, list[Problem]] = {}
     for problem in sorted(recordings, key=lambda problem: problem.key):
         by_gpu.setdefault(problem.gpu, []).append(problem)
-    return {p for problems in by_gpu.values() for p in drawn.sample(problems, min(plan.searched, len(problems)))}
+    return {p for problems in by_gpu.values() for p in generator.sample(problems, min(plan.searched, len(problems)))}
 
 
 def _orders(fold: Fold, problem: Problem, recording: Recording) -> dict[str, list[float]]:
@@ -218,6 +219,7 @@ def _searches(fold: Fold, problem: Problem, replay: Replay) -> dict[str, list[fl
 
 
 def _rows(values: Regrets, counts: tuple[int, ...]) -> list[RankingScore]:
+    """The score of each proposer on each GPU. ``counts``: the numbers of trials to which the regrets belong."""
     rows = []
     for (gpu, name), regrets in sorted(values.items()):
         # Every seed holds out every problem once, so each seed has a row of the same problems in the same order.

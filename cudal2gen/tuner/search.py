@@ -256,6 +256,8 @@ def steps(
 
 
 def _reason_to_stop(search: Search, limits: SearchLimits, idle: int, out_of_time: Callable[[], bool]) -> str:
+    """Why the search proposes no more records; empty if it goes on. ``idle``: the number of batches in a row without a
+    new legal record."""
     if any(trial.effort == "long" for trial in search.trials):  # an earlier run stored them
         return FINISHED
     if len(search.evaluations) >= limits.evaluations:
@@ -289,6 +291,7 @@ def _triage(question: Question, proposals: Iterable[Proposal]) -> tuple[list[Pro
 
 
 def _refusals(search: Search, place: EvaluationPlace, proposals: Sequence[Proposal], run_name: str) -> list[Trial]:
+    """The trials of illegal proposals."""
     trials = [
         (proposal, refusal_trial(place, search.problem, proposal.fields, proposal.violation)) for proposal in proposals
     ]
@@ -301,6 +304,7 @@ def _evaluation(search: Search, proposals: Sequence[Proposal], effort: Effort) -
 
 
 def _attributed(proposals: Sequence[Proposal], evaluation: Evaluation, run_name: str) -> list[Trial]:
+    """The trials of an evaluation, with the proposer of each record and the name of the run."""
     return [
         trial.model_copy(update={"proposer": proposal.proposer, "run": run_name})
         for proposal, trial in zip(proposals, evaluation.trials, strict=True)

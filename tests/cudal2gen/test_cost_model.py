@@ -219,7 +219,7 @@ def test_what_the_timing_model_misses_is_learned_for_other_problems() -> None:
         us = list(recording.tiles.values())
         chosen = us[int(np.argmin(learned.times(records)))]
         assert chosen / min(us) - 1 < 0.05
-        assert us[int(np.argmin(benchmark.timing_model(records)))] / min(us) - 1 > 0.3, "the estimate alone is wrong"
+        assert us[int(np.argmin(benchmark.modelled_times(records)))] / min(us) - 1 > 0.3, "the estimate alone is wrong"
 
 
 def test_trials_of_the_problem_correct_the_model_nearby_and_make_it_sure() -> None:
@@ -243,12 +243,12 @@ def test_what_does_not_hold_for_other_problems_is_not_believed() -> None:
     rng, sample = np.random.default_rng(0), recordings()
     timed = list(recorded.timed(sample.items()).values())
     by_chance = [
-        TimedRecords(own.records, list(benchmark.timing_model(own.records) * np.exp(rng.normal(0, 0.1, len(own.us)))))
+        TimedRecords(own.records, list(benchmark.modelled_times(own.records) * np.exp(rng.normal(0, 0.1, len(own.us)))))
         for own in timed
     ]
     learned = cost_model.train(by_chance, members=3, epochs=60)
     records = [tile.record_of(problem_of(SHAPES[0]), own) for own in TILES]
-    corrections = np.log(learned.times(records)) - np.log(benchmark.timing_model(records))
+    corrections = np.log(learned.times(records)) - np.log(benchmark.modelled_times(records))
     assert corrections.std() < 0.03
     assert 0.04 < learned.spread < 0.2
 
@@ -257,7 +257,7 @@ def test_a_campaign_learns_from_its_trials_and_begins_with_the_timing_model() ->
     problems = list(recordings().items())
     learning = Learning([problem_record(problems[0][0])])
     records = [tile.record_of(problems[-1][0], own) for own in TILES]
-    assert learning.model.times(records) == pytest.approx(benchmark.timing_model(records), rel=1e-3)
+    assert learning.model.times(records) == pytest.approx(benchmark.modelled_times(records), rel=1e-3)
     trials = [trial for item in problems[:-1] for trial in recorded.as_trials(*item)]
     learning.learn(trials[: 3 * len(TILES)])
     assert learning.model.ensemble is None, "three problems say nothing of a fourth"
@@ -321,11 +321,11 @@ def test_the_first_answer_has_the_models_best_and_the_nearest_record() -> None:
 
 def test_climbing_takes_neighbours_of_the_best() -> None:
     candidates = space.candidates(SMALL, 150)
-    start = ModelOrder("timing model", benchmark.timing_model)
+    start = ModelOrder("timing model", benchmark.modelled_times)
     first = start.propose(Question(candidates), 3)
-    estimates = benchmark.timing_model(candidates.records)
+    estimates = benchmark.modelled_times(candidates.records)
     assert first[0].record is not None
-    assert benchmark.timing_model([first[0].record])[0] == pytest.approx(min(estimates))
+    assert benchmark.modelled_times([first[0].record])[0] == pytest.approx(min(estimates))
     environment = ModelEnvironment(seed=1)
     records = [item.record for item in first if item.record]
     trials = environment.evaluate(SMALL, [*records, candidates.records[7]])
@@ -362,7 +362,7 @@ def test_the_table_of_recordings_has_regrets_by_hand_and_says_what_is_missed() -
     by_name = {row.name: row for row in ranked}
     expected = [
         list(recording.tiles.values())[
-            int(np.argmin(benchmark.timing_model([tile.record_of(problem, own) for own in recording.tiles])))
+            int(np.argmin(benchmark.modelled_times([tile.record_of(problem, own) for own in recording.tiles])))
         ]
         / min(recording.tiles.values())
         - 1

@@ -129,7 +129,7 @@ def lines() -> list[transcript.Line]:
 
 def test_a_page_has_the_best_speed_after_each_answer() -> None:
     trials = [trial(4.0, 0), trial(1.0, 1), trial(1.6, 2)]
-    (steps,) = page.steps(lines(), trials).values()
+    (steps,) = page.progress_points(lines(), trials).values()
     assert steps == [(110, 60, 1.0), (220, 120, 2.0), (330, 180, 2.0)]
     assert page.families(lines()) == {"copies ahead": 1, "other": 1, "loops": 1}
     text = page.page(lines(), trials)

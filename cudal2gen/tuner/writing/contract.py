@@ -76,7 +76,10 @@ def _tiles(launch: Launch) -> str:
 
 
 def _launch(record: Record, launch: Launch, workspace: list[int | str]) -> dict[str, Any]:
-    """The entry of the list ``launches``. ``workspace``: the arguments for partial sums and arrival counters."""
+    """The entry of the list ``launches``: the kernel's arguments in the order of its signature, and its grid in CTAs.
+
+    ``workspace``: the arguments for partial sums and arrival counters.
+    """
     described: dict[str, Any] = {
         "entry": launch.entry, "block": launch.threads, "smem": launch.smem_bytes, "cluster": _cluster(launch),
     }  # fmt: skip

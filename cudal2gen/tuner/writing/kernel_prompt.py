@@ -114,6 +114,7 @@ def launch_line(launch: Mapping[str, Any]) -> str:
 
 
 def _kernel(variant: ShownKernel, first: ShownKernel) -> dict[str, Any]:
+    """The values with which the template shows a kernel: its complete text, or the difference from the ``first``."""
     is_complete = variant.is_complete and len(variant.text) <= LONGEST_TEXT
     text = variant.text if is_complete else difference(first.text, variant.text)[:LONGEST_DIFF]
     return variant._asdict() | {
@@ -125,6 +126,7 @@ def _kernel(variant: ShownKernel, first: ShownKernel) -> dict[str, Any]:
 
 
 def _problem(problem: Problem) -> str:
+    """Sizes, types, layout and work of a problem in one line."""
     stored = "A stored ({}), B stored ({})".format(*problem.along_k.shapes)
     types = f"A and B {problem.element.title}, D {problem.output.title}, sums in {problem.acc}"
     work = f"{problem.flops / 1e9:.3g} GFLOP, {problem.traffic_bytes / 1e6:.3g} MB at the least"
@@ -135,6 +137,7 @@ def _problem(problem: Problem) -> str:
 
 
 def _contract(launch: Mapping[str, Any]) -> list[str]:
+    """Two paragraphs: the launch convention that a launch follows, and the names of the other ones."""
     convention = str(launch["call"]).split(" ", maxsplit=1)[0]
     others = ", ".join(name for name in CONVENTIONS if name != convention)
     return [

@@ -54,7 +54,7 @@ def write(path: Path, exchanges: Path, store: Path) -> None:
         files.write(path, page(list(transcript.read(exchanges)), trials))
 
 
-def steps(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str, list[ProgressPoint]]:
+def progress_points(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -> dict[str, list[ProgressPoint]]:
     """For each problem's title the state after each of its answers, in their order."""
     speeds = {_key(trial.record): speed for trial in trials if (speed := _speed(trial)) is not None}
     tokens, seconds, best = 0, 0.0, defaultdict[str, float](lambda: 1.0)
@@ -83,13 +83,13 @@ def families(lines: Iterable[transcript.Line]) -> Counter[str]:
 
 def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
     """The page as HTML. All text that a model wrote is escaped."""
-    progress = steps(lines, trials)
-    ends = Counter(trial.outcome for trial in trials if trial.run in {line.run for line in lines})
+    progress = progress_points(lines, trials)
+    outcome_counts = Counter(trial.outcome for trial in trials if trial.run in {line.run for line in lines})
     best = sorted(progress.items(), key=lambda item: -item[1][-1].best)
     rows = tuple((title, f"{own[-1].best:.3f}", str(len(own)), f"{own[-1].tokens:,}") for title, own in best)
     speeds = Table("Best kernels", ("problem", "times as fast as the incumbent", "answers", "tokens"), rows)
     ideas = Table("Ideas of each family", ("family", "ideas"), _text_rows(families(lines).most_common()))
-    outcomes = Table("Kernels of each outcome", ("outcome", "kernels"), _text_rows(ends.most_common()))
+    outcomes = Table("Kernels of each outcome", ("outcome", "kernels"), _text_rows(outcome_counts.most_common()))
     return pages.plain(
         "Written kernels",
         [
@@ -102,6 +102,7 @@ def page(lines: list[transcript.Line], trials: list[Trial]) -> str:
 
 
 def _curves(progress: Mapping[str, list[ProgressPoint]]) -> Iterator[Section]:
+    """Two sections with a picture each: the best speeds over tokens, and over the seconds of answers."""
     for label, field in (("tokens", "tokens"), ("seconds of answers", "seconds")):
         # The legend has space only for the last word of a title, which is the size.
         curves = [
@@ -119,9 +120,11 @@ def _text_rows(numbers: Iterable[tuple[str, int]]) -> tuple[tuple[str, str], ...
 
 
 def _speed(trial: Trial) -> float | None:
+    """The speed of a measured kernel over the incumbent's; None if there is none."""
     ratio = trial.faster_than(INCUMBENT) if trial.measured else None
     return ratio.value if ratio else None
 
 
 def _key(fields: Fields) -> str:
+    """A key that is equal for the same text with the same launch."""
     return json.dumps({name: value for name, value in fields.items() if name != "origin"}, sort_keys=True)

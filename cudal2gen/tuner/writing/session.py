@@ -223,7 +223,7 @@ class Session:
             drafts, faults = kernel_answers.drafts(reply, bases, wanted)
             rewards = [self.limits.weights.failed] * len(faults)
             earlier = len(self.attempts)
-            refused, copied = self._try(drafts, number)
+            refused, copy_rewards = self._judge_drafts(drafts, number)
             faults += refused
             wanted -= len(drafts) - len(refused)
             again = bool(faults) and wanted > 0
@@ -231,7 +231,7 @@ class Session:
                 for fault in dict.fromkeys(faults):
                     self._say(fault)
             correction = kernel_prompt.correction(faults, wanted) if again else ""
-            return self._reading(self.attempts[earlier:], [*rewards, *copied], faults, correction)
+            return self._reading(self.attempts[earlier:], [*rewards, *copy_rewards], faults, correction)
 
         Conversation(
             self.chat, self.problem, kernel_answers.schema(), self._say,
@@ -274,14 +274,15 @@ class Session:
     def _say(self, text: str) -> None:
         self.say(f"writer: {text}")
 
-    def _try(self, drafts: Sequence[Draft], number: int) -> tuple[list[str], list[float]]:
-        """Judges the drafts. Returns the faults of copies and illegal drafts, and the rewards of copies."""
-        faults, copied = [], []
+    def _judge_drafts(self, drafts: Sequence[Draft], number: int) -> tuple[list[str], list[float]]:
+        """Judges the drafts of round ``number``. Returns the faults of copies and illegal drafts, and the rewards of
+        copies."""
+        faults, copy_rewards = [], []
         for draft in drafts:
             attempt = self._judge.judge(draft, self._best)
             if isinstance(attempt, CopiedText):
                 faults.append("a kernel was tried before: its machine code and launch are those of an earlier one")
-                copied.append(attempt.reward)
+                copy_rewards.append(attempt.reward)
                 continue
             self.attempts.append(attempt)
             if self._earlier_trials.pop(_key(attempt.trial), None) is None:
@@ -289,7 +290,7 @@ class Session:
                 self.say(f"round {number}: {_attempt_line(attempt)}")
             if attempt.record is None:
                 faults.append(f"a kernel is illegal: {attempt.trial.reason}")
-        return faults, copied
+        return faults, copy_rewards
 
     def _keep(self, attempt: Attempt) -> None:
         """Stores what a restart needs of an attempt. The trial is stored last: once it exists, a restart does not judge
@@ -385,6 +386,8 @@ class Session:
         return list(kept.values())[:MAX_FAILURES]
 
     def _failed_kernel(self, attempt: Attempt, bases: dict[str, Base]) -> kernel_prompt.FailedKernel:
+        """A failure for a prompt, as the difference of its text from its base's, or from the incumbent's if the prompt
+        does not show its base."""
         base = attempt.draft.base if attempt.draft.base in bases else "incumbent"
         # Texts of illegal drafts, which may be attacks, are not shown, because prompts become training data.
         diff = kernel_prompt.difference(bases[base].text, attempt.draft.text) if attempt.record else ""
