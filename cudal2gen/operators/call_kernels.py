@@ -183,6 +183,7 @@ def _bind_grouped(device: LaunchDevice, kernel: OpenKernel, use: Use, request: R
 
 
 def _bind_direct(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:  # noqa: ARG001
+    """A launch of a plain kernel on the operands in place."""
     a, b, d = request.operands
     launch = kernel.sized(a.ld, b.ld, d.ld, *use.launched, request.batches)
     scratch_size = _workspace(kernel, use, request, request.batches.products)

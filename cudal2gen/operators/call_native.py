@@ -193,8 +193,8 @@ def _unplanned(*_: Any) -> None:
     """Replaces the operators of C++ while no library is connected: no call has a plan."""
 
 
-_LIBRARIES: list[Any] = []
-SCHEMAS = {
+_LIBRARIES: list[Any] = []  # keeps the library of operators alive, and with it its operators
+SCHEMAS = {  # of the operators in torch_launcher.cpp, by the names of ``Native``'s functions
     "planned": "(Tensor a, Tensor b, int kind) -> Tensor",
     "planned_biased": "(Tensor x, Tensor weight, Tensor bias, int kind) -> Tensor",
     "planned_into": "(Tensor a, Tensor b, Tensor(a!) out, int kind) -> bool",

@@ -141,6 +141,7 @@ def foreign(operands: Sequence[Any], *, functions: bool = False) -> str:
 
 
 def _has_rules(kind: type, functions: bool) -> bool:
+    """Whether a subclass of torch.Tensor has rules for operators, or with ``functions`` also for torch's functions."""
     if kind.__torch_dispatch__ is not _NO_RULES:  # type: ignore[attr-defined]
         return not kind.__module__.startswith("torch._subclasses.")  # torch's own, by which it traces
     function = kind.__torch_function__  # type: ignore[attr-defined]
@@ -171,11 +172,12 @@ def _watchers() -> tuple[Any, Any, tuple[Any, ...]]:
     return torch, {torch.Tensor, torch.nn.Parameter}, watchers
 
 
-_VALUES = {type(None), bool, int, float, str}
 TORCH, _PLAIN, _WATCHERS = _watchers()
+_VALUES = {type(None), bool, int, float, str, TORCH.dtype}  # types of arguments that are no tensors
+# What a class has if it defines no rules: of operators (``__torch_dispatch__``), and of functions: either the one that
+# torch.Tensor has, or the one that switches them off (``__torch_function__``).
 _NO_RULES, _ALL_FUNCTIONS = TORCH.Tensor.__torch_dispatch__, TORCH.Tensor.__torch_function__.__func__
 _NO_FUNCTIONS = TORCH._C._disabled_torch_function_impl
-_VALUES.add(TORCH.dtype)
 _is_compiling, _is_grad_enabled, _deterministic = (
     TORCH.compiler.is_compiling,
     TORCH.is_grad_enabled,

@@ -144,6 +144,7 @@ class Dispatcher:
         return known
 
     def _find_winner(self, n: int, k: int, element: ElementName, index: int, biased: bool, invariance: int) -> bool:
+        """``may_win`` at a level of batch invariance, computed anew. ``index``: the device of a ``Request``."""
         if self.prefer == "vendor" or (self.device is None and index < 0):
             return False
         device = self._device(index)
@@ -156,8 +157,8 @@ class Dispatcher:
             return True
         rows = {row.m for row in table.rows if (row.n, row.k) == (n, k)}.union(ROWS)
         requests = [linear_of_rows(m, n, k, element, index, biased).with_invariance(invariance) for m in sorted(rows)]
-        variants = [*(each.fused for each in requests if biased), *requests]
-        return any(self._wins(device, pack, each) for each in variants)
+        variants = [*(request.fused for request in requests if biased), *requests]
+        return any(self._wins(device, pack, request) for request in variants)
 
     def _wins(self, device: LaunchDevice, pack: Pack, request: Request) -> bool:
         """Whether a kernel is chosen for a request."""

@@ -356,7 +356,8 @@ _PAIR = "(Tensor x, Tensor w1, Tensor w3, str activation)"
 
 def _linears(batch_invariant: bool) -> tuple[Operator, ...]:
     """The operators of fused layers, or their overloads that are batch-invariant."""
-    name, name_aux = (overload_name(each, batch_invariant) for each in ("fused_linear", "fused_linear_aux"))
+    operators = ("fused_linear", "fused_linear_aux")
+    name, name_aux = (overload_name(operator, batch_invariant) for operator in operators)
     run = partial(_fused_linear, batch_invariant=batch_invariant)
     keep = partial(_keep_linear, batch_invariant=batch_invariant)
     return (

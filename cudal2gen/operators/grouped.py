@@ -114,19 +114,20 @@ def _zero_after_groups(gradient: torch.Tensor, offs: torch.Tensor, dim: int) -> 
 def _vmap(name: str, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> vmapping.Mapped:
     """Computes one product after the other, because groups of several batches cannot be one grouped product."""
     mapped = [vmapping.in_front(value, dim) for value, dim in zip(arguments, in_dims, strict=True)]
-    each: Sequence[Any] = [
+    products: Sequence[Any] = [
         _OPS[name](*(value if dim is None else value[i] for value, dim in zip(mapped, in_dims, strict=True)))
         for i in range(info.batch_size)
     ]
-    return cast("torch.Tensor", TORCH.stack(each)), 0
+    return cast("torch.Tensor", TORCH.stack(products)), 0
 
 
 def _operator(batch_invariant: bool) -> Operator:
     """The operator, or its overload that is batch-invariant."""
-    name, demanding = overload_name("grouped_mm", batch_invariant), partial(partial, batch_invariant=batch_invariant)
+    name = overload_name("grouped_mm", batch_invariant)
+    with_level = partial(partial, batch_invariant=batch_invariant)  # binds a function's argument ``batch_invariant``
     return Operator(
         f"{name}(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, ScalarType? out_dtype=None) -> Tensor",
-        demanding(_grouped_mm), _fake_grouped_mm, own_grouped, demanding(_keep), _backward, partial(_vmap, name),
+        with_level(_grouped_mm), _fake_grouped_mm, own_grouped, with_level(_keep), _backward, partial(_vmap, name),
         batch_invariant, follows_autocast=False,
     )  # fmt: skip
 

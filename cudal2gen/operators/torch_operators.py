@@ -371,21 +371,21 @@ def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
     """The operators, or their overloads that are batch-invariant."""
     product, layer = (overload_name(name, batch_invariant) for name in ("matmul", "linear"))
     out = f"matmul.{INVARIANT_OVERLOAD}_out" if batch_invariant else "matmul.out"
-    of_matmul = 'Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None'
-    demanding = partial(partial, batch_invariant=batch_invariant)
+    matmul_arguments = 'Tensor a, Tensor b, str acc="f32", ScalarType? out_dtype=None'
+    with_level = partial(partial, batch_invariant=batch_invariant)  # binds a function's argument ``batch_invariant``
     return (
         Operator(
-            f"{product}({of_matmul}) -> Tensor",
-            demanding(_matmul), _fake_matmul, own_matmul, demanding(_keep_matmul), _matmul_backward,
+            f"{product}({matmul_arguments}) -> Tensor",
+            with_level(_matmul), _fake_matmul, own_matmul, with_level(_keep_matmul), _matmul_backward,
             partial(_vmap_matmul, product), batch_invariant,
         ),
         Operator(
-            f"{out}({of_matmul}, *, Tensor(a!) out) -> ()",
-            demanding(_matmul_out), _fake_matmul_out, own_matmul_out, batch_invariant=batch_invariant,
+            f"{out}({matmul_arguments}, *, Tensor(a!) out) -> ()",
+            with_level(_matmul_out), _fake_matmul_out, own_matmul_out, batch_invariant=batch_invariant,
         ),
         Operator(
             f"{layer}(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-            demanding(run_linear), _fake_linear, own_linear, demanding(_keep_linear), _linear_backward,
+            with_level(run_linear), _fake_linear, own_linear, with_level(_keep_linear), _linear_backward,
             partial(_vmap_linear, product, layer), batch_invariant,
         ),
     )  # fmt: skip
@@ -404,5 +404,5 @@ _OUT_DTYPES = (None, *(element.torch_dtype for element in ELEMENTS.values()), F3
 _PAIRS = ((acc, dtype) for acc in ("f32", "f16") for dtype in _OUT_DTYPES)
 _KINDS: dict[tuple[str, Any], int] = {pair: number for number, pair in enumerate(_PAIRS)}
 _NO_KIND = -1
-_LINEAR = len(_KINDS)
+_LINEAR = len(_KINDS)  # the kind of a call of ``linear``
 _ALL_KINDS = _LINEAR + 1  # the number of kinds at one level of invariance; level i adds i times this number

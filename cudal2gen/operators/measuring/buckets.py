@@ -32,6 +32,7 @@ class Bucket(NamedTuple):
 
 
 def _bucket(rows: int) -> Bucket:
+    """The bucket (b/2, b] that has this number of rows, where b is a power of two."""
     most = 1 << (rows - 1).bit_length()
     return Bucket(most // 2 + 1, most)
 
@@ -75,7 +76,7 @@ def wins(table: Table, problem: Problem, products: int = 1) -> bool:
     """Whether a kernel beats torch by measurements of the problem or of its bucket."""
     row = table.measured(problem, products)
     rows = (row,) if row is not None else measured(table, problem, products)
-    return bool(rows) and all(each.wins for each in rows) and len({each.kernel for each in rows}) == 1
+    return bool(rows) and all(end.wins for end in rows) and len({end.kernel for end in rows}) == 1
 
 
 def choose(

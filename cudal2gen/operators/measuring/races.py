@@ -265,7 +265,8 @@ class _Race:
         self.table, self.target, self.contests = table, target, contests
         self.spent, self.began = 0.0, 0.0
         self.watch = Stopwatch(tuner.meter, tuner.store.environment)
-        self.field: list[float] = []  # the first log ratio of each kernel that was timed
+        # For each kernel that was timed, the median log ratio of torch's time to its own in the first samples.
+        self.field: list[float] = []
 
     def steps(self) -> Generator[None, None, bool]:
         """The steps of the race: first runs, a heat of the finalists, and a duel of the best kernel with torch; for a
@@ -540,6 +541,7 @@ def _log(torch_us: float, own_us: float) -> float:
 
 
 def _logs(vendor: Sequence[float], kernel: Sequence[float]) -> rule.Array:
+    """The log ratio of each pair of samples: torch's time over the kernel's."""
     return np.array([_log(*pair) for pair in zip(vendor, kernel, strict=True)])
 
 
