@@ -54,6 +54,8 @@ class _Part(NamedTuple):
 
 
 class _Bounds(Protocol):
+    """The reference of some elements of D, and how far D may differ from it."""
+
     @property
     def result(self) -> torch.Tensor: ...
     def compare(self, d: torch.Tensor) -> Comparison: ...

@@ -162,6 +162,7 @@ def built(
 
 
 def _after_build(candidate: Candidate, artifact: Artifact | Exception) -> TriedKernel:
+    """The row of a kernel after its compilation. ``artifact``: the compiler's error if it failed."""
     if isinstance(artifact, Exception):
         return TriedKernel(candidate, outcome="compile error", reason=str(artifact))
     ptxas = artifact.ptxas
@@ -214,6 +215,8 @@ def judged(
 
 
 def _with_verdict(row: TriedKernel, verdicts: Mapping[tuple[str, str], Verdict], stored: set[str]) -> TriedKernel:
+    """The row with the emulator's verdict, if there is one. ``stored``: the digests whose verdicts an earlier call
+    stored."""
     digest = row.artifact.digest if row.artifact else ""
     verdict = verdicts.get((digest, "emulator"))
     if row.reason or verdict is None:

@@ -105,7 +105,7 @@ class Samples:
     wall_us: list[float] = field(default_factory=list)
 
 
-Turn = Callable[[BoundContender, Samples], None]
+Turn = Callable[[BoundContender, Samples], None]  # takes one sample of a contender and adds it to its samples
 
 
 def states(problem: Problem, protocol: ProtocolName, l2_bytes: int, products: int = 1) -> tuple[L2, ...]:

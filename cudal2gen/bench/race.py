@@ -19,7 +19,7 @@ from cudal2gen.launch.operands import Operands
 # library lists its likely best first. RACE_STAGES: how many candidates stay, and how often each is timed.
 LOADING_SECONDS, RACE_SECONDS = 5.0, 1.0
 RACE_STAGES = ((16, 3), (4, 8))
-RACE_CALLS = 16
+RACE_CALLS = 16  # most sets of operands; a sample has one call on each
 
 
 def race(device: MeasuringDevice, operands: Sequence[Operands]) -> Race:
@@ -53,10 +53,10 @@ class _Race:
             raise Absent(f"none of {len(binders)} candidates runs")
         timed = len(times)
         for count, samples in RACE_STAGES:
-            field = sorted(times, key=lambda index: median(times[index]))[:count]
-            times, graphs = {index: times[index] for index in field}, {index: graphs[index] for index in field}
+            fastest = sorted(times, key=lambda index: median(times[index]))[:count]
+            times, graphs = {index: times[index] for index in fastest}, {index: graphs[index] for index in fastest}
             for _ in range(samples):
-                for index in field:
+                for index in fastest:
                     sample(index)
         best = min(times, key=lambda index: median(times[index]))
         return Winner(best, median(times[best]), timed)
@@ -79,6 +79,7 @@ class _Race:
         return calls
 
     def _graph(self, calls: Sequence[Call]) -> Call:
+        """A CUDA graph of a candidate's calls, ready to be timed."""
         graph = self._device.capture(calls)
         # A graph's first launch also uploads it, which would distort the time of short calls. Several sets mean short
         # calls; with one set the operands exceed the L2, and the upload is negligible.

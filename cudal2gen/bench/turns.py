@@ -69,6 +69,8 @@ def _measure(
     warmup_seconds: float,
     seed: int,
 ) -> tuple[dict[str, Timing], dict[str, str]]:
+    """Opens the kernels and times them with ``others``. Returns the timings and the reasons of absent contenders.
+    Raises TooGood."""
     with ExitStack() as stack:
         contenders, refused = list(others), dict[str, str]()
         for name, open_kernel in kernels.items():
