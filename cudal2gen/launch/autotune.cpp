@@ -22,11 +22,13 @@ constexpr int kVendor = -1;
 
 using Clock = std::chrono::steady_clock;
 
+// A race of the vendor's product and the kernels that compute it, on the caller's operands. A contender is an index of plans_, or kVendor.
+// Functions return a code, CUDAL2GEN_OK if all went well.
 class Race {
  public:
   Race(cudal2gen_pack& pack, cudal2gen_call const& call, cudal2gen_vendor vendor, void* context, double milliseconds)
       : pack_(pack), host_(pack.host), call_(call), vendor_(vendor), context_(context),
-        end_(Clock::now() + std::chrono::microseconds(int64_t(milliseconds * 1e3))) {}
+        deadline_(Clock::now() + std::chrono::microseconds(int64_t(milliseconds * 1e3))) {}
   Race(Race const&) = delete;
   ~Race() {
     for (cudaEvent_t event : {start_, stop_})
@@ -43,6 +45,7 @@ class Race {
   }
 
  private:
+  // Checks that the stream can be timed, and makes the events.
   int prepare() {
     if (!host_.event_create || !host_.event_destroy || !host_.event_record || !host_.event_synchronize || !host_.event_elapsed ||
         !host_.is_capturing)
@@ -79,12 +82,12 @@ class Race {
     return CUDAL2GEN_OK;
   }
 
-  // Times all contenders round robin for half of the remaining time. Each round starts with another one. Stores the fastest kernel, and
-  // in field_ how each kernel compares with the vendor.
+  // Times all contenders round robin for half of the remaining time. Each round starts with another contender. Stores the plan of the
+  // fastest kernel, which becomes plans_[0], and in heat_logs_ how each kernel compares with the vendor.
   int heat(cudal2gen_plan& best) {
-    Clock::time_point const half = Clock::now() + (end_ - Clock::now()) / 2;
+    Clock::time_point const half = Clock::now() + (deadline_ - Clock::now()) / 2;
     int const first = vendor_ ? kVendor : 0, count = int(plans_.size()) - first;
-    std::vector<std::vector<double>> logs(plans_.size() + 1);  // of microseconds; the vendor's are last
+    std::vector<std::vector<double>> logs(plans_.size() + 1);  // of the microseconds of each contender; the vendor's are last
     std::vector<double>& vendor = logs.back();
     for (size_t round = 0; round < kMostRounds && (!round || Clock::now() < half); ++round)
       for (int i = 0; i < count; ++i) {
@@ -98,18 +101,18 @@ class Race {
       if (median(logs[i]) < median(logs[fastest])) fastest = i;
       std::vector<double> ratios;
       for (size_t round = 0; round < vendor.size(); ++round) ratios.push_back(vendor[round] - logs[i][round]);
-      if (vendor_) field_.push_back(median(ratios));
+      if (vendor_) heat_logs_.push_back(median(ratios));
     }
     std::swap(plans_[0], plans_[fastest]);
     best = plans_[0];
     return CUDAL2GEN_OK;
   }
 
-  // Times the vendor and the fastest kernel in pairs, and stores the plan's speedup if the rule accepts the kernel. Which comes first
-  // follows the Thue-Morse sequence, so that no period of a disturbance favours one of them.
+  // Times the vendor and the fastest kernel in pairs, and stores the plan's speedup if the rule accepts the kernel. The order within the
+  // pairs follows the Thue-Morse sequence (the parity of the ones in the pair's number), so that no period of a disturbance favours one.
   int duel(cudal2gen_plan& best) {
     std::vector<double> logs;
-    while (logs.size() < kMostPairs && Clock::now() < end_) {
+    while (logs.size() < kMostPairs && Clock::now() < deadline_) {
       int const first = std::bitset<32>(logs.size()).count() % 2 ? 0 : kVendor;
       double us[2] = {};
       if (int const code = sample(first, us[0])) return code;
@@ -117,13 +120,14 @@ class Race {
       logs.push_back(std::log(first == kVendor ? us[0] / us[1] : us[1] / us[0]));
     }
     if (logs.size() < kFewestPairs) return refuse(CUDAL2GEN_VENDOR, "the time did not suffice for " + std::to_string(kFewestPairs) + " pairs");
-    if (!accepts(logs, field_)) return refuse(CUDAL2GEN_VENDOR, "no kernel was faster than the vendor's product by more than noise and bias explain");
+    if (!accepts(logs, heat_logs_)) return refuse(CUDAL2GEN_VENDOR, "no kernel was faster than the vendor's product by more than noise and bias explain");
     best.choice.speedup = std::exp(low_median(logs));
     return CUDAL2GEN_OK;
   }
 
   cudaStream_t stream() const { return static_cast<cudaStream_t>(call_.stream); }
 
+  // Enqueues one call of a contender on the stream.
   int enqueue(int contender) {
     if (contender == kVendor) {
       int const code = vendor_(context_, call_.stream);
@@ -133,7 +137,7 @@ class Race {
                                          call_.workspace, call_.stream);
   }
 
-  // Stores the microseconds of a call: the mean of calls_ consecutive ones between two events.
+  // Stores the microseconds of a contender's call: the mean of calls_ consecutive calls between two events.
   int sample(int contender, double& us) {
     cudaError_t error = host_.event_record(start_, stream());
     for (int i = 0; i < calls_ && !error; ++i)
@@ -151,11 +155,11 @@ class Race {
   cudal2gen_call const& call_;
   cudal2gen_vendor const vendor_;
   void* const context_;
-  Clock::time_point const end_;
+  Clock::time_point const deadline_;
   std::vector<cudal2gen_plan> plans_;
-  std::vector<double> field_;  // for each kernel the log ratio of the vendor's time to its own in the heat; empty without a vendor
+  std::vector<double> heat_logs_;  // for each kernel the log ratio of the vendor's time to its own in the heat; empty without a vendor
   cudaEvent_t start_ = nullptr, stop_ = nullptr;
-  int calls_ = 1;
+  int calls_ = 1;  // calls in a sample
 };
 
 }  // namespace

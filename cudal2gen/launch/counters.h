@@ -32,14 +32,14 @@ class CounterBlocks {
   static constexpr int kBlocks = 64, kCounters = 1024;
   static constexpr size_t kBytes = size_t(kBlocks) * kCounters * sizeof(unsigned);
 
-  // Allocates all blocks, sets them to zero and waits for that. If there is no memory for them, `of` always returns null.
+  // Allocates all blocks, sets them to zero and waits for that. If there is no memory for them, `block_of` always returns null.
   cudaError_t open(CounterRuntime const& runtime) {
     // Relaxed, since another thread may be capturing a stream, which this does not use.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaError_t error = runtime.capture_mode(&mode);
     if (error) return error;
     if ((error = runtime.malloc(&memory_, kBytes)) == cudaSuccess) {
-      error = cleared(runtime);
+      error = clear_all(runtime);
     } else if (error == cudaErrorMemoryAllocation) {
       memory_ = nullptr;
       error = cudaSuccess;
@@ -48,14 +48,16 @@ class CounterBlocks {
     return error ? error : restored;
   }
 
+  // Frees the blocks. No launch may use them any more.
   cudaError_t close(CounterRuntime const& runtime) {
     void* const memory = memory_;
     memory_ = nullptr;
     return memory ? runtime.free(memory) : cudaSuccess;
   }
 
-  // The block of a stream within a capture (0: outside of captures); null if the launch needs more counters or all blocks are taken.
-  unsigned* of(uint64_t stream, uint64_t capture, int64_t counters) {
+  // Returns the block of a stream within a capture (0: outside of captures), or null if the launch needs more counters than a block has
+  // or all blocks are taken. Streams and captures are their ids in the runtime.
+  unsigned* block_of(uint64_t stream, uint64_t capture, int64_t counters) {
     if (!memory_ || counters > kCounters) return nullptr;
     std::lock_guard<std::mutex> const guard(mutex_);
     auto const taken = blocks_.find({stream, capture});
@@ -64,11 +66,12 @@ class CounterBlocks {
     return blocks_[{stream, capture}] = static_cast<unsigned*>(memory_) + blocks_.size() * kCounters;
   }
 
+  // The memory of all blocks, kBytes long; null if there is none.
   void* memory() const { return memory_; }
 
  private:
   // Sets all counters to zero on a new stream that does not synchronise with others.
-  cudaError_t cleared(CounterRuntime const& runtime) {
+  cudaError_t clear_all(CounterRuntime const& runtime) {
     cudaStream_t stream;
     cudaError_t error = runtime.stream_create(&stream, cudaStreamNonBlocking);
     if (error) return error;
@@ -79,7 +82,7 @@ class CounterBlocks {
 
   void* memory_ = nullptr;
   std::mutex mutex_;
-  std::map<std::pair<uint64_t, uint64_t>, unsigned*> blocks_;
+  std::map<std::pair<uint64_t, uint64_t>, unsigned*> blocks_;  // by stream and capture
 };
 
 }  // namespace cudal2gen

@@ -41,6 +41,7 @@ struct Fusion {
 // Parses "none", or parts joined by +, in the order in which they are applied and at most one of each kind. Returns false if
 // the text is not such a list, or if parts in it exclude each other.
 inline bool parse_fusion(std::string const& text, Fusion& fusion) {
+  // The number of a part is its place in the order; parts with the same number exclude each other.
   static constexpr std::pair<char const*, int> kParts[] = {
       {"alpha", 0}, {"bias_n", 1}, {"bias_m", 1}, {"residual", 2},
       {"aux", 3},   {"relu", 4},   {"gelu_tanh", 4}, {"gelu", 4},  {"silu", 4}, {"gate", 5}};
@@ -60,7 +61,7 @@ inline bool parse_fusion(std::string const& text, Fusion& fusion) {
     fusion.gate |= word == "gate";
     begin = end + 1;
   }
-  return !(fusion.residual && fusion.gate) && !(fusion.aux && last < 4);
+  return !(fusion.residual && fusion.gate) && !(fusion.aux && last < 4);  // aux needs an activation or a gate
 }
 
 // Tokens `name=value`, separated by white space. A token is removed when it is read. The first fault is kept.
@@ -76,6 +77,7 @@ class Tokens {
     }
   }
 
+  // Returns a token's value; "" if it is missing, which is a fault.
   std::string word(std::string const& name) {
     auto const token = values_.find(name);
     if (token == values_.end()) {
@@ -98,6 +100,7 @@ class Tokens {
     return 0;
   }
 
+  // Returns a token's value as a number of at least `least`; another value is a fault.
   int number(std::string const& name, int least = 0) {
     std::string const value = word(name);
     char* end = nullptr;

@@ -36,6 +36,7 @@ int invalid(std::string const& why) { return refuse(cudaErrorInvalidValue, why);
 
 // ---- the CUDA runtime ----
 
+// The functions of the runtime that a kernel needs, found by name.
 struct Runtime {
   decltype(&cudaLibraryLoadFromFile) load;
   decltype(&cudaLibraryUnload) unload;
@@ -73,6 +74,7 @@ struct Runtime {
   }
 };
 
+// Stores a function of the library. Returns false, with a message, if it is missing.
 template <class Function>
 bool find(void* library, char const* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
@@ -80,6 +82,7 @@ bool find(void* library, char const* name, Function& function) {
   return function;
 }
 
+// The same for a function of the driver.
 template <class Function>
 bool find_in_driver(Runtime const& runtime, char const* name, Function& function) {
   cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
@@ -141,6 +144,7 @@ bool connect_capture(void* library, Runtime& runtime) {
 
 }  // namespace
 
+// An opened kernel. Launches may run on any threads: they change only the mutable members, which guard themselves.
 struct cudal2gen_kernel {
   Launch launch;
   Options options;
@@ -261,16 +265,16 @@ struct Parts {
   bool clears = false;
 };
 
-// Finds the places, and enqueues the memset if the counters are in the workspace.
+// Sets `parts`, and enqueues the memset if the counters are in the workspace.
 int place_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* workspace, cudaStream_t stream, StreamState const& state,
-               Parts& parts) {
+                Parts& parts) {
   if (!workspace || reinterpret_cast<uintptr_t>(workspace) % 256)
     return invalid("this kernel needs a workspace, aligned to 256 bytes");
   CounterRuntime const& cuda = own.runtime.counters;
   unsigned long long id = 0;
   if (cudaError_t const error = cuda.stream_id(stream, &id)) return own.runtime.refuse(error);
   parts.sums = reinterpret_cast<float*>(static_cast<char*>(workspace) + scratch.parts_at());
-  parts.arrivals = own.counters.of(id, state.capture, scratch.tiles);
+  parts.arrivals = own.counters.block_of(id, state.capture, scratch.tiles);
   if (parts.arrivals) return cudaSuccess;
   parts.clears = true;
   parts.arrivals = static_cast<unsigned*>(workspace);
@@ -278,7 +282,7 @@ int place_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* works
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
-// The grid of a launch. Plain kernels have a CTA per tile: x counts columns of tiles, y rows of tiles times slices of k, z products.
+// Sets the grid of a launch of `count` products, or of `groups` groups. Plain kernels have a CTA per tile: x counts columns of tiles, y rows of tiles times slices of k, z products.
 // kZsplit cuts the columns into slices of about swizzle_stride elements, which lie along z. Persistent kernels and clusters have grids
 // of one dimension, and persistent ones no more CTAs than are resident at a time.
 int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int groups, dim3& grid) {
@@ -305,7 +309,7 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
   return cudaSuccess;
 }
 
-// Clears `allowed` if the kernel must not start before the previous work on the stream has ended. In a captured stream only a kernel
+// Sets `allowed` to false if the kernel must not start before the previous work on the stream has ended. In a captured stream only a kernel
 // can precede a programmatic launch, so after a copy or a memset, even one by the caller, the launch is an ordinary one.
 int forbid_overlap_after_non_kernels(Runtime const& cuda, StreamState const& state, bool& allowed) {
   cudaError_t error = cudaSuccess;
@@ -317,6 +321,7 @@ int forbid_overlap_after_non_kernels(Runtime const& cuda, StreamState const& sta
   return error ? cuda.refuse(error) : cudaSuccess;
 }
 
+// Returns a launch attribute of this kind that is switched on.
 cudaLaunchAttribute flag(cudaLaunchAttributeID id) {
   cudaLaunchAttribute attribute = {};
   attribute.id = id;
@@ -384,6 +389,7 @@ int cudal2gen_open(char const* directory, char const* options, char const* runti
   return cudaSuccess;
 }
 
+// Unloads a kernel and frees its counters and the handle, even if it returns an error. No launch may still be running.
 int cudal2gen_close(cudal2gen_kernel* kernel) {
   message.clear();
   std::unique_ptr<cudal2gen_kernel> const own(kernel);
@@ -399,6 +405,7 @@ int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, i
   return scratch.parts_at() + scratch.parts * launch.bm * launch.bn * int64_t(4);
 }
 
+// The same for one product.
 int64_t cudal2gen_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k) {
   return cudal2gen_batch_workspace_bytes(kernel, m, n, k, 1);
 }
@@ -460,15 +467,15 @@ int enqueue(cudal2gen_kernel const* kernel, void const* a, int lda, void const* 
   if (overlaps && (code = forbid_overlap_after_non_kernels(own.runtime, state, overlaps))) return code;
   CUtensorMap map_a = {}, map_b = {}, map_d = {}, map_rest = {};
   // The arguments that all kernels take, then those for a fusion and for several products. A kernel reads only its own.
-  void* more[3] = {};
+  void* trailing[3] = {};
   int count = 0;
-  if (launch.box_rest.cols) more[count++] = &map_rest;
-  if (launch.fusion.any) more[count++] = &operands;
-  if (launch.batch != Batch::kNone) more[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
-  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, more[0], more[1]};
+  if (launch.box_rest.cols) trailing[count++] = &map_rest;
+  if (launch.fusion.any) trailing[count++] = &operands;
+  if (launch.batch != Batch::kNone) trailing[count++] = groups.count ? static_cast<void*>(&groups) : &batches;
+  void* matrices[] = {&a, &lda, &b, &ldb, &d, &ldd, &m, &n, &k, &parts.sums, &parts.arrivals, trailing[0], trailing[1]};
   Options options = own.options;
   void* maps[] = {&map_a, &map_b, &map_d, &d, &ldd, &m, &n, &k, &options.along_n, &options.band, &options.policy_a,
-                  &options.policy_b, &parts.sums, &parts.arrivals, more[0], more[1], more[2]};
+                  &options.policy_b, &parts.sums, &parts.arrivals, trailing[0], trailing[1], trailing[2]};
   bool const tma = launch.convention == Convention::kTma;
   int const depths = groups.count ? groups.count : batches.count;
   auto const map = [&](Matrix const& matrix, int64_t rows, int64_t stride, Box box, Element const& element, CUtensorMap& to) {

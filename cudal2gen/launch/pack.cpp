@@ -36,12 +36,14 @@ std::string parse(std::string const& line, Values& tokens) {
   return first;
 }
 
+// Stores the content of a file. Returns false if it cannot be read.
 bool read(std::string const& path, std::string& content) {
   std::ifstream file(path, std::ios::binary);
   content.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   return bool(file);
 }
 
+// Returns the words of a text, which are runs of letters and digits, in lower case.
 std::set<std::string> words(std::string text) {
   for (char& c : text) c = std::isalnum(static_cast<unsigned char>(c)) ? char(std::tolower(c)) : ' ';
   std::istringstream stream(text);
@@ -93,7 +95,7 @@ namespace {
 // Returns the number that a caller stored in an enum. It may be out of the enum's range, and reading such a number as the enum would
 // be undefined behaviour.
 template <class Enum>
-int stored(Enum const& field) {
+int enum_value(Enum const& field) {
   static_assert(sizeof(Enum) == sizeof(int));
   int value;
   std::memcpy(&value, &field, sizeof value);
@@ -106,14 +108,14 @@ int check(cudal2gen_problem const& problem) {
   struct {
     char const* name;
     int value, last;
-  } const enums[] = {{"acc", stored(problem.acc), CUDAL2GEN_F32},
-                     {"layout", stored(problem.layout), CUDAL2GEN_TT},
-                     {"prefer", stored(problem.prefer), CUDAL2GEN_INFERRED},
-                     {"ab", stored(problem.ab), int(std::size(kElements)) - 1},
-                     {"d", stored(problem.d), CUDAL2GEN_D_F32},
-                     {"fusion.bias", stored(problem.fusion.bias), CUDAL2GEN_BIAS_M},
-                     {"fusion.activation", stored(problem.fusion.activation), CUDAL2GEN_SILU},
-                     {"batch", stored(problem.batch), CUDAL2GEN_GROUPED}};
+  } const enums[] = {{"acc", enum_value(problem.acc), CUDAL2GEN_F32},
+                     {"layout", enum_value(problem.layout), CUDAL2GEN_TT},
+                     {"prefer", enum_value(problem.prefer), CUDAL2GEN_INFERRED},
+                     {"ab", enum_value(problem.ab), int(std::size(kElements)) - 1},
+                     {"d", enum_value(problem.d), CUDAL2GEN_D_F32},
+                     {"fusion.bias", enum_value(problem.fusion.bias), CUDAL2GEN_BIAS_M},
+                     {"fusion.activation", enum_value(problem.fusion.activation), CUDAL2GEN_SILU},
+                     {"batch", enum_value(problem.batch), CUDAL2GEN_GROUPED}};
   for (auto const& each : enums)
     if (each.value < 0 || each.value > each.last)
       return invalid(std::string(each.name) + "=" + std::to_string(each.value) + " is none of the header's");
@@ -250,15 +252,17 @@ int identify(Values const& facts, char const* runtime, HostRuntime& host, Card& 
   return CUDAL2GEN_OK;
 }
 
+// Returns the number of a token, 0 if there is none.
 int number(Values const& tokens, char const* name) {
   auto const token = tokens.find(name);
   return token == tokens.end() ? 0 : std::atoi(token->second.c_str());
 }
 
-int enumerated(Values const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
+// The value of an enum with two members, as a number: 1 if the token is the word of the second one.
+int is_second(Values const& tokens, char const* name, char const* second) { return tokens.at(name) == second; }
 
 // The type of A and B as a number of the enum, which has the order of `kElements`. A line without it means fp16.
-int typed_ab(Values const& tokens) {
+int ab_of(Values const& tokens) {
   auto const token = tokens.find("ab");
   if (token == tokens.end()) return CUDAL2GEN_AB_F16;
   auto const type = std::find_if(std::begin(kElements), std::end(kElements),
@@ -267,7 +271,7 @@ int typed_ab(Values const& tokens) {
   return int(type - std::begin(kElements));
 }
 
-int typed_d(Values const& tokens) {
+int d_of(Values const& tokens) {
   auto const token = tokens.find("d");
   if (token != tokens.end() && token->second != "f32") throw std::runtime_error("d is unknown");
   return token != tokens.end();
@@ -286,16 +290,16 @@ int batch_of(Values const& tokens) {
   return token->second == "strided" ? CUDAL2GEN_STRIDED : CUDAL2GEN_GROUPED;
 }
 
-// Adds the kernel or the choice of a line; other lines are ignored. On a card of another model, kernels that it does not
+// Adds the kernel or the choice of a line, which begins with line_word; other lines are ignored. On a card of another model, kernels that it does not
 // run are ignored too, and so are choices, since a measurement says nothing of another card. Throws std::exception if a
 // line lacks a token.
-void add(cudal2gen_pack& pack, std::string const& kind, Values const& tokens) {
-  if (kind != "kernel" && (kind != "choice" || pack.card.other_model())) return;
+void add_line(cudal2gen_pack& pack, std::string const& line_word, Values const& tokens) {
+  if (line_word != "kernel" && (line_word != "choice" || pack.card.other_model())) return;
   Sizes const sizes = {number(tokens, "m"), number(tokens, "n"), number(tokens, "k")};
-  Kind const own = {{typed_ab(tokens), typed_d(tokens), enumerated(tokens, "acc", "f32"), layout_of(tokens), batch_of(tokens)},
+  Kind const kind = {{ab_of(tokens), d_of(tokens), is_second(tokens, "acc", "f32"), layout_of(tokens), batch_of(tokens)},
                     tokens.count("fusion") ? tokens.at("fusion") : "none"};
-  if (kind == "choice") {
-    pack.chosen[{own, sizes, tokens.count("products") ? number(tokens, "products") : 1}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
+  if (line_word == "choice") {
+    pack.chosen[{kind, sizes, tokens.count("products") ? number(tokens, "products") : 1}] = {number(tokens, "kernel"), std::atof(tokens.at("low").c_str())};
   } else {
     std::string options = tokens.count("options") ? tokens.at("options") : "";
     std::replace(options.begin(), options.end(), ',', ' ');
@@ -304,10 +308,11 @@ void add(cudal2gen_pack& pack, std::string const& kind, Values const& tokens) {
     Launch const launch(facts);
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
     int const plain = tokens.count("plain") ? number(tokens, "plain") : -1;
+    // The capabilities on which the kernel runs, and its shared memory in bytes.
     int const first = std::stoi(tokens.at("first")), last = std::stoi(tokens.at("last")), smem = std::stoi(tokens.at("smem"));
     if (pack.card.other_model() && (pack.card.capability < first || pack.card.capability > last)) return;
     bool const fits = !pack.card.other_model() || smem <= pack.card.smem_bytes;
-    pack.kernels.push_back({tokens.at("digest"), options, own, sizes, plain, launch, fits, nullptr, ""});
+    pack.kernels.push_back({tokens.at("digest"), options, kind, sizes, plain, launch, fits, nullptr, ""});
   }
 }
 
@@ -318,22 +323,22 @@ int load(cudal2gen_pack& pack, char const* runtime) {
   if (!read(pack.directory + "/pack.txt", text)) return refuse(CUDAL2GEN_BAD_PACK, pack.directory + " holds no pack.txt");
   // The last line is the digest of all lines before it.
   size_t const last = text.rfind("sha256=");
-  if (last == std::string::npos || text.substr(last) != "sha256=" + Sha256::of(text.substr(0, last)) + "\n")
+  if (last == std::string::npos || text.substr(last) != "sha256=" + Sha256::hex_digest(text.substr(0, last)) + "\n")
     return refuse(CUDAL2GEN_BAD_PACK, pack.directory + "/pack.txt is truncated or was altered");
   std::istringstream lines(text.substr(0, last));
   for (std::string line; std::getline(lines, line);) {
     Values tokens;
-    std::string const kind = parse(line, tokens);
-    if (kind == "pack") {
+    std::string const line_word = parse(line, tokens);
+    if (line_word == "pack") {
       if (tokens.at("format") != "1") return refuse(CUDAL2GEN_BAD_PACK, pack.directory + " is of another format");
       if (int const code = identify(tokens, runtime, pack.host, pack.card)) return code;
-    } else if (kind == "file") {
+    } else if (line_word == "file") {
       std::string const path = pack.directory + "/" + tokens.at("path");
       std::string content;
       if (!read(path, content)) return refuse(CUDAL2GEN_BAD_PACK, path + " is missing");
-      if (Sha256::of(content) != tokens.at("sha256")) return refuse(CUDAL2GEN_BAD_PACK, path + " is truncated or was altered");
+      if (Sha256::hex_digest(content) != tokens.at("sha256")) return refuse(CUDAL2GEN_BAD_PACK, path + " is truncated or was altered");
     } else {
-      add(pack, kind, tokens);
+      add_line(pack, line_word, tokens);
     }
   }
   // at() throws if a choice names a kernel that the pack does not have.

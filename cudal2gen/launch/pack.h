@@ -33,7 +33,7 @@ namespace cudal2gen {
 int refuse(int code, std::string const& why);
 inline int invalid(std::string const& why) { return refuse(CUDAL2GEN_INVALID_VALUE, why); }
 
-using Sizes = std::array<int, 3>;
+using Sizes = std::array<int, 3>;  // m, n, k
 
 // Everything but the sizes that a kernel and a problem must agree on: the header's enums ab, d, acc, layout and batch, in
 // this order, and the text of the fusion.
@@ -41,12 +41,14 @@ struct Kind {
   std::array<int, 5> enums;
   std::string fusion;
 
+  // Whether this is one product without fused operations, and the kind of that product with the same types and layout.
   bool plain() const { return fusion == "none" && enums[4] == CUDAL2GEN_ALONE; }
   Kind alone() const { return {{enums[0], enums[1], enums[2], enums[3], CUDAL2GEN_ALONE}, "none"}; }
   bool operator==(Kind const& other) const { return enums == other.enums && fusion == other.fusion; }
   bool operator<(Kind const& other) const { return std::tie(enums, fusion) < std::tie(other.enums, other.fusion); }
 };
 
+// A kernel of a pack. `digest` names its folder, `options` are those of cudal2gen_open, and `sizes` are those for which it was made.
 struct PackKernel {
   std::string digest, options;
   Kind kind;
@@ -54,7 +56,7 @@ struct PackKernel {
   int plain;  // the number of the kernel with the same design for the plain product, -1 if there is none
   Launch launch;
   bool fits;  // whether the card has enough shared memory
-  cudal2gen_kernel* opened;
+  cudal2gen_kernel* opened;  // null until `open`
   std::string refused;  // why the driver refused it; empty if it did not. Guarded by `opening`
 
   // Whether it computes this many products of these sizes with A and B packed. D's leading dimension is not known before
@@ -80,9 +82,10 @@ constexpr int kNothing = -1;  // D has no elements, so nothing is done
 constexpr int kZeros = -2;    // k is 0, so D is filled with zeros
 struct Choice {
   int kernel;
-  double speedup;
+  double speedup;  // over the vendor's library; 0 if it was not measured
 };
 
+// Returns the number of products or groups of a problem.
 int products_of(cudal2gen_problem const& problem);
 
 // Checks that a problem's enums are in range, and its sizes and number of products not negative. Returns CUDAL2GEN_OK if so.
@@ -127,12 +130,14 @@ struct cudal2gen_pack {
   int choose(cudal2gen_problem const& problem, cudal2gen::Choice& choice) const;
   // The numbers of the kernels that compute a problem, the nearest ones first.
   std::vector<int> candidates(cudal2gen_problem const& problem) const;
+  // Opens a kernel by its number unless it is open. Returns CUDAL2GEN_REFUSED if the driver refuses its image.
   int open(int kernel);
   // Unloads the kernels that were opened. Returns false if the runtime fails to unload one.
   bool unload();
   std::string kernel_folder(std::string const& digest) const { return directory + "/kernels/" + digest; }
 
  private:
+  // Chooses an unmeasured kernel by the measured choice for the plain product. Returns false if there is none.
   bool infer(cudal2gen::Kind const& kind, cudal2gen::Sizes const& sizes, int products, cudal2gen::Choice& choice) const;
 };
 

@@ -11,10 +11,10 @@
 namespace cudal2gen {
 
 constexpr double kMargin = 0.01;    // the bound on the median of the pairs must show at least this gain
-constexpr double kGain = 0.1;       // least expected gain with which a kernel is accepted
+constexpr double kGain = 0.1;       // least expected_log gain with which a kernel is accepted
 constexpr double kBias = 0.03;      // standard deviation of a contender's constant bias, as a log ratio of times
 constexpr double kPrior = 1;        // weight of kBias in the estimate of the spread, in kernels
-constexpr double kFarthest = 0.2;   // log ratio from the kernels' median at which others are clipped
+constexpr double kClip = 0.2;   // log ratio from the kernels' median at which others are clipped
 constexpr double kRisk = 0.005;     // probability that the median of the pairs lies below its bound
 
 inline double median(std::vector<double> values) {
@@ -28,28 +28,32 @@ inline double median(std::vector<double> values) {
 inline double low_median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   double const count = double(values.size());
-  double share = std::pow(0.5, count), below = share;
+  // A sample is below the median with a probability of 1/2. The sample of rank r (from 1) is above the median if fewer than r samples are
+  // below it, which has the probability `risk`: the sum of `term` = C(count, i) / 2^count over i < r, here for r = rank + 1.
+  double term = std::pow(0.5, count), risk = term;
   size_t rank = 0;
-  for (; below <= kRisk; below += share) {
+  for (; risk <= kRisk; risk += term) {
     ++rank;
-    share *= (count - double(rank) + 1) / double(rank);
+    term *= (count - double(rank) + 1) / double(rank);
   }
   return rank ? values[rank - 1] : -INFINITY;
 }
 
-// The log ratio to expect of a winner whose measured log ratio is `log`, without its bias. field: the log ratio of the vendor's time to
-// that of each kernel.
-inline double expected(double log, std::vector<double> const& field) {
+// Returns the log ratio to expect of a winner whose measured log ratio is `log`, without its bias. field: the log ratio of the vendor's time
+// to that of each kernel. A part of the spread of `field` is the variance of the biases, kBias^2; the winner's distance from the median
+// shrinks by this part, because the fastest of many kernels is likely to have a favourable bias.
+inline double expected_log(double log, std::vector<double> const& field) {
   double const middle = median(field);
   double spread = kPrior * kBias * kBias;
-  for (double const each : field) spread += std::pow(std::clamp(each - middle, -kFarthest, kFarthest), 2);
+  for (double const log_ratio : field) spread += std::pow(std::clamp(log_ratio - middle, -kClip, kClip), 2);
   spread /= double(field.size()) - 1 + kPrior;
   return middle + std::max(0.0, 1 - kBias * kBias / spread) * (log - middle);
 }
 
-// Whether a kernel is accepted. logs: the log ratios of the vendor's time to the kernel's, of pairs of samples.
+// Whether a kernel is accepted. logs: the log ratio of the vendor's time to the kernel's, for each pair of samples. field: as for
+// expected_log.
 inline bool accepts(std::vector<double> const& logs, std::vector<double> const& field) {
-  return low_median(logs) >= std::log1p(kMargin) && expected(median(logs), field) >= std::log1p(kGain);
+  return low_median(logs) >= std::log1p(kMargin) && expected_log(median(logs), field) >= std::log1p(kGain);
 }
 
 }  // namespace cudal2gen

@@ -14,13 +14,15 @@ namespace cudal2gen {
 // roots of the first primes. They are computed here, since a long double has enough digits for them.
 class Sha256 {
  public:
-  static std::string of(std::string data) {
+  // Returns the digest of the data as 64 hexadecimal digits.
+  static std::string hex_digest(std::string data) {
     Sha256 state;
     uint64_t const bits = uint64_t(data.size()) * 8;
+    // The padding: a one bit, zeros up to 56 bytes modulo 64, and the number of bits in 8 bytes.
     data.push_back(char(0x80));
     while (data.size() % 64 != 56) data.push_back(0);
     for (int shift = 56; shift >= 0; shift -= 8) data.push_back(char(bits >> shift));
-    for (size_t at = 0; at < data.size(); at += 64) state.block(reinterpret_cast<unsigned char const*>(data.data()) + at);
+    for (size_t begin = 0; begin < data.size(); begin += 64) state.add_block(reinterpret_cast<unsigned char const*>(data.data()) + begin);
     std::string text;
     for (uint32_t word : state.hash_) {
       char digits[9];
@@ -44,7 +46,8 @@ class Sha256 {
   static uint32_t fraction(long double root) { return uint32_t((root - std::floor(root)) * 4294967296.0L); }
   static uint32_t rotate(uint32_t word, int by) { return word >> by | word << (32 - by); }
 
-  void block(unsigned char const* data) {
+  // Adds 64 bytes to the state. The names of the standard: w is the message schedule, v the working variables a to h.
+  void add_block(unsigned char const* data) {
     std::array<uint32_t, 64> w;
     for (int i = 0; i < 16; ++i, data += 4)
       w[i] = uint32_t(data[0]) << 24 | uint32_t(data[1]) << 16 | uint32_t(data[2]) << 8 | data[3];

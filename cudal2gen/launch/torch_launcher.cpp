@@ -25,6 +25,7 @@ namespace cudal2gen_torch {
 
 using Tensor = AtenTensorOpaque*;
 using Cell = uint64_t;  // one argument or result on an operator's stack: a number, or a tensor that the callee owns
+// The implementation of an operator: its stack, the number of arguments, the number of results.
 using OperatorKernel = void (*)(Cell*, uint64_t, uint64_t);
 
 constexpr uint64_t kTorchVersion = uint64_t(2) << 56 | uint64_t(10) << 48;
@@ -238,14 +239,14 @@ class Owned {
 
 Tensor as_tensor(Cell cell) { return reinterpret_cast<Tensor>(cell); }
 
-// Makes the call's device current while it exists.
-class OnDevice {
+// Makes the call's device current during the guard's lifetime. `good`: whether torch did so.
+class DeviceGuard {
  public:
-  explicit OnDevice(cudal2gen_plan const& call) {
+  explicit DeviceGuard(cudal2gen_plan const& call) {
     if (call.guard) good = !torch_cuda.aoti_torch_create_cuda_guard(call.device, &guard_);
   }
-  OnDevice(OnDevice const&) = delete;
-  ~OnDevice() {
+  DeviceGuard(DeviceGuard const&) = delete;
+  ~DeviceGuard() {
     if (guard_) torch_cuda.aoti_torch_delete_cuda_guard(guard_);
   }
   bool good = true;
@@ -280,7 +281,7 @@ struct Operands {
 };
 
 // Calls torch's product. Returns null, so that Python makes the call, if it fails or if the D that it allocated is not contiguous.
-Tensor by_torch(Plan const& plan, Operands const& operands) {
+Tensor call_torch(Plan const& plan, Operands const& operands) {
   Owned left(nullptr), right(nullptr), third(nullptr);
   Tensor const a = operands.a.get(), b = operands.b.get(), c = operands.third.get();
   if (torch.aoti_torch_new_tensor_handle(a, left.place()) || torch.aoti_torch_new_tensor_handle(b, right.place()) ||
@@ -299,12 +300,12 @@ Tensor by_torch(Plan const& plan, Operands const& operands) {
 }
 
 // Launches a kernel and returns D. Returns null if anything is refused: Python then makes the call and reports the reason.
-Tensor launched(Plan const& plan, Operands const& operands) {
+Tensor launch_kernel(Plan const& plan, Operands const& operands) {
   cudal2gen_plan const& call = plan.call;
-  OnDevice const on_device(call);
+  DeviceGuard const guard(call);
   Tensor const like = operands.a.get();
   int32_t dtype, device_type, device_index;
-  if (!on_device.good || torch.aoti_torch_get_dtype(like, &dtype) ||
+  if (!guard.good || torch.aoti_torch_get_dtype(like, &dtype) ||
       torch.aoti_torch_get_device_type(like, &device_type) || torch.aoti_torch_get_device_index(like, &device_index))
     return nullptr;
   Owned d(nullptr), scratch(nullptr);
@@ -322,9 +323,9 @@ Tensor launched(Plan const& plan, Operands const& operands) {
   if (call.device >= 0 && torch_cuda.aoti_torch_get_current_cuda_stream(call.device, &stream)) return nullptr;
   void *const a = operands.a_address, *const b = operands.b_address;
   if (call.third == kBias) {
-    cudal2gen_sized const& of = call.sized;
+    cudal2gen_sized const& sized = call.sized;
     cudal2gen_fused const fused = {operands.third_address, nullptr, 0, 1, 0, nullptr, 0};
-    int const code = call.launch_fused(of.kernel, a, of.lda, b, of.ldb, d_address, of.ldd, of.m, of.n, of.k, &fused,
+    int const code = call.launch_fused(sized.kernel, a, sized.lda, b, sized.ldb, d_address, sized.ldd, sized.m, sized.n, sized.k, &fused,
                                        workspace, stream);
     return code ? nullptr : d.release();
   }
@@ -343,8 +344,8 @@ Tensor planned_result(Operands& operands, int64_t kind) {
   if (!plan) return nullptr;
   bool const overlap = plan->call.third == kOut && operands.overlap(plan->call.spans);
   Tensor const d = overlap                         ? nullptr
-                   : plan->torch_operator.empty() ? launched(*plan, operands)
-                                                  : by_torch(*plan, operands);
+                   : plan->torch_operator.empty() ? launch_kernel(*plan, operands)
+                                                  : call_torch(*plan, operands);
   if (!d) table().uncount(*plan);
   return d;
 }

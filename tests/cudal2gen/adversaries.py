@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Adversary:
-    """Wraps the calls of a right contender with a fault. ``empty`` allocates tensors."""
+    """Wraps the calls of a right contender with a fault. ``empty`` allocates tensors on the contender's device."""
 
     def __init__(self, right: Contender, empty: Callable[..., torch.Tensor]) -> None:
         self.right, self.empty = right, empty
@@ -81,7 +81,7 @@ class CachesByAddress(Adversary):
 
 
 class ChangesItsInput(Adversary):
-    """Stores a right D, and a zero in A."""
+    """Stores a right D, and then changes an element of A."""
 
     def bind(self, operands: Operands) -> Call:
         run = self.right.bind(operands)
@@ -127,11 +127,11 @@ class WritesPastItsRows(Adversary):
 
     def bind(self, operands: Operands) -> Call:
         run, d = self.right.bind(operands), operands.d
-        behind = d.as_strided((1,), (1,), d.storage_offset() + d.shape[1])
+        beyond = d.as_strided((1,), (1,), d.storage_offset() + d.shape[1])
 
         def call() -> None:
             run()
-            behind.fill_(0.0)
+            beyond.fill_(0.0)
 
         return call
 
@@ -141,11 +141,11 @@ class WritesPastD(Adversary):
 
     def bind(self, operands: Operands) -> Call:
         run, d = self.right.bind(operands), operands.d
-        behind = d.as_strided((d.shape[1],), (1,), d.storage_offset() + d.shape[0] * d.stride(0))
+        beyond = d.as_strided((d.shape[1],), (1,), d.storage_offset() + d.shape[0] * d.stride(0))
 
         def call() -> None:
             run()
-            behind.fill_(0.0)
+            beyond.fill_(0.0)
 
         return call
 
@@ -189,8 +189,8 @@ class AccumulatesInHalf(Adversary):
         def call() -> None:
             total = operands.d.new_zeros(operands.d.shape)
             for start in range(0, operands.a.shape[1], 16):
-                some = slice(start, start + 16)
-                total += operands.a[:, some] @ operands.b[:, some].T
+                step = slice(start, start + 16)
+                total += operands.a[:, step] @ operands.b[:, step].T
             operands.d.copy_(total)
 
         return call
@@ -201,11 +201,11 @@ class ReadsPastItsRows(Adversary):
 
     def bind(self, operands: Operands) -> Call:
         run, a = self.right.bind(operands), operands.a
-        behind = a.as_strided((a.shape[0], 1), (a.stride(0), 1), a.storage_offset() + a.shape[1])
+        beyond = a.as_strided((a.shape[0], 1), (a.stride(0), 1), a.storage_offset() + a.shape[1])
 
         def call() -> None:
             run()
-            operands.d[:, :1].add_(0 * behind)
+            operands.d[:, :1].add_(0 * beyond)
 
         return call
 

@@ -2,13 +2,13 @@
    modules and libraries are handles that the session assigns. There is one device and one context. */
 
 /* A driver call does not change the runtime's last error. */
-static int driver_call(const char *name, int64_t *args) { return answered(name, args); }
+static int driver_call(const char *name, int64_t *args) { return pass_to_session(name, args); }
 #define DRIVER(name, ...)                  \
   do {                                     \
     int64_t words[] = {__VA_ARGS__, 0};    \
     return driver_call(name, words);       \
   } while (0)
-/* Functions with a stream have a second name, with _ptsz, for which stream 0 is the thread's own default stream. */
+/* Functions with a stream have a second form, _ptsz, for which stream 0 is the thread's own default stream. */
 #define WITH_STREAM(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { PER_THREAD(name args); } EXPORT int name params
 typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; void *attrs; unsigned count; } driver_config_t;
 static char g_context;

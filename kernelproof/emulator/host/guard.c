@@ -17,27 +17,28 @@ enum { kFrames = 14 };
 static __thread void *g_frames[kFrames];
 static __thread int g_frame_count;
 static __thread int g_inside; /* how many runtime calls the thread is in */
-static struct { uintptr_t start, end; } g_guarded;
-static struct sigaction g_other, g_other_trap; /* the previous handlers of faults and traps */
+static struct { uintptr_t start, end; } g_guarded; /* the second mapping of emulated memory */
+static struct sigaction g_previous_fault, g_previous_trap; /* the previous handlers of faults and traps */
 
-/* Pages of which some bytes are forbidden. "mask" for each byte: bit 1 forbids writes, bit 2 reads. "left": how many more
-   accesses are single-stepped; after these the page stays open until the session protects it again. */
-enum { kPage = 4096, kPartial = 64, kAlone = 65536, kSteps = 4 };
+/* Pages of which some bytes are forbidden. "access": the page's protection (PROT_..). "mask" has a byte for each byte of the page: 1
+   forbids writes, 2 forbids reads. "left": how many more accesses are single-stepped; after these the page stays open until the session
+   protects it again. */
+enum { kPage = 4096, kMostPartial = 64, kMostSingleSteps = 65536, kMostOpenPages = 4 };
 typedef struct { uintptr_t page; int access, left; unsigned char mask[kPage]; } partial_t;
-static partial_t g_partial[kPartial];
+static partial_t g_partial[kMostPartial];
 static int g_partial_count;
 /* The pages that are open for the instruction that a thread single-steps. */
-static __thread struct { uintptr_t page; int access; } g_steps[kSteps];
-static __thread int g_step_count;
+static __thread struct { uintptr_t page; int access; } g_open_pages[kMostOpenPages];
+static __thread int g_open_page_count;
 
 /* Adds a page of which some bytes are forbidden. Returns 0 if this machine cannot single-step, or there are too many pages. */
 EXPORT int emulator_partial(uintptr_t page, int access, const unsigned char *mask) {
 #if defined(__x86_64__)
   partial_t *p = &g_partial[g_partial_count];
-  if (g_partial_count == kPartial) return 0;
+  if (g_partial_count == kMostPartial) return 0;
   p->page = page;
   p->access = access;
-  p->left = kAlone;
+  p->left = kMostSingleSteps;
   memcpy(p->mask, mask, kPage);
   ++g_partial_count;
   return 1;
@@ -46,12 +47,15 @@ EXPORT int emulator_partial(uintptr_t page, int access, const unsigned char *mas
   return 0;
 #endif
 }
+/* Forgets all pages of which some bytes are forbidden. */
 EXPORT void emulator_no_partial(void) { g_partial_count = 0; }
 
+/* Stores the call stack of a runtime call in g_frames if memory is guarded. */
 static void note_caller(void) {
   if (g_guarded.start) g_frame_count = backtrace(g_frames, kFrames);
 }
-static int answered(const char *name, int64_t *args) {
+/* Calls the session with a call's name and arguments, and returns its error code. */
+static int pass_to_session(const char *name, int64_t *args) {
   if (!g_callback) return kErrorNoDevice;
   note_caller();
   ++g_inside;
@@ -59,6 +63,7 @@ static int answered(const char *name, int64_t *args) {
   --g_inside;
   return rc;
 }
+/* Stores the return addresses of g_frames, at most kFrames, and returns their number. */
 EXPORT int emulator_frames(void **out) {
   memcpy(out, g_frames, sizeof *out * (size_t)g_frame_count);
   return g_frame_count;
@@ -79,6 +84,7 @@ static int is_write(const ucontext_t *c) {
   return 0; /* unknown on this machine; the session assumes a write if the page may be read */
 #endif
 }
+/* Stores the call stack of a faulting access in g_frames, its instruction first, without the frames of the signal handler. */
 static void note_fault(const ucontext_t *c) {
   void *raw[kFrames + 4], *at = instruction(c);
   int first = 0, n = backtrace(raw, kFrames + 4);
@@ -88,30 +94,32 @@ static void note_fault(const ucontext_t *c) {
   for (int i = first + 1; i < n && g_frame_count < kFrames; ++i) g_frames[g_frame_count++] = raw[i];
 }
 /* The program's own memory to or from which asynchronous copies are running. */
-enum { kOwn = 64 };
-static struct { uintptr_t start, end; } g_own[kOwn];
-static int g_own_count;
+enum { kMostWatched = 64 };
+static struct { uintptr_t start, end; } g_watched[kMostWatched];
+static int g_watched_count;
 /* Protects whole pages of the program's own memory. Returns 0 if that fails. */
 EXPORT int emulator_watch_own(uintptr_t start, uintptr_t end, int access) {
-  if (g_own_count == kOwn || mprotect((void *)start, end - start, access)) return 0;
-  g_own[g_own_count].start = start;
-  g_own[g_own_count++].end = end;
+  if (g_watched_count == kMostWatched || mprotect((void *)start, end - start, access)) return 0;
+  g_watched[g_watched_count].start = start;
+  g_watched[g_watched_count++].end = end;
   return 1;
 }
+/* Ends the protection of the pages that begin at start. */
 EXPORT void emulator_leave_own(uintptr_t start) {
-  for (int i = 0; i < g_own_count; ++i)
-    if (g_own[i].start == start) {
-      mprotect((void *)start, g_own[i].end - start, PROT_READ | PROT_WRITE);
-      g_own[i] = g_own[--g_own_count];
+  for (int i = 0; i < g_watched_count; ++i)
+    if (g_watched[i].start == start) {
+      mprotect((void *)start, g_watched[i].end - start, PROT_READ | PROT_WRITE);
+      g_watched[i] = g_watched[--g_watched_count];
       return;
     }
 }
-static uintptr_t own(uintptr_t at) {
-  for (int i = 0; i < g_own_count; ++i)
-    if (at >= g_own[i].start && at < g_own[i].end) return g_own[i].start;
+/* Returns the start of the watched pages of the program's own memory that have the address, or 0. */
+static uintptr_t watched_start(uintptr_t at) {
+  for (int i = 0; i < g_watched_count; ++i)
+    if (at >= g_watched[i].start && at < g_watched[i].end) return g_watched[i].start;
   return 0;
 }
-static int is_guarded(uintptr_t at) { return (at >= g_guarded.start && at < g_guarded.end) || own(at); }
+static int is_guarded(uintptr_t at) { return (at >= g_guarded.start && at < g_guarded.end) || watched_start(at); }
 
 /* Reports memory that a program passes to the system (host_calls.c) before the call, which would fail without a fault. */
 EXPORT void kernelproof_touch(const void *p, size_t n, int write) {
@@ -119,7 +127,7 @@ EXPORT void kernelproof_touch(const void *p, size_t n, int write) {
   int guarded = 0;
   if (!g_callback || !g_guarded.start || !n || g_inside) return;
   if (at + n > g_guarded.start && at < g_guarded.end) guarded = 1;
-  for (int i = 0; i < g_own_count; ++i) guarded |= at + n > g_own[i].start && page < g_own[i].end;
+  for (int i = 0; i < g_watched_count; ++i) guarded |= at + n > g_watched[i].start && page < g_watched[i].end;
   if (guarded) {
     int64_t words[] = {W(at), W(n), write, 0};
     note_caller();
@@ -131,12 +139,14 @@ EXPORT void kernelproof_touch(const void *p, size_t n, int write) {
 enum { kBlocks = 1 << 14 };
 static struct { uintptr_t start, end; } g_blocks[kBlocks];
 static int g_block_count; /* how many are not released; the limit bounds the memory that rounding up costs */
-static size_t slot(uintptr_t start) { return start / kPage * 0x9E3779B97F4A7C15u >> 50; }
+/* Returns the table's index of a block: the upper 14 bits of a multiplicative hash of its page. */
+static size_t block_slot(uintptr_t start) { return start / kPage * 0x9E3779B97F4A7C15u >> 50; }
+/* Allocates n bytes with pages for themselves. Returns 0 if malloc has to allocate them. */
 EXPORT void *kernelproof_allocate(size_t n) {
   size_t whole = (n + kPage - 1) / kPage * kPage;
   if (!g_guarded.start || !n || whole < n || g_block_count >= kBlocks) return 0;
   uintptr_t start = (uintptr_t)memalign(kPage, whole);
-  size_t i = slot(start);
+  size_t i = block_slot(start);
   /* A block that is replaced here is merely not watched. */
   if (start) {
     g_blocks[i].start = start;
@@ -145,8 +155,9 @@ EXPORT void *kernelproof_allocate(size_t n) {
   }
   return (void *)start;
 }
+/* Reports the end of a block before free, since freeing during a copy is a race too. */
 EXPORT void kernelproof_release(void *p) {
-  size_t i = slot((uintptr_t)p);
+  size_t i = block_slot((uintptr_t)p);
   if (g_blocks[i].start == (uintptr_t)p && p) {
     kernelproof_touch(p, g_blocks[i].end - g_blocks[i].start, 1);
     g_blocks[i].start = g_blocks[i].end = 0;
@@ -169,16 +180,17 @@ EXPORT int emulator_own_pages(uintptr_t at, size_t n, uintptr_t *start, uintptr_
   return *start < *end;
 }
 
-/* Single-steps the instruction if the byte that it accesses is an allowed one of a partly forbidden page. */
-static int step(uintptr_t at, int write, ucontext_t *c) {
+/* Opens a partly forbidden page for one instruction if the byte that it accesses is allowed. Returns whether it did; on_trap protects the
+   page again after the instruction. */
+static int single_step(uintptr_t at, int write, ucontext_t *c) {
 #if defined(__x86_64__)
   for (int i = 0; i < g_partial_count; ++i) {
     partial_t *p = &g_partial[i];
-    if (p->page != at / kPage * kPage || p->mask[at % kPage] & (write ? 1 : 2) || g_step_count == kSteps) continue;
+    if (p->page != at / kPage * kPage || p->mask[at % kPage] & (write ? 1 : 2) || g_open_page_count == kMostOpenPages) continue;
     if (mprotect((void *)p->page, kPage, PROT_READ | PROT_WRITE)) return 0;
     if (p->left-- <= 0) return 1;
-    g_steps[g_step_count].page = p->page;
-    g_steps[g_step_count++].access = p->access;
+    g_open_pages[g_open_page_count].page = p->page;
+    g_open_pages[g_open_page_count++].access = p->access;
     c->uc_mcontext.gregs[REG_EFL] |= 0x100; /* the trap flag */
     return 1;
   }
@@ -187,14 +199,14 @@ static int step(uintptr_t at, int write, ucontext_t *c) {
 }
 static void on_trap(int number, siginfo_t *info, void *context) {
   (void)number; (void)info;
-  if (!g_step_count) {
-    sigaction(SIGTRAP, &g_other_trap, 0);
+  if (!g_open_page_count) {
+    sigaction(SIGTRAP, &g_previous_trap, 0);
     raise(SIGTRAP);
     return;
   }
-  while (g_step_count) {
-    --g_step_count;
-    mprotect((void *)g_steps[g_step_count].page, kPage, g_steps[g_step_count].access);
+  while (g_open_page_count) {
+    --g_open_page_count;
+    mprotect((void *)g_open_pages[g_open_page_count].page, kPage, g_open_pages[g_open_page_count].access);
   }
 #if defined(__x86_64__)
   ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~0x100l;
@@ -203,12 +215,12 @@ static void on_trap(int number, siginfo_t *info, void *context) {
 static void on_fault(int number, siginfo_t *info, void *context) {
   uintptr_t at = (uintptr_t)info->si_addr;
   (void)number;
-  if (g_inside && own(at)) { /* the session itself copies */
-    emulator_leave_own(own(at));
+  if (g_inside && watched_start(at)) { /* the session itself copies */
+    emulator_leave_own(watched_start(at));
     return;
   }
   if (g_callback && is_guarded(at)) {
-    if (step(at, is_write(context), context)) return;
+    if (single_step(at, is_write(context), context)) return;
     int saved = errno;
     int64_t words[] = {(int64_t)at, is_write(context), 0};
     note_fault(context);
@@ -216,7 +228,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     errno = saved;
     if (!refused) return;
   }
-  sigaction(SIGSEGV, &g_other, 0); /* the instruction is executed again, and faults again */
+  sigaction(SIGSEGV, &g_previous_fault, 0); /* the instruction is executed again, and faults again */
 }
 /* Guards the addresses from "start" to "end"; 0, 0: none. */
 EXPORT void emulator_guard(uintptr_t start, uintptr_t end) {
@@ -228,10 +240,10 @@ EXPORT void emulator_guard(uintptr_t start, uintptr_t end) {
   own.sa_sigaction = on_fault;
   own.sa_flags = SA_SIGINFO;
   sigemptyset(&own.sa_mask);
-  g_other = now;
+  g_previous_fault = now;
   sigaction(SIGSEGV, &own, 0);
   own.sa_sigaction = on_trap;
-  sigaction(SIGTRAP, &own, &g_other_trap);
+  sigaction(SIGTRAP, &own, &g_previous_trap);
 }
 /* Returns whether faults still reach this handler. A program may have installed its own. */
 EXPORT int emulator_guards(void) {

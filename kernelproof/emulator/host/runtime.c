@@ -10,21 +10,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The session's callback: the name of a call and its arguments. Returns an error code, 0 for success. */
 typedef int (*callback_t)(const char *name, int64_t *args);
 typedef struct { unsigned x, y, z; } dim3_t;
 typedef struct { dim3_t grid, block; size_t shared; void *stream; void *attrs; unsigned count; } config_t;
+/* A kernel or variable: its host symbol, its device name, the owner of its library, and the number of its fat binary. */
 typedef struct { const void *host; const char *name; int owner, image; size_t size; } entry_t;
+/* A registered fat binary. */
 typedef struct { const void *wrapper, *group; int owner; } image_t;
 
 #define EXPORT __attribute__((visibility("default")))
 enum { kErrorNoDevice = 100, kErrorInvalidConfiguration = 9, kErrorNotSupported = 801 };
 
 static callback_t g_callback;
-static int g_owner;
+static int g_owner; /* the owner of what is registered now: a number that the session sets before it opens a library */
 static int g_last_error;
 static entry_t *g_functions, *g_variables, *g_managed;
 static int g_function_count, g_variable_count, g_managed_count, g_image_count;
 static image_t *g_images;
+/* The configurations of launches <<<..>>> that this thread has pushed and not popped; nested launches are rare. */
 static __thread struct { dim3_t grid, block; size_t shared; void *stream; } g_config[16];
 static __thread int g_depth;
 /* Whether this thread is in a function for which stream 0 is the thread's own default stream (nvcc --default-stream
@@ -42,17 +46,17 @@ static const entry_t *find(const entry_t *table, int count, const void *host) {
   return 0;
 }
 /* Returns the device name of a host symbol, and its owner: the number that was set when its library was opened. */
-static const char *described(const entry_t *e, int *owner, int *image) {
+static const char *name_and_owner(const entry_t *e, int *owner, int *image) {
   if (!e) return 0;
   *owner = e->owner;
   *image = e->image;
   return e->name;
 }
 EXPORT const char *emulator_function(const void *host, int *owner, int *image) {
-  return described(find(g_functions, g_function_count, host), owner, image);
+  return name_and_owner(find(g_functions, g_function_count, host), owner, image);
 }
 EXPORT const char *emulator_variable(const void *host, int *owner, int *image) {
-  return described(find(g_variables, g_variable_count, host), owner, image);
+  return name_and_owner(find(g_variables, g_variable_count, host), owner, image);
 }
 /* Returns the wrapper of a registered fat binary, whose numbers count from 0, or 0 after the last one. Also stores its owner,
    and the group in which it is linked, 0 if it is not. */
@@ -62,20 +66,21 @@ EXPORT const void *emulator_image(int image, int *owner, const void **group) {
   *group = g_images[image].group;
   return g_images[image].wrapper;
 }
-/* Doubles a table when its count is a power of two, so that there is room for one more entry. */
-static void *grown(void *table, int count, size_t size) {
+/* Returns the table, moved if necessary, with room for one more entry of `size` bytes: it is doubled when its count is a power of two. */
+static void *with_room(void *table, int count, size_t size) {
   return count & (count - 1) ? table : realloc(table, size * (size_t)(count ? 2 * count : 1));
 }
 static void add(entry_t **table, int *count, const void *host, const char *name, int image, size_t size) {
-  *table = grown(*table, *count, sizeof(entry_t));
+  *table = with_room(*table, *count, sizeof(entry_t));
   entry_t e = {host, strdup(name), g_owner, image, size};
   (*table)[(*count)++] = e;
 }
 
 static void note_caller(void);
-static int answered(const char *name, int64_t *args);
+static int pass_to_session(const char *name, int64_t *args);
+/* Passes a call to the session and stores its error as the runtime's last error. */
 static int call(const char *name, int64_t *args) {
-  int rc = answered(name, args);
+  int rc = pass_to_session(name, args);
   if (rc) g_last_error = rc;
   return rc;
 }
@@ -85,6 +90,7 @@ static int unsupported(const char *name) {
   return call("unsupported", words);
 }
 EXPORT int kernelproof_unsupported(const char *name) { return unsupported(name); }
+/* An argument as a 64-bit word, and a runtime function's body that passes a call with its arguments to the session. */
 #define W(x) ((int64_t)(x))
 #define CALL(name, ...)                    \
   do {                                     \
@@ -95,7 +101,7 @@ EXPORT int kernelproof_unsupported(const char *name) { return unsupported(name);
 /* --- what nvcc's generated code calls --- */
 static void **register_image(void *wrapper, const void *group) {
   void **handle = malloc(2 * sizeof(void *));
-  g_images = grown(g_images, g_image_count, sizeof(image_t));
+  g_images = with_room(g_images, g_image_count, sizeof(image_t));
   image_t image = {wrapper, group, g_owner};
   handle[0] = wrapper;
   handle[1] = (void *)(intptr_t)g_image_count;
@@ -132,7 +138,7 @@ EXPORT void __cudaRegisterManagedVar(void **handle, void **pointer, char *device
 EXPORT const char *emulator_managed(int number, void **pointer, int *owner, int *image) {
   if (number < 0 || number >= g_managed_count) return 0;
   *pointer = (void *)g_managed[number].host;
-  return described(&g_managed[number], owner, image);
+  return name_and_owner(&g_managed[number], owner, image);
 }
 EXPORT unsigned __cudaPushCallConfiguration(dim3_t grid, dim3_t block, size_t shared, void *stream) {
   if (g_depth >= 16) return kErrorInvalidConfiguration;
@@ -242,7 +248,8 @@ EXPORT int cudaLibraryUnload(void *library) { CALL("library_unload", W(library))
 EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) { CALL("library_get_kernel", W(kernel), W(library), W(name)); }
 
 /* --- memory --- */
-/* The last arguments of copies and fills are the stream, and whether the call may return before the operation ends. */
+/* The last arguments of copies and fills are the stream, and whether the call may return before the operation ends. BOTH and BOTH_ASYNC define
+   a function and its second form, _ptds or _ptsz, for which stream 0 is the thread's own default stream. */
 #define BOTH(name, params, args) EXPORT int name params; EXPORT int name##_ptds params { PER_THREAD(name args); } EXPORT int name params
 #define BOTH_ASYNC(name, params, args) EXPORT int name params; EXPORT int name##_ptsz params { PER_THREAD(name args); } EXPORT int name params
 EXPORT int cudaMalloc(void **p, size_t n) { CALL("malloc", W(p), W(n)); }

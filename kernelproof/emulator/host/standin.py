@@ -100,13 +100,13 @@ def _text() -> str:
         (folder / name).read_text() for name in ("runtime.c", "guard.c", "driver.c", "graphs.c", "driver_graphs.c")
     )
     defined = set(re.findall(r"\b(_*cu\w+) ?\(", text))
-    # The pattern above does not match functions that macros of the C files define: POOLS, NODES, COPY and FACE, and
-    # BOTH and WITH_STREAM with their variants for per-thread streams.
+    # The pattern above does not match functions that macros of the C files define: POOLS, NODES, COPY and DRIVER_FORM,
+    # and BOTH and WITH_STREAM with their variants for per-thread streams.
     defined |= {api + name for name in re.findall(r"int api##(\w+)", text) for api in ("cuda", "cu")}
     kinds = re.findall(r"^NODES\((\w+)", text, re.M)
     defined |= {form.format(kind) for kind in kinds for form in _NODE_FUNCTIONS}
     copies = {f"{name}{version}" for name in re.findall(r"^COPY\((\w+)", text, re.M) for version in _COPY_VERSIONS}
-    defined |= set(re.findall(r"^FACE\((\w+)", text, re.M))
+    defined |= set(re.findall(r"^DRIVER_FORM\((\w+)", text, re.M))
     both = set(re.findall(r"^BOTH\((\w+)", text, re.M))
     streams = set(re.findall(r"^(?:BOTH_ASYNC|WITH_STREAM)\((\w+)", text, re.M))
     defined |= copies | both | streams | {f"{name}_ptds" for name in both} | {f"{name}_ptsz" for name in streams}
