@@ -16,7 +16,12 @@ from kernelproof.sass.paths import Paths
 from kernelproof.sass.registers import access, read_operands, register_names
 from kernelproof.sass.scheduling import SchedulingFacts, facts
 
-SLOTS = (24, 32, 64)  # the first bit of the number of the register in operand slots A, B and C
+# The first bit of the number of the register in operand slots A, B and C; None if the slot has no register. Bits 9 to
+# 11 name the form of an instruction. A literal, constant or uniform register takes bits 32 to 63. If it is the last
+# operand (forms 2, 3 and 7), the register before it is in the bits of slot C. ptxas's reuse flags show it.
+SLOTS: tuple[int | None, ...] = (24, 32, 64)
+LITERAL_LAST: tuple[int | None, ...] = (24, 64, None)
+ADDITION: tuple[int | None, ...] = (24, None, 32)  # of two registers: the second one is in slot C
 
 
 @dataclass(frozen=True)
@@ -92,27 +97,41 @@ def _stale_cache_reads(function: Function) -> Iterator[RegisterHazard]:
     for start, end in ends.items():
         for at in range(start, end):
             flags = code[at].control.reuse
-            for slot, first in enumerate(SLOTS):
+            for slot in range(len(SLOTS)):
                 if flags >> slot & 1 and code[at].guard not in NEVER:
-                    yield from _stale_read(code[at:end], first)
+                    yield from _stale_read(code[at:end], slot)
 
 
-def _stale_read(code: tuple[Instruction, ...], first: int) -> Iterator[RegisterHazard]:
+def _slots(instruction: Instruction) -> tuple[int | None, ...]:
+    """The first bit of the number of the register in each operand slot of an instruction."""
+    form = instruction.code >> 9 & 7
+    if form in (2, 3, 7):
+        return LITERAL_LAST
+    return ADDITION if form == 1 and instruction.name in ("FADD", "HADD2") else SLOTS
+
+
+def _number(instruction: Instruction, slot: int) -> int | None:
+    """The number of the register in a slot of an instruction."""
+    first = _slots(instruction)[slot]
+    return None if first is None else instruction.code >> first & 255
+
+
+def _stale_read(code: tuple[Instruction, ...], slot: int) -> Iterator[RegisterHazard]:
     """The hazard of the operand that the first instruction caches in a slot, if a later one reads it there when it is
-    stale. ``first``: the first bit of the slot's register number."""
-    number = code[0].code >> first & 255
+    stale."""
+    number = _number(code[0], slot)
     # The flag decides, not ``.reuse`` in the text, which nvdisasm omits if the instruction also writes the operand.
     kept = next((mask for mask, _ in read_operands(code[0]) if mask and _first_register(mask) == number), 0)
     writer = code[0] if access(code[0]).writes & kept else None
     for instruction in code[1:]:
         if not kept:
             return
-        read_number = instruction.code >> first & 255
+        read_number = _number(instruction, slot)
         reads = [mask for mask, _ in read_operands(instruction) if mask & VECTOR]
-        if read_number in map(_first_register, reads) and instruction.guard not in NEVER:
+        if read_number is not None and read_number in map(_first_register, reads) and instruction.guard not in NEVER:
             # The bits of a slot may also belong to a literal. So the instruction must read the register more often than
             # its other slots name it.
-            others = sum((instruction.code >> other & 255) == number for other in SLOTS if other != first)
+            others = sum(_number(instruction, other) == number for other in range(len(SLOTS)) if other != slot)
             certain = sum(_first_register(mask) == number for mask in reads) > others
             if read_number == number and writer is not None and certain:
                 names = tuple(register_names(kept))

@@ -147,6 +147,8 @@ def test_the_last_of_a_queue_stands_for_those_before_it() -> None:
     """Loads of shared memory end in order; loads of global memory do not."""
     shared = "LDS R1, [R2]\nLDS R3, [R4] ; stall=2 write=0\nIADD3 R5, R1, R3, RZ ; waits=0"
     assert hazards(function(shared)) == []
+    checked = "FCHK P0, R1, R2 ; stall=8\nMUFU.EX2 R3, R4 ; stall=2 write=1\n@P0 FADD R5, R3, R3 ; waits=1"
+    assert hazards(function(checked)) == []
     far = shared.replace("LDS", "LDG.E").replace("[R2]", "desc[UR4][R2.64]").replace("[R4]", "desc[UR4][R6.64]")
     assert pairs(hazards(function(far))) == [(0, 2, ("R1",))]
 
@@ -169,6 +171,42 @@ def test_guards_that_exclude_each_other_do_not_meet() -> None:
 )
 def test_the_operand_cache_does_not_see_writes(listing: str, stale: bool) -> None:
     assert len(hazards(function(listing))) == stale
+
+
+def coded(listing: str, *codes: int) -> Function:
+    """The function of a listing, with the 128 bits of its instructions without their control words."""
+    made = function(listing)
+    pairs = zip(made.instructions, codes, strict=True)
+    return replace(made, instructions=tuple(replace(item, code=code) for item, code in pairs))
+
+
+SHIFT, SHIFT_BY_LITERAL, ADD, FORM = 0x219, 0x419, 0x221, 0x20C
+
+
+def bits(opcode: int, a: int = 255, b: int = 255, c: int = 255) -> int:
+    """The bits of an opcode and its form, and of registers in the fields of operands A, B and C."""
+    return opcode | a << 24 | b << 32 | c << 64
+
+
+@pytest.mark.parametrize("read", [9, 7])
+def test_a_literal_moves_the_register_before_it_to_another_field(read: int) -> None:
+    """The second shift reads slot B, in which the first has kept R9, and so frees it."""
+    listing = f"""
+        SHF.R.U32.HI R10, RZ, R9.reuse, R10 ; stall=5 reuse=2
+        SHF.L.U64.HI R9, RZ, R{read}, 0x10000 ; stall=5
+        ISETP.NE.AND P0, PT, R12, R9, PT"""
+    codes = bits(SHIFT, 255, 9, 10), bits(SHIFT_BY_LITERAL, 255, 0, read), bits(FORM, 12, 9)
+    assert hazards(coded(listing, *codes)) == []
+
+
+@pytest.mark.parametrize(("kept", "stale"), [(4, True), (2, False)])
+def test_the_second_register_of_an_addition_is_in_the_third_slot(kept: int, stale: bool) -> None:
+    listing = f"""
+        FADD R4, R4, R5.reuse ; stall=5 reuse={kept}
+        MOV R5, 0x7 ; stall=5
+        FADD R6, R4, R5"""
+    codes = bits(ADD, 4, 5), bits(0x802, 255, 7), bits(ADD, 4, 5)
+    assert len(hazards(coded(listing, *codes))) == stale
 
 
 @pytest.mark.one_in(2)
