@@ -74,9 +74,9 @@ class Extents:
         """Drop extents whose tags are below ``fresh``: these happen before all later accesses."""
         self.items = [item for item in self.items if item[2] >= fresh]
 
-    def overlap(self, low: int, high: int) -> bool:
-        """Whether bytes [low, high) may have recent tags."""
-        return any(first < high and low < end for first, end, _ in self.items)
+    def overlap(self, low: int, high: int, fresh: int) -> bool:
+        """Whether bytes [low, high) may have tags from ``fresh`` on."""
+        return any(first < high and low < end and stamp >= fresh for first, end, stamp in self.items)
 
 
 def faults_of_undefined(

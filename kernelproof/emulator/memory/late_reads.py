@@ -11,22 +11,27 @@ MAX_READS = 64
 
 
 class LateRead(NamedTuple):
-    """A read of elements of ``width`` bytes, all within the bytes [low, high) of their CTAs' shared memory. ``stamp``:
-    the tick part of the tags. ``tags`` and ``columns``: per element, the reader's tag and its column."""
+    """A read of elements ``at`` of ``width`` bytes by lanes (None: all), within bytes [low, high) of shared memory.
+
+    ``stamp``: the tick part of the tags. ``tags``: per lane of the batch, its tag as a thread; None if whole warps read
+    together. ``collective``: per lane of the batch, its tag as one of several lanes.
+    """
 
     low: int
     high: int
     width: int
+    lanes: Array | None
     at: Array
     stamp: int
-    tags: Array
-    columns: Array
+    tags: Array | None
+    collective: Array
 
 
 class LateReads:
     """Reads whose tags have not been written.
 
-    Invariants: a check calls ``take`` for its bytes before it reads the tags of their readers; stamps ascend.
+    Invariants: a check calls ``take`` for its bytes before it reads the tags of their readers; stamps ascend. A check
+    of some CTAs needs no reads from before their last barrier, even if others have not passed one.
     """
 
     def __init__(self) -> None:
@@ -42,10 +47,10 @@ class LateReads:
         if self.reads and self.reads[0].stamp < fresh:
             self.reads = [read for read in self.reads if read.stamp >= fresh]
 
-    def take(self, low: int, high: int) -> list[LateRead]:
-        """If one of the reads touches bytes [low, high), remove and return all reads, oldest first. The caller writes
-        their tags in this order, since a later read replaces an earlier one's tag."""
-        if not any(read.low < high and low < read.high for read in self.reads):
+    def take(self, low: int, high: int, fresh: int) -> list[LateRead]:
+        """If one of the reads that are not older than ``fresh`` touches bytes [low, high), remove and return all reads,
+        oldest first. The caller writes their tags in this order, since a later read replaces an earlier one's tag."""
+        if not any(read.low < high and low < read.high and read.stamp >= fresh for read in self.reads):
             return []
         reads, self.reads = self.reads, []
         return reads

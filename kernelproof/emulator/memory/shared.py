@@ -120,35 +120,13 @@ class SharedMemory(SharedChecks):
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
-        """Check a read and leave its tags.
-
-        A column of readers, which belongs to a warp, has one tag per granule, but several lanes of the warp may read
-        the granule. The tag is that of the thread while it is the only reader since the warp last synchronised.
-        Otherwise it is the tag of "several lanes of the warp".
-        """
-        per, some = width // self.granule, slice(None) if lanes is None else lanes
-        self._write_deferred_tags(self.late_reads.take(*self.extent))
-        writer, latest, _ = self.rows[width]
-        self._check_read(lanes, writer[at], site, offset, can_be_tried=True)
-        self.recent.add(*self.extent, self.stamp)
-        lane_tag, column = self.lane_tag[some], self.reader_column[some]
-        # ``reader_tags`` is flat, by granule and then by column. ``first``: each element's first granule, own column.
-        first = at * (per * self.columns) + column
-        before = latest[at]
-        latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
-        # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one finds
-        # its own. Most granules have one reader, in this instruction and since the CTA last synchronised.
-        is_alone = not (before >= self._fresh_of(lanes)).any() and bool((latest[at] == own_tag).all())
-        tag = lane_tag if is_alone else self._tags_among_others(first, lane_tag, some)
-        for k in range(per):
-            self.reader_tags[first + k * self.columns] = tag
-        # Lanes that share a granule in this very instruction: only the last one's tag is there.
-        replaced = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
-        if replaced.any():
-            for k in range(per):
-                self.reader_tags[first[replaced] + k * self.columns] = self.collective_tag[some][replaced]
+        """Check a read by threads and tag it."""
+        self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
+        self._tag_read(lanes, at, width, self.lane_tag)
         if self.recorded is not None:
-            self.recorded.record_read(at, per, column, site, self.batch.thread[some] & 31)
+            some = slice(None) if lanes is None else lanes
+            column, lane = self.reader_column[some], self.batch.thread[some] & 31
+            self.recorded.record_read(at, width // self.granule, column, site, lane)
 
     def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check a volatile read as a weak one, except at granules that an atomic has written; see ``VOLATILE``."""
@@ -158,33 +136,21 @@ class SharedMemory(SharedChecks):
             self._read(everyone[plain], at[plain], width, site, offset[plain])
         self.volatile_rows(width)[at] = True
 
-    def _tags_among_others(self, first: Array, lane_tag: Array, some: Array | slice) -> Array:
-        """The tags of lanes that read granules which other lanes of their warps may have read."""
-        old, actor = self.reader_tags[first], (1 << self.BITS) - 1
-        # Reads before the warp last synchronised do not count: they happen before what its lanes do now. If CTAs have
-        # passed different barriers, ``fresh`` is too old for that, because the CTA with the oldest barrier sets it.
-        fresh: Array = np.asarray(self.fresh, self.TAG)
-        if not self.clocks.is_even:
-            row, warp = self.batch.row_of[some], self.batch.warp[some]
-            horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
-            fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
-        several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
-        return np.where(several, self.collective_tag[some], lane_tag)
-
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check and tag a read by whole warps, such as ldmatrix: it is tagged as one of several lanes."""
-        tags = self.rows[width][0].take(at, axis=0)
-        if int(tags.max()) >= self._fresh_of(lanes):
-            self._check_read(lanes, tags, site, offset, can_be_tried=True)
-        column = self.reader_column if lanes is None else self.reader_column[lanes]
-        tag = self.collective_tag if lanes is None else self.collective_tag[lanes]
-        read = LateRead(*self.extent, width, at, self.stamp, tag, column)
+        self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
+        self._tag_read(lanes, at, width, None)
+        if self.recorded is not None:
+            column = self.reader_column if lanes is None else self.reader_column[lanes]
+            self.recorded.record_read(at, width // self.granule, column, site)
+
+    def _tag_read(self, lanes: Array | None, at: Array, width: int, tags: Array | None) -> None:
+        """Tag a read of the bytes that were located last, or defer that. ``tags``: see ``LateRead``."""
+        read = LateRead(*self.extent, width, lanes, at, self.stamp, tags, self.collective_tag)
         if not self.defers or self.late_reads.is_full:
-            self._write_deferred_tags([*self.late_reads.take(0, 1 << 32), read])
+            self._write_deferred_tags([*self.late_reads.take(0, 1 << 32, 0), read])
         else:
             self.late_reads.reads.append(read)
-        if self.recorded is not None:
-            self.recorded.record_read(at, width // self.granule, column, site)
 
     def store(
         self,
@@ -242,7 +208,7 @@ class SharedMemory(SharedChecks):
         """Start a copy by threads to the elements ``at``, which were located last. They are poison until it lands."""
         copy = LateCopy(*self.extent, lanes, at, width)
         if self.hazards:
-            if self._extent_may_race() and self._elements_may_race(at, width):
+            if self._extent_may_race(lanes) and self._elements_may_race(at, width):
                 self._check_write(lanes, width, at, site, offset)
             if self.recorded is not None:
                 self.recorded.record_write(at, width // self.granule, site)
@@ -293,7 +259,7 @@ class SharedMemory(SharedChecks):
         plain = self._is_plain(at, width)
         if plain.any():
             self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
-        if not self._extent_may_race():
+        if not self._extent_may_race(lanes):
             return
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
         read = self.rows[width][1][at] >= self._fresh_of(lanes)

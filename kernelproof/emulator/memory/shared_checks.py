@@ -124,10 +124,10 @@ class SharedChecks(SharedTags):
         ``tags``: the last writers, shape (elements,) or (elements, granules). ``offset``: bytes in ``data``.
         ``can_be_tried``: a repeated execution can give the reads other values."""
         # UNWRITTEN and IN_FLIGHT are larger than every tick, so one comparison finds them too.
-        suspicious: Array = np.asarray(tags >= self._fresh_of(lanes))
-        which = np.flatnonzero(any_granule(suspicious))
-        if which.size == 0:
+        fresh = self._fresh_of(lanes)
+        if int(tags.max()) < fresh:
             return
+        which = np.flatnonzero(any_granule(np.asarray(tags >= fresh)))
         flat, element = tags[which].reshape(-1), which
         if tags.ndim > 1:
             element = np.repeat(which, tags.shape[1])
@@ -190,7 +190,7 @@ class SharedChecks(SharedTags):
         """Report a write to elements ``at`` that races with earlier accesses, or overwrites the destination of a copy
         under way. ``same``: a mask of the elements that already hold the value; such a write does not race with the
         last one. ``after_reads``: also check earlier reads."""
-        if not self._extent_may_race():
+        if not self._extent_may_race(lanes):
             return
         writer, latest, readers = self.rows[width]
         tags, reads = writer[at], latest[at]
@@ -321,11 +321,15 @@ class SharedChecks(SharedTags):
             address=at % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
         )  # fmt: skip
 
-    def _extent_may_race(self) -> bool:
-        """Whether a write to the bytes that were located last may race. A cheap test of the extent: only False is
-        certain."""
-        self._write_deferred_tags(self.late_reads.take(*self.extent))
-        return not self.defers or self.recent.overlap(*self.extent)
+    def _extent_may_race(self, lanes: Array | None) -> bool:
+        """Whether a write by lanes (None: all) to the bytes that were located last may race. A cheap test of the
+        extent: only False is certain."""
+        if not self.defers:
+            return True
+        # Lanes write to their own CTAs only, in which older accesses than this have happened before.
+        fresh = self._fresh_of(lanes)
+        self._write_deferred_tags(self.late_reads.take(*self.extent, fresh))
+        return self.recent.overlap(*self.extent, fresh)
 
     def _elements_may_race(self, at: Array, width: int) -> bool:
         """Whether a write to these elements may race. A cheap test of their tags: only False is certain."""

@@ -10,7 +10,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kernelproof.emulator import Options
+from kernelproof.emulator import Device, Options
+from kernelproof.emulator.memory.shared_checks import SharedChecks
+from kernelproof.ground.chips import GPUS
+from tests.kernelproof.emulator import hopper_ptx
 from tests.kernelproof.emulator.drawn_releases import THREADS, draw
 from tests.kernelproof.emulator.hopper_ptx import run
 
@@ -223,6 +226,27 @@ def test_lanes_of_a_warp_poll_one_word_in_two_loops(adverse: bool) -> None:
           both: bar.warp.sync -1; ld.shared.u32 %v, [%s];""",
     )
     assert found(text, adverse) == ([7] * 32, set())
+
+
+@pytest.fixture
+def ampere(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device whose shared memory defers the tags of reads."""
+    monkeypatch.setattr(hopper_ptx, "HEAD", hopper_ptx.HEAD.replace("sm_90a", "sm_80"))
+    return Device.of(GPUS["a100"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_drawn_programs_race_whenever_tags_are_written(
+    seed: int, right: bool, ampere: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, races = draw(seed, right, ("released", "fenced")[seed % 2])
+    y = np.zeros(THREADS, np.uint32)
+    for defers in (True, False):
+        monkeypatch.setattr(SharedChecks, "DEFERS", defers)
+        _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
+        assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 
 @pytest.mark.slow
