@@ -46,11 +46,8 @@ _WRONG_VERSION = re.compile(
 # Messages about what the architecture lacks. The first kind names the least architecture that has it.
 _REQUIRED_TARGET = re.compile(r"requires \.target (sm_\d+)")
 _UNSUPPORTED_INSTRUCTION = re.compile(r"'(\w+)[\w.:]*' not supported on \.target")
-_FIRST_TARGETS = {
-    "wgmma": "sm_90a",
-    "setmaxnreg": "sm_90a",
-    "tcgen05": "sm_100a",
-}  # instruction -> first architecture that has it
+# The first architecture that has an instruction.
+_FIRST_TARGETS = {"wgmma": "sm_90a", "setmaxnreg": "sm_90a", "tcgen05": "sm_100a"}
 _UNRESOLVED = "Unresolved extern"
 
 

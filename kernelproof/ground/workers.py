@@ -20,7 +20,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 PR_SET_PDEATHSIG = 1  # of prctl: sets the signal that this process gets when the thread that started it ends
 # oom_score_adj of workers: when memory runs out, the system kills a worker rather than the process that waits for it.
-# Answer limit of address space would not do, because the emulator reserves far more than it touches.
+# A limit of address space would not do, because the emulator reserves far more than it touches.
 FIRST_VICTIM = "500"
 JOIN_S = 5.0  # seconds for a process to end after its pipe was closed
 
@@ -35,15 +35,14 @@ class Task(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Answer task without an answer, because its process died or the function raised."""
+    """A task without an answer, because its process died or the function raised."""
 
     name: str
     reason: str
 
 
 class Worker:
-    """Answer process that runs ``serve(pipe, *arguments)``. The ``pipe`` that it gets is the other end of this
-    object's.
+    """A process that runs ``serve(pipe, *arguments)``. The ``pipe`` that it gets is the other end of this object's.
 
     ``fork`` starts in milliseconds; ``spawn`` is for processes that use CUDA.
     """
