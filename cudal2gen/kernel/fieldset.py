@@ -15,6 +15,7 @@ from cudal2gen.kernel.record import Fields, Origin, Record
 from kernelproof.ground.schema import Schema
 
 MAX_VALUES = 128  # values of a field that are listed one by one
+# Fields of a record that a family does not decide.
 FIXED = frozenset({"problem", "family", "origin", *Problem.model_fields})
 
 
@@ -87,6 +88,7 @@ def fieldset(family: type[Record]) -> Fieldset:
 
 
 def _is_list(node: Mapping[str, Any]) -> bool:
+    """Whether a type, given as JSON schema, allows lists."""
     return node.get("type") == "array" or any(map(_is_list, node.get("anyOf", ())))
 
 

@@ -29,14 +29,16 @@ from kernelproof.ground.chips import GPUS
 # The most records whose rules each of three phases evaluates: the search from the start, the candidates themselves, and
 # the search from the best candidates. Together they take about 0.3 s.
 SEARCH_PROBES, CANDIDATE_PROBES, SEED_PROBES = 2500, 500, 1500
-SEEDS = 8
+MAX_SEEDS = 8  # most candidates from which the second search starts
 FIRST_PROBES = 3  # values of a field that are tried first; if none changes the broken rules, the field is left alone
 MAX_TRIES = 32  # most values of a field that are tried
 # Values of a field that the search follows up: for each set of broken rules that they lead to, and in all.
 VALUES_PER_OUTCOME, VALUES_PER_FIELD = 3, 8
 RULE_COST = 0.3  # estimated cost of mending a broken rule
+# Weights of a change in the cost of a fit: of an extent of the tile, and of a field that follows from others. Other
+# fields have weight 1.
 TILE_WEIGHT, FOLLOWING_WEIGHT = 2.0, 0.3
-SPILL_COST = 2.0
+SPILL_COST = 2.0  # cost of a record that is likely to spill
 TILE = ("bm", "bn")
 FAR_COST = 3.0  # a fit that costs more than this is compared with the candidates
 MAX_CANDIDATES = 2000  # most candidates that are sorted by cost; all of these are tried if nothing else is legal
@@ -147,9 +149,11 @@ class _Search:
     probes: int = 0
 
     def is_named(self, name: str) -> bool:
+        """Whether a user set this field, or the field of which it is a part."""
         return name in self.named or name.partition(".")[0] in self.named
 
     def record(self, moves: Fields) -> Record:
+        """The record after a set of moves; it may break rules."""
         return self.fieldset.record(self.problem, self.origin, self.start | moves)
 
     def broken(self, moves: Fields) -> list[str]:
@@ -189,21 +193,21 @@ class _Search:
         The frontier is ordered by cost so far, plus an estimate for every rule that is still broken. A counter breaks
         ties, because dictionaries cannot be compared.
         """
-        order, best, least, last = count(), None, math.inf, self.probes + probes
+        order, best, best_cost, last_probe = count(), None, math.inf, self.probes + probes
         frontier = [(self.cost(seed), next(order), seed, seed, self.broken(seed)) for seed in seeds]
         visited: set[str] = set()
-        while frontier and self.probes < last:
+        while frontier and self.probes < last_probe:
             _, _, seed, moves, broken = heappop(frontier)
-            for child, rules in self._children(seed, moves, broken, least - RULE_COST):
+            for child, rules in self._children(seed, moves, broken, best_cost - RULE_COST):
                 key = json.dumps(child, sort_keys=True)
-                if not rules and self.legal_cost(child) < least:
-                    best, least = child, self.legal_cost(child)
+                if not rules and self.legal_cost(child) < best_cost:
+                    best, best_cost = child, self.legal_cost(child)
                 objections = rules or self.record(child).spill_remarks
                 if objections and key not in visited:
                     bound = self.cost(child) + RULE_COST * len(objections)
                     heappush(frontier, (bound, next(order), seed, child, objections))
                 visited.add(key)
-                if self.probes >= last:
+                if self.probes >= last_probe:
                     break
         return best
 
@@ -278,7 +282,7 @@ class _Search:
     @property
     def _seeds(self) -> list[Fields]:
         """The sets of moves to candidates that break the fewest rules, cheapest first."""
-        return sorted(self._candidate_moves[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:SEEDS]
+        return sorted(self._candidate_moves[:CANDIDATE_PROBES], key=lambda moves: len(self.broken(moves)))[:MAX_SEEDS]
 
     def _reduced(self, moves: Fields) -> Fields:
         """A legal set of moves without those that are not needed, alone or in pairs. Of each remaining move the nearest

@@ -57,6 +57,7 @@ class Fusion(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, value: Any) -> Any:
+        """The fields that a fusion's text sets. Raises ValueError if a part is unknown, repeated or out of order."""
         if not isinstance(value, str):
             return value
         fields: dict[str, Any] = {}

@@ -88,8 +88,8 @@ class _Scopes:
         head = _without_template(self._head)
         is_code = "(" in head and not self._depth and "=" not in head
         # A constructor's list of initialised members, such as "Tile(int x) : x_{x}": this brace initialises a member.
-        constructs = (")", ":") in itertools.pairwise(head) and head[-1] not in (")", "}")
-        if self._depth or constructs or (not is_code and not _scope(head)):
+        initializes_member = (")", ":") in itertools.pairwise(head) and head[-1] not in (")", "}")
+        if self._depth or initializes_member or (not is_code and not _scope(head)):
             self._stack.append("code")
             return
         self._head = []

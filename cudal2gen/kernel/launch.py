@@ -17,6 +17,7 @@ from kernelproof.ground.element import ELEMENTS, Element, ElementName, OutputNam
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.schema import Schema
 
+# Numbers that the launcher holds in 32 bits: from 1, from 0, and truth values.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Amount = Annotated[int, Field(ge=0, lt=2**31)]
 Flag = Annotated[int, Field(ge=0, le=1)]
@@ -109,9 +110,11 @@ class Option(NamedTuple):
     values: tuple[Any, ...] = ()
 
     def number(self, value: Any) -> int:
+        """The number that the launcher takes for a field's value. Raises ValueError for another value."""
         return self.values.index(value) if self.values else int(value)
 
     def value(self, number: int) -> Any:
+        """The field's value for the launcher's number."""
         return self.values[number] if self.values else number
 
 
@@ -179,9 +182,12 @@ class Launch(Schema):
         return n <= aux.ld <= MAX_EXTENT and self._in_vectors(aux)
 
     def _in_vectors(self, d: Matrix) -> bool:
+        """Whether every row of a matrix in D's type starts at a multiple of 16 bytes."""
         return d.in_vectors(stored(self.element, self.output))
 
     def _reads(self, matrix: Matrix, row: int, packed: bool) -> bool:
+        """Whether the kernel reads A or B where it lies. ``row``: its elements; ``packed``: whether gaps are
+        refused."""
         return (
             matrix.in_vectors(ELEMENTS[self.element])
             and row <= matrix.ld <= MAX_EXTENT

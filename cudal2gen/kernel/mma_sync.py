@@ -16,7 +16,7 @@ from kernelproof.ground.integers import ceil_div
 Padding = Literal["none", "predicate", "pad"]
 
 MMA_M, MMA_N = 16, 8  # rows and columns of D that one mma.sync computes
-MAX_GRID_YZ = 65535
+MAX_GRID_YZ = 65535  # most CTAs of a grid along y, and along z
 SPLITS = (1, 2, 4)  # slices of k that the tuner tries
 # In the catalog, whose records do not spill: the most accumulator registers of a thread, and the fewest registers that
 # a thread has besides them.
@@ -185,7 +185,7 @@ class MmaSyncKernel(MmaTiles):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:
-        """Not on GPUs with wgmma, because mma.sync reaches two thirds of its rate."""
+        """Whether the family is proposed for a GPU: not if it has wgmma, of whose rate mma.sync reaches two thirds."""
         return not chip.capability.has_wgmma
 
     @classmethod

@@ -53,6 +53,7 @@ class Record(Schema):
     bm: Annotated[int, Field(ge=16, le=512, description="rows of D that a CTA computes at a time, elements")]
     bn: Annotated[int, Field(ge=16, le=512, description="columns of D that a CTA computes at a time, elements")]
 
+    # Fields on which the rendered text does not depend.
     DATA_FIELDS: ClassVar[frozenset[str]] = frozenset({"gpu", "m", "n", "k", "origin"})
     TEMPLATES: ClassVar[Path | None] = None  # folder of the family's template, None for the project's own
     OPERAND_BYTES: ClassVar[tuple[int, ...]] = (2,)  # widths of elements of A and B that the family's text multiplies
@@ -82,6 +83,7 @@ class Record(Schema):
 
     @model_serializer(mode="wrap")
     def _spell(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The flat line: the problem's fields come first, and fields with their neutral value are left out."""
         spelled = self._without_neutral(handler(self))
         problem: dict[str, Any] = spelled.pop("problem", {})
         return problem | spelled
@@ -157,6 +159,7 @@ class Record(Schema):
 
     @model_validator(mode="after")
     def _legal(self) -> Record:
+        """Refuses a record that breaks a rule."""
         if broken := self.broken_rules():
             raise ValueError("; ".join(broken))
         return self
@@ -321,14 +324,17 @@ class Record(Schema):
 
     @property
     def target(self) -> Chip:
+        """The GPU model of the problem."""
         return GPUS[self.gpu]
 
     @property
     def threads(self) -> int:
+        """Threads of a CTA."""
         raise NotImplementedError
 
     @property
     def tiles_m(self) -> int:
+        """CTA tiles along m; the last one may reach beyond D. ``tiles_n``: the same along n."""
         return ceil_div(self.m, self.bm)
 
     @property
@@ -397,10 +403,10 @@ class Record(Schema):
     @property
     def warnings(self) -> list[str]:
         """Why a legal record may be slow or fail its build: spilled registers, idle SMs."""
-        busy, sms = self.ctas, self.target.sms
+        ctas, sms = self.ctas, self.target.sms
         # The problem is large enough that tiles of 64 x 64 would give every SM one.
-        if 4 * busy <= sms and self.m * self.n >= 64 * 64 * sms:
-            return [*self.spill_remarks, f"{busy} CTAs leave {sms - busy} of {sms} SMs idle"]
+        if 4 * ctas <= sms and self.m * self.n >= 64 * 64 * sms:
+            return [*self.spill_remarks, f"{ctas} CTAs leave {sms - ctas} of {sms} SMs idle"]
         return self.spill_remarks
 
     @property
@@ -476,6 +482,7 @@ class Record(Schema):
 
     # For the tuner and the cost model.
 
+    # Decisions that no rule ties to others; see ``free_fields``.
     FREE_FIELDS: ClassVar[frozenset[str]] = frozenset()
     # Decisions that follow from others: a fit moves them first. A part of a field is ``field.part``.
     FOLLOWING: ClassVar[frozenset[str]] = frozenset()

@@ -17,13 +17,13 @@ from cudal2gen.kernel.schema import IllegalRecord
 from kernelproof.ground import chips
 from kernelproof.ground.integers import ceil_div
 
-Copied = tuple[bool, bool, bool]
+Copied = tuple[bool, bool, bool]  # for A, B and D: whether the matrix is copied
 Item = TypeVar("Item")
 Served = TypeVar("Served")
 
-OTHER_LAYOUT = 0.5
-SMALLER = 3.0
-COPY = 1.0
+OTHER_LAYOUT_OCTAVES = 0.5  # distance of a record with another layout
+SMALLER_FACTOR = 3.0  # by which the octaves of a record for a smaller size are multiplied
+COPY_OCTAVES = 1.0  # cost of copying one matrix
 
 
 class Use(NamedTuple):
@@ -93,15 +93,15 @@ def resized(record: Record, problem: Problem, *, same_binary: bool = False) -> t
         variant = _variant(record, problem, fields)
         if variant is None or (same_binary and variant.name != record.name):
             continue
-        if how := use(variant, sizes, operands):
-            pairs.append((variant, how))
+        if chosen_use := use(variant, sizes, operands):
+            pairs.append((variant, chosen_use))
     if not pairs:
         return None
-    best, how = min(pairs, key=lambda pair: _copies(pair[1], problem, sizes))
+    best, chosen_use = min(pairs, key=lambda pair: _copies(pair[1], problem, sizes))
     if best == record:
-        return record, how
+        return record, chosen_use
     origin = Origin(source=record.origin.source, structure="edited", changed=changed_fields(record, best))
-    return best.at(problem, origin=origin), how
+    return best.at(problem, origin=origin), chosen_use
 
 
 def changed_fields(record: Record, other: Record) -> tuple[str, ...]:
@@ -117,15 +117,15 @@ def distance(problem: Problem, other: Problem, tile: tuple[int, int]) -> float:
     ratio of sizes, not on their difference. If the record is for a smaller size, its octaves count three times, and the
     additional tiles count as well: a kernel for a larger problem leaves part of its last tiles empty, but one for a
     smaller problem was chosen to spread little work (small tiles, split k), and a second tile reads an operand again.
-    So 4097 rows use the record for 4096, but 5 rows the one for 8. Another layout changes how operands are loaded, not
-    the tile. Types do not count, because tensor cores multiply bf16 at the rate of fp16. For GPUs see
+    So 4097 rows use the record for 4096, but 5 rows the one for 8. Another layout changes how operands are
+    loaded, not the tile. Types do not count, because tensor cores multiply bf16 at the rate of fp16. For GPUs see
     ``chips.distance``.
     """
     pairs = ((problem.m, other.m, tile[0]), (problem.n, other.n, tile[1]), (problem.k, other.k, None))
-    total = chips.distance(problem.gpu, other.gpu) + (OTHER_LAYOUT if problem.layout != other.layout else 0.0)
+    total = chips.distance(problem.gpu, other.gpu) + (OTHER_LAYOUT_OCTAVES if problem.layout != other.layout else 0.0)
     for extent, size, side in pairs:
         octaves = math.log2(size / extent)
-        total += octaves if octaves >= 0 else -SMALLER * octaves
+        total += octaves if octaves >= 0 else -SMALLER_FACTOR * octaves
         if side and octaves < 0:
             total += math.log2(ceil_div(extent, side) / ceil_div(size, side))
     return total
@@ -147,7 +147,7 @@ def nearest(
             break
         if (result := serve(item)) is None:
             continue
-        cost = octaves + COPY * sum(result[1].copied)
+        cost = octaves + COPY_OCTAVES * sum(result[1].copied)
         if cost < least:
             best, least = (item, *result), cost
         if octaves == 0.0:
@@ -157,18 +157,20 @@ def nearest(
 
 def cost(problem: Problem, source: Record, use: Use) -> float:
     """The cost that ``nearest`` compares, in octaves: the distance of a record plus its copies."""
-    return distance(problem, source.problem, (source.bm, source.bn)) + COPY * sum(use.copied)
+    return distance(problem, source.problem, (source.bm, source.bn)) + COPY_OCTAVES * sum(use.copied)
 
 
 def _variant(record: Record, problem: Problem, fields: Fields) -> Record | None:
+    """The record with these decisions for a problem; None if a rule forbids it."""
     try:
         return record.at(problem.revised(), **(record.output_fields(problem) | fields))
     except IllegalRecord:
         return None
 
 
-def _copies(how: Use, problem: Problem, sizes: Sizes) -> tuple[int, int]:
-    return sum(how.copied), how.copied_bytes(sizes, problem.widths)
+def _copies(use: Use, problem: Problem, sizes: Sizes) -> tuple[int, int]:
+    """How many matrices are copied, and how many bytes: the order of uses, the cheapest first."""
+    return sum(use.copied), use.copied_bytes(sizes, problem.widths)
 
 
 def _shapes(sizes: Sizes) -> tuple[tuple[int, int], ...]:

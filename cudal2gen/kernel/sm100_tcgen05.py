@@ -145,6 +145,7 @@ class Sm100Tcgen05(TmaRing):
             yield f"scheduler=clc: must be static for {field}, whose CTAs add each other's sums and must run at once"
 
     def _tile_violations(self) -> Iterator[str]:
+        """Rules that tie the tile to the instruction, to tensor memory and to the cluster."""
         along_rows, along_cols = ("bn", "bm") if self.swap_ab else ("bm", "bn")
         step = 32 if self.pair else 16
         if self.rows != MMA_M:

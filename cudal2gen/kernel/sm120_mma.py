@@ -110,6 +110,7 @@ class Sm120Mma(Warpgroups):
         yield from self.occupancy_violations()
 
     def _tile_violations(self) -> Iterator[str]:
+        """Rules for the division of a tile into consumers and fragments."""
         yield from self.share_violations()
         along_cols = "bm" if self.swap_ab else "bn"
         if self.cols % 16:
@@ -118,6 +119,7 @@ class Sm120Mma(Warpgroups):
         yield from self.gate_violations(along_cols, self.cols)
 
     def _register_violations(self) -> Iterator[str]:
+        """Rules for setmaxnreg and for the registers of a consumer."""
         if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
             yield from broken
             return
@@ -163,8 +165,8 @@ class Sm120Mma(Warpgroups):
 
     @classmethod
     def serves(cls, chip: Chip) -> bool:
-        kind = chip.capability
-        return kind.has_tma and not (kind.has_wgmma or kind.has_tcgen05)
+        capability = chip.capability
+        return capability.has_tma and not (capability.has_wgmma or capability.has_tcgen05)
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
@@ -189,11 +191,11 @@ class Sm120Mma(Warpgroups):
     def work(self) -> CtaWork:
         """Every warp reads 16 of every 64 rows and all columns of its warpgroup's share."""
         warps = 4 * self.sharers
-        read = (self.rows + warps * self.cols) * self.k_step * self.element.bytes
+        read_bytes = (self.rows + warps * self.cols) * self.k_step * self.element.bytes
         return CtaWork(
             "mma.sync",
             l2_bytes=self.step_bytes,
-            shared_bytes=read + self.step_bytes,
+            shared_bytes=read_bytes + self.step_bytes,
             raster_band=self.raster_group,
             store="tma" if self.stores_tiles == "tma" else "direct",
             epilogue_hidden=self.schedule == "pingpong",

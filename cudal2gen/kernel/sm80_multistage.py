@@ -116,6 +116,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
             yield f"min_blocks={self.min_blocks}: {self.threads} threads each exceed the {most} of an SM"
 
     def _copy_violations(self) -> Iterator[str]:
+        """Rules for the copies into the ring: threads along a row, and the swizzle of a stage."""
         vectors = self.bk // self.element.vector
         if vectors % self.g2s_cols:
             yield f"g2s_cols={self.g2s_cols}: must divide the {vectors} vectors of a row of bk={self.bk}"
@@ -125,6 +126,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
         yield from swizzle_violations("smem_swizzle", self.smem_swizzle, sizes)
 
     def _mainloop_violations(self) -> Iterator[str]:
+        """Rules that tie the prefetch and the slot of the next copy to the k-blocks of a k-tile."""
         kind, distance = self.prefetch.kind, self.prefetch.distance
         if (distance is not None) != (kind == "multi"):
             yield f"prefetch.distance={distance}: is given for kind multi, and only there"
@@ -142,6 +144,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
             )
 
     def _epilogue_violations(self) -> Iterator[str]:
+        """Rules for the way in which D is stored."""
         staged = self.epilogue != "global"
         if staged and self.problem.d == "f32":
             settings = " ".join(f"--set {field}={spell(value)}" for field, value in DIRECT_STORES.items())

@@ -1,4 +1,4 @@
-"""The base class of the kernel families for compute capability 9.0 and later."""
+"""Defines ``Sm90Kernel``, the base class of the kernel families for compute capability 9.0 and later."""
 
 from __future__ import annotations
 

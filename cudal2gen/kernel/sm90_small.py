@@ -61,6 +61,7 @@ class Sm90Small(SmemTiles, Sm90Kernel):
         yield from self.smem_violations(f"k_chunks={self.k_chunks}")
 
     def _tile_violations(self) -> Iterator[str]:
+        """Rules for the division of a tile among warps, and for the registers of its accumulators."""
         for field, extent, warps in (("bm", self.bm, self.warps[0]), ("bn", self.bn, self.warps[1])):
             if extent % (16 * warps):
                 yield f"{field}={extent}: must be a multiple of {16 * warps}, {warps} warps of 16"

@@ -154,12 +154,14 @@ class Sm90Wgmma(Warpgroups):
         yield from self.occupancy_violations()
 
     def _tile_violations(self) -> Iterator[str]:
+        """Rules for the division of a tile into consumers and wgmmas."""
         yield from self.share_violations()
         if self.cols % self.atom_n:
             yield f"atom_n={self.atom_n}: must divide {'bm' if self.swap_ab else 'bn'}={self.cols}"
         yield from self.gate_violations("atom_n", self.atom_n)
 
     def _split_violations(self) -> Iterator[str]:
+        """Rules for ``reduce``: most are about sums in the shared memory of a cluster."""
         if (self.reduce is not None) != (self.split_k > 1):
             yield f"reduce={self.reduce or 'null'}: is given for split_k above 1, and only there"
         if not self.reduces_in_cluster:
@@ -177,6 +179,7 @@ class Sm90Wgmma(Warpgroups):
             yield f"reduce=cluster: {size} bytes of partial sums exceed the ring's {self.ring_bytes}"
 
     def _box_violations(self) -> Iterator[str]:
+        """Rules for clusters, whose CTAs each load a part of a shared tile."""
         cluster_m, cluster_n = self.cluster
         if cluster_m * cluster_n > 4:
             yield f"cluster={list(self.cluster)}: {cluster_m * cluster_n} CTAs exceed 4"
@@ -186,6 +189,7 @@ class Sm90Wgmma(Warpgroups):
             yield f"bn={self.bn}: must be a multiple of 8*cluster[0] = {8 * cluster_m}, a CTA's part of the rows of B"
 
     def _register_violations(self) -> Iterator[str]:
+        """Rules for setmaxnreg, and for the registers at entry and in the main loop."""
         if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
             yield from broken
             return
@@ -277,13 +281,13 @@ class Sm90Wgmma(Warpgroups):
         """CTAs of a cluster share A along n and B along m, so each part is loaded from the L2 once."""
         cluster_m, cluster_n = self.cluster
         atoms = self.rows // WGMMA_M * (self.cols // self.atom_n)
-        read = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes
+        read_bytes = atoms * (WGMMA_M + self.atom_n) * self.k_step * self.element.bytes
         own_wgmmas = atoms // self.sharers * (self.k_step // self.element.mma_k)
         return CtaWork(
             "wgmma",
             l2_bytes=(self.bm / cluster_n + self.bn / cluster_m) * self.k_step * self.element.bytes,
             issuers=self.consumers,
-            shared_bytes=read + self.step_bytes,
+            shared_bytes=read_bytes + self.step_bytes,
             raster_band=self.raster_group,
             store="tma" if self.stores_tiles == "tma" else "direct",
             epilogue_hidden=self.schedule == "pingpong",

@@ -62,6 +62,7 @@ class SmemTiles(MmaTiles):
     @property
     def swizzle_period(self) -> int:
         """16-byte vectors after which both swizzles repeat, so that steps by multiples of it are plain additions."""
+        # A swizzle repeats after 2^(bits + base + shift) elements, and a vector has 2^3.
         return max(1 << (bits + base - 3 + shift) for bits, base, shift in (self.swizzle_a, self.swizzle_b))
 
     @property
@@ -90,11 +91,11 @@ class SmemTiles(MmaTiles):
         """Each warp reads the rows and columns that it multiplies: A is read by every column of warps, B by every
         row."""
         warps_m, warps_n = self.warps
-        read = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
+        read_bytes = (self.bm * warps_n + self.bn * warps_m) * self.k_step * self.element.bytes
         return CtaWork(
             "mma.sync",
             self.step_bytes,
-            shared_bytes=read + self.step_bytes,
+            shared_bytes=read_bytes + self.step_bytes,
             lines=self._lines(self.along_k.a, self.bm) + self._lines(self.along_k.b, self.bn),
         )
 

@@ -14,7 +14,7 @@ from kernelproof.ground.errors import WrongInput, brief, parse_json, printable
 from kernelproof.ground.schema import spelled
 
 PROBLEM_FIELDS = tuple(Problem.model_fields)
-FAMILIES: dict[str, type[Record]] = {}
+FAMILIES: dict[str, type[Record]] = {}  # by name, in the order of registration
 
 
 def register(family: type[Record]) -> type[Record]:
@@ -54,6 +54,7 @@ def parse(fields: dict[str, Any] | str | bytes) -> Record:
 
 
 def _family(values: dict[str, Any]) -> type[Record]:
+    """The family that a line names. Raises IllegalRecord if it names none or an unknown one."""
     if "family" not in values:
         raise IllegalRecord("family: field required")
     name = values["family"]

@@ -1,4 +1,4 @@
-"""The base class of the families with a ring of TMA stages: boxes, stores of D, sums over k, and the order of tiles."""
+"""Defines ``TmaRing``, the base class of families with a ring of TMA stages: boxes, stores of D, and sums over k."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelproof.ground.integers import ceil_div
 MAX_BAND = 64  # tiles across a band
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp
-GROUPS = (1, 4, 8, 16)  # bands of tiles that the tuner tries
+GROUPS = (1, 4, 8, 16)  # widths of bands, in tiles, that the tuner tries
 # For the tuner: most stages that it tries, and bytes of shared memory that it leaves for mbarriers and other words.
 MOST_STAGES, RESERVED_BYTES = 8, 512
 # Data fields of a record that was not tuned.
@@ -172,6 +172,8 @@ class TmaRing(Ring, Sm90Kernel):
         return self._chunk(self.along_k.b, not self.swap_ab)
 
     def _chunk(self, along: bool, on_columns: bool) -> int:
+        """Columns of a box of an operand. ``along``: whether its rows run along k; ``on_columns``: whether it is on the
+        column side of the instruction."""
         return self.chunk_cols if on_columns and not along else self.element.chunk
 
     @property
@@ -241,6 +243,7 @@ class TmaRing(Ring, Sm90Kernel):
         return self._buffer_bytes(self.store_group) if self.stores_tiles == "tma" else 0
 
     def _buffer_bytes(self, group: int) -> int:
+        """Bytes of the epilogue's buffers if a warp stores this many columns at a time."""
         return self.store_warps * STORE_BUFFERS * 16 * group * self.output.bytes
 
     @property
@@ -393,8 +396,8 @@ def deepest_ring(problem: Problem, extent: int, bk: int, store_warps: int) -> in
     ``extent``: rows of A and columns of B in a stage; ``store_warps``: warps with store buffers for TMA, 0 without.
     """
     buffers = store_warps * STORE_BUFFERS * 16 * CHUNK_BYTES
-    room = GPUS[problem.gpu].capability.smem_block_bytes - buffers - RESERVED_BYTES
-    return min(MOST_STAGES, room // (extent * bk * problem.element.bytes))
+    ring_bytes = GPUS[problem.gpu].capability.smem_block_bytes - buffers - RESERVED_BYTES
+    return min(MOST_STAGES, ring_bytes // (extent * bk * problem.element.bytes))
 
 
 def widest_row(extent: int, element: Element) -> int:

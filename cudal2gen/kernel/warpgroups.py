@@ -1,4 +1,4 @@
-"""The base class of the families with a producer and consumer warpgroups: threads, setmaxnreg, and shares of tiles."""
+"""Defines ``Warpgroups``, the base class of families with a producer and consumers: setmaxnreg, and shares of tiles."""
 
 from __future__ import annotations
 
