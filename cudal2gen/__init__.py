@@ -1,4 +1,4 @@
-"""Half-precision matrix-multiply kernels for NVIDIA GPUs, regenerated from data."""
+"""Generates half-precision matrix-multiply kernels for NVIDIA GPUs from records, and offers them as operators."""
 
 from __future__ import annotations
 

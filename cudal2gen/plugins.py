@@ -1,4 +1,4 @@
-"""Plugins that let unquantised linear layers of vLLM and SGLang use our kernels where these were measured faster.
+"""Lets unquantised linear layers of vLLM and SGLang use our kernels where these were measured faster.
 
 The layers then call the operator ``cudal2gen::linear``, and the host's own function everywhere else. Both hosts find
 the plugins by entry points in every process, and may call them more than once. A plugin does nothing unless
@@ -45,7 +45,8 @@ class Host:
     """A server of models that has a plugin.
 
     ``variable``: the environment variable that turns the plugin on. ``layers``: the function that computes unquantised
-    linear layers; ``parameters``: its parameters. ``left``: for the host's log, what the host still computes itself.
+    linear layers; ``parameters``: its parameters. ``exceptions``: for the host's log, what the host still computes
+    itself.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Host:
     variable: str
     layers: str
     parameters: tuple[str, ...]
-    left: str = ""
+    exceptions: str = ""
 
     @property
     def enabled(self) -> bool:
@@ -120,7 +121,7 @@ def _register(host: Host, replace: Callable[[], bool]) -> None:
         host.logger.warning("cudal2gen leaves %s %s as it is: %s", host.name, host.version or "(no version)", error)
         return
     if replaced:
-        host.logger.info("cudal2gen: %s computes by %s %s%s", host.layers, OPERATOR, WHERE, host.left)
+        host.logger.info("cudal2gen: %s computes by %s %s%s", host.layers, OPERATOR, WHERE, host.exceptions)
 
 
 def _replace_in_vllm() -> bool:
@@ -212,7 +213,7 @@ class _Layers:
 
         # torch.compile treats the results as constants, so it traces neither this package nor the host's settings.
         constant = torch.compiler.assume_constant_result
-        self._hopes, self._defers = constant(hosted.may_win), constant(defers)
+        self._may_win, self._defers = constant(hosted.may_win), constant(defers)
         self._by_kernel, self._is_wrapper = hosted.by_kernel, is_traceable_wrapper_subclass
         self._operator: Callable[..., Any] = torch.ops.cudal2gen.linear.default
         self._compiling = torch.compiler.is_compiling
@@ -228,7 +229,7 @@ class _Layers:
         if x.shape[-1:] != (k,):
             return None
         device = weight.device
-        if not self._hopes(n, k, x.dtype, device.type, device.index, bias is not None) or self._defers(x.dtype):
+        if not self._may_win(n, k, x.dtype, device.type, device.index, bias is not None) or self._defers(x.dtype):
             return None
         # The operator itself, so that a graph has it as one node and nothing of this package is traced.
         return self._operator(x, weight, bias) if self._compiling() else self._by_kernel(x, weight, bias)

@@ -37,6 +37,7 @@ class Answers:
         return catalog.find(problem)
 
     def _table(self, problem: Problem) -> Table:
+        """The table of measurements for the problem's GPU and kind."""
         kind = (problem.gpu, *problem.kind)
         if kind not in self._tables:
             records = measured_records(problem, self.measured)
@@ -50,7 +51,7 @@ def answer(problem: Problem, measured: Measurements) -> catalog.Match:
 
 
 def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
-    """Records of the measured problems of this GPU and kind.
+    """Records of the measured problems that have the GPU and the kind of the problem ``kind``.
 
     For a problem without a record of its own ``bench`` measured the nearest record, which is found here again.
     """

@@ -29,7 +29,8 @@ from kernelproof.ground import files
 from kernelproof.ground.chips import GPUS, distance, related
 from kernelproof.ground.errors import Failure, WrongInput, parse_json
 
-GPU_START = re.compile(r'\{"gpu":"(\w+)"')  # the start of a line in normal form
+# Beginnings of a line in normal form: the GPU, and all fields up to the sizes.
+GPU_START = re.compile(r'\{"gpu":"(\w+)"')
 SIZES_START = re.compile(GPU_START.pattern + r',"acc":"(\w+)","layout":"(\w+)","m":([0-9]+),"n":([0-9]+),"k":([0-9]+),')
 ANY_TILE = (MAX_EXTENT, MAX_EXTENT)  # a tile that covers every problem, so that its distance is a lower bound
 FIRST_LINES = 64  # a search for the nearest record parses this many lines first
@@ -231,8 +232,8 @@ def own(problem: Problem, path: Path | None = None) -> Record | None:
 def nearest(problem: Problem, records: Iterable[Record]) -> Match:
     """The record for exactly this problem: its own, or the nearest of ``records`` by ``kernel.serving``.
 
-    If the tile does not divide the sizes, it is predicated or the caller pads. The note says whose record it is and how
-    it serves. Raises CatalogError if no record with this accumulator can be adapted to the problem.
+    If the tile does not divide the sizes, it is predicated or the caller pads. The note says whose record it is and
+    how it serves. Raises CatalogError if no record with this accumulator can be adapted to the problem.
     """
     candidates = [record for record in records if record.acc == problem.acc]
     if exact := next(
@@ -253,11 +254,13 @@ def _served(problem: Problem, candidates: Sequence[Record]) -> Served | None:
 
 
 def _match(problem: Problem, served: Served) -> Match:
+    """The match for a record that was adapted to the problem."""
     source, record, use = served
     return Match(record, _note(problem, source, record, use))
 
 
 def _none_legal(problem: Problem) -> CatalogError:
+    """The error for a problem to which no record can be adapted."""
     return CatalogError(f"no record becomes legal for {problem.title}; see 'cudal2gen list'")
 
 
@@ -311,8 +314,8 @@ def _target_distance(record: Record, target: Mapping[str, object]) -> tuple[floa
 
 def _other_types(record: Record, problem: Problem) -> int:
     """How many of types, fusion and batch differ. Among equally distant records, those with the fewest come first."""
-    of_record, of_problem = ((each.ab, each.d, each.fusion, each.batch) for each in (record, problem))
-    return sum(feature != other for feature, other in zip(of_record, of_problem, strict=True))
+    names = ("ab", "d", "fusion", "batch")
+    return sum(getattr(record, name) != getattr(problem, name) for name in names)
 
 
 def _adapted(record: Record, target: Mapping[str, object]) -> Record | None:
@@ -365,12 +368,12 @@ def _lines_with(record: Record, path: Path) -> list[str]:
     illegal."""
     by_start = _by_start(path, _content(path))
     records = {line.number: _parse(path, line.number, line.text) for line in by_start.get((), ())}
-    starts = {_start(each.problem) for each in (record, *records.values())}
+    starts = {_start(item.problem) for item in (record, *records.values())}
     for line in chain(*(by_start.get(start, ()) for start in starts)):
         records[line.number] = _parse(path, line.number, line.text)
     parsed = _by_problem(path, sorted(records.items())) | {record.problem: record}
     # A key begins with the start of its line, so lines whose start no parsed record shares are sorted by that alone.
-    keyed: list[tuple[tuple[object, ...], str]] = [(each.key, dump(each)) for each in parsed.values()]
+    keyed: list[tuple[tuple[object, ...], str]] = [(item.key, dump(item)) for item in parsed.values()]
     unparsed = [(start, lines) for start, lines in by_start.items() if start not in {(), *starts}]
     keyed += [(start, line.text.strip()) for start, lines in unparsed for line in lines]
     return [text for _, text in sorted(keyed, key=itemgetter(0))]
@@ -406,6 +409,7 @@ def dump_problem(problem: Problem) -> str:
 
 
 def _content(path: Path) -> bytes:
+    """The bytes of a catalog. Raises CatalogError if it cannot be read."""
     try:
         return path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except FileNotFoundError:
@@ -428,6 +432,7 @@ def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
 
 @lru_cache(maxsize=1 << 14)
 def _parse(path: Path, number: int, line: str) -> Record:
+    """The record in a line. Raises CatalogError with file, line and the broken rules."""
     try:
         return parse(line)
     except IllegalRecord as error:
@@ -442,19 +447,21 @@ def _note(problem: Problem, source: Record, record: Record, use: Use) -> str:
     ]
     title = " ".join([*differing, origin.mnk])
     remark = f"that of {title} stands in" if origin.gpu != problem.gpu else f"taking that of {title}"
-    how = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
-    how += [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]
-    how += [] if origin.batch == problem.batch else [f"with batch={problem.batch}"]
+    details = [] if origin.ab == problem.ab else [f"whose rate is that of {problem.ab}"]
+    details += (
+        [] if origin.fusion == problem.fusion else [f"with {problem.fusion} fused" if problem.fusion else "unfused"]
+    )
+    details += [] if origin.batch == problem.batch else [f"with batch={problem.batch}"]
     if origin.gpu != problem.gpu and record.work.instruction == "mma.sync":
         share = record.target.mma_sync_share(problem.acc == "f32")
-        how += [f"by mma.sync at {share:.0%} of {problem.gpu}'s tensor cores"] if share < 1.0 else []
+        details += [f"by mma.sync at {share:.0%} of {problem.gpu}'s tensor cores"] if share < 1.0 else []
     if use.launched != serving.sizes_of(problem):
-        how.append(f"padded to {use.launched.text} by copies of {use.matrices}")
+        details.append(f"padded to {use.launched.text} by copies of {use.matrices}")
     elif any(use.copied):
-        how.append(f"with copies of {use.matrices} to rows on 16 bytes")
+        details.append(f"with copies of {use.matrices} to rows on 16 bytes")
     changed = [name for name in serving.changed_fields(source, record) if name not in Problem.model_fields]
     fields = record.model_dump(mode="json")
     for name in changed:
         value = fields.get(name, "none")
-        how += ["predicated"] if value == "predicate" else [f"{name}={spell(value)}"] if value != "pad" else []
-    return f"no record for {problem.title}; {', '.join([remark, *how])}"
+        details += ["predicated"] if value == "predicate" else [f"{name}={spell(value)}"] if value != "pad" else []
+    return f"no record for {problem.title}; {', '.join([remark, *details])}"

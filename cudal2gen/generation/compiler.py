@@ -61,12 +61,14 @@ LAUNCHER_HEADERS = (
 LAUNCHER_SOURCES = (*LAUNCHER_HEADERS, "launcher.cpp", "pack.cpp", "interface.cpp", "autotune.cpp")
 TORCH_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{TORCH_LIBRARY}")
 TORCH_SOURCES = ("sized.h", "torch_launcher.cpp")
+# The files of a complete kernel folder.
 FILES = ("kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json")
+# A warning of ptxas: its code and text.
 LOSS = re.compile(r"\((C\d+)\) Potential Performance Loss: (.*?)(?: (?:in|for) the function .*)?$", re.MULTILINE)
 # Kernels per translation unit. On two cores, 691 kernels for sm_80 compile in 116 s with 16 kernels in a unit and in
 # 93 s with 64, for which a compiler takes 0.7 GB.
 BATCH = 64
-LONGEST_MESSAGE = 1000
+LONGEST_MESSAGE = 1000  # most characters of a compiler's message that are kept
 TEXT_BOX = sandbox.Sandbox()  # the sandbox in which untrusted texts are compiled
 
 
@@ -266,10 +268,12 @@ def torch_launcher_file(build_dir: Path | None = None) -> Path:
 
 
 def _texts(sources: Sequence[str]) -> list[str]:
+    """The texts of our C++ files with these names."""
     return [(SOURCES / name).read_text() for name in sources]
 
 
 def _digest(identity: object) -> str:
+    """The digest of a JSON value, for the name of a library's folder."""
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
 
 
@@ -290,6 +294,7 @@ def _shared_library(library: Path, name: str, sources: Sequence[str], flags: Seq
 
 
 def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> ToolchainError:
+    """The error for binaries that another machine should have built."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return ToolchainError(
         f"{names[0]}{more}: not in {root}, and {PREBUILT} leaves compiling to nvcc {tools.nvcc_version} elsewhere; "
@@ -298,6 +303,7 @@ def _not_prebuilt(root: Path, tools: Toolchain, names: Sequence[str]) -> Toolcha
 
 
 def _compile_shared(library: Path, name: str, sources: Sequence[str], flags: Sequence[str], failed: Path) -> None:
+    """Compiles a library with g++. Raises BuildError; all messages are then in the folder ``failed``."""
     library.parent.mkdir()
     paths = [str(SOURCES / source) for source in sources if source.endswith(".cpp")]
     command = ["g++", *flags, *paths, "-o", str(library), "-ldl"]
@@ -308,6 +314,7 @@ def _compile_shared(library: Path, name: str, sources: Sequence[str], flags: Seq
 
 
 def _unwritable(root: Path, error: OSError) -> BuildError:
+    """The error for a build directory that cannot be written."""
     reason = error.strerror or str(error)
     hint = "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return BuildError(f"cannot write to {root}: {reason}; {hint}choose another folder with --build-dir")
@@ -428,10 +435,12 @@ def _sandbox_command(scratch: Path, tools: Toolchain) -> list[str]:
 
 
 def _folder(item: BuildJob) -> str:
+    """The folder of a kernel within the scratch folder."""
     return f"{item.arch}/{item.name}"
 
 
 def _batch_name(items: list[BuildJob]) -> str:
+    """The name of a translation unit, which is unique within a build."""
     return f"{items[0].arch}_{items[0].name}_{len(items)}"
 
 
@@ -481,6 +490,7 @@ def _quote(word: str | Path) -> str:
 
 
 def _ninja_binary() -> Path:
+    """The program ninja: of the wheel, or on PATH. Raises ToolchainError if there is none."""
     if importlib.util.find_spec("ninja") is not None:
         import ninja
 

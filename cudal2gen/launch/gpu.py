@@ -1,7 +1,7 @@
 """Runs built kernels on GPUs: a device, its facts and its state, and kernels bound to torch tensors.
 
-``MeasuringDevice`` is the interface that validation and benchmarks need; ``Gpu`` implements it. Times
-are in microseconds.
+``MeasuringDevice`` is the interface that validation and benchmarks need; ``Gpu`` implements it. Times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Winner:
     timed: int
 
 
-Race = Callable[[Sequence[Binder]], Winner]
+Race = Callable[[Sequence[Binder]], Winner]  # times candidates and returns the fastest
 
 RESERVED_BYTES = 2 << 30  # device memory that is left free for libraries
 STAND_IN = "CUDAL2GEN_GPU"  # the variable that names a class to use in place of ``Gpu``; see ``connect``
@@ -84,7 +84,9 @@ class Contender(Protocol):
     """Something that computes D = A B, fused or batched if the problem is: our kernel, or a baseline."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which measurements are stored."""
+        ...
 
     def prepare(self, problem: Problem, race: Race) -> None:
         """Does what is needed once per problem and not timed, such as choosing an algorithm. Raises Absent."""
@@ -118,7 +120,9 @@ class MeasuringDevice(Protocol):
     """The interface of a GPU that measurements need. Work is enqueued on one stream, in order."""
 
     @property
-    def environment(self) -> Environment: ...
+    def environment(self) -> Environment:
+        """The facts of device, driver and libraries that a measurement is stored with."""
+        ...
 
     def stream(self) -> int:
         """The handle of the stream on which calls must enqueue their work."""
@@ -145,15 +149,21 @@ class MeasuringDevice(Protocol):
         """Enqueues a read of three times the L2's size, which evicts everything else from the L2."""
         ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until the device has done all its work."""
+        ...
 
     def now(self) -> float:
         """The host's clock in seconds."""
         ...
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float) -> None:
+        """Lets the host wait."""
+        ...
 
-    def reading(self) -> CardReading: ...
+    def reading(self) -> CardReading:
+        """The present clocks, power and temperature of the card."""
+        ...
 
 
 def runtime(cuda: int = torch_range.CUDA) -> Path:
@@ -232,8 +242,8 @@ class KernelContender:
         """Writes the padding into ``detail``. There is nothing to choose: the record was tuned before."""
         operands = LaunchOperands.packed(problem.layout, serving.sizes_of(problem), problem.fusion)
         use = serving.own_use(self.record, serving.sizes_of(problem), operands)
-        how = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
-        self.detail = f"{how}, in the timing" if any(use.copied) else ""
+        padding = f"padded to {use.launched.text}" if use.launched.text != problem.mnk else f"copies of {use.matrices}"
+        self.detail = f"{padding}, in the timing" if any(use.copied) else ""
 
     def bind(self, operands: Operands) -> Call:
         """A call that computes one product, or one batch, of these tensors. Raises ValueError if the kernel cannot."""
@@ -409,6 +419,7 @@ class Card:
 
     @cached_property
     def environment(self) -> Environment:
+        """The facts of device, driver and libraries; its ``id`` is their digest. Raises GpuError without NVML."""
         torch, device = self._torch, self._properties
         nvml, handle = self._nvml
         ecc: bool | None = None
@@ -469,6 +480,7 @@ class Card:
             return 0
 
     def reading(self) -> CardReading:
+        """The present clocks, power and temperature of the card."""
         nvml, _ = self._nvml
         mask = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons)
         return CardReading(
@@ -488,8 +500,8 @@ class Gpu(Card):
         import torch
 
         torch.cuda.set_device(self.device)
-        self._own = torch.cuda.Stream(self.device)
-        torch.cuda.set_stream(self._own)
+        self._own_stream = torch.cuda.Stream(self.device)
+        torch.cuda.set_stream(self._own_stream)
         self._start, self._stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Reference products must be fp32 throughout (no tf32).
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -520,6 +532,7 @@ class Gpu(Card):
             faulthandler.cancel_dump_traceback_later()
 
     def operands(self, problem: Problem, count: int, seed: int, products: int = 1) -> list[Operands]:
+        """Sets of random normal matrices. Raises GpuError if the device has too little free memory."""
         m, n, k = problem.m, problem.n, problem.k
         free, _ = self._torch.cuda.mem_get_info(self.device)
         d_bytes = (1 + problem.fusion.residual + problem.fusion.aux) * problem.output.bytes * m * n  # D, C and aux

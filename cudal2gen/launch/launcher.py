@@ -16,6 +16,8 @@ from kernelproof.ground.errors import Failure
 TORCH_LIBRARY = "libcudal2gen_torch.so"  # torch_launcher.cpp, see operators.call_native
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 SINGLE = Batches()  # a single product
+# Types of C arguments: the kernel's handle, a, lda, b, ldb, d, ldd, m, n, k; then the fused operands, the workspace and
+# the stream.
 _OPERANDS = (_POINTER, _POINTER, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT)
 _LAUNCH = (*_OPERANDS, _POINTER, _POINTER, _POINTER)
 
@@ -152,11 +154,13 @@ class OpenKernel:
 
     @staticmethod
     def _check_extents(lda: int, ldb: int, ldd: int, m: int, n: int, k: int) -> None:
+        """Raises LaunchError for numbers that do not fit a C int."""
         if not all(0 <= number < 2**31 for number in (lda, ldb, ldd, m, n, k)):
             raise LaunchError(1, f"a size or leading dimension of {m}_{n}_{k} is out of range")
 
     @staticmethod
     def _check_several(noun: str, count: int, *strides: int) -> None:
+        """Raises LaunchError for a number of products, or a stride, that C's types do not hold."""
         if not (1 <= count < 2**31 and all(0 <= stride < 2**63 for stride in strides)):
             raise LaunchError(1, f"a batch of {count} {noun} or one of its strides is out of range")
 

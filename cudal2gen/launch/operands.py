@@ -19,7 +19,7 @@ from kernelproof.ground.element import F16, F32, Element
 if TYPE_CHECKING:
     import torch
 
-Empty = Callable[..., "torch.Tensor"]
+Empty = Callable[..., "torch.Tensor"]  # allocates a tensor of the given extents, with undefined content
 
 ALIGNMENT = 256  # bytes to which torch's allocator aligns
 
@@ -103,6 +103,7 @@ def check(record: Record, operands: Operands) -> Problem:
 
 
 def _check_matrix(name: str, tensor: torch.Tensor, element: Element, several: bool) -> None:
+    """Raises ValueError unless a tensor is a matrix of this type, or ``several`` of them, with contiguous rows."""
     dimensions = 3 if several else 2
     if tensor.ndim != dimensions or tensor.stride(-1) != 1 or tensor.dtype != element.torch_dtype:
         expected = (
@@ -172,7 +173,7 @@ def matrices(operands: Operands, layout: Layout) -> LaunchOperands:
     return LaunchOperands(matrix_of(a), matrix_of(b), matrix_of(operands.d))
 
 
-Pair = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
+TensorCopy = tuple["torch.Tensor", "torch.Tensor"]  # (target, source)
 
 
 @dataclass
@@ -185,11 +186,12 @@ class LaunchTensors:
     """
 
     operands: Operands
-    before: list[Pair] = field(default_factory=list)
-    after: list[Pair] = field(default_factory=list)
+    before: list[TensorCopy] = field(default_factory=list)
+    after: list[TensorCopy] = field(default_factory=list)
 
     @property
-    def copies(self) -> list[Pair]:
+    def copies(self) -> list[TensorCopy]:
+        """All copies, those before the launch first."""
         return [*self.before, *self.after]
 
 
@@ -204,6 +206,7 @@ class _Extents(NamedTuple):
 
 
 def _extents(record: Record, use: Use) -> _Extents:
+    """The extents of each operand at the sizes with which a record is launched."""
     (m, n, k), fusion = use.launched, record.fusion
     bias = {"none": 0, "n": n, "m": m}[fusion.bias]
     a, b = (m, k) if record.along_k.a else (k, m), (n, k) if record.along_k.b else (k, n)

@@ -190,7 +190,7 @@ def test_layers_that_no_kernel_wins_are_the_hosts(enabled: Host, dtype: Any, cap
         enabled.register()
     (message,) = [record for record in caplog.records if "cudal2gen" in record.name]
     where = f"cudal2gen: {enabled.host.layers} computes by cudal2gen::linear where a kernel was measured faster"
-    assert message.getMessage() == where + enabled.host.left
+    assert message.getMessage() == where + enabled.host.exceptions
     layer, x, bias = drawn(dtype)
     for term in (bias, None):
         assert enabled.linear(layer, x, term) is enabled.calls[-1]
