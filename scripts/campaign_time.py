@@ -91,7 +91,7 @@ class Cluster:
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._compilers = [0.0] * (workers * times.compilers)  # the times at which they are free
-        self._proposer_free_at, self._free, self._jobs = 0.0, workers, 0
+        self._proposer_free_at, self._free_gpus, self._job_count = 0.0, workers, 0
         self._queue: list[tuple[int, int, EvaluationJob, Callable[[], None]]] = []
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> StepFuture:
@@ -100,32 +100,32 @@ class Cluster:
         if isinstance(step, ProposerStep):
             step.run()
             self._proposer_free_at = max(self.now, self._proposer_free_at) + self._times.proposer
-            self._at(self._proposer_free_at, lambda: self._end(future, []))
+            self._schedule(self._proposer_free_at, lambda: self._end(future, []))
             return future
         job = step.job
-        parts = ray_executor.parts(job, self.workers // (self._jobs + 1))
-        self._jobs += 1
+        parts = ray_executor.parts(job, self.workers // (self._job_count + 1))
+        self._job_count += 1
         missing = len(parts)
 
         def part_ended() -> None:
             nonlocal missing
             missing -= 1
             if not missing:
-                self._jobs -= 1
+                self._job_count -= 1
                 self._end(future, self._environment.evaluate(*job) if self._environment else [])
 
         for part in parts:
             begin = max(self.now, heapq.heappop(self._compilers))
             end = begin + self._times.compile_s(part)
             heapq.heappush(self._compilers, end)
-            self._at(end, lambda part=part: self._queue_part(part, rank, part_ended))  # type: ignore[misc]
+            self._schedule(end, lambda part=part: self._queue_part(part, rank, part_ended))  # type: ignore[misc]
         return future
 
     def first(self, waiting: Collection[StepFuture]) -> Collection[StepFuture]:
         """See ``concurrent_searches.StepRunner``. Advances the clock to the next event that ends a step."""
         while not self._ended:
-            self.now, _, happen = heapq.heappop(self._events)
-            happen()
+            self.now, _, action = heapq.heappop(self._events)
+            action()
         ended, self._ended = self._ended, []
         assert all(future in waiting for future in ended)
         return ended
@@ -140,23 +140,25 @@ class Cluster:
         busy = sum(max(0.0, min(end, last) - max(begin, first)) for first, last, _ in self.measured)
         return busy / (self.workers * (end - begin))
 
-    def _at(self, seconds: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (seconds, next(self._order), happen))
+    def _schedule(self, seconds: float, action: Callable[[], None]) -> None:
+        """Lets an action happen at a time of the virtual clock."""
+        heapq.heappush(self._events, (seconds, next(self._order), action))
 
     def _queue_part(self, part: EvaluationJob, rank: int, ended: Callable[[], None]) -> None:
+        """Queues a compiled part of a job for a GPU. ``ended`` is called when the part has been timed."""
         heapq.heappush(self._queue, (rank, next(self._order), part, ended))
         self._measure()
 
     def _measure(self) -> None:
-        while self._free and self._queue:
+        while self._free_gpus and self._queue:
             _, _, part, ended = heapq.heappop(self._queue)
-            self._free -= 1
+            self._free_gpus -= 1
             end = self.now + self._times.measure_s(part)
             self.measured.append((self.now, end, part.effort))
-            self._at(end, lambda ended=ended: self._end_part(ended))  # type: ignore[misc]
+            self._schedule(end, lambda ended=ended: self._end_part(ended))  # type: ignore[misc]
 
     def _end_part(self, ended: Callable[[], None]) -> None:
-        self._free += 1
+        self._free_gpus += 1
         ended()
         self._measure()
 
@@ -165,96 +167,99 @@ class Machine(Cluster):
     """One GPU and ``cores`` CPU cores.
 
     With ``ahead`` kernels compile in the background, as by ``tuner.background_builds``, and steps end in the order in
-    which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``SECONDS``: the GPU's time
-    for each kernel. ``UNIT`` and ``KERNEL``: a core's seconds for a translation unit and for each kernel in it, as
-    measured for kernels of the catalog.
+    which they began. Without it an evaluation compiles its own kernels while the GPU waits. ``GPU_SECONDS``: the GPU's
+    time for each kernel. ``UNIT_SECONDS`` and ``KERNEL_SECONDS``: a core's time for a translation unit and for each
+    kernel in it, as measured for kernels of the catalog.
     """
 
-    SECONDS: ClassVar[dict[Effort, float]] = {"short": 0.3, "medium": 0.5, "long": 1.2}
-    UNIT, KERNEL = 1.3, 0.5
+    GPU_SECONDS: ClassVar[dict[Effort, float]] = {"short": 0.3, "medium": 0.5, "long": 1.2}
+    UNIT_SECONDS, KERNEL_SECONDS = 1.3, 0.5
 
     def __init__(self, cores: int, ahead: bool) -> None:
-        super().__init__(1, Times(timing=tuple(self.SECONDS.items())))
-        self._ahead, self._cores = ahead, cores
-        spare = cores - (cores > CORES_EACH)
-        self._idle = max(1, spare // CORES_EACH)  # builders without work
-        self._builders, self._each = self._idle, spare // self._idle
+        super().__init__(1, Times(timing=tuple(self.GPU_SECONDS.items())))
+        self._compiles_ahead, self._cores = ahead, cores
+        compile_cores = cores - (cores > CORES_EACH)
+        self._idle_builders = max(1, compile_cores // CORES_EACH)  # builders without work
+        self._builders, self._builder_cores = self._idle_builders, compile_cores // self._idle_builders
         self._records: deque[Record] = deque()
-        self._queued: set[object] = set()
-        self._built: set[object] = set()
-        self._line: deque[tuple[EvaluationJob, StepFuture]] = deque()
-        self._over: set[StepFuture] = set()
+        self._queued_keys: set[object] = set()
+        self._built_keys: set[object] = set()
+        self._queued_jobs: deque[tuple[EvaluationJob, StepFuture]] = deque()
+        self._ended_steps: set[StepFuture] = set()
 
     def start(self, step: ProposerStep | Evaluation, rank: int) -> StepFuture:  # noqa: ARG002
         """See ``concurrent_searches.StepRunner``."""
         future: StepFuture = Future()
         if isinstance(step, Evaluation):
-            self._line.append((step.job, future))
-            self._prepare(step.job.records if self._ahead else ())
+            self._queued_jobs.append((step.job, future))
+            self._prepare(step.job.records if self._compiles_ahead else ())
             return future
-        records = [proposal.record for proposal in step.affordable if proposal.record] if self._ahead else []
+        records = [proposal.record for proposal in step.affordable if proposal.record] if self._compiles_ahead else []
         self._proposer_free_at = max(self.now, self._proposer_free_at) + self._times.proposer
-        self._at(self._proposer_free_at, lambda: self._end_proposal(records, future))
+        self._schedule(self._proposer_free_at, lambda: self._end_proposal(records, future))
         return future
 
     def first(self, waiting: Collection[StepFuture]) -> Collection[StepFuture]:
         """See ``concurrent_searches.StepRunner``."""
         oldest = next(iter(waiting))
-        while oldest not in self._over:
-            self.now, _, happen = heapq.heappop(self._events)
-            happen()
-            if not self._ahead and self._over:
+        while oldest not in self._ended_steps:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+            if not self._compiles_ahead and self._ended_steps:
                 break
-        ended = [oldest] if self._ahead else [future for future in waiting if future in self._over]
-        self._over -= set(ended)
+        ended = [oldest] if self._compiles_ahead else [future for future in waiting if future in self._ended_steps]
+        self._ended_steps -= set(ended)
         return ended
 
     def _end(self, future: StepFuture, trials: list[Trial]) -> None:
         future.set_result(trials)
-        self._over.add(future)
+        self._ended_steps.add(future)
 
     def _end_proposal(self, records: Sequence[Record], future: StepFuture) -> None:
         self._end(future, [])
         self._prepare(records)
 
     def _prepare(self, records: Sequence[Record]) -> None:
-        self._records += [record for record in records if record.kernel_key not in self._queued]
-        self._queued |= {record.kernel_key for record in records}
-        while self._idle and self._records:
-            self._idle -= 1
-            share = min(MOST_EACH * self._each, -(-len(self._records) // self._builders))
-            batch = [self._records.popleft() for _ in range(share)]
-            self._at(self.now + self._compile_s(batch, self._each), lambda batch=batch: self._compiled_ahead(batch))  # type: ignore[misc]
+        """Queues records to be compiled ahead, and gives the queue's records to builders without work."""
+        self._records += [record for record in records if record.kernel_key not in self._queued_keys]
+        self._queued_keys |= {record.kernel_key for record in records}
+        while self._idle_builders and self._records:
+            self._idle_builders -= 1
+            size = min(MOST_EACH * self._builder_cores, -(-len(self._records) // self._builders))
+            batch = [self._records.popleft() for _ in range(size)]
+            end = self.now + self._compile_s(batch, self._builder_cores)
+            self._schedule(end, lambda batch=batch: self._compiled_ahead(batch))  # type: ignore[misc]
         self._measure()
 
     def _compiled_ahead(self, batch: Sequence[Record]) -> None:
-        self._built |= {record.kernel_key for record in batch}
-        self._idle += 1
+        self._built_keys |= {record.kernel_key for record in batch}
+        self._idle_builders += 1
         self._prepare(())
 
     def _compile_s(self, records: Sequence[Record], cores: int) -> float:
         """Seconds in which several cores compile a batch, a translation unit each: the time of the longest unit."""
         size = max(1, -(-len(records) // cores))
         units = [records[start : start + size] for start in range(0, len(records), size)]
-        return max(self.UNIT + sum(self.KERNEL * self._times.factor(record) for record in unit) for unit in units)
+        kernels_s = max(sum(self.KERNEL_SECONDS * self._times.factor(record) for record in unit) for unit in units)
+        return self.UNIT_SECONDS + kernels_s
 
     def _measure(self) -> None:
-        if not self._free or not self._line:
+        if not self._free_gpus or not self._queued_jobs:
             return
-        job, future = self._line[0]
-        missing = [record for record in job.records if record.kernel_key not in self._built]
-        if missing and self._ahead:
+        job, future = self._queued_jobs[0]
+        missing = [record for record in job.records if record.kernel_key not in self._built_keys]
+        if missing and self._compiles_ahead:
             return
-        self._line.popleft()
-        self._free -= 1
+        self._queued_jobs.popleft()
+        self._free_gpus -= 1
         begin = self.now + (self._compile_s(missing, self._cores) if missing else 0.0)
-        self._built |= {record.kernel_key for record in missing}
+        self._built_keys |= {record.kernel_key for record in missing}
         end = begin + self._times.measure_s(job)
         self.measured.append((begin, end, job.effort))
-        self._at(end, lambda: self._end_job(future))
+        self._schedule(end, lambda: self._end_job(future))
 
     def _end_job(self, future: StepFuture) -> None:
-        self._free += 1
+        self._free_gpus += 1
         self._end(future, [])
         self._measure()
 

@@ -64,8 +64,9 @@ print(json.dumps({"seconds": seconds, "calls": calls, "cpp": call_native.NATIVE.
 """
 
 
-def started(folder: Path) -> dict[str, Any]:
-    """What ``PROGRAM`` says of itself. ``folder``: an empty one, for a pack and a runtime."""
+def run_program(folder: Path) -> dict[str, Any]:
+    """Runs ``PROGRAM`` in a new process and returns the JSON object that it prints. ``folder``: an empty folder, in
+    which a pack and a stand-in for the CUDA runtime are made."""
     directory, runtime = idle_device.open_pack(folder).directory, idle_runtime.build(folder)
     command = [sys.executable, "-c", PROGRAM, str(directory), str(runtime)]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -76,7 +77,7 @@ def main(rounds: str = "5") -> None:
     runs = []
     for _ in range(int(rounds)):
         with tempfile.TemporaryDirectory() as folder:
-            runs.append(started(Path(folder))["seconds"])
+            runs.append(run_program(Path(folder))["seconds"])
     for name in runs[0]:
         print(f"{name:32} {min(run[name] for run in runs):.5f}")
 

@@ -57,11 +57,12 @@ class Outcome(NamedTuple):
 
     @property
     def on_purpose(self) -> bool:
+        """Whether the entry was refused because of one of the constructs ``REFUSED``."""
         return any(construct in self.message for construct in REFUSED)
 
 
 def sources(manifest: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a manifest."""
+    """The sources that a manifest lists: ``repository``, ``commit``, ``path``, ``target`` and ``entries`` of each."""
     for line in manifest.read_text().splitlines():
         yield json.loads(line)
 

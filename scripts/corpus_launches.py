@@ -25,9 +25,9 @@ from kernelproof.emulator import EmulatorError, LaunchRefused, Memory, Options, 
 from kernelproof.emulator.frontend.ptx import Function
 from scripts.corpus import MANIFEST, ptx_of, sources
 
-BUFFER_BYTES = 1 << 22
-NUMBER = 256
-SHARED_BYTES = 16384
+BUFFER_BYTES = 1 << 22  # size of the buffer behind each pointer
+NUMBER = 256  # the value of every other parameter
+SHARED_BYTES = 16384  # dynamic shared memory of a CTA
 # Backward branches of a batch, and seconds of processor time of a kernel: an argument of 256 may mean an endless loop.
 LOOP_LIMIT, SECONDS = 2_000, 5
 
@@ -54,17 +54,21 @@ def _out_of_time(*_: object) -> None:
 def parameters(program: Program, kernel: str, memory: Memory) -> list[bytes]:
     """The bytes of each parameter, made up for a kernel; see the module's docstring."""
     function: Function = program.module.kernels[kernel]
-    pointers = {at for names in program.compiled(kernel).origins.values() for at in names if isinstance(at, int)}
+    # The byte offsets, in the parameter space, of the words from which addresses are computed.
+    offsets = {offset for origins in program.compiled(kernel).origins.values() for offset in origins}
+    pointers = {offset for offset in offsets if isinstance(offset, int)}
     arguments = []
     for parameter, start in zip(function.params, function.offsets, strict=True):
-        number = {"f32": struct.pack("<f", 1), "f64": struct.pack("<d", 1), "f16": b"\0\x3c"}.get(parameter.kind)
-        raw = bytearray(number or NUMBER.to_bytes(4, "little") * (parameter.size // 4) or b"\1" * parameter.size)
+        one = {"f32": struct.pack("<f", 1), "f64": struct.pack("<d", 1), "f16": b"\0\x3c"}.get(parameter.kind)
+        # A parameter of fewer than four bytes has ones in place of words of NUMBER.
+        content = bytearray(one or NUMBER.to_bytes(4, "little") * (parameter.size // 4) or b"\1" * parameter.size)
         if parameter.kind.endswith("64") and parameter.kind != "f64":
-            raw = bytearray(NUMBER.to_bytes(8, "little"))
-        for at in sorted(pointers & set(range(start, start + parameter.size - 7))):
-            buffer = memory.upload(np.zeros(BUFFER_BYTES, np.uint8), "inout", name=f"parameter at {at}")
-            raw[at - start : at - start + 8] = struct.pack("<Q", buffer.address)
-        arguments.append(bytes(raw))
+            content = bytearray(NUMBER.to_bytes(8, "little"))
+        # Each pointer within the parameter, which may be a structure, gets a buffer of its own.
+        for offset in sorted(pointers & set(range(start, start + parameter.size - 7))):
+            buffer = memory.upload(np.zeros(BUFFER_BYTES, np.uint8), "inout", name=f"parameter at {offset}")
+            content[offset - start : offset - start + 8] = struct.pack("<Q", buffer.address)
+        arguments.append(bytes(content))
     return arguments
 
 

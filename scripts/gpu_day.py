@@ -155,7 +155,7 @@ PLAN = (
 )  # fmt: skip
 
 
-def fits(plan: Sequence[Step] = PLAN) -> list[str]:
+def exceeded_limits(plan: Sequence[Step] = PLAN) -> list[str]:
     """The limits that a plan exceeds, as sentences; empty if it fits."""
     faults = []
     for call in sorted({step.call for step in plan}):
@@ -166,7 +166,7 @@ def fits(plan: Sequence[Step] = PLAN) -> list[str]:
     return faults
 
 
-def budget(luggage: Path = LUGGAGE) -> str:
+def budget_table(luggage: Path = LUGGAGE) -> str:
     """The plan as a table: seconds of each step, bytes carried, files brought back."""
     rows = ["| call | step | s | purpose |", "|---|---|---|---|"]
     rows += [f"| {step.call} | {step.name} | {step.seconds} | {step.purpose} |" for step in PLAN]
@@ -288,10 +288,12 @@ class Journal:
         out.mkdir(parents=True, exist_ok=True)
 
     def note(self, **row: object) -> None:
+        """Adds a line of JSON with these keys."""
         with (self.out / JOURNAL).open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def show(self, text: str) -> None:
+        """Prints a text, and adds it to the log."""
         print(text, flush=True)
         with (self.out / LOG).open("a") as file:
             file.write(text + "\n")
@@ -430,12 +432,12 @@ def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3), le
     failures, before = 0, scratch / "nothing"
     for number in calls:
         results = out / f"call-{number}"
-        bring(before, results)
+        copy_stores(before, results)
         unpacked = unpack(luggage, scratch / f"machine-{number}")
         variables = environment | unpacked | {"CUDAL2GEN_RESULTS": str(results)}
         seconds = PATIENCE * CALL_SECONDS
         failures += run_call(number, card_of(variables), results, variables, patient, seconds, small=True)
-        for fault in leave(results):
+        for fault in prepare_return(results):
             print(f"too much to bring back: {fault}")
             failures += 1
         before = results
@@ -443,7 +445,7 @@ def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3), le
     return failures
 
 
-def losers(gpu: str, path: Path) -> None:
+def write_losers(gpu: str, path: Path) -> None:
     """Writes the problems that lose most against cuBLASLt's fastest candidates on this card, as a list for ``tune``."""
     from cudal2gen import results
     from cudal2gen.report.aims import BASELINE
@@ -462,7 +464,7 @@ def losers(gpu: str, path: Path) -> None:
     print(f"{len(worst)} of {len(lowest)} measured problems in {path}")
 
 
-def tuned(path: Path) -> None:
+def write_tuned(path: Path) -> None:
     """Adds the catalog's tuned records to a file, because the catalog itself stays on the card's machine."""
     from cudal2gen.generation import catalog
 
@@ -481,8 +483,9 @@ def adopt(path: Path) -> None:
         print(f"{record.gpu} {record.mnk} {record.name}: written to {catalog.put(record)}")
 
 
-def bring(source: Path, out: Path) -> None:
-    """Copies earlier results to ``out``, where this call continues them."""
+def copy_stores(source: Path, out: Path) -> None:
+    """Copies the stores that an earlier call left in ``source`` to ``out``, uncompressed, so that this call continues
+    them."""
     out.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError), tarfile.open(source / REST) as packed:
         stores = [entry for entry in packed if entry.name.endswith(".jsonl") and entry.name != LOSING]
@@ -495,18 +498,18 @@ def bring(source: Path, out: Path) -> None:
             shutil.copyfile(path, target)
 
 
-def leave(out: Path) -> list[str]:
-    """Prepares the folder of results for its way back within ``MAX_FILES`` and ``FILE_BYTES``. Returns the excesses.
+def prepare_return(out: Path) -> list[str]:
+    """Makes the folder of results small enough to be brought back: at most ``MAX_FILES`` files of ``FILE_BYTES``.
 
-    Stores that results/ has already are removed. Other files, and the smallest stores if there are too many, are packed
-    into ``REST``, and large stores are compressed.
+    Stores that are unchanged from results/ are removed. Other files, and the smallest stores if there are too many, are
+    packed into ``REST``, and large stores are compressed. Returns the limits that are exceeded all the same, as texts.
     """
     stores = [path for path in out.glob("*.jsonl") if path.name != LOSING]
     for path in [path for path in stores if _same(path, ROOT / "results" / path.name)]:
         stores.remove(path)
         path.unlink()
-    room = MAX_FILES - 1 - len(list(out.glob("*.jsonl.xz")))
-    sent = sorted(stores, key=lambda path: -path.stat().st_size)[:room]
+    most_stores = MAX_FILES - 1 - len(list(out.glob("*.jsonl.xz")))  # one more file is REST
+    sent = sorted(stores, key=lambda path: -path.stat().st_size)[:most_stores]
     left_out = [path for path in sorted(out.iterdir()) if path.is_file() and path not in sent and path.suffix != ".xz"]
     if left_out:
         with tarfile.open(out / REST, "w:xz", preset=6) as packed:
@@ -523,6 +526,7 @@ def leave(out: Path) -> list[str]:
 
 
 def _same(path: Path, other: Path) -> bool:
+    """Whether the other file exists and has the same content."""
     return other.is_file() and path.read_bytes() == other.read_bytes()
 
 
@@ -554,7 +558,7 @@ def parser() -> argparse.ArgumentParser:
 def run_here(number: int, out: Path, seconds: float) -> int:
     """Runs one call on this machine's card; returns the exit code."""
     begin = time.monotonic()
-    bring(ROOT / "results", out)
+    copy_stores(ROOT / "results", out)
     scratch = Path(tempfile.mkdtemp(prefix="gpu-day-"))
     environment = os.environ | unpack(LUGGAGE, scratch) | {"CUDAL2GEN_RESULTS": str(out)}
     gpu = card_of(environment)
@@ -562,7 +566,7 @@ def run_here(number: int, out: Path, seconds: float) -> int:
     failures = run_call(number, gpu, out, environment, seconds=seconds - (time.monotonic() - begin)) if gpu else 1
     shutil.rmtree(scratch, ignore_errors=True)
     # Only a separate folder is prepared for its way back, so the repository's own results are not packed.
-    for fault in leave(out) if out != ROOT / "results" else ():
+    for fault in prepare_return(out) if out != ROOT / "results" else ():
         print(f"too much to bring back: {fault}")
     return 1 if failures else 0
 
@@ -579,16 +583,16 @@ def main() -> int:
         case "card":
             return print_card()
         case "losers":
-            losers(arguments.gpu, arguments.file)
+            write_losers(arguments.gpu, arguments.file)
         case "pack":
             pack(arguments.file, arguments.steps)
         case "tuned" | "adopt":
-            {"tuned": tuned, "adopt": adopt}[arguments.verb](arguments.file)
+            {"tuned": write_tuned, "adopt": adopt}[arguments.verb](arguments.file)
         case "prepare" | "budget":
             if arguments.verb == "prepare":
                 prepare()
-            print(budget())
-            return 0 if not fits() else 1
+            print(budget_table())
+            return 0 if not exceeded_limits() else 1
     return 0
 
 

@@ -78,11 +78,11 @@ def run(
     programs = (
         names or listed or sorted(folder.name.removesuffix("-cuda") for folder in (checkout / "src").glob("*-cuda"))
     )
-    form = ["--machine-code"] if machine_code else []
+    form_options = ["--machine-code"] if machine_code else []
     writing = threading.Lock()
 
     def check(program: str) -> None:
-        outcomes = _outcomes(checkout.resolve(), program, seconds, form)
+        outcomes = _outcomes(checkout.resolve(), program, seconds, form_options)
         with writing, results.open("a") as file:
             file.write(json.dumps({"program": program, "runs": outcomes}) + "\n")
         print(program, *(f"[{item['outcome']} {item['reason'][:100]}]" for item in outcomes), flush=True)
@@ -97,20 +97,23 @@ def _results(results: Path) -> dict[str, list[dict[str, Any]]]:
     return {line["program"]: line["runs"] for line in lines}
 
 
-def _outcomes(checkout: Path, program: str, seconds: float, form: list[str]) -> list[dict[str, Any]]:
+def _outcomes(checkout: Path, program: str, seconds: float, form_options: list[str]) -> list[dict[str, Any]]:
     """The results of a program's runs. If it cannot be run, there is a single result with the reason."""
-    nothing = {"arguments": [], "outcome": "not checked", "findings": []}
+    unchecked = {"arguments": [], "outcome": "not checked", "findings": []}
     try:
         with runs_of(checkout, program) as runs:
-            return [{**nothing, "arguments": item.arguments, **_outcome(item, seconds, form)} for item in runs]
+            return [
+                {**unchecked, "arguments": item.arguments, **_outcome(item, seconds, form_options)} for item in runs
+            ]
     except NotRunnable as error:
-        return [{**nothing, "reason": str(error)}]
+        return [{**unchecked, "reason": str(error)}]
 
 
-def _outcome(item: Run, seconds: float, form: list[str]) -> dict[str, Any]:
-    """The keys of a result that a check determines. A program that fails by its own comparison was checked. ``form``:
-    options that choose the form of the kernels."""
-    command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), *form, "--json", "--memory", "4"]
+def _outcome(item: Run, seconds: float, form_options: list[str]) -> dict[str, Any]:
+    """The keys of a result that a check determines. A program that fails by its own comparison was checked.
+    ``form_options``: options that choose the form of the kernels."""
+    command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), *form_options]
+    command += ["--json", "--memory", "4"]
     command += ["--timeout", str(seconds), "--nvcc-args", item.flags, "--", *item.arguments]
     process = subprocess.run(command, capture_output=True, check=False, cwd=item.folder)
     printed = process.stderr.decode(errors="replace")
@@ -203,8 +206,8 @@ def _rows(
     if rows:
         return list(rows.values())
     clean = [item for item in runs if item["outcome"] == "clean"]
-    if said := [line for item in clean for line in item["complaints"] if COMPLAINT.search(line)]:
-        return [Row(program, "clean" if complaint else "not judged", complaint or f"says {said[0]}")]
+    if complaints := [line for item in clean for line in item["complaints"] if COMPLAINT.search(line)]:
+        return [Row(program, "clean" if complaint else "not judged", complaint or f"says {complaints[0]}")]
     if clean:
         return [Row(program, "clean", f"{sum(item['launches'] for item in clean)} launches")]
     return [Row(program, "not checked", runs[0]["reason"].replace("|", "/"))]

@@ -25,21 +25,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 DATA = Path(__file__).with_name("hecbench.json")
-ELEMENTS = 1 << 14
+ELEMENTS = 1 << 14  # the product of all sizes of a run is at most this
 SMALL = 32  # numbers up to this one are not changed
 LEAST = 8  # no size becomes smaller
 VARIANTS = 3  # runs of a Makefile, at most
 _REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)
-_ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")
-_VARIABLE = re.compile(r"\w+=")
-_USAGE = re.compile(r"[Uu]sage[^;]*")
-_SOURCE = (".cu", ".cpp", ".cc", ".c")
+_ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")  # a C statement: variable = .. argv[number]
+_VARIABLE = re.compile(r"\w+=")  # an environment variable that a shell command sets before its program
+_USAGE = re.compile(r"[Uu]sage[^;]*")  # a C statement that prints how to call the program
+_SOURCE = (".cu", ".cpp", ".cc", ".c")  # endings of files that nvcc compiles
 # Options of nvcc with a value of their own.
 _VALUED = (
     "-Xcompiler", "-Xptxas", "-Xcudafe", "-Xlinker", "-x", "-maxrregcount", "--maxrregcount", "-rdc",
     "--default-stream", "-default-stream",
 )  # fmt: skip
-_COMPILERS = ("nvcc", "g++", "gcc", "cc", "c++")
+_COMPILERS = ("nvcc", "g++", "gcc", "cc", "c++")  # commands by which Makefiles compile
 
 
 class NotRunnable(Exception):
@@ -75,6 +75,7 @@ def runs_of(checkout: Path, program: str) -> Iterator[list[Run]]:
 
 
 def _edit(folder: Path, edits: dict[str, list[list[str]]]) -> None:
+    """Replaces texts in files of a folder. Raises NotRunnable if a file does not have one of them."""
     for name, replacements in edits.items():
         text = (folder / name).read_text(errors="surrogateescape")
         for old, new in replacements:
@@ -104,10 +105,10 @@ def _runs(folder: Path, entry: dict[str, Any]) -> list[Run]:
         others = [step.words[0] for step in steps if step not in compiled]
         raise NotRunnable(f"started by {others[-1]}" if others else "its Makefile has no run")
     texts = " ".join(path.read_text(errors="replace") for path in sources)
-    places = {command.folder: None for command in commands}
-    chosen = entry.get("runs") or [smaller(command.arguments, texts) for command in commands]
+    folders = [command.folder for command in commands]
+    chosen = entry.get("runs") or [smaller_arguments(command.arguments, texts) for command in commands]
     distinct = dict.fromkeys(map(tuple, chosen))
-    return [Run(next(iter(places)), list(sources), flags, list(arguments)) for arguments in distinct][:VARIANTS]
+    return [Run(folders[0], list(sources), flags, list(arguments)) for arguments in distinct][:VARIANTS]
 
 
 class Step(NamedTuple):
@@ -118,10 +119,12 @@ class Step(NamedTuple):
 
     @property
     def program(self) -> str:
+        """The name of the program that the command starts."""
         return Path(next((word for word in self.words if not _VARIABLE.match(word)), "")).name
 
     @property
     def arguments(self) -> list[str]:
+        """The words after the program."""
         return list(dropwhile(_VARIABLE.match, self.words))[1:]
 
 
@@ -131,6 +134,8 @@ def _steps(folder: Path) -> Iterator[Step]:
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
         raise NotRunnable(process.stderr.strip().splitlines()[-1])
+    # ``place``: the folder of the make process that prints the next line. Lines that begin with make[N] announce a
+    # change of it; the commands of one line are executed one after the other, each after the cd before it.
     place = folder
     for line in re.sub(r"\\\n", " ", process.stdout).splitlines():
         if entered := re.match(r"make\[\d+\]: Entering directory '(.*)'", line):
@@ -168,32 +173,35 @@ def _flags(step: Step) -> Iterator[str]:
             yield word
 
 
-def smaller(arguments: list[str], texts: str) -> list[str]:
-    """Arguments with fewer repetitions and smaller sizes. ``texts`` is the program's source."""
+def smaller_arguments(arguments: list[str], texts: str) -> list[str]:
+    """Arguments with fewer repetitions and smaller sizes, by the rules of this module. ``texts``: the program's
+    source."""
     result = list(arguments)
-    names = {int(at) - 1: name for name, at in _ASSIGNED.findall(texts)}
+    # The name of each argument by its index: the variable that gets argv[index + 1], and the word in the usage text.
+    names = {int(number) - 1: name for name, number in _ASSIGNED.findall(texts)}
     described = re.findall(r"<([^<>]*)>", usage[0]) if (usage := _USAGE.search(texts)) else []
     if len(described) == len(arguments):
-        names = {at: f"{names.get(at, '')} {name}" for at, name in enumerate(described)}
-    sizes = {}
-    for at, word in enumerate(arguments):
+        names = {index: f"{names.get(index, '')} {name}" for index, name in enumerate(described)}
+    sizes = {}  # the sizes by the index of their argument
+    for index, word in enumerate(arguments):
         option, value = _value(word)
         if not value.isdecimal():
             continue
-        before = arguments[at - 1] if at and arguments[at - 1].startswith("-") else ""
-        name = option or before or names.get(at, "")
+        option_before = arguments[index - 1] if index and arguments[index - 1].startswith("-") else ""
+        name = option or option_before or names.get(index, "")
         if _REPEATS.search(name) or name in ("-i", "-r", "--i="):
-            result[at] = option + str(min(int(value), 2))
+            result[index] = option + str(min(int(value), 2))
         elif int(value) > SMALL:
-            sizes[at] = int(value)
+            sizes[index] = int(value)
     while sizes and math.prod(sizes.values()) > ELEMENTS:
-        largest = max(sizes, key=lambda at: sizes[at])
+        largest = max(sizes, key=lambda index: sizes[index])
         size = sizes[largest]
         if size < 2 * LEAST:
             break
-        sizes[largest] = size // 10 if size % 10 == 0 and size & (size - 1) and size % 256 else size // 2
-    for at, size in sizes.items():
-        result[at] = _value(arguments[at])[0] + str(size)
+        is_round_decimal = size % 10 == 0 and size & (size - 1) and size % 256
+        sizes[largest] = size // 10 if is_round_decimal else size // 2
+    for index, size in sizes.items():
+        result[index] = _value(arguments[index])[0] + str(size)
     return result
 
 

@@ -43,8 +43,9 @@ def line(kernels: Table, n: int, k: int) -> str:
         raise ValueError(f"{kernels.gpu} {n}x{k}: {chosen.reason}")
     near = {chosen.number}
     for rows in ROWS:
-        at = problem.model_copy(update={"m": rows})
-        near |= set(sorted(range(len(kernels.kernels)), key=lambda i, at=at: kernels.kernels[i].distance(at))[:NEAR])  # type: ignore[misc]
+        resized = problem.model_copy(update={"m": rows})
+        distances = [kernel.distance(resized) for kernel in kernels.kernels]
+        near |= set(sorted(range(len(distances)), key=distances.__getitem__)[:NEAR])
     times = {number: plan_invariance._modelled_us(kernels.kernels[number], problem, ROWS) for number in near}
     fastest = [min(column) for column in zip(*times.values(), strict=True)]
     factors = [f"{us / least:.2f}" for us, least in zip(times[chosen.number], fastest, strict=True)]

@@ -31,6 +31,8 @@ SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
 LONGEST = 13  # the longest latency of a producer that is no MMA: of a predicate to a branch
 KERNELS = 300  # number of kernels of a build folder, first by digest
+# The PTX of a kernel: it loads operands %x, %y and %t, a predicate and parameters, so that ptxas knows none of their
+# values, and then executes ``body``.
 HEAD = """.version 9.0
 .target {sm}
 .address_size 64
@@ -76,7 +78,7 @@ PRODUCERS: dict[str, str] = {
     "imma.16832": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {{{r}, %r5, %r6, %r7}}, {{{x}, %x1, %x2, %x3}}, "
     "{{%y0, %y1}}, {{%y0, %y1, %y2, %y3}};",
 }
-END = "st.global.b32 [%d0+64], {r};"
+END = "st.global.b32 [%d0+64], {r};"  # stores a result, so that ptxas does not remove the code that computes it
 # Other readers of %r0.
 READERS: dict[str, str] = {
     "store": END,
@@ -116,7 +118,7 @@ SHAPES = (
     ("m16n8k8.row.col.f32.f16.f16.f32", 2, 1, 4),
     ("m16n8k32.row.col.s32.s8.s8.s32", 4, 2, 4),
 )
-WIDE = "mad.wide.s32 %d1, %y0, 4, %d0; "
+WIDE = "mad.wide.s32 %d1, %y0, 4, %d0; "  # a producer whose result is a pair of registers, an address
 
 
 def chains() -> Iterator[str]:
@@ -135,7 +137,7 @@ def chains() -> Iterator[str]:
     yield WIDE + "ld.global.b32 %r1, [%d1]; " + END.format(r="%r1")
 
 
-def sources() -> Iterator[str]:
+def bodies() -> Iterator[str]:
     """The bodies of all kernels: each producer with each reader, and with itself as its reader."""
     for producer in PRODUCERS.values():
         first = producer.format(x="%x0", r="%r0")
@@ -151,7 +153,7 @@ def compiled_kernels(sm: str, ptxas: Path, folder: Path) -> list[Function]:
     """The kernels, assembled for an architecture."""
     text = HEAD.format(sm=sm) + "".join(
         KERNEL.format(number=number, body=body.replace("{number}", str(number)).replace("{{", "{").replace("}}", "}"))
-        for number, body in enumerate(sources())
+        for number, body in enumerate(bodies())
     )
     source, cubin = folder / f"{sm}.ptx", folder / f"{sm}.cubin"
     source.write_text(text)

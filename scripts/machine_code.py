@@ -35,10 +35,11 @@ from kernelproof.ground import toolchain
 from kernelproof.ground.pages import grid
 from kernelproof.sass import Summary, summarise
 
+# The sample of records that are compared with published kernels: its seed, records of each kind of prefetch, and size.
 SEED, PER_KIND, DRAWN = 14, 10, 60
-MMA_CYCLES = 8  # of a sub-core's tensor core, for m16n8k16
-FOLDER = "kernels/a100_F16F16F16F16"  # of CUDA-L2
-HEADERS = Path(__file__).resolve().parent / "published_host"  # of PyTorch, as far as published sources use them
+MMA_CYCLES = 8  # cycles for which an m16n8k16 occupies a sub-core's tensor core
+FOLDER = "kernels/a100_F16F16F16F16"  # the folder of the kernels in a clone of CUDA-L2
+HEADERS = Path(__file__).resolve().parent / "published_host"  # stand-ins for the headers of PyTorch
 FLAGS = (
     "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math", "-w",
     "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__", "-U__CUDA_NO_HALF2_OPERATORS__", "-arch=sm_80",
@@ -72,6 +73,7 @@ def main() -> None:
 
 
 def problem(record: Record) -> str:
+    """The record's sizes, as files of CUDA-L2 are named."""
     return f"{record.m}_{record.n}_{record.k}"
 
 
@@ -90,6 +92,7 @@ def record_numbers(records: Sequence[Record]) -> dict[str, Numbers]:
 
 
 def _numbers(cubin: Path, record: Record) -> Numbers:
+    """The values of ``COLUMNS`` for a kernel's machine code."""
     summary: Summary = summarise(cubin, tile_mmas=tile_mmas(record))
     return {name: value for name, value in asdict(summary).items() if name in COLUMNS}
 
@@ -100,7 +103,11 @@ def kinds(record: Record) -> tuple[str, str]:
 
 
 def groups(records: Sequence[Record], numbers: dict[str, Numbers]) -> list[str]:
-    """Medians over the records of each prefetch and epilogue kind, per MMA where tiles differ."""
+    """A Markdown table: medians over the records of each prefetch and epilogue kind.
+
+    Slots and stalls are divided by the number of MMAs, because tiles differ. T1 is the cycles of one warp alone in a
+    k-tile, here divided by the cycles of its MMAs.
+    """
     members: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         members[kinds(record)].append(record)
@@ -119,7 +126,7 @@ def groups(records: Sequence[Record], numbers: dict[str, Numbers]) -> list[str]:
     for (prefetch, epilogue), group in [*sorted(members.items()), (("all", ""), list(records))]:
         rows = [(record, numbers[problem(record)]) for record in group]
 
-        def typical(value: Callable[[Record, Numbers], float], rows: list[tuple[Record, Numbers]] = rows) -> float:
+        def median_of(value: Callable[[Record, Numbers], float], rows: list[tuple[Record, Numbers]] = rows) -> float:
             return median(value(record, row) for record, row in rows)
 
         registers = [row["registers"] for _, row in rows]
@@ -128,10 +135,10 @@ def groups(records: Sequence[Record], numbers: dict[str, Numbers]) -> list[str]:
                 prefetch,
                 epilogue,
                 len(rows),
-                f"{typical(lambda record, row: row['issue_slots'] / tile_mmas(record)):.2f}",
-                f"{typical(lambda record, row: row['stall_cycles'] / tile_mmas(record)):.2f}",
-                f"{typical(lambda record, row: row['loop_cycles'] / tile_mmas(record) / MMA_CYCLES):.3f}",
-                f"{typical(lambda record, row: row['epilogue'] / stores(record)):.1f}",
+                f"{median_of(lambda record, row: row['issue_slots'] / tile_mmas(record)):.2f}",
+                f"{median_of(lambda record, row: row['stall_cycles'] / tile_mmas(record)):.2f}",
+                f"{median_of(lambda record, row: row['loop_cycles'] / tile_mmas(record) / MMA_CYCLES):.3f}",
+                f"{median_of(lambda record, row: row['epilogue'] / stores(record)):.1f}",
                 f"{median(registers):.0f}, at most {max(registers):.0f}",
                 f"{sum(row['spill_bytes'] for _, row in rows):.0f}",
             )
@@ -162,7 +169,8 @@ def drawn(records: Iterable[Record]) -> list[Record]:
 def comparison(
     records: Sequence[Record], numbers: dict[str, Numbers], before: dict[str, Numbers], checkout: Path
 ) -> list[str]:
-    """The drawn records: each number before, now, and published."""
+    """A Markdown table of the drawn records. Its cells have a number before, now, and in the published kernel; then the
+    geometric means of now over published follow. ``before``: the numbers of an earlier state, by problem, or empty."""
     rows = []
     for record in drawn(records):
         published = _numbers(published_cubin(checkout, record), record)

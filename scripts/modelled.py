@@ -36,7 +36,7 @@ from cudal2gen.timing import model
 from cudal2gen.timing.evidence.published import hopper_configurations
 from kernelproof.ground.chips import GPUS
 
-SOURCE, SEEDED = "timing model", "published H100 choice"
+SOURCE, PUBLISHED_SOURCE = "timing model", "published H100 choice"  # values of ``origin.source``
 SHORT_US = 10.0  # modelled time below which a kernel overlaps with the previous one
 LONG_K = 512  # from this k on, a warp's own instructions count
 TIE = 1.03  # the model cannot separate variants within 3 %, so the plainer and more common one wins
@@ -133,6 +133,7 @@ def _unlikely(record: Record) -> bool:
 
 
 def _pingpong(record: Record) -> bool:
+    """Whether two warpgroups of a CTA alternate between MMAs and epilogue, each with tiles of its own."""
     return isinstance(record, Warpgroups) and record.schedule == "pingpong"
 
 
@@ -162,8 +163,9 @@ def merits(record: Record) -> tuple[int, bool, bool, bool, bool]:
 def near_best(problem: Problem) -> list[Record]:
     """The variants within ``TIE`` of the least modelled time that have equal merits, plainest first.
 
-    Published choices, else tiles of published kernels, are the only ones if they are within ``MAX_PUBLISHED_LOSS`` of
-    the best. In decoding, where every kernel follows another, all of them overlap with the kernel before.
+    If some variants within ``MAX_PUBLISHED_LOSS`` of the best are published choices (``is_published``), only these
+    count; if there are none, only those with tiles of published kernels (``is_wide``). For products of decoding, in
+    which every kernel follows another one, only variants count that can overlap with the kernel before.
     """
     offered = [record for record in variants(problem) if overlaps(record) or not decodes(problem)]
     times = {record: model.estimate(record).us for record in offered}
@@ -174,7 +176,7 @@ def near_best(problem: Problem) -> list[Record]:
         times = {record: times[record] for record in published or wide}
         least = min(times.values())
     near = sorted((record for record, us in times.items() if us <= TIE * least), key=plainness)
-    source = SEEDED if published else SOURCE
+    source = PUBLISHED_SOURCE if published else SOURCE
     return [
         overlapping(record).at(problem, origin=Origin(source=source, structure="modelled", changed=()))
         for record in near
@@ -217,10 +219,10 @@ def is_wide(record: Record) -> bool:
 
 
 def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
-    """The offers of each problem, where products of decoding that differ only in rows share their kernels.
+    """The offers of each problem. Products of decoding that differ only in their number of rows get common kernels.
 
-    Up to 16 rows fit the columns of one wgmma, so any number of rows in between runs the same kernel. If no kernel is
-    offered for all of them, they take the offers for most rows.
+    Up to 16 rows fit the columns of one wgmma, so one kernel serves 1, 8 and 16 rows and every number between. If no
+    kernel is offered for all three, they take the offers for 16 rows.
     """
     for n, k in (*ROUTERS, *LINEARS):
         few = [problem for problem in offers if (problem.n, problem.k) == (n, k) and problem.m in FEW_ROWS]
@@ -233,22 +235,24 @@ def common_offers(offers: dict[Problem, list[Record]]) -> list[list[Record]]:
 
 
 def kept_offers(own: Record | None, offers: list[Record]) -> list[Record]:
-    """The catalog's own record if it is among a problem's offers, else the offers. A record that the model cannot tell
-    from its best is not replaced, so its proofs remain of use."""
+    """The catalog's own record alone if it is among a problem's offers, else all offers. A record that the model cannot
+    tell from its best is not replaced, so that the proofs of its kernel remain useful."""
     return [own] if own in offers else offers
 
 
 def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
-    """One of its offers for each problem, so that few kernels are needed: the kernel that serves most problems is
-    chosen first, and a kernel that is ``present`` in the catalog counts ``PRESENT`` times. In the order of ``offers``.
+    """For each problem one of its ``offers``, chosen so that few kernels are needed; in the order of ``offers``.
+
+    The kernel that serves most problems without a record is chosen first (a greedy set cover). A problem counts
+    ``PRESENT`` times for a kernel whose name is in ``present``, because the catalog has it already.
     """
-    waiting = dict(enumerate({record.name: record for record in reversed(offer)} for offer in offers))
+    uncovered = dict(enumerate({record.name: record for record in reversed(offer)} for offer in offers))
     chosen: dict[int, Record] = {}
-    while waiting:
-        serves = Counter(name for names in waiting.values() for name in names)
-        best = max(serves, key=lambda name: (serves[name] * (PRESENT if name in present else 1.0), name))
-        for place in [place for place, names in waiting.items() if best in names]:
-            chosen[place] = waiting.pop(place)[best]
+    while uncovered:
+        counts = Counter(name for by_name in uncovered.values() for name in by_name)
+        best = max(counts, key=lambda name: (counts[name] * (PRESENT if name in present else 1.0), name))
+        for place in [place for place, by_name in uncovered.items() if best in by_name]:
+            chosen[place] = uncovered.pop(place)[best]
     return [chosen[place] for place in range(len(offers))]
 
 
@@ -340,6 +344,7 @@ def cross_check(records: list[Record]) -> None:
 
 
 def spearman(x: list[float], y: list[float]) -> float:
+    """Spearman's rank correlation; equal values get different ranks."""
     ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
     return float(np.corrcoef(*ranks)[0, 1])
 

@@ -93,6 +93,7 @@ def published(facts: Facts) -> dict[str, Any]:
 
 
 def _shared(facts: Facts, a: str, b: str) -> Any:
+    """The value of two facts, one about A and one about B; None if they differ."""
     return facts.get(a) if facts.get(a) == facts.get(b) else None
 
 
@@ -126,6 +127,7 @@ def translate(gpu: str, acc: str, facts: Facts) -> Record:
 
 
 def _direct(fields: dict[str, Any]) -> Record:
+    """The record of family sm80_direct for a published kernel without a ring, which shares only problem and loop."""
     keep = {name: fields[name] for name in ("gpu", "acc", "layout", "m", "n", "k", "origin", "bake", "unroll_k")}
     keep["origin"] |= {"structure": "nearest"}
     return parse(
@@ -134,7 +136,10 @@ def _direct(fields: dict[str, Any]) -> Record:
 
 
 def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
-    """The record of family sm80_multistage with a published kernel's fields. Undetermined ones get usual values."""
+    """The record of family sm80_multistage with a published kernel's fields. Undetermined fields get common values.
+
+    Raises SystemExit if no legal record is close to the kernel.
+    """
     fields["origin"] |= {"structure": "nearest"}
     k_blocks = fields["bk"] // 16
     fields.setdefault("stages", max(1, min(3, facts["k"] // fields["bk"])))
@@ -147,6 +152,7 @@ def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
     fields.setdefault("split_k", min(facts.get("grid_z") or 4, facts["k"] // fields["bk"]))
     if fields["prefetch"]["kind"] is None:
         fields["prefetch"] = {"kind": "single" if k_blocks > 1 else "none", "distance": None}
+    # Fields of the epilogue that the chosen kind of epilogue does not have must be None.
     multistage = set(FAMILIES["sm80_multistage"].line_fields())
     fields = {name: value for name, value in fields.items() if name in multistage} | {"family": "sm80_multistage"}
     if fields["epilogue"] == "global":
@@ -157,13 +163,15 @@ def _multistage(fields: dict[str, Any], facts: Facts) -> Record:
         fields["smem_swizzle_c"] = None
     else:
         fields.setdefault("smem_swizzle_c", fields["smem_swizzle"])
+    # The staged epilogue stores ``c_batch`` vectors of 8 elements per thread at a time, through the memory of the ring.
     threads = 32 * fields["mma_repeat"][0] * fields["mma_repeat"][1]
-    tiles = fields["bm"] * fields["bn"] // (threads * 8)
-    ring = fields["stages"] * (fields["bm"] + fields["bn"]) * fields["bk"] * 2
+    vectors = fields["bm"] * fields["bn"] // (threads * 8)
+    ring_bytes = fields["stages"] * (fields["bm"] + fields["bn"]) * fields["bk"] * 2
     fields.setdefault("g2s_cols", 4)
     fields.setdefault("g2s_slot", 0)
     if fields["epilogue"] == "staged":
-        fields["c_batch"] = min(fields.get("c_batch", 4), tiles, ring // (threads * 16))
+        fields["c_batch"] = min(fields.get("c_batch", 4), vectors, ring_bytes // (threads * 16))
+    # Changes that are tried one after the other until the record is legal.
     attempts = (
         {},
         {"g2s_slot": 0},
@@ -224,6 +232,7 @@ def compile_clean(records: list[Record]) -> list[Record]:
 
 
 def with_claims(record: Record, facts: Facts) -> Record:
+    """The record with the ``structure`` and ``changed`` that ``judge`` finds."""
     structure, changed = judge(record, facts)
     return revise(record, origin={"source": record.origin.source, "structure": structure, "changed": changed})
 
@@ -275,6 +284,8 @@ def facts_of(gpu: str, acc: str, folder: Path = FACTS) -> dict[Sizes, Facts]:
 
 
 def write(target: Path, facts: Path = FACTS) -> None:
+    """Writes a catalog with a record for every size of ``SETS``. ``facts``: the folder of facts. Raises SystemExit if a
+    kernel has no legal record without spills."""
     catalog_records: list[Record] = []
     for gpu, acc in SETS:
         rows = facts_of(gpu, acc, facts)
@@ -354,6 +365,7 @@ def summary_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def summarise_speedups(tables: Path, target: Path) -> None:
+    """Writes the summary of a folder of published tables to a JSON file."""
     rows = [json.dumps(row) for row in summary_rows(tables)]
     source = json.dumps(SOURCE)
     target.write_text(f'{{\n"source": {source},\n"rows": [\n' + ",\n".join(rows) + "\n]\n}\n")

@@ -154,8 +154,11 @@ class Published:
         return Matrices(a, b_rows, b, d, before, ((own.d, _corner(d, own.d)),))
 
     def _try(self, operands: Operands, call: Call) -> None:
-        """Raises Absent for a kernel that is wrong, or that no graph holds. One that stops the device ends this
-        process, which can use the device no more; the process that started this one continues without the kernel."""
+        """Runs the kernel for the first time. Raises Absent if its product is wrong or if no graph can hold it.
+
+        If the kernel stops the device, this process ends, because it can no longer use the device. The process that
+        started it (``supervise``) then continues without the kernel, whose name it reads from the file ``trial``.
+        """
         library = self._kernels[self._current]
         self._trial.write_text(library.source.path)
         faulthandler.dump_traceback_later(TRIAL_SECONDS, exit=True)
@@ -180,7 +183,7 @@ class Published:
 
     def _product_fault(self, operands: Operands, call: Call) -> str:
         """What is wrong with a fresh product; empty if nothing is."""
-        # Before the call, which may write to A and B.
+        # The references are made before the call, which may write to A and B.
         reference, looser = (Reference(self._current.revised(acc=acc), operands) for acc in (self._current.acc, "f16"))
         _, finding = reference.error(self._card, call, strict=False)
         if not finding:
@@ -189,6 +192,7 @@ class Published:
         return finding.replace(" after the timing", "" if worse else ", as of sums in fp16")
 
     def _leave_if_stopped(self) -> None:
+        """Ends this process with the exit code ``ENDED`` if the device no longer works."""
         try:
             self._card.synchronize()
         except RuntimeError as error:
@@ -299,9 +303,9 @@ def race(options: argparse.Namespace) -> int:
     with reserved_device(options.device):
         for number, acc in enumerate(accs):
             remaining = None if options.budget is None else options.budget - (card.now() - begin)
-            share = None if remaining is None else remaining / (len(accs) - number)
+            acc_budget = None if remaining is None else remaining / (len(accs) - number)
             acc_libraries = [library for library in built if library.source.acc == acc]
-            faults += _race_of(card, acc, gpu, acc_libraries, share, options)
+            faults += _race_of(card, acc, gpu, acc_libraries, acc_budget, options)
     return faults
 
 

@@ -98,8 +98,8 @@ def drawn(pairs: Sequence[Pair]) -> list[Pair]:
     families: dict[str, list[Pair]] = {}
     for pair in pairs:
         families.setdefault(pair.record.family, []).append(pair)
-    each = -(-DRAWN // len(families))
-    return [pair for family in families.values() for pair in family[:: -(-len(family) // each)]]
+    per_family = -(-DRAWN // len(families))
+    return [pair for family in families.values() for pair in family[:: -(-len(family) // per_family)]]
 
 
 def ptx(texts: Sequence[str], arch: str, folder: Path, tools: toolchain.Toolchain) -> str:

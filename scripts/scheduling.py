@@ -49,7 +49,8 @@ class Study:
         self.functions = 0
         self.instructions = 0
 
-    def add(self, other: Study) -> None:
+    def merge(self, other: Study) -> None:
+        """Adds what another study of the same architecture has found."""
         self.results |= other.results
         self.operands |= other.operands
         self.uniform |= other.uniform
@@ -59,8 +60,8 @@ class Study:
         for key, cycles in other.distances.items():
             self.distances[key] += cycles
 
-    def opcodes(self, function: Function) -> None:
-        """Note which opcodes take scoreboards."""
+    def note_scoreboards(self, function: Function) -> None:
+        """Notes which opcodes take scoreboards in a function."""
         self.functions += 1
         self.instructions += len(function.instructions)
         for instruction in function.instructions:
@@ -75,14 +76,15 @@ class Study:
                 elif reads & UNIFORM:
                     self.uniform.add(instruction.name)
 
-    def accesses(self, function: Function, facts: SchedulingFacts) -> None:
-        """Note the distances of results, and registers that are accessed without a wait."""
+    def note_accesses(self, function: Function, facts: SchedulingFacts) -> None:
+        """Notes the distances in cycles from producers to readers, and the opcodes whose registers are accessed without
+        a wait. ``facts``: the opcodes that take scoreboards."""
         flight = InFlight(function, facts, lambda _: FOLLOWED)
         for dependency in flight.dependencies():
             earlier, later = flight.code[dependency.earlier], flight.code[dependency.later]
             if dependency.kind is DependencyKind.FIXED:
-                how = use(earlier, later, dependency.registers, function.sm)
-                self.distances[kind(earlier, function.sm), how][dependency.cycles] += 1
+                role = use(earlier, later, dependency.registers, function.sm)
+                self.distances[kind(earlier, function.sm), role][dependency.cycles] += 1
             elif dependency.kind is not DependencyKind.OPERAND:
                 self.unguarded.add((earlier.name, "result"))
             elif dependency.registers & VECTOR:
@@ -99,22 +101,23 @@ def functions(cubin: Path) -> list[Function]:
         return []
 
 
-def opcodes(cubin: Path) -> Studies:
-    """Which opcodes take scoreboards in a cubin."""
+def scoreboard_studies(cubin: Path) -> Studies:
+    """Studies of which opcodes take scoreboards in a cubin, by architecture."""
     studies: Studies = defaultdict(Study)
     for function in functions(cubin):
-        studies[function.sm.rstrip("af")].opcodes(function)
+        studies[function.sm.rstrip("af")].note_scoreboards(function)
     return studies
 
 
-def accesses(known: Mapping[str, Study], cubin: Path) -> Studies:
-    """The unguarded accesses and the distances of a cubin. ``known``: the opcodes that take scoreboards."""
+def access_studies(known: Mapping[str, Study], cubin: Path) -> Studies:
+    """Studies of the unguarded accesses and the distances in a cubin, by architecture. ``known``: the studies of all
+    cubins, which say which opcodes take scoreboards."""
     studies: Studies = defaultdict(Study)
     for function in functions(cubin):
         sm = function.sm.rstrip("af")
-        names = known[sm]
-        every = frozenset(names.results), frozenset(names.operands), frozenset(names.uniform)
-        studies[sm].accesses(function, SchedulingFacts(function.sm, *every, {}))
+        study = known[sm]
+        opcodes = frozenset(study.results), frozenset(study.operands), frozenset(study.uniform)
+        studies[sm].note_accesses(function, SchedulingFacts(function.sm, *opcodes, {}))
     return studies
 
 
@@ -125,29 +128,31 @@ def latencies(distances: Distances) -> dict[str, dict[str, int]]:
     Roles have bounds of their own only for producers of a whole pipe; a single opcode has too few readers of each role.
     """
     by_producer: dict[str, dict[str, Counter[int]]] = defaultdict(dict)
-    for (producer, how), cycles in distances.items():
-        by_producer[producer][how] = cycles
+    for (producer, role), cycles in distances.items():
+        by_producer[producer][role] = cycles
     table = {}
     for producer, roles in sorted(by_producer.items()):
-        every = sum(roles.values(), Counter[int]())
-        least = min(every)
-        if every[least] < LEAST_SUPPORT or producer.split(".")[0] in WARPGROUP:
+        all_cycles = sum(roles.values(), Counter[int]())  # how often each distance occurs, over all roles
+        least = min(all_cycles)
+        if all_cycles[least] < LEAST_SUPPORT or producer.split(".")[0] in WARPGROUP:
             continue  # sums of a warpgroup are waited for by other means
         bounds = {
-            how: min(cycles)
-            for how, cycles in sorted(roles.items())
+            role: min(cycles)
+            for role, cycles in sorted(roles.items())
             if producer in REGULAR_PIPES and cycles[min(cycles)] >= SUPPORT and cycles.total() >= ENOUGH
         }
         table[producer] = bounds | {ANY: least - 1}
     return table
 
 
-def add(studies: Studies, found: Studies) -> None:
+def merge(studies: Studies, found: Studies) -> None:
+    """Adds the studies of one cubin to those of all."""
     for sm, study in found.items():
-        studies[sm].add(study)
+        studies[sm].merge(study)
 
 
 def cubins(folders: Iterable[Path]) -> Iterator[Path]:
+    """The cubins in folders, at any depth."""
     for folder in folders:
         yield from sorted(folder.rglob("*.cubin"))
 
@@ -160,10 +165,10 @@ def main() -> None:
     files = list(cubins(options.folders))
     studies: Studies = defaultdict(Study)
     with ProcessPoolExecutor(options.processes) as pool:
-        for found in pool.map(opcodes, files, chunksize=8):
-            add(studies, found)
-        for found in pool.map(partial(accesses, dict(studies)), files, chunksize=8):
-            add(studies, found)
+        for found in pool.map(scoreboard_studies, files, chunksize=8):
+            merge(studies, found)
+        for found in pool.map(partial(access_studies, dict(studies)), files, chunksize=8):
+            merge(studies, found)
     ordered = sorted(studies.items())
     facts = {sm: row(study) for sm, study in ordered}
     corpus = {sm: f"{study.functions} functions, {study.instructions} instructions" for sm, study in ordered}
@@ -175,13 +180,13 @@ def main() -> None:
 def row(study: Study) -> dict[str, object]:
     """The facts of an architecture as they are stored."""
 
-    def kept(names: set[str], how: str) -> str:
-        return " ".join(sorted(name for name in names if (name, how) not in study.unguarded))
+    def guarded(opcodes: set[str], register_use: str) -> str:
+        return " ".join(sorted(opcode for opcode in opcodes if (opcode, register_use) not in study.unguarded))
 
     return {
-        "scoreboards": kept(study.results, "result"),
-        "late": kept(study.operands, "operand"),
-        "late_uniform": kept(study.uniform, "uniform"),
+        "scoreboards": guarded(study.results, "result"),
+        "late": guarded(study.operands, "operand"),
+        "late_uniform": guarded(study.uniform, "uniform"),
         "latencies": latencies(study.distances),
     }
 

@@ -86,9 +86,11 @@ def input_of(launch: KernelLaunch) -> dict[str, Any]:
             for name, offset, kind in _loads(ins):
                 size = int(re.sub(r"\D", "", kind)) // 8
                 (value,) = struct.unpack_from(UNSIGNED[size], launch.parameters, starts[name] + offset)
+                # A value of 8 bytes that is an address within a buffer is taken for a pointer.
                 if not (size == 8 and launch.memory.find(value - launch.memory.base)):
-                    word = {"parameter": name, "offset": offset, "type": f"u{8 * size}", "value": value}
-                    scalars[name, offset] = word
+                    scalar = {"parameter": name, "offset": offset, "type": f"u{8 * size}", "value": value}
+                    scalars[name, offset] = scalar
+    # A tensor map may be at any multiple of 64 bytes of a parameter.
     maps = []
     for variable in function.params:
         raw = launch.parameters[starts[variable.name] :][: variable.size]

@@ -25,7 +25,8 @@ from cudal2gen.torch_range import ALSO_TESTED, NEWEST, OLDEST
 CHECKOUT = Path(__file__).resolve().parents[1]
 TESTS = CHECKOUT / "tests" / "cudal2gen"
 NVIDIA = re.compile(r"lib(cu|nv|nccl)")  # libraries that a build for CUDA needs
-UNKNOWN = re.compile(r"^\s+U ((?:__)?(?:cu|nv|nccl)\w+)(@\S+)?$", re.MULTILINE)
+# A line of nm: an undefined function of NVIDIA's libraries, and the version of the symbol if it has one.
+UNDEFINED = re.compile(r"^\s+U ((?:__)?(?:cu|nv|nccl)\w+)(@\S+)?$", re.MULTILINE)
 TEXTS = ("cudaGetErrorString", "cudaGetErrorName")  # functions that return a text
 NO_DEVICE = 100  # cudaErrorNoDevice, CUDA_ERROR_NO_DEVICE
 
@@ -59,6 +60,8 @@ def stand_in(libraries: Path) -> None:
     returns that there is no device.
     """
     own = {library.name: library for library in sorted(libraries.glob("*.so*"))}
+    # ``needed``: names of NVIDIA's libraries. ``functions``: undefined functions by symbol version, "" for none.
+    # ``files``: by symbol version, the library that must define the version.
     needed, functions, files = set[str](), defaultdict[str, set[str]](set), {"": ""}
     for library in own.values():
         needed |= {
@@ -66,10 +69,11 @@ def stand_in(libraries: Path) -> None:
         }
         for file, versions in re.findall(r"File: (\S+) .*\n((?:.*Name: .*\n)+)", _output_of("readelf", "-VW", library)):
             files |= dict.fromkeys(re.findall(r"Name: (\S+)", versions), file)
-        for name, version in UNKNOWN.findall(_output_of("nm", "-D", library)):
+        for name, version in UNDEFINED.findall(_output_of("nm", "-D", library)):
             functions[version.lstrip("@")].add(name)
     absent = sorted(needed - own.keys())
     for file in absent:
+        # nm does not say which library has a function without a version, so the first stand-in gets all of them.
         of_file = {version: names for version, names in functions.items() if files.get(version) == file}
         if file == absent[0]:
             of_file[""] = functions[""] - set().union(*(functions[version] for version in functions if version))

@@ -53,10 +53,14 @@ GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (STORE, {"end=plain": STORE, "end=clock": f"  if (clock64() < 0) return;\n{STORE}"}),
 )
 TRAINED, HELD_OUT = ((64, 48, 64), (128, 64, 256)), ((256, 256, 512), (64, 512, 128))
-EVERY = 5  # steps between two evaluations on the held-out sizes
+STEPS_BETWEEN = 5  # steps between two evaluations
+# By whether the rewards are shuffled, what ``train`` returns for each seed.
+Runs = dict[bool, list[list[tuple[int, float, float]]]]
+NAMES = {False: "reward", True: "shuffled reward"}
 
 
 def problem_of(size: tuple[int, int, int]) -> Problem:
+    """The problem of a size (m, n, k)."""
     return Problem(gpu="a100", acc="f32", layout="tn", m=size[0], n=size[1], k=size[2])
 
 
@@ -80,7 +84,8 @@ class Rewards:
         shown = {"incumbent": {"text": TEXT.read_text(encoding="utf-8"), "launch": LAUNCH, "speed": 1.0}}
         self._shown = json.dumps(shown)
 
-    def of(self, size: tuple[int, int, int], words: tuple[str, ...]) -> float:
+    def reward_of(self, size: tuple[int, int, int], words: tuple[str, ...]) -> float:
+        """The reward of the answer that consists of these words; 0 for words that are no answer of the grammar."""
         if words not in self._answers:
             return 0.0
         (value,) = self._scorer(
@@ -108,15 +113,16 @@ def tokenizer() -> Any:
     return own
 
 
-def make_model(words: Any, seed: int) -> Any:
+def make_model(word_tokenizer: Any, seed: int) -> Any:
     """A model of random weights that writes answers of the grammar alone."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    ids = [[words.convert_tokens_to_ids(word) for word in parts] for _, parts in GRAMMAR]
-    begin, end = words.convert_tokens_to_ids("[answer]"), words.eos_token_id
+    ids = [[word_tokenizer.convert_tokens_to_ids(word) for word in parts] for _, parts in GRAMMAR]
+    begin, end = word_tokenizer.convert_tokens_to_ids("[answer]"), word_tokenizer.eos_token_id
 
+    # The token ids that may follow: a word of the grammar's line for the place after "[answer]", and then the end.
     def allowed(_: int, tokens: Any) -> list[int]:
         place = len(tokens) - 1 - tokens.tolist()[::-1].index(begin)
         written = len(tokens) - place - 1
@@ -127,35 +133,38 @@ def make_model(words: Any, seed: int) -> Any:
             return super().generate(*arguments, prefix_allowed_tokens_fn=allowed, **options)
 
     config = LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, eos_token_id=1,
+        vocab_size=len(word_tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
     return Constrained(config)
 
 
 def prompt_of(size: tuple[int, int, int]) -> str:
+    """The question about a size, in words of the tokenizer."""
     return " ".join(f"{name}={extent}" for name, extent in zip("mnk", size, strict=True))
 
 
-def expected(model: Any, words: Any, rewards: Rewards, sizes: Sequence[tuple[int, int, int]]) -> float:
+def expected(model: Any, word_tokenizer: Any, rewards: Rewards, sizes: Sequence[tuple[int, int, int]]) -> float:
     """The exact mean reward of the model's answers on these sizes."""
     import torch
 
-    total = []
+    means = []
     for size in sizes:
-        prompt = words(f"[ask] {prompt_of(size)} [answer]")["input_ids"]
+        prompt = word_tokenizer(f"[ask] {prompt_of(size)} [answer]")["input_ids"]
         every = list(itertools.product(*(parts for _, parts in GRAMMAR)))
-        written = torch.tensor([prompt + words.convert_tokens_to_ids(list(item)) for item in every])
+        written = torch.tensor([prompt + word_tokenizer.convert_tokens_to_ids(list(item)) for item in every])
         with torch.no_grad():
-            scores = model(written).logits
+            scores = model(written).logits  # (answers, tokens, vocabulary)
+        # An answer's probability is the product of its words' probabilities among the words that are allowed there.
         probability = torch.ones(len(every))
         for place, (_, parts) in enumerate(GRAMMAR):
-            ids = words.convert_tokens_to_ids(list(parts))
+            ids = word_tokenizer.convert_tokens_to_ids(list(parts))
             own = torch.softmax(scores[:, len(prompt) - 1 + place][:, ids], -1)
             column = torch.tensor([list(parts).index(item[place]) for item in every])
             probability *= own.gather(1, column[:, None])[:, 0]
-        total.append(sum(p * rewards.of(size, item) for p, item in zip(probability.tolist(), every, strict=True)))
-    return fmean(total)
+        chances = zip(probability.tolist(), every, strict=True)
+        means.append(sum(chance * rewards.reward_of(size, item) for chance, item in chances))
+    return fmean(means)
 
 
 def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple[int, float, float]]:
@@ -164,14 +173,14 @@ def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    words = tokenizer()
-    model = make_model(words, seed)
+    word_tokenizer = tokenizer()
+    model = make_model(word_tokenizer, seed)
     generator = random.Random(seed)
     rows: list[tuple[int, float, float]] = []
 
     def reward(completions: Sequence[Any], size: Sequence[Sequence[int]], **_: Any) -> list[float]:
         values = [
-            rewards.of(tuple(own), tuple(answer[0]["content"].split()))  # type: ignore[arg-type]
+            rewards.reward_of(tuple(own), tuple(answer[0]["content"].split()))  # type: ignore[arg-type]
             for answer, own in zip(completions, size, strict=True)
         ]
         if shuffled:
@@ -180,12 +189,13 @@ def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple
 
     def evaluate(step: int) -> None:
         model.eval()
-        rows.append((step, expected(model, words, rewards, TRAINED), expected(model, words, rewards, HELD_OUT)))
+        trained, held_out = (expected(model, word_tokenizer, rewards, sizes) for sizes in (TRAINED, HELD_OUT))
+        rows.append((step, trained, held_out))
         model.train()
 
     class Evaluations(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            if state.global_step % EVERY == 0:
+            if state.global_step % STEPS_BETWEEN == 0:
                 evaluate(state.global_step)
 
     evaluate(0)
@@ -198,7 +208,9 @@ def train(rewards: Rewards, steps: int, seed: int, shuffled: bool) -> list[tuple
             disable_tqdm=True, logging_strategy="no", per_device_train_batch_size=32, num_generations=16,
             max_completion_length=4, learning_rate=0.01, lr_scheduler_type="constant", beta=0.0, seed=seed,
         )  # fmt: skip
-        trainer = GRPOTrainer(model, reward_funcs=reward, args=config, train_dataset=data, processing_class=words)
+        trainer = GRPOTrainer(
+            model, reward_funcs=reward, args=config, train_dataset=data, processing_class=word_tokenizer
+        )
         trainer.add_callback(Evaluations())
         trainer.train()
     return rows
@@ -212,17 +224,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     rewards = Rewards()
-    runs: dict[bool, list[list[tuple[int, float, float]]]] = {
+    runs: Runs = {
         shuffled: [train(rewards, options.steps, seed, shuffled) for seed in range(options.seeds)]
         for shuffled in (False, True)
     }
     print(table(runs))
     if options.svg:
         write(options.svg, picture(runs))
-
-
-Runs = dict[bool, list[list[tuple[int, float, float]]]]
-NAMES = {False: "reward", True: "shuffled reward"}
 
 
 def _held_out(runs: Sequence[Sequence[tuple[int, float, float]]]) -> list[tuple[int, list[float]]]:

@@ -22,21 +22,22 @@ ANSWER_S, PROOF_S, TIMING_S, DEVIATION = 60.0, 6.0, 1.5, 0.5
 KERNELS, RIGHT, ROUNDS = 3, 0.6, 20  # kernels of an answer; the share that is right; answers of a session
 
 
-class Day(NamedTuple):
-    """A simulated run: its hours, and the share of its time for which the GPU was busy."""
+class SimulatedRun(NamedTuple):
+    """How long a run took, in hours, and the share (0 to 1) of that time for which the GPU was busy."""
 
     hours: float
     busy: float
 
 
-def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
-    """A run of one session for each problem."""
+def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> SimulatedRun:
+    """Simulates a run with one session for each problem, of which at most ``at_once`` are concurrent."""
     generator = random.Random(seed)
 
     def drawn(mean: float) -> float:
         return mean * generator.lognormvariate(-(DEVIATION**2) / 2, DEVIATION)
 
-    events: list[tuple[float, int, str]] = []  # the end of something: when, of which session, and of what
+    # The times in seconds at which something of a session ends: its "answer", the "proof" of a kernel, or its "timing".
+    events: list[tuple[float, int, str]] = []
     # By session: the kernels of the present answer that have not ended, and the answers that are still to come.
     kernels, rounds = [KERNELS] * problems, [ROUNDS] * problems
     # Sessions whose next kernel waits for a core, and for the GPU. A session has one kernel under way at a time.
@@ -47,8 +48,8 @@ def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
         heapq.heappush(events, (drawn(ANSWER_S), session, "answer"))
     while events:
         now, session, ended = heapq.heappop(events)
-        # Each case appends the session to a queue: for its first kernel, for the same one's timing, or for the next
-        # one.
+        # The session joins a queue: to prove the first kernel of its answer, to time a kernel that was proven right, or
+        # to prove its next kernel.
         if ended == "answer":
             to_prove.append(session)
         elif ended == "proof":
@@ -74,7 +75,7 @@ def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Day:
             timing, seconds = True, drawn(TIMING_S)
             gpu_busy += seconds
             heapq.heappush(events, (now + seconds, to_time.popleft(), "timing"))
-    return Day(now / 3600, gpu_busy / now)
+    return SimulatedRun(now / 3600, gpu_busy / now)
 
 
 def main() -> None:
@@ -84,8 +85,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for at_once in (1, 8, 16, 32, 64, 128):
-        day = simulate(options.problems, at_once, options.cores)
-        rows.append([at_once, f"{day.hours:.1f}", f"{day.busy:.0%}"])
+        run = simulate(options.problems, at_once, options.cores)
+        rows.append([at_once, f"{run.hours:.1f}", f"{run.busy:.0%}"])
     print(grid(["sessions at a time", "hours", "GPU busy"], rows))
 
 

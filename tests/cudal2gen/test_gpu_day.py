@@ -62,22 +62,24 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_plan_fits_three_calls_and_twenty_five_minutes() -> None:
-    assert gpu_day.fits() == []
+    assert gpu_day.exceeded_limits() == []
     assert {step.call for step in PLAN} == {1, 2, 3}
     assert sum(step.seconds for step in PLAN) <= 25 * 60
     longer = [Step("bench f32", 2, 571, "bench", "")]
-    assert gpu_day.fits(longer) == ["call 2: its steps take 571 s, of 570"]
-    assert gpu_day.fits([Step("a", call, 510, "bench", "") for call in (1, 2, 3)]) == ["all calls take 1530 s, of 1500"]
+    assert gpu_day.exceeded_limits(longer) == ["call 2: its steps take 571 s, of 570"]
+    assert gpu_day.exceeded_limits([Step("a", call, 510, "bench", "") for call in (1, 2, 3)]) == [
+        "all calls take 1530 s, of 1500"
+    ]
 
 
 @pytest.mark.slow
 def test_the_budget_names_every_step_and_what_is_carried(tmp_path: Path) -> None:
     (tmp_path / "kernels.tar.xz").write_bytes(bytes(3 << 20))
-    table = gpu_day.budget(tmp_path)
+    table = gpu_day.budget_table(tmp_path)
     assert all(f"| {step.name} | {step.seconds} |" in table for step in PLAN)
     assert "carried: 3.0 MiB" in table
     assert "of 64" in table
-    assert "prepare` first" in gpu_day.budget(tmp_path / "nothing")
+    assert "prepare` first" in gpu_day.budget_table(tmp_path / "nothing")
 
 
 def test_budgets_of_steps_leave_time_to_start_and_end() -> None:
@@ -177,9 +179,9 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
     lines = "".join(f'{{"row": {index % 3}}}\n' for index in range(1000))
     (out / "measurements.jsonl").write_text(lines)
     (out / "verdicts.jsonl").write_text("{}\n")
-    assert gpu_day.leave(out) == []
+    assert gpu_day.prepare_return(out) == []
     assert lzma.decompress((out / "measurements.jsonl.xz").read_bytes()).decode() == lines
-    gpu_day.bring(out, later)
+    gpu_day.copy_stores(out, later)
     assert (later / "measurements.jsonl").read_text() == lines
     assert (later / "verdicts.jsonl").read_text() == "{}\n"
     (out / "report.html").write_text("<html>")
@@ -189,16 +191,16 @@ def test_results_travel_compressed_where_they_are_large(tmp_path: Path, monkeypa
     monkeypatch.setattr(gpu_day, "ROOT", tmp_path / "checkout")
     brought = out / stored.name  # unchanged: results/ has it already
     brought.write_bytes(stored.read_bytes())
-    assert gpu_day.leave(out) == []
+    assert gpu_day.prepare_return(out) == []
     assert not brought.exists()
     with tarfile.open(out / gpu_day.REST) as packed:
         assert packed.getnames() == ["report.html"]
     (out / "noise.jsonl").write_bytes(os.urandom(1200))
     for index in range(6):
         (out / f"file{index}.jsonl").write_text(str(index))
-    assert [fault.split(":")[0] for fault in gpu_day.leave(out)] == ["noise.jsonl.xz"]
+    assert [fault.split(":")[0] for fault in gpu_day.prepare_return(out)] == ["noise.jsonl.xz"]
     assert len(list(out.iterdir())) == gpu_day.MAX_FILES
-    gpu_day.bring(out, later)
+    gpu_day.copy_stores(out, later)
     assert [(later / f"file{index}.jsonl").read_text() for index in range(6)] == list("012345"), "some are in REST"
 
 
@@ -291,7 +293,7 @@ def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, mo
     ]  # fmt: skip
     results.append([measured.H200, h100, *rows], results.store("measurements"))
     monkeypatch.setattr(gpu_day, "LOSERS", 2)
-    gpu_day.losers("h100", tmp_path / "losing.jsonl")
+    gpu_day.write_losers("h100", tmp_path / "losing.jsonl")
     assert [(problem.gpu, problem.m) for problem in catalog.load_problems(tmp_path / "losing.jsonl")] == [
         ("h100", 128), ("h100", 256),
     ]  # fmt: skip
@@ -305,12 +307,12 @@ def test_tuned_records_come_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for path in (there, here):
         catalog.save([old, other], path)
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(there))
-    gpu_day.tuned(file)
+    gpu_day.write_tuned(file)
     assert not file.exists()
     catalog.put(first)
-    gpu_day.tuned(file)
+    gpu_day.write_tuned(file)
     catalog.save([old, second], there)  # a later call on a machine without the first record
-    gpu_day.tuned(file)
+    gpu_day.write_tuned(file)
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(here))
     gpu_day.adopt(file)
     assert catalog.load(here) == catalog.load(file) == [first, second]
@@ -321,7 +323,7 @@ def rehearsed(folder: Path, *calls: int, left_out: tuple[str, ...] = ()) -> None
     pytest.importorskip("nvmath")
     assert gpu_day.rehearse(folder, calls=calls, left_out=left_out) == 0
     for call in calls:
-        gpu_day.bring(folder / f"call-{call}", folder / f"brought-{call}")
+        gpu_day.copy_stores(folder / f"call-{call}", folder / f"brought-{call}")
         with tarfile.open(folder / f"call-{call}" / gpu_day.REST) as packed:
             packed.extractall(folder / f"rest-{call}", filter="data")
     journal = [row for call in calls for row in rows(folder / f"brought-{call}")]

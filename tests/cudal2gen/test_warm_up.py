@@ -62,7 +62,7 @@ def test_what_it_does_not_take_is_refused_in_words() -> None:
 @pytest.mark.slow
 def test_a_first_call_imports_nothing_large(tmp_path: Path) -> None:
     """Neither a call that torch computes nor one of a kernel, which C++ makes from then on."""
-    found = cold_start.started(tmp_path)
+    found = cold_start.run_program(tmp_path)
     assert (found["calls"], found["cpp"]) == (2, True)
     late = {"sympy", "torch._dynamo", "jinja2", "cudal2gen.timing", "cudal2gen.generation"}
     late |= {"kernelproof.emulator", "kernelproof.profile", "kernelproof.sass"}

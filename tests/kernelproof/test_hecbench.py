@@ -20,7 +20,7 @@ int main(int argc, char* argv[]) {
 
 
 def test_repetitions_become_two_and_sizes_small() -> None:
-    width, height, repeat = hecbench_programs.smaller(["8192", "1000", "100"], MAIN)
+    width, height, repeat = hecbench_programs.smaller_arguments(["8192", "1000", "100"], MAIN)
     assert repeat == "2"
     assert int(width) * int(height) <= hecbench_programs.ELEMENTS
     assert 8192 % int(width) == 0
@@ -29,18 +29,18 @@ def test_repetitions_become_two_and_sizes_small() -> None:
 
 @pytest.mark.parametrize("arguments", [["0.5", "a.txt", "7"], ["-v", "--mode=fast"]])
 def test_what_is_no_size_stays(arguments: list[str]) -> None:
-    assert hecbench_programs.smaller(arguments, "") == arguments
+    assert hecbench_programs.smaller_arguments(arguments, "") == arguments
 
 
 def test_options_are_named_by_themselves() -> None:
-    smaller = hecbench_programs.smaller(["--iterations=500", "-s", "65536"], "")
+    smaller = hecbench_programs.smaller_arguments(["--iterations=500", "-s", "65536"], "")
     assert smaller[0] == "--iterations=2"
     assert smaller[1] == "-s"
     assert int(smaller[2]) <= hecbench_programs.ELEMENTS
 
 
 def test_many_sizes_share_the_elements() -> None:
-    smaller = hecbench_programs.smaller(["512", "512", "512", "512"], "")
+    smaller = hecbench_programs.smaller_arguments(["512", "512", "512", "512"], "")
     assert min(map(int, smaller)) >= hecbench_programs.LEAST
     assert math.prod(map(int, smaller)) <= hecbench_programs.ELEMENTS
 
