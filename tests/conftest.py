@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k, so that the case that -k selects is the first one of its test
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out thorough tests and cases beyond the draw unless all are asked for, and puts the longest files
+    first."""
     long = {item for item in items if item.get_closest_marker("thorough")} | beyond_the_draw(items)
     if long and not draws.THOROUGH:
         config.hook.pytest_deselected(items=[*long])
@@ -97,6 +99,7 @@ STORES = ("results", "configs")
 
 
 def _state_of_stores() -> dict[str, tuple[int, int]]:
+    """Size and time of change of each file in the checkout's stores, by path."""
     entries = [entry for name in STORES for entry in os.scandir(CHECKOUT / name)]
     return {entry.path: (entry.stat().st_size, entry.stat().st_mtime_ns) for entry in entries}
 

@@ -29,12 +29,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Prints the table in the process that collects the reports of all workers."""
     config.stash[SET_UPS] = Counter()
     if config.getoption("--cpu-times") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Table(), "cpu-times-table")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the count, so that the first report does not include imports."""
     session.config.stash[BEFORE] = cpu_seconds()
 
 

@@ -74,6 +74,7 @@ def commands_of(page: str, text: str) -> list[Command]:
 
 
 def documented(checkout: Path) -> list[Command]:
+    """The commands in the blocks of all pages."""
     pages = [checkout / "README.md", *sorted((checkout / "docs").rglob("*.md"))]
     if (checkout / "kernelproof/README.md").is_file():
         pages.append(checkout / "kernelproof/README.md")

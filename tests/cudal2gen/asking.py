@@ -37,26 +37,31 @@ SMALL_RECORD = parse(space.base(SMALL, "sm90_wgmma") | FAMILIES["sm90_wgmma"].pl
 
 @cache
 def incumbent(problem: Problem = PROBLEM) -> Record:
+    """The family's plain record for a problem, which the searches of these tests try to improve on."""
     return parse(space.base(problem, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(problem))
 
 
 @cache
 def candidates(problem: Problem = PROBLEM) -> space.Candidates:
+    """A problem's candidate records, at most 400."""
     return space.candidates(problem, most=400)
 
 
 def question(trials: tuple[Trial, ...] = (), problem: Problem = PROBLEM) -> Question:
+    """A question to a proposer after these trials, whose kernels count as tried."""
     keys = frozenset(parse(trial.record).kernel_key for trial in trials if trial.outcome != "illegal")
     return Question(candidates(problem), trials, incumbent(problem), keys)
 
 
 def measured(*changes: dict[str, Any]) -> tuple[Trial, ...]:
+    """Trials of the incumbent with these changes, timed by the model environment."""
     decisions = incumbent().model_dump(mode="json")
     records = [parse(decisions | change) for change in changes]
     return tuple(ModelEnvironment(lambda _: incumbent(), seed=3).evaluate(PROBLEM, records))
 
 
 def endpoint(server: Server, **options: Any) -> Endpoint:
+    """The scripted server as a proposer's endpoint; ``options`` override fields."""
     return Endpoint(server.url, "scripted", KEY, **{"seconds": 5.0} | options)
 
 
@@ -79,6 +84,8 @@ def llm_proposer(
     server: Server, warnings: list[str] | None = None, memory: Memory = NO_NOTES, clock: Clock | None = None,
     tokens: int | None = None, **options: Any,
 ) -> LlmProposer:  # fmt: skip
+    """A proposer that asks the scripted server. ``warnings`` collects what it warns of. ``tokens``: its budget, None
+    for no limit."""
     clock = clock or Clock()
     return LlmProposer(
         Chat(ServerWire(endpoint(server, **options)), None, tokens, clock.pause, clock),
@@ -88,6 +95,7 @@ def llm_proposer(
 
 
 def document(request: dict[str, Any]) -> Any:
+    """The JSON document in a request's user message."""
     return json.loads(request["messages"][1]["content"])
 
 

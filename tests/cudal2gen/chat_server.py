@@ -14,6 +14,9 @@ Step = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
+    """Serves a script: step i answers request i. ``requests`` and ``keys`` have what clients sent, ``faults`` what was
+    wrong in it."""
+
     daemon_threads = True
 
     def __init__(self, script: Sequence[Step], forever: bool) -> None:
@@ -32,6 +35,8 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Checks that a request follows the protocol, records it, and answers it by the script's next step."""
+
     server: Server
     protocol_version = "HTTP/1.1"
 
@@ -55,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def reply(handler: Handler, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
+    """Sends a complete response with a JSON body, or with the bytes of ``body``."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     handler.send_response(status)
     handler.send_header("Content-Type", "application/json")
@@ -68,6 +74,8 @@ def reply(handler: Handler, status: int, body: Any, headers: Mapping[str, str] |
 def completion(
     text: str | list[Any] | None, finish: str = "stop", usage: tuple[int, int] | None = (1000, 200), **extra: Any
 ) -> Any:
+    """The body of a completion with this text. ``usage``: its prompt and completion tokens, None to leave them out.
+    ``extra``: further fields of the message."""
     body = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -102,6 +110,7 @@ def proposes(*ideas: tuple[str, dict[str, Any]]) -> Step:
 
 
 def fails(status: int, message: str = "no", kind: str = "server_error") -> Step:
+    """An answer that is an error with this status."""
     return lambda handler: reply(handler, status, {"error": {"message": message, "type": kind}})
 
 
@@ -112,10 +121,13 @@ def limits(after: str) -> Step:
 
 
 def sends(body: bytes) -> Step:
+    """An answer with this body, which need not be JSON."""
     return lambda handler: reply(handler, 200, body)
 
 
 def waits(seconds: float) -> Step:
+    """An empty answer after this time."""
+
     def step(handler: Handler) -> None:
         time.sleep(seconds)
         reply(handler, 200, completion("{}"))

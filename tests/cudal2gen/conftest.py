@@ -45,6 +45,7 @@ def without_a_gpu() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out tests that need a GPU where there is none, and keeps few tests on a stand-in for one."""
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if os.environ.get(gpu.STAND_IN):
         rehearse(config, items)

@@ -28,6 +28,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Pack:
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
+    """An emulated device on which the test must cause no finding."""
     with EmulatedDevice(packed.RECORDS["predicated"]) as own:
         yield own
         assert own.session.errors == []

@@ -225,6 +225,7 @@ class Fuzzer:
 
 
 def main(library: str, folder: str, runtime: str, count: str, seed: str) -> None:
+    """Makes ``count`` drawn calls, closes what is open, and prints the number of times that each code was returned."""
     fuzzer = Fuzzer(Path(library), Path(folder), Path(runtime), int(seed))
     codes = Counter(fuzzer.call() for _ in range(int(count)))
     for plan, _ in fuzzer.plans:

@@ -40,10 +40,12 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 
 
 def timing(contender: str, event_us: Iterable[float], **fields: Any) -> Timing:
+    """A contender's timing with these microseconds a call."""
     return Timing(contender=contender, calls=10, event_us=tuple(event_us), error=0.0, **fields)
 
 
 def measurement(mnk: tuple[int, int, int], timings: Sequence[Timing], **overrides: Any) -> Measurement:
+    """A measurement of a cold fp16 product of layout tn on an H200; ``overrides`` replace fields."""
     m, n, k = mnk
     fields: dict[str, Any] = {
         "environment": H200.id,

@@ -168,6 +168,7 @@ def _runs(record: catalog.Record, thorough: bool) -> list[dict[str, Any]]:
 def _passes(
     record: catalog.Record, artifact: Artifact, library: Path, shape: validator.Shape, run: dict[str, Any]
 ) -> bool:
+    """Whether a mutant passes one execution without a remark that would give it away."""
     case = validator.run_case(record, artifact, library, shape, **run)[0]
     return case.passed and not any(remark.startswith(NOTICED) for remark in case.remarks)
 
@@ -401,6 +402,7 @@ def _path(lines: list[str], at: int) -> list[str]:
 
 
 def _only_barriers(path: list[str]) -> bool:
+    """Whether a path has only barriers of the cluster before the kernel's end."""
     return path[-1] == "ret;" and all(line.startswith("barrier.cluster") for line in path[:-1])
 
 
@@ -434,6 +436,8 @@ def _derives_from_k(lines: list[str], compared: str) -> bool:
 
 
 def _operand_is(lines: list[str], compared: str, special: str) -> bool:
+    """Whether the second operand of a comparison is defined by a special register or parameter, such as
+    ``%ctaid.x``."""
     register = compared.split(",")[1].strip()
     return special in _definition(lines, compared, register)
 
@@ -518,6 +522,8 @@ def _leads_to_elements(lines: list[str], at: int) -> bool:
 
 
 def _only_the_vote_since_a_barrier(lines: list[str], at: int) -> bool:
+    """Whether shared memory is read only by the vote for the last slice since the previous barrier, so that no race
+    follows from removing this one."""
     earlier = max((i for i in range(at) if lines[i].startswith("bar.sync")), default=at)
     touched = [line for line in lines[earlier:at] if ".shared" in line]
     return all(line.startswith("ld.shared.u8") for line in touched) and any("last" in line for line in touched)

@@ -44,6 +44,7 @@ def table(records: Sequence[Record], lows: dict[int, float] | None = None, bandw
 
 
 def files(table: Table, with_ptx: bool = True) -> dict[str, bytes]:
+    """The files of a table's pack, by path, with its kernels compiled."""
     artifacts = {artifact.digest: artifact for artifact in compiler.build([kernel.record for kernel in table.kernels])}
     return pack.contents(table, artifacts, compiler.launcher(), toolchain.discover().cuda, with_ptx)
 

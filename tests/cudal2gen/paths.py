@@ -34,6 +34,7 @@ SMALL: dict[str, Any] = {
 
 
 def small(**changes: Any) -> Sm80Multistage:
+    """A multistage record of little work, with changes."""
     return multistage(**(SMALL | changes))
 
 
@@ -74,19 +75,23 @@ SHORT: dict[str, Any] = {
 
 
 def ring(**changes: Any) -> Sm90Wgmma:
+    """A wgmma record with a short ring and a narrow tile, with changes."""
     return wgmma(**(RING | changes))
 
 
 def tensor(**changes: Any) -> Sm100Tcgen05:
+    """A tcgen05 record with a short ring, with changes."""
     return tcgen05(**(TENSOR | changes))
 
 
 def warps(**changes: Any) -> Sm120Mma:
+    """An mma.sync record with a TMA ring, with changes."""
     fields = {name: value for name, value in RING.items() if name not in ("atom_n", "cluster", "reduce")}
     return warp_mma(**(fields | changes))
 
 
 def once(**changes: Any) -> Sm90Small:
+    """A record that loads all of its k at once, with changes."""
     return single_shot(**(ONCE | changes))
 
 

@@ -86,6 +86,8 @@ class Clock:
 
 
 class Timed(OperatorDevice):
+    """An operators' device that measures by a test's clock; without a clock it cannot measure."""
+
     def __init__(self, device: EmulatedDevice, clock: Clock | None, card: str | CardFacts = "a100") -> None:
         super().__init__(device, card)
         self.clock = clock
@@ -104,6 +106,7 @@ def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once"
 
 
 def tuner_of(dispatcher: dispatch.Dispatcher) -> races.Autotuner | None:
+    """The autotuner of a dispatcher for its device; None if it measures nothing."""
     assert dispatcher.device is not None
     return dispatcher._measuring.tuner(-1, dispatcher.device)
 
@@ -118,6 +121,7 @@ def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[
 
 
 def measurements() -> list[results.Measurement]:
+    """The measurements of races in the test's store."""
     return results.measurements(results.store("autotune")).measurements
 
 

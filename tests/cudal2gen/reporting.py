@@ -28,18 +28,22 @@ def steady(
 
 
 def section(document: report.Report, anchor: str) -> Section:
+    """The section of a report with this anchor."""
     return next(part for part in document.sections if part.anchor == anchor)
 
 
 def table(document: report.Report, anchor: str, start: str) -> Table:
+    """The first table of a section whose caption starts so."""
     return next(candidate for candidate in section(document, anchor).tables if candidate.caption.startswith(start))
 
 
 def rows(table: Table) -> dict[str, dict[str, str]]:
+    """A table's cells, by the first cell of the row and the column's title."""
     return {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
 
 
 def embedded(page: str) -> Any:
+    """The JSON data in a page, which its script draws."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert match
     return json.loads(match[1])

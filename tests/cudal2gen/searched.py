@@ -17,12 +17,15 @@ AMPERE = Problem(gpu="a100", acc="f16", layout="tn", m=512, n=1024, k=512)
 
 
 def samples(contender: str, us: Sequence[float]) -> Timing:
+    """A contender's timing with one sample for each of these microseconds."""
     return Timing(contender=contender, calls=1, event_us=tuple(us), error=0.0)
 
 
 def timed_trial(
     record: Record, us: float | Sequence[float], incumbent_us: float | Sequence[float] | None = None, **details: Any
 ) -> Trial:
+    """A measured trial of a record, and of the incumbent if it has a time. A single time counts as six equal
+    samples."""
     times = [us] * 6 if isinstance(us, float) else us
     timings = [samples(KERNEL, times)]
     if incumbent_us is not None:
@@ -31,6 +34,7 @@ def timed_trial(
 
 
 def question(problem: Problem = SMALL, trials: Sequence[Trial] = ()) -> Question:
+    """A question about all candidates of a problem after these trials, without an incumbent."""
     keys = frozenset(parse(trial.record).kernel_key for trial in trials)
     return Question(space.candidates(problem), tuple(trials), None, keys)
 

@@ -66,6 +66,7 @@ def verdict(digest: str) -> Verdict:
 
 
 def names(records: Sequence[Record]) -> list[int]:
+    """The bands of records, which these tests use as their names."""
     return [getattr(record, "raster_group", 0) for record in records]
 
 
@@ -82,6 +83,7 @@ def write(log: Path, **entries: Any) -> None:
 
 
 def read(log: Path) -> list[dict[str, Any]]:
+    """The lines of a log, [] if nothing was logged yet."""
     if not log.exists():
         return []
     with log.open("rb") as file:

@@ -28,6 +28,7 @@ WRITTEN = [family for family in FAMILIES.values() if family.TEXTUAL]
 
 @cache
 def records() -> list[Record]:
+    """The catalog's records of all families whose texts are rendered."""
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     return [record for record in own if type(record) not in WRITTEN]
 

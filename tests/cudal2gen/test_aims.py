@@ -25,6 +25,7 @@ def measured_with_cublaslt(mnk: tuple[int, int, int], speedup: float, **fields: 
 
 
 def promised(*measurements: Measurement, card: Environment = H200) -> dict[str, dict[str, str]]:
+    """The rows of the table of aims in a report on these measurements."""
     document = report.report(store_of(*measurements, environment=card), [])
     return rows(table(document, "measured-1", f"The project's aims on {card.name}, "))
 

@@ -43,6 +43,7 @@ def drawn(*shape: int) -> Any:
 
 
 def normal(*shape: int) -> Any:
+    """Normally distributed fp32 numbers, the same at each call."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
@@ -104,6 +105,8 @@ def test_gradients_are_torchs(name: str, cast: Any) -> None:
 
 
 class Gated(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """A gated feed-forward layer without a fused operator."""
+
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.up = nn.Linear(64, 32, bias=False), nn.Linear(64, 32, bias=False)
@@ -114,6 +117,7 @@ class Gated(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def fp32_model() -> Any:
+    """A small model with equal weights at each call."""
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), Gated(), nn.Linear(64, 8))
 

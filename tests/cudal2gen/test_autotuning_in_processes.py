@@ -178,6 +178,7 @@ with EmulatedDevice(PREDICATED) as device:
 
 
 def started(opened: pack.Pack, checkout: Path, what: str) -> subprocess.Popen[str]:
+    """Starts ``PROCESS`` with a pack and the word for what it is to do."""
     return subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(opened.directory), what], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(checkout)},
@@ -249,6 +250,7 @@ RULE = "what was measured counts, and nothing is measured anew"
 
 @contextmanager
 def deterministic(warn_only: bool) -> Iterator[None]:
+    """Demands deterministic algorithms of torch, as errors or as warnings."""
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     try:
         yield

@@ -127,6 +127,9 @@ def test_the_end_drops_what_waits_and_ends_compilers_at_their_next_kernel() -> N
 
 
 def searches(store: list[Trial], place: Worker) -> Callable[[int], RankedSearch | None]:
+    """Eight searches by hill climbing of different problems, by rank, all evaluated at ``place``. Their trials are
+    appended to ``store``."""
+
     def begin(rank: int) -> RankedSearch | None:
         if rank == 8:
             return None

@@ -33,6 +33,7 @@ def device() -> FakeDevice:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, device: FakeDevice) -> vendor.Library:
+    """The stand-ins for the vendor's libraries, whose calls take time on the device's clock."""
     return vendor.install(monkeypatch, device.spend)
 
 
@@ -41,10 +42,12 @@ def problem(acc: str = "f32", m: int = 40, n: int = 24, k: int = 72) -> Problem:
 
 
 def no_race(binders: Sequence[Binder]) -> Winner:
+    """A race that must not be begun."""
     raise AssertionError("nothing is raced")
 
 
 def first(device: FakeDevice, names: list[str], acc: str, tuned: Path) -> list[Contender]:
+    """The contenders for these names."""
     return baselines.contenders(names, acc, device, tuned)  # type: ignore[arg-type]
 
 

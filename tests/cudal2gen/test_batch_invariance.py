@@ -51,6 +51,7 @@ ROWS = 70
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack in which the kernel for many rows was measured as faster than torch."""
     table = packed.table([FEW, MANY, *LAYOUT_NN, *VARIANTS, *GROUPED], {1: 2.0})
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / GPU))
 
@@ -79,6 +80,7 @@ def measured(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dis
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Demands batch invariance of all calls, as the environment's variable does."""
     monkeypatch.setattr(check_modes.BatchInvariance, "always", True)
 
 
@@ -89,6 +91,7 @@ def drawn(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
+    """Demands deterministic algorithms of torch."""
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -97,6 +100,7 @@ def deterministic() -> Iterator[None]:
 
 
 def names(dispatcher: dispatch.Dispatcher) -> set[str]:
+    """The names of the kernels that a dispatcher has called."""
     return set(dispatcher.stats()["kernel"])
 
 
@@ -333,6 +337,7 @@ def test_explain_prices_the_one_kernel(device: EmulatedDevice, kernels: dispatch
 
 
 def problem(record: Any, m: int = 1) -> Problem:
+    """A record's problem with another number of rows."""
     return record.problem.model_copy(update={"m": m})
 
 

@@ -40,6 +40,7 @@ def drawn(shape: tuple[int, ...], seed: int = 0) -> Any:
 
 
 def on(device: EmulatedDevice, tensor: Any) -> Any:
+    """A copy of a tensor in the device's memory."""
     return device.empty(*tensor.shape).copy_(tensor)
 
 

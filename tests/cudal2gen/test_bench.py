@@ -40,6 +40,7 @@ def problem(m: int, n: int, k: int, acc: str = "f32") -> Problem:
 def measured(
     device: FakeDevice, contenders: list[Any], work: Condition, of: Problem, **settings: Any
 ) -> results.Measurement:
+    """The measurement of one problem in one condition, without warm-up."""
     (measurement,) = measure(device, of, contenders, [work], Settings(warmup_seconds=0.0, **settings))
     return measurement
 
@@ -186,15 +187,18 @@ def test_the_groups_of_a_product_share_its_rows() -> None:
 
 
 def spoil_one(operands: Any, launches: int) -> None:
+    """Changes one element of D after each launch."""
     operands.d[63, 17] += 5
 
 
 def spoil_late(operands: Any, launches: int) -> None:
+    """Clears D from the 101st launch on, which is after the first check."""
     if launches > 100:
         operands.d[:] = 0
 
 
 def unwritten(operands: Any, launches: int) -> None:
+    """Leaves a row of D unwritten."""
     operands.d[5] = float("nan")
 
 
@@ -276,6 +280,7 @@ def records() -> list[Record]:
 
 
 def run(store: Path, device: FakeDevice, us: float = 8.0, **options: Any) -> bench.RunOutcome:
+    """Runs a campaign on the fake device, on which our kernels take ``us``; ``options`` are fields of the plan."""
     progress = options.pop("progress", lambda *_: None)
     plan = bench.BenchPlan(
         options.pop("records", records()),
@@ -322,6 +327,7 @@ def test_other_data_of_the_same_binary_is_measured_again(tmp_path: Path) -> None
 
 
 def stored(path: Path) -> list[results.Measurement]:
+    """The measurements in a file."""
     return results.measurements(path).measurements
 
 

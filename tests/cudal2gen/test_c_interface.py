@@ -62,6 +62,8 @@ class Place(NamedTuple):
 
 
 class Opened(NamedTuple):
+    """A pack that is open in the C interface: its functions and its handle."""
+
     api: ctypes.CDLL
     pack: ctypes.c_void_p
 
@@ -116,10 +118,12 @@ def test_the_runtimes_name_stands_in_one_place(place: Place) -> None:
 
 
 def problem(**fields: object) -> Problem:
+    """A problem that the predicated kernel computes, whether measured or not; ``fields`` replace some."""
     return Problem(**{"acc": 1, "m": 64, "n": 64, "k": 128, "prefer": KERNEL, **fields})
 
 
 def code_of(opened: Opened, question: Problem, d: int = D, ldd: int = 64) -> int:
+    """The code of a plain product of packed operands."""
     return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), A, 128, B, 128, d, ldd, 1 << 23, None))
 
 
@@ -323,6 +327,7 @@ def test_autotuning_leaves_captures_and_kernels_without_their_workspace_alone(op
 
 
 def fuzzed(library: Path, place: Place, count: int, seed: int, **variables: str) -> dict[int, int]:
+    """How often each code was returned to drawn calls. Fails if one differs from what the header says."""
     arguments = [str(library), str(place.folder), str(place.runtime), str(count), str(seed)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.cudal2gen.fuzzed_c", *arguments],

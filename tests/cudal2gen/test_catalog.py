@@ -25,11 +25,13 @@ KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *product(MODELLED
 
 @pytest.fixture(scope="module")
 def records() -> list[catalog.Record]:
+    """The shipped catalog."""
     return catalog.load(places.shipped("configs") / "kernels.jsonl")
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
+    """A catalog of eight sizes."""
     path = tmp_path / "kernels.jsonl"
     catalog.save([multistage(m=m, n=n, k=k) for m in (128, 1024) for n in (128, 1024) for k in (64, 4096)], path)
     return path

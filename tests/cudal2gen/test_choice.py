@@ -30,6 +30,7 @@ def kernel(record: Record) -> TableKernel:
 
 
 def use(record: Record, m: int, n: int, k: int, operands: LaunchOperands | None = None) -> choice.Use | None:
+    """How a record's kernel would compute a problem with these operands (packed ones by default); None if it cannot."""
     packed = LaunchOperands.packed(record.layout, Sizes(m, n, k))
     return kernel(record).use(Sizes(m, n, k), operands or packed)
 
@@ -152,12 +153,15 @@ def test_a_padded_record_copies_what_is_launched_larger(name: str) -> None:
 
 
 def table(lows: dict[int, float], records: list[Record] | None = None, bandwidth: float = 1e9) -> Table:
+    """A table in which the records with these numbers were measured at these speedups. ``bandwidth``: bytes a second of
+    device memory."""
     records = records or [PREDICATED, WHOLE]
     own = tabulate("a100", records, NOTHING)
     return replace(own, rows=[row(records[i], i, low) for i, low in lows.items()], bandwidth=bandwidth)
 
 
 def ask(own: Table, m: int, n: int, k: int, **more: Any) -> choice.Choice:
+    """The table's choice for a problem. ``more``: acc, layout, operands, or arguments of ``choose``."""
     posed = problem(m, n, k, **{name: more.pop(name) for name in ("acc", "layout") if name in more})
     operands = more.pop("operands", LaunchOperands.packed(posed.layout, Sizes(m, n, k)))
     return own.choose(posed, operands, **more)
@@ -278,6 +282,7 @@ WITH_FUSED = [PREDICATED, FUSED, BATCHED]
 
 
 def ask_fused(own: Table, record: Record, **more: Any) -> choice.Choice:
+    """The table's choice for a record's problem, with packed operands."""
     return own.choose(record.problem, LaunchOperands.packed("tn", Sizes(record.m, record.n, record.k)), **more)
 
 
@@ -376,6 +381,7 @@ def campaign(record: Record, ratios: dict[str, float], **more: Any) -> list[resu
 
 
 def tabled(records: list[Record], measurements: list[results.Measurement], **more: Any) -> Table:
+    """The table of an H200's records and measurements."""
     return tabulate("h200", records, results.Measurements({measured.H200.id: measured.H200}, measurements), **more)
 
 

@@ -39,6 +39,7 @@ BUILT_AHEAD = [PAIR]
 
 
 def executed(artifact: Artifact, library: Path, adverse: bool = False, shape: Shape | None = None) -> Case:
+    """The result of executing the pair's kernel on drawn 0 and 1."""
     return run_case(PAIR, artifact, library, shape or own_shape(PAIR), "binary", adverse=adverse)[0]
 
 
@@ -78,6 +79,7 @@ def _near_request(text: str, pattern: str, by: str, after: bool) -> str:
 
 
 def _request(text: str) -> str:
+    """The first instruction that requests another cluster's tile."""
     begin = text.index("clusterlaunchcontrol.try_cancel")
     return text[begin : text.index(";", begin) + 1]
 

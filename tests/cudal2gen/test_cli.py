@@ -23,6 +23,7 @@ from tests.cpu_times import cpu_seconds
 
 
 def error(*arguments: str, code: int = 2, env: dict[str, str] | None = None) -> str:
+    """Runs a command that must fail with this code and one line, and returns the line without ``error:``."""
     done = run(*arguments, env=env)
     assert done.returncode == code, done
     assert "Traceback" not in done.stderr
@@ -33,6 +34,7 @@ def error(*arguments: str, code: int = 2, env: dict[str, str] | None = None) -> 
 
 @pytest.fixture
 def own_catalog(tmp_path: Path) -> dict[str, str]:
+    """The variables of a command that uses a copy of the shipped catalog."""
     shutil.copy(places.shipped("configs") / "kernels.jsonl", tmp_path / "kernels.jsonl")
     return {"CUDAL2GEN_CATALOG": str(tmp_path / "kernels.jsonl")}
 
@@ -250,6 +252,7 @@ def test_damaged_verdicts_are_skipped(tmp_path: Path) -> None:
 
 
 def processor_seconds(env: dict[str, str], *arguments: str) -> float:
+    """The CPU seconds of a Python process with these arguments."""
     before = os.times()
     subprocess.run([sys.executable, *arguments], capture_output=True, check=True, env=os.environ | env)
     after = os.times()

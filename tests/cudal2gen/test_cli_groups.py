@@ -53,6 +53,7 @@ def paint_some(
 
 
 def run(*arguments: str) -> tuple[int, str]:
+    """The exit code and the output of the toy program; ``calls`` has what its verbs received."""
     calls.clear()
     result = CliRunner().invoke(app, arguments)
     return result.exit_code, result.output

@@ -75,6 +75,7 @@ def copied(artifact: Artifact, build_dir: Path) -> Artifact:
 
 
 def start(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
+    """Starts a process that builds one kernel."""
     command = [sys.executable, "-c", BUILD_ONE, str(build_dir), str(nvcc)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 

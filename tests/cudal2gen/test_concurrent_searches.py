@@ -23,6 +23,7 @@ EVALUATIONS, COUNT = 16, 1536
 
 
 def problem(number: int) -> Problem:
+    """A small problem of its own for each number."""
     return Problem(gpu="h200", acc="f32", layout="tn", m=64 * (1 + number), n=256, k=64)
 
 
@@ -76,6 +77,7 @@ def searches(count: int, store: list[Trial]) -> Callable[[int], RankedSearch | N
 
 
 def by_problem(trials: list[Trial]) -> dict[Problem, list[Trial]]:
+    """Trials in groups of one problem, each in the order of the trials."""
     groups: dict[Problem, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.problem, []).append(trial)

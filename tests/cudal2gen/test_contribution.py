@@ -26,6 +26,7 @@ def random() -> np.random.Generator:
 
 
 def faults(tmp_path: Path, *rows: Measurement, **environment: Any) -> list[str]:
+    """What an inspection finds in a file with these measurements of an H200, whose environment is changed."""
     store = Measurements({H200.id: H200.model_copy(update=environment)}, list(rows))
     return report.inspect(measured.write(store, tmp_path / "stranger.jsonl")).faults
 

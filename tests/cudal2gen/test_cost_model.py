@@ -47,6 +47,7 @@ def recordings(deep_is_fast: bool = False, gpu: str = "a100") -> dict[Problem, R
 
 
 def trained(some: dict[Problem, Recording]) -> CostModel:
+    """A cost model of three networks, trained on recordings."""
     return cost_model.train(list(recorded.timed(some.items()).values()), members=3, epochs=60)
 
 
@@ -286,6 +287,7 @@ def problem_record(problem: Problem) -> Record:
 
 
 def environment_search(proposer: object, evaluations: int) -> float:
+    """The share by which a search's best record is slower than the best candidate."""
     environment, candidates = ModelEnvironment(seed=1), space.candidates(SMALL, 150)
     trials = benchmark.search(environment, proposer, candidates, evaluations, 8)  # type: ignore[arg-type]
     assert len(trials) == evaluations

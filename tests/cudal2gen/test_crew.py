@@ -99,6 +99,8 @@ def test_a_killed_command_asks_nothing_twice(tmp_path: Path, monkeypatch: pytest
 
 
 def trial(us: float, unroll: int) -> Trial:
+    """A trial in which a kernel takes ``us`` microseconds and the incumbent 2."""
+
     def timing(name: str, value: float) -> Timing:
         return Timing(contender=name, detail="", calls=1, event_us=(value,), error=0.0)
 
@@ -109,6 +111,7 @@ def trial(us: float, unroll: int) -> Trial:
 
 
 def lines() -> list[transcript.Line]:
+    """A transcript of three answers, each with one proposal."""
     said: list[transcript.Line] = []
     for place, why in enumerate(("prefetch by cp.async", "<script>alert(1)</script>", "unroll the loop")):
         text = json.dumps({"kernels": [{"why": why}]})

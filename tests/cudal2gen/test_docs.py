@@ -28,6 +28,7 @@ def pages(checkout: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built without a warning."""
     target = tmp_path_factory.mktemp("site")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(target)]

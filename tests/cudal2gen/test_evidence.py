@@ -50,6 +50,7 @@ def recording_file(
 
 
 def modelled_us(sizes: RecordedSizes, tile: Tile) -> float:
+    """The timing model's microseconds for a recorded tile of Triton."""
     return model.estimate_kernel(triton.kernel_of(triton.problem_of("a100", sizes), tile)).us
 
 

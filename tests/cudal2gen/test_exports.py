@@ -61,11 +61,13 @@ def campaign(folder: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The transcript and the trials of ``campaign``."""
     return campaign(tmp_path_factory.mktemp("campaign"))
 
 
 @pytest.fixture(scope="module")
 def exported(files: tuple[Path, Path]) -> Path:
+    """A folder with the training data of the campaign."""
     transcript, store = files
     folder = transcript.parent / "exported"
     exports.write(folder, exports.examples(transcript, exports.Rewards(results.trials(store), SETTINGS)))
@@ -73,6 +75,7 @@ def exported(files: tuple[Path, Path]) -> Path:
 
 
 def rows(path: Path) -> list[Any]:
+    """The lines of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -106,6 +109,7 @@ def test_rewards_are_those_of_the_trials(files: tuple[Path, Path]) -> None:
 
 
 def prompt_base(document: Any) -> Any:
+    """The best record in a prompt, as the reader of answers finds it."""
     bases = record_prompt.bases_in(json.dumps(document))
     assert bases is not None
     return bases[1]["best1"].model_dump()
@@ -185,6 +189,7 @@ def test_new_answers_are_scored() -> None:
 
 
 def measured_record(change: dict[str, Any]) -> Any:
+    """The incumbent with a change."""
     from cudal2gen.kernel import parse
 
     return parse(incumbent().model_dump(mode="json") | change)

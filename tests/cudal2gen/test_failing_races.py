@@ -269,6 +269,8 @@ def test_a_pack_with_other_kernels_races_once_more(
 
 
 class Failing(Clock):
+    """A clock on which no call can be timed."""
+
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
         raise RuntimeError("an event is gone")
 

@@ -50,6 +50,7 @@ def other(function: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any,
 
 
 def kill(process: Any) -> None:
+    """Kills a process and waits for its end."""
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL

@@ -23,12 +23,14 @@ SECONDS = 1.0  # the processor time that one fit may take; typical fits take a t
 
 
 def record_of(gpu: str, mnk: tuple[int, int, int], acc: str = "f16") -> Record:
+    """The catalog's record for a problem of layout tn."""
     m, n, k = mnk
     fields = {"gpu": gpu, "acc": acc, "layout": "tn", "m": m, "n": n, "k": k}
     return catalog.find(Problem.model_validate(fields)).record
 
 
 def flat(record: Record) -> Fields:
+    """A record's fields by flat names such as ``tile.m``."""
     return fieldset(type(record)).flat(record.model_dump(mode="json"))
 
 

@@ -192,6 +192,7 @@ def test_tangents_pass_through_levels(activation: str | None) -> None:
 
 @pytest.fixture
 def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A device mesh of this process alone."""
     import torch.distributed as distributed
     from torch.distributed.tensor import init_device_mesh
 
@@ -225,6 +226,8 @@ def test_distributed_tensors_are_torchs(name: str, mesh: Any) -> None:
 
 
 class Gated(nn.Module):  # type: ignore[misc]
+    """A gated feed-forward layer."""
+
     def __init__(self) -> None:
         super().__init__()
         self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((16, 24), (16, 24), (24, 16)))

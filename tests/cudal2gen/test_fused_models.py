@@ -61,11 +61,14 @@ class Other(nn.Module):  # type: ignore[misc]
 
 
 class Looking(Other):
+    """A module whose result depends on a value of its input, so that it cannot be traced."""
+
     def forward(self, x: Any) -> Any:
         return self.up_proj(x) if float(x.sum()) > 0 else self.act_fn(self.gate_proj(x))
 
 
 def sequential() -> Any:
+    """Linear layers with activations of which one module is used twice."""
     act = nn.ReLU(inplace=True)
     return nn.Sequential(
         nn.Linear(32, 64), act, nn.Linear(64, 64, bias=False), nn.GELU(), act, nn.Linear(64, 32), nn.Tanh()
@@ -86,6 +89,7 @@ def x() -> Any:
 
 
 def built(make: Any) -> Any:
+    """A model in bf16 with equal weights at each call."""
     torch.manual_seed(0)
     return make().bfloat16().eval()
 
@@ -137,6 +141,7 @@ def test_a_chain_is_one_operator_a_pair(x: Any) -> None:
 
 
 def without_activation() -> Any:
+    """A layer with an activation that no kernel has."""
     return nn.Sequential(nn.Linear(32, 32), nn.Tanh())
 
 
@@ -259,6 +264,7 @@ SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 
 
 def language_model(name: str) -> Any:
+    """A small model of transformers with random weights: ``llama``, ``mixtral``, or else GPT-2."""
     transformers = require("transformers")
     torch.manual_seed(0)
     if name == "llama":

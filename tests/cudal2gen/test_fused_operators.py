@@ -33,6 +33,7 @@ GATED = "silu+gate"
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
+    """Normally distributed numbers, bf16 by default."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype or torch.bfloat16)
 
 
@@ -213,6 +214,7 @@ def test_what_is_no_fused_layer_is_refused() -> None:
 
 
 def record(fusion: str, layout: str = "tn", **changes: Any) -> Any:
+    """A record for any sizes with this fusion."""
     return small(acc="f32", layout=layout, padding="predicate", m=64, n=64, k=128, fusion=fusion, **changes)
 
 
@@ -226,6 +228,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
 
 
 def half(device: EmulatedDevice, *shape: int, seed: int = 0) -> Any:
+    """Normally distributed fp16 numbers in the device's memory."""
     return device.empty(*shape).copy_(normal(*shape, seed=seed, dtype=torch.float16))
 
 
@@ -313,22 +316,26 @@ ANY_D = record("bias_n+aux+relu", **STRAIGHT)
 
 @pytest.fixture(scope="module")
 def gates(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack with gated kernels and kernels that store Z, for fp16 and bf16."""
     table = packed.table([packed.RECORDS["predicated"], *GATES, ANY_D])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("gates") / "a100"))
 
 
 @pytest.fixture
 def gated(device: EmulatedDevice, gates: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher that takes kernels of ``gates`` whether they were measured or not."""
     with emulated(OperatorDevice(device, "a100"), [gates], prefer="kernel") as dispatcher:
         yield dispatcher
 
 
 def typed(device: EmulatedDevice, dtype: str, *shape: int, seed: int = 0) -> Any:
+    """Normally distributed numbers of a type in the device's memory."""
     kind = getattr(torch, dtype)
     return device.empty(*shape).view(kind).copy_(normal(*shape, seed=seed, dtype=kind))
 
 
 def name_of(fusion: str, dtype: str) -> str:
+    """The name of the kernel of ``GATES`` with this fusion and type."""
     ab = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     return next(kernel.name for kernel in GATES if (kernel.fusion.text, kernel.ab) == (fusion, ab))
 
@@ -420,6 +427,7 @@ def test_sums_whose_rows_start_anywhere_are_torchs(device: EmulatedDevice, gated
 
 
 def empty(like: Any, *shape: int) -> Any:
+    """A tensor for a copy of weights, as a device would allocate it."""
     return like.new_empty(shape)
 
 

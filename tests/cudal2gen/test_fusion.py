@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def findings(kernel: Record | Faulty, library: Path, inputs: str, hazards: bool = False) -> tuple[str, ...]:
+    """What ptxas and one execution of a kernel find. A batch has two products; groups include an empty one."""
     (artifact,) = faulty.build([kernel])
     record = kernel.record if isinstance(kernel, Faulty) else kernel
     groups = (record.m // 3, 0, record.m - record.m // 3) if record.batch == "grouped" else ()
@@ -70,6 +71,7 @@ def test_the_kernels_above_have_every_part_in_every_family() -> None:
 
 
 def in_every_family(activation: str, bias: str) -> list[Record]:
+    """A record of each family whose fusion is a bias and an activation."""
     fusion = f"bias_{bias}" + ("" if activation == "none" else f"+{activation}")
     return [family(fusion=fusion) for family in (small, direct, ring, once)]
 

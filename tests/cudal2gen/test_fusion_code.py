@@ -31,6 +31,7 @@ UNSPILLED = {tile: (LAYERS[number % 6], LAYERS[(number + 2) % 6]) for number, ti
 
 
 def fused(tile: str, fusion: str) -> Record:
+    """The record of a tile with another fusion."""
     record = TILES[tile]
     return record.at(record.problem.revised(fusion=fusion))
 
@@ -47,6 +48,7 @@ class Code(NamedTuple):
 
 
 def code(record: Record) -> Code:
+    """The code of a compiled record, whose build must have no finding."""
     (artifact,) = compiler.build([record])
     assert artifact.ptxas.findings == []
     loops = sass.analyse(artifact.cubin).loops

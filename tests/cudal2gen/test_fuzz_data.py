@@ -177,6 +177,7 @@ def ask(folder: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
+    """The facts in a pack's head for this machine."""
     return {"format": FORMAT, "gpu": "a100", "version": __version__, "machine": platform.machine()}
 
 

@@ -265,10 +265,12 @@ def device() -> Iterator[EmulatedDevice]:
 
 
 def on(device: EmulatedDevice, record: Record, library: Path) -> gpu.KernelContender:
+    """A record's kernel, opened on the device."""
     return device.open(record, compiler.build([record])[0], library)
 
 
 def matrices(device: EmulatedDevice, m: int = 64, n: int = 64, k: int = 256) -> dict[str, Any]:
+    """Operands of these sizes, with B stored both ways."""
     return {"a": device.empty(m, k), "b": device.empty(n, k), "b_nn": device.empty(k, n), "d": device.empty(m, n)}
 
 
@@ -316,6 +318,7 @@ def test_what_the_launcher_refuses_is_raised_at_the_call(device: EmulatedDevice,
 
 
 def no_race(binders: object) -> NoReturn:
+    """A race that must not be begun."""
     raise AssertionError("our kernel has nothing to choose")
 
 

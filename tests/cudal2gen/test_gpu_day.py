@@ -37,6 +37,7 @@ ENVIRONMENT = "as its environment"
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
+    """The journal of a call: a row for each step."""
     return [json.loads(line) for line in (out / gpu_day.JOURNAL).read_text().splitlines()]
 
 

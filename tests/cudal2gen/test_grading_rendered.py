@@ -27,6 +27,7 @@ def smallest(family: str) -> Record:
 
 
 def stores_rests(record: Record) -> bool:
+    """Whether a kernel stores narrower boxes or parts of tiles, or goes over its tiles in another order than rows."""
     match record.launch:
         case Tma() as launch:
             return bool(launch.box_d_rest_cols or launch.stream_k)
@@ -36,6 +37,7 @@ def stores_rests(record: Record) -> bool:
 
 
 def graded(record: Record, text: str) -> Verdict:
+    """The grader's verdict on a text with a record's launch."""
     device = {"h200": "sm_90a", "b200": "sm_100a", "rtx5090": "sm_120a"}.get(record.gpu, "sm_80")
     limits = Limits(device=device, isolated=False)
     described = description(record)

@@ -30,6 +30,7 @@ def integers(*shape: int, seed: int = 0) -> Any:
 
 
 def offsets(*ends: int) -> Any:
+    """The ends of groups, as torch's grouped product takes them."""
     return torch.tensor(ends, dtype=torch.int32)
 
 
@@ -135,10 +136,12 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
 
 
 def on(device: EmulatedDevice, tensor: Any) -> Any:
+    """A copy of a tensor in the device's memory."""
     return device.empty(*tensor.shape).copy_(tensor)
 
 
 def ends_on(device: EmulatedDevice, *ends: int) -> Any:
+    """The ends of groups in the device's memory."""
     return device.empty(2 * len(ends)).view(torch.int32).copy_(offsets(*ends))
 
 

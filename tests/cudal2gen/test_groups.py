@@ -95,6 +95,7 @@ def test_any_number_of_groups_is_searched(name: str, count: int, library: Path) 
 
 @st.composite
 def grouped_records(draw: st.DrawFn) -> Record:
+    """Grouped records near drawn plain ones."""
     record = draw(st.one_of(direct_records(), multistage_records(max_tile=64), wgmma_records(max_cols=64)))
     try:
         return edit(record, {"batch": "grouped"}).fitted().record

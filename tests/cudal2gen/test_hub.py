@@ -67,11 +67,13 @@ class Emulated:
 
 @pytest.fixture(scope="module")
 def table() -> Any:
+    """A table in which all kernels but the last one were measured twice as fast as torch."""
     return packed.table(RECORDS, {0: 2.0, 1: 2.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 2.0, 6: 0.5})
 
 
 @pytest.fixture(scope="module")
 def directory(table: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a repository for the hub."""
     return pack.write_folder(repository(packed.files(table), table), tmp_path_factory.mktemp("hub") / "products")
 
 
@@ -92,6 +94,8 @@ def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class on_device:
+    """An emulated device with this name and capability as the device of the package's operators."""
+
     def __init__(
         self, products: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int] = (8, 0)
     ) -> None:

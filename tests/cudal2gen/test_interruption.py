@@ -65,6 +65,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
+    """A folder of its own, whose processes are killed after the test."""
     yield Place(tmp_path)
     processes.kill(tmp_path)
 
@@ -232,6 +233,7 @@ def test_an_interruption_within_a_launch_ends_the_session(interruption: BaseExce
 
 
 def launch(session: emulator.Session, directory: Path, library: Path) -> None:
+    """Launches a kernel of 64 x 64 x 64, which must fail."""
     from cudal2gen.launch.launcher import LaunchError, OpenKernel
 
     with session, OpenKernel(library, directory, {}, emulator.runtime_path()) as kernel:

@@ -28,11 +28,13 @@ VALUE, MISALIGNED, NO_FILE = 1, 716, 301
 
 @pytest.fixture
 def session() -> Iterator[emulator.Session]:
+    """A session with a device of two SMs."""
     with emulator.session(device=emulator.Device(sm_count=2)) as opened:
         yield opened
 
 
 def opened(record: catalog.Record, library: Path, options: dict[str, int] | None = None) -> OpenKernel:
+    """A record's kernel, built and opened with these launch options, or with the record's own."""
     directory = compiler.build([record])[0].directory
     return OpenKernel(
         library, directory, record.launch_options if options is None else options, emulator.runtime_path()
@@ -403,6 +405,7 @@ TAKING: list[catalog.Record] = [
 
 @pytest.fixture(scope="module")
 def taking(library: Path, idle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[OpenKernel]:
+    """Kernels of ``TAKING`` that are opened on a runtime that launches nothing."""
     kernels = []
     for record in TAKING:
         folder = tmp_path_factory.mktemp("kernel")
@@ -446,6 +449,7 @@ def test_the_launcher_refuses_what_python_says_is_not_taken(data: st.DataObject,
 
 
 def last_error() -> int:
+    """The runtime's last error, which is not cleared."""
     return int(ctypes.CDLL(str(emulator.runtime_path())).cudaPeekAtLastError())
 
 

@@ -34,6 +34,7 @@ def catalogued() -> list[catalog.Record]:
 
 @pytest.fixture(scope="module")
 def records(catalogued: list[catalog.Record]) -> list[catalog.Record]:
+    """The catalog's fp16 records for an A100 in layout tn."""
     return [record for record in catalogued if (record.gpu, record.acc, record.layout) == ("a100", "f16", "tn")]
 
 

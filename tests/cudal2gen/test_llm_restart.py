@@ -40,6 +40,8 @@ IDEAS = [("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 9}), ("inc
 
 
 def talk(server: Server, folder: Path, budget: int | None = None, run: str = RUN) -> Chat:
+    """A chat with the scripted server that appends to the folder's transcript. ``budget``: its tokens, None for no
+    limit."""
     return chat.connect(endpoint(server), folder / "llm.jsonl", None, budget, run)
 
 
@@ -273,6 +275,7 @@ def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's folder and an empty catalog of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "catalog" / "kernels.jsonl"))
     catalog.save([], tmp_path / "catalog" / "kernels.jsonl")

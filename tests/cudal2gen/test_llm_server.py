@@ -161,6 +161,7 @@ def test_a_question_that_no_form_helps_is_not_held_against_the_schema() -> None:
 
 
 def http_date(seconds: float) -> str:
+    """A time in the form of HTTP's headers."""
     return formatdate(seconds, usegmt=True)
 
 

@@ -25,6 +25,7 @@ GAIN = Ratio(1.08, 1.05, 1.11)
 
 
 def record(problem: Problem = LARGE, **changes: Any) -> Record:
+    """The plain wgmma record of a problem, with changes."""
     fields = space.base(problem, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(problem)
     return parse(fields | changes)
 

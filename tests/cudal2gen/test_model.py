@@ -23,6 +23,7 @@ from tests.draws import drawn
 
 @pytest.fixture(scope="module")
 def modelled() -> ModuleType:
+    """The module ``scripts/modelled.py``."""
     root = places.checkout()
     assert root is not None
     spec = importlib.util.spec_from_file_location("modelled", root / "scripts" / "modelled.py")
@@ -150,6 +151,7 @@ def test_fragments_from_global_memory_by_hand() -> None:
 
 
 def sums_us(record: Record, together: int = 1) -> float:
+    """The modelled microseconds of a record's sums over slices. ``together``: how many products run at once."""
     return memory.sums_us(record, record.work, record.target.rates, record.target.sms, together)
 
 

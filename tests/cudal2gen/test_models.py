@@ -40,11 +40,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "llama.py"
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
+    """The module of the example model."""
     return shapes._from_file(EXAMPLE)
 
 
 @pytest.fixture
 def model(llama: Any) -> Any:
+    """A small fp16 model of the example, with equal weights at each call."""
     torch.manual_seed(0)
     return llama.Llama(words=32, width=32, heads=2, blocks=1).half().eval()
 
@@ -123,6 +125,7 @@ def test_hooks_gradients_copies_and_conversions_go_on(model: Any) -> None:
 
 
 def cudal2gen_layer() -> Any:
+    """A linear layer that is patched."""
     torch.manual_seed(1)
     layer = torch.nn.Linear(8, 4).half()
     cudal2gen.patch(layer)

@@ -157,6 +157,7 @@ def place(mutant: Mutant) -> tuple[str, ...]:
 
 
 def built(name: str) -> Artifact:
+    """The compiled kernel of a path."""
     return compiler.build([PATHS[name]])[0]
 
 

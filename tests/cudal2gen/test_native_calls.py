@@ -112,19 +112,23 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> idle_device.IdleDevice:
 
 @pytest.fixture
 def dispatcher(device: idle_device.IdleDevice, opened: pack.Pack, reference: Reference) -> Iterator[Any]:
+    """A dispatcher on the idle device whose kernels compute by ``reference``."""
     with emulated(device, [opened], prefer="kernel") as own:
         yield own
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:
+    """Small integers in fp16, so that products are exact."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).half()
 
 
 def product(a: Any, b: Any) -> Any:
+    """The exact product, rounded to fp16."""
     return (a.double() @ b.double()).half()
 
 
 def kernel_calls(dispatcher: dispatch.Dispatcher) -> int:
+    """The number of calls that ran on a kernel."""
     return sum(dispatcher.stats()["kernel"].values())
 
 
@@ -480,6 +484,7 @@ def test_tensors_that_c_does_not_know(dispatcher: dispatch.Dispatcher, reference
 
 
 def outcome(a: Any, b: Any) -> str:
+    """The shape, type and device of a product, or the error that it raises."""
     try:
         d = cudal2gen.matmul(a, b)
         return f"{d.shape} {d.dtype} {d.device}"

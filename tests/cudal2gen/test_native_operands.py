@@ -174,6 +174,7 @@ def test_out_of_other_types_modes_and_gradients(dispatcher: dispatch.Dispatcher,
 
 
 def layer(x: Any, weight: Any, bias: Any) -> Any:
+    """The exact result of a linear layer, rounded to fp16."""
     return (x.double() @ weight.double().t() + bias.double()).half()
 
 
@@ -201,11 +202,13 @@ def test_a_bias_is_added_to_the_kernels_sums(dispatcher: dispatch.Dispatcher, re
 
 @pytest.fixture(scope="module")
 def biased(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack with kernels that add a bias, and one that also applies SiLU."""
     return idle_device.open_pack(tmp_path_factory.mktemp("packs"), "bias_n", "bias_n+silu")
 
 
 @pytest.fixture
 def fusing(device: idle_device.IdleDevice, biased: pack.Pack, reference: Reference) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher that takes kernels of ``biased``."""
     with emulated(device, [biased], prefer="kernel") as own:
         yield own
 

@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 @pytest.fixture(scope="module")
 def card() -> gpu.Gpu:
+    """The GPU of this machine."""
     return gpu.connect()
 
 
@@ -65,6 +66,7 @@ def here(card: gpu.Gpu) -> Callable[[Record], Record]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _built_together(here: Callable[[Record], Record]) -> None:
+    """Compiles the kernels of all paths that this GPU runs, in one batch."""
     legal = []
     for record in PATHS.values():
         try:
@@ -76,6 +78,8 @@ def _built_together(here: Callable[[Record], Record]) -> None:
 
 @pytest.fixture
 def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record], device.BuiltKernel]:
+    """A function that builds a record for this GPU. It skips the test if the GPU does not run the record."""
+
     def built(record: Record) -> device.BuiltKernel:
         record = here(record)
         return device.BuiltKernel(record, compiler.build([record])[0], library)
@@ -84,6 +88,7 @@ def subject(library: Path, here: Callable[[Record], Record]) -> Callable[[Record
 
 
 def tried(card: gpu.Gpu, subject: device.BuiltKernel, wrap: Any = lambda kernel, _: kernel) -> Any:
+    """The verdict of a kernel on the GPU. ``wrap`` may put an adversary around the opened kernel."""
     record = subject.record
     return device.validate(
         card, record, subject.artifact.digest, lambda record: wrap(subject.open(card, record), card.empty)
@@ -291,6 +296,7 @@ def test_the_runtime_refuses_what_the_emulators_does(
 
 @pytest.fixture
 def small_launch(card: gpu.Gpu, subject: Any) -> sanitizer.SingleLaunch:
+    """A launch of a small kernel, for sanitizers."""
     it = subject(small())
     shape = Shape(64, 96, 320)
     return sanitizer.launch_of(it.record, shape, it.artifact.directory, it.library, card.runtime_library)

@@ -28,6 +28,7 @@ CLEAN = Ptxas("sm_90a", 168, 0, 0, 0, 0, 1)
 
 
 def wrong(operands: Operands, _: int) -> None:
+    """Spoils an element of D after a launch."""
     operands.d[0, 0] += 30
 
 
@@ -68,6 +69,7 @@ class Shop:
 
 
 def environment(shop: Shop, incumbent: Record | None = None, **options: Any) -> GpuEnvironment:
+    """The environment under test, without warm-up, whose incumbent for every problem is this record."""
     return GpuEnvironment(shop.device, shop, lambda _: incumbent, warmup_seconds=0.0, **options)  # type: ignore[arg-type]
 
 

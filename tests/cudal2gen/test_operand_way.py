@@ -74,10 +74,12 @@ class Way:
 
 
 def name_of(frame: FrameType) -> Visit:
+    """The module and the function of a frame."""
     return Visit(f"{frame.f_globals['__name__']}:{frame.f_code.co_qualname}")
 
 
 def in_package(frame: FrameType) -> bool:
+    """Whether a frame executes code of the package."""
     return str(frame.f_globals.get("__name__", "")).startswith(f"{PACKAGE}.")
 
 
@@ -98,6 +100,7 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def filled(cell: CellType) -> bool:
+    """Whether a variable of a closure has a value."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

@@ -22,10 +22,12 @@ pytestmark = pytest.mark.torch
 
 
 def normal(*shape: int) -> Any:
+    """Normally distributed fp16 numbers."""
     return torch.randn(shape).half()
 
 
 def close(d: Any, expected: Any) -> None:
+    """Checks the type of a result, and its numbers within the rounding of fp16."""
     assert d.dtype == expected.dtype
     torch.testing.assert_close(d, expected, atol=2e-2, rtol=2e-2)
 
@@ -160,6 +162,7 @@ def test_a_checkpoint_may_keep_what_operators_computed() -> None:
 
 
 def _square(x: Any, weight: Any) -> Any:
+    """The squares of a fused layer's results, a function for transforms."""
     return cudal2gen.linear(x, weight, BIAS, "gelu").square()
 
 

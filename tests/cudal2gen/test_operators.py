@@ -50,6 +50,7 @@ def opened(directory: Path) -> pack.Pack:
 
 @pytest.fixture
 def measured(operator_device: OperatorDevice, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher that takes measured kernels only."""
     with emulated(operator_device, [opened]) as dispatcher:
         yield dispatcher
 
@@ -65,6 +66,7 @@ def drawn(device: EmulatedDevice, rows: int, cols: int, wide: int = 0, start: in
 
 
 def product(a: Any, b: Any) -> Any:
+    """The exact product, rounded to fp16."""
     return (a.double() @ b.double()).half()
 
 
@@ -98,6 +100,7 @@ def test_b_as_k_n_in_any_size(m: int, n: int, k: int, device: EmulatedDevice, ke
 
 
 def launched(device: EmulatedDevice) -> int:
+    """The number of launches so far."""
     return len(device.session.launches)
 
 
@@ -310,6 +313,7 @@ def test_the_environment_may_ask(directory: Path) -> None:
 
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program with further variables."""
     import os
 
     return subprocess.run(

@@ -38,6 +38,7 @@ PAIRS = 7
 
 @pytest.fixture(scope="module")
 def card() -> gpu.Gpu:
+    """The GPU of this machine."""
     return gpu.connect()
 
 
@@ -68,6 +69,7 @@ def opened(card: gpu.Gpu, tmp_path_factory: pytest.TempPathFactory) -> pack.Pack
 
 @pytest.fixture
 def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[dispatch.Dispatcher]:
+    """A dispatcher of the pack that was made for this GPU."""
     dispatcher = dispatch.Dispatcher([opened])
     monkeypatch.setattr(dispatch.Current, "dispatcher", dispatcher)
     yield dispatcher
@@ -77,15 +79,18 @@ def dispatcher(opened: pack.Pack, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
 
 @pytest.fixture
 def kernels(dispatcher: dispatch.Dispatcher) -> dispatch.Dispatcher:
+    """The dispatcher, which takes the nearest kernel."""
     dispatcher.prefer = "kernel"
     return dispatcher
 
 
 def drawn(*shape: int) -> Any:
+    """Normally distributed fp16 numbers on the GPU."""
     return torch.randn(*shape, dtype=torch.float16, device="cuda")
 
 
 def close(d: Any, a: Any, b: Any) -> bool:
+    """Whether a product is within the bounds of fp32 sums."""
     bounds = Bounds("f32", a, b.t(), in_order(a.shape[1]))
     return not bounds.compare(d).findings
 
@@ -197,6 +202,7 @@ def test_never_slower_than_torch(dispatcher: dispatch.Dispatcher) -> None:
 
 
 def host_us(call: Any, calls: int = 2000) -> float:
+    """The microseconds that the host needs for a call, in the mean."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(calls):

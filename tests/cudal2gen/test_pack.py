@@ -45,11 +45,13 @@ def _verdicts_elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
 
 @pytest.fixture(scope="module")
 def table() -> Table:
+    """A table in which the first kernel was measured faster than torch and the second slower."""
     return packed.table(list(packed.RECORDS.values()), {0: 2.0, 1: 0.5})
 
 
 @pytest.fixture(scope="module")
 def files(table: Table) -> dict[str, bytes]:
+    """The files of the table's pack, by path."""
     return packed.files(table)
 
 
@@ -114,6 +116,7 @@ def test_what_is_there_is_not_overwritten(folder: Path, files: dict[str, bytes])
 
 
 def changed(folder: Path, name: str) -> Path:
+    """Flips a bit in the middle of a file, which is named by its path or by a pattern."""
     path = folder / name if (folder / name).exists() else next(folder.glob(name))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -43,6 +43,7 @@ def compiled(source: Path, files: dict[str, bytes], folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], checkout_root: Path) -> Path:
+    """The folder of the compiled example and its pack."""
     return compiled(checkout_root / "examples" / "gemm.c", files, tmp_path_factory.mktemp("c"))
 
 
@@ -56,10 +57,13 @@ Main = Callable[[Path], int]
 
 @pytest.fixture
 def main(example: Path) -> Main:
+    """The example's ``main``."""
     return main_of(example / "gemm.so")
 
 
 def main_of(path: Path) -> Main:
+    """A function that calls a program's ``main`` with a pack's folder and the emulator's runtime, and returns its exit
+    code."""
     library = ctypes.CDLL(str(path))
 
     def call(folder: Path) -> int:
@@ -70,6 +74,7 @@ def main_of(path: Path) -> Main:
 
 
 def device(name: str = "NVIDIA A100-SXM4-80GB", capability: tuple[int, int] = (8, 0), **facts: int) -> emulator.Session:
+    """A session with a device of this name and capability."""
     return emulator.session(emulator.Memory(), emulator.Device(capability=capability, name=name, **facts))
 
 

@@ -22,12 +22,14 @@ VISIBLE = "document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point').le
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[browser.Page]:
+    """A browser's tab for all tests of this module."""
     with browser.page() as page:
         yield page
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a report on invented measurements of an A100."""
     names = {
         (record.m, record.n, record.k): record.name
         for record in catalog.load()

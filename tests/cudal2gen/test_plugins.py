@@ -49,6 +49,8 @@ class Host(NamedTuple):
 
 
 class Layer(torch.nn.Module):  # type: ignore[misc]
+    """A layer with a weight and nothing else."""
+
     def __init__(self, weight: Any) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -72,6 +74,7 @@ RELEASED = [pytest.param(f"released {host}", marks=pytest.mark.slow) for host in
 
 @pytest.fixture(params=["vllm", "sglang", *RELEASED])
 def stand_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """The stand-in of a host, or its release if that is installed, with calls of its own functions counted."""
     *kind, package = request.param.split()
     monkeypatch.syspath_prepend(request.getfixturevalue("released") if kind else STAND_INS)
     monkeypatch.setattr(plugins, "REPLACEMENTS", {})
@@ -92,6 +95,7 @@ def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., An
 
 
 def vllm_host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The loaded vLLM, with a count of the calls of its own product."""
     layers = importlib.import_module("vllm.model_executor.layers.utils")
     method = importlib.import_module("vllm.model_executor.layers.linear").UnquantizedLinearMethod
     calls: list[Any] = []
@@ -100,6 +104,7 @@ def vllm_host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def sglang_host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The loaded SGLang, with a count of the calls of its own product."""
     layers = importlib.import_module("sglang.srt.layers.quantization.unquant")
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
     method, calls = layers.UnquantizedLinearMethod, []
@@ -114,6 +119,7 @@ def sglang_host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def forget(package: str) -> None:
+    """Removes a package from all places where Python and torch keep it."""
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
     # torch.compile keeps modules by name, and the stand-in and the release have the same name.
@@ -124,6 +130,7 @@ def forget(package: str) -> None:
 
 @pytest.fixture
 def enabled(stand_in: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The host, with the plugin's variable set."""
     monkeypatch.setenv(stand_in.host.variable, "1")
     return stand_in
 
@@ -162,6 +169,7 @@ def won_pack(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
 
 @pytest.fixture
 def won(won_pack: pack.Pack) -> Iterator[Won]:
+    """A dispatcher on an emulated device, whose kernel was measured as faster than torch."""
     from cudal2gen.operators import emulated
 
     with (
@@ -172,6 +180,7 @@ def won(won_pack: pack.Pack) -> Iterator[Won]:
 
 
 def product(layer: Layer, x: Any) -> Any:
+    """The exact result of a layer, rounded to the type of its input."""
     return (x.double() @ layer.weight.double().t()).to(x.dtype)
 
 

@@ -67,6 +67,7 @@ BUILT_AHEAD = [*(KERNELS[name] for name in COVERED), *FAULTY.values()]
 
 
 def ptx_of(record: Record | Faulty) -> str:
+    """The PTX of a record, or of a record with a fault."""
     artifact = record.built() if isinstance(record, Faulty) else compiler.build([record])[0]
     return artifact.ptx.read_text()
 

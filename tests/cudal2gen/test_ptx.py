@@ -48,6 +48,7 @@ KINDS = {
 
 
 def ptx(record: Sm80Multistage | Sm80Direct) -> str:
+    """The PTX of a compiled record."""
     return compiler.build([record])[0].ptx.read_text()
 
 
@@ -79,6 +80,7 @@ def order(lines: list[str]) -> str:
 
 
 def count(lines: list[str], pattern: str) -> int:
+    """The number of lines that match a pattern."""
     return sum(bool(re.search(pattern, line)) for line in lines)
 
 
@@ -140,6 +142,7 @@ def test_a_prefetch_kind_orders_a_k_tile_as_it_says(kind: str) -> None:
 
 
 def _one_warp(**changes: Any) -> Sm80Multistage:
+    """A record of one warp, with changes."""
     return multistage(**(ONE_WARP | changes))
 
 
@@ -223,6 +226,7 @@ DRAWN_EPILOGUES = drawn([*product(EPILOGUES, ("f16", "f32"))], 3)
 
 
 def epilogue(record: Sm80Multistage) -> list[str]:
+    """The instructions from the last MMA on."""
     lines = instructions(ptx(record))
     last = max(at for at, line in enumerate(lines) if "mma.sync" in line)
     return lines[last:]
@@ -284,6 +288,7 @@ DIRECT_CHANGES: dict[str, dict[str, Any]] = {
 
 
 def direct_pair(field: str) -> tuple[Sm80Direct, Sm80Direct]:
+    """Two direct records that differ in this field."""
     after = DIRECT_CHANGES[field]
     return direct(**{name: value for name, value in after.items() if name != field}), direct(**after)
 

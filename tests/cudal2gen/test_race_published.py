@@ -79,6 +79,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
+    """An emulated device for the published problem."""
     from cudal2gen.generation import catalog
 
     record = next(record for record in catalog.load() if record.problem == PROBLEM)
@@ -87,6 +88,7 @@ def device() -> Iterator[EmulatedDevice]:
 
 
 def operands(device: EmulatedDevice) -> Operands:
+    """Normally distributed operands of 64 x 64 x 64, with B stored both ways."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -98,15 +100,18 @@ def operands(device: EmulatedDevice) -> Operands:
 
 
 def trial(kernel: Library) -> Path:
+    """The file that marks a trial of a published kernel's library."""
     return kernel.path.with_suffix(".trial")
 
 
 def assert_product(matrices: Operands) -> None:
+    """Checks D within the rounding of fp16."""
     expected = matrices.a.double() @ matrices.b.double().t()
     assert (matrices.d.double() - expected).abs().max() < 2e-2
 
 
 def contender(device: EmulatedDevice, kernel: Library) -> Published:
+    """The published kernel as a contender, prepared for its problem."""
     published = Published("h100", device, {PROBLEM: kernel}, True, [], trial(kernel))  # type: ignore[arg-type]
     published.prepare(PROBLEM, None)  # type: ignore[arg-type]
     return published

@@ -48,10 +48,12 @@ def record(group: int) -> Record:
 
 
 def job(*groups: int) -> EvaluationJob:
+    """An evaluation of one record for each of these bands of tiles."""
     return EvaluationJob(PROBLEM, tuple(map(record, groups)), "short")
 
 
 def groups(trial: Trial) -> int:
+    """The band of a trial's record."""
     return int(trial.record["raster_group"])
 
 
@@ -118,6 +120,7 @@ def node(cluster: Any) -> Iterator[Callable[[], Any]]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """Waits until a condition holds. Fails after this time."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

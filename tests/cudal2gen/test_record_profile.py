@@ -30,6 +30,7 @@ def built() -> compiler.Artifact:
 
 @pytest.fixture(scope="module")
 def modelled(built: compiler.Artifact) -> Profile:
+    """The profile of the compiled record."""
     return profile.of_record(RECORD, built.cubin, built.source)
 
 
@@ -137,6 +138,7 @@ def test_a_cubin_with_the_launch_of_a_record_has_its_occupancy(built: compiler.A
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``cudal2gen profile`` with these arguments."""
     return commands.run("profile", *arguments)
 
 

@@ -47,6 +47,8 @@ def trips(lines: list[str]) -> list[tuple[int, bool]]:
 
 
 def groups_of(record: Record) -> list[tuple[int, bool]]:
+    """How a record's kernel loads partial sums: the groups that ``trips`` finds in its PTX. Fails if the kernel
+    spills."""
     artifact = compiler.build([record])[0]
     assert artifact.ptxas.spill_store_bytes == artifact.ptxas.spill_load_bytes == 0
     return trips(instructions(artifact.ptx.read_text()))
@@ -111,6 +113,8 @@ def test_trips_to_the_l2_of_the_last_wave() -> None:
 
 
 class Run(NamedTuple):
+    """The result of a launch: D, its findings, and the size of its workspace."""
+
     d: Array
     findings: list[str]
     workspace_bytes: int
@@ -150,6 +154,7 @@ def run(
 
 
 def ones_and_zeros(m: int, n: int, k: int) -> tuple[Array, Array]:
+    """A and B (n,k) of 0 and 1 in fp16, so that sums are exact."""
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.integers(0, 2, size).astype(np.float16) for size in ((m, k), (n, k)))
     return a, b
@@ -238,6 +243,8 @@ def swapped_loads(text: str) -> str:
 
 
 def replaced(pattern: str, new: str) -> Callable[[str], str]:
+    """A change of a text that replaces all matches of a pattern, of which there must be one."""
+
     def mutate(text: str) -> str:
         changed, count = re.subn(pattern, new, text)
         assert count > 0

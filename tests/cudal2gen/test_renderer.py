@@ -170,11 +170,13 @@ ONCE_DATA: dict[str, dict[str, Any]] = {
 
 
 def strict(fields: dict[str, Any]) -> Record:
+    """The record with these of the given fields that its family has."""
     family = FAMILIES[fields["family"]]
     return parse({name: value for name, value in fields.items() if name in family.line_fields()})
 
 
 def pair(changes: dict[str, tuple[dict[str, Any], dict[str, Any]]], field: str) -> tuple[Record, Record]:
+    """Two legal records that differ in a field: the start of its change, and the changed record."""
     start, change = changes[field]
     before = multistage(**start)
     return before, strict(before.model_dump(mode="json") | change)

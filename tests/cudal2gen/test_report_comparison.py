@@ -48,6 +48,7 @@ def test_a_comparison_finds_what_moved_and_only_that() -> None:
 
 
 def _scaled(measurement: Measurement, factor: dict[tuple[int, int, int], float]) -> Measurement:
+    """A measurement in which our kernel is faster by the factor for its sizes; 1 if there is none."""
     by = factor.get((measurement.m, measurement.n, measurement.k), 1.0)
     timings = tuple(
         sample.model_copy(update={"event_us": tuple(us / by for us in sample.event_us)})

@@ -20,6 +20,7 @@ from tests.cudal2gen.measured import campaign, measurement, timing, write
 
 
 def verdict(digest: str, *findings: str) -> Verdict:
+    """A verdict of one case with these findings."""
     case = Case(
         m=1, n=2, k=3, swizzle_stride=None, inputs="binary", compared="equality", max_error=0.0, allowed=None, ctas=1,
         findings=findings,
@@ -160,6 +161,7 @@ def test_measurements_are_read_back_and_damage_is_skipped(tmp_path: Path) -> Non
 
 
 def trial(**samples: list[float]) -> results.Trial:
+    """A measured trial, with the microseconds of each contender."""
     timings = tuple(timing(name, values) for name, values in samples.items())
     return results.Trial(
         environment="gpu", on="NVIDIA H200", run="r", gpu="h200", acc="f32", layout="tn", m=64, n=64, k=64,

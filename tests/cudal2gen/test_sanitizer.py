@@ -28,6 +28,7 @@ REFUSED = (
 
 
 def launch(record: Record) -> sanitizer.SingleLaunch:
+    """A launch of two tiles along each axis and two steps of k for each slice."""
     m, n, k = (2 * record.bm, 2 * record.bn, 2 * record.k_step * record.split_k)
     shape = Shape(m, n, record.baked_k or k)
     directory = compiler.build([record])[0].directory
@@ -86,6 +87,7 @@ def test_outputs_are_read_so_that_nothing_passes_unseen(output: str, summary: st
 
 
 def tool(path: Path, body: str) -> Path:
+    """A program that stands in for a sanitizer."""
     path.write_text(f"#!{sys.executable}\nimport sys, os, time\n{body}\n")
     path.chmod(0o755)
     return path

@@ -24,6 +24,7 @@ KINDS = ("single", "single_intra_tile", "none", "multi", "pingpong", "staggered"
 
 
 def prefetch(kind: str) -> dict[str, Any]:
+    """The fields of a kind of prefetch."""
     return {"prefetch": {"kind": kind, "distance": 2 if kind == "multi" else None}}
 
 
@@ -37,11 +38,13 @@ BUILT_AHEAD = list(RECORDS.values())
 
 
 def tile_mmas(record: Sm80Multistage) -> int:
+    """The MMAs of a warp for a k-tile."""
     return record.warp_m * record.warp_n * record.k_blocks
 
 
 @pytest.fixture(scope="module")
 def summaries() -> dict[str, Summary]:
+    """The summaries of the machine code of ``RECORDS``."""
     artifacts = compiler.build(list(RECORDS.values()))
     return {
         name: sass.summarise(artifact.cubin, tile_mmas=tile_mmas(record))

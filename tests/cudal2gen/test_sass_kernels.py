@@ -20,6 +20,7 @@ KERNELS = ("wgmma", "single f32")
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, Path]:
+    """The cubins of ``KERNELS``."""
     artifacts = compiler.build([PATHS[name] for name in KERNELS])
     return {name: artifact.cubin for name, artifact in zip(KERNELS, artifacts, strict=True)}
 

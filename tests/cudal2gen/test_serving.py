@@ -32,6 +32,7 @@ def problem(gpu: str, acc: str, layout: str, m: int, n: int, k: int) -> Problem:
 
 
 def distance(m: int, n: int, k: int, record: Record, gpu: str = "h200") -> float:
+    """The distance of a record from sizes on this GPU."""
     own = problem(gpu, record.acc, record.layout, m, n, k)
     return serving.distance(own, record.problem, (record.bm, record.bn))
 
@@ -166,6 +167,7 @@ extents = st.one_of(st.integers(1, 20000), st.integers(1, 2500).map(lambda numbe
 
 @pytest.fixture(scope="module")
 def unmeasured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder of results."""
     return tmp_path_factory.mktemp("results")
 
 

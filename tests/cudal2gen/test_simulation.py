@@ -75,6 +75,7 @@ def test_both_forms_of_the_model_agree() -> None:
 
 
 def built_kernel(gpu: str, acc: str, mnk: str) -> tuple[Record, Function]:
+    """A record of the catalog, and the machine code of its kernel."""
     record = next(record for record in catalog.load() if (record.gpu, record.acc, record.mnk) == (gpu, acc, mnk))
     (artifact,) = compiler.build([record])
     return record, max(sass.disassemble(artifact.cubin), key=lambda function: len(function.instructions))

@@ -36,11 +36,13 @@ ROWS = 300  # more than a bucket has
 
 @cache
 def table() -> Table:
+    """A table of ``KERNELS`` without measurements."""
     return packed.table([packed.RECORDS[name] for name in KERNELS])
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """The pack of ``table``."""
     return pack.open_pack(packed.folder(table(), tmp_path_factory.mktemp("packs") / "a100"))
 
 
@@ -64,6 +66,7 @@ def race(name: str = "predicated", kernel_us: float = 100.0, torch_us: float = 2
 
 @cache
 def stored() -> list[str]:
+    """The lines of a store: two environments, and three races."""
     other = A100.model_copy(update={"id": "other", "driver": "1"})
     return [row.model_dump_json() for row in (A100, other, race(), race("whole"), race("nn"))]
 

@@ -21,6 +21,7 @@ BUILT_AHEAD = [PAIR]
 
 
 def without(pattern: str, by: str = "") -> Callable[[str], str]:
+    """A change of a text that replaces all matches of a pattern, by nothing unless ``by`` is given."""
     return lambda text: re.sub(pattern, by, text)
 
 

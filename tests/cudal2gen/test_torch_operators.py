@@ -112,6 +112,7 @@ def test_gradients_through_kernels(device: EmulatedDevice, kernels: dispatch.Dis
 
 
 def compiled(function: Any, **options: Any) -> Any:
+    """The function, compiled anew without a graph break."""
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, backend="aot_eager", **options)
 

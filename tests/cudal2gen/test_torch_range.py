@@ -18,6 +18,7 @@ from scripts import torch_matrix
 
 
 def short(version: str) -> str:
+    """A version without a last .0, as it is written in ranges."""
     return version.removesuffix(".0")
 
 

@@ -449,6 +449,7 @@ def test_work_of_another_stream_shows_when_the_device_is_waited_for(library: Pat
 
 
 def no_vendor(card: object, contender: Any, problem: object) -> None:
+    """Stands in for the timing of a vendor's product on a machine without a GPU."""
     raise gpu.Absent(f"{contender.name} needs a GPU")
 
 

@@ -35,6 +35,7 @@ BUILT_AHEAD = [candidate.record for candidate in grid.fit(START, CHOICES).candid
 
 
 def run(*arguments: str, mnk: str = PROBLEM.mnk, **environment: object) -> subprocess.CompletedProcess[str]:
+    """Runs ``cudal2gen try`` for an H200 with fp32 sums; ``environment`` adds variables."""
     variables = {name: str(value) for name, value in environment.items()}
     return commands.run("try", "--gpu", "h200", "--acc", "f32", "--mnk", mnk, *arguments, env=variables)
 
@@ -50,10 +51,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_catalog(tmp_path: Path) -> Path:
+    """A copy of the shipped catalog."""
     return Path(shutil.copy(places.shipped("configs") / "kernels.jsonl", tmp_path))
 
 
 def verdict(record: Record, digest: str, *findings: str) -> Verdict:
+    """A verdict of one case with these findings."""
     case = Case(
         m=1, n=1, k=1, swizzle_stride=None, inputs="normal", compared="equality", max_error=0.0, allowed=None, ctas=1,
         findings=findings,

@@ -20,6 +20,7 @@ __all__ = ["own_catalog"]  # a fixture
 
 @pytest.fixture
 def place(tmp_path: Path, own_catalog: dict[str, str]) -> dict[str, str]:
+    """The variables of commands that use a catalog, builds and results of the test's own."""
     folders = {"CUDAL2GEN_BUILD_DIR": str(tmp_path / "build"), "CUDAL2GEN_RESULTS": str(tmp_path / "results")}
     return own_catalog | folders
 

@@ -300,6 +300,7 @@ def test_a_killed_campaign_loses_no_trial_and_repeats_none(tmp_path: Path) -> No
 
 
 def winner(environment: str = "gpu", on: str = "NVIDIA H200") -> search.Search:
+    """A search whose best trial, measured on this card, is faster than the incumbent."""
     record = incumbent()
     rival = space.candidates(SMALL).compose(5, {}, "cost-model")
     best = timed_trial(rival, 8.0, 9.0, digest="d1").model_copy(

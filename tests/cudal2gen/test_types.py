@@ -47,6 +47,7 @@ def test_types_are_spelled_only_where_they_are_not_fp16(record: Record) -> None:
 
 
 def compared(d: Any, inputs: str = "normal") -> Comparison:
+    """The comparison of a D, made from the exact product by ``d``, with the reference of bf16 operands."""
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((24, 512), np.float32).astype(BF16.numpy_dtype) for _ in range(2))
     product = a.astype(np.float64) @ b.astype(np.float64).T
@@ -75,6 +76,7 @@ def test_the_bound_of_fp32_output_sees_a_rounding_in_between() -> None:
 
 
 def posed(record: Record, **fields: Any) -> Problem:
+    """The record's problem with these fields changed."""
     return record.problem.revised(**fields)
 
 
@@ -207,6 +209,7 @@ def kernels(device: EmulatedDevice, directory: Path) -> Iterator[dispatch.Dispat
 
 
 def drawn(device: EmulatedDevice, rows: int, cols: int, dtype: Any) -> Any:
+    """Small integers of a type in the device's memory."""
     generator = torch.Generator().manual_seed(rows * 1000 + cols)
     matrix = device.empty(rows, cols).view(dtype)
     return matrix.copy_(torch.randint(-2, 3, (rows, cols), generator=generator))

@@ -21,6 +21,7 @@ __all__ = ["device", "kernels", "opened", "operator_device"]  # fixtures
 
 
 def model_on(device: EmulatedDevice) -> Any:
+    """A model of two linear layers whose weights are in the device's memory."""
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 32, bias=False), torch.nn.ReLU(), torch.nn.Linear(32, 16, bias=False)
     )

@@ -78,6 +78,7 @@ class Bench:
 
 @contextmanager
 def bench(record: catalog.Record, library: Path, **options: Any) -> Iterator[Bench]:
+    """A record's kernel, opened in a session with a device of three SMs; ``options`` are those of the emulator."""
     (artifact,) = compiler.build([record])
     memory = emulator.Memory()
     device = replace(emulator.Device.of(record.target), sm_count=3, threads_per_sm=record.threads)
@@ -157,11 +158,13 @@ def test_a_kernel_that_is_opened_after_a_launch_died_has_fresh_counters(record: 
 
 
 def opened(record: catalog.Record, library: Path, idle: Path, folder: Path, facts: str = "") -> OpenKernel:
+    """A kernel that is opened on a runtime that launches nothing, with these facts of its launch."""
     (folder / "kernel.launch").write_text(facts or record.launch.write())
     return OpenKernel(library, folder, record.launch_options, idle)
 
 
 def launch(kernel: OpenKernel, m: int = M, stream: int = 0) -> None:
+    """Launches a kernel at invented addresses."""
     kernel.launch(1 << 20, K, 1 << 21, K, 1 << 22, N, m, N, K, 1 << 23, stream)
 
 

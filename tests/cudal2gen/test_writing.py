@@ -42,12 +42,14 @@ BASE = Base(gemm(), LAUNCH)
 
 @pytest.fixture(autouse=True)
 def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's folder and an empty catalog of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "catalog" / "kernels.jsonl"))
     catalog.save([], tmp_path / "catalog" / "kernels.jsonl")
 
 
 def block(before: str, after: str) -> str:
+    """A block of an answer that replaces a text."""
     return f"<<<<<<< SEARCH\n{before}=======\n{after}>>>>>>> REPLACE\n"
 
 
@@ -58,6 +60,7 @@ def writes(*kernels: dict[str, Any]) -> Step:
 
 
 def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, **settings: Any) -> Session:
+    """A session in which the scripted server writes kernels for ``PROBLEM``; ``settings`` are its limits."""
     incumbent = device_texts.record(gemm())
     profiler = Profiler()
     stored: list[Trial] = [] if trials is None else trials

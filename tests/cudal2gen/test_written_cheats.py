@@ -25,6 +25,7 @@ def begins(code: str, *edits: tuple[str, str]) -> str:
 
 
 def declares(declaration: str, code: str) -> str:
+    """The kernel with a declaration before it and this code at its beginning."""
     return begins(code, (ENTRY, f"{declaration}\n\n{ENTRY}"))
 
 
@@ -95,6 +96,7 @@ GRAPH = begins('uint64_t graph; asm volatile("mov.u64 %0, %%current_graph_exec;"
 
 @pytest.fixture(autouse=True)
 def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's folder and an empty catalog of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "catalog" / "kernels.jsonl"))
     catalog.save([], tmp_path / "catalog" / "kernels.jsonl")

@@ -27,6 +27,7 @@ def matrix(pointer: int, rows: int, cols: int, ld: int) -> Any:
 
 
 def scalar(pointer: int, compute: int) -> float:
+    """The number of the compute type at a host address."""
     kind = COMPUTE[compute]
     size = np.dtype(kind).itemsize
     return float(np.frombuffer((ctypes.c_uint8 * size).from_address(pointer), kind)[0])

@@ -53,6 +53,7 @@ class Outcome(NamedTuple):
 
 
 def definition(checkout: Path) -> dict[str, Any]:
+    """The action's definition."""
     action: dict[str, Any] = yaml.safe_load((checkout / "action.yml").read_text())
     return action
 

@@ -42,10 +42,12 @@ REFUSED = {
 
 
 def text(body: str = "", shared: str = "64", target: str = "sm_80") -> str:
+    """A PTX text with this body, shared memory and target."""
     return PTX.replace("BODY", body).replace("SHARED", shared).replace("TARGET", target)
 
 
 def checked(ptx: str, folder: Path, **fields: str) -> Result:
+    """The result of a check that launches a PTX text with an output of one number."""
     source = folder / "kernel.ptx"
     source.write_text(ptx)
     out = plan.argument("out:u32[1]", {})

@@ -30,15 +30,18 @@ SOURCE = Path(__file__).parent / "checked" / "program.cu"
 
 @pytest.fixture(scope="module")
 def library() -> Path:
+    """The compiled program."""
     return compilation.library([SOURCE], [], "sm_80", toolchain.discover())
 
 
 def run(library: Path, *arguments: str, seconds: float = 60, gib: float = 4, **settings: object) -> Result:
+    """The result of checking the program with these arguments, within these seconds and GiB."""
     settings = {"main": ("program", *arguments), **settings}
     return supervision.run(plan.CheckPlan("sm_80", library, **settings), "program.cu", seconds, gib)  # type: ignore[arg-type]
 
 
 def rules(result: Result) -> dict[str, int]:
+    """How often each rule was broken."""
     return dict(Counter({item.kind: item.count for item in result.findings.values()}))
 
 
@@ -444,6 +447,7 @@ def test_architecture_comes_from_the_compilers_arguments() -> None:
 
 
 def linked(*flags: str) -> Result:
+    """The result of checking a program of two files with relocatable device code."""
     sources = [SOURCE.with_name(name) for name in ("linked.cu", "linked_other.cu")]
     library = compilation.library(sources, ["-rdc=true", *flags], "sm_80", toolchain.discover())
     return run(library)
@@ -517,6 +521,7 @@ def test_kernels_in_a_cpp_file_compile_as_cuda() -> None:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``kernelproof check`` with these words."""
     return commands.run("check", *words, program="kernelproof")
 
 

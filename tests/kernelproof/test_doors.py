@@ -132,6 +132,8 @@ def test_a_buffer_beyond_memory_is_not_checked(buffer: str) -> None:
 
 
 def _raise(error: BaseException) -> Callable[..., None]:
+    """A function that raises an error whatever its arguments are."""
+
     def raising(*_: object) -> None:
         raise error
 
@@ -139,6 +141,7 @@ def _raise(error: BaseException) -> Callable[..., None]:
 
 
 def _end(call: Callable[[], object]) -> Callable[..., None]:
+    """A function that makes a call whatever its arguments are."""
     return lambda *_: (call(), None)[1]
 
 

@@ -47,6 +47,7 @@ def test_many_sizes_share_the_elements() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
+    """A checkout of HeCBench with one benchmark."""
     folder = tmp_path / "src" / "scale-cuda"
     (folder / "kernels").mkdir(parents=True)
     (folder / "main.cu").write_text(MAIN)

@@ -37,10 +37,12 @@ WRONG = [case for case in CASES if case not in RIGHT and case not in ("poll", "l
 
 @pytest.fixture(scope="module")
 def library() -> Path:
+    """The compiled program."""
     return compilation.library([SOURCE], [], "sm_80", toolchain.discover())
 
 
 def run(library: Path, case: str) -> Result:
+    """The result of checking one case of the program."""
     program = plan.CheckPlan("sm_80", library, main=("orders", case), quiet=True)
     return supervision.run(program, "orders.cu", 120, 4)
 

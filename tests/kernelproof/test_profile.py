@@ -35,10 +35,12 @@ SMS, MHZ = 108, 1380  # an A100, with the clock of chips.Rates
 
 
 def table(sections: tuple[profile.Section, ...], anchor: str, index: int = 0) -> Table:
+    """A table of the section with this anchor."""
     return next(section for section in sections if section.anchor == anchor).tables[index]
 
 
 def numbers(text: str) -> list[float]:
+    """The numbers in a text."""
     return [float(number) for number in re.findall(r"\d+\.?\d*", text)]
 
 
@@ -185,6 +187,7 @@ def test_a_comparison_has_ratios() -> None:
 
 
 def issues(*cycles: float, warp: int = 0) -> list[Issue]:
+    """Issues of an MMA by a warp in these cycles."""
     return [Issue(warp, MMA, cycle, {}) for cycle in cycles]
 
 
@@ -220,6 +223,7 @@ def cubin() -> Path:
 
 @pytest.fixture(scope="module")
 def alone(cubin: Path) -> profile.Profile:
+    """The profile of the cubin without its source."""
     return profile.of_cubin(cubin, "a100")
 
 
@@ -367,6 +371,7 @@ def test_a_launch_that_makes_no_sense_is_refused(content: str, message: str, tmp
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``kernelproof profile`` with these arguments."""
     return commands.run("profile", *arguments, program="kernelproof")
 
 

@@ -15,12 +15,14 @@ from tests.kernelproof.profiled import HOSTILE, LINES, PROFILE
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[browser.Page]:
+    """A browser's tab for all tests of this module."""
     with browser.page() as page:
         yield page
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a profile."""
     file = tmp_path_factory.mktemp("profile") / "profile.html"
     file.write_text(profile.html(PROFILE))
     return file

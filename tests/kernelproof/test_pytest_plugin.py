@@ -53,6 +53,7 @@ def head() -> str:
 
 @pytest.fixture
 def session(pytester: pytest.Pytester, head: str, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with the head of a test module, in which pytest runs."""
     monkeypatch.setenv("KERNELPROOF_CACHE_DIR", str(CACHE))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
@@ -61,6 +62,7 @@ def session(pytester: pytest.Pytester, head: str, monkeypatch: pytest.MonkeyPatc
 
 
 def run(session: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
+    """Runs pytest on a module with this body."""
     session.makepyfile(test_kernels=f"from head import *\n{body}")
     return session.runpytest_inprocess(*PLUGIN, "--strict-markers", *options)
 

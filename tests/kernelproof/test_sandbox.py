@@ -100,6 +100,7 @@ class Trap:
 @pytest.fixture(scope="module")
 def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
     # The initial variables of all processes contain it, since children get it when they start.
+    """What a sandboxed program must not reach: files, sockets, a process and a variable, until the tests have ended."""
     os.environ["DOORS_SECRET"] = SECRET
     holder = subprocess.Popen(["sleep", "600", SECRET])
     planted = Trap(tmp_path_factory.mktemp("outside"))
@@ -116,6 +117,7 @@ pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=f"no namespaces: {OBSTACL
 
 
 def definitions(trap: Trap) -> str:
+    """The macros that tell a program where the trap is."""
     texts = {
         "OUTSIDE": str(trap.folder), "SECRET": SECRET, "SOCKET": str(trap.folder / "s"), "SOCKET_NAME": trap.hidden,
         "PARENT": str(os.getpid()), "PACKAGE": str(places.PACKAGE), "PREFIX": sys.prefix,
@@ -127,6 +129,7 @@ def definitions(trap: Trap) -> str:
 
 
 def graded(text: str, attack: str = "none", seconds: float = 30.0, gib: float = 2.0) -> Verdict:
+    """The verdict on a program that makes an attack."""
     call = {"function": "run", "args": ["x", NAMES.index(attack)]}
     return check_source(
         text, lambda x: 2 * x, [{"n": 64}], buffers={"x": "in:f32[n]", "y": "out:f32[n]"}, call=call, run_host=True,
@@ -136,6 +139,7 @@ def graded(text: str, attack: str = "none", seconds: float = 30.0, gib: float = 
 
 @pytest.fixture(scope="module")
 def program(trap: Trap) -> str:
+    """The attacks, with the trap's places."""
     return definitions(trap) + ATTACKS.read_text()
 
 
@@ -241,6 +245,7 @@ def test_a_text_that_takes_long_to_read_is_no_right_one(bomb: str) -> None:
 
 
 def request(root: Path, **fields: object) -> Request:
+    """A request with these roots and fields, of a launch of one block."""
     launches = fields.pop("launches", [plan.LaunchEntry(entry="f", block=1)])
     return Request(launches=launches, seconds=5, gib=1, roots=[root], **fields)  # type: ignore[arg-type]
 

@@ -100,10 +100,12 @@ def test_sections_that_are_the_same_bytes_stay_so() -> None:
 def code(
     opcode: str, *operands: str, guard: str | None = None, target: int | None = None, **control: Any
 ) -> Instruction:
+    """An instruction with these control bits."""
     return Instruction(0, guard, opcode, operands, replace(FREE, **control), target)
 
 
 def placed(*instructions: Instruction) -> Function:
+    """A function of these instructions, at their addresses."""
     return Function("f", 0, tuple(replace(item, address=16 * at) for at, item in enumerate(instructions)))
 
 

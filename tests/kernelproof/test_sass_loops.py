@@ -12,6 +12,7 @@ STORE = "STG.E desc[UR4][R2.64], R4"
 
 
 def loops(*lines: Any) -> Loops:
+    """The loops of a function of these instructions."""
     return Loops(Graph(function(*lines)))
 
 

@@ -11,6 +11,7 @@ FREE = Control(stall=1, yields=False, write_barrier=None, read_barrier=None, wai
 
 
 def code(text: str) -> Instruction:
+    """The instruction with this text."""
     opcode, _, operands = text.partition(" ")
     return Instruction(0, None, opcode, tuple(operands.split(", ")) if operands else (), FREE)
 

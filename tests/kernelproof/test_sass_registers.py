@@ -13,6 +13,7 @@ from kernelproof.sass.registers import RegisterLiveness, access, register_names,
 
 
 def code(text: str, target: int | None = None) -> Instruction:
+    """The instruction with this text, which may begin with its guard."""
     guard = None
     if text.startswith("@"):
         guard, text = text[1:].split(" ", 1)
@@ -21,11 +22,13 @@ def code(text: str, target: int | None = None) -> Instruction:
 
 
 def function(*lines: Instruction | str) -> Function:
+    """A function of these instructions, at their addresses."""
     codes = [line if isinstance(line, Instruction) else code(line) for line in lines]
     return Function("f", 0, tuple(replace(item, address=16 * at) for at, item in enumerate(codes)))
 
 
 def span(kind: str, first: int, count: int) -> list[str]:
+    """The names of ``count`` consecutive registers."""
     return [f"{kind}{number}" for number in range(first, first + count)]
 
 

@@ -19,6 +19,7 @@ LDSM_CYCLES = 29  # until its result, from arXiv 2206.02874
 
 
 def code(opcode: str, *operands: str, guard: str | None = None, **control: Any) -> Instruction:
+    """An instruction with these control bits."""
     return Instruction(0, guard, opcode, operands, replace(FREE, **control))
 
 
@@ -29,6 +30,8 @@ LDSM = code("LDSM.16.M88.4", write_barrier=0)
 def run(
     *warps: Sequence[Instruction], machine: Machine = SM80, iterations: int = 1, ctas: Sequence[int] = ()
 ) -> Timeline:
+    """The timeline of warps that each execute a list of instructions. ``ctas``: the CTA of each warp; all are in CTA 0
+    by default."""
     owners = ctas or [0] * len(warps)
     return simulate(
         [Stream(((warp, iterations),), cta) for warp, cta in zip(warps, owners, strict=True)], machine, detail=True
@@ -36,6 +39,7 @@ def run(
 
 
 def cycles(timeline: Timeline, warp: int = 0) -> list[float]:
+    """The cycles in which a warp issues."""
     return [issue.cycle for issue in timeline.issues if issue.warp == warp]
 
 

@@ -15,10 +15,12 @@ SOURCE = Path(__file__).parent / "checked" / "threads.cu"
 
 @pytest.fixture(scope="module")
 def library() -> Path:
+    """The compiled program, with a default stream for each thread."""
     return compilation.library([SOURCE], ["--default-stream", "per-thread"], "sm_80", toolchain.discover())
 
 
 def run(library: Path, case: str) -> Result:
+    """The result of checking one case of the program."""
     return supervision.run(plan.CheckPlan("sm_80", library, main=("threads", case), quiet=True), "threads.cu", 120, 4)
 
 

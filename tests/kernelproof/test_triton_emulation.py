@@ -30,6 +30,7 @@ TF32 = 2**-10
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
+    """Makes torch draw the same numbers in each test."""
     torch.manual_seed(0)
 
 

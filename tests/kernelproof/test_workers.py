@@ -38,6 +38,7 @@ def act(kind: str, value: int) -> int:
 
 
 def tasks(*kinds: str) -> list[Task]:
+    """A task of each kind, with its place as its value."""
     return [Task(f"{kind} {value}", (kind, value)) for value, kind in enumerate(kinds)]
 
 

@@ -98,6 +98,7 @@ class Subject(NamedTuple):
 
 @cache
 def product() -> Subject:
+    """The subject of the matrix product, as compiled."""
     return Subject(compiled("multistage", ".ptx").read_text(), PRODUCT)
 
 

@@ -46,6 +46,7 @@ def why(subject: Subject) -> str:
 
 
 def command(*arguments: object) -> tuple[int, str]:
+    """The exit code and the output of the command line."""
     result = CliRunner().invoke(app, [str(each) for each in arguments])
     return result.exit_code, result.output
 

@@ -25,10 +25,12 @@ COMPARISONS: list[Callable[[Any, Any], Any]] = [
 
 
 def facts(low: int = 0, high: int = MOST) -> OpenFacts:
+    """The facts about a name x within these bounds."""
     return OpenFacts.of(Facts({("x",): (low, high)}))
 
 
 def word(known: OpenFacts) -> Word:
+    """A 32-bit word with the value of x."""
     return Word(Polynomial.named("x"), 32, known)
 
 

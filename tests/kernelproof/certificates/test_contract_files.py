@@ -62,6 +62,7 @@ def test_a_kernel_with_other_parameters_is_refused() -> None:
 
 
 def command(*arguments: object) -> tuple[int, str]:
+    """The exit code and the output of the command line, followed by its exception if there was one."""
     result = CliRunner().invoke(app, [str(each) for each in arguments])
     return result.exit_code, result.output if result.exception is None else f"{result.output}{result.exception}"
 

@@ -16,6 +16,7 @@ LANES = np.arange(64)
 
 @pytest.fixture
 def memory() -> SharedMemory:
+    """Shared memory of 1024 bytes, from address 1024 on."""
     return SharedMemory(1024, 1024)
 
 

@@ -16,17 +16,20 @@ THREADS, VECTORS = 256, 6
 
 
 def share(first: bool, warpgroup: int = 0, columns: int = 3, rows: int = 2, together: int = 1) -> Share:
+    """A warpgroup's share of a tile of 4 parts, with no vector stored yet."""
     parts = Parts(4, columns * rows, columns, together, ZERO, ZERO, ZERO, ZERO)
     slab = SlabContents.nothing(VECTOR * columns * rows * THREADS)
     return Share(parts, 0, 1, 128, THREADS, first, warpgroup, 1, slab)
 
 
 def value(polynomial: Polynomial, names: dict[str, int]) -> int:
+    """The value of a polynomial in lane 0 for values of its names."""
     terms = polynomial.in_lane(0).items()
     return sum(coefficient * names.get(monomial[0], 0) if monomial else coefficient for monomial, coefficient in terms)
 
 
 def of_thread(polynomial: Polynomial, thread: int) -> int:
+    """The value of a polynomial for a thread, by its lane and its warp."""
     return value(polynomial, {name: thread // step % count for name, (count, step) in (LANES | WARPS).items()})
 
 

@@ -26,6 +26,7 @@ def without_swizzle() -> Subject:
 
 
 def certified(subject: Subject) -> Certificate:
+    """The certificate of a subject, which must be proven."""
     attempt = by_contract.prove(subject.ptx, subject.contract)
     assert attempt.certificate is not None, attempt.why
     return attempt.certificate

@@ -31,6 +31,7 @@ class Bounded(Facts):
 
 
 def steps(of: Callable[[Any, Any], Any], operands: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Step, Any]]:
+    """Draws a step: an operation and its operands."""
     return st.tuples(st.just(of), operands)
 
 

@@ -111,6 +111,7 @@ def row_sum(more: str = "", load: str = LOAD, threads: int = 32, attributes: str
 
 
 def outcome(subject: Subject) -> str:
+    """The outcome of a proof attempt: certified, refuted or not certified."""
     return by_contract.prove(subject.ptx, subject.contract).outcome
 
 
@@ -169,6 +170,7 @@ PARTIALS = """
 
 
 def two_warps(barrier: str) -> Subject:
+    """The sum of rows by two warps, with this text in place of the barrier between them."""
     return row_sum(PARTIALS.replace("BARRIER", barrier), threads=64).changed("multiple = 32", "multiple = 64")
 
 

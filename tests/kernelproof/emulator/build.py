@@ -24,6 +24,7 @@ FIXTURES = Path(__file__).with_name("kernels")
 
 @cache
 def nvcc() -> str:
+    """The path of nvcc: that of the installed wheel, or the one on PATH."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or [] if spec is not None else []:
         path = Path(root) / "cu13" / "bin" / "nvcc"
@@ -36,10 +37,12 @@ def nvcc() -> str:
 
 @cache
 def _version(program: str) -> str:
+    """What a compiler prints of its version."""
     return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def _key(*parts: str) -> str:
+    """A digest of texts, as the name of a cached file."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 

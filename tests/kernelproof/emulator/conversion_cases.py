@@ -23,20 +23,24 @@ _INTEGRAL: dict[str, Callable[[Fraction], int]] = {"rni": round, "rzi": math.tru
 
 
 def _bits(kind: str) -> int:
+    """The width of a type in bits."""
     return exact.bits_of(kind) if kind in FORMATS else int(kind[1:])
 
 
 def _case(opcode: str, dst: str, src: str, want: Function) -> Case:
+    """A case of cvt, with the register widths that the types need."""
     width, register = _TO[_bits(dst)]
     return Case(f"cvt{opcode}.{dst}.{src} {register}, {_FROM[_bits(src)]};", width, want)
 
 
 def _limits(kind: str) -> tuple[int, int]:
+    """The least and the largest number of an integer type."""
     bits = int(kind[1:])
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
 
 
 def _between_integers(src: str) -> list[Case]:
+    """Conversions from an integer type to all integer types, with and without saturation."""
     out = []
     for dst in INTEGERS:
         low, high = _limits(dst)
@@ -52,6 +56,8 @@ def _between_integers(src: str) -> list[Case]:
 
 
 def _to_integers(src: str) -> list[Case]:
+    """Conversions from a float type to integers, in all roundings. NaN gives zero or, for 64-bit types, the sign bit
+    alone."""
     out = []
     for dst in INTEGERS if src != "bf16" else INTEGERS[2:]:
         for mode, integral in _INTEGRAL.items():
@@ -75,6 +81,7 @@ def _to_integers(src: str) -> list[Case]:
 
 
 def _of_integers(src: str) -> list[Case]:
+    """Conversions from an integer type to all float types, in all roundings."""
     out = []
     for dst in FLOATS:
         if dst == "bf16" and _bits(src) == 8:
@@ -129,6 +136,8 @@ def _nan(dst: str, src: str) -> Want:
 
 
 def _between_floats(src: str) -> list[Case]:
+    """Conversions between float types: to the same type with rounding to an integer, to a wider type, or to a narrower
+    one."""
     out = []
     for dst in FLOATS:
         if dst == src:
@@ -150,10 +159,12 @@ def _between_floats(src: str) -> list[Case]:
 
 
 def _widens(dst: str, src: str) -> bool:
+    """Whether each number of one format is a number of the other."""
     return all(x >= y for x, y in zip(FORMATS[dst], FORMATS[src], strict=True))
 
 
 def _narrowings() -> list[Case]:
+    """Conversions from f32 to narrower formats with ReLU and saturation, also of pairs."""
     out = []
     for dst in ("f16", "bf16", "tf32"):
         for mode in ("rn", "rz") if dst != "tf32" else ("rn", "rz", "rna"):

@@ -59,6 +59,7 @@ class Order:
 
 
 def _mask(rng: random.Random, all_lanes: float) -> int:
+    """Draws a mask of lanes; with probability ``all_lanes`` it has all of them."""
     if rng.random() < all_lanes:
         return ALL
     low, high = sorted((rng.randrange(32), rng.randrange(32)))

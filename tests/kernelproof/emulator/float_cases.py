@@ -71,14 +71,17 @@ CANONICAL = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF, "f64": 0x7FFFFFFF
 
 
 def _difference(x: Number | None, y: Number | None, mode: str) -> Number | None:
+    """x - y, rounded once."""
     return exact.total(x, exact.negated(y), mode)
 
 
 def _fma(x: Number | None, y: Number | None, z: Number | None, mode: str) -> Number | None:
+    """x y + z, rounded once."""
     return exact.total(exact.product(x, y), z, mode)
 
 
 def _inverse(x: Number | None, mode: str) -> Number | None:
+    """1 / x, rounded once."""
     return exact.quotient(Number(False, Fraction(1)), x, mode)
 
 
@@ -90,6 +93,7 @@ def _modified(kind: str, mode: str) -> tuple[str, ...]:
 
 
 def _sums(kind: str) -> list[Case]:
+    """Sums, differences, products and fused products of a type, in all roundings and modifiers."""
     base = kind.removesuffix("x2")
     out = []
     for name, operation, count in (
@@ -109,6 +113,7 @@ def _sums(kind: str) -> list[Case]:
 
 
 def _quotients(kind: str) -> list[Case]:
+    """Quotients, reciprocals and roots of a type, in all roundings."""
     out = []
     for mode in MODES:
         for how in ("", ".ftz") if kind == "f32" else ("",):
@@ -145,6 +150,7 @@ def _extremum(kind: str, larger: bool, modifiers: str) -> Function:
 
 
 def _extrema(kind: str) -> list[Case]:
+    """Minima and maxima of a type, with all modifiers."""
     how = ["", ".NaN", ".xorsign.abs", ".NaN.xorsign.abs"] if kind != "f64" else [""]
     if kind.startswith(("f16", "f32")):
         how += [".ftz", ".ftz.NaN.xorsign.abs"]
@@ -197,6 +203,7 @@ def holds(test: str, a: int, b: int, kind: str, ftz: bool = False) -> bool:
 
 
 def _comparisons(kind: str) -> list[Case]:
+    """All comparisons of a type as setp and set, also with a second predicate."""
     names = ", ".join(REGISTERS[width_of(kind)].split(", ")[1:3])
     third = REGISTERS[width_of(kind)].split(", ")[3]
     # A setp of f32 or f64 may have a second result, the complement of the first.
@@ -230,6 +237,7 @@ def _comparisons(kind: str) -> list[Case]:
 
 
 def _pair_comparisons(kind: str) -> list[Case]:
+    """All comparisons of a pair of 16-bit floats, whose halves are compared separately."""
     base = kind.removesuffix("x2")
     out = []
     for test in TESTS:
@@ -310,30 +318,37 @@ def _near(
 
 
 def _power(x: float) -> float:
+    """2 to the power of x, without overflow."""
     return 2.0**x if -1100 < x < 1024 else 0.0 if x < 0 else math.inf
 
 
 def _logarithm(x: float) -> float:
+    """The binary logarithm, with the special values of IEEE 754."""
     return -math.inf if x == 0 else math.nan if x < 0 else math.log2(x) if x < math.inf else x
 
 
 def _reciprocal(x: float) -> float:
+    """1 / x, infinite where the quotient is beyond the largest double."""
     return math.copysign(math.inf, x) if abs(x) <= 2.0**-1024 else 1 / x
 
 
 def _root(x: float) -> float:
+    """The square root, with the special values of IEEE 754."""
     return x if x == 0 or x == math.inf else math.nan if x < 0 else math.sqrt(x)
 
 
 def _inverse_root(x: float) -> float:
+    """1 / sqrt(x)."""
     return _reciprocal(_root(x))
 
 
 def _periodic(function: Callable[[float], float]) -> Callable[[float], float]:
+    """The function, with NaN at infinity."""
     return lambda x: math.nan if math.isinf(x) else function(x)
 
 
 def _approximations() -> list[Case]:
+    """Approximate f32 instructions, with their greatest relative and absolute errors from the PTX ISA."""
     functions = (
         ("rcp.approx", _reciprocal, 2.0**-23, 0.0), ("sqrt.approx", _root, 2.0**-23, 0.0),
         ("rsqrt.approx", _inverse_root, 2.0**-22.9, 0.0), ("ex2.approx", _power, 2.0**-22, 0.0),
@@ -375,6 +390,7 @@ def _approximate_quotient(how: str) -> Function:
 
 
 def _half_approximations(kind: str) -> list[Case]:
+    """Approximate 16-bit instructions, with their greatest errors from the PTX ISA."""
     base = kind.removesuffix("x2")
     if base == "f16":
         return [
@@ -402,6 +418,7 @@ def _coarse() -> list[Case]:
 
 
 def _is_nan64(raw: int) -> bool:
+    """Whether the bits are a NaN of f64."""
     return exact.decode(raw, "f64") is None
 
 

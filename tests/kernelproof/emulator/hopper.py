@@ -15,6 +15,8 @@ FLAGS = ("-DPDL",)
 
 
 class Run(NamedTuple):
+    """A launch's code, whether D is exact, and the session with its findings."""
+
     code: int
     exact: bool
     session: emulator.Session
@@ -22,15 +24,18 @@ class Run(NamedTuple):
 
 @cache
 def text(name: str = "tma_gemm") -> str:
+    """The PTX of a Hopper kernel."""
     return compiled(name, ".ptx", *FLAGS, arch="sm_90a").read_text()
 
 
 def load(source: str, name: str = "tma_gemm") -> Program:
+    """A program of this PTX and the compiled launcher of the same source."""
     return emulator.load(source, compiled(name, ".so", *FLAGS, arch="sm_90a"))
 
 
 @cache
 def program(name: str = "tma_gemm") -> Program:
+    """The compiled program."""
     return load(text(name), name)
 
 
@@ -42,6 +47,8 @@ def gemm(
     options: Options | None = None,
     source: Program | None = None,
 ) -> Run:
+    """Launches a product of drawn 0 and 1. ``clusters``: the clusters of the grid, 0 for one for each tile. ``source``:
+    another program."""
     m, n, k = mnk
     rng = np.random.default_rng(m + n + k)
     nn = entry.startswith("nn")

@@ -28,6 +28,7 @@ def case(opcode: str, kind: str, count: int, function: Callable[..., int]) -> Ca
 
 
 def _clamped(x: int, kind: str) -> int:
+    """The number nearest to x in an integer type."""
     bits = int(kind[1:])
     low = -(1 << bits - 1) if kind[0] == "s" else 0
     return max(low, min(low + (1 << bits) - 1, x))
@@ -37,6 +38,7 @@ def _clamped(x: int, kind: str) -> int:
 
 
 def _sums(kind: str) -> list[Case]:
+    """Sums, products and extrema of an integer type, also with immediate operands."""
     bits = int(kind[1:])
     d, a, b, c = REGISTERS[bits].split(", ")
     out = [
@@ -68,6 +70,7 @@ def _sums(kind: str) -> list[Case]:
 
 
 def _of_bits(bits: int) -> list[Case]:
+    """Bitwise operations and shifts. Shifts by more than the width give zero or the sign."""
     d, a, b, c = REGISTERS[bits].split(", ")
     n = SCRATCH[bits]
     mask = (1 << bits) - 1
@@ -96,6 +99,8 @@ def _of_bits(bits: int) -> list[Case]:
 
 
 def _quotients(kind: str, by_zero: bool) -> list[Case]:
+    """Quotients and remainders of an integer type."""
+
     def divided(a: int, b: int, rest: bool) -> int:
         if b == 0:
             # The results of today's hardware. The ISA does not define them, and a finding says so.
@@ -122,6 +127,8 @@ def _quotients(kind: str, by_zero: bool) -> list[Case]:
 
 
 def _lop3(table: int) -> Function:
+    """Any function of three bits, by its table."""
+
     def f(a: int, b: int, c: int) -> int:
         return sum((table >> ((a >> i & 1) * 4 + (b >> i & 1) * 2 + (c >> i & 1)) & 1) << i for i in range(32))
 
@@ -140,6 +147,8 @@ _CHOICES = {
 
 
 def _prmt(mode: str) -> Function:
+    """Selects four bytes of two words, with or without the copies of sign bits."""
+
     def f(a: int, b: int, c: int) -> int:
         pool, out = (b & M32) << 32 | a & M32, 0
         for i in range(4):
@@ -152,6 +161,7 @@ def _prmt(mode: str) -> Function:
 
 
 def _bfe(kind: str) -> Function:
+    """Extracts a bit field; bits beyond the operand are its sign or zero."""
     bits = int(kind[1:])
 
     def f(a: int, b: int, c: int) -> int:
@@ -163,6 +173,8 @@ def _bfe(kind: str) -> Function:
 
 
 def _bfi(bits: int) -> Function:
+    """Inserts a bit field."""
+
     def f(a: int, b: int, c: int) -> int:
         pos, size, out = c & 255, c >> 8 & 255, b & ((1 << bits) - 1)
         for i in range(size):
@@ -174,6 +186,8 @@ def _bfi(bits: int) -> Function:
 
 
 def _funnel(left: bool, wrap: bool) -> Function:
+    """Shifts two words and keeps one."""
+
     def f(a: int, b: int, c: int) -> int:
         n = c & 31 if wrap else min(c & M32, 32)
         pair = (b & M32) << 32 | a & M32
@@ -183,6 +197,8 @@ def _funnel(left: bool, wrap: bool) -> Function:
 
 
 def _bfind(kind: str, amount: bool) -> Function:
+    """The place of the highest bit that differs from the sign, or its distance from the top."""
+
     def f(a: int, b: int, c: int) -> int:
         x = number(a, kind)
         at = (~x if x < 0 else x).bit_length() - 1
@@ -192,6 +208,8 @@ def _bfind(kind: str, amount: bool) -> Function:
 
 
 def _bmsk(clamp: bool) -> Function:
+    """A mask of b bits from bit a on."""
+
     def f(a: int, b: int, c: int) -> int:
         a, b = (a & M32, b & M32) if clamp else (a & 31, b & 31)
         return sum(1 << i for i in range(32) if a <= i < a + b)
@@ -200,6 +218,8 @@ def _bmsk(clamp: bool) -> Function:
 
 
 def _szext(kind: str, clamp: bool) -> Function:
+    """Extends a field of b bits by its sign or by zeros."""
+
     def f(a: int, b: int, c: int) -> int:
         n = min(b & M32, 32) if clamp else b & 31
         return number(a, f"{kind[0]}{n}") if n else 0
@@ -208,6 +228,7 @@ def _szext(kind: str, clamp: bool) -> Function:
 
 
 def _fns(a: int, b: int, c: int) -> int:
+    """The place of the n-th set bit, counted up or down from a start."""
     base, offset = b & 31, signed(c, 32)
     if offset == 0:
         return base if a >> base & 1 else M32
@@ -217,6 +238,7 @@ def _fns(a: int, b: int, c: int) -> int:
 
 
 def _fields(bits: int) -> list[Case]:
+    """Operations on bits and bit fields of a width."""
     d, a, b = REGISTERS[bits].split(", ")[:3]
     mask = (1 << bits) - 1
     return [
@@ -231,6 +253,7 @@ def _fields(bits: int) -> list[Case]:
 
 
 def _words() -> list[Case]:
+    """Instructions that exist for words of 32 bits only."""
     return [
         *(Case(f"lop3.b32 %D, %A, %B, %C, {table};", 32, _lop3(table)) for table in (0, 0x2D, 0x96, 0xE8, 0xFF)),
         *(Case(f"prmt.b32{'.' if mode else ''}{mode} %D, %A, %B, %C;", 32, _prmt(mode)) for mode in ("", *_CHOICES)),
@@ -262,10 +285,12 @@ def _words() -> list[Case]:
 
 
 def _dp4a(s: str, t: str) -> Function:
+    """The sum of four products of bytes and a word."""
     return lambda a, b, c: c + sum(number(a >> 8 * i, f"{s}8") * number(b >> 8 * i, f"{t}8") for i in range(4))
 
 
 def _dp2a(s: str, t: str, half: str) -> Function:
+    """The sum of two products of 16-bit numbers with bytes and a word."""
     first = 2 if half == "hi" else 0
     return lambda a, b, c: (
         c + sum(number(a >> 16 * i, f"{s}16") * number(b >> 8 * (first + i), f"{t}8") for i in range(2))
@@ -273,6 +298,7 @@ def _dp2a(s: str, t: str, half: str) -> Function:
 
 
 def _mul24(a: int, b: int, s: str, half: str) -> int:
+    """The low or high 32 bits of a product of 24-bit numbers."""
     wide = number(a, f"{s}24") * number(b, f"{s}24")
     return wide >> 16 if half == "hi" else wide
 
@@ -281,6 +307,7 @@ def _mul24(a: int, b: int, s: str, half: str) -> int:
 
 
 def _carries(bits: int) -> list[Case]:
+    """Chains of additions and subtractions that pass the carry."""
     d, a, b, c = REGISTERS[bits].split(", ")
     u, n, mask = f"u{bits}", SCRATCH[bits], (1 << bits) - 1
 
@@ -313,6 +340,7 @@ _ALIASES = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
 
 def _comparisons(kind: str) -> list[Case]:
+    """All comparisons of an integer type, also combined with another predicate."""
     bits = int(kind[1:])
     a, b, c = REGISTERS[bits].split(", ")[1:]
     tests = ("eq", "ne") if kind[0] == "b" else (*_ORDERS, *(_ALIASES if kind[0] == "u" else ()))
@@ -338,6 +366,7 @@ def _comparisons(kind: str) -> list[Case]:
 
 
 def _moves() -> list[Case]:
+    """Moves that pack and unpack registers and combine predicates."""
     return [
         Case("mov.b64 {%D, %E}, %a; sub.u32 %D, %E, %D;", 32, lambda a, b, c: (a >> 32) - a),
         Case("mov.b64 %d, {%B, %A};", 64, lambda a, b, c: (a & M32) << 32 | b & M32),
@@ -352,6 +381,7 @@ def _moves() -> list[Case]:
 
 
 def _pairs() -> list[Case]:
+    """Operations on pairs of 16-bit integers."""
     out = []
     for kind in ("u16", "s16"):
         for name, function in (("add", lambda x, y: x + y), ("min", min), ("max", max)):
@@ -381,6 +411,7 @@ _PARTS: dict[str, Callable[[int, int], int]] = {
 
 
 def _video(count: int) -> list[Case]:
+    """SIMD operations on the bytes or halves of a word."""
     bits = 32 // count
 
     def want(f: Callable[[int, int], int], signs: str, how: str) -> Function:

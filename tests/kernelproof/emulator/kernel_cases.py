@@ -19,6 +19,7 @@ Array = Any
 
 @cache
 def program(name: str) -> Program:
+    """A compiled program without its host code."""
     return emulator.load(compiled(name, ".ptx"))
 
 
@@ -47,16 +48,21 @@ class Out:
 
 @dataclass
 class InOut:
+    """A buffer that a kernel reads and writes; ``want`` is its content afterwards, None if it does not matter."""
+
     start: Array
     want: Array | None = None
 
 
 @dataclass
 class Scratch:
+    """A buffer whose content does not matter before and after, of the size of ``like``."""
+
     like: Array
 
 
 def run(case: Case) -> list[Report]:
+    """Launches a case, checks its outputs, and returns the findings."""
     memory = Memory()
     args: list[Any] = []
     checks: list[tuple[Any, Array]] = []
@@ -109,18 +115,21 @@ MATRIX = rng.integers(0, 50, (16, 16)).astype(np.float16)
 
 
 def zero_filled(n: int) -> Array:
+    """The result of ``zero_fill`` with n elements: vectors of 8 in reverse order, with zeros from element n on."""
     out = np.zeros(1024, np.float16)
     out[:n] = HALVES[:n]
     return out.reshape(128, 8)[::-1].reshape(-1)
 
 
 def updated(v: Array) -> Array:
+    """The result of ``private_update``."""
     for i in range(4):
         v = v + i * v
     return v
 
 
 def ignored() -> Array:
+    """The result of ``ignore_source``, whose copies ignore some of their sources."""
     rows = HALVES.reshape(128, 8)
     out = rows.copy()
     out[:, 4:6], out[:, 6:8] = rows[:, 0:2], rows[:, 2:4]
@@ -129,12 +138,14 @@ def ignored() -> Array:
 
 
 def odd_even(x: Array) -> Array:
+    """The result of lanes that exchange numbers in two branches."""
     t = np.arange(64)
     s = np.where(t & 1, x * 2, x * 3)
     return np.where(t & 1, s[t ^ 3], s[t ^ 3] + 1)
 
 
 def nested_loops(v: int, t: int, n: int) -> int:
+    """The result of nested loops with ``continue`` and ``break``."""
     s = 0
     for i in range(v % 7):
         for j in range(i + 1):
@@ -303,6 +314,7 @@ F64 = np.empty(64, np.float32)
 
 
 def collatz(v: int) -> int:
+    """The number of Collatz steps down to 1."""
     steps = 0
     while v != 1:
         v, steps = (3 * v + 1 if v & 1 else v // 2), steps + 1
@@ -310,6 +322,7 @@ def collatz(v: int) -> int:
 
 
 def divergent(v: int, t: int, n: int) -> int:
+    """The result of lanes that leave a loop at different iterations and then branch five ways."""
     steps = 0
     while v != 1 and steps < n:
         v, steps = (3 * v + 1 if v & 1 else v >> 1), steps + 1
@@ -319,6 +332,7 @@ def divergent(v: int, t: int, n: int) -> int:
 
 
 def local_array(x: int, n: int) -> int:
+    """The result of updates of an array in local memory."""
     a = [x * i for i in range(16)]
     for i in range(n):
         a[(x + i) & 15] += a[i & 15]
@@ -329,6 +343,7 @@ def local_array(x: int, n: int) -> int:
 
 
 def collectives(values: Array) -> Array:
+    """The results of votes, shuffles, reductions, matches and bit counts in a warp."""
     v, out = [int(x) for x in values], []
     for t in range(32):
         r = sum(1 << i for i in range(32) if v[i] > 3)
@@ -345,11 +360,13 @@ def collectives(values: Array) -> Array:
 
 
 def last(name: str, kinds: set[str] | None = None, lanes: int = 2048) -> Case:
+    """A case in which the CTA that arrives last adds the partial sums."""
     args = [PARTS, Scratch(PARTS), InOut(np.zeros(1, np.uint32)), Out(F64, 2 * PARTS.sum(0)), 8]
     return Case(DEVICE, name, 8, 64, args, kinds or set(), options=Options(lanes=lanes))
 
 
 def serial(name: str, kinds: set[str] | None = None, lanes: int = 2048) -> Case:
+    """A case in which CTAs add their sums one after the other."""
     return Case(
         DEVICE, name, 8, 64, [PARTS, Out(F64, PARTS.sum(0)), InOut(ZERO)], kinds or set(), options=Options(lanes=lanes)
     )

@@ -79,6 +79,7 @@ def text_of(cases: Sequence[Case], load: str = _OF_LANE) -> str:
 
 @cache
 def _program(text: str) -> emulator.Program:
+    """The program of a PTX text, loaded once."""
     return emulator.load(text)
 
 

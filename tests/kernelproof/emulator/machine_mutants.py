@@ -79,10 +79,12 @@ def _wait(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | 
 
 
 def _write_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """Changes the barrier that an instruction sets when it has written its result."""
     return _barrier(code[at], "write_barrier", draw)
 
 
 def _read_barrier(code: Code, at: int, draw: random.Random, _: int) -> dict[int, int] | None:
+    """Changes the barrier that an instruction sets when it has read its operands."""
     return _barrier(code[at], "read_barrier", draw)
 
 

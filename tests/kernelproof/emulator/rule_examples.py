@@ -71,5 +71,6 @@ def argument(text: str, memory: Memory) -> Any:
 
 
 def examples(rule: str) -> list[Example]:
+    """The CUDA texts on a rule's page."""
     text = (PAGES / f"{rule}.md").read_text()
     return [Example(code) for code in re.findall(r"```cuda\n(.*?)```", text, re.S)]

@@ -27,6 +27,7 @@ def histogram(name: str, options: Options) -> tuple[bool, list[Report]]:
 
 
 def kinds(reports: list[Report]) -> set[str]:
+    """The kinds of the findings that are errors."""
     return {report.kind for report in reports if report.is_error}
 
 

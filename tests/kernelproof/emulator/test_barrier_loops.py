@@ -13,6 +13,7 @@ LOOPS = "barrier_loops"
 
 
 def run(kernel: str, grid: int, block: int, *numbers: int) -> tuple[list[Report], list[float]]:
+    """The findings of a launch, and the content of its buffer afterwards."""
     memory = Memory()
     out = memory.upload(np.zeros(block, np.float32), "inout")
     result = program(LOOPS).launch(kernel, grid, block, [out, *numbers], memory=memory)

@@ -70,6 +70,7 @@ HEAD = """.version 8.6\n.target sm_80\n.address_size 64
 
 
 def kernel(body: str) -> emulator.Program:
+    """A kernel with this body, in which %t is the thread, and %a is stored at the end."""
     return emulator.load(f"""{HEAD}.visible .entry k(.param .u64 x) {{
       .reg .b32 %t, %a, %b, %c, %d; .reg .f32 %f<9>; .reg .b64 %p, %q; .reg .pred %P;
       ld.param.u64 %p, [x]; mov.u32 %t, %tid.x; mad.wide.u32 %p, %t, 4, %p;

@@ -89,6 +89,7 @@ RIGHT = [
 
 
 def races_of_two_ctas(first: str, second: str) -> list[str]:
+    """The messages of races between two CTAs that each execute one of the texts."""
     memory = emulator.Memory()
     p = memory.upload(np.zeros(64, np.uint32), "inout")
     text = TWO_CTAS.format(first="mov.u32 %a, 3; " + first, second="mov.u32 %a, 3; " + second)

@@ -56,6 +56,7 @@ def test_the_user_s_line_comes_before_those_of_headers() -> None:
 
 
 def report(kind: str, line: int, ptx: int, other: int, buffer: str = "tile") -> Report:
+    """A shared-memory race of a load with the store before it, at these lines of CUDA and PTX."""
     access = Participant(Site(ptx, "ld.shared.f32 %f1, [%r1]", (Frame("a.cu", line, "k"),)), (0, 0, 0), (40,))
     earlier = Participant(Site(ptx - 1, "st.shared.f32 [%r1], %f1", (Frame("a.cu", other, "k"),)), (0, 0, 0), (3,))
     return Report(kind, "text", "k", access, earlier, Place(Space.SHARED, 4, buffer), 3)

@@ -104,6 +104,8 @@ def check_wgmma(
     n: int, acc: str, kind: str, mode_a: str, along_a: bool, mode_b: str, along_b: bool, keep: int, signs: str,
     registers: bool,
 ) -> None:  # fmt: skip
+    """Checks a wgmma of drawn integers exactly. ``mode_a``, ``mode_b``: swizzles. ``along_a``, ``along_b``: whether
+    rows run along k. ``keep``: whether the accumulator is added. ``registers``: whether A is in registers."""
     rng = np.random.default_rng(n)
     a, b, c = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((64, 16), (n, 16), (64, n)))
 

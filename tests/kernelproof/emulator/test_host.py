@@ -101,6 +101,8 @@ class Runtime:
 
 
 class Config(ctypes.Structure):
+    """A cudaLaunchConfig_t."""
+
     _fields_ = [
         ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_size_t),
         ("stream", ctypes.c_void_p), ("attrs", ctypes.c_void_p), ("count", ctypes.c_uint),

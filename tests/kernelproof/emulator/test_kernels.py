@@ -27,6 +27,7 @@ from tests.kernelproof.emulator.kernel_cases import (
 
 
 def label(value: Any) -> str:
+    """A case's name in pytest: kernel and lanes."""
     return f"{value.kernel}-{value.options.lanes}" if isinstance(value, Case) else ""
 
 

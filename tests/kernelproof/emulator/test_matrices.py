@@ -16,6 +16,8 @@ PER = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}
 
 @cache
 def kernel(shape: str, acc: str, kind: str, a: int, b: int, c: int) -> emulator.Program:
+    """A kernel of one mma with a, b and c registers of its operands, which each thread loads and stores in a row."""
+
     def names(prefix: str, n: int) -> str:
         return ", ".join(f"%{prefix}{i}" for i in range(n))
 
@@ -46,6 +48,7 @@ def kernel(shape: str, acc: str, kind: str, a: int, b: int, c: int) -> emulator.
 
 
 def encode(x: np.ndarray, kind: str) -> np.ndarray:
+    """The bits of numbers in a type, as unsigned integers."""
     if kind == "f16":
         return x.astype(np.float16).view(np.uint16)
     if kind == "bf16":
@@ -56,6 +59,7 @@ def encode(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def pack(elements: list[int], per: int) -> int:
+    """The word with these elements, the first one lowest."""
     return sum(int(e) << (32 // per * i) for i, e in enumerate(elements))
 
 

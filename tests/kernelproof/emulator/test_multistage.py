@@ -142,6 +142,7 @@ EQUIVALENT = {
 
 
 def caught(mutant: Mutant, kernel: str) -> bool:
+    """Whether a mutant is refused, has a finding, or computes a wrong D with one of the shapes."""
     try:
         changed = emulator.load(mutant.text)
         for m, n, k in SHAPES:

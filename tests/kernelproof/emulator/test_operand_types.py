@@ -80,16 +80,19 @@ def domain(kind: str) -> tuple[int, int]:
 
 
 def pack(elements: list[int], bits: int) -> int:
+    """The word with these elements, the first one lowest."""
     return sum(element << (bits * i) for i, element in enumerate(elements))
 
 
 def product(a: np.ndarray, b: np.ndarray, xor: bool) -> np.ndarray:
+    """The matrix product, or for single bits the number of differing ones."""
     if xor:
         return np.array([[int((row ^ column).sum()) for column in b.T] for row in a])
     return a @ b
 
 
 def run(text: str, image: np.ndarray, out: np.ndarray, threads: int = 32, extra: tuple[Any, ...] = ()) -> np.ndarray:
+    """Launches a text without a finding, and returns its output."""
     memory = Memory()
     x, y = memory.upload(image), memory.upload(out, "output")
     result = emulator.load(text).launch("k", 1, threads, [x, y, *extra], memory=memory)
@@ -98,6 +101,8 @@ def run(text: str, image: np.ndarray, out: np.ndarray, threads: int = 32, extra:
 
 
 def mma_text(opcode: str, word: int, a: int, b: int, c: int) -> str:
+    """A kernel of one mma with a, b and c registers of ``word`` bytes for its operands."""
+
     def names(prefix: str, n: int) -> str:
         return ", ".join(f"%{prefix}{i}" for i in range(n))
 

@@ -14,6 +14,7 @@ ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
 
 def kinds(result: emulator.LaunchResult) -> set[str]:
+    """The kinds of a launch's findings."""
     return {report.kind for report in result.reports}
 
 

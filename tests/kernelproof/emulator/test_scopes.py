@@ -46,6 +46,7 @@ CLUSTER, RELAXED = "cluster", "relaxed.cluster"
 
 
 def cluster_findings(text: str, release: str, acquire: str, before: str = "", after: str = "") -> set[str]:
+    """The kinds of findings if a cluster's CTAs exchange numbers with this release and acquire."""
     text = text.replace("{release}", release).replace("{acquire}", acquire)
     values, reports = exchange(text.replace("BEFORE", before).replace("AFTER", after))
     assert (values[:32] == np.arange(32)).all()
@@ -114,6 +115,7 @@ SET, POLL = "st.relaxed.{}.global.u32 [%p], 1;", "ld.relaxed.{}.global.u32 %w, [
 
 
 def flag_findings(cluster: int = 1, **parts: str) -> set[str]:
+    """The kinds of findings if one CTA waits for a flag of another; ``parts`` replace instructions."""
     memory = Memory()
     flag = memory.allocate(4, "scratch", name="flag")
     flag.bytes()[:] = 0

@@ -58,10 +58,12 @@ class Recorder(SessionHooks):
 
 
 def output(memory: Memory, count: int) -> Buffer:
+    """An output of this many numbers, which hold 99."""
     return memory.upload(np.full(count, 99, np.uint32), "output", name="x")
 
 
 def run(policy: SessionPolicy, grid: int, count: int) -> tuple[Session, Buffer]:
+    """A session that has launched ``numbers``, and its output."""
     session = Session(policy)
     x = output(session.memory, count)
     session.run(emulator.load(NUMBERS), "numbers", grid, 1, [x])

@@ -13,6 +13,7 @@ GRANULES = 64
 
 @st.composite
 def runs(draw: st.DrawFn) -> GranuleRun:
+    """Draws a run of granules that lanes own in order, one or two each."""
     per = draw(st.sampled_from((1, 2)))
     start = draw(st.integers(0, GRANULES // 2))
     lanes = draw(st.integers(1, (GRANULES - start) // per))

@@ -57,6 +57,7 @@ STRIDE = "mov.b64 %d0, 128; tensormap.replace.tile.global_stride.shared::cta.b10
 
 
 def edited(stride: str = STRIDE, kind: int = 6, text: str = EDITS, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
+    """The copied matrix, and the launch, of a kernel that edits its tensor map."""
     x = np.arange(24 * 64, dtype=np.uint16).reshape(24, 64)
     body = text.replace("STRIDE", stride).replace("TYPE", str(kind))
     return run(body, x, np.empty(64 + 512, np.uint16), check_outputs=False, **settings)

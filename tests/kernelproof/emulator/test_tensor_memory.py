@@ -46,6 +46,7 @@ end:
 
 
 def launch(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.ndarray, LaunchResult]:
+    """Launches a body between ``HEAD`` and ``TAIL``. Returns its output and the result of the launch."""
     memory = Memory()
     out = memory.upload(y, "output")
     settings = {"grid": 1, "block": 128, "shared_bytes": 1024, "device": B200, **settings}
@@ -55,10 +56,12 @@ def launch(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np
 
 
 def registers(name: str, count: int) -> str:
+    """A list of registers in PTX."""
     return "{" + ", ".join(f"%{name}{i}" for i in range(count)) + "}"
 
 
 def moves(count: int, op: str, name: str, base: str) -> str:
+    """Loads or stores this many registers of each thread, which lie in a row at the thread's place."""
     text = f" mad.wide.u32 %g, %t, {4 * count}, {base};"
     for i in range(count):
         at, register = f"[%g+{4 * i}]", f"%{name}{i}"
@@ -167,6 +170,7 @@ def test_a_packed_load_gives_neighbours_of_a_row_as_mma_sync_has_them() -> None:
 
 @cache
 def tile_text() -> str:
+    """The PTX of a kernel with tcgen05 instructions."""
     return compiled("tensor_memory", ".ptx", arch="sm_100a").read_text()
 
 
@@ -508,6 +512,8 @@ def laid_out(values: np.ndarray, span: int, along: bool) -> tuple[np.ndarray, in
 
 
 def descriptor(offset: int, leading: int, stride: int, span: int) -> int:
+    """A descriptor of a matrix in shared memory, with offset and distances in bytes. ``span``: the bytes of its
+    swizzle."""
     swizzle = {16: 0, 32: 6, 64: 4, 128: 2}[span]
     return offset >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 46 | swizzle << 61
 

@@ -27,6 +27,7 @@ FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_
 
 
 def increment(name: str = "k") -> str:
+    """A kernel of this name that adds one to each number."""
     return INCREMENT.replace("NAME", name)
 
 

@@ -29,6 +29,7 @@ WHOLE = {"grid": 1, "block": 256}
 
 
 def table(form: Form, entries: dict[str, str], **changes: object) -> Table:
+    """The cheats of a form by their entries, each with the rules that find it."""
     return {entry: form.of(entry, *rules.split(), file=FILE, **changes) for entry, rules in entries.items()}
 
 

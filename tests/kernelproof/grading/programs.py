@@ -18,6 +18,7 @@ FOLDER = Path(__file__).parent
 
 @cache
 def text(name: str) -> str:
+    """The text of a program."""
     return (FOLDER / name).read_text()
 
 
@@ -105,20 +106,24 @@ def product_tn(kind: str, output: str, **changes: Any) -> Form:
 
 
 def softmax(x: Any) -> Any:
+    """The softmax of each row."""
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 
 
 def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    """The layer norm of each row."""
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
+    """Attention with one head."""
     return softmax(q @ k.T / np.sqrt(q.shape[1])) @ v
 
 
 def causal(q: Any, k: Any, v: Any) -> Any:
+    """Attention in which a row sees no later one."""
     scores = q @ k.T / np.sqrt(q.shape[1])
     return softmax(np.where(np.tri(len(q)) > 0, scores, -np.inf)) @ v
 

@@ -24,6 +24,7 @@ FILES = {"task.yml": solutions.TASK, "reference.py": solutions.GPU_MODE, "task.p
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with a benchmark's reference and solutions."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "model.py").write_text(solutions.REFERENCE)
@@ -32,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def judged(solution: str, reference: Path) -> Verdict:
+    """The verdict on a solution, by the reference of any of the benchmarks."""
     pytest.importorskip("torch")
     from kernelproof.grading.benchmarks.judgement import check_solution
 
@@ -39,6 +41,7 @@ def judged(solution: str, reference: Path) -> Verdict:
 
 
 def with_call(text: str) -> str:
+    """The honest solution with another call of its kernel."""
     assert solutions.CALL in solutions.HONEST
     return solutions.HONEST.replace(solutions.CALL, text)
 

@@ -44,6 +44,7 @@ ADD = {
 
 
 def add(reference: Any = np.add, shapes: Any = ({"n": 100},), **changes: Any) -> Verdict:
+    """The verdict on the honest kernel ``add`` if its contract is changed."""
     return check_source(programs.text("honest.cu"), reference, shapes, **{**ADD, **changes})
 
 

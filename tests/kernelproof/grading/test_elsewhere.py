@@ -74,6 +74,7 @@ __global__ void rows(const float* x, float* y, int n, int p) {
 
 
 def product(asked: int) -> Verdict:
+    """The verdict on a product that is zero if the compiler answers question ``asked`` of ``ASKED`` as expected."""
     return check_source(
         SOURCE, lambda a, b: a @ b.T, [{"m": 8, "n": 16, "k": 24}], limits=Limits(isolated=False),
         buffers={"a": "in:f32[m, k]", "b": "in:f32[n, k]", "d": "out:f32[m, n]"}, tolerance=Tolerance(terms="k"),
@@ -82,6 +83,8 @@ def product(asked: int) -> Verdict:
 
 
 def softmax(trick: int) -> Verdict:
+    """The verdict on a softmax that depends on an approximate instruction; ``trick`` selects which."""
+
     def reference(x: np.ndarray) -> np.ndarray:
         shares = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
         return np.tanh(shares) if trick == 2 else shares

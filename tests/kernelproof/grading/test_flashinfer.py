@@ -73,22 +73,26 @@ def rmsnorm(x, weight, y, n, eps, BLOCK: tl.constexpr):
 
 
 def solution(language: str, entry: str, files: dict[str, str], **spec: Any) -> str:
+    """A solution of FlashInfer-Bench with these files."""
     sources = [{"path": path, "content": text} for path, text in files.items()]
     build = {"language": language, "target_hardware": ["NVIDIA_H100"], "entry_point": entry, **spec}
     return json.dumps({"name": "s", "definition": "rmsnorm_h96", "author": "a", "spec": build, "sources": sources})
 
 
 def cuda(text: str = CUDA, **spec: Any) -> str:
+    """A solution in CUDA."""
     return solution("cuda", "kernel.cu::run", {"kernel.h": HEADER, "kernel.cu": text}, **{"binding": "torch", **spec})
 
 
 def triton(text: str = TRITON) -> str:
+    """A solution in Triton."""
     files = {"main.py": text, "parts/kernels.py": KERNELS}
     return solution("triton", "main.py::run", files, destination_passing_style=False)
 
 
 @pytest.fixture
 def definition(tmp_path: Path) -> Path:
+    """A definition with three workloads."""
     path = tmp_path / "definitions" / "rmsnorm" / "rmsnorm_h96.json"
     workloads = tmp_path / "workloads" / "rmsnorm" / "rmsnorm_h96.jsonl"
     for file in (path, workloads):
@@ -101,6 +105,7 @@ def definition(tmp_path: Path) -> Path:
 
 
 def judged(text: str, reference: Path) -> Verdict:
+    """The verdict on a solution."""
     pytest.importorskip("torch")
     from kernelproof.grading.benchmarks.judgement import check_solution
 

@@ -12,6 +12,7 @@ HOSTILE = "</td><script>alert(1)</script> | `x` [a](b)\n# title"
 
 
 def graded() -> GradedSet:
+    """A set of a right, a wrong and an unchecked solution, with hostile texts in all words."""
     wrong = Finding.of("wrong-value", HOSTILE, HOSTILE)
     return GradedSet(
         entries=[

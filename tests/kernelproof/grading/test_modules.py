@@ -19,10 +19,12 @@ CALL = {"function": "scale_cuda", "args": ["x", 2.0]}
 
 
 def graded(text: str, **options: Any) -> Verdict:
+    """The verdict on a module that should double its input."""
     return check_source(text, lambda x: 2 * x, [{"n": 300}, {"n": 77}], buffers=BUFFERS, **options)
 
 
 def replaced(old: str, new: str) -> str:
+    """The honest module with another text in one place."""
     assert old in modules.HONEST
     return modules.HONEST.replace(old, new)
 
@@ -134,6 +136,7 @@ torch::Tensor scale_cuda(torch::Tensor x, double alpha) {
 
 
 def inline(cuda: str) -> str:
+    """The honest module with other CUDA code."""
     start, end = modules.HONEST.index("source ="), modules.HONEST.index("declaration =")
     return f'{modules.HONEST[:start]}source = """{cuda}"""\n{modules.HONEST[end:]}'
 

@@ -45,6 +45,7 @@ LOOSE = Tolerance(absolute=0.01, relative=0.0)
 
 
 def product(probe: int, **options: Any) -> Verdict:
+    """The verdict on the product with the fault of this number."""
     options = {"tolerance": Tolerance(terms="k"), **options}
     return check_source(
         SOURCE, lambda a, b: a @ b.T, [{"m": 16, "n": 24, "k": 64}], limits=Limits(isolated=False, places=2),

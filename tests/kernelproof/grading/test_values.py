@@ -85,6 +85,7 @@ __global__ void honest_sum(const __half* a, __half* y, int n) {
 
 
 def product(entry: str, grid: str = "m", block: Any = "n", **options: Any) -> Verdict:
+    """The verdict on a kernel as a product in fp32."""
     return check_source(
         SOURCE, lambda a, b: a @ b.T, [{"m": 16, "n": 24, "k": 64}], limits=Limits(isolated=False),
         buffers={"a": "in:f32[m, k]", "b": "in:f32[n, k]", "d": "out:f32[m, n]"}, tolerance=Tolerance(terms="k"),
@@ -93,6 +94,7 @@ def product(entry: str, grid: str = "m", block: Any = "n", **options: Any) -> Ve
 
 
 def row_sum(entry: str) -> Verdict:
+    """The verdict on a kernel as the sum of rows of fp16."""
     return check_source(
         SOURCE, lambda a: a.sum(axis=1), [{"m": 24, "n": 256}], limits=Limits(isolated=False),
         buffers={"a": "in:f16[m, n]", "y": "out:f16[m]"}, tolerance=Tolerance(terms="n"),
