@@ -82,24 +82,24 @@ class BoxMachine(RoleMachine):
             row, col, rows, cols = col, row, cols, rows
         return Kind(matrix.name, row.varying, col.varying), rows, cols
 
-    def load_box(self, address: Any, coordinates: list[Any], to: Delivery, m: Mask, _site: int) -> None:
+    def load_box(self, address: Any, coordinates: list[Any], delivery: Delivery, m: Mask, _site: int) -> None:
         """cp.async.bulk.tensor: the producer loads a box to the stage that it fills, in one or several CTAs of the
         cluster."""
         track, protocol, pipeline = self.track, self.protocol, self.pipeline
-        if self.role != PRODUCER or self.lanes != 1 or m is not None or to.paired:
+        if self.role != PRODUCER or self.lanes != 1 or m is not None or delivery.paired:
             raise NotCertified("a copy to shared memory that is not the producer's")
         if track.filling is None or track.expected is None:
             raise NotCertified("a copy to a stage that was not waited for, or whose bytes are not expected")
         box, matrix = self._box(address, self.every)
-        protocol.mbarrier(protocol.full, track.filling, self._one(to.bar), "the stage")
+        protocol.mbarrier(protocol.full, track.filling, self._one(delivery.bar_address), "the stage")
         if matrix.written:
             raise NotCertified(f"{matrix.name} is read")
-        places = self._box_places(box, matrix, self._one(to.to))
+        places = self._box_places(box, matrix, self._one(delivery.address))
         row, col = self._corner(coordinates, 0)
         first = self.contract.first  # k is counted from the start of the CTA's slice
         row, col = (row - first, col) if matrix.across else (row, col - first)
         kind, rows, cols = self._elements(box, matrix, row, col)
-        for rank in self._receivers(to.ranks):
+        for rank in self._receivers(delivery.ranks):
             peer = protocol.cluster[rank]
             peer.bring(places, pipeline.rank, track.filling)
             if self.keeps:

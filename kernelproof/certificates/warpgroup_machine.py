@@ -83,7 +83,7 @@ class WarpgroupMachine(SumSender):
         self._check_form(form)
         left, right = (
             self._operands(value, rows, along)
-            for value, rows, along in ((a, ROWS, form.along_a), (b, form.n, form.along_b))
+            for value, rows, along in ((a, ROWS, form.m_major_a), (b, form.n, form.n_major_b))
         )
         rows, cols = (self.kinds[each[0].number] for each in (left, right))
         if rows is None or cols is None or {rows.source, cols.source} != {"A", "B"}:

@@ -16,9 +16,9 @@ from kernelproof.emulator.state.batch_state import BatchState
 
 
 class Places(NamedTuple):
-    """The destinations of stores, in arrays with one element per storing lane: the row of the CTA, the byte offset in
-    its shared memory, the byte offset of the mbarrier, and (``in_one_cta``) whether the mbarrier lies in the same CTA
-    as the destination."""
+    """The destinations of stores, in arrays with one element per store: the lane that stores, the row of the CTA that
+    it stores to, the byte offset in the shared memory of that CTA, the byte offset of the mbarrier, and
+    (``in_one_cta``) whether the mbarrier lies in the same CTA as the destination."""
 
     lanes: Array
     rows: Array
@@ -38,13 +38,15 @@ class AsyncStores:
         self.batch, self.peers, self.shared, self.mbarriers = batch, peers, shared, mbarriers
 
     def store(self, address: Array, value: Array, width: int, bar_address: Array, m: Mask, site: int) -> None:
-        """st.async of ``width`` bytes per lane."""
+        """st.async of ``width`` bytes per lane. ``address``, ``bar_address``: per lane of the batch, the addresses of
+        the data and of the mbarrier (see ``hopper.peers``)."""
         active = self.batch.lanes(m)
         # The access need not be remembered until the other CTA exits: the mbarrier's phase tells when it has ended.
         lanes, rows = self.peers.rows(address[active], active, site, remember=False)
-        to, bar = address[lanes], bar_address[lanes]
-        offsets, bar_offsets = ((chosen & WITHIN).astype(np.int64) - WINDOW_START for chosen in (to, bar))
-        places = Places(lanes, rows, offsets, bar_offsets, to >> RANK_SHIFT == bar >> RANK_SHIFT)
+        targets, bar = address[lanes], bar_address[lanes]
+        offsets, bar_offsets = ((chosen & WITHIN).astype(np.int64) - WINDOW_START for chosen in (targets, bar))
+        places = Places(lanes, rows, offsets, bar_offsets, targets >> RANK_SHIFT == bar >> RANK_SHIFT)
+        # One number per mbarrier of the batch. Stores that complete on the same mbarrier are made together.
         bars = rows * self.shared.stride + bar_offsets
         for number in np.unique(bars):
             group = places.select(bars == number)
@@ -67,11 +69,11 @@ class AsyncStores:
             return False
         if not bar.pending and bar.bytes < len(lanes) * width:
             return False
-        to = self._elements(places, width, low, high)
-        if not self.shared.may_follow(to, lanes, width):
+        elements = self._elements(places, width, low, high)
+        if not self.shared.may_follow(elements, lanes, width):
             return False
         self.mbarriers.find(row, bar.offset, lanes, site)
-        self._write(to, value[lanes], width, bar, site)
+        self._write(elements, value[lanes], width, bar, site)
         return True
 
     def _store_one(self, places: Places, value: Array, width: int, site: int) -> None:
@@ -88,14 +90,15 @@ class AsyncStores:
             text = f"st.async of {width} bytes to shared offset {offset}, which is no multiple of {width}"
             self.batch.report_lane("shared-misaligned", text, site, lane)
             return
-        to = self._elements(places, width, offset, offset + width)
-        self.shared.check_async_write(to, lane, row, site, width)
-        self._write(to, value[places.lanes], width, bar, site)
+        elements = self._elements(places, width, offset, offset + width)
+        self.shared.check_async_write(elements, lane, row, site, width)
+        self._write(elements, value[places.lanes], width, bar, site)
 
     def _elements(self, places: Places, width: int, low: int, high: int) -> Elements:
         """The destinations as elements of ``width`` bytes, within bytes [low, high) of their CTA."""
         return Elements((places.offsets + places.rows * self.shared.stride) >> SHIFT[width], low, high)
 
-    def _write(self, to: Elements, data: Array, width: int, bar: MBarrier, site: int) -> None:
-        self.shared.start_write(to.at, bar.column, site, width)
-        self.mbarriers.attach_copy(to.at, data, width, bar, site)
+    def _write(self, elements: Elements, data: Array, width: int, bar: MBarrier, site: int) -> None:
+        """Begin checked stores of ``data`` to elements of ``width`` bytes, which complete on the mbarrier."""
+        self.shared.start_write(elements.at, bar.column, site, width)
+        self.mbarriers.attach_copy(elements.at, data, width, bar, site)

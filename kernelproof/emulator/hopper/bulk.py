@@ -38,29 +38,29 @@ from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.scopes import Scope, sized
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
-# For cp.reduce: the element type by CUtensorMapDataType, and (below) the operation by its name in PTX.
-_REDUCIBLE = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
+# For cp.reduce: CUtensorMapDataType -> the element type, and name in PTX -> the operation.
+_REDUCED_TYPES = {6: np.float16, 7: np.float32, 2: np.uint32, 3: np.int32, 8: np.float64}
 _REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class Delivery(NamedTuple):
-    """The destination of a bulk copy to shared memory. ``to``, ``bar``: per lane, the address of the data and that of
-    the mbarrier. ``ranks``: for multicast, per lane a mask with a bit for each CTA that receives the data; None without
-    multicast. ``paired`` (cta_group::2): the mbarrier may also lie in the other CTA of the receiver's pair; its address
-    says in which of the two."""
+    """The destination of a bulk copy to shared memory. ``address``, ``bar_address``: per lane, the shared memory
+    addresses of the data and of the mbarrier. ``ranks``: for multicast, per lane a mask with a bit for each CTA that
+    receives the data; None without multicast. ``paired`` (cta_group::2): the mbarrier may also lie in the other CTA of
+    the receiver's pair; its address says in which of the two."""
 
-    to: Array
-    bar: Array
+    address: Array
+    bar_address: Array
     ranks: Array | None
     paired: bool = False
 
 
 class StoredBox(NamedTuple):
-    """A lane's store of the box at the coordinates ``at`` of a tensor, from the address ``source`` in shared memory."""
+    """A lane's store of the box at some coordinates of a tensor, from the address ``source`` in shared memory."""
 
     lane: int
     map_: TensorMap
-    at: list[int]
+    coordinates: list[int]
     source: int
 
 
@@ -89,7 +89,8 @@ class Bulk:
         self.map_proxy, self.arena, self.counters = map_proxy, device.arena, batch.launch.counters
         self.hazards = batch.launch.options.hazards
         self.maps: dict[bytes, TensorMap | None] = {}
-        self.swizzled: dict[tuple[int, int, int], Array] = {}
+        # (offset, bytes, span) -> the result of ``tensor_map.swizzled``.
+        self.swizzled_offsets: dict[tuple[int, int, int], Array] = {}
         self.open_stores: dict[int, list[int]] = {}
         self.groups: dict[int, list[list[int]]] = {}
         self.writes: dict[int, list[list[GlobalAccess]]] = {}
@@ -97,6 +98,7 @@ class Bulk:
         self.sites: dict[int, int] = {}
 
     def _lanes(self, m: Mask) -> Iterator[int]:
+        """The running lanes of ``m``."""
         return iter(self.batch.lanes(m).tolist())
 
     # --- boxes ---
@@ -128,9 +130,9 @@ class Bulk:
     def _swizzled(self, offset: int, nbytes: int, span: int) -> Array:
         """The result of ``tensor_map.swizzled``, computed once for each combination of arguments."""
         key = (offset, nbytes, span)
-        out = self.swizzled.get(key)
+        out = self.swizzled_offsets.get(key)
         if out is None:
-            out = self.swizzled[key] = swizzled(offset, nbytes, span)
+            out = self.swizzled_offsets[key] = swizzled(offset, nbytes, span)
         return out
 
     def _check_box(self, map_: TensorMap, box: Box, lane: int, site: int) -> bool:
@@ -177,7 +179,7 @@ class Bulk:
         if buffer is None or first + nbytes > buffer.end or buffer.written is not None or buffer.role != "input":
             return None
         self.device.check_grid_wait(np.array([lane]), np.array([first]), site)
-        shape = map_.box[1], map_.box[0] * map_.item // 16
+        shape = map_.box[1], map_.box[0] * map_.element_bytes // 16
         view: Array = np.ndarray(shape, MOVER[16], self.arena.data, first, (stride, 16))
         return view.copy().reshape(-1)
 
@@ -194,7 +196,7 @@ class Bulk:
         if not write and buffer.written is None and buffer.role == "input":
             return
         width = reduced or 16
-        # The widest access that is aligned in every row and divides a row's length.
+        # Tags are for the widest accesses that are aligned in every row and divide a row's length.
         while (first | (box.high - box.low) | int(np.bitwise_or.reduce(rows + box.low))) & (width - 1):
             width //= 2
         offset = (rows[:, None] + np.arange(box.low, box.high, width)).reshape(-1)
@@ -217,21 +219,21 @@ class Bulk:
         self.device.hazards.begin_copy(access)
         of_lane = self.batch.everyone if access.lanes is None else access.lanes
         for lane in lanes:
-            own = of_lane == lane
-            part = access if len(lanes) == 1 else access._replace(lanes=of_lane[own], offset=access.offset[own])
+            by_lane = of_lane == lane
+            part = access if len(lanes) == 1 else access._replace(lanes=of_lane[by_lane], offset=access.offset[by_lane])
             self.writes.setdefault(lane, [[]])[-1].append(part)
 
     # --- loads ---
 
-    def load_tensor(self, address: Array, coordinates: list[Array], to: Delivery, m: Mask, site: int) -> None:
+    def load_tensor(self, address: Array, coordinates: list[Array], delivery: Delivery, m: Mask, site: int) -> None:
         """cp.async.bulk.tensor to the shared memory of this CTA or of several CTAs of the cluster."""
         for lane in self._lanes(m):
             map_ = self._map(int(address[lane]), lane, site)
             if map_ is not None:
                 data = self._read_box(map_, _signed(coordinates, lane), lane, site)
-                self._deliver(data, to, SWIZZLE_SPAN[map_.swizzle], 128, lane, site)
+                self._deliver(data, delivery, SWIZZLE_SPAN[map_.swizzle], 128, lane, site)
 
-    def load(self, source: Array, size: Array, to: Delivery, m: Mask, site: int, shared: bool) -> None:
+    def load(self, source: Array, size: Array, delivery: Delivery, m: Mask, site: int, shared: bool) -> None:
         """cp.async.bulk of consecutive bytes to shared memory, from global memory or from this CTA's shared memory
         (``shared``)."""
         for lane in self._lanes(m):
@@ -242,14 +244,14 @@ class Bulk:
             elif shared:
                 origin = self._shared_places(start, count, lane, site)
                 if origin is not None:
-                    self._deliver(self.shared.views[16][origin], to, 16, 16, lane, site, origin)
+                    self._deliver(self.shared.views[16][origin], delivery, 16, 16, lane, site, origin)
             else:
                 box = self._consecutive_box(start, count, lane, site)
                 if box is not None:
                     at = int(box.rows[0])
                     data = self.arena.views[16][at >> 4 : (at + count) >> 4].copy()
                     self._touch_global(box.rows, box, lane, site, write=False)
-                    self._deliver(data, to, 16, 16, lane, site)
+                    self._deliver(data, delivery, 16, 16, lane, site)
 
     def _consecutive_box(self, address: int, count: int, lane: int, site: int) -> Box | None:
         """Consecutive bytes of global memory as a box of one row; None, and a report, if they exceed their buffer."""
@@ -269,12 +271,12 @@ class Bulk:
             return None
         return self.shared.chunks(int(self.batch.row_of[lane]), offset + np.arange(0, count, 16))
 
-    def _receivers(self, to: Delivery, lane: int) -> list[int]:
+    def _receivers(self, delivery: Delivery, lane: int) -> list[int]:
         """The ranks of the CTAs that receive a lane's copy."""
-        if to.ranks is not None:
-            mask = int(to.ranks[lane])
+        if delivery.ranks is not None:
+            mask = int(delivery.ranks[lane])
             return [rank for rank in range(16) if mask >> rank & 1]
-        return [self._rank(int(to.to[lane]), lane)]
+        return [self._rank(int(delivery.address[lane]), lane)]
 
     def _rank(self, address: int, lane: int) -> int:
         """The rank of the CTA that an address names."""
@@ -282,21 +284,21 @@ class Bulk:
         return int(self.batch.rank[self.batch.row_of[lane]]) if rank < 0 else rank
 
     def _deliver(
-        self, data: Array, to: Delivery, span: int, align: int, lane: int, site: int, origin: Array | None = None
+        self, data: Array, delivery: Delivery, span: int, align: int, lane: int, site: int, origin: Array | None = None
     ) -> None:
         """Send 16-byte elements to shared memory. ``span``: bytes of a row of the swizzle pattern (16: none).
         ``align``: the alignment in bytes that the destination needs. ``origin``: the elements of the lane's own shared
         memory that are copied; None for a copy from global memory."""
-        offset = (int(to.to[lane]) & WITHIN) - WINDOW_START
-        bar_offset = (int(to.bar[lane]) & WITHIN) - WINDOW_START
+        offset = (int(delivery.address[lane]) & WITHIN) - WINDOW_START
+        bar_offset = (int(delivery.bar_address[lane]) & WITHIN) - WINDOW_START
         if (offset + WINDOW_START) % align:
             text = f"bulk copy to shared offset {offset}, which is no multiple of {align}"
             self.batch.report_lane("shared-misaligned", text, site, lane, offset)
             return
-        ranks = self._receivers(to, lane)
-        signal = self._rank(int(to.bar[lane]), lane)
-        if to.ranks is None and signal >> to.paired != ranks[0] >> to.paired:
-            there = "the pair of CTAs that the copy goes to" if to.paired else "the CTA that the copy goes to"
+        ranks = self._receivers(delivery, lane)
+        signal = self._rank(int(delivery.bar_address[lane]), lane)
+        if delivery.ranks is None and signal >> delivery.paired != ranks[0] >> delivery.paired:
+            there = "the pair of CTAs that the copy goes to" if delivery.paired else "the CTA that the copy goes to"
             self.batch.report_lane("cluster", f"the mbarrier lies outside of {there}", site, lane)
             return
         nbytes = data.size * 16
@@ -306,8 +308,8 @@ class Bulk:
             self.counters.bulk_delivered_bytes += nbytes * len(ranks)
         places = self._swizzled(offset, nbytes, span)
         for rank in ranks:
-            # Within the receiver's pair, the mbarrier's address says which CTA is signalled.
-            signalled = rank & ~1 | signal & 1 if to.paired else rank
+            # The CTAs of a pair have the ranks 2 i and 2 i + 1. The mbarrier's address says which of them is signalled.
+            signalled = rank & ~1 | signal & 1 if delivery.paired else rank
             self._deliver_to((rank, signalled), data, offset, places, bar_offset, lane, site, origin)
 
     def _deliver_to(
@@ -346,8 +348,8 @@ class Bulk:
             self.shared.async_read(
                 Elements(origin, begin, begin + data.size * 16), lane, own, reader, site, "a bulk copy", bar.column
             )
-        to = Elements(self.shared.chunks(row, places), offset, offset + data.size * 16)
-        self.mbarriers.start_copy(to, data, 16, bar, lane, row, site)
+        elements = Elements(self.shared.chunks(row, places), offset, offset + data.size * 16)
+        self.mbarriers.start_copy(elements, data, 16, bar, lane, row, site)
 
     # --- stores ---
 
@@ -391,16 +393,17 @@ class Bulk:
         map_, arena = boxes[0].map_, self.arena
         # Corners are different multiples of the box, and rows of the tensor do not overlap: then no two boxes share a
         # byte, so the order in which they are stored does not matter.
-        corners = {tuple(box.at) for box in boxes}
+        corners = {tuple(box.coordinates) for box in boxes}
         are_disjoint = len(corners) == len(boxes) and all(
-            at % extent == 0 for corner in corners for at, extent in zip(corner, map_.box, strict=True)
+            coordinate % extent == 0 for corner in corners for coordinate, extent in zip(corner, map_.box, strict=True)
         )
-        are_disjoint = are_disjoint and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.item
-        extents = [place_inside(map_, box.at, arena) for box in boxes] if are_disjoint else [None]
+        are_disjoint = are_disjoint and len(map_.dims) == 2 and map_.strides[0] >= map_.dims[0] * map_.element_bytes
+        extents = [place_inside(map_, box.coordinates, arena) for box in boxes] if are_disjoint else [None]
         sources = [box.source - WINDOW_START for box in boxes]
         fits = min(sources) >= 0 and max(sources) + map_.nbytes <= self.shared.size
         if None in extents or any(box.map_ is not map_ or box.source % 128 for box in boxes) or not fits:
             return False
+        # ``first``, shape (boxes,): the arena offset of each box's first byte.
         first = np.array([extent[0] for extent in extents if extent is not None])
         _, stride, nbytes = extents[0] or (0, 0, 0)
         low, high = int(first.min()), int(first.max()) + nbytes
@@ -410,8 +413,9 @@ class Bulk:
         lanes = np.array([box.lane for box in boxes])
         rows = self.batch.row_of[lanes]
         span = SWIZZLE_SPAN[map_.swizzle]
-        at = np.stack([self._swizzled(offset, map_.nbytes, span) for offset in sources])
-        at = self.shared.chunks(rows[:, None], at)
+        # Shape (boxes, 16-byte elements of a box): the indices of the sources in the batch's shared memory.
+        source_offsets = np.stack([self._swizzled(offset, map_.nbytes, span) for offset in sources])
+        at = self.shared.chunks(rows[:, None], source_offsets)
         if self.hazards:
             if not self.shared.store_reads(at, (min(sources), max(sources) + map_.nbytes), lanes, rows):
                 return False
@@ -421,9 +425,10 @@ class Bulk:
             self.counters.bulk_boxes += len(boxes)
             self.counters.bulk_store_bytes += len(boxes) * map_.nbytes
         self.device.check_grid_wait(lanes, first, site)
-        lines = np.arange(map_.box[1])[:, None] * stride + np.arange(0, map_.box[0] * map_.item, 16)
-        offset = (first[:, None] + lines.reshape(-1)).reshape(-1)
-        access = GlobalAccess(buffer, np.repeat(lanes, lines.size), offset, 16, site)
+        # The offsets of a box's 16-byte elements from its first byte, shape (rows, elements of a row).
+        within_box = np.arange(map_.box[1])[:, None] * stride + np.arange(0, map_.box[0] * map_.element_bytes, 16)
+        offset = (first[:, None] + within_box.reshape(-1)).reshape(-1)
+        access = GlobalAccess(buffer, np.repeat(lanes, within_box.size), offset, 16, site)
         self.device.hazards.before_write(access, None)
         self.device.mark(access)
         self._begin_write(access, lanes.tolist())
@@ -451,7 +456,7 @@ class Bulk:
             return
         inside_rows = np.flatnonzero(box.rows != -1)
         rows, data = box.rows[inside_rows], raw.reshape(-1, box.inner)[inside_rows]
-        self._touch_global(rows, box, lane, site, write=True, reduced=map_.item if reduction else 0)
+        self._touch_global(rows, box, lane, site, write=True, reduced=map_.element_bytes if reduction else 0)
         self.launch.version += 1
         if reduction:
             self._reduce(rows, box, data, reduction, map_.dtype)
@@ -460,9 +465,9 @@ class Bulk:
 
     def _reduce(self, rows: Array, box: Box, data: Array, reduction: str, dtype: int) -> None:
         """Combine data (rows, bytes) with global memory. Raises EmulatorError for operations that are not modelled."""
-        if dtype not in _REDUCIBLE or reduction not in _REDUCTIONS:
+        if dtype not in _REDUCED_TYPES or reduction not in _REDUCTIONS:
             raise EmulatorError(f"cp.reduce {reduction} on data type {dtype} is not modelled")
-        kind, combine = _REDUCIBLE[dtype], _REDUCTIONS[reduction]
+        kind, combine = _REDUCED_TYPES[dtype], _REDUCTIONS[reduction]
         for row, new in zip(rows, data, strict=True):
             old = self.arena.data[row + box.low : row + box.high].view(kind)
             old[:] = combine(old, new[box.low : box.high].view(kind))
@@ -479,10 +484,10 @@ class Bulk:
             inside = np.arange(box.low, box.high)
             self.arena.data[rows[:, None] + inside] = data[:, inside]
 
-    def store(self, to: Array, source: Array, size: Array, m: Mask, site: int) -> None:
+    def store(self, destination: Array, source: Array, size: Array, m: Mask, site: int) -> None:
         """cp.async.bulk of consecutive bytes from shared to global memory."""
         for lane in self._lanes(m):
-            count, start = int(size[lane]), int(to[lane])
+            count, start = int(size[lane]), int(destination[lane])
             if count % 16 or start % 16 or int(source[lane]) % 16 or not count:
                 text = f"bulk copy of {count} bytes to {start:#x}: size and both addresses must be multiples of 16"
                 self.batch.report_lane("global-misaligned", text, site, lane, start)

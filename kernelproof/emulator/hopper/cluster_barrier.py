@@ -87,10 +87,10 @@ class ClusterBarriers:
         self.clocks.set(clock, self.clocks.started, self.launch.tick)
         cluster.done_clock, cluster.clock = clock, None
         self.launch.version += 1
-        free = self.scheduler.asleep(cluster)
-        if free.any():
-            self._leave(cluster, np.flatnonzero(free))
-            self.scheduler.release(cluster, free)
+        sleepers = self.scheduler.asleep(cluster)
+        if sleepers.any():
+            self._leave(cluster, np.flatnonzero(sleepers))
+            self.scheduler.release(cluster, sleepers)
 
     def _leave(self, cluster: ClusterBarrier, lanes: Array) -> None:
         """Let lanes pass the barrier: they acquire the clock of its last generation."""
@@ -108,18 +108,18 @@ class ClusterBarriers:
             lanes = np.flatnonzero(mask[members]) + members.start
             if lanes.size == 0:
                 continue
-            never = self.arrived_at[lanes] < 0
-            if never.any():
+            not_arrived = self.arrived_at[lanes] < 0
+            if not_arrived.any():
                 text = "waits at barrier.cluster without having arrived"
-                batch.report_lanes("barrier-divergence", text, site, lanes[never])
-            done = never | (self.arrived_at[lanes] < cluster.generation)
-            if done.any():
-                self._leave(cluster, lanes[done])
-                awake[lanes[done]] = True
-            if not done.all():
-                others = np.zeros(batch.size, bool)
-                others[lanes[~done]] = True
-                self.scheduler.sleep(cluster, others, resume, site)
+                batch.report_lanes("barrier-divergence", text, site, lanes[not_arrived])
+            is_complete = not_arrived | (self.arrived_at[lanes] < cluster.generation)
+            if is_complete.any():
+                self._leave(cluster, lanes[is_complete])
+                awake[lanes[is_complete]] = True
+            if not is_complete.all():
+                sleepers = np.zeros(batch.size, bool)
+                sleepers[lanes[~is_complete]] = True
+                self.scheduler.sleep(cluster, sleepers, resume, site)
         if (awake == mask).all():
             return self.scheduler.go(resume, m)
         return self.scheduler.next(resume, awake) if awake.any() else self.scheduler.pick()

@@ -106,6 +106,7 @@ class ClusterClocks(WarpClocks):
         return slice(first, first + self.warps)
 
     def column(self, row: int, warp: int) -> int:
+        """The column of a warp's accesses."""
         return int(self.first[row]) + warp
 
     def present(self, row: int, warp: int, lanes: Array | None = None) -> Array:
@@ -187,9 +188,9 @@ class ClusterClocks(WarpClocks):
         warps = batch.row_of[lanes].astype(np.int64) * batch.warps_per_cta + batch.warp[lanes]
         for number in np.unique(warps):
             entries = self.private.get(divmod(int(number), batch.warps_per_cta), ())
-            own = np.flatnonzero(warps == number) if entries else warps
+            of_warp = np.flatnonzero(warps == number) if entries else warps
             for members, clock in entries:
-                out[own] |= members[batch.lane[lanes[own]]] & (clock[columns[own]] > ticks[own])
+                out[of_warp] |= members[batch.lane[lanes[of_warp]]] & (clock[columns[of_warp]] > ticks[of_warp])
         return out
 
     # --- release and acquire ---
@@ -213,8 +214,8 @@ class ClusterClocks(WarpClocks):
 
     def publish(self, lanes: Array, whole: bool = False) -> Array:
         """The clock that a release by these lanes publishes: the union of their clocks, and their own accesses before
-        the present tick. ``whole``: the release counts as one of all lanes of their warps. The caller has advanced the
-        tick."""
+        the present tick. ``whole``: the release counts as a release by all lanes of their warps. The caller has
+        advanced the tick."""
         clock, tick = self.knowledge(lanes), self.batch.launch.tick
         warps = distinct(lanes >> 5)
         columns = self.first[warps // self.warps] + warps % self.warps
@@ -231,8 +232,8 @@ class ClusterClocks(WarpClocks):
         self.releases.add(lanes if are_partial.all() else lanes[are_partial[np.searchsorted(warps, lanes >> 5)]], tick)
         gathered = self.releases.gathered.reshape(-1)[warps[are_partial]]
         for part in self.parts:
-            at = together[are_partial] + part
-            clock[at] = np.maximum(clock[at], gathered)
+            entries = together[are_partial] + part
+            clock[entries] = np.maximum(clock[entries], gathered)
         return clock
 
     def acquire(self, lanes: Array, clock: Array) -> None:
@@ -240,17 +241,17 @@ class ClusterClocks(WarpClocks):
         ``private`` until they synchronise with the others."""
         batch = self.batch
         warps = lanes >> 5
-        starts = distinct(warps)
-        if len(lanes) == 32 * len(starts):
+        batch_warps = distinct(warps)
+        if len(lanes) == 32 * len(batch_warps):
             # The usual case: complete warps. Lanes are grouped by warp, so 32 lanes per distinct warp means that none
             # is missing. The reshaped table has one row per warp of the batch.
             table = self.ticks.reshape(-1, self.ticks.shape[2])
-            table[starts] = np.maximum(table[starts], clock)
+            table[batch_warps] = np.maximum(table[batch_warps], clock)
             return
-        for start in starts:
-            own_lanes = lanes[warps == start] & 31
-            row, warp = divmod(int(start), self.warps)
-            alive = batch.alive[32 * start : 32 * start + 32]
+        for number in batch_warps:
+            own_lanes = lanes[warps == number] & 31
+            row, warp = divmod(int(number), self.warps)
+            alive = batch.alive[32 * number : 32 * number + 32]
             if len(own_lanes) >= int(alive.sum()):
                 # These are all lanes that have not exited, so they count as the complete warp.
                 np.maximum(self.ticks[row, warp], clock, out=self.ticks[row, warp])
@@ -270,7 +271,7 @@ class ClusterClocks(WarpClocks):
         for part in self.parts:
             self.ticks[row, warps, column + part] = np.maximum(self.ticks[row, warps, column + part], tick)
 
-    def _share(self, synchronised: Array | None) -> None:
+    def _join_private(self, synchronised: Array | None) -> None:
         """Join the private clocks of lanes to the clock of their warp. ``synchronised``: the warps, bool (row, warp);
         None: all."""
         for row, warp in list(self.private):
@@ -282,22 +283,22 @@ class ClusterClocks(WarpClocks):
 
     def meet_all(self) -> None:
         self.base[:] = self.launch.tick
-        self._share(None)
+        self._join_private(None)
         for row in range(self.batch.count):
             horizon = self.ticks[row]
-            best = horizon.max(axis=0)
-            self.set(best, self.of_warps + self.first[row], self.launch.tick)
-            horizon[:] = best
+            joined = horizon.max(axis=0)
+            self.set(joined, self.of_warps + self.first[row], self.launch.tick)
+            horizon[:] = joined
 
     def meet(self, row: int, warps: Array, waiting: Array, whole: bool, released: Array | None) -> None:
         synchronised = np.zeros((self.batch.count, self.warps), bool)
         synchronised[row, warps] = True
-        self._share(synchronised)
+        self._join_private(synchronised)
         horizon = self.ticks[row]
-        best = horizon[warps].max(axis=0)
+        joined = horizon[warps].max(axis=0)
         for column in (self.first[row], self.first[row] + self.together):
-            self.set(best, warps + column, self.launch.tick)
-        horizon[waiting] = best if released is None else np.maximum(best, released)
+            self.set(joined, warps + column, self.launch.tick)
+        horizon[waiting] = joined if released is None else np.maximum(joined, released)
         if whole and len(waiting) == len(warps):
             self.base[row] = self.launch.tick
 
@@ -307,7 +308,7 @@ class ClusterClocks(WarpClocks):
         self.launch.tick += 1
         synchronised = self.warps_in(m)
         if self.private:
-            self._share(synchronised)
+            self._join_private(synchronised)
         rows, warps = np.nonzero(synchronised)
         for part in self.parts:
             column = warps + self.first[rows] + part

@@ -102,7 +102,7 @@ class ClusterMemory(ClusterOrder):
         self._follow_tick()
         at = source.at
         tags = self.rows[16][0][at]
-        if not self._are_known(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
+        if not self._are_certainly_ordered(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
             self._check_async_read(tags, at, lane, row, site, reader_name)
         own = self._reader_column(row, reader)
         end_column = own if column is None else column
@@ -118,7 +118,7 @@ class ClusterMemory(ClusterOrder):
         elements). ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having done
         nothing, if some reads need a closer look."""
         self._follow_tick()
-        if not self._are_known(self.rows[16][0][at], lanes, rows):
+        if not self._are_certainly_ordered(self.rows[16][0][at], lanes, rows):
             return False
         clocks = self.cluster_clocks
         own = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
@@ -165,10 +165,10 @@ class ClusterMemory(ClusterOrder):
         limit = self.proxy_fenced.reshape(-1, width)[rows]
         for i, (lane, row) in enumerate(zip(lanes.tolist(), rows.tolist(), strict=True)):
             # A lane needs no synchronisation with itself, but its own proxy fence.
-            own = int(limit[i, batch.thread[lane]])
-            known = clocks.of_lane(lane)[clocks.together :][clocks.own(row)]
-            np.minimum(limit[i], np.repeat(known, 32)[:width], out=limit[i])
-            limit[i, batch.thread[lane]] = own
+            own_fence = int(limit[i, batch.thread[lane]])
+            visible_ticks = clocks.of_lane(lane)[clocks.together :][clocks.own(row)]
+            np.minimum(limit[i], np.repeat(visible_ticks, 32)[:width], out=limit[i])
+            limit[i, batch.thread[lane]] = own_fence
         ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
         thread = (tags & self.TAG(1023)).astype(np.int64)
         if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
@@ -181,9 +181,9 @@ class ClusterMemory(ClusterOrder):
         self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
         return True
 
-    def _are_known(self, tags: Array, lanes: Array, rows: Array) -> bool:
-        """Fast path: are these reads certainly ordered after the writes? ``tags``: those of the writers, of shape
-        (lanes, elements, ...).
+    def _are_certainly_ordered(self, tags: Array, lanes: Array, rows: Array) -> bool:
+        """Fast path: are reads by these lanes certainly ordered after the last writes of the elements? ``tags``: those
+        of the writes, shape (lanes, elements, ...).
 
         It is True in two cases: one bulk copy that the lane has waited for wrote all elements; or threads of the lane's
         own CTA wrote them, and later all its threads executed a proxy fence and all its warps synchronised with the
@@ -206,33 +206,35 @@ class ClusterMemory(ClusterOrder):
             return False
         # The least tick over all warps and all threads of the CTA is a bound that holds for every possible writer.
         width = self.batch.width
-        passed = clocks.ticks[rows, warps, clocks.together : clocks.together + clocks.warps].min(axis=1)
+        synchronised_ticks = clocks.ticks[rows, warps, clocks.together : clocks.together + clocks.warps].min(axis=1)
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
-        return bool((ticks < np.minimum(passed, fenced)).all())
+        return bool((ticks < np.minimum(synchronised_ticks, fenced)).all())
 
     def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
         """Report an asynchronous read of elements that races with the writes of these tags, or lacks a proxy fence."""
-        tags, at_of = self._writers_of(tags, at, lane, site, reader_name)
+        tags, element_of_tag = self._writers_of(tags, at, lane, site, reader_name)
         bad = ~self._ordered(np.full(len(tags), lane), tags, READ_AFTER_WRITE)
-        self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, at_of, lane, row, site)
+        self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, element_of_tag, lane, row, site)
         generic = ((tags & ACTOR) < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
-            self._check_proxy(tags[generic], lane, at_of[generic], site, f"{reader_name} reads", row)
+            self._check_proxy(tags[generic], lane, element_of_tag[generic], site, f"{reader_name} reads", row)
 
     def _writers_of(self, tags: Array, at: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
         """The tags of the last writes of elements that are read, and the element of each tag. Undefined elements are
         reported and left out."""
-        at_of = at
+        element_of_tag = at
         if tags.ndim > 1:
-            at_of = np.repeat(at, tags.shape[1])
+            element_of_tag = np.repeat(at, tags.shape[1])
             tags = tags.reshape(-1)
         if int(tags.max()) >= self.IN_FLIGHT:
             for kind, text, bad, doubtful in faults_of_undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
-                other = self._copy_under(tags, at_of, bad, kind)
-                self._report_element(kind, f"{reader_name} {text}", site, lane, int(at_of[bad][0]), doubtful, other)
+                other = self._copy_under(tags, element_of_tag, bad, kind)
+                self._report_element(
+                    kind, f"{reader_name} {text}", site, lane, int(element_of_tag[bad][0]), doubtful, other
+                )
             good = tags < self.IN_FLIGHT
-            tags, at_of = tags[good], at_of[good]
-        return tags, at_of
+            tags, element_of_tag = tags[good], element_of_tag[good]
+        return tags, element_of_tag
 
     def _copy_under(self, tags: Array, at: Array, bad: Array, kind: str) -> Participant | None:
         """The copy in flight to the first of the ``bad`` elements; None for other kinds of findings."""
@@ -353,20 +355,20 @@ class ClusterMemory(ClusterOrder):
         self._follow_tick()
         writer, latest, readers = self.rows[width]
         tags = writer[to.at].reshape(len(lanes), -1)
-        of_tags = np.broadcast_to(lanes[:, None], tags.shape)
+        lane_of_tag = np.broadcast_to(lanes[:, None], tags.shape)
         in_flight = (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN)
         written = (tags < self.IN_FLIGHT) & (tags > self.LONG_PAST)
-        if in_flight.any() or not self._ordered(of_tags[written], tags[written], WRITE_AFTER_WRITE).all():
+        if in_flight.any() or not self._ordered(lane_of_tag[written], tags[written], WRITE_AFTER_WRITE).all():
             return False
         if width == 16 and ((tags[written] & ACTOR) < SEVERAL).any():  # a proxy fence may be missing
             return False
         if latest[to.at].any():
             reads = readers[to.at].reshape(-1, self.columns)
             place, reader = np.nonzero(reads)
-            if not self._ordered(of_tags.reshape(-1)[place], reads[place, reader], WRITE_AFTER_READ).all():
+            if not self._ordered(lane_of_tag.reshape(-1)[place], reads[place, reader], WRITE_AFTER_READ).all():
                 return False
-        for asynchronous in self.async_reads.readers(to.low, to.high):
-            reads = self.async_reads.tags[asynchronous, to.at * width >> 4]
+        for async_reader in self.async_reads.readers(to.low, to.high):
+            reads = self.async_reads.tags[async_reader, to.at * width >> 4]
             place = np.flatnonzero(reads)
             if not self._ordered(lanes[place], reads[place], WRITE_AFTER_READ).all():
                 return False
@@ -411,34 +413,34 @@ class ClusterMemory(ClusterOrder):
         ended."""
         _, latest, readers = self.rows[width]
         at, flat = to.at, tags.reshape(-1)
-        where = np.repeat(at, flat.size // len(at)) * width // 16
-        self._check_overwrite(flat, where, lane, row, site, width)
+        element_of_tag = np.repeat(at, flat.size // len(at)) * width // 16
+        self._check_overwrite(flat, element_of_tag, lane, row, site, width)
         if latest[at].any():
             reads = readers[at].reshape(-1, self.columns)
             for reader in np.flatnonzero(reads.any(axis=0)):
-                self._check_reads(reads[:, reader], where, lane, row, site)
+                self._check_reads(reads[:, reader], element_of_tag, lane, row, site)
         chunks = at * width >> 4
-        for asynchronous in self.async_reads.readers(to.low, to.high):
-            async_reads = self.async_reads.tags[asynchronous, chunks]
+        for async_reader in self.async_reads.readers(to.low, to.high):
+            async_reads = self.async_reads.tags[async_reader, chunks]
             if async_reads.any():
                 self._check_reads(async_reads, chunks, lane, row, site)
 
-    def _check_overwrite(self, tags: Array, where: Array, lane: int, row: int, site: int, width: int) -> None:
-        """Report a bulk copy into elements (``where``) that comes before their writes (``tags``) have ended."""
+    def _check_overwrite(self, tags: Array, elements: Array, lane: int, row: int, site: int, width: int) -> None:
+        """Report a bulk copy into elements that comes before their writes (``tags``) have ended."""
         for kind, text, bad, doubtful in faults_of_undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=False):
-            other = self._copy_under(tags, where, bad, kind)
-            self._report_element(kind, text, site, lane, int(where[bad][0]), doubtful, other)
-        plain = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
-        if plain.size:
-            tags, where = tags[plain], where[plain]
+            other = self._copy_under(tags, elements, bad, kind)
+            self._report_element(kind, text, site, lane, int(elements[bad][0]), doubtful, other)
+        completed = np.flatnonzero((tags < self.IN_FLIGHT) & (tags > self.LONG_PAST))
+        if completed.size:
+            tags, elements = tags[completed], elements[completed]
             bad = ~self._ordered(np.full(len(tags), lane), tags, WRITE_AFTER_WRITE)
-            self._report_race("a bulk copy starts", WRITE_AFTER_WRITE, bad, tags, where, lane, row, site)
+            self._report_race("a bulk copy starts", WRITE_AFTER_WRITE, bad, tags, elements, lane, row, site)
             generic = ((tags & ACTOR) < SEVERAL) & ~bad
             if generic.any() and width == 16:
-                self._check_proxy(tags[generic], lane, where[generic], site, "a bulk copy overwrites", row)
+                self._check_proxy(tags[generic], lane, elements[generic], site, "a bulk copy overwrites", row)
 
     def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
-        """Report a bulk copy into elements (``at``) that comes before their reads (``tags``) have ended."""
+        """Report a bulk copy into the elements ``at`` that comes before their reads (``tags``) have ended."""
         bad = (tags != 0) & ~self._ordered(np.full(len(tags), lane), tags, WRITE_AFTER_READ)
         self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
 
@@ -490,9 +492,9 @@ class ClusterMemory(ClusterOrder):
         access = super().locate(low, width, mask, site)
         if access is None:
             return None
-        left = access[0]
-        assert left is not None
-        if len(left) != len(lanes):
-            rows = rows[np.isin(lanes, left)]
-        offset = low[left].astype(np.int64) - WINDOW_START + rows * self.stride
-        return left, offset >> SHIFT[width], offset
+        located = access[0]
+        assert located is not None
+        if len(located) != len(lanes):
+            rows = rows[np.isin(lanes, located)]
+        offset = low[located].astype(np.int64) - WINDOW_START + rows * self.stride
+        return located, offset >> SHIFT[width], offset

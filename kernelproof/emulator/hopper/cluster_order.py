@@ -104,12 +104,12 @@ class ClusterOrder(SharedMemory):
         out: Array = actor == self.actor[lanes].astype(np.int64)
         out |= ticks < clocks.ticks[batch.row_of[lanes], batch.warp[lanes], column]
         if clocks.private and not out.all():
-            left = np.flatnonzero(~out)
-            out[left] = clocks.ordered_privately(lanes[left], column[left], ticks[left])
+            undecided = np.flatnonzero(~out)
+            out[undecided] = clocks.ordered_privately(lanes[undecided], column[undecided], ticks[undecided])
         if clocks.releases.active and not out.all():
-            left = np.flatnonzero(~out & (actor < SEVERAL))
-            writers, until = self._released(lanes[left], tags[left], hazard)
-            out[left] = clocks.releases.cover(writers, ticks[left], until)
+            undecided = np.flatnonzero(~out & (actor < SEVERAL))
+            writers, until = self._released(lanes[undecided], tags[undecided], hazard)
+            out[undecided] = clocks.releases.cover(writers, ticks[undecided], until)
         return out
 
     def _released(self, lanes: Array, tags: Array, hazard: str) -> tuple[Array, Array]:
@@ -135,7 +135,8 @@ class ClusterOrder(SharedMemory):
         return out
 
     def _report_unordered(self, hazard: str, bad: Array, tags: Array, granules: Granules, doubtful: bool) -> None:
-        """Report races; those of two CTAs whose accesses are ordered, but only at CTA scope, as ``memory-scope``."""
+        """Report races. If the accesses are of two CTAs and are ordered at CTA scope only, the rule is
+        ``memory-scope``."""
         if self.cluster_clocks.ended and hazard != WRITE_AFTER_READ:
             narrow = bad.copy()
             narrow[bad] = self._ordered(granules.lane[bad], tags[bad], WRITE_AFTER_READ)

@@ -27,7 +27,8 @@ class MapEdits:
     def replace(self, field: str, address: Array, ordinal: int, value: Array, m: Mask, site: int) -> None:
         """tensormap.replace.tile: set one field of the map at ``address``, in shared (uint32) or global memory
         (uint64). ``ordinal``: the dimension."""
-        offset, form, step = FIELDS[field]
+        # The field's place in the map, its code in ``struct``, and the distance of the fields of two dimensions.
+        offset, code, step = FIELDS[field]
         # Each edit marks the bytes as a map, because a kernel may build one from zeros.
         self._edit(address, 0, MAGIC, m, site)
         for lane in self.batch.lanes(m).tolist():
@@ -35,18 +36,18 @@ class MapEdits:
             number = DEVICE_TYPES.get(number, number) if field == "elemtype" else number + (field == "rank")
             mask = np.zeros(self.batch.size, bool)
             mask[lane] = True
-            self._edit(address, offset + ordinal * step, struct.pack(form, number), mask, site)
+            self._edit(address, offset + ordinal * step, struct.pack(code, number), mask, site)
 
     def _edit(self, address: Array, offset: int, raw: bytes, m: Mask, site: int) -> None:
         """Write bytes of the map at ``address`` from ``offset`` on, which lie within one chunk of 16 bytes."""
         start = offset % _CHUNK
-        at = address + address.dtype.type(offset - start)
+        chunk_address = address + address.dtype.type(offset - start)
         memory = self.shared if address.dtype == np.uint32 else self.device
-        chunk = memory.load(at, _CHUNK, m, site).copy()
+        chunk = memory.load(chunk_address, _CHUNK, m, site).copy()
         chunk.view(np.uint8).reshape(-1, _CHUNK)[:, start : start + len(raw)] = np.frombuffer(raw, np.uint8)
-        memory.store(at, chunk, _CHUNK, m, site)
+        memory.store(chunk_address, chunk, _CHUNK, m, site)
 
-    def publish(self, to: Array, source: Array, scope: Scope, m: Mask, site: int) -> None:
+    def publish(self, destination: Array, source: Array, scope: Scope, m: Mask, site: int) -> None:
         """tensormap.cp_fenceproxy: copy the map from shared to global memory and release it to the tensor map proxy.
         The first lane of each warp copies for the whole warp."""
         lanes = self.batch.lanes(m)
@@ -57,7 +58,7 @@ class MapEdits:
         chunks = []
         for offset in range(0, MAP_BYTES, _CHUNK):
             chunk = self.shared.load(source + np.uint32(offset), _CHUNK, mask, site)
-            self.device.store(to + np.uint64(offset), chunk, _CHUNK, mask, site)
+            self.device.store(destination + np.uint64(offset), chunk, _CHUNK, mask, site)
             chunks.append(chunk[first])
         content = np.ascontiguousarray(np.stack(chunks, axis=1)).view(np.uint8).reshape(len(first), MAP_BYTES)
         for lane, raw in zip(first.tolist(), content, strict=True):

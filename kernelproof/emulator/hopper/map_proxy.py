@@ -42,40 +42,47 @@ class MapProxy:
         self.launch.tick += 1
         lanes = batch.lanes(m)
         places = zip(batch.row_of[lanes].tolist(), batch.warp[lanes].tolist(), address[lanes].tolist(), strict=True)
-        for row, warp, at in set(places):
-            fences = self.acquired.setdefault((row, at - self.device.arena.base), {})
+        for row, warp, map_address in set(places):
+            fences = self.acquired.setdefault((row, map_address - self.device.arena.base), {})
             fences[warp, scope] = self.launch.tick
 
-    def use(self, buffer: Buffer, at: int, lane: int, site: int) -> None:
-        """Check the read of the map at offset ``at`` in the arena by a lane's bulk copy, and the fences before it."""
+    def use(self, buffer: Buffer, map_offset: int, lane: int, site: int) -> None:
+        """Check the read of the map at an offset in the arena by a lane's bulk copy, and the fences before it."""
         if not self.launch.options.hazards:
             return
         state, batch = self.device.state, self.batch
         tags = state.tags(buffer, self.launch.recording)
         if not tags.is_written:
             return
-        first = (at - buffer.start) >> tags.shift
+        first = (map_offset - buffer.start) >> tags.shift
         tag = int(tags.written[first : first + (MAP_BYTES >> tags.shift)].max())
         if not tag:
             return
-        offset = at + np.arange(0, MAP_BYTES, _CHUNK)
-        self.device.hazards.before_read(GlobalAccess(buffer, np.full(len(offset), lane), offset, _CHUNK, site))
-        writer, own, tick = (tag & THREAD) // batch.width, int(batch.ctas[batch.row_of[lane]]), tag >> TICK_SHIFT
-        reach = self.launch.scope_of_both(writer, own)
+        chunk_offsets = map_offset + np.arange(0, MAP_BYTES, _CHUNK)
+        self.device.hazards.before_read(
+            GlobalAccess(buffer, np.full(len(chunk_offsets), lane), chunk_offsets, _CHUNK, site)
+        )
+        writer, own_cta, tick = (tag & THREAD) // batch.width, int(batch.ctas[batch.row_of[lane]]), tag >> TICK_SHIFT
+        reach = self.launch.scope_of_both(writer, own_cta)
         # Ticks order the fences: the release must be later than the write, and so must the acquire.
         fault = ""
-        if not any(t > tick and c == writer and s >= reach for (c, s), t in state.map_releases.items()):
+        if not any(
+            released > tick and cta == writer and scope >= reach
+            for (cta, scope), released in state.map_releases.items()
+        ):
             fault = "without a release of its writer to the proxy of tensor maps"
-        elif not self._is_acquired(lane, at, tick, reach):
+        elif not self._is_acquired(lane, map_offset, tick, reach):
             fault = "without fence.proxy.tensormap::generic.acquire of its address between"
         if fault:
-            batch.report_lane("tensor-map-fence", f"{UNFENCED}, {fault}", site, lane, at + self.device.arena.base)
+            batch.report_lane(
+                "tensor-map-fence", f"{UNFENCED}, {fault}", site, lane, map_offset + self.device.arena.base
+            )
 
-    def _is_acquired(self, lane: int, at: int, tick: int, reach: Scope) -> bool:
+    def _is_acquired(self, lane: int, map_offset: int, tick: int, reach: Scope) -> bool:
         """Does an acquire fence of this scope come after the tick, and happen before the lane's next access?"""
-        row, own = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
+        row, own_warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
         clock, first = self.clocks.of_lane(lane), int(self.clocks.first[row])
         return any(
-            fenced > tick and scope >= reach and (warp == own or clock[first + warp] > fenced)
-            for (warp, scope), fenced in self.acquired.get((row, at), {}).items()
+            fenced > tick and scope >= reach and (warp == own_warp or clock[first + warp] > fenced)
+            for (warp, scope), fenced in self.acquired.get((row, map_offset), {}).items()
         )

@@ -166,8 +166,9 @@ class MBarriers:
             return
         values, inverse = np.unique(key, return_inverse=True)
         for i in range(len(values)):
-            some = np.flatnonzero(inverse == i)
-            yield int(rows[some[0]]), int(offset[some[0]]), int(tokens[some[0]]), lanes[some]
+            members = np.flatnonzero(inverse == i)
+            first = members[0]
+            yield int(rows[first]), int(offset[first]), int(tokens[first]), lanes[members]
 
     def _named_barriers(self, address: Array, m: Mask, site: int) -> Iterator[tuple[MBarrier, Array]]:
         """Yield (mbarrier, lanes) for every mbarrier that the lanes name; missing ones are reported."""
@@ -265,10 +266,10 @@ class MBarriers:
     def fence_init(self, m: Mask) -> None:
         """fence.mbarrier_init or a proxy fence by the lanes of ``m``: it releases the mbarriers that they have
         initialised."""
-        fresh = [bar for bar in self.bars.values() if not bar.fenced]
-        if fresh:
+        unfenced = [bar for bar in self.bars.values() if not bar.fenced]
+        if unfenced:
             self.launch.tick += 1
-            for bar in fresh:
+            for bar in unfenced:
                 if m is None or m[bar.init_lane]:
                     bar.fenced = self.launch.tick
 
@@ -328,13 +329,13 @@ class MBarriers:
         # scope is needed.
         sides = [(lanes, Scope.CTA)]
         if clocks.cluster > 1:
-            near = self.batch.row_of[lanes] == bar.row
-            sides = [(lanes[near], Scope.CTA), (lanes[~near], Scope.CLUSTER)]
-        for some, reach in sides:
-            if not some.size:
+            in_own_cta = self.batch.row_of[lanes] == bar.row
+            sides = [(lanes[in_own_cta], Scope.CTA), (lanes[~in_own_cta], Scope.CLUSTER)]
+        for releasing, reach in sides:
+            if not releasing.size:
                 continue
-            clock = clocks.publish(some) if order & ORDERS else clocks.knowledge(some)
-            visible = clock if order & ORDERS else self.shared.fenced_by(some, reach)
+            clock = clocks.publish(releasing) if order & ORDERS else clocks.knowledge(releasing)
+            visible = clock if order & ORDERS else self.shared.fenced_by(releasing, reach)
             if visible is not None and scope >= reach:
                 bar.release(reach, visible)
             if visible is not clock or reach > Scope.CTA:
@@ -396,18 +397,20 @@ class MBarriers:
             )
             self.batch.report_lanes("mbarrier", text, site, lanes, bar.offset)
 
-    def complete(self, address: Array, done: Array, m: Mask, site: int) -> None:
+    def complete(self, address: Array, nbytes: Array, m: Mask, site: int) -> None:
         """mbarrier.complete_tx by the lanes of ``m``."""
         for bar, lanes in self._named_barriers(address, m, site):
-            bar.bytes -= int(done[lanes].astype(np.int64).sum())
+            bar.bytes -= int(nbytes[lanes].astype(np.int64).sum())
             self._settle(bar)
 
-    def start_copy(self, to: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int) -> None:
+    def start_copy(
+        self, elements: Elements, data: Array, width: int, bar: MBarrier, lane: int, row: int, site: int
+    ) -> None:
         """Start a copy of ``data`` to elements of ``width`` bytes of a row's shared memory, which completes on the
         mbarrier."""
-        self.shared.check_async_write(to, lane, row, site, width)
-        self.shared.start_write(to.at, bar.column, site, width)
-        self.attach_copy(to.at, data, width, bar, site)
+        self.shared.check_async_write(elements, lane, row, site, width)
+        self.shared.start_write(elements.at, bar.column, site, width)
+        self.attach_copy(elements.at, data, width, bar, site)
 
     def attach_copy(self, at: Array, data: Array, width: int, bar: MBarrier, site: int) -> None:
         """Let data that a copy has begun to write (``ClusterMemory.start_write``) complete on the mbarrier. Its bytes
@@ -519,11 +522,11 @@ class MBarriers:
         due = self.launch.options.adverse or not expired[lanes].all()
         if not due or self.timed_out[lanes].all():
             return lanes
-        informed = self._completion_is_known(bar, lanes) if complete else np.zeros(len(lanes), bool)
-        ended = lanes[~informed]
+        is_known = self._completion_is_known(bar, lanes) if complete else np.zeros(len(lanes), bool)
+        ended = lanes[~is_known]
         self.results[ended] = False
         self.timed_out[ended] = expired[ended] = True
-        return lanes[informed]
+        return lanes[is_known]
 
     def _completion_is_known(self, bar: MBarrier, lanes: Array) -> Array:
         """Per lane: does the completion of the last phase certainly happen before its wait? That is so if the lane's

@@ -37,42 +37,45 @@ class Pattern(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def pattern(strides: Strides, rows: int, along: bool) -> Pattern:
+def pattern(strides: Strides, rows: int, rows_contiguous: bool) -> Pattern:
     """The 16-byte elements of an operand with ``rows`` rows and 32 bytes along k, in the order that ``numbers``
-    expects. ``along``: the operand is M- or N-major, so rows are contiguous, not k (16-bit elements only)."""
+    expects. ``rows_contiguous``: the operand is M- or N-major, so rows are contiguous, not k (16-bit elements only)."""
     address, leading, stride, base, span = strides
-    wide = span // 16
-    if along:
+    chunks_per_row = span // 16
+    # A block has 8 lines of 16 bytes or, with a swizzle, of ``span`` bytes. A line runs along k, or along the rows if
+    # these are contiguous. ``leading`` and ``stride`` are the distances from block to block in the two directions.
+    if rows_contiguous:
         # M- or N-major: a 16-byte element holds 8 rows of one k.
         k, chunk = np.arange(16)[:, None], np.arange(rows // 8)[None, :]
-        if wide == 1:
+        if chunks_per_row == 1:
             linear = chunk * stride + k % 8 * 16 + k // 8 * leading
         else:
-            linear = chunk % wide * 16 + chunk // wide * leading + k % 8 * span + k // 8 * stride
+            linear = chunk % chunks_per_row * 16 + chunk // chunks_per_row * leading + k % 8 * span + k // 8 * stride
     else:
         # K-major: a 16-byte element holds half of the 32 bytes along k of one row.
         r, chunk = np.arange(rows)[:, None], np.arange(2)[None, :]
-        if wide == 1:
+        if chunks_per_row == 1:
             linear = r % 8 * 16 + r // 8 * stride + chunk * leading
         else:
             linear = r % 8 * span + r // 8 * stride + chunk * 16
     linear = linear.reshape(-1) + address
     # The swizzle: bits 4 to 6 of the address are xored with bits 7 to 9; for shorter spans with fewer bits, log2(wide).
-    linear ^= (((linear >> 7) - base) & (wide - 1)) << 4
+    linear ^= (((linear >> 7) - base) & (chunks_per_row - 1)) << 4
     offsets = linear - WINDOW_START
     return Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)
 
 
-def numbers(raw: Array, kind: str, rows: int, along: bool, across: bool) -> Array:
+def numbers(raw: Array, kind: str, rows: int, rows_contiguous: bool, transposed: bool) -> Array:
     """The numbers in 16-byte elements. ``raw`` has the shape (operands, elements of a pattern), the result (operands,
-    rows, k), or (operands, k, rows) with ``across``. ``kind``: the PTX type. ``rows``, ``along``: see ``pattern``."""
+    rows, k), or (operands, k, rows) with ``transposed``. ``kind``: the PTX type. ``rows``, ``rows_contiguous``: see
+    ``pattern``."""
     count = len(raw)
-    if along:
-        # Only for 16-bit elements: 16 rows of k, each with the elements along m or n.
+    if rows_contiguous:
+        # The elements have 16 bits: for each of 16 values of k there are the elements along m or n.
         values = elements(raw.view(np.uint8), kind).reshape(count, 16, rows)
-    elif across and kind in ("f16", "bf16"):
+    elif transposed and kind in ("f16", "bf16"):
         words = np.ascontiguousarray(raw.view(np.uint32).reshape(count, rows, 8).transpose(0, 2, 1))
         values = split_halves(words, kind).reshape(count, 16, rows)
     else:
         values = elements(raw.view(np.uint8), kind).reshape(count, rows, -1).transpose(0, 2, 1)
-    return values if across else values.transpose(0, 2, 1)
+    return values if transposed else values.transpose(0, 2, 1)

@@ -15,7 +15,7 @@ from kernelproof.emulator.state.batch_state import BatchState
 # CTA that it lies in, even for a CTA's own variables. In the units' form, these bits are 0 for the lane's own CTA, and
 # rank + 1 for other CTAs. So an access to the own CTA, the usual case, needs no arithmetic on ranks.
 RANK_SHIFT = 24
-WITHIN = (1 << RANK_SHIFT) - 1
+WITHIN = (1 << RANK_SHIFT) - 1  # the bits of an address below the rank
 # The largest rank that fits; more than a cluster has.
 MAX_RANK = 0x7F
 
@@ -27,7 +27,7 @@ class Peers:
         self.batch, self.launch, self.clocks = batch, batch.launch, clocks
         self.hazards = batch.launch.options.hazards
         # Per lane: the bits of its CTA's rank in an address.
-        self.own: Array = (batch.rank[batch.row_of] << RANK_SHIFT).astype(np.uint32)
+        self.own_rank_bits: Array = (batch.rank[batch.row_of] << RANK_SHIFT).astype(np.uint32)
         self._variables: dict[tuple[int, int], Array] = {}
         # Row -> column of the clocks -> (tick, instruction) of that warp's last access to the row's CTA.
         self.visits: dict[int, dict[int, tuple[int, int]]] = {}
@@ -39,7 +39,7 @@ class Peers:
         key = (offset, width)
         out = self._variables.get(key)
         if out is None:
-            out = self._variables[key] = (self.own + np.uint32(offset)).astype(MOVER[width])
+            out = self._variables[key] = (self.own_rank_bits + np.uint32(offset)).astype(MOVER[width])
         return out
 
     def mapa(self, address: Array, rank: Array) -> Array:
@@ -54,7 +54,7 @@ class Peers:
 
     def is_of_cta(self, address: Array) -> Array:
         """Which of these addresses of shared memory, generic or not, lie in the lanes' own CTAs?"""
-        return np.asarray(self.rank_of(address) == self.own >> RANK_SHIFT)
+        return np.asarray(self.rank_of(address) == self.own_rank_bits >> RANK_SHIFT)
 
     # --- addresses in the units' form ---
 
@@ -62,23 +62,23 @@ class Peers:
         """Addresses in shared::cta in the units' form. An address of another CTA is reported, and then replaced by the
         same offset in the own CTA."""
         # The exclusive or clears the rank bits exactly of those addresses that lie in the lane's own CTA.
-        near: Array = address ^ self.own
-        if int(near.max()) > WITHIN:
-            far = self.batch.running(m) & (near > WITHIN)
-            if far.any():
-                first = int(np.flatnonzero(far)[0])
-                rank, own = int(address[first]) >> RANK_SHIFT, int(self.own[first]) >> RANK_SHIFT
-                text = f"an instruction on shared::cta of CTA {own} of the cluster has an address of CTA {rank}"
-                self.batch.report_lanes("shared-out-of-bounds", text, site, np.flatnonzero(far))
-            near &= np.uint32(WITHIN)
-        return near
+        in_unit_form: Array = address ^ self.own_rank_bits
+        if int(in_unit_form.max()) > WITHIN:
+            foreign = self.batch.running(m) & (in_unit_form > WITHIN)
+            if foreign.any():
+                first = int(np.flatnonzero(foreign)[0])
+                rank, own_rank = int(address[first]) >> RANK_SHIFT, int(self.own_rank_bits[first]) >> RANK_SHIFT
+                text = f"an instruction on shared::cta of CTA {own_rank} of the cluster has an address of CTA {rank}"
+                self.batch.report_lanes("shared-out-of-bounds", text, site, np.flatnonzero(foreign))
+            in_unit_form &= np.uint32(WITHIN)
+        return in_unit_form
 
     def of_cluster(self, address: Array) -> Array:
         """Addresses in shared::cluster in the units' form."""
-        near: Array = address ^ self.own
-        if int(near.max()) > WITHIN:
-            near = np.where(near > WITHIN, address + np.uint32(1 << RANK_SHIFT), near)
-        return near
+        in_unit_form: Array = address ^ self.own_rank_bits
+        if int(in_unit_form.max()) > WITHIN:
+            in_unit_form = np.where(in_unit_form > WITHIN, address + np.uint32(1 << RANK_SHIFT), in_unit_form)
+        return in_unit_form
 
     # --- accesses to other CTAs ---
 
@@ -92,18 +92,18 @@ class Peers:
         false for asynchronous accesses, whose mbarrier tells when they end."""
         batch = self.batch
         rank = (address >> RANK_SHIFT).astype(np.int64) - 1
-        own = batch.row_of[lanes]
-        rows = np.where(rank < 0, own, own - batch.rank[own] + rank)
+        own_rows = batch.row_of[lanes]
+        rows = np.where(rank < 0, own_rows, own_rows - batch.rank[own_rows] + rank)
         bad = rank >= batch.cluster_size
         if bad.any():
             text = f"names CTA {int(rank[bad][0])} of a cluster of {batch.cluster_size}"
             batch.report_lanes("cluster", text, site, lanes[bad])
             lanes, rows = lanes[~bad], rows[~bad]
         if self.hazards:
-            away = rows != batch.row_of[lanes]
-            if away.any():
-                for row in np.unique(rows[away]):
-                    self.visit(int(row), lanes[away & (rows == row)], site, remember)
+            is_foreign = rows != batch.row_of[lanes]
+            if is_foreign.any():
+                for row in np.unique(rows[is_foreign]):
+                    self.visit(int(row), lanes[is_foreign & (rows == row)], site, remember)
         return lanes, rows
 
     def visit(self, row: int, lanes: Array, site: int, remember: bool = True) -> None:

@@ -21,13 +21,13 @@ def entry_registers(attributes: Mapping[str, Sequence[int]], threads: int, per_s
     ``attributes``: those of the kernel, by name. ``threads``: threads per CTA, if the launch bounds do not fix them.
     ``per_sm``: registers of an SM. ``texts``: the kernel's instructions, of which at least one is a setmaxnreg.
     """
-    fixed = attributes.get("maxnreg")
-    if fixed:
-        return fixed[0]
-    blocks = (attributes.get("minnctapersm") or (1,))[0]
+    max_registers = attributes.get("maxnreg")
+    if max_registers:
+        return max_registers[0]
+    min_ctas = (attributes.get("minnctapersm") or (1,))[0]
     block = attributes.get("maxntid") or attributes.get("reqntid")
     threads = math.prod(block) if block else threads
-    limit = per_sm // blocks // (-(-threads // 128) * 128)
+    limit = per_sm // min_ctas // (-(-threads // 128) * 128)
     named = [int(count[1], 0) for text in texts if (count := COUNT.search(text))]
     return min(255, limit, max(named)) // 8 * 8
 
@@ -37,27 +37,28 @@ class RegisterPool:
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
-        self.per_row = -(-batch.warps_per_cta // 4)
-        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order. If the warps of a warpgroup do not
-        # execute it together, each time adds an entry.
+        self.groups_per_row = -(-batch.warps_per_cta // 4)
+        # Warpgroup -> (registers, instruction) of every setmaxnreg, in order. If the warps of a warpgroup execute it
+        # one after the other, each of them adds an entry.
         self.steps: dict[int, list[tuple[int, int]]] = {}
         # Warpgroup -> how many setmaxnreg its warps have executed, summed over the warps.
         self.warp_counts: dict[int, int] = {}
 
-    def change(self, count: int, more: bool, m: Mask, site: int) -> None:
-        """setmaxnreg.inc (``more``) or .dec: change a warpgroup's registers per thread."""
+    def change(self, count: int, increases: bool, m: Mask, site: int) -> None:
+        """setmaxnreg.inc (``increases``) or .dec: change the registers per thread of the lanes' warpgroups to
+        ``count``."""
         batch = self.batch
         lanes = batch.lanes(m)
         if not 24 <= count <= 256 or count % 8:
             batch.report_lanes(
                 "registers", f"setmaxnreg to {count}: the number must be a multiple of 8 from 24 to 256", site, lanes
             )
-        groups = batch.row_of[lanes] * self.per_row + (batch.warp[lanes] >> 2)
+        groups = batch.row_of[lanes] * self.groups_per_row + (batch.warp[lanes] >> 2)
         for group in distinct(groups).tolist():
             steps = self.steps.setdefault(group, [])
             before = steps[-1][0] if steps else self.entry_registers
-            if count < before if more else count > before:
-                text = f"setmaxnreg.{'inc' if more else 'dec'} to {count} where a thread has {before} registers"
+            if count < before if increases else count > before:
+                text = f"setmaxnreg.{'inc' if increases else 'dec'} to {count} where a thread has {before} registers"
                 batch.report_lanes("registers", text, site, lanes)
             steps.append((count, site))
             self.warp_counts[group] = self.warp_counts.get(group, 0) + len(distinct(batch.warp[lanes[groups == group]]))
@@ -70,26 +71,26 @@ class RegisterPool:
         return entry_registers(launch.kernel.attributes, launch.threads, launch.device.registers_per_sm, texts)
 
     def exited(self, row: int) -> None:
-        """Report the warpgroups of a CTA that has ended if they need more registers than the CTA has, or if only some
-        warps of one have executed a setmaxnreg."""
+        """Report the warpgroups of a CTA that has ended if they need more registers than the CTA has. Also report a
+        warpgroup of which only some warps have executed a setmaxnreg."""
         batch = self.batch
-        changes = {group: steps for group, steps in self.steps.items() if group // self.per_row == row}
+        changes = {group: steps for group, steps in self.steps.items() if group // self.groups_per_row == row}
         if not changes:
             return
         for group, steps in changes.items():
-            warps = min(4, batch.warps_per_cta - 4 * (group % self.per_row))
+            warps = min(4, batch.warps_per_cta - 4 * (group % self.groups_per_row))
             executed = self.warp_counts[group]
             if executed != warps * len({site for _, site in steps}) and executed % warps:
                 text = f"setmaxnreg was executed by {executed} of {warps} warps of a warpgroup"
                 batch.report("registers", text, steps[0][1], row, ())
         entry = self.entry_registers
-        pool = entry * self.per_row
-        groups = range(row * self.per_row, (row + 1) * self.per_row)
+        pool = entry * self.groups_per_row
+        groups = range(row * self.groups_per_row, (row + 1) * self.groups_per_row)
         final = [changes[group][-1][0] if group in changes else entry for group in groups]
         if sum(final) > pool:
             worst = max(changes, key=lambda group: changes[group][-1][0])
             text = (
                 f"setmaxnreg waits for ever: the warpgroups want {' + '.join(map(str, final))} registers per thread, "
-                f"the CTA has {self.per_row} * {entry} = {pool}"
+                f"the CTA has {self.groups_per_row} * {entry} = {pool}"
             )
             batch.report("registers", text, changes[worst][-1][1], row, ())

@@ -34,8 +34,9 @@ SWIZZLE_SPAN = {0: 16, 1: 32, 2: 64, 3: 128}
 
 
 class TensorMap(NamedTuple):
-    """The arguments of cuTensorMapEncodeTiled. ``strides`` are in bytes, of dimensions 1 and up; dimension 0 is the
-    innermost."""
+    """The arguments of cuTensorMapEncodeTiled; dimension 0 is the innermost. ``dims``, ``box``: extents of the tensor
+    and of a box in elements. ``strides``: bytes, of dimensions 1 and up. ``steps``: the element strides. The driver's
+    enumerations number ``dtype``, ``interleave``, ``swizzle``, ``promotion`` and ``fill``."""
 
     dtype: int
     address: int
@@ -49,21 +50,20 @@ class TensorMap(NamedTuple):
     fill: int
 
     @property
-    def item(self) -> int:
+    def element_bytes(self) -> int:
         """Bytes of an element."""
         return ELEMENT_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
         """Bytes of a box in shared memory."""
-        out = self.item
+        out = self.element_bytes
         for extent in self.box:
             out *= extent
         return out
 
     def encode(self) -> bytes:
-        """The 128 opaque bytes."""
-
+        """The map's ``MAP_BYTES`` bytes."""
         padded = ((*values, 0, 0, 0, 0, 0)[:5] for values in (self.dims, self.strides, self.box, self.steps))
         raw = _LAYOUT.pack(
             MAGIC, self.dtype, len(self.dims), self.address, *chain.from_iterable(padded), self.interleave,
@@ -105,7 +105,7 @@ def refusal_of(map_: TensorMap) -> str:
     for i, step in enumerate(map_.steps):
         if not 1 <= step <= 8:
             return f"element stride {step} of dimension {i}, allowed are 1 to 8"
-    inner = map_.box[0] * map_.item
+    inner = map_.box[0] * map_.element_bytes
     if map_.interleave == 0 and inner % 16:
         return f"the box's inner dimension has {inner} bytes, no multiple of 16"
     if map_.swizzle and inner > SWIZZLE_SPAN[map_.swizzle]:
@@ -147,10 +147,10 @@ def place(map_: TensorMap, coordinates: list[int], memory: Memory) -> Box:
         index = coordinates[d] + np.arange(map_.box[d]) * map_.steps[d]
         rows = (rows[:, None] + index * map_.strides[d - 1]).reshape(-1)
         valid = (valid[:, None] & (index >= 0) & (index < map_.dims[d])).reshape(-1)
-    first, inner = coordinates[0] * map_.item, map_.box[0] * map_.item
+    first, inner = coordinates[0] * map_.element_bytes, map_.box[0] * map_.element_bytes
     # The part of a row that lies inside of the tensor: negative coordinates cut its beginning, large ones its end.
     low = min(max(0, -first), inner)
-    high = max(low, min(inner, map_.dims[0] * map_.item - first))
+    high = max(low, min(inner, map_.dims[0] * map_.element_bytes - first))
     return Box(np.where(valid, rows + first, -1), inner, low, high)
 
 
@@ -159,11 +159,15 @@ def place_inside(map_: TensorMap, coordinates: list[int], memory: Memory) -> tup
     the arena offset of its first row, the bytes from row to row, and the bytes from its first to its last byte. None
     for other boxes."""
     if len(map_.dims) != 2 or not all(
-        at >= 0 and at + extent <= size for at, extent, size in zip(coordinates, map_.box, map_.dims, strict=True)
+        first >= 0 and first + extent <= size
+        for first, extent, size in zip(coordinates, map_.box, map_.dims, strict=True)
     ):
         return None
     (column, line), stride = coordinates, map_.strides[0]
-    first, inner = map_.address - memory.base + line * stride + column * map_.item, map_.box[0] * map_.item
+    first, inner = (
+        map_.address - memory.base + line * stride + column * map_.element_bytes,
+        map_.box[0] * map_.element_bytes,
+    )
     if (first | inner | stride) & 15:
         return None
     return first, stride, (map_.box[1] - 1) * stride + inner

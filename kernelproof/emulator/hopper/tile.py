@@ -16,7 +16,7 @@ from kernelproof.emulator.state.arrays import Array
 
 class WgmmaForm(NamedTuple):
     """The modifiers of a wgmma.mma_async: ``n`` columns, types of A and B (of equal width) and of the accumulator.
-    ``registers``: A comes from registers, not from shared memory. ``along_a``, ``along_b``: the operand is M- or
+    ``registers``: A comes from registers, not from shared memory. ``m_major_a``, ``n_major_b``: the operand is M- or
     N-major. ``sign``: -1.0 if products are negated, else 1.0. ``saturate``: s32 sums are clamped."""
 
     n: int
@@ -24,8 +24,8 @@ class WgmmaForm(NamedTuple):
     kind_b: str
     acc: str
     registers: bool
-    along_a: bool
-    along_b: bool
+    m_major_a: bool
+    n_major_b: bool
     sign: float
     saturate: bool = False
 
@@ -120,7 +120,7 @@ class TileRegister:
         self.tile, self.index = tile, index
 
     def is_same(self, other: TileRegister) -> bool:
-        """Is the other one the same register of the same tile?"""
+        """Are both the same register of the same tile?"""
         return self.tile is other.tile and self.index == other.index
 
     def get(self) -> Array:

@@ -40,12 +40,12 @@ def strides(descriptor: int) -> Strides:
 class OperandPlaces(NamedTuple):
     """The places of an operand of several warpgroups in shared memory. ``at``: indices of its 16-byte elements, shape
     (warpgroups, elements). ``slot_of``: for each warpgroup a number that is equal for warpgroups with the same operand;
-    None if all differ. ``inside``: whether all elements lie in shared memory. ``extent``: the bytes [low, high) of the
+    None if all differ. ``fits``: whether all elements lie in shared memory. ``extent``: the bytes [low, high) of the
     CTAs that contain them."""
 
     at: Array
     slot_of: list[int] | None
-    inside: bool
+    fits: bool
     extent: tuple[int, int]
 
 
@@ -99,6 +99,7 @@ class Warpgroups:
         self._touch(m)
 
     def _touch(self, m: Mask) -> None:
+        """Note an access to registers by the lanes of ``m``: their warpgroups need a new wgmma.fence."""
         # Masks never change in place, so a second access under the same mask since the fence has no effect.
         if m is None or m is not self.last_touch:
             self.last_touch = m
@@ -192,8 +193,8 @@ class Warpgroups:
             if isinstance(a, tuple):
                 left = self._from_registers(a, form, starts)
             else:
-                left = self._operand(form.kind_a, a, 64, form.along_a, groups, site)
-            right = self._operand(form.kind_b, b, form.n, form.along_b, groups, site, across=True)
+                left = self._operand(form.kind_a, a, 64, form.m_major_a, groups, site)
+            right = self._operand(form.kind_b, b, form.n, form.n_major_b, groups, site, transposed=True)
             keep = [bool(scale)] * len(starts) if isinstance(scale, bool | int) else scale[list(starts)].tolist()
             before = old.block_of(starts, form) if any(keep) else None
             if sums is not None and sums.starts != starts:
@@ -266,55 +267,67 @@ class Warpgroups:
         return np.ascontiguousarray(cells).reshape(len(starts), 64, form.k)
 
     def _operand(
-        self, kind: str, descriptors: Array, rows: int, along: bool, groups: list[int], site: int, across: bool = False
+        self,
+        kind: str,
+        descriptors: Array,
+        rows: int,
+        rows_contiguous: bool,
+        groups: list[int],
+        site: int,
+        transposed: bool = False,
     ) -> Array:
-        """A or B of every warpgroup as numbers, shape (warpgroups, rows, elements along k); with ``across`` the last
-        two are exchanged."""
-        at, slot_of = self._places(descriptors, rows, along, groups, site)
+        """A or B of every warpgroup as numbers, shape (warpgroups, rows, elements along k); with ``transposed`` the
+        last two are exchanged."""
+        at, slot_of = self._places(descriptors, rows, rows_contiguous, groups, site)
         count = len(groups) if slot_of is None else max(slot_of) + 1
         if slot_of is not None:
             at = at[[slot_of.index(slot) for slot in range(count)]]
         raw = self.shared.views[16].take(at)
-        values = numbers(raw, kind, rows, along, across)
+        values = numbers(raw, kind, rows, rows_contiguous, transposed)
         return values if slot_of is None else values[slot_of]
 
     def _places(
-        self, descriptors: Array, rows: int, along: bool, groups: list[int], site: int
+        self, descriptors: Array, rows: int, rows_contiguous: bool, groups: list[int], site: int
     ) -> tuple[Array, list[int] | None]:
         """The indices of the 16-byte elements of an operand of every warpgroup, shape (warpgroups, elements), and
         ``OperandPlaces.slot_of``. The reads are checked and tagged."""
         starts = self.first_lanes[groups]
-        first = descriptors[starts]
-        key = (first.tobytes(), tuple(groups), rows, along)
+        group_descriptors = descriptors[starts]
+        key = (group_descriptors.tobytes(), tuple(groups), rows, rows_contiguous)
         places = self.places.get(key)
         if places is None:
             if len(self.places) >= MAX_PLACES:
                 self.places.clear()
-            places = self.places[key] = self._find_places(first, starts, rows, along, groups)
-        at, slot_of, inside, extent = places
-        if inside and bool((descriptors[starts[:, None] + np.arange(128)] == first[:, None]).all()):
+            places = self.places[key] = self._find_places(group_descriptors, starts, rows, rows_contiguous, groups)
+        at, slot_of, fits, extent = places
+        if fits and bool((descriptors[starts[:, None] + np.arange(128)] == group_descriptors[:, None]).all()):
             # All threads of each warpgroup name the same operand, so one check of all warpgroups is tried first.
-            own, readers = starts // self.batch.width, np.array(groups) % self.per_row
-            if not self.hazards or self.shared.wgmma_read(at, extent, starts, own, readers, site):
+            batch_rows, readers = starts // self.batch.width, np.array(groups) % self.per_row
+            if not self.hazards or self.shared.wgmma_read(at, extent, starts, batch_rows, readers, site):
                 return at, slot_of
-        patterns = [self._pattern(int(descriptor), rows, along) for descriptor in first]
+        patterns = [self._pattern(int(descriptor), rows, rows_contiguous) for descriptor in group_descriptors]
         checked = [
             self._checked_elements(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)
         ]
         return np.stack(checked), slot_of
 
-    def _find_places(self, first: Array, starts: Array, rows: int, along: bool, groups: list[int]) -> OperandPlaces:
+    def _find_places(
+        self, group_descriptors: Array, starts: Array, rows: int, rows_contiguous: bool, groups: list[int]
+    ) -> OperandPlaces:
         """Find an operand in shared memory. ``first``: the descriptor of each warpgroup. ``starts``: their first
         lanes."""
-        patterns = [self._pattern(descriptor, rows, along) for descriptor in first.tolist()]
-        own = starts // self.batch.width
-        at = np.stack([pattern.chunks for pattern in patterns]) + (own * (self.shared.stride >> 4))[:, None]
+        patterns = [self._pattern(descriptor, rows, rows_contiguous) for descriptor in group_descriptors.tolist()]
+        batch_rows = starts // self.batch.width
+        at = np.stack([pattern.chunks for pattern in patterns]) + (batch_rows * (self.shared.stride >> 4))[:, None]
         # Warpgroups of a CTA often share an operand.
         slots: dict[tuple[int, int], int] = {}
-        shared_by = [slots.setdefault(pair, len(slots)) for pair in zip(own.tolist(), first.tolist(), strict=True)]
-        inside = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
+        shared_by = [
+            slots.setdefault(pair, len(slots))
+            for pair in zip(batch_rows.tolist(), group_descriptors.tolist(), strict=True)
+        ]
+        fits = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
         extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
-        return OperandPlaces(at, shared_by if len(slots) < len(groups) else None, inside, extent)
+        return OperandPlaces(at, shared_by if len(slots) < len(groups) else None, fits, extent)
 
     def _checked_elements(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The indices of the 16-byte elements of one warpgroup's operand, with every check."""
@@ -331,9 +344,9 @@ class Warpgroups:
             self.shared.async_read(elements, start, row, q % self.per_row, site, "wgmma")
         return at
 
-    def _pattern(self, descriptor: int, rows: int, along: bool) -> Pattern:
+    def _pattern(self, descriptor: int, rows: int, rows_contiguous: bool) -> Pattern:
         """The 16-byte elements that a descriptor names, in the order that ``numbers`` expects."""
-        return pattern(strides(descriptor), rows, along)
+        return pattern(strides(descriptor), rows, rows_contiguous)
 
     # --- groups ---
 
