@@ -11,16 +11,20 @@ import re
 from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.sites import Frame
 
+# Groups of a directive: (1) file number, (2) line, (3) column; if the function was inlined also (4) the label of its
+# name and the (5) file number, (6) line and (7) column of the call.
 _DIRECTIVE = re.compile(
     r"(\d+)\s+(\d+)\s+(\d+)(?:\s*,\s*function_name\s+([\w$]+)(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?"
 )
+# A label in .debug_str, and the bytes of the string there.
 _STRING = re.compile(r"^([\w$]+):\s*\n((?:\s*\.b8[ \t][\d, \t]*\n)+)", re.M)
 # file number, line, column
 _Place = tuple[str, str, str]
 
 
 class Locations:
-    """The locations of a PTX text. ``files``: number -> path."""
+    """The locations of a PTX text. ``files``: number -> path. ``chains``: place in a directive of the present function
+    -> the chain of CUDA lines that it stands for."""
 
     def __init__(self, text: str, files: dict[int, str]) -> None:
         self.text, self.files = text, files
@@ -48,6 +52,7 @@ class Locations:
         return chain
 
     def _frame(self, file: str, line: str, function: str) -> Frame:
+        """The CUDA line with this file number, in words "?" if the file is unknown."""
         return Frame(self.files.get(int(file), "?"), int(line), function)
 
     def _name(self, label: str) -> str:

@@ -157,30 +157,30 @@ def drop_with(prefix: str) -> Mutation:
     return mutation
 
 
-def shift(which: int = 0, kind: str = "shift", nbytes: Callable[[Instr], int] | int = 16) -> Mutation:
-    """``nbytes`` are added to the address in the brackets number ``which`` of the statement."""
+def shift(index: int = 0, kind: str = "shift", nbytes: Callable[[Instr], int] | int = 16) -> Mutation:
+    """``nbytes`` are added to the address in the statement's brackets number ``index``, counted from 0."""
 
     def mutation(s: Statement) -> Iterator[Change]:
-        by = nbytes if isinstance(nbytes, int) else nbytes(s.ins)
-        chosen = list(re.finditer(r"\[([^\]]*)\]", s.text))[which]
+        increment = nbytes if isinstance(nbytes, int) else nbytes(s.ins)
+        chosen = list(re.finditer(r"\[([^\]]*)\]", s.text))[index]
         m = re.match(r"\s*([\w$%@.]+)\s*(?:([+-])\s*(-?\d+))?\s*$", chosen[1])
         new = s.text
         if m is not None:
-            offset = int(m[3] or 0) * (-1 if m[2] == "-" else 1) + by
+            offset = int(m[3] or 0) * (-1 if m[2] == "-" else 1) + increment
             new = f"{s.text[: chosen.start()]}[{m[1]}+{offset}]{s.text[chosen.end() :]}"
         yield s.become(kind, new)
 
     return mutation
 
 
-def adjust(kind: str, which: int, type_: str, op: str, by: str) -> Mutation:
-    """Operand number ``which`` is first changed by an instruction ``op`` with the second operand ``by``. Both
+def adjust(kind: str, index: int, type_: str, op: str, operand: str) -> Mutation:
+    """Operand number ``index`` is first changed by an instruction ``op``, whose second operand is ``operand``. Both
     statements are in a new scope, which declares a register of type ``type_`` for the result."""
 
     def mutation(s: Statement) -> Iterator[Change]:
-        old = s.operands[which].strip()
-        changed = s.with_operand(which, " mutant")
-        yield s.become(kind, f"{{ .reg .{type_} mutant; {op} mutant, {old}, {by}; {changed} }}")
+        old = s.operands[index].strip()
+        changed = s.with_operand(index, " mutant")
+        yield s.become(kind, f"{{ .reg .{type_} mutant; {op} mutant, {old}, {operand}; {changed} }}")
 
     return mutation
 
@@ -198,30 +198,31 @@ def shift_register(nbytes: int) -> Mutation:
     is dropped."""
 
     def mutation(s: Statement) -> Iterator[Change]:
-        which = next(
+        index = next(
             (i for i, op in enumerate(s.ins.operands) if isinstance(op, Mem) and isinstance(op.base, Reg)), None
         )
-        if which is None:
+        if index is None:
             yield s.become("shift", "")
             return
-        old = s.operands[which].strip().strip("[]").strip()
-        changed = s.with_operand(which, " [mutant]")
+        old = s.operands[index].strip().strip("[]").strip()
+        changed = s.with_operand(index, " [mutant]")
         yield s.become("shift", f"{{ .reg .b32 mutant; add.u32 mutant, {old}, {nbytes}; {changed} }}")
 
     return mutation
 
 
-_WEAKER = {
+# Comparison -> the one that takes its place.
+_EXCHANGED = {
     "lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq", "lo": "ls", "ls": "lo", "hi": "hs",
     "hs": "hi",
 }  # fmt: skip
 
 
 def compare(s: Statement) -> Iterator[Change]:
-    """The comparison is another one: lt and le are exchanged, as are other pairs of ``_WEAKER``."""
+    """The comparison is another one: lt and le are exchanged, as are other pairs of ``_EXCHANGED``."""
     test = s.ins.parts[1]
-    if test in _WEAKER:
-        yield s.become("compare", s.text.replace(f"{s.ins.base}.{test}.", f"{s.ins.base}.{_WEAKER[test]}.", 1))
+    if test in _EXCHANGED:
+        yield s.become("compare", s.text.replace(f"{s.ins.base}.{test}.", f"{s.ins.base}.{_EXCHANGED[test]}.", 1))
 
 
 # --- arithmetic (the kinds are in ARITHMETIC)

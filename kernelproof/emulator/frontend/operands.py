@@ -37,14 +37,16 @@ def operands(text: str, line: int, renames: dict[str, str]) -> tuple[Operand, ..
 
 
 class _Reader:
-    """Reads tokens from left to right. ``at`` is the number of the next one."""
+    """Reads tokens from left to right. ``position`` is the number of the next token. Methods raise IndexError if the
+    tokens end too early, which ``all`` turns into a PtxError."""
 
     def __init__(self, text: str, line: int, renames: dict[str, str]) -> None:
         self.text, self.line, self.renames = text, line, renames
         self.tokens: list[str] = _TOKEN.findall(text)
-        self.at = 0
+        self.position = 0
 
     def all(self) -> tuple[Operand, ...]:
+        """All operands of the text."""
         try:
             return tuple(self.items(""))
         except IndexError:
@@ -53,26 +55,27 @@ class _Reader:
     def items(self, stop: str) -> list[Operand]:
         """The operands between commas, up to a closing token (which is consumed) or the end."""
         out: list[Operand] = []
-        while self.at < len(self.tokens) if not stop else self.tokens[self.at] != stop:
-            if self.tokens[self.at] == ",":
-                self.at += 1
+        while self.position < len(self.tokens) if not stop else self.tokens[self.position] != stop:
+            if self.tokens[self.position] == ",":
+                self.position += 1
             else:
                 out.append(self.operand())
-        self.at += bool(stop)
+        self.position += bool(stop)
         return out
 
     def take(self) -> str:
         """Consume the next token."""
-        token = self.tokens[self.at]
-        self.at += 1
+        token = self.tokens[self.position]
+        self.position += 1
         return token
 
     def name(self, token: str) -> str:
+        """The unique name of a token that is a name."""
         return self.renames.get(token, token)
 
     def following(self) -> str:
         """The next token, without consuming it; "" at the end."""
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
 
     def operand(self) -> Operand:
         """The next operand, with its offset or the second register of a pair."""
@@ -86,7 +89,7 @@ class _Reader:
             if isinstance(item, Imm):
                 return Imm(item.value + offset)
         if self.following() == "|":
-            self.at += 1
+            self.position += 1
             second = self.atom()
             return Pair(item if isinstance(item, Reg) else Reg("_"), second if isinstance(second, Reg) else Reg("_"))
         return item
@@ -94,8 +97,8 @@ class _Reader:
     def offset(self) -> int:
         """The signed number after a plus or minus sign, which comes next."""
         sign = 1 if self.take() == "+" else -1
-        if self.tokens[self.at] == "-":
-            sign, self.at = -sign, self.at + 1
+        if self.tokens[self.position] == "-":
+            sign, self.position = -sign, self.position + 1
         return sign * literal(self.take(), self.line).value
 
     def atom(self) -> Operand:
@@ -132,7 +135,7 @@ class _Reader:
 
     def address(self) -> Mem | TensorOperand:
         """The address in brackets, of which the opening one has been consumed."""
-        if self.tokens[self.at] == "{":
+        if self.tokens[self.position] == "{":
             raise PtxError(self.line, "texture coordinates are not modelled")
         inside = self.operand()
         mem: Mem
@@ -146,8 +149,8 @@ class _Reader:
             raise PtxError(self.line, "address not understood")
         if self.take() != ",":
             return mem
-        where = self.operand()
-        if not isinstance(where, Vec):
+        coordinates = self.operand()
+        if not isinstance(coordinates, Vec):
             raise PtxError(self.line, "tensor coordinates not understood")
-        self.at += 1
-        return TensorOperand(mem.base, mem.offset, where.items)
+        self.position += 1
+        return TensorOperand(mem.base, mem.offset, coordinates.items)

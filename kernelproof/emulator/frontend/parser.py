@@ -40,12 +40,15 @@ _OPCODE = re.compile(r"[a-zA-Z][\w.:]*")
 _DECL = re.compile(
     r"(?:\.(?:visible|weak|extern|common|internal)\s+)*\.(global|const|shared|local|param|reg)\b(.*)", re.S
 )
+# Groups: (1) modifiers, (2) type, (3) names, extents and initialiser.
 _DECL_BODY = re.compile(
     r"\s*((?:\.(?:align|attribute|ptr|managed|space|unified)\b\s*(?:\d+|\([^)]*\))?\s*|\.(?:global|const|shared|local|v2|v4)\b\s*)*)"
     r"\.(\w+)\s*(.*)",
     re.S,
 )
+# What a parameter's declaration says about the memory that the parameter points to.
 _POINTEE = re.compile(r"^(?:\.(?:ptr|global|const|shared|local|generic)\b\s*|\.align\s+\d+\s*)+")
+# Attributes of a kernel, and their numbers.
 _ATTRIBUTE = re.compile(
     r"\.(maxntid|reqntid|minnctapersm|maxnctapersm|maxnreg|reqnctapercluster|maxclusterrank|noreturn|explicitcluster"
     r"|abi_preserve\w*|blocksareclusters|pragma)\b[ \t]*([^\n{.]*)"
@@ -58,8 +61,7 @@ def parse(text: str) -> Module:
 
 
 class _Parser:
-    """Reads a file from left to right. ``at`` and other places are offsets into the text, whose comments are
-    blanked."""
+    """Reads a file from left to right. Offsets are those of characters in ``text``, in which comments are blanked."""
 
     def __init__(self, text: str) -> None:
         self.original = text
@@ -73,50 +75,50 @@ class _Parser:
         # A cache of operands by their text. It is not used inside of scopes, where equal names may be other registers.
         self.operands_of: dict[str, tuple[Operand, ...]] = {}
 
-    def skip(self, at: int) -> int:
-        """The next place that is not white space."""
-        space = _SPACE.match(self.text, at)
-        return at if space is None else space.end()
+    def skip(self, offset: int) -> int:
+        """The next offset that is not white space."""
+        space = _SPACE.match(self.text, offset)
+        return offset if space is None else space.end()
 
-    def line(self, at: int) -> int:
+    def line(self, offset: int) -> int:
         """The number of the line, from 1 on, at an offset."""
-        return bisect_right(self.newlines, at - 1) + 1 if at else 1
+        return bisect_right(self.newlines, offset - 1) + 1 if offset else 1
 
     def module(self) -> Module:
         """Parse the complete text."""
-        text, at, end = self.text, 0, len(self.text)
+        text, offset, end = self.text, 0, len(self.text)
         out = Module("", "", {}, {}, set(), {}, self.files, self.original)
         while True:
-            at = self.skip(at)
-            if at >= end:
+            offset = self.skip(offset)
+            if offset >= end:
                 break
-            directive = _LINE_DIRECTIVE.match(text, at)
+            directive = _LINE_DIRECTIVE.match(text, offset)
             if directive is not None:
                 if directive[1] == "target":
                     out.target = directive[2].split(",")[0].strip()
                 elif directive[1] == "version":
                     out.version = directive[2].strip()
-                at = directive.end()
+                offset = directive.end()
                 continue
-            if text.startswith(".section", at):
-                at = self.closing(text.index("{", at)) + 1
+            if text.startswith(".section", offset):
+                offset = self.closing(text.index("{", offset)) + 1
                 continue
-            func = _FUNC.match(text, at)
+            func = _FUNC.match(text, offset)
             if func is not None:
-                at = self.function(out, at, func)
+                offset = self.function(out, offset, func)
                 continue
-            if text[at] == ".":
-                stop = self.statement_end(at)
-                statement = text[at:stop]
+            if text[offset] == ".":
+                stop = self.statement_end(offset)
+                statement = text[offset:stop]
                 if _DECL.match(statement) is not None:
-                    for variable in self.declaration(statement, at)[1]:
+                    for variable in self.declaration(statement, offset)[1]:
                         # A variable may be declared (.extern) and then defined; the definition counts.
                         if variable.name not in out.variables or variable.size:
                             out.variables[variable.name] = variable
                             out.linkage[variable.name] = _linkage(statement, variable)
-                at = stop + 1
+                offset = stop + 1
                 continue
-            raise PtxError(self.line(at), f"not PTX: {text[at : at + 40].splitlines()[0]!r}")
+            raise PtxError(self.line(offset), f"not PTX: {text[offset : offset + 40].splitlines()[0]!r}")
         if "%envreg" in text:
             out.variables[GRID_WORKSPACE] = Variable(GRID_WORKSPACE, "global", 8, 8, b"\x08" + bytes(7))
             out.linkage[GRID_WORKSPACE] = Linkage.WEAK
@@ -124,26 +126,26 @@ class _Parser:
             raise PtxError(1, "no .target directive: this is not a PTX file")
         return out
 
-    def statement_end(self, at: int) -> int:
+    def statement_end(self, offset: int) -> int:
         """The offset of the semicolon that ends a statement."""
-        stop = self.text.find(";", at)
+        stop = self.text.find(";", offset)
         if stop < 0:
-            raise PtxError(self.line(at), "statement without ';'")
+            raise PtxError(self.line(offset), "statement without ';'")
         return stop
 
-    def closing(self, at: int) -> int:
-        """The offset of the brace that closes the one at ``at``."""
+    def closing(self, offset: int) -> int:
+        """The offset of the brace that closes the opening brace at ``offset``."""
         depth = 0
-        for m in _BRACE.finditer(self.text, at):
+        for m in _BRACE.finditer(self.text, offset):
             depth += 1 if m[0] == "{" else -1
             if depth == 0:
                 return m.start()
-        raise PtxError(self.line(at), "'{' without '}'")
+        raise PtxError(self.line(offset), "'{' without '}'")
 
-    def declaration(self, statement: str, at: int) -> tuple[str, list[Variable]]:
+    def declaration(self, statement: str, offset: int) -> tuple[str, list[Variable]]:
         """The state space and the variables of a declaration. For ``.reg``, ``Variable.space`` is the register's
         type."""
-        line = self.line(at)
+        line = self.line(offset)
         m = _DECL.match(statement)
         assert m is not None
         space = m[1]
@@ -196,41 +198,41 @@ class _Parser:
                 data += bytes(unit)
         return bytes(data.ljust(size, b"\0")), tuple(pointers)
 
-    def parameters(self, text: str, at: int) -> list[Variable]:
+    def parameters(self, text: str, offset: int) -> list[Variable]:
         """The variables of a list of parameters."""
         out = []
         for item in text.split(","):
             if item.strip():
-                space, variables = self.declaration(item.strip(), at)
+                space, variables = self.declaration(item.strip(), offset)
                 if space == "reg":
-                    raise PtxError(self.line(at), "functions with .reg parameters are not modelled")
+                    raise PtxError(self.line(offset), "functions with .reg parameters are not modelled")
                 out += variables
         return out
 
-    def group(self, at: int) -> tuple[str, int]:
-        """The text in the parentheses that begin at ``at`` ("" if none do), and the offset after them."""
-        at = self.skip(at)
-        if not self.text.startswith("(", at):
-            return "", at
-        stop = self.text.index(")", at)
-        return self.text[at + 1 : stop], stop + 1
+    def group(self, offset: int) -> tuple[str, int]:
+        """The text in the parentheses that begin at ``offset`` ("" if there are none), and the offset after them."""
+        offset = self.skip(offset)
+        if not self.text.startswith("(", offset):
+            return "", offset
+        stop = self.text.index(")", offset)
+        return self.text[offset + 1 : stop], stop + 1
 
-    def function(self, out: Module, at: int, m: re.Match[str]) -> int:
+    def function(self, out: Module, offset: int, m: re.Match[str]) -> int:
         """Parse a kernel or function, or the declaration of one, into ``out``; returns the offset after it."""
-        text, line, entry = self.text, self.line(at), m[2] == "entry"
-        results, pos = self.group(m.end()) if not entry else ("", m.end())
-        pos = self.skip(pos)
-        name_m = _NAME.match(text, pos)
+        text, line, entry = self.text, self.line(offset), m[2] == "entry"
+        results, after_name = self.group(m.end()) if not entry else ("", m.end())
+        after_name = self.skip(after_name)
+        name_m = _NAME.match(text, after_name)
         if name_m is None:
             raise PtxError(line, "function without a name")
-        params, pos = self.group(name_m.end())
-        brace, semicolon = text.find("{", pos), text.find(";", pos)
-        pragma = re.compile(r"\s*(?:\.pragma[^;]*;)").match(text, pos)
+        params, after_name = self.group(name_m.end())
+        brace, semicolon = text.find("{", after_name), text.find(";", after_name)
+        pragma = re.compile(r"\s*(?:\.pragma[^;]*;)").match(text, after_name)
         if pragma is None and semicolon >= 0 and (brace < 0 or semicolon < brace):
             out.declared.add(name_m[0])
             return semicolon + 1
-        fn = Function(name_m[0], entry, self.parameters(params, at), self.parameters(results, at), line)
-        for attribute in _ATTRIBUTE.finditer(text, pos, brace):
+        fn = Function(name_m[0], entry, self.parameters(params, offset), self.parameters(results, offset), line)
+        for attribute in _ATTRIBUTE.finditer(text, after_name, brace):
             fn.attributes[attribute[1]] = tuple(int(x) for x in re.findall(r"\d+", attribute[2]))
         stop = self.closing(brace)
         self.body(fn, brace + 1, stop)
@@ -238,58 +240,59 @@ class _Parser:
         out.linkage[fn.name] = _linkage(m[1])
         return stop + 1
 
-    def body(self, fn: Function, at: int, end: int) -> None:
-        """Parse the statements of a function, from ``at`` to before its closing brace at ``end``."""
+    def body(self, fn: Function, offset: int, end: int) -> None:
+        """Parse the statements of a function, from ``offset`` to before its closing brace at ``end``."""
         text = self.text
         scopes = _Scopes(fn)
         frames: tuple[Frame, ...] = ()
         self.locations.enter(fn.name)
-        line, counted = self.line(at), at
-        while (at := min(self.skip(at), end)) < end:
-            line += text.count("\n", counted, at)
-            counted = at
-            ch = text[at]
+        # ``line`` is the number of the line at offset ``counted``.
+        line, counted = self.line(offset), offset
+        while (offset := min(self.skip(offset), end)) < end:
+            line += text.count("\n", counted, offset)
+            counted = offset
+            ch = text[offset]
             if ch == "{":
                 self.scopes += 1
                 scopes.enter(self.scopes)
-                at += 1
+                offset += 1
             elif ch == "}":
                 scopes.leave()
-                at += 1
+                offset += 1
             elif ch == ".":
-                directive = _LINE_DIRECTIVE.match(text, at)
+                directive = _LINE_DIRECTIVE.match(text, offset)
                 if directive is not None:
                     frames = self.locations.frames(directive[2]) if directive[1] == "loc" else frames
-                    at = directive.end()
+                    offset = directive.end()
                 else:
-                    stop = self.statement_end(at)
-                    self.local_declaration(scopes, text[at:stop], at)
-                    at = stop + 1
-            elif (label := _LABEL.match(text, at)) is not None:
-                at = self.label(scopes, label, line)
+                    stop = self.statement_end(offset)
+                    self.local_declaration(scopes, text[offset:stop], offset)
+                    offset = stop + 1
+            elif (label := _LABEL.match(text, offset)) is not None:
+                offset = self.label(scopes, label, line)
             else:
-                stop = self.statement_end(at)
-                fn.body.append(self.instruction(text[at:stop], line, frames, scopes.renames))
-                at = stop + 1
+                stop = self.statement_end(offset)
+                fn.body.append(self.instruction(text[offset:stop], line, frames, scopes.renames))
+                offset = stop + 1
 
     def label(self, scopes: _Scopes, label: re.Match[str], line: int) -> int:
         """Parse a label, or the list of branch targets that it names (.branchtargets); returns the offset after it."""
-        at = self.skip(label.end())
-        if self.text.startswith((".branchtargets", ".callprototype", ".calltargets"), at):
-            stop = self.statement_end(at)
-            targets = self.text[at + len(".branchtargets") : stop]
+        offset = self.skip(label.end())
+        if self.text.startswith((".branchtargets", ".callprototype", ".calltargets"), offset):
+            stop = self.statement_end(offset)
+            targets = self.text[offset + len(".branchtargets") : stop]
             scopes.function.branch_targets[label[1]] = tuple(re.findall(r"[\w$]+", targets))
             return stop + 1
         scopes.label(label[1], line)
         return label.end()
 
-    def local_declaration(self, scopes: _Scopes, statement: str, at: int) -> None:
+    def local_declaration(self, scopes: _Scopes, statement: str, offset: int) -> None:
         """Parse a declaration inside of a function."""
         if _DECL.match(statement) is None:
             if statement.startswith(".pragma"):
                 return
-            raise PtxError(self.line(at), f"directive not understood: {statement[:60]!r}")
-        space, variables = self.declaration(statement, at)
+            raise PtxError(self.line(offset), f"directive not understood: {statement[:60]!r}")
+        space, variables = self.declaration(statement, offset)
         for variable in variables:
             if space == "reg":
                 scopes.register(variable)
@@ -298,13 +301,13 @@ class _Parser:
 
     def instruction(self, text: str, line: int, frames: tuple[Frame, ...], renames: dict[str, str]) -> Instr:
         """The instruction in a statement's text. ``renames``: see ``operands.operands``."""
-        guard, at = None, 0
+        guard, offset = None, 0
         if text[0] == "@":
             m = _GUARD.match(text)
             if m is None:
                 raise PtxError(line, f"predicate not understood: {text[:40]!r}")
-            guard, at = Reg(renames.get(m[2], m[2]), m[1] == "!"), m.end()
-        op = _OPCODE.match(text, at)
+            guard, offset = Reg(renames.get(m[2], m[2]), m[1] == "!"), m.end()
+        op = _OPCODE.match(text, offset)
         if op is None:
             raise PtxError(line, f"not an instruction: {text[:60]!r}")
         rest = text[op.end() :]
@@ -363,6 +366,7 @@ class _Scopes:
                 _retarget(item, scope.labels)
 
     def label(self, name: str, line: int) -> None:
+        """Add a label to the function's body."""
         if self.open:
             scope = self.open[-1]
             scope.labels[name] = name = f"{name}@{scope.number}"
@@ -383,6 +387,7 @@ class _Scopes:
             fn.registers[unique] = kind
 
     def variable(self, variable: Variable) -> None:
+        """Declare a variable of the function."""
         if self.open:
             unique = f"{variable.name}@@{self.open[-1].number}"
             self.renames[variable.name] = unique

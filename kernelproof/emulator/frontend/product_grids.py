@@ -36,20 +36,21 @@ class ProductLine(NamedTuple):
 
 
 def _tuple(texts: tuple[str, ...]) -> str:
+    """The text of a tuple of these expressions."""
     return f"({', '.join(texts)},)"
 
 
 def join_products(lines: list[str], products: list[ProductLine], bind: Callable[[str, object], str]) -> list[str]:
     """The lines of a block with each grid of products as one line. ``bind`` makes an object visible to the text."""
-    out, at = [], 0
+    out, next_line = [], 0
     for run in _runs(products):
-        out += lines[at : run[0].line]
-        at = run[-1].line + 1
+        out += lines[next_line : run[0].line]
+        next_line = run[-1].line + 1
         while run:
             count = _largest_grid(run)
             out.append(run[0].text if count == 1 else _grid_line(run[:count], bind))
             run = run[count:]
-    return out + lines[at:]
+    return out + lines[next_line:]
 
 
 def _runs(products: list[ProductLine]) -> Iterator[list[ProductLine]]:
@@ -88,7 +89,8 @@ def _largest_grid(run: list[ProductLine]) -> int:
 
 
 def _grid_line(run: list[ProductLine], bind: Callable[[str, object], str]) -> str:
-    """The line of text that computes a grid."""
+    """The line of text that computes a grid. ``cells`` of the grid: per product, the numbers of its A and B among the
+    different A and B of the run."""
     lefts, rights = list(dict.fromkeys(p.a for p in run)), list(dict.fromkeys(p.b for p in run))
     cells = tuple((lefts.index(p.a), rights.index(p.b)) for p in run)
     grid = bind("grid", Grid(run[0].shape, len(lefts), len(rights), cells, tuple(p.site for p in run)))

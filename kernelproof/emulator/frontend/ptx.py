@@ -153,9 +153,14 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """An ``.entry`` or ``.func`` with a body. ``params`` have their sizes in bytes; ``offsets`` are byte offsets by the
-    kernel ABI. ``machine_code``: lowered from a cubin, so lines are addresses, and pointers are pairs of words.
-    ``hazards``: faults in the schedule of machine code."""
+    """An ``.entry`` or ``.func`` with a body.
+
+    ``params`` have their sizes in bytes; ``offsets`` are byte offsets by the kernel ABI. ``registers``: name ->
+    declared type. ``ranges``: prefix of the registers that a declaration such as ``%r<9>`` numbers -> (type, how many).
+    ``branch_targets``: name of a list (.branchtargets) -> labels. ``attributes``: name, such as ``maxntid`` -> its
+    numbers. ``machine_code``: lowered from a cubin, so lines are addresses, and pointers are pairs of words.
+    ``hazards``: faults in the schedule of machine code.
+    """
 
     name: str
     entry: bool
@@ -172,7 +177,8 @@ class Function:
     hazards: tuple[Hazard, ...] = ()
 
     def register_type(self, name: str, line: int) -> str:
-        """The declared type (``b32``, ``pred``, ...) of a register. Raises PtxError."""
+        """The declared type (``b32``, ``pred``, ...) of a register. Raises PtxError, which names ``line``, if it is not
+        declared."""
         kind = self.registers.get(name)
         if kind is not None:
             return kind
@@ -187,11 +193,11 @@ class Function:
     @property
     def offsets(self) -> list[int]:
         """The byte offset of every parameter, each aligned to its own alignment."""
-        out, at = [], 0
+        out, offset = [], 0
         for p in self.params:
-            at = -(-at // p.align) * p.align
-            out.append(at)
-            at += p.size
+            offset = -(-offset // p.align) * p.align
+            out.append(offset)
+            offset += p.size
         return out
 
     @property
@@ -208,9 +214,9 @@ CODE_START = 0xFC << 56
 
 @dataclass
 class Module:
-    """A parsed PTX file. ``target``: such as ``sm_80``. ``kernels``, ``functions``: those with a body, by name.
-    ``declared``: names of functions without a body. ``variables``: those of module scope. ``linkage``: of kernels,
-    functions and variables."""
+    """A parsed PTX file. ``target``: such as ``sm_80``. ``version``: that of the PTX ISA, such as ``8.7``. ``kernels``,
+    ``functions``: those with a body, by name. ``declared``: names of functions without a body. ``variables``: those of
+    module scope. ``files``: number in .loc directives -> path. ``linkage``: of kernels, functions and variables."""
 
     target: str
     version: str

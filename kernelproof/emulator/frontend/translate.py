@@ -69,7 +69,8 @@ class Compiled(KernelFacts):
 
 class Layout:
     """The places of a kernel's variables. ``symbols``: name -> (state space, offset or window address).
-    ``shared_static``, ``local_bytes``: bytes of static shared memory and, per thread, of local memory."""
+    ``shared_static``, ``local_bytes``: bytes of static shared memory and, per thread, of local memory.
+    ``shared_variables``: the variables in shared memory, which reports name."""
 
     def __init__(self, module: Module, graph: Graph) -> None:
         self.symbols: dict[str, tuple[str, int]] = {}
@@ -94,13 +95,13 @@ class Layout:
 
     def _place(self, variables: list[Variable], space: str, base: int, least_align: int) -> int:
         """Place variables one after the other from ``base`` on; returns the bytes that they need."""
-        at = 0
+        offset = 0
         for variable in variables:
             align = max(variable.align, least_align)
-            at = -(-at // align) * align
-            self.symbols[variable.name] = (space, base + at)
-            at += variable.size
-        return at
+            offset = -(-offset // align) * align
+            self.symbols[variable.name] = (space, base + offset)
+            offset += variable.size
+        return offset
 
 
 def _lazy_registers(graph: Graph) -> set[str]:
@@ -113,9 +114,9 @@ def _lazy_registers(graph: Graph) -> set[str]:
             for operand in form.accumulates(ins):
                 lazy.update(registers(operand))
         elif ins.base == "mov" and len(ins.operands) == 2:
-            to, source = ins.operands
-            if isinstance(to, Reg) and isinstance(source, Reg):
-                moves.append((to.name, source.name))
+            target, source = ins.operands
+            if isinstance(target, Reg) and isinstance(source, Reg):
+                moves.append((target.name, source.name))
     # A copy of a lazy register is lazy, and so are copies of that copy. So this is repeated until nothing is added.
     changed = True
     while changed:
@@ -353,7 +354,7 @@ class _Translator:
         if block.end == "exit":
             e.line("b, m, w = R.exit(m)")
             e.line(f"if b == {DONE}: return")
-            self._blocked()
+            self._wait_while_blocked()
         elif block.end == "jump":
             self._goto(block, block.targets[0])
         elif block.end == "cond":
@@ -364,12 +365,12 @@ class _Translator:
             e.line(f"b, m, w = R.switch({e.array(block.cond, 'u4')}, {tuple(block.targets)}, m)")
         else:
             e.line(f"b, m, w = {e.waiting}")
-            self._blocked()
+            self._wait_while_blocked()
             e.line(f"if b == {DONE}: return")
 
     def _branch(self, block: Block) -> None:
         """Write a conditional branch."""
-        e, at = self.emitter, block.index
+        e = self.emitter
         assert block.cond is not None
         yes, no = block.targets
         p = e.predicate(block.cond)
@@ -383,24 +384,24 @@ class _Translator:
                 self._goto(block, target)
                 e.indent = ""
             return
-        back = [t for t in (yes, no) if (at, t) in self.graph.back_edges]
+        back = [t for t in (yes, no) if (block.index, t) in self.graph.back_edges]
         spinning = [t for t in back if t in self.graph.spin_heads]
         if back:
-            self._backward(block)
+            self._count_backward(block)
         if spinning:
             e.line(f"b, m, w = R.spin_branch({p.text}, {yes}, {no}, {spinning[0]}, m)")
-            self._blocked()
+            self._wait_while_blocked()
         else:
             e.line(f"b, m, w = R.branch({p.text}, {yes}, {no}, m)")
 
-    def _backward(self, block: Block) -> None:
+    def _count_backward(self, block: Block) -> None:
         """Write a call that counts a backward branch, by which the scheduler finds endless loops."""
         # Reports name this instruction. A block that simply continues at its successor has no branch.
         self.emitter.current = next(filter(None, (block.last, *reversed(block.instrs))), self.emitter.current)
         head = next(t for t in block.targets if (block.index, t) in self.graph.back_edges)
         self.emitter.line(f"R.backward({self.emitter.site()}, {head}, m)")
 
-    def _blocked(self) -> None:
+    def _wait_while_blocked(self) -> None:
         """Write the loop that lets other CTAs run while every lane of the batch waits for them."""
         e = self.emitter
         e.line(f"while b == {BLOCKED}:")
@@ -409,12 +410,12 @@ class _Translator:
 
     def _goto(self, block: Block, target: int) -> None:
         """Write a jump to a block."""
-        e, at = self.emitter, block.index
-        if (at, target) in self.graph.back_edges:
-            self._backward(block)
+        e = self.emitter
+        if (block.index, target) in self.graph.back_edges:
+            self._count_backward(block)
             if target in self.graph.spin_heads:
                 e.line(f"b, m, w = R.spin({target}, m)")
-                self._blocked()
+                self._wait_while_blocked()
                 return
         # If all lanes are together, they simply continue; otherwise the scheduler picks the block that comes first.
         e.line(f"b = {target}")

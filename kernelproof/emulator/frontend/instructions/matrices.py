@@ -100,7 +100,7 @@ def _make_shape(ins: Instr) -> Shape | None:
             shape = Shape(ins.op, k, kind_a, acc)
     elif kind_a in ("s8", "u8") and kind_b in ("s8", "u8") and acc == kind_c == "s32":
         shape = Shape(ins.op, k, "s8", "s32", kind_a == "s8", kind_b == "s8")
-    return shape if shape is not None and k % (4 * shape.per) == 0 else None
+    return shape if shape is not None and k % (4 * shape.per_register) == 0 else None
 
 
 def _destination(ins: Instr) -> Iterator[Operand]:
@@ -128,7 +128,7 @@ def _dense_form(e: Emitter, ins: Instr) -> DenseForm:
         int(size[1]), int(size[2]), kind_a, kind_b, acc, "satfinite" in parts, "xor" in parts and "popc" in parts
     )
     types_match = ELEMENT_BITS[kind_a] == ELEMENT_BITS.get(kind_b) and acc == kind_c
-    if not types_match or acc not in _DENSE.get(kind_a, ()) or form.k % (4 * form.per):
+    if not types_match or acc not in _DENSE.get(kind_a, ()) or form.k % (4 * form.per_register):
         raise e.fail()
     return form
 
@@ -137,8 +137,9 @@ def _write_dense(e: Emitter, ins: Instr) -> None:
     """Write an mma.sync that the tensor unit does not collect."""
     form = _dense_form(e, ins)
     d, *operands = ins.operands
-    # A register of A or B holds ``per`` elements along k, and four threads hold a row, so a step is 4 * per along k.
-    steps, halves = form.k // (4 * form.per), form.rows // 8
+    # A register of A or B holds ``per_register`` elements along k, and four lanes share a row. So a step has 4 *
+    # per_register elements along k.
+    steps, halves = form.k // (4 * form.per_register), form.rows // 8
     expected = [steps * halves, steps, halves * (1 if form.acc == "f16" else 2)]
     if [len(v.items) for v in operands if isinstance(v, Vec)] != expected:
         raise e.fail("wrong number of registers")
@@ -162,7 +163,7 @@ def mma(e: Emitter, ins: Instr) -> None:
     d, a, b, c = ins.operands
     if not (isinstance(d, Vec) and isinstance(a, Vec) and isinstance(b, Vec) and isinstance(c, Vec)):
         raise e.fail()
-    steps = shape.k // (4 * shape.per)
+    steps = shape.k // (4 * shape.per_register)
     if len(a.items) != 2 * steps or len(b.items) != steps or len(c.items) != (2 if shape.acc == "f16" else 4):
         raise e.fail("wrong number of registers")
 

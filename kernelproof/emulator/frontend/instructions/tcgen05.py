@@ -166,18 +166,19 @@ def fence_after(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
 # --- products
 
 
-def _descriptor(kind: str, op: str, by: str) -> Mutation:
-    """A mutation: the descriptor of B is changed by an instruction ``op`` with the operand ``by``."""
-    return adjust(kind, 2, "b64", op, by)
+def _descriptor(kind: str, op: str, operand: str) -> Mutation:
+    """A mutation: the descriptor of B is changed by an instruction ``op`` with this operand."""
+    return adjust(kind, 2, "b64", op, operand)
 
 
 def _always_accumulate(s: Statement) -> Iterator[Change]:
     """A mutation: the products are always added to the accumulator."""
-    which = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
-    changed = s.with_operand(which, " mutant")
+    index = next(i for i, op in enumerate(s.ins.operands) if i > 3 and isinstance(op, Reg))
+    changed = s.with_operand(index, " mutant")
     yield s.become("keep", f"{{ .reg .pred mutant; setp.eq.u32 mutant, 0, 0; {changed} }}")
 
 
+# Modifiers of tcgen05.mma whose products are not modelled.
 _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
 
 
@@ -204,7 +205,7 @@ def mma(e: Emitter, ins: Instr) -> None:
         kinds = unmodelled or [part for part in parts if part.startswith("kind:")]
         raise e.fail(f"{', '.join(f'.{part}' for part in kinds).replace(':', '::')} is not modelled")
     group = _group(e, ins)
-    d, a, b, form, *trailing = ins.operands
+    d, a, b, descriptor, *trailing = ins.operands
     disabled = "None"
     if trailing and isinstance(trailing[0], Vec):
         mask = trailing.pop(0)
@@ -213,13 +214,13 @@ def mma(e: Emitter, ins: Instr) -> None:
         # Compilers usually write literal zeros, which leave all lanes enabled.
         if any(not isinstance(item, Imm) or item.value for item in mask.items):
             disabled = e.arrays(mask.items, "u4")
-    keep = e.predicate_array(trailing[0])
+    accumulates = e.predicate_array(trailing[0])
     scale = e.literal(trailing[1]) if len(trailing) > 1 else 0
-    inside = isinstance(a, Mem)
-    left = e.address(a, "shared") if inside else e.array(a, "u8")
-    operands = f"{group}, {inside}, {e.address(d, 'shared')}, {left}, {e.array(b, 'u8')}, {e.array(form, 'u4')}"
-    named = "kind:f16" in parts
-    e.line(f"TP.mma({e.bind('operands', Operands)}({operands}, {disabled}, {keep}, {scale}, {named}), {e.lanes()})")
+    a_in_tensor_memory = isinstance(a, Mem)
+    left = e.address(a, "shared") if a_in_tensor_memory else e.array(a, "u8")
+    addresses = f"{e.address(d, 'shared')}, {left}, {e.array(b, 'u8')}, {e.array(descriptor, 'u4')}"
+    operands = f"{group}, {a_in_tensor_memory}, {addresses}, {disabled}, {accumulates}, {scale}, {'kind:f16' in parts}"
+    e.line(f"TP.mma({e.bind('operands', Operands)}({operands}), {e.lanes()})")
 
 
 def _own_cta_only(s: Statement) -> Iterator[Change]:

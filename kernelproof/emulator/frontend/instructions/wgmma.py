@@ -44,13 +44,13 @@ def wait(e: Emitter, ins: Instr) -> None:
     e.line(f"X.wait({e.literal(ins.operands[0])}, {e.mask()})")
 
 
-def _descriptor(kind: str, op: str, by: str) -> Mutation:
+def _descriptor(kind: str, op: str, operand: str) -> Mutation:
     """A mutation: the first operand that is a descriptor (A, or B if A is in registers) is changed by an instruction
-    ``op`` with the operand ``by``."""
+    ``op`` with this operand."""
 
     def mutation(s: Statement) -> Iterator[Change]:
         index = 3 if isinstance(s.ins.operands[1], Vec) else 2
-        yield from adjust(kind, index, "b64", op, by)(s)
+        yield from adjust(kind, index, "b64", op, operand)(s)
 
     return mutation
 
@@ -87,10 +87,10 @@ def _form(e: Emitter, ins: Instr) -> WgmmaForm:
     _, a, _, *trailing = ins.operands
     numbers = [e.literal(op) for op in trailing[1:]]
     registers = isinstance(a, Vec)
-    sign_a, sign_b, *along = [*numbers, 0, 0, 0, 0] if numbers else [1, 1, 0, 0]
-    along_a, along_b = (False, bool(along[0])) if registers else (bool(along[0]), bool(along[1]))
+    sign_a, sign_b, *majors = [*numbers, 0, 0, 0, 0] if numbers else [1, 1, 0, 0]
+    m_major_a, n_major_b = (False, bool(majors[0])) if registers else (bool(majors[0]), bool(majors[1]))
     sign = float(sign_a * sign_b)
-    return WgmmaForm(columns, kind_a, kind_b, acc, registers, along_a, along_b, sign, "satfinite" in parts)
+    return WgmmaForm(columns, kind_a, kind_b, acc, registers, m_major_a, n_major_b, sign, "satfinite" in parts)
 
 
 @instruction(
@@ -108,18 +108,20 @@ def mma(e: Emitter, ins: Instr) -> None:
     d, a, b, *trailing = ins.operands
     if not isinstance(d, Vec) or len(d.items) != form.n // (4 if form.acc == "f16" else 2):
         raise e.fail("wrong number of registers")
-    keep = e.predicate(trailing[0]).text
+    accumulates = e.predicate(trailing[0]).text
     name = e.bind("form", form)
     left = _tuple(_variables(e, a)) if isinstance(a, Vec) else e.array(a, "u8")
     names = _variables(e, d)
-    call = f"X.mma({name}, {_tuple(names)}, {left}, {e.array(b, 'u8')}, {keep}, m, {e.site()})"
+    call = f"X.mma({name}, {_tuple(names)}, {left}, {e.array(b, 'u8')}, {accumulates}, m, {e.site()})"
     e.line(f"{', '.join(names)} = {call}")
     if isinstance(a, Vec):
+        # The registers of A are in use until the product is complete, so the unit replaces their content.
         names = _variables(e, a)
         e.line(f"{', '.join(names)} = X.lend({_tuple(names)}, m)")
 
 
 def _tuple(names: list[str]) -> str:
+    """The text of a tuple of these names."""
     return f"({', '.join(names)},)"
 
 
