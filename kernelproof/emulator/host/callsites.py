@@ -54,7 +54,8 @@ _frames_of: dict[int, tuple[Frame, ...]] = {}
 
 @dataclass(frozen=True)
 class HostSite:
-    """A place in host code, given by return addresses, the innermost first. It is false if no line of it is found."""
+    """A place in host code, given by return addresses, the innermost first. Its truth value is False if none of its
+    source lines can be found."""
 
     addresses: tuple[int, ...] = ()
 
@@ -67,8 +68,8 @@ class HostSite:
         _look_up(address for address in self.addresses if address not in _frames_of)
         frames = list(_without_stubs(frame for address in self.addresses for frame in _frames_of[address]))
         # Lines in which a library's header calls the runtime do not help the reader of a finding.
-        own = next((i for i, frame in enumerate(frames) if not frame.is_library), 0)
-        return tuple(frames[own:])
+        first_own = next((i for i, frame in enumerate(frames) if not frame.is_library), 0)
+        return tuple(frames[first_own:])
 
     @property
     def site(self) -> Site:
@@ -77,7 +78,7 @@ class HostSite:
 
     @property
     def variable(self) -> str:
-        """The variable that the call at this place allocates; "" as ``allocated_variable`` says."""
+        """The variable that the call at this place allocates; "" if it is not known (see ``allocated_variable``)."""
         home = self.site.home
         return "" if home is None else allocated_variable(linecache.getline(home.file, home.line))
 
@@ -136,8 +137,8 @@ _dladdr = ctypes.CDLL(None).dladdr
 @cache
 def _is_foreign(file: str) -> bool:
     """Does a file of machine code belong to the system, to the stand-in runtime or to Python?"""
-    own = Path(sys.executable).resolve()
-    return any(pattern.search(file) for pattern in (_SYSTEM, _INTERPRETER)) or Path(file).resolve() == own
+    python = Path(sys.executable).resolve()
+    return any(pattern.search(file) for pattern in (_SYSTEM, _INTERPRETER)) or Path(file).resolve() == python
 
 
 def _lines(file: str, offsets: list[int]) -> list[tuple[Frame, ...]]:
@@ -147,10 +148,12 @@ def _lines(file: str, offsets: list[int]) -> list[tuple[Frame, ...]]:
         return []
     command = [program, "-a", "-f", "-i", "-C", "-e", file, *map(hex, offsets)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return []
-    answers = re.split(r"^0x[0-9a-f]+\n", done.stdout, flags=re.M)[1:]
+    answers = re.split(r"^0x[0-9a-f]+\n", process.stdout, flags=re.M)[1:]
     return [tuple(_frames(answer)) for answer in answers]
 
 

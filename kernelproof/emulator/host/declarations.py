@@ -34,7 +34,7 @@ _QUALIFIERS = re.compile(
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
 
 
-class Declared(NamedTuple):
+class Declaration(NamedTuple):
     """A name, the type of its elements ("" if it was not understood), and its extents (None: not a number)."""
 
     name: str
@@ -57,18 +57,19 @@ def source_text(path: str) -> str:
         status = Path(path).stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_SOURCE:
             return ""
-        return _version(path, status.st_mtime_ns)
+        return _source_version(path, status.st_mtime_ns)
     except (OSError, ValueError):
         return ""
 
 
 @lru_cache(maxsize=32)
-def _version(path: str, modified_ns: int) -> str:
+def _source_version(path: str, modified_ns: int) -> str:
+    """The text of a version of a file, as ``source_text`` gives it. The time is only part of the cache's key."""
     del modified_ns
     return _ALIGNMENT.sub(" ", _COMMENT.sub(" ", Path(path).read_text(errors="replace")))
 
 
-def parameters(text: str, kernel: str, count: int) -> list[Declared]:
+def parameters(text: str, kernel: str, count: int) -> list[Declaration]:
     """The parameters of a kernel; an empty list if no definition with ``count`` parameters is recognised."""
     for m in re.finditer(rf"__global__[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text):
         items = [_parameter(item) for item in _split(text, m.end())]
@@ -77,7 +78,7 @@ def parameters(text: str, kernel: str, count: int) -> list[Declared]:
     return []
 
 
-def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
+def shared_variable(text: str, name: str, nbytes: int) -> Declaration | None:
     """The declaration of a shared variable; None if none is recognised.
 
     ``nbytes``: its size (0: the launch sets it). If exactly one extent is not a number in the text, it follows from the
@@ -97,14 +98,15 @@ def shared_variable(text: str, name: str, nbytes: int) -> Declared | None:
         for extent in extents:
             product *= extent or 1
         extents[extents.index(None)] = nbytes // unit // product or None
-    return Declared(name, element, tuple(extents))
+    return Declaration(name, element, tuple(extents))
 
 
-def _split(text: str, at: int) -> list[str]:
-    """The items of a comma-separated list in parentheses; the opening one is just before ``at``."""
-    depth, start = 0, at
+def _split(text: str, begin: int) -> list[str]:
+    """The items of a comma-separated list in parentheses, whose opening parenthesis is just before offset ``begin``. If
+    it is not closed, the last item is left out."""
+    depth, start = 0, begin
     items: list[str] = []
-    for i in range(at, len(text)):
+    for i in range(begin, len(text)):
         ch = text[i]
         if ch == ")" and depth == 0:
             return [*items, text[start:i]] if text[start:i].strip() else items
@@ -115,12 +117,13 @@ def _split(text: str, at: int) -> list[str]:
     return items
 
 
-def _parameter(item: str) -> Declared:
+def _parameter(item: str) -> Declaration:
+    """The declaration of a parameter; its name is "" if it was not understood."""
     item = item.split("=", maxsplit=1)[0]
     m = re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", item)
     if m is None:
-        return Declared("", "")
-    return Declared(m[1], _element(item[: m.start()]))
+        return Declaration("", "")
+    return Declaration(m[1], _element(item[: m.start()]))
 
 
 def _element(declaration: str) -> str:

@@ -53,7 +53,7 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
     for function in (*module.kernels.values(), *module.functions.values()):
         variables += [v for v in function.variables if v.space in ("global", "const")]
     addresses: dict[str, int] = {}
-    fresh: list[tuple[Variable, Buffer]] = []
+    new_variables: list[tuple[Variable, Buffer]] = []
     for variable in variables:
         if variable.within is not None:
             continue
@@ -69,13 +69,13 @@ def load_globals(module: Module, memory: Memory) -> dict[str, int]:
             buffer.bytes()[:] = 0
             if variable.init is not None:
                 buffer.bytes()[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
-            fresh.append((variable, buffer))
+            new_variables.append((variable, buffer))
         addresses[variable.name] = buffer.address
     for variable in variables:
         if variable.within is not None:
             container, offset = variable.within
             addresses[variable.name] = addresses[container] + offset
-    for variable, buffer in fresh:
+    for variable, buffer in new_variables:
         for offset, symbol, addend in variable.pointers:
             address = addresses.get(symbol, module.function_addresses.get(symbol, 0)) + addend
             buffer.bytes()[offset : offset + 8] = np.frombuffer(struct.pack("<Q", address), np.uint8)
@@ -232,12 +232,12 @@ class _CheckedLaunch:
         - Racing reads: if races are the only errors, they count if executions in which the reads return other values
           have another outcome.
         - Older values: if strong loads could have returned older values, all of the above is done again with the oldest
-          ones. A thread that tests the value before it goes on is right in both executions. Races of a thread that does
-          not are found in the second one.
+          ones. A thread that tests a flag before it goes on has no race in either execution. Races of a thread that
+          does not test are found in the second execution.
         - Stale reads: in adverse order, a strong load overlooks a store, although its thread has seen something that
           came after the store. That is a finding if the outcome changes.
-        - Polling loops: in adverse order, each loop gets only the newest value, because it may look after a value that
-          would end it has been overwritten. Threads that then wait forever are found.
+        - Polling loops: in adverse order, each loop gets only the newest value. A value that would end the loop may
+          have been overwritten before the loop looks at it. Threads that then wait forever are found.
         """
         before = self.launch.before
         if before is None or not before.covers(self.launch.memory):
@@ -250,8 +250,8 @@ class _CheckedLaunch:
             assert after is not None
             before.restore()
             oldest = Variation(oldest=True)
-            again, compiled = self.execute_fully(compiled, before, oldest)
-            state.reports.adopt(self._judge(again, compiled, before, oldest).reports, UNORDERED)
+            second, compiled = self.execute_fully(compiled, before, oldest)
+            state.reports.adopt(self._judge(second, compiled, before, oldest).reports, UNORDERED)
             for site, overlooked in list(state.overlooked.items())[:MAX_OVERLOOKED]:
                 before.restore()
                 self.execute_fully(compiled, before, Variation(overlooks=site))
@@ -262,8 +262,8 @@ class _CheckedLaunch:
             after = Snapshot.of(self.launch.memory)
             assert after is not None
             before.restore()
-            again, compiled = self.execute_fully(compiled, before, Variation(newest=True))
-            state.reports.adopt(again.reports, ENDLESS)
+            second, compiled = self.execute_fully(compiled, before, Variation(newest=True))
+            state.reports.adopt(second.reports, ENDLESS)
             after.restore()
         return state
 

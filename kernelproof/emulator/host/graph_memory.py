@@ -34,8 +34,8 @@ class MemoryNodes:
 class GraphMemory:
     """The memory of all graphs of a session.
 
-    ``account(stream, name, buffer)`` is called for work on a stream that touches all of a buffer, ``forget(buffer)``
-    before a buffer is freed.
+    ``account(stream, name, buffer)`` is called for work on a stream that touches all bytes of a buffer. ``name`` says
+    what work it is. ``forget(buffer)`` is called before a buffer is freed.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class GraphMemory:
     # --- attributes of the device ---
 
     def _used(self) -> int:
+        """Bytes of memory that exists at present."""
         return sum(buffer.nbytes for buffer in self.owners if self.exists(buffer))
 
     def attribute(self, a: Words) -> int:

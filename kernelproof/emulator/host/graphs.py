@@ -28,8 +28,8 @@ class CapturedGraph:
     """A graph (cudaGraph_t) or an executable graph (cudaGraphExec_t).
 
     ``work``: pairs of branch number and captured work, in the order in which the work was issued; branch 0 is the
-    stream on which capture began. ``nodes``: handle of a node -> its work. ``before``: node -> the nodes that it waits
-    for. ``memory``: the memory that its nodes allocate and free; a graph and its executable graph share it.
+    stream on which capture began. ``nodes``: handle of a node -> its work. ``predecessors``: node -> the nodes that it
+    waits for. ``memory``: the memory that its nodes allocate and free; a graph and its executable graph share it.
     ``instance``: the executable graph that was made last, which must be the only one if nodes allocate or free memory.
     ``capture``: the number of the capture that records the graph, 0 if none does.
 
@@ -39,7 +39,7 @@ class CapturedGraph:
 
     work: list[tuple[int, Work]] = field(default_factory=list)
     nodes: dict[int, list[Work]] = field(default_factory=dict)
-    before: dict[int, set[int]] = field(default_factory=dict)
+    predecessors: dict[int, set[int]] = field(default_factory=dict)
     memory: MemoryNodes = field(default_factory=MemoryNodes)
     source: CapturedGraph | None = None
     auto_free: bool = False
@@ -49,13 +49,15 @@ class CapturedGraph:
     def copy(self) -> CapturedGraph:
         """A new graph with the same work. Later changes of either graph do not affect the other."""
         nodes = {node: list(work) for node, work in self.nodes.items()}
-        before = {node: set(others) for node, others in self.before.items()}
-        return CapturedGraph(list(self.work), nodes, before, self.memory)
+        predecessors = {node: set(others) for node, others in self.predecessors.items()}
+        return CapturedGraph(list(self.work), nodes, predecessors, self.memory)
 
     def ordered(self) -> list[int]:
         """The nodes in an order in which each follows all that it waits for. Raises LaunchRefused for a cycle."""
         try:
-            return list(TopologicalSorter({node: sorted(self.before[node]) for node in self.nodes}).static_order())
+            return list(
+                TopologicalSorter({node: sorted(self.predecessors[node]) for node in self.nodes}).static_order()
+            )
         except CycleError:
             raise LaunchRefused(INVALID_VALUE, "the nodes of a graph wait for each other in a circle") from None
 
@@ -106,6 +108,7 @@ class Graphs:
         }
 
     def _graph(self, handle: int) -> CapturedGraph:
+        """The graph of a handle. Raises LaunchRefused if there is none."""
         if handle not in self.by_handle:
             raise LaunchRefused(INVALID_HANDLE, f"{handle:#x} is no graph")
         return self.by_handle[handle]
@@ -193,7 +196,7 @@ class Graphs:
     def update(self, a: Words) -> int:
         """cudaGraphExecUpdate: executable graph, graph whose work it gets."""
         executable, graph = self._graph(a[0]), self._graph(a[1]).copy()
-        executable.work, executable.nodes, executable.before = graph.work, graph.nodes, graph.before
+        executable.work, executable.nodes, executable.predecessors = graph.work, graph.nodes, graph.predecessors
         return SUCCESS
 
     def launch(self, a: Words) -> int:
@@ -210,12 +213,12 @@ class Graphs:
 
     def begin_node(self, a: Words) -> int:
         """Add a node to a graph; work that is given to the stream NODE from now on is its work. Words: out, graph,
-        nodes that the new one waits for, their number."""
-        graph, before = self._graph(a[1]), set(_listed(a[2], a[3]))
-        if not before <= graph.nodes.keys():
+        nodes that the new node waits for, their number."""
+        graph, predecessors = self._graph(a[1]), set(_listed(a[2], a[3]))
+        if not predecessors <= graph.nodes.keys():
             return INVALID_VALUE
         node = self.new_handle(a[0])
-        graph.before[node] = before
+        graph.predecessors[node] = predecessors
         graph.nodes[node] = self.capturing[NODE] = []
         self.captured[NODE] = graph
         return SUCCESS
@@ -237,7 +240,7 @@ class Graphs:
         graph, work = self.captured.pop(NODE, None), self.capturing.pop(NODE, None)
         if a[0] and graph is not None:
             node = next(node for node in graph.nodes if graph.nodes[node] is work)
-            del graph.nodes[node], graph.before[node]
+            del graph.nodes[node], graph.predecessors[node]
         return SUCCESS
 
     def add_child(self, a: Words) -> int:
@@ -253,13 +256,13 @@ class Graphs:
         for first, second in zip(_listed(a[1], a[3]), _listed(a[2], a[3]), strict=True):
             if not {first, second} <= graph.nodes.keys():
                 return INVALID_VALUE
-            graph.before[second].add(first)
+            graph.predecessors[second].add(first)
         return SUCCESS
 
     def list_nodes(self, a: Words) -> int:
         """cudaGraphGetNodes: graph, out nodes or null, number in and out, whether only nodes that wait for none."""
         graph = self._graph(a[0])
-        nodes = [node for node in graph.nodes if not (a[3] and graph.before[node])]
+        nodes = [node for node in graph.nodes if not (a[3] and graph.predecessors[node])]
         if a[1]:
             (capacity,) = struct.unpack("<Q", string_at(a[2], 8))
             nodes = nodes[:capacity]

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernelproof.emulator.host.own_memory import Copied, OwnMemory
+from kernelproof.emulator.host.own_memory import CopiedRange, OwnMemory
 from kernelproof.emulator.host.runtime_state import Call, RuntimeState
 from kernelproof.emulator.host.standin import Words, standin
 from kernelproof.emulator.host.work import BufferAccess, Clock
 from kernelproof.emulator.memory.arena import Buffer
-from kernelproof.emulator.memory.host_view import PAGE, HostView
-from kernelproof.emulator.memory.host_view import PageAccess as Allowed
+from kernelproof.emulator.memory.host_view import PAGE, HostView, PageAccess
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Place, Space
@@ -57,7 +56,7 @@ class HostOrder:
         self.opened: list[tuple[int, int]] = []  # parts of the arena that host code may touch until the next call
         self.strays = 0
         self.has_partial = False  # guard.c has a list of pages of which only some bytes are forbidden
-        self.own = OwnMemory(host, self._report_own)
+        self.own_memory = OwnMemory(host, self._report_own)
         self.calls: dict[str, Call] = {"host_access": self.access, "host_range": self.access_range}
 
     def watches_over(self, buffer: Buffer) -> bool:
@@ -68,7 +67,7 @@ class HostOrder:
         """Begin to protect a buffer, which work has touched."""
         if buffer not in self.watches and self.watches_over(buffer):
             count = -(-max(buffer.nbytes, 1) // PAGE)
-            self.watches[buffer] = _Watch(np.full(count, Allowed.FULL, np.uint8))
+            self.watches[buffer] = _Watch(np.full(count, PageAccess.FULL, np.uint8))
 
     def forget(self, buffer: Buffer) -> None:
         """End the protection of a buffer that is about to be freed."""
@@ -82,9 +81,9 @@ class HostOrder:
         view = self.memory.host_view
         if view is None:
             return
-        self.own.settle()
+        self.own_memory.settle()
         while self.opened:
-            view.protect(*self.opened.pop(), Allowed.NONE)
+            view.protect(*self.opened.pop(), PageAccess.NONE)
         if self.watches and not standin().emulator_guards():
             self._give_up(view)
         if self.has_partial:
@@ -104,7 +103,7 @@ class HostOrder:
             Report("launch-error", "the program handles SIGSEGV itself, so accesses of host code are not ordered")
         )
         for buffer, watch in self.watches.items():
-            self._protect(view, buffer, watch, np.full_like(watch.pages, Allowed.FULL))
+            self._protect(view, buffer, watch, np.full_like(watch.pages, PageAccess.FULL))
         self.watches.clear()
 
     def _pending(self, buffer: Buffer) -> list[BufferAccess]:
@@ -115,9 +114,9 @@ class HostOrder:
         """Protect the pages of a buffer as the pending accesses require."""
         # If accesses have only been added, they are applied to the present protection; else it is computed anew.
         only_added = not watch.stale and pending[: len(watch.accesses)] == watch.accesses
-        pages = watch.pages.copy() if only_added else np.full_like(watch.pages, Allowed.FULL)
+        pages = watch.pages.copy() if only_added else np.full_like(watch.pages, PageAccess.FULL)
         for access in pending[len(watch.accesses) if only_added else 0 :]:
-            for mask, allowed in ((access.read, Allowed.READ), (access.written, Allowed.NONE)):
+            for mask, allowed in ((access.read, PageAccess.READ), (access.written, PageAccess.NONE)):
                 if mask is not None:
                     pages[access.pages(mask, PAGE, len(pages))] &= np.uint8(allowed)
         self._protect(view, buffer, watch, pages)
@@ -129,7 +128,7 @@ class HostOrder:
         for first, end in zip([0, *edges.tolist()], [*edges.tolist(), len(pages)], strict=True):
             if (watch.pages[first:end] != pages[first]).any():
                 start = buffer.start + first * PAGE
-                view.protect(start, start + (end - first) * PAGE, Allowed(int(pages[first])))
+                view.protect(start, start + (end - first) * PAGE, PageAccess(int(pages[first])))
         watch.pages = pages
 
     @contextmanager
@@ -137,12 +136,12 @@ class HostOrder:
         """Surround a host function that is itself work on a stream. Within, the host's clock is that of the stream: the
         function may touch the results of work that comes before it there, and no others."""
         host, watches, view = self.host, dict(self.watches), self.memory.host_view
-        self.host = self.own.host = clock
+        self.host = self.own_memory.host = clock
         for buffer, watch in watches.items():
             if view is not None:
                 self._protect_for(view, buffer, watch, self._pending(buffer))
         yield
-        self.host = self.own.host = host
+        self.host = self.own_memory.host = host
         self.watches.update(watches)
         for watch in self.watches.values():
             watch.stale = True
@@ -153,30 +152,30 @@ class HostOrder:
     def access(self, a: Words) -> int:
         """Judge an access of host code that has faulted. Words: address, whether it writes. Returns ALLOWED or
         FORBIDDEN."""
-        view, at, writes = self.memory.host_view, a[0] - self.memory.base, bool(a[1])
+        view, arena_offset, writes = self.memory.host_view, a[0] - self.memory.base, bool(a[1])
         assert view is not None
-        if not 0 <= at < self.memory.capacity:
-            self.has_partial |= self.own.touch(a[0], 1, writes)
+        if not 0 <= arena_offset < self.memory.capacity:
+            self.has_partial |= self.own_memory.touch(a[0], 1, writes)
             return ALLOWED
-        buffer = self.memory.find(at)
+        buffer = self.memory.find(arena_offset)
         if buffer is None:
-            return self._stray(view, at, writes)
+            return self._stray(view, arena_offset, writes)
         if not buffer.of_host:
-            self._report("host-access", f"host code {_verb(writes)} device memory", at, buffer)
+            self._report("host-access", f"host code {_verb(writes)} device memory", arena_offset, buffer)
             self._open(view, buffer.start, buffer.end)
             if buffer.written is not None:
                 buffer.written[:] = 1
             return ALLOWED
-        watch, offset = self.watches.get(buffer), at - buffer.start
+        watch, offset = self.watches.get(buffer), arena_offset - buffer.start
         if watch is None or not self._judge_watched(buffer, watch, offset, writes):
-            view.protect(at, at + 1, Allowed.FULL)
+            view.protect(arena_offset, arena_offset + 1, PageAccess.FULL)
         return ALLOWED
 
     def access_range(self, a: Words) -> int:
         """Judge an access that host code makes by a system call. Words: address, bytes, whether they are written."""
-        at, count, writes = a[0], a[1], a[2]
-        self.own.touch(at, count, bool(writes))
-        first, end = max(at, self.memory.base), min(at + count, self.memory.base + self.memory.capacity)
+        address, count, writes = a[0], a[1], a[2]
+        self.own_memory.touch(address, count, bool(writes))
+        first, end = max(address, self.memory.base), min(address + count, self.memory.base + self.memory.capacity)
         while first < end:
             buffer = self.memory.find(first - self.memory.base)
             watch = self.watches.get(buffer) if buffer is not None else None
@@ -197,15 +196,15 @@ class HostOrder:
                     self._judge(buffer, first + int(common[0]), writes)
                     break
         pages = slice(first // PAGE, -(-end // PAGE))
-        watch.pages[pages] = Allowed.FULL
+        watch.pages[pages] = PageAccess.FULL
         watch.stale = True
-        self.memory.host_view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), Allowed.FULL)
+        self.memory.host_view.protect(buffer.start + first, buffer.start + min(end, buffer.nbytes), PageAccess.FULL)
 
     def _judge_watched(self, buffer: Buffer, watch: _Watch, offset: int, writes: bool) -> bool:
         """Judge an access to a protected page. Returns whether the page remains protected while guard.c makes this one
         access; else the caller has to open the page."""
         page = offset // PAGE
-        if watch.pages[page] == Allowed.READ:
+        if watch.pages[page] == PageAccess.READ:
             writes = True  # only writes fault on such a page
         watch.stale = True
         if not self._judge(buffer, offset, writes):
@@ -217,7 +216,7 @@ class HostOrder:
             if standin().emulator_partial(place, int(watch.pages[page]), mask.tobytes()):
                 self.has_partial = True
                 return True
-        watch.pages[page] = Allowed.FULL
+        watch.pages[page] = PageAccess.FULL
         return False
 
     def _judge(self, buffer: Buffer, offset: int, writes: bool) -> bool:
@@ -249,21 +248,26 @@ class HostOrder:
         for accesses in self.history.values():
             yield from (a for a in accesses if a.stream == access.stream and a.tick <= access.tick)
 
-    def _stray(self, view: HostView, at: int, writes: bool) -> int:
+    def _stray(self, view: HostView, arena_offset: int, writes: bool) -> int:
         """Report an access outside of every allocation; returns ALLOWED or FORBIDDEN."""
-        freed = self.memory.find_freed(at)
+        freed = self.memory.find_freed(arena_offset)
         if freed is not None:
-            self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", at, freed)
+            self._report("use-after-free", f"host code {_verb(writes)} memory that was freed", arena_offset, freed)
         else:
-            near = self.memory.nearest(at)
-            self._report("host-access", f"host code {_verb(writes)} outside of every allocation", at, near and near[0])
+            nearest = self.memory.nearest(arena_offset)
+            self._report(
+                "host-access",
+                f"host code {_verb(writes)} outside of every allocation",
+                arena_offset,
+                nearest and nearest[0],
+            )
         self.strays += 1
         if self.strays > MAX_STRAY:
             return FORBIDDEN
-        self._open(view, at, at + 1)
+        self._open(view, arena_offset, arena_offset + 1)
         return ALLOWED
 
-    def _report_own(self, copied: Copied, address: int, writes: bool) -> None:
+    def _report_own(self, copied: CopiedRange, address: int, writes: bool) -> None:
         """Report an access of host code to memory of its own that a copy still uses."""
         use = "write" if copied.access.written is not None else "read"
         text = f"host code {_verb(writes)} what a copy may still {use}, in memory of its own"
@@ -273,21 +277,30 @@ class HostOrder:
 
     def _open(self, view: HostView, start: int, end: int) -> None:
         """Allow all accesses to a part of the arena (offsets) until the next runtime call."""
-        view.protect(start, end, Allowed.FULL)
+        view.protect(start, end, PageAccess.FULL)
         self.opened.append((start, end))
 
-    def _report(self, rule: str, text: str, at: int, buffer: Buffer | None, access: BufferAccess | None = None) -> None:
-        """Report a finding at the present line of host code. ``at``: offset of the byte in the arena. ``buffer``: the
-        buffer that contains the byte, or the nearest one. ``access``: the work on the other side."""
+    def _report(
+        self, rule: str, text: str, arena_offset: int, buffer: Buffer | None, access: BufferAccess | None = None
+    ) -> None:
+        """Report a finding at the present line of host code. ``arena_offset``: that of the byte. ``buffer``: the buffer
+        that contains the byte, or the nearest one. ``access``: the work on the other side."""
         place = None
         if buffer is not None:
-            nearest = "" if buffer.start <= at < buffer.end else self.memory.nearest(at)
+            nearest = "" if buffer.start <= arena_offset < buffer.end else self.memory.nearest(arena_offset)
             note = ", ".join(part for part in (nearest[1] if nearest else "", buffer.history) if part)
-            place = Place(Space.GLOBAL, self.memory.base + at, self.memory.name(buffer), at - buffer.start, note=note)
+            place = Place(
+                Space.GLOBAL,
+                self.memory.base + arena_offset,
+                self.memory.name(buffer),
+                arena_offset - buffer.start,
+                note=note,
+            )
         other = access.site.participant(plain_name(access.name)) if access is not None else None
         kernel = access.name if access is not None and not access.name.startswith("a ") else ""
         self.state.reports.append(Report(rule, text, kernel, self.state.site.participant(), other, place))
 
 
 def _verb(writes: bool) -> str:
+    """The verb for an access in messages."""
     return "writes" if writes else "reads"

@@ -56,32 +56,33 @@ def entries(address: int) -> list[ImageEntry]:
         raise LaunchRefused(INVALID_IMAGE, "a registered image is no fat binary")
     # Header: magic (4 bytes), version (2), its own size (2), bytes of all entries (8).
     header, size = struct.unpack("<HQ", ctypes.string_at(address + 6, 10))
-    at, end = address + header, address + header + size
+    entry_address, end = address + header, address + header + size
     parts = []
-    while at < end:
+    while entry_address < end:
         # Entry: kind (2 bytes), version (2), size of its head (4), size of its payload (8); more fields at fixed
         # offsets.
-        kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(at, 16))
-        sm = int.from_bytes(ctypes.string_at(at + 28, 4), "little")
-        flags = int.from_bytes(ctypes.string_at(at + 40, 8), "little")
+        kind, _, head, payload = struct.unpack("<HHIQ", ctypes.string_at(entry_address, 16))
+        sm = int.from_bytes(ctypes.string_at(entry_address + 28, 4), "little")
+        flags = int.from_bytes(ctypes.string_at(entry_address + 40, 8), "little")
         compressed = flags & (_LZ4 | _ZSTD)
-        raw = ctypes.string_at(at + head, payload)
+        raw = ctypes.string_at(entry_address + head, payload)
         if compressed:
-            compressed_size, plain_size = struct.unpack("<I36xQ", ctypes.string_at(at + 16, 48))
+            compressed_size, plain_size = struct.unpack("<I36xQ", ctypes.string_at(entry_address + 16, 48))
             raw = _decompressed(raw[:compressed_size], plain_size, compressed)
         parts.append(ImageEntry(kind == _PTX, sm, raw))
-        at += head + payload
+        entry_address += head + payload
     return parts
 
 
-def _decompressed(raw: bytes, size: int, form: int) -> bytes:
-    """The decompressed content, ``size`` bytes; empty if the system lacks the library of its format or if it fails."""
+def _decompressed(raw: bytes, size: int, compression: int) -> bytes:
+    """The decompressed content, ``size`` bytes; empty if the system lacks the library for this ``compression`` (_LZ4 or
+    _ZSTD) or if decompression fails."""
     out = ctypes.create_string_buffer(size)
     try:
-        library = ctypes.CDLL(_LIBRARIES[form])
+        library = ctypes.CDLL(_LIBRARIES[compression])
     except OSError:
         return b""
-    if form == _ZSTD:
+    if compression == _ZSTD:
         library.ZSTD_decompress.restype = ctypes.c_size_t
         written = library.ZSTD_decompress(out, ctypes.c_size_t(size), raw, ctypes.c_size_t(len(raw)))
     else:
@@ -96,6 +97,7 @@ def is_fat_binary(address: int) -> bool:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> Program:
+    """The program of a PTX text; each text is parsed once."""
     return Program(text + "\n")
 
 

@@ -241,6 +241,7 @@ class KernelCalls:
     # --- libraries ---
 
     def _new_handle(self, out: int) -> int:
+        """Make a handle and write it to host memory at ``out``."""
         self.last_handle += 16
         put(out, "Q", self.last_handle)
         return self.last_handle
@@ -251,8 +252,8 @@ class KernelCalls:
         path = Path(ctypes.string_at(a[1]).decode())
         sibling = path.with_suffix(".ptx")
         if sibling.exists() and not (self.state.policy.machine_code and path.suffix == ".cubin"):
-            own = (program for program in self.state.programs if program.name == str(sibling))
-            program = next(own, None) or from_file(sibling)
+            loaded = (program for program in self.state.programs if program.name == str(sibling))
+            program = next(loaded, None) or from_file(sibling)
         elif path.exists():
             content = ctypes.create_string_buffer(path.read_bytes())
             program = self._in_memory(ctypes.addressof(content))

@@ -137,7 +137,7 @@ class MemoryCalls:
             return OUT_OF_MEMORY
         buffer.allocated_at = self.state.site
         put(out, "Q", buffer.address)
-        return self.graphs.give(stream, lambda on: self.graphs.memory.allocate(buffer, on))
+        return self.graphs.give(stream, lambda actual_stream: self.graphs.memory.allocate(buffer, actual_stream))
 
     def free_async(self, a: Words) -> int:
         """cudaFreeAsync: address, stream. It must be ordered after work on other streams that uses the memory."""
@@ -146,7 +146,7 @@ class MemoryCalls:
         graph = self.graphs.captured.get(a[1])
         if graph is not None:
             freed = self.graphs.memory.freed_by(graph.memory, a[0])
-            return self.graphs.give(a[1], lambda on: self.graphs.memory.free(freed, on))
+            return self.graphs.give(a[1], lambda actual_stream: self.graphs.memory.free(freed, actual_stream))
         buffer = self._buffer_to_free(a[0], "cudaFreeAsync", (DEVICE, MANAGED))
         self.streams.touch_whole(a[1], "a free", buffer)
         self._free(buffer)
@@ -180,9 +180,9 @@ class MemoryCalls:
         if freed is not None and freed.freed_at is not None:
             why = f"memory that was freed before ({freed.history})" if freed.history else "memory that was freed before"
         elif buffer is not None:
-            made = f", allocated at {buffer.allocated_at}" if buffer.allocated_at else ""
+            allocated = f", allocated at {buffer.allocated_at}" if buffer.allocated_at else ""
             kind = "a variable" if buffer in variables else _KIND_NAMES[self._kind(address)]
-            why = f"{self.memory.name(buffer)}, which is {kind}{made}"
+            why = f"{self.memory.name(buffer)}, which is {kind}{allocated}"
         elif self._inside(address):
             why = self.memory.describe(address)
         else:
@@ -190,6 +190,7 @@ class MemoryCalls:
         raise LaunchRefused(INVALID_VALUE, f"{name} of {why}", "invalid-free")
 
     def _free(self, buffer: Buffer) -> None:
+        """Free a buffer and forget the accesses to it."""
         self.streams.forget(buffer)
         self.memory.free(buffer)
 
@@ -204,13 +205,15 @@ class MemoryCalls:
 
     def memcpy(self, a: Words) -> int:
         """cudaMemcpy: destination, source, bytes, kind, stream, whether it is asynchronous."""
-        to, source, count, kind, stream, asynchronous = (a[i] for i in range(6))
+        destination, source, count, kind, stream, asynchronous = (a[i] for i in range(6))
         if count:  # a copy of no bytes may begin at a buffer's end
             for address, on_device, side in (
-                (to, _ON_DEVICE[kind][0], "destination"), (source, _ON_DEVICE[kind][1], "source"),
+                (destination, _ON_DEVICE[kind][0], "destination"), (source, _ON_DEVICE[kind][1], "source"),
             ):  # fmt: skip
                 self._check_side(address, count, stream, on_device, side)
-        return self.streams.give(stream, lambda on: self._copy(to, source, count, on, bool(asynchronous)))
+        return self.streams.give(
+            stream, lambda actual_stream: self._copy(destination, source, count, actual_stream, bool(asynchronous))
+        )
 
     def _check_side(self, address: int, count: int, stream: int, on_device: bool | None, side: str) -> None:
         """Refuse a side of a copy that exceeds its buffer, or that contradicts the copy's direction.
@@ -236,22 +239,22 @@ class MemoryCalls:
             return 0
         return self.kinds.get(buffer.address, MANAGED if buffer.of_host else DEVICE)
 
-    def _waits(self, to: int, source: int, asynchronous: bool) -> bool:
+    def _waits(self, destination: int, source: int, asynchronous: bool) -> bool:
         """Does the call return only after the copy is done? See "API synchronization behavior" of the CUDA runtime."""
-        kinds = {self._kind(to), self._kind(source)}
+        kinds = {self._kind(destination), self._kind(source)}
         if asynchronous:
             return kinds <= {0, PINNED}  # from host to host
         return kinds != {DEVICE}
 
-    def _copy(self, to: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
+    def _copy(self, destination: int, source: int, count: int, stream: int, asynchronous: bool) -> int:
         """Copy bytes. Those that were undefined in the source are undefined in the destination."""
         if count:
-            read, written = self._region(source, count), self._region(to, count)
-            wait = self._waits(to, source, asynchronous)
-            tick = self._account(stream, "a copy", (read, source), (written, to), count, wait)
-            own_to, own_source = self.memory.own_address(to), self.memory.own_address(source)
+            read, written = self._region(source, count), self._region(destination, count)
+            wait = self._waits(destination, source, asynchronous)
+            tick = self._account(stream, "a copy", (read, source), (written, destination), count, wait)
+            own_to, own_source = self.memory.own_address(destination), self.memory.own_address(source)
             if written is not None:
-                start = to - written.address
+                start = destination - written.address
                 if written.written is not None:
                     defined: Array | int = 1
                     if read is not None and read.written is not None:
@@ -263,20 +266,20 @@ class MemoryCalls:
                     self.memory.writes += 1
             ctypes.memmove(own_to, own_source, count)
             if not wait:
-                self._watch_own(stream, tick, to, source, count)
+                self._watch_own(stream, tick, destination, source, count)
         return SUCCESS
 
-    def _watch_own(self, stream: int, tick: int, to: int, source: int, count: int) -> None:
+    def _watch_own(self, stream: int, tick: int, destination: int, source: int, count: int) -> None:
         """Protect the side of an asynchronous copy that CUDA has not allocated, until the host knows that it is
         over."""
-        if not self._kind(to):
-            self.streams.watch_own(stream, tick, to, count, writes=True)
-        elif not self._kind(source) and self.streams.order.own.is_registered(source):
+        if not self._kind(destination):
+            self.streams.watch_own(stream, tick, destination, count, writes=True)
+        elif not self._kind(source) and self.streams.order.own_memory.is_registered(source):
             self.streams.watch_own(stream, tick, source, count, writes=False)
 
     def register_host(self, a: Words) -> int:
         """cudaHostRegister: address, bytes. cudaHostUnregister: address, 0."""
-        registered = self.streams.order.own.registered
+        registered = self.streams.order.own_memory.registered
         if a[1]:
             registered[a[0]] = a[1]
         else:
@@ -284,6 +287,7 @@ class MemoryCalls:
         return SUCCESS
 
     def _inside(self, address: int) -> bool:
+        """Is an address in the range of the arena, which has all memory of CUDA?"""
         return 0 <= address - self.memory.base < self.memory.capacity
 
     def _account(
@@ -307,19 +311,21 @@ class MemoryCalls:
 
     def memset(self, a: Words) -> int:
         """cudaMemset: destination, value, bytes, bytes of the value, stream, whether it is asynchronous."""
-        to, value, count, size, stream, asynchronous = (a[i] for i in range(6))
-        if count and not self._check(to, count, stream):
-            raise LaunchRefused(INVALID_VALUE, f"memset of {hex(to)}, which is not device memory")
-        return self.streams.give(stream, lambda on: self._fill(to, value, count, size, on, bool(asynchronous)))
+        destination, value, count, size, stream, asynchronous = (a[i] for i in range(6))
+        if count and not self._check(destination, count, stream):
+            raise LaunchRefused(INVALID_VALUE, f"memset of {hex(destination)}, which is not device memory")
+        return self.streams.give(
+            stream, lambda actual_stream: self._fill(destination, value, count, size, actual_stream, bool(asynchronous))
+        )
 
-    def _fill(self, to: int, value: int, count: int, size: int, stream: int, asynchronous: bool) -> int:
+    def _fill(self, destination: int, value: int, count: int, size: int, stream: int, asynchronous: bool) -> int:
         """Fill ``count`` bytes with copies of a value of ``size`` bytes."""
-        buffer = self._touch(to, count)
+        buffer = self._touch(destination, count)
         if buffer is not None:
-            wait = not asynchronous and self._kind(to) != DEVICE
-            self._account(stream, "a memset", (None, 0), (buffer, to), count, wait)
+            wait = not asynchronous and self._kind(destination) != DEVICE
+            self._account(stream, "a memset", (None, 0), (buffer, destination), count, wait)
             pattern = np.frombuffer((value & (1 << 8 * size) - 1).to_bytes(size, "little"), np.uint8)
-            start = to - buffer.address
+            start = destination - buffer.address
             content = buffer.bytes()[start : start + count]
             if not _repeats(content, pattern):
                 self.memory.writes += 1
@@ -359,17 +365,21 @@ class MemoryCalls:
 
     def memcpy_to_symbol(self, a: Words) -> int:
         """cudaMemcpyToSymbol: symbol, source, bytes, offset, stream, whether it is asynchronous."""
-        to, source, count = self._symbol(a[0]) + a[3], a[1], a[2]
-        self._region(to, count)
+        destination, source, count = self._symbol(a[0]) + a[3], a[1], a[2]
+        self._region(destination, count)
         asynchronous = bool(a[5])
-        return self.streams.give(a[4], lambda on: self._copy(to, source, count, on, asynchronous))
+        return self.streams.give(
+            a[4], lambda actual_stream: self._copy(destination, source, count, actual_stream, asynchronous)
+        )
 
     def memcpy_from_symbol(self, a: Words) -> int:
         """cudaMemcpyFromSymbol: destination, symbol, bytes, offset, stream, whether it is asynchronous."""
-        to, source, count = a[0], self._symbol(a[1]) + a[3], a[2]
+        destination, source, count = a[0], self._symbol(a[1]) + a[3], a[2]
         self._region(source, count)
         asynchronous = bool(a[5])
-        return self.streams.give(a[4], lambda on: self._copy(to, source, count, on, asynchronous))
+        return self.streams.give(
+            a[4], lambda actual_stream: self._copy(destination, source, count, actual_stream, asynchronous)
+        )
 
     def host_pointer(self, a: Words) -> int:
         """cudaHostGetDevicePointer: out, address of pinned memory."""

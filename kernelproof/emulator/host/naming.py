@@ -8,7 +8,7 @@ import struct
 from dataclasses import replace
 
 from kernelproof.emulator.frontend.ptx import Function
-from kernelproof.emulator.host.declarations import Declared, parameters, shared_variable, source_text
+from kernelproof.emulator.host.declarations import Declaration, parameters, shared_variable, source_text
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.state.launch_state import KernelFacts, SharedVariable
 from kernelproof.emulator.state.mangled import plain_name
@@ -68,16 +68,20 @@ class Naming:
 
     def _global(self, place: Place, text: str) -> Place:
         """A place in global memory with its allocation (or the nearest one) and index. ``text``: the CUDA source."""
-        memory, at = self.memory, place.address - self.memory.base
-        freed = memory.find_freed(at)
-        near = (freed, freed.history) if freed is not None and freed.freed_at is not None else memory.nearest(at)
-        if near is None:
+        memory, arena_offset = self.memory, place.address - self.memory.base
+        freed = memory.find_freed(arena_offset)
+        nearest = (
+            (freed, freed.history) if freed is not None and freed.freed_at is not None else memory.nearest(arena_offset)
+        )
+        if nearest is None:
             return place
-        buffer, note = near
+        buffer, note = nearest
         declared = self._parameter(buffer, text)
-        named = replace(place, buffer=self._buffer_name(buffer, declared), offset=at - buffer.start, note=note)
+        named = replace(
+            place, buffer=self._buffer_name(buffer, declared), offset=arena_offset - buffer.start, note=note
+        )
         if buffer.is_typed:
-            declared = Declared("", buffer.element_name, buffer.shape)
+            declared = Declaration("", buffer.element_name, buffer.shape)
             return _indexed(named, declared, buffer.shape, buffer.dtype.itemsize)
         return _indexed(named, declared, ())
 
@@ -86,7 +90,7 @@ class Naming:
         buffer = self.memory.buffers[number]
         return self._buffer_name(buffer, self._parameter(buffer, text))
 
-    def _buffer_name(self, buffer: Buffer, declared: Declared | None) -> str:
+    def _buffer_name(self, buffer: Buffer, declared: Declaration | None) -> str:
         """The name by which a user knows an allocation."""
         if buffer.name:
             return plain_name(buffer.name)
@@ -94,7 +98,7 @@ class Naming:
             return declared.name
         return self.memory.name(buffer)
 
-    def _parameter(self, buffer: Buffer, text: str) -> Declared | None:
+    def _parameter(self, buffer: Buffer, text: str) -> Declaration | None:
         """The kernel's parameter that points into a buffer; None if there is none."""
         function = self.function
         names = parameters(text, plain_name(function.name), len(function.params))
@@ -103,12 +107,12 @@ class Naming:
                 (address,) = struct.unpack_from("<Q", self.block, offset + byte)
                 if buffer.start <= address - self.memory.base < max(buffer.end, buffer.start + 1):
                     if param.size > 8:
-                        return Declared(f"the pointer at byte {byte} of parameter {number}", "")
-                    return names[number] if names else Declared(f"parameter {number}", "")
+                        return Declaration(f"the pointer at byte {byte} of parameter {number}", "")
+                    return names[number] if names else Declaration(f"parameter {number}", "")
         return None
 
 
-def _indexed(place: Place, declared: Declared | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
+def _indexed(place: Place, declared: Declaration | None, extents: tuple[int | None, ...], unit: int = 0) -> Place:
     """The place with its index in elements: (row, column, ...) if all extents but the first are known, else one linear
     index. ``unit``: bytes of an element, 0: as declared."""
     unit = unit or (declared.element_bytes if declared is not None else 0)

@@ -20,12 +20,11 @@ import numpy as np
 
 from kernelproof.emulator.host.standin import standin
 from kernelproof.emulator.host.work import BufferAccess, Clock
-from kernelproof.emulator.memory.host_view import PAGE
-from kernelproof.emulator.memory.host_view import PageAccess as Allowed
+from kernelproof.emulator.memory.host_view import PAGE, PageAccess
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopiedRange:
     """A range of the program's own memory, ``count`` bytes from ``address`` on, and the copy that uses it. ``pages``:
     the address at which the protected pages begin."""
 
@@ -46,9 +45,9 @@ class OwnMemory:
     access of host code that races with a copy.
     """
 
-    def __init__(self, host: Clock, report: Callable[[Copied, int, bool], None]) -> None:
+    def __init__(self, host: Clock, report: Callable[[CopiedRange, int, bool], None]) -> None:
         self.host, self.report = host, report
-        self.copies: list[Copied] = []
+        self.copies: list[CopiedRange] = []
         self.registered: dict[int, int] = {}  # address of memory of cudaHostRegister -> its bytes
 
     def is_registered(self, address: int) -> bool:
@@ -58,13 +57,13 @@ class OwnMemory:
     def watch(self, address: int, count: int, access: BufferAccess) -> None:
         """Protect the bytes of a copy that host code does not wait for."""
         self._drop([copied for copied in self.copies if copied.overlaps(address, count)])
-        allowed = Allowed.NONE if access.written is not None else Allowed.READ
+        allowed = PageAccess.NONE if access.written is not None else PageAccess.READ
         start, end = ctypes.c_size_t(), ctypes.c_size_t()
         library = standin()
         if library.emulator_own_pages(
             ctypes.c_size_t(address), ctypes.c_size_t(count), ctypes.byref(start), ctypes.byref(end)
         ) and library.emulator_watch_own(start, end, int(allowed)):
-            self.copies.append(Copied(address, count, access, start.value))
+            self.copies.append(CopiedRange(address, count, access, start.value))
 
     def settle(self) -> None:
         """End the protection for copies that the host knows to be over."""
@@ -74,27 +73,28 @@ class OwnMemory:
         """Judge an access of host code that has faulted. Returns True if it conflicts with no copy and the pages remain
         protected while guard.c makes this one access; else their protection has ended."""
         page = address // PAGE * PAGE
-        near = [copied for copied in self.copies if copied.overlaps(page, address + count - page + PAGE)]
+        overlapping = [copied for copied in self.copies if copied.overlaps(page, address + count - page + PAGE)]
         # A host function on a stream may know of copies that the rest of the host does not know to be over.
-        pending = [copied for copied in near if not copied.access.is_over(self.host)]
+        pending = [copied for copied in overlapping if not copied.access.is_over(self.host)]
         conflicts = [c for c in pending if c.overlaps(address, count) and (writes or c.access.written is not None)]
         for copied in conflicts:
             self.report(copied, max(address, copied.address), writes)
         if not conflicts and count == 1 and self._protect_bytes(page, pending):
             return True
-        self._drop(near)
+        self._drop(overlapping)
         return False
 
-    def _protect_bytes(self, page: int, copies: list[Copied]) -> bool:
+    def _protect_bytes(self, page: int, copies: list[CopiedRange]) -> bool:
         """Let guard.c allow accesses to those bytes of a page that no copy uses; returns whether it can."""
-        mask = np.zeros(PAGE, np.uint8)
+        mask = np.zeros(PAGE, np.uint8)  # per byte of the page: bit 0 forbids writes, bit 1 forbids reads
         for copied in copies:
             first, end = max(copied.address - page, 0), min(copied.address + copied.count - page, PAGE)
             mask[first : max(first, end)] |= 1 if copied.access.written is None else 3
-        allowed = Allowed.NONE if any(copied.access.written is not None for copied in copies) else Allowed.READ
+        allowed = PageAccess.NONE if any(copied.access.written is not None for copied in copies) else PageAccess.READ
         return bool(standin().emulator_partial(page, int(allowed), mask.tobytes()))
 
-    def _drop(self, copies: list[Copied]) -> None:
+    def _drop(self, copies: list[CopiedRange]) -> None:
+        """End the protection of ranges and forget them."""
         for copied in copies:
             self.copies.remove(copied)
             standin().emulator_leave_own(ctypes.c_size_t(copied.pages))

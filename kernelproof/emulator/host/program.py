@@ -64,11 +64,11 @@ class Program:
         LaunchRefused."""
         if name in self.module.kernels:
             return name
-        same = [kernel for kernel in self.kernels if plain_name(kernel) == name]
-        if len(same) == 1:
-            return same[0]
-        if same:
-            raise LaunchRefused(SYMBOL_NOT_FOUND, f"kernel {name!r} is ambiguous; write one of {', '.join(same)}")
+        matching = [kernel for kernel in self.kernels if plain_name(kernel) == name]
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            raise LaunchRefused(SYMBOL_NOT_FOUND, f"kernel {name!r} is ambiguous; write one of {', '.join(matching)}")
         raise LaunchRefused(SYMBOL_NOT_FOUND, f"no kernel {name!r}; the file has {', '.join(self.kernels) or 'none'}")
 
     def compiled(self, kernel: str, counters: bool = False, conservative: bool = False) -> Compiled:
@@ -337,10 +337,11 @@ def _open(path: str, owner: int, *, copied: bool) -> ctypes.CDLL:
 def from_file(path: Path) -> Program:
     """The program of a PTX file, which is parsed once per version of the file."""
     stat = path.stat()
-    return _version(path.resolve(), stat.st_mtime_ns, stat.st_size)
+    return _parsed_version(path.resolve(), stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=16)
-def _version(path: Path, modified_ns: int, nbytes: int) -> Program:
+def _parsed_version(path: Path, modified_ns: int, nbytes: int) -> Program:
+    """The program of a version of a PTX file. Time and size are only part of the cache's key."""
     del modified_ns, nbytes
     return Program(path.read_text(), str(path))

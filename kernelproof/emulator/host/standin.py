@@ -143,6 +143,7 @@ def frames() -> tuple[int, ...]:
 
 
 def _dispatch(name: bytes, words: Words) -> int:
+    """Pass a runtime call to the open session; without one it fails."""
     return active[-1](name.decode(), words) if active else NO_DEVICE
 
 

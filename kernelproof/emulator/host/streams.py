@@ -32,7 +32,7 @@ from kernelproof.emulator.state.mangled import plain_name
 from kernelproof.emulator.state.participants import Place, Space
 from kernelproof.emulator.state.reports import Report
 
-HOST, DEFAULT = -1, 0
+HOST, DEFAULT = -1, 0  # keys of ``Streams.clocks``: the host, and the default stream
 PER_THREAD = 2  # cudaStreamPerThread: the default stream of the thread that calls
 NON_BLOCKING = 1
 FIRST_HANDLE = 0x10000
@@ -100,10 +100,10 @@ class Streams:
         of host code, even if a graph does it later."""
         site = self.state.site
 
-        def work_at_site(on: int) -> int:
+        def work_at_site(actual_stream: int) -> int:
             present, self.state.site = self.state.site, site
             try:
-                return work(on)
+                return work(actual_stream)
             finally:
                 self.state.site = present
 
@@ -121,9 +121,9 @@ class Streams:
         on its stream."""
         stream = self._number(stream)
         clock = self._issue(stream)
-        for buffer, size, read, written, at, strong in touched:
+        for buffer, size, read, written, first, strong in touched:
             if (read is not None or written is not None) and self.matters(buffer):
-                access = BufferAccess(stream, clock[stream], name, size, read, written, at, self.state.site, strong)
+                access = BufferAccess(stream, clock[stream], name, size, read, written, first, self.state.site, strong)
                 self._compare(buffer, access, clock)
                 if not wait:
                     self.order.watch(buffer)
@@ -138,7 +138,7 @@ class Streams:
             everything = np.broadcast_to(np.True_, count)
             read, written = (None, everything) if writes else (everything, None)
             access = BufferAccess(self._number(stream), tick, "a copy", 1, read, written, 0, self.state.site)
-            self.order.own.watch(address, count, access)
+            self.order.own_memory.watch(address, count, access)
 
     def touch_whole(self, stream: int, name: str, buffer: Buffer) -> None:
         """Account for an allocation or a free on a stream, which orders like a write to all bytes of the buffer."""
@@ -174,15 +174,15 @@ class Streams:
         """Report an access that conflicts with an earlier one which ``clock`` does not order before it; keep it."""
         earlier = self.history.setdefault(buffer.start, [])
         for other in earlier:
-            if not other.is_over(clock) and (place := conflict(access, other)) is not None:
-                address = buffer.address + place
+            if not other.is_over(clock) and (byte := conflict(access, other)) is not None:
+                address = buffer.address + byte
                 first, second = (
                     f"{plain_name(item.name)} on {self._stream_name(item.stream)}" for item in (access, other)
                 )
                 text = f"{first} and {second} touch the same memory, and nothing orders them"
                 sides = access.site.participant(), other.site.participant(second)
-                at = Place(Space.GLOBAL, address, self.state.memory.name(buffer), place)
-                self.state.reports.append(Report("stream-race", text, access.name, *sides, at))
+                place = Place(Space.GLOBAL, address, self.state.memory.name(buffer), byte)
+                self.state.reports.append(Report("stream-race", text, access.name, *sides, place))
                 break
         # Work that the host knows to be over is ordered before all work to come.
         earlier[:] = [other for other in earlier if not other.is_over(self.clocks[HOST])]
@@ -201,6 +201,7 @@ class Streams:
     # --- streams ---
 
     def _handle(self, out: int) -> int:
+        """Make a handle and write it to host memory at ``out``."""
         self.last_handle += 16
         put(out, "Q", self.last_handle)
         return self.last_handle
@@ -211,7 +212,7 @@ class Streams:
         return SUCCESS
 
     def new_stream(self) -> int:
-        """A new stream that neither waits for the default stream nor lets that wait for it."""
+        """Make a stream; it and the default stream do not wait for each other. Returns its handle."""
         self.last_handle += 16
         self.add(self.last_handle, blocking=False)
         return self.last_handle
@@ -259,8 +260,8 @@ class Streams:
         plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1])
         with_status = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(a[1])
 
-        def work(on: int) -> int:
-            with self.order.acting(dict(self._issue(self._number(on)))):
+        def work(actual_stream: int) -> int:
+            with self.order.acting(dict(self._issue(self._number(actual_stream)))):
                 if callback:
                     with_status(stream, SUCCESS, data)
                 else:
@@ -295,10 +296,12 @@ class Streams:
         return SUCCESS
 
     def _mark(self, mark: int, branch: int) -> int:
+        """Keep the clock of a branch, because a captured event is recorded there."""
         self.marks[mark] = dict(self._issue(self._number(branch)))
         return SUCCESS
 
     def _wait_for_mark(self, mark: int, branch: int) -> int:
+        """Let a branch wait for a captured event."""
         join(self.clocks[self._number(branch)], self.marks[mark])
         return SUCCESS
 
@@ -355,7 +358,7 @@ class Streams:
         for node in nodes:
             clock = self.clocks.setdefault(node, {})
             join(clock, begin)
-            for earlier in graph.before[node]:
+            for earlier in graph.predecessors[node]:
                 join(clock, self.clocks[earlier])
             for work in list(graph.nodes[node]):
                 if code := work(node):

@@ -69,7 +69,7 @@ class BufferAccess:
         return out
 
     def pages(self, mask: Array, page: int, count: int) -> Array:
-        """Which of the buffer's first ``count`` pages have bytes of a mask, shape (count,), bool."""
+        """Which of the buffer's first ``count`` pages of ``page`` bytes have bytes of a mask, shape (count,), bool."""
         out = np.zeros(count, bool)
         if not mask.strides[0]:  # one value stands for all
             if len(mask) and mask[0]:
