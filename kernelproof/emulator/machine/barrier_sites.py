@@ -47,8 +47,8 @@ class BarrierSites:
     def record_phase(self, arrived: Array, sites: Array) -> None:
         """Note a complete phase of some CTAs: the lanes that have ``arrived`` (bool per lane), and by which instruction
         (``sites``, per lane)."""
-        at = sites[arrived]
-        arrival_sites = [int(at[0])] if (at == at[0]).all() else np.unique(at).tolist()
+        lane_sites = sites[arrived]
+        arrival_sites = [int(lane_sites[0])] if (lane_sites == lane_sites[0]).all() else np.unique(lane_sites).tolist()
         if len(arrival_sites) > 1 or self._split_phases:
             for row in np.flatnonzero(arrived.reshape(self.rows, self.width).any(axis=1)).tolist():
                 if row not in self.crossings:
@@ -82,7 +82,7 @@ class BarrierSites:
                 self._split_phases.setdefault(row, split)[pair] = Crossing(site, other, lanes)
 
     def _have_passed(self, lanes: Array, site: int) -> bool:
-        """Whether a warp of these lanes has passed a barrier by an instruction before."""
+        """Has a warp of these lanes passed a barrier by an instruction before?"""
         place = self._place(site)
         passed = self._passed.get(place)
         return place in map(self._place, self.passed_by_all) or (passed is not None and bool(passed[lanes >> 5].any()))

@@ -49,24 +49,24 @@ class Phases:
 class Votes:
     """The predicates of lanes at barriers with reduction (bar.red), and the results.
 
-    Per lane: whether it has voted in the open phase (``votes``), and its predicate (``aye``). For its last complete
-    phase, how many lanes voted (``voters``), and for how many the predicate held (``ayes``).
+    Per lane: whether it has voted in the open phase (``votes``), and its predicate (``predicate``). For its last
+    complete phase, how many lanes voted (``voters``), and for how many the predicate held (``yes_votes``).
     """
 
     def __init__(self, batch: BatchState) -> None:
         self.batch = batch
-        self.votes, self.aye = np.zeros(batch.size, bool), np.zeros(batch.size, bool)
-        self.voters, self.ayes = np.zeros(batch.size, np.uint32), np.zeros(batch.size, np.uint32)
+        self.votes, self.predicate = np.zeros(batch.size, bool), np.zeros(batch.size, bool)
+        self.voters, self.yes_votes = np.zeros(batch.size, np.uint32), np.zeros(batch.size, np.uint32)
 
     def record(self, mask: Array, value: Array) -> None:
         """The lanes of ``mask`` arrive with predicates."""
-        self.votes[mask], self.aye[mask] = True, value[mask]
+        self.votes[mask], self.predicate[mask] = True, value[mask]
 
     def count(self, participants: Array) -> None:
         """Count the votes of a complete phase of one barrier, for the lanes that take part in it."""
         shape = self.batch.count, self.batch.width
         voting = self.votes & participants
-        for out, voted in ((self.voters, voting), (self.ayes, voting & self.aye)):
+        for out, voted in ((self.voters, voting), (self.yes_votes, voting & self.predicate)):
             out[participants] = np.repeat(voted.reshape(shape).sum(axis=1), self.batch.width)[participants]
         self.votes &= ~participants
 
@@ -128,8 +128,8 @@ class Barriers:
         votes = self.votes
         assert votes is not None
         if mode == "popc":
-            return votes.ayes.copy()
-        return votes.ayes > 0 if mode == "or" else votes.ayes == votes.voters
+            return votes.yes_votes.copy()
+        return votes.yes_votes > 0 if mode == "or" else votes.yes_votes == votes.voters
 
     def arrive(self, number: Scalar, expected: Scalar, m: Mask, site: int) -> None:
         """bar.arrive: the lanes count as arrived and go on without waiting. This is a release: threads that wait at the
@@ -159,9 +159,9 @@ class Barriers:
             self.launch.counters.barriers += ctas
 
     def _ctas_are_complete(self) -> bool:
-        """Whether in each CTA all threads are alive, or none."""
-        left = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
-        return bool(((left == 0) | (left == self.batch.threads)).all())
+        """Are in each CTA all threads alive, or none?"""
+        living = self.batch.alive.reshape(self.batch.count, self.batch.width).sum(axis=1)
+        return bool(((living == 0) | (living == self.batch.threads)).all())
 
     def _groups(self, number: Scalar, expected: Scalar, m: Mask) -> list[tuple[int, int, Array]]:
         """For every barrier that the lanes name: (its number, threads expected or 0 without a count, lanes)."""
@@ -214,7 +214,7 @@ class Barriers:
         return np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1))
 
     def _is_aligned(self, site: int) -> bool:
-        """Whether all lanes of a warp must arrive by this same instruction."""
+        """Must all lanes of a warp arrive by this same instruction?"""
         opcode = next(part for part in self.launch.kernel.sites[site].text.split() if part[0] != "@")
         return opcode.startswith("bar.") or ".aligned" in opcode
 
@@ -243,30 +243,30 @@ class Barriers:
             self._settle(number, self.arrived[number], np.zeros(self.batch.count, bool))
         arrived = self.arrived.get(WARP_BARRIER)
         if arrived is not None:
-            free = arrived & ~self._warp_lacks(bits_of(self.members), arrived)
-            if free.any():
-                self._free_warps(free, arrived)
+            leaving = arrived & ~self._warp_lacks(bits_of(self.members), arrived)
+            if leaving.any():
+                self._free_warps(leaving, arrived)
 
-    def _settle(self, number: int, arrived: Array, done: Array) -> None:
-        """Complete the phase in rows in which the count is reached (``done``), or in which all other threads have
+    def _settle(self, number: int, arrived: Array, completes: Array) -> None:
+        """Complete the phase in rows in which the count is reached (``completes``), or in which all other threads have
         exited."""
         batch = self.batch
-        participants, early = arrived, np.zeros(batch.count, bool)
+        participants, early_rows = arrived, np.zeros(batch.count, bool)
         phases = self.phases[number]
         if phases.uncounted.any():
-            early = self._rows_of(arrived) & ~self._rows_of(batch.alive & ~arrived) & ~done & phases.uncounted
-            if early.any():
-                exited = ~batch.alive & (batch.thread < batch.threads) & early[batch.row_of]
+            early_rows = self._rows_of(arrived) & ~self._rows_of(batch.alive & ~arrived) & ~completes & phases.uncounted
+            if early_rows.any():
+                exited = ~batch.alive & (batch.thread < batch.threads) & early_rows[batch.row_of]
                 self._report_early(number, arrived, exited)
                 # Exited threads are participants: their accesses are ordered before what follows.
-                participants, done = arrived | exited, done | early
-        if done.any():
-            finished = done[batch.row_of]
-            met = arrived & finished & phases.uncounted[batch.row_of]
-            if met.any():
-                self.barrier_sites.record_phase(met, phases.site)
-                self._report_crossings(number, early)
-            self._sync_some(number, participants & finished, done)
+                participants, completes = arrived | exited, completes | early_rows
+        if completes.any():
+            finished = completes[batch.row_of]
+            meeting = arrived & finished & phases.uncounted[batch.row_of]
+            if meeting.any():
+                self.barrier_sites.record_phase(meeting, phases.site)
+                self._report_crossings(number, early_rows)
+            self._sync_some(number, participants & finished, completes)
             self.scheduler.release(number, finished)
             arrived = arrived & ~finished
         self._keep(number, arrived)
@@ -285,10 +285,10 @@ class Barriers:
             text = f"{len(ended)} threads ({ranges(ended)}) have exited before barrier {number}, at which {here} wait"
             batch.report_lanes("exit-before-barrier", text, site, lanes)
 
-    def _report_crossings(self, number: int, early: Array) -> None:
-        """Report CTAs in which threads have exited before a barrier (``early``, bool per row), if their warps had met
-        there by different instructions."""
-        for row in early.nonzero()[0].tolist():
+    def _report_crossings(self, number: int, early_rows: Array) -> None:
+        """Report CTAs in which threads have exited before a barrier (``early_rows``, bool per row), if their warps had
+        met there by different instructions."""
+        for row in early_rows.nonzero()[0].tolist():
             crossing = self.barrier_sites.crossings.get(row)
             if crossing is not None and self._is_aligned(crossing.site) and self._is_aligned(crossing.other):
                 text = (
@@ -382,11 +382,11 @@ class Barriers:
         scheduler.sleep(WARP_BARRIER, mask, resume, site)
         ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
         if ready.any():
-            # If masks name less than the warp, only the lanes of complete sets go on.
-            free = arrived & ready
+            # If masks name less than the warp, only lanes that a complete set names go on.
+            leaving = arrived & ready
             if int(words.reshape(-1)[np.flatnonzero(mask)[0]]) != 0xFFFFFFFF:
-                free &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
-            self._free_warps(free, arrived)
+                leaving &= (named & (mask & ~missing).reshape(-1, 32, 1)).any(axis=1).reshape(-1)
+            self._free_warps(leaving, arrived)
         else:
             self._keep(WARP_BARRIER, arrived)
         return scheduler.pick()
@@ -396,11 +396,11 @@ class Barriers:
         absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
-    def _free_warps(self, free: Array, arrived: Array) -> None:
-        """Let the lanes ``free``, of those that have ``arrived``, go on after bar.warp.sync."""
-        self.scheduler.release(WARP_BARRIER, free)
-        self.clocks.warp_sync(free)
-        self._keep(WARP_BARRIER, arrived & ~free)
+    def _free_warps(self, leaving: Array, arrived: Array) -> None:
+        """Let the lanes ``leaving``, of those that have ``arrived``, go on after bar.warp.sync."""
+        self.scheduler.release(WARP_BARRIER, leaving)
+        self.clocks.warp_sync(leaving)
+        self._keep(WARP_BARRIER, arrived & ~leaving)
 
 
 @dataclass(slots=True, eq=False)
@@ -467,10 +467,10 @@ class Meetings:
     def _settle(self, site: int) -> None:
         """Release the lanes that no longer wait for anyone."""
         meeting = self.by_site[site]
-        free = meeting.lanes & ~self._lacks(meeting, self.batch.alive & ~meeting.lanes)
-        if free.any():
-            meeting.lanes = meeting.lanes & ~free
-            self.scheduler.release(meeting, free)
+        leaving = meeting.lanes & ~self._lacks(meeting, self.batch.alive & ~meeting.lanes)
+        if leaving.any():
+            meeting.lanes = meeting.lanes & ~leaving
+            self.scheduler.release(meeting, leaving)
         if not meeting.lanes.any():
             del self.by_site[site]
 
@@ -479,7 +479,8 @@ class Meetings:
         batch, members = self.batch, meeting.members
         absent = absent.reshape(-1, 32)
         if members is None:
-            # Four warps are a warpgroup; the last one of a CTA may be smaller.
+            # Four warps are a warpgroup; the last warpgroup of a CTA may have fewer. Shapes: ``missing`` has (CTAs,
+            # warps, padded to complete warpgroups), ``by_group`` (CTAs, warpgroups).
             warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
             missing = np.zeros((batch.count, groups * 4), bool)
             missing[:, :warps] = absent.any(axis=1).reshape(batch.count, warps)
@@ -487,5 +488,6 @@ class Meetings:
             return np.repeat(np.repeat(by_group, 4, axis=1)[:, :warps].reshape(-1), 32)
         if isinstance(members, int):
             return np.repeat((absent & bits_of(np.array(members, np.uint32))).any(axis=1), 32)
+        # Shape (warps, 32 lanes, 32 named lanes).
         named = bits_of(members.reshape(-1, 32))
         return np.asarray((named & absent[:, None, :]).any(axis=2).reshape(-1))

@@ -24,7 +24,7 @@ class BatchSizes:
         self.cluster = geometry.cluster_size
         self.threads = max(32, -(-geometry.threads // 32) * 32)
         self.size = self._ctas_for(MIN_LANES if lanes is None else lanes)
-        self.most = self.size if lanes is not None else max(self.size, self._ctas_for(self._most_lanes()))
+        self.max_size = self.size if lanes is not None else max(self.size, self._ctas_for(self._most_lanes()))
         # Lanes and steps of the widest batch that has ended.
         self.steps: tuple[int, int] | None = None
 
@@ -38,22 +38,22 @@ class BatchSizes:
         """The number of CTAs with at most ``lanes`` lanes: a multiple of the cluster size, at least one cluster."""
         return max(1, lanes // self.threads // self.cluster) * self.cluster
 
-    def next(self, most: int) -> int:
-        """The number of CTAs of the next batch, at most ``most``."""
-        count = min(most, self.planned.pop(0) if self.planned else self.size)
+    def next(self, max_size: int) -> int:
+        """The number of CTAs of the next batch, at most ``limit``."""
+        count = min(max_size, self.planned.pop(0) if self.planned else self.size)
         self.launch.batches.append(count)
         return count
 
     def record_end(self, count: int, steps: int) -> None:
         """A batch of ``count`` CTAs has ended after so many steps of its scheduler. The next batch is wider, unless
         wider batches take many more steps, as they do when their CTAs take different branches."""
-        if count != self.size or self.size >= self.most:
+        if count != self.size or self.size >= self.max_size:
             return
         if self.steps is not None and count > self.steps[0]:
-            before, least = self.steps
-            # ``count / before`` is 2 after a doubling; the limit grows with it.
-            if steps > GROWTH * (least + 1) * count / before / 2:
-                self.size = self.most = before
+            old_count, old_steps = self.steps
+            # ``count / old_count`` is 2 after a doubling; the limit grows with it.
+            if steps > GROWTH * (old_steps + 1) * count / old_count / 2:
+                self.size = self.max_size = old_count
                 return
         self.steps = count, steps
-        self.size = min(self.most, 2 * self.size)
+        self.size = min(self.max_size, 2 * self.size)

@@ -35,7 +35,7 @@ class Warps:
         self.clocks.releases.gather(m)
 
     def _active(self, m: Mask) -> Array:
-        """A mask of lanes in shape (warps, 32)."""
+        """The lanes of ``m`` in shape (warps, 32)."""
         return (np.ones(self.batch.size, bool) if m is None else m).reshape(-1, 32)
 
     def _require_members(self, members: Scalar, m: Mask, site: int) -> Array:
@@ -46,6 +46,7 @@ class Warps:
             return active
         words = self.batch.words(members)
         alive = self.batch.alive.reshape(-1, 32)
+        # Shape (warps, 32 lanes, 32 named lanes) before ``any``.
         missing = (bits_of(words) & alive[:, None, :] & ~active[:, None, :]).any(axis=2) & active
         absent = active & (((words >> np.arange(32, dtype=np.uint32)) & 1) == 0)
         bad = np.flatnonzero((missing | absent).reshape(-1))
@@ -73,7 +74,7 @@ class Warps:
     def shfl(
         self, mode: str, value: Array, lane: Scalar, clamp: Scalar, members: Scalar, m: Mask, site: int
     ) -> tuple[Array, Array]:
-        """shfl.sync: (values, predicate: the source lane was in range)."""
+        """shfl.sync: (values, predicate: the source lane was in range). ``lane``, ``clamp``: the operands b and c."""
         active = self._synchronise(members, m, site)
         own = self.batch.lane.astype(np.int64).reshape(-1, 32)
         b, c = self.batch.words(lane).astype(np.int64) & 31, self.batch.words(clamp).astype(np.int64)

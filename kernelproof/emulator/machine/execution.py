@@ -56,10 +56,10 @@ def run(
     """Execute the CTAs with these linear numbers (whole clusters, rank by rank) in batches. Raises Runaway, Overtaken,
     Waits, or EmulatorError for what the emulator does not support."""
     reuse_memory()
-    held = _resident_limit(launch, len(ctas))
-    launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, held)
+    max_running = _resident_limit(launch, len(ctas))
+    launch.queue = CtaQueue(ctas, launch.geometry.cluster_size, max_running)
     with np.errstate(all="ignore"):
-        Execution(launch, device, function, batch_type, held).run_all(len(ctas))
+        Execution(launch, device, function, batch_type, max_running).run_all(len(ctas))
 
 
 def _resident_limit(launch: LaunchState, count: int) -> int:
@@ -75,8 +75,9 @@ def _resident_limit(launch: LaunchState, count: int) -> int:
 
 
 class Execution:
-    """Runs the batches of a launch, one after the other. ``held``: the CTAs that may run at a time. It grows
-    if all that the device holds wait for others; the launch is then reported as one that needs more CTAs than fit."""
+    """Runs the batches of a launch, one after the other. ``max_running``: how many CTAs may run at a time. The number
+    grows if all CTAs that the device holds wait for others; the launch is then reported, because it needs more CTAs
+    than the device holds."""
 
     def __init__(
         self,
@@ -84,16 +85,16 @@ class Execution:
         device: DeviceState,
         function: KernelFunction,
         batch_type: type[AmpereBatch],
-        held: int,
+        max_running: int,
     ) -> None:
         self.launch, self.device, self.function, self.batch_type = launch, device, function, batch_type
-        self.held = self.resident = held
+        self.max_running = self.resident = max_running
         self.sizes = BatchSizes(launch)
         self.running: list[RunningBatch] = []
         # The most CTAs that have been running at a time.
-        self.most = 0
+        self.most_running = 0
         # Rounds since something last changed, and since a batch last started or ended.
-        self.idle = self.unmoved = 0
+        self.idle = self.unmoved_rounds = 0
         self.recurrence = Recurrence(IDLE_ROUNDS)
 
     def run_all(self, total: int) -> None:
@@ -112,50 +113,50 @@ class Execution:
                     self._report_stuck()
                     return
                 # The device holds no more CTAs. Run more anyway, to learn whether these are what the others wait for.
-                self.held = 2 * self.held
+                self.max_running = 2 * self.max_running
                 self.idle = 0
-        if self.most > self.resident:
+        if self.most_running > self.resident:
             self._refuse()
 
     def _start(self) -> int:
         """Start a batch if the device has room for more CTAs; returns how many CTAs have started."""
         launch = self.launch
-        room = min(len(launch.queue), self.held - launch.active)
+        room = min(len(launch.queue), self.max_running - launch.active)
         if not room:
             return 0
         batch = self.batch_type(launch, self.device, launch.queue.take(self.sizes.next(room)))
         launch.active += batch.count
-        self.most = max(self.most, launch.active)
+        self.most_running = max(self.most_running, launch.active)
         # The youngest batch runs first, since batches mostly wait for CTAs that have not run yet.
         self.running.insert(0, RunningBatch(batch, self.function(batch)))
         return batch.count
 
     def _round(self) -> int:
         """Run every batch until it yields or ends; returns how many have ended."""
-        left = []
+        still_running = []
         for running in self.running:
             if running.advance():
-                left.append(running)
+                still_running.append(running)
             else:
                 self.launch.active -= running.batch.count
                 self.sizes.record_end(running.batch.count, running.batch.scheduler.steps)
-        ended = len(self.running) - len(left)
-        self.running = left
+        ended = len(self.running) - len(still_running)
+        self.running = still_running
         return ended
 
     def _count_idle_rounds(self, moved: bool, changed: bool) -> None:
         """Count a round as idle or not. ``moved``: a batch has started or ended. ``changed``: memory has changed."""
-        self.unmoved = 0 if moved else self.unmoved + 1
+        self.unmoved_rounds = 0 if moved else self.unmoved_rounds + 1
         if moved or changed:
             self.idle, self.recurrence = 0, Recurrence(IDLE_ROUNDS)
         else:
             self.idle += 1
-        self.launch.idle = self.unmoved > IDLE_ROUNDS
+        self.launch.idle = self.unmoved_rounds > IDLE_ROUNDS
         self.launch.clock_step = min(CLOCK_STEP << max(0, self.idle - IDLE_ROUNDS), MAX_CLOCK_STEP)
 
     def _is_stuck(self) -> bool:
-        """Whether no batch will ever go on by itself: all of them poll or sleep, and either the state that decides
-        their loops repeats, or they read a clock on which hours have passed."""
+        """Will no batch ever go on by itself? All of them poll or sleep, and either the state that decides their loops
+        repeats, or they read a clock on which hours have passed."""
         if self.idle <= IDLE_ROUNDS:
             return False
         return bool(self.recurrence.period(self.idle, self._state())) or (
@@ -192,7 +193,8 @@ class Execution:
 
     def _refuse(self) -> None:
         """Report that CTAs have waited for others that the device starts only after the waiting ones end."""
-        text = f"needs co-residency of {self.most} CTAs, which wait for each other; the device holds {self.resident}"
+        text = f"needs co-residency of {self.most_running} CTAs, which wait for each other; the device holds "
+        text += str(self.resident)
         self.launch.reports.add("launch-error", f"{self.launch.kernel.name} {text}")
 
 

@@ -33,7 +33,7 @@ class WmmaTile(NamedTuple):
 
 
 class WmmaForm(NamedTuple):
-    """A kind of wmma.mma: its size, the layouts of A and B, the types of D (``acc``), A, B and C (``add``).
+    """A kind of wmma.mma: its size, the layouts of A and B, and the types of D (``acc``), A, B and C.
     ``saturate``: sums are clamped to finite numbers. ``xor``: for single bits, count those that differ, not those that
     are set in both."""
 
@@ -43,7 +43,7 @@ class WmmaForm(NamedTuple):
     acc: str
     kind_a: str
     kind_b: str
-    add: str
+    kind_c: str
     saturate: bool
     xor: bool
 
@@ -61,7 +61,7 @@ class DenseForm(NamedTuple):
     xor: bool
 
     @property
-    def per(self) -> int:
+    def per_register(self) -> int:
         """Elements in a register of A or B."""
         return 1 if self.kind_a == "f64" else 32 // ELEMENT_BITS[self.kind_a]
 
@@ -93,15 +93,15 @@ class MatrixInstructions:
     def dense(self, form: DenseForm, a: Fragment, b: Fragment, c: Fragment, m: Mask, site: int) -> list[Array]:
         """mma.sync of kinds that ``TensorUnit`` does not support.
 
-        Layout (PTX ISA): A's register (step, half) holds elements of row 8 * half + lane / 4. A step has 4 * per
-        columns, of which the register holds ``per``, from column lane % 4 * per on. In B, columns take the place of
-        rows.
+        Layout (PTX ISA): A's register (step, half) holds elements of row 8 * half + lane / 4. A step has 4 *
+        per_register columns, of which the register holds ``per_register``, from column lane % 4 * per_register on. In
+        B, columns take the place of rows.
         """
         self.batch.require_whole_warps(m, site)
-        warps, halves, per = self.size // 32, form.rows // 8, form.per
-        steps = form.k // (4 * per)
-        left = _fragment(a, form.kind_a).reshape(steps, halves, warps, 8, 4, per).transpose(2, 1, 3, 0, 4, 5)
-        right = _fragment(b, form.kind_b).reshape(steps, warps, 8, 4, per).transpose(1, 0, 3, 4, 2)
+        warps, halves, per_register = self.size // 32, form.rows // 8, form.per_register
+        steps = form.k // (4 * per_register)
+        left = _fragment(a, form.kind_a).reshape(steps, halves, warps, 8, 4, per_register).transpose(2, 1, 3, 0, 4, 5)
+        right = _fragment(b, form.kind_b).reshape(steps, warps, 8, 4, per_register).transpose(1, 0, 3, 4, 2)
         left, right = left.reshape(warps, form.rows, form.k), right.reshape(warps, form.k, 8)
         packed = form.acc == "f16"
         cells = _fragment(c, form.acc).reshape(halves, 1 if packed else 2, warps, 8, 4, 2 if packed else 1)
@@ -131,20 +131,20 @@ class MatrixInstructions:
         rows, columns = {"a": (m, k), "b": (k, n)}.get(tile.part, (m, n))
         length = rows if tile.part in "ab" and tile.layout == "col" else columns
         count = rows * columns // 32
-        item = max(8, ELEMENT_BITS[tile.kind]) // 8
+        element_bytes = max(8, ELEMENT_BITS[tile.kind]) // 8
         if stride is not None:
             stride = stride // packed
         contiguous = tile.part in "ab" or tile.layout == "row"
         step = stride.astype(np.int64) if stride is not None else np.int64(length if contiguous else rows)
-        chunk = min(count, 16 // item, length) if contiguous else 1
+        chunk = min(count, 16 // element_bytes, length) if contiguous else 1
         base = address.astype(np.int64)
         out = []
-        for at in range(0, count, chunk):
-            element = self.lane.astype(np.int64) * count + at
-            line, inside = element // length, element % length
-            offset = line * step + inside if contiguous else inside * step + line
-            out.append((base + offset * item).astype(address.dtype))
-        return out, chunk * item
+        for first in range(0, count, chunk):
+            element = self.lane.astype(np.int64) * count + first
+            line, column = element // length, element % length
+            offset = line * step + column if contiguous else column * step + line
+            out.append((base + offset * element_bytes).astype(address.dtype))
+        return out, chunk * element_bytes
 
     def _require_alignment(
         self, tile: WmmaTile, registers: int, address: Array, stride: Array | None, m: Mask, site: int
@@ -152,15 +152,14 @@ class MatrixInstructions:
         """Report addresses and strides that are not aligned. The first element needs multiples of the lane's fragment,
         at most 32 bytes (PTX ISA, "wmma.load"); rows at most 16 bytes (CUDA C++ Programming Guide)."""
         lanes = self.batch.lanes(m)
-        first = min(32, registers * _word(tile.kind)().itemsize)
-        row = min(16, first)
-        bad = (address[lanes] & address.dtype.type(first - 1)) != 0
+        first_bytes = min(32, registers * _word(tile.kind)().itemsize)
+        row_bytes = min(16, first_bytes)
+        bad = (address[lanes] & address.dtype.type(first_bytes - 1)) != 0
         if stride is not None:
-            bad |= (stride[lanes].astype(np.int64) * ELEMENT_BITS[tile.kind] & 8 * row - 1) != 0
+            bad |= (stride[lanes].astype(np.int64) * ELEMENT_BITS[tile.kind] & 8 * row_bytes - 1) != 0
         if bad.any():
-            text = (
-                f"a wmma tile of this type needs multiples of {first} bytes as its address and of {row} as its stride"
-            )
+            text = f"a wmma tile of this type needs multiples of {first_bytes} bytes as its address and of "
+            text += f"{row_bytes} as its stride"
             self.batch.report_lanes("matrix-alignment", text, site, lanes[bad])
 
     def wmma_load(
@@ -195,7 +194,7 @@ class MatrixInstructions:
         rows, columns, depth = _extents(form.size)
         left = self._matrix(a, rows, depth, form.kind_a, form.layout_a == "col")
         right = self._matrix(b, depth, columns, form.kind_b, form.layout_b == "col")
-        sums = _product(left, right, form.xor) + self._matrix(c, rows, columns, form.add, False)
+        sums = _product(left, right, form.xor) + self._matrix(c, rows, columns, form.kind_c, False)
         out = rounded(sums, form.acc, form.saturate)
         cells = np.ascontiguousarray(out).reshape(self.size, -1).view(_word(form.acc))
         return [np.ascontiguousarray(cells[:, i]) for i in range(cells.shape[1])]

@@ -42,7 +42,7 @@ class MatrixMemory:
         rows: Array = shared.trial_values(shared.views[16][at], lanes, at)
         if lanes is not None:
             rows = batch.spread(rows, lanes, 16)
-        # The last axis of 8 elements is a row; a register holds two neighbours of one.
+        # The axes are warp, matrix, row and element of the row. A register holds two neighbouring elements.
         warps = batch.size // 32
         if transpose:
             cells = rows.view(np.uint16).reshape(warps, 4, 8, 8)[:, :matrices].transpose(1, 0, 3, 2)

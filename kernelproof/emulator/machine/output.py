@@ -13,7 +13,8 @@ from kernelproof.emulator.memory.local import GenericMemory
 from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
-# A conversion of printf: flags, width, precision, length of the argument, kind. And its start up to a precision.
+# A conversion of printf (flags, width, precision, length of the argument, kind), and one that has a precision, up to
+# the dot.
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|j|z|t)?([diouxXcsfFeEgGaAp%])")
 _DOT = re.compile(r"%[-+ #0]*(?:\*|\d+)?\.")
 MAX_STRING = 4096  # characters of a string in device memory
@@ -25,10 +26,10 @@ def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], .
     """Split a format of printf into plain text and conversions. A conversion has the format that Python's ``%`` takes,
     and (kind, bytes) of each argument: ``i`` and ``u`` are integers, ``f`` is floating point, ``s`` a string."""
     out: list[str | tuple[str, tuple[tuple[str, int], ...]]] = []
-    at = 0
+    end = 0
     for m in _CONVERSION.finditer(form):
-        out.append(form[at : m.start()])
-        at = m.end()
+        out.append(form[end : m.start()])
+        end = m.end()
         flags, width, precision, length, kind = m.groups()
         if kind == "%":
             out.append("%")
@@ -40,7 +41,7 @@ def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], .
         if kind == "p":
             flags, kind = flags + "#", "x"
         out.append((f"%{flags}{width or ''}{dot}{'g' if kind in 'aA' else kind}", tuple(arguments)))
-    out.append(form[at:])
+    out.append(form[end:])
     return tuple(out)
 
 
@@ -53,10 +54,10 @@ class Output:
     def _string(self, address: int) -> str:
         """A C string in global memory."""
         arena = self.memory.state.arena
-        at = address - arena.base
-        if not 0 <= at < arena.capacity:
+        offset = address - arena.base
+        if not 0 <= offset < arena.capacity:
             return "(no string)"
-        raw = arena.data[at : at + MAX_STRING].tobytes()
+        raw = arena.data[offset : offset + MAX_STRING].tobytes()
         return raw.partition(b"\0")[0].decode(errors="replace")
 
     def print(self, form: Array, values: Array, m: Mask, site: int) -> None:
@@ -77,7 +78,7 @@ class Output:
         """The text of each lane, by lane."""
         lanes = [int(lane) for lane in np.flatnonzero(m)]
         texts = dict.fromkeys(lanes, "")
-        at = 0
+        offset = 0
         for piece in _pieces(form):
             if isinstance(piece, str):
                 for lane in lanes:
@@ -86,10 +87,10 @@ class Output:
             conversion, arguments = piece
             columns = []
             for kind, size in arguments:
-                at = -(-at // size) * size
-                raw = self.generic.load(values + np.uint64(at), size, m, site)
+                offset = -(-offset // size) * size
+                raw = self.generic.load(values + np.uint64(offset), size, m, site)
                 columns.append({lane: self._value(kind, size, int(raw[lane])) for lane in lanes})
-                at += size
+                offset += size
             for lane in lanes:
                 texts[lane] += _format_arguments(conversion, tuple(column[lane] for column in columns))
         return texts

@@ -34,7 +34,7 @@ class Recurrence:
         self.earlier: State | None = None
 
     def is_due(self, iteration: int) -> bool:
-        """Whether ``period`` must be called for this iteration."""
+        """Must ``period`` be called for this iteration?"""
         return iteration >= self.first
 
     def period(self, iteration: int, state: State) -> int:

@@ -100,7 +100,7 @@ class Scheduler:
 
     @property
     def alone(self) -> bool:
-        """Whether all living lanes are in the running group."""
+        """Are all living lanes in the running group?"""
         return not (self.runnable or self.waiting or self.deferred)
 
     # --- from block to block ---
@@ -139,8 +139,8 @@ class Scheduler:
         return block, mask, others
 
     def _check_clobbers(self, block: int) -> None:
-        """Uniform registers hold one value for all lanes, so a block may write one only if no group elsewhere reads it.
-        Raises Overtaken."""
+        """Raise Overtaken if a block writes a uniform register that a group elsewhere still reads. The register holds
+        one value for all lanes, so that group would read the wrong value."""
         written = self.kernel.clobbers[block]
         if written:
             places = [*self.runnable, *(sleeper.block for sleeper in self.waiting), *self.deferred]
@@ -183,8 +183,8 @@ class Scheduler:
     def switch(self, index: Array, targets: tuple[int, ...], m: Mask) -> Step:
         """brx.idx: a branch to one of several blocks per lane."""
         for i in np.unique(index if m is None else index[m]):
-            hit = index == i
-            self.park(targets[min(int(i), len(targets) - 1)], hit if m is None else hit & m)
+            chosen = index == i
+            self.park(targets[min(int(i), len(targets) - 1)], chosen if m is None else chosen & m)
         return self.pick()
 
     def exit(self, m: Mask) -> Step:
@@ -221,7 +221,7 @@ class Scheduler:
             self._give_up(site, m, f"more than {limit} backward branches")
 
     def _others_can_act(self) -> bool:
-        """Whether anything but the running group can change memory: other groups, a time limit, or other CTAs."""
+        """Can anything but the running group change memory: other groups, a time limit, or other CTAs?"""
         limited = self.waiting and self.alarms
         return bool(
             self.runnable or self.deferred or limited or self.launch.active > self.batch.count or self.launch.queue
@@ -301,17 +301,17 @@ class Scheduler:
                 out |= sleeper.mask
         return out
 
-    def release(self, barrier: Barrier, free: Array) -> None:
-        """Wake the lanes of ``free`` that sleep at a barrier."""
-        left = []
+    def release(self, barrier: Barrier, woken: Array) -> None:
+        """Wake the lanes of ``woken`` that sleep at a barrier."""
+        still_asleep = []
         for sleeper in self.waiting:
-            if sleeper.barrier == barrier and (sleeper.mask & free).any():
-                self.park(sleeper.block, sleeper.mask & free)
-                sleeper.mask = sleeper.mask & ~free
+            if sleeper.barrier == barrier and (sleeper.mask & woken).any():
+                self.park(sleeper.block, sleeper.mask & woken)
+                sleeper.mask = sleeper.mask & ~woken
                 if not sleeper.mask.any():
                     continue
-            left.append(sleeper)
-        self.waiting = left
+            still_asleep.append(sleeper)
+        self.waiting = still_asleep
 
     def _idle(self) -> Step:
         """The next step if no group can run. If lanes poll, the batch yields to other CTAs. Otherwise a time limit may
@@ -342,7 +342,7 @@ class Scheduler:
 
     @property
     def polls_global(self) -> bool:
-        """Whether lanes are in a loop that polls global memory."""
+        """Are lanes in a loop that polls global memory?"""
         polls = self.kernel.polls.items()
         return any(head in self.deferred and ".shared" not in self.kernel.sites[site].text for site, head in polls)
 
@@ -379,17 +379,17 @@ class Scheduler:
     def _report_polls(self, row: int, count: int, head: int, threads: Array) -> None:
         """Report a CTA whose threads repeat a loop for ever. ``count``: how many CTAs do so."""
         line = self.kernel.block_lines[head]
-        near = next((i for i, site in enumerate(self.kernel.sites) if site.line >= line), None)
+        head_site = next((i for i, site in enumerate(self.kernel.sites) if site.line >= line), None)
         if head in self.kernel.learned:
             text = "never ends: after every iteration all registers and all memory are as before"
-            self.batch.report("runaway", text, near, row, threads, count=count)
+            self.batch.report("runaway", text, head_site, row, threads, count=count)
         else:
             loop = f"the loop at {self.kernel.place(line)}"
             missing = (
                 "a value that is no longer there if they look late" if self.launch.newest else "a value nobody writes"
             )
             text = f"all CTAs are blocked; these threads poll in {loop} for {missing}"
-            self.batch.report("deadlock", text, near, row, threads, count=count)
+            self.batch.report("deadlock", text, head_site, row, threads, count=count)
 
 
 def _add(groups: dict[int, Array], block: int, mask: Array) -> None:

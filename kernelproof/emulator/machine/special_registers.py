@@ -62,7 +62,7 @@ class SpecialRegisters:
             return batch.constant(0, 4)
         bx, by, _ = geometry.block
         lane = batch.lane.astype(np.int64)
-        full = 0xFFFFFFFF
+        all_lanes = 0xFFFFFFFF
         of_threads: dict[str, Callable[[], Array]] = {
             "%tid.x": lambda: batch.thread % bx,
             "%tid.y": lambda: batch.thread // bx % by,
@@ -72,15 +72,15 @@ class SpecialRegisters:
             "%lanemask_eq": lambda: 1 << lane,
             "%lanemask_le": lambda: (2 << lane) - 1,
             "%lanemask_lt": lambda: (1 << lane) - 1,
-            "%lanemask_ge": lambda: full & ~((1 << lane) - 1),
-            "%lanemask_gt": lambda: full & ~((2 << lane) - 1),
+            "%lanemask_ge": lambda: all_lanes & ~((1 << lane) - 1),
+            "%lanemask_gt": lambda: all_lanes & ~((2 << lane) - 1),
         }
         if name in of_threads:
             # These values are the same in all batches of this many CTAs.
-            same = batch.identities.special
-            if name not in same:
-                same[name] = of_threads[name]().astype(np.uint32)
-            return same[name]
+            common = batch.identities.special
+            if name not in common:
+                common[name] = of_threads[name]().astype(np.uint32)
+            return common[name]
         return np.repeat(self._of_ctas(name).astype(np.uint32), batch.width)
 
     def _of_ctas(self, name: str) -> Array:

@@ -29,14 +29,14 @@ Identity = tuple[int, ...]
 
 
 class Shape:
-    """A kind of mma.sync: ``k`` elements deep, ``per`` elements of type ``kind`` in a 32-bit register, accumulators of
-    type ``acc``."""
+    """A kind of mma.sync: ``k`` elements deep, ``per_register`` elements of type ``kind`` in a 32-bit register,
+    accumulators of type ``acc``."""
 
-    __slots__ = ("acc", "k", "kind", "name", "per", "signed_a", "signed_b")
+    __slots__ = ("acc", "k", "kind", "name", "per_register", "signed_a", "signed_b")
 
     def __init__(self, name: str, k: int, kind: str, acc: str, signed_a: bool = True, signed_b: bool = True) -> None:
         self.name, self.k, self.kind, self.acc = name, k, kind, acc
-        self.per = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4}[kind]
+        self.per_register = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4}[kind]
         self.signed_a, self.signed_b = signed_a, signed_b
 
 
@@ -98,8 +98,8 @@ class Grid(NamedTuple):
     cells: tuple[tuple[int, int], ...]
     sites: tuple[int, ...]
 
-    def has_places_of(self, other: Grid) -> bool:
-        """Whether the sums of two grids have the same layout."""
+    def has_layout_of(self, other: Grid) -> bool:
+        """Do the sums of two grids have the same layout?"""
         return self is other or (self.cells == other.cells and self.shape.acc == other.shape.acc)
 
 
@@ -190,7 +190,7 @@ class TensorUnit:
             return self._one_by_one(grid, a, b, c)
         out = np.matmul(self._left(a, grid.rows, shape), self._right(b, grid.columns, shape))
         first = c[0].product if isinstance(c[0], Accumulator) else None
-        if isinstance(first, Products) and first.grid.has_places_of(grid) and c == first.accumulators:
+        if isinstance(first, Products) and first.grid.has_layout_of(grid) and c == first.accumulators:
             out += first.block
         else:
             registers, count = tuple(map(force, c)), len(c) // len(grid.cells)
@@ -234,13 +234,13 @@ class TensorUnit:
                 node.row = node.column = 0
             return
         out, rows, columns = self._multiply(shape, nodes)
-        work = np.float64 if shape.kind == "s8" else np.float32
+        sum_type = np.float64 if shape.kind == "s8" else np.float32
         previous = _common_block(nodes, rows, columns)
-        if previous is not None and previous.shape == out.shape and previous.dtype == work:
+        if previous is not None and previous.shape == out.shape and previous.dtype == sum_type:
             out += previous
         else:
             for node, r, c in zip(nodes, rows, columns, strict=True):
-                addend = self._addend(node, work)
+                addend = self._addend(node, sum_type)
                 if addend is not None:
                     out[:, r : r + 16, c : c + 8] += addend
         out = _in_accumulators(out, shape)
@@ -274,34 +274,34 @@ class TensorUnit:
         return out, [16 * i for i in range(n)], [0] * n
 
     def _left(self, registers: Fragment, n: int, shape: Shape) -> Array:
-        """``n`` fragments of A below each other, as numbers: shape (warps, 16 * n, k)."""
+        """``n`` fragments of A, one below the other, as numbers: shape (warps, 16 * n, k)."""
         # Layout (PTX ISA): registers go by (k half, row half), lanes by 4 * row + k group, then come the elements of a
         # register. So four neighbouring lanes hold 16 bytes of one row, which move as one element.
-        warps, steps = self.size // 32, shape.k // (4 * shape.per)
+        warps, steps = self.size // 32, shape.k // (4 * shape.per_register)
         raw = np.concatenate(registers).view(MOVER[16]).reshape(n, steps, 2, warps, 8)
         rows = np.ascontiguousarray(raw.transpose(3, 0, 2, 4, 1)).view(np.uint32)
         return _decode(rows, shape, shape.signed_a).reshape(warps, 16 * n, shape.k)
 
     def _right(self, registers: Fragment, n: int, shape: Shape) -> Array:
-        """``n`` fragments of B beside each other, as numbers: shape (warps, k, 8 * n)."""
+        """``n`` fragments of B, side by side, as numbers: shape (warps, k, 8 * n)."""
         # Layout (PTX ISA): registers go by k, lanes by 4 * column + k group, then come the elements of a register.
-        warps, steps = self.size // 32, shape.k // (4 * shape.per)
+        warps, steps = self.size // 32, shape.k // (4 * shape.per_register)
         raw = np.concatenate(registers).reshape(n, steps, warps, 8, 4).transpose(2, 1, 4, 0, 3)
         words = np.ascontiguousarray(raw).reshape(warps, steps * 4, 8 * n)
-        if shape.per == 2:
+        if shape.per_register == 2:
             return split_halves(words, shape.kind).reshape(warps, shape.k, 8 * n)
-        values = _decode(words, shape, shape.signed_b).reshape(warps, steps * 4, 8 * n, shape.per)
+        values = _decode(words, shape, shape.signed_b).reshape(warps, steps * 4, 8 * n, shape.per_register)
         return np.ascontiguousarray(values.transpose(0, 1, 3, 2)).reshape(warps, shape.k, 8 * n)
 
-    def _addend(self, node: MmaProduct, work: DTypeLike) -> Array | None:
-        """C, shape (warps, 16, 8); None if it is zero."""
+    def _addend(self, node: MmaProduct, sum_type: DTypeLike) -> Array | None:
+        """The C of a product as numbers of ``sum_type``, shape (warps, 16, 8); None if it is zero."""
         c = node.c
         if isinstance(c, MmaProduct):
-            return c.tile().astype(work)
+            return c.tile().astype(sum_type)
         assert c is not None
-        return self._matrix(c, node.shape, work)
+        return self._matrix(c, node.shape, sum_type)
 
-    def _matrix(self, c: Fragment, shape: Shape, work: DTypeLike) -> Array | None:
+    def _matrix(self, c: Fragment, shape: Shape, sum_type: DTypeLike) -> Array | None:
         """The registers of C as a matrix, shape (warps, 16, 8); None if it is zero."""
         warps = self.size // 32
         if all(x is c[0] for x in c) and not np.any(c[0]):
@@ -313,7 +313,7 @@ class TensorUnit:
         else:
             kind = np.int32 if shape.acc == "s32" else np.float32
             cells = raw.view(kind).reshape(2, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
-        return cells.reshape(warps, 16, 8).astype(work)
+        return cells.reshape(warps, 16, 8).astype(sum_type)
 
 
 def _identity(fragment: Fragment) -> Identity:
