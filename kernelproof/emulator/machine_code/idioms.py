@@ -26,11 +26,11 @@ _Replacement = Callable[[list[Instruction], int, str], None]
 ALLOCATE, FREE, RELINQUISH = "TMEM_ALLOC", "TMEM_DEALLOC", "TMEM_RELINQUISH"
 RELEASED = "TMEM_RELEASED"  # saves the address that is released, before ptxas overwrites its register
 REPLACED = frozenset((ALLOCATE, FREE))
-_NEAR = 16  # the most instructions between two parts of a piece of code
+_MAX_DISTANCE = 16  # the most instructions between two parts of a piece of code
 _GRANULE = 32  # columns
 _REGISTER = re.compile(r"U?R\d+")
-_FLAG = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x1c\]$")  # the system's byte that says whether allocation has ended
-_TAKEN = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x14\]$")  # the system's word of columns that are taken
+_ENDED_FLAG = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x1c\]$")  # the system's byte that says whether allocation has ended
+_TAKEN_WORD = re.compile(r"\[U?R\d+(?:\+URZ)?\+0x14\]$")  # the system's word of columns that are taken
 
 
 def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
@@ -48,7 +48,7 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
             _replace(_replace_release, out, i, suffix)
         elif ins.name == "UVIRTCOUNT":  # UVIRTCOUNT.DEALLOC.SMPOOL 0x80, of relinquish_alloc_permit
             out[i] = replace(ins, opcode=RELINQUISH + suffix, operands=())
-        elif ins.opcode in ("STS.U8", "LDS.U8") and any(_FLAG.match(text) for text in ins.operands):
+        elif ins.opcode in ("STS.U8", "LDS.U8") and any(_ENDED_FLAG.match(text) for text in ins.operands):
             # @P0 STS.U8 [UR4+0x1c], R0 sets the flag, and LDS.U8 R0, [UR4+0x1c] reads it. Both become no operation.
             out[i] = replace(ins, opcode="YIELD", guard=None, operands=())
     return out
@@ -82,8 +82,8 @@ def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) 
 # TMEM_ALLOC [UR5+0x34080], 512, which branches to NEXT. The code between is never reached.
 def _replace_allocation(out: list[Instruction], call: int, suffix: str) -> None:
     """Put an allocation in the place of the branch to a trap. ``call``: the call in that trap."""
-    store = next(i for i in range(call, call - _NEAR, -1) if out[i].opcode == "STS")
-    starts = range(store, store - _NEAR, -1)
+    store = next(i for i in range(call, call - _MAX_DISTANCE, -1) if out[i].opcode == "STS")
+    starts = range(store, store - _MAX_DISTANCE, -1)
     begin, branch = next(
         (i, j)
         for i in starts
@@ -146,15 +146,15 @@ def _number_moved(ins: Instruction) -> tuple[int, str]:
 # which branches to NEXT.
 def _replace_release(out: list[Instruction], at: int, suffix: str) -> None:
     """Put a release in the place of the load before an ``UTCATOMSWS.AND``, at index ``at``."""
-    begin = next(i for i in range(at, -1, -1) if out[i].opcode == "LDS" and _TAKEN.match(out[i].operands[1]))
+    begin = next(i for i in range(at, -1, -1) if out[i].opcode == "LDS" and _TAKEN_WORD.match(out[i].operands[1]))
     end = next(
         i for i, ins in enumerate(out) if i > at and ins.name == "CALL" and "unallocated_columns" in ins.operands[-1]
     )
     start = next(
-        i for i in range(begin, begin - _NEAR, -1)
+        i for i in range(begin, begin - _MAX_DISTANCE, -1)
         if out[i].name in ("ULOP3", "LOP3") and out[i].operands[2] == "0xffff"
     )  # fmt: skip
-    window = out[max(0, begin - _NEAR) : at]
+    window = out[max(0, begin - _MAX_DISTANCE) : at]
     shifted = {ins.operands[1].removesuffix(".reuse") for ins in window if ins.opcode in ("SHF.L.U32", "USHF.L.U32")}
     moved = [value for value, name in map(_number_moved, window) if name in shifted]
     columns = max(mask.bit_count() for mask in moved) * _GRANULE

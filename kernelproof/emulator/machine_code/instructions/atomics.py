@@ -48,13 +48,13 @@ def atomic(low: Lowering, ins: Instruction) -> None:
     kind = _kind(ins, operation)
     operands = list(ins.operands)
     if is_predicate(operands[0]):
-        done = operands.pop(0)
-        if ins.name == "ATOM" and done != "PT":
+        has_succeeded = operands.pop(0)
+        if ins.name == "ATOM" and has_succeeded != "PT":
             # The generic form does nothing at addresses in shared memory, and says so by a predicate. A loop that
             # follows then executes the atomic there.
-            near = lies_in(low, operands[1], "global")
-            low.set_predicate(done, near)
-            low.restrict(near)
+            in_global = lies_in(low, operands[1], "global")
+            low.set_predicate(has_succeeded, in_global)
+            low.restrict(in_global)
     returns = not ins.name.startswith("RED")
     result = operands.pop(0) if returns else ""
     space, address = place(low, ins, operands.pop(0))
@@ -74,18 +74,18 @@ def atomic(low: Lowering, ins: Instruction) -> None:
 
 def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
     """A compare-and-swap that returns 1 if it has swapped, else 0."""
-    result, at, compared, new = ins.operands
-    space, address = place(low, ins, at)
+    result, address_text, compared, new = ins.operands
+    space, address = place(low, ins, address_text)
     wide = "64" in ins.modifiers
     kind, read = ("b64", low.pair) if wide else ("b32", low.word)
     before = read(compared)
     old = low.guarded_register(kind)
     low.emit(f"atom.relaxed.cta{space}.cas.{kind}", old, address, before, read(new))
-    done = low.number(low.computed(f"setp.eq.{kind}", old, before, kind="pred"))
+    has_swapped = low.number(low.computed(f"setp.eq.{kind}", old, before, kind="pred"))
     if wide:
-        low.set_pair(result, low.join(done, "0"))
+        low.set_pair(result, low.join(has_swapped, "0"))
     else:
-        low.set(result, done)
+        low.set(result, has_swapped)
 
 
 @mnemonic("MEMBAR", "SC ALL CTA SM GPU SYS VC")

@@ -25,7 +25,7 @@ def _first(text: str) -> Register:
 
 
 def _words(low: Lowering, text: str, start: int, count: int) -> str:
-    """The registers of an operand from number ``start`` on."""
+    """``count`` of the consecutive registers that an operand names, from number ``start`` on."""
     return ", ".join(low.bits(_first(text), start + i) for i in range(count))
 
 
@@ -41,9 +41,9 @@ def _pointer(low: Lowering, text: str) -> str:
     return low.join(low.bits(first), low.bits(first, 1))
 
 
-def _near(low: Lowering, text: str, plus: int = 0) -> str:
-    """The shared address in register ``plus`` of an operand, in brackets."""
-    return f"[{low.bits(_first(text), plus)}]"
+def _shared_address(low: Lowering, text: str, number: int = 0) -> str:
+    """The shared address in register ``number`` of an operand that names consecutive registers, in brackets."""
+    return f"[{low.bits(_first(text), number)}]"
 
 
 def _ranks(low: Lowering, text: str) -> str:
@@ -62,7 +62,7 @@ def load_box(low: Lowering, ins: Instruction) -> None:
         op, ranks = f"{op}.multicast::cluster", [_ranks(low, rest[0])]
     if "2CTA" in ins.modifiers:
         op += ".cta_group::2"
-    low.emit(op, _near(low, at), _box(low, ins, at, 2, tensor), _near(low, at, 1), *ranks)
+    low.emit(op, _shared_address(low, at), _box(low, ins, at, 2, tensor), _shared_address(low, at, 1), *ranks)
 
 
 def _rank(ins: Instruction) -> str:
@@ -76,7 +76,7 @@ def store_box(low: Lowering, ins: Instruction) -> None:
     low.once()
     at, tensor, *_ = ins.operands
     op = f"cp.async.bulk.tensor.{_rank(ins)}.global.shared::cta.tile.bulk_group"
-    low.emit(op, _box(low, ins, at, 1, tensor), _near(low, at))
+    low.emit(op, _box(low, ins, at, 1, tensor), _shared_address(low, at))
 
 
 @mnemonic("UTMAREDG", f"{_TENSOR} ADD MIN MAX INC DEC AND OR XOR")
@@ -86,26 +86,31 @@ def reduce_box(low: Lowering, ins: Instruction) -> None:
     at, tensor, *_ = ins.operands
     function = next(part.lower() for part in ins.modifiers if part not in _TENSOR.split())
     op = f"cp.reduce.async.bulk.tensor.{_rank(ins)}.global.shared::cta.{function}.tile.bulk_group"
-    low.emit(op, _box(low, ins, at, 1, tensor), _near(low, at))
+    low.emit(op, _box(low, ins, at, 1, tensor), _shared_address(low, at))
 
 
 @mnemonic("UBLKCP", "S G MULTICAST")
 def copy(low: Lowering, ins: Instruction) -> None:
     """cp.async.bulk. The first modifier names the state space of the destination, the second that of the source."""
     low.once()
-    to, source, size, *_ = ins.operands
+    destination, source, size, *_ = ins.operands
     count = low.computed("shl.b32", low.computed("and.b32", low.word(size), "0xffff"), "4")
     if ins.modifiers[0] == "G":
-        low.emit("cp.async.bulk.global.shared::cta.bulk_group", f"[{_pointer(low, to)}]", _near(low, source), count)
+        low.emit(
+            "cp.async.bulk.global.shared::cta.bulk_group",
+            f"[{_pointer(low, destination)}]",
+            _shared_address(low, source),
+            count,
+        )
         return
     ranks = [_ranks(low, size)] if "MULTICAST" in ins.modifiers else []
     multicast = ".multicast::cluster" if ranks else ""
     if ins.modifiers[1] == "G":
         origin, start = "global", f"[{_pointer(low, source)}]"
     else:
-        origin, start = "shared::cta", _near(low, source)
+        origin, start = "shared::cta", _shared_address(low, source)
     op = f"cp.async.bulk.shared::cluster.{origin}.{_COMPLETION}{multicast}"
-    low.emit(op, _near(low, to), start, count, _near(low, to, 1), *ranks)
+    low.emit(op, _shared_address(low, destination), start, count, _shared_address(low, destination, 1), *ranks)
 
 
 @mnemonic("UTMACMDFLUSH")

@@ -9,14 +9,15 @@ from kernelproof.emulator.machine_code.modifiers import ORDERS, ROUNDINGS, compa
 from kernelproof.emulator.machine_code.operands import NAMED_FLOATS, Constant, Literal, Register, operand
 from kernelproof.sass import Instruction
 
-_NAMED = {"INF": 0x7FF00000, "QNAN": 0x7FFFFFFF, "SNAN": 0x7FF7FFFF}
+# Name of a number -> the upper word of its bits.
+_NAMED_UPPER_WORDS = {"INF": 0x7FF00000, "QNAN": 0x7FFFFFFF, "SNAN": 0x7FF7FFFF}
 
 
 def _literal(text: str) -> int:
-    """The bits of a literal."""
+    """The 64 bits of a literal, of which the lower 32 are zero."""
     negative, name = text.startswith("-"), text.lstrip("+-")
     if name in NAMED_FLOATS:
-        return (_NAMED[name] | negative << 31) << 32
+        return (_NAMED_UPPER_WORDS[name] | negative << 31) << 32
     if name.startswith("0x"):
         return (int(text, 0) & 0xFFFFFFFF) << 32
     bits = int.from_bytes(struct.pack("<d", float(text)), "little")

@@ -82,6 +82,7 @@ _FUNCTIONS = {
     "RCP": "rcp", "RSQ": "rsqrt", "EX2": "ex2", "LG2": "lg2", "SQRT": "sqrt", "TANH": "tanh", "SIN": "sin",
     "COS": "cos",
 }  # fmt: skip
+# The modifiers for functions of doubles.
 _OF_DOUBLES = {"RCP64H": "rcp", "RSQ64H": "rsqrt"}
 _TURN = "0f40C90FDB"  # 2 pi
 
@@ -105,9 +106,9 @@ def approximate(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("FCHK", "DIVIDE")
 def check_quotient(low: Lowering, ins: Instruction) -> None:
-    """Whether a division needs its slow path, which is right for all numbers: an exponent is close to an end of its
-    range, or the exponents are far apart. The limits of hardware are not published; these take the slow path more
-    often."""
+    """A predicate that says whether a division needs its slow path, which is right for all numbers: an exponent is
+    close to an end of its range, or the exponents are far apart. The limits of hardware are not published; with these
+    the slow path is taken more often."""
     p, *sources = ins.operands
     exponents = [low.computed("bfe.u32", single(low, text), "23", "8") for text in sources]
     difference = low.computed("sub.s32", *exponents)

@@ -111,7 +111,7 @@ def _unsigned(low: Lowering, text: str) -> str:
 
 
 def _at_least(low: Lowering, value: str, bound: int) -> str:
-    """Whether an unsigned value of 64 bits is at least a bound."""
+    """A predicate: is an unsigned value of 64 bits at least a bound?"""
     if value.isdigit():
         return str(int(int(value) >= bound))
     return low.computed("setp.ge.u64", value, str(bound), kind="pred")
@@ -223,20 +223,24 @@ def funnel_shift(low: Lowering, ins: Instruction) -> None:
     result, a, count, c = ins.operands
     left, high, wraps = "L" in ins.modifiers, "HI" in ins.modifiers, "W" in ins.modifiers
     kind = next((part for part in ins.modifiers if part[1:] in ("32", "64")), "U32")
-    by = low.word(count)
+    shift_count = low.word(count)
     if wraps:
         most = 31 if kind[1:] == "32" else 63
-        by = str(int(by) & most) if by.isdigit() else low.computed("and.b32", by, str(most))
+        shift_count = (
+            str(int(shift_count) & most) if shift_count.isdigit() else low.computed("and.b32", shift_count, str(most))
+        )
     if left != high:  # one word is enough: the lower one of a left shift, the upper one of a right shift
         word = low.word(a if left else c)
         op = "shl.b32" if left else f"shr.{kind[0].lower()}32"
-        low.set(result, "0" if word == "0" else low.computed(op, word, by))
+        low.set(result, "0" if word == "0" else low.computed(op, word, shift_count))
         return
     value = low.join(low.word(a), low.word(c))
     # A shift of c:a by 32 moves all of one word out; larger counts of the 32-bit forms do the same.
     if kind[1:] == "32" and not wraps:
-        by = str(min(int(by), 32)) if by.isdigit() else low.computed("min.u32", by, "32")
-    shifted = low.computed("shl.b64" if left else f"shr.{kind[0].lower()}64", value, by, kind="b64")
+        shift_count = (
+            str(min(int(shift_count), 32)) if shift_count.isdigit() else low.computed("min.u32", shift_count, "32")
+        )
+    shifted = low.computed("shl.b64" if left else f"shr.{kind[0].lower()}64", value, shift_count, kind="b64")
     halves = (low.temp(), low.target(result)) if high else (low.target(result), low.temp())
     low.emit("mov.b64", f"{{{', '.join(halves)}}}", shifted)
 
@@ -257,11 +261,11 @@ def logic3(low: Lowering, ins: Instruction) -> None:
         value = low.computed("sub.s32", value, str(WINDOW_START - low.bank.shared))
     low.set(result, value)
     if p:
-        some = str(int(int(value) != 0)) if value.isdigit() else low.computed("setp.ne.u32", value, "0", kind="pred")
-        low.set_predicate(p, low.logic("AND" if "PAND" in ins.modifiers else "OR", some, low.predicate(other)))
+        any_bit = str(int(int(value) != 0)) if value.isdigit() else low.computed("setp.ne.u32", value, "0", kind="pred")
+        low.set_predicate(p, low.logic("AND" if "PAND" in ins.modifiers else "OR", any_bit, low.predicate(other)))
 
 
-_TABLES = {0xC0: "and.b32", 0xFC: "or.b32", 0x3C: "xor.b32"}
+# The truth tables of the sources themselves: bit 4a + 2b + c of a table is its value for bits a, b and c.
 _A, _B, _C = 0xF0, 0xCC, 0xAA
 
 
@@ -293,10 +297,10 @@ def minimum(low: Lowering, ins: Instruction) -> None:
     """The minimum of two numbers if the predicate holds, else the maximum. With ``.RELU``, at least zero."""
     kind = next((part.lower() for part in ins.modifiers if part != "RELU"), "s32")
     # Later machine code also names predicates that are not used: some next to the result, and one after the order.
-    at = [i for i, text in enumerate(ins.operands) if not is_predicate(text)]
-    result, a, b = (ins.operands[i] for i in at)
-    order, *others = ins.operands[at[2] + 1 :]
-    if set(ins.operands[: at[1]]) - {result, "PT", "UPT"} or set(others) - {"!PT", "!UPT"}:
+    number_positions = [i for i, text in enumerate(ins.operands) if not is_predicate(text)]
+    result, a, b = (ins.operands[i] for i in number_positions)
+    order, *others = ins.operands[number_positions[2] + 1 :]
+    if set(ins.operands[: number_positions[1]]) - {result, "PT", "UPT"} or set(others) - {"!PT", "!UPT"}:
         raise low.refusal("predicates of a minimum are not modelled")
     if kind[1:] == "64":
         low.set_pair(result, _extreme(low, kind, low.pair(a), low.pair(b), low.predicate(order)))
