@@ -21,15 +21,17 @@ from cudal2gen.validator.problems import thorough_shape
 from kernelproof.emulator import ARITHMETIC, Mutant, mutants
 
 # Remarks that none of our kernels has: they neither exit in the middle of a phase nor leave out a fence of tcgen05.
-NOTICED = ("lint", "benign, tcgen05-fence")
-HOPPER = (Sm90Wgmma, Sm100Tcgen05, Sm120Mma)
+TELLING_REMARKS = ("lint", "benign, tcgen05-fence")
+MBARRIER_FAMILIES = (Sm90Wgmma, Sm100Tcgen05, Sm120Mma)
 LOOP_ROOM = 1000  # instead of ten thousand, so that an endless mutant takes a second or less
 NO_EMPTY_SLICE = "the launcher refuses fewer k-steps than slices, so no slice is empty"
 ZERO_FILL = "a copy beyond the last k-tile is zero fill, into a stage that nobody reads, and lands before the epilogue"
 ASYNCHRONOUS = re.compile(r"narrow|relax|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|tcgen05|griddep|bar\.|mapa")
-MEMORY = re.compile(r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)")
+TOUCHES_MEMORY = re.compile(
+    r"^(@!?%p\d+\s+)?(ld\.(?!param)|st\.|cp\.|ldmatrix|atom|red\.|bar|membar|fence|bra|ret|exit)"
+)
 # A copy's inline assembly has its own predicate. The line before the copy sets it from a register.
-ACTIVE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
+COPY_PREDICATE = re.compile(r"setp\.ne\.b32 p, (%r\d+), 0;")
 ZERO_FILLED = re.compile(r"\], 16, %r\d+;")
 
 
@@ -97,7 +99,7 @@ def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
     it differs from that of one plain product of fp16. Removing a copy's predicate that is always true is no fault, nor
     is moving a barrier after the arithmetic that follows it.
     """
-    hopper = isinstance(record, HOPPER)
+    hopper = isinstance(record, MBARRIER_FAMILIES)
     return [
         mutant
         for mutant in mutants(ptx, arithmetic=computes_more(record))
@@ -110,7 +112,7 @@ def candidates(record: catalog.Record, ptx: str) -> list[Mutant]:
 def _is_harmless(record: catalog.Record, mutant: Mutant) -> bool:
     """Whether a change of an argument or a quotient changes no result: tensor maps hold what Hopper kernels do not read
     from arguments, and a share of sums that begins too early only repeats what another CTA stores."""
-    if not isinstance(record, HOPPER):
+    if not isinstance(record, MBARRIER_FAMILIES):
         return False
     return mutant.kind == "nudge" or (mutant.kind == "first" and " div" in mutant.name and not record.batched)
 
@@ -131,7 +133,7 @@ def survivors(
     """
     shapes = validator.stress_shapes(record)
     thorough = thorough_shape(record, shapes)
-    if isinstance(record, HOPPER):
+    if isinstance(record, MBARRIER_FAMILIES):
         most = max(shapes, key=lambda shape: shape.m * shape.n * shape.k)
         longest = max(shapes, key=lambda shape: shape.k)
         products = [shape for shape in shapes if shape.products]
@@ -157,10 +159,10 @@ def _runs(record: catalog.Record, thorough: bool) -> list[dict[str, Any]]:
     """The options of a problem's executions: inputs, and whether hazards and an adverse order are checked. As in a
     verdict, inexact sums need more kinds of inputs, on the thorough problem only."""
     runs: list[dict[str, Any]] = [{"inputs": "binary"}, {"inputs": "integers", "hazards": False}]
-    if isinstance(record, HOPPER):
+    if isinstance(record, MBARRIER_FAMILIES):
         runs = [{"inputs": "binary"}, {"inputs": "binary", "adverse": True}]
     if thorough and computes_more(record):
-        kinds = ("integers", "normal", "special") if isinstance(record, HOPPER) else ("normal", "special")
+        kinds = ("integers", "normal", "special") if isinstance(record, MBARRIER_FAMILIES) else ("normal", "special")
         runs += [{"inputs": inputs, "hazards": False} for inputs in kinds]
     return runs
 
@@ -170,7 +172,7 @@ def _passes(
 ) -> bool:
     """Whether a mutant passes one execution without a remark that would give it away."""
     case = validator.run_case(record, artifact, library, shape, **run)[0]
-    return case.passed and not any(remark.startswith(NOTICED) for remark in case.remarks)
+    return case.passed and not any(remark.startswith(TELLING_REMARKS) for remark in case.remarks)
 
 
 def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
@@ -178,34 +180,38 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     lines = [line.strip() for line in ptx.splitlines()]
     at = mutant.line - 1
     if mutant.kind == "nudge":
-        return _alignment_only(lines, at) or _only_counters(lines, at)
+        return _reason_alignment_only(lines, at) or _reason_counter_beside(lines, at)
     if mutant.kind in ARITHMETIC:
-        return _of_zero(mutant, lines, at)
+        return _reason_of_zero(mutant, lines, at)
     following = [line for line in lines[at + 1 :] if line and not line.startswith((".loc", "//", "$"))]
-    if mutant.kind == "swap" and not MEMORY.match(following[0]):
+    if mutant.kind == "swap" and not TOUCHES_MEMORY.match(following[0]):
         return NO_MEMORY
     if mutant.kind == "swap" and lines[at] == "fence.acq_rel.gpu;" and following[0].startswith("bar.sync"):
         return "the barrier brings all writes before the arriving thread's own fence, which still precedes its atomic"
     if mutant.kind == "swap" and "fence.mbarrier_init" in lines[at] and following[0].startswith("bar.sync"):
         return "the barrier orders the initialisation, and every thread executes the fence before it goes on"
     if mutant.kind == "swap" and "fence.proxy.async" in lines[at] and following[0].startswith("bar.warp.sync"):
-        return "the thread that copies executes the fence behind the warp's barrier, between all writes and its copy"
+        return "the thread that copies executes the fence after the warp's barrier, between all writes and its copy"
     if mutant.kind in ("swap", "drop") and _is_first_barrier_after_loop(record, lines, at):
-        return "the loop's last barrier is behind all reads of the last k-tile; later ones are of fragments beyond k"
+        return "the loop's last barrier is after all reads of the last k-tile; later reads are of fragments beyond k"
     if mutant.kind in ("skip", "once") and _more_waits_follow(following):
         return "warps hand stages back in order: when the last one is back, so are those before"
     if mutant.kind == "drop" and "commit_group" in mutant.name and "cp.async.wait_group" not in ptx:
         return "every wait is a wait_all, which waits for copies that no group holds, too"
     if mutant.kind == "drop" and lines[at].startswith("bar.sync") and _only_the_vote_since_a_barrier(lines, at):
         return "since the reduction's last barrier, shared memory was touched to read the vote only"
-    if isinstance(record, Sm100Tcgen05) and (reason := _of_tensor_memory(mutant, lines, at, following)):
+    if isinstance(record, Sm100Tcgen05) and (reason := _reason_in_tensor_memory(mutant, lines, at, following)):
         return reason
-    if isinstance(record, Sm100Tcgen05) and record.claims_tiles and (reason := _of_claims(record, mutant, lines, at)):
+    if (
+        isinstance(record, Sm100Tcgen05)
+        and record.claims_tiles
+        and (reason := _reason_in_claims(record, mutant, lines, at))
+    ):
         return reason
     if mutant.kind not in ("compare", "never", "unguard"):
-        return _ending(record, mutant, lines, at) if isinstance(record, Sm90Wgmma) else None
-    if mutant.kind == "unguard" and (active := ACTIVE.match(lines[at - 1])):
-        return _unguarded_copy(record, lines, at, active.group(1))
+        return _reason_at_the_end(record, mutant, lines, at) if isinstance(record, Sm90Wgmma) else None
+    if mutant.kind == "unguard" and (active := COPY_PREDICATE.match(lines[at - 1])):
+        return _reason_without_predicate(record, lines, at, active.group(1))
     compared = _comparison(lines, at)
     if re.match(r"setp\.(lt|gt|ge)\.s32\s+%p\d+, %r\d+, [01];", compared) and _derives_from_k(lines, compared):
         return "the launcher refuses k < 1, so the branch for no k-tiles is never taken"
@@ -216,11 +222,11 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
         return "the launcher starts no more CTAs than there is work, so the first item always exists"
     if re.match(r"setp\.lt\.s32\s+%p\d+, %r\d+, 1;", compared) and mutant.kind == "never" and "atom.global" in ptx:
         return NO_EMPTY_SLICE
-    skipped = _skipped(lines, at)
+    skipped = _skipped_lines(lines, at)
     if compared.startswith("setp.ge.s32") and "atom.global" in ptx and any("mma.sync" in line for line in skipped):
         return NO_EMPTY_SLICE
     copies = [line for line in skipped if "cp.async.cg" in line]
-    copies += _switched(lines, at) if mutant.kind == "compare" else []
+    copies += _controlled_copies(lines, at) if mutant.kind == "compare" else []
     if copies and all(ZERO_FILLED.search(line) for line in copies):
         return ZERO_FILL
     if _leads_to_elements(lines, at):
@@ -228,7 +234,7 @@ def equivalence(record: catalog.Record, mutant: Mutant, ptx: str) -> str | None:
     return None
 
 
-def _alignment_only(lines: list[str], at: int) -> str | None:
+def _reason_alignment_only(lines: list[str], at: int) -> str | None:
     """Why an argument may be larger: only its low bits matter, which choose between vectors and single elements."""
     registers, uses = [lines[at].split(",")[0].split()[-1]], list[str]()
     while registers:
@@ -242,7 +248,7 @@ def _alignment_only(lines: list[str], at: int) -> str | None:
     return ELEMENTS_AS_VECTORS if uses and all(re.match(masks, line) for line in uses) else None
 
 
-def _only_counters(lines: list[str], at: int) -> str | None:
+def _reason_counter_beside(lines: list[str], at: int) -> str | None:
     """Why an argument may be larger: every CTA uses the counter next to its tile's, which also is zero, and is also
     returned to zero."""
     registers, reached = [lines[at].split(",")[0].split()[-1]], set[str]()
@@ -258,7 +264,7 @@ def _only_counters(lines: list[str], at: int) -> str | None:
     return COUNTER_BESIDE if "atom.global.inc.u32" in reached and reached <= counted else None
 
 
-def _of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
+def _reason_of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
     """Why a mutant of arithmetic makes no difference: an operand is zero."""
     source = lines[at].rstrip("}").rstrip(" ;").split(",")[-1].strip()
     while source.startswith("%") and (
@@ -273,9 +279,9 @@ def _of_zero(mutant: Mutant, lines: list[str], at: int) -> str | None:
     return None
 
 
-def _of_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list[str]) -> str | None:
+def _reason_in_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list[str]) -> str | None:
     """Why a mutant of a tcgen05 instruction, or of the end of such a kernel, behaves like the kernel."""
-    adds = ACTIVE.match(lines[at - 1])
+    adds = COPY_PREDICATE.match(lines[at - 1])
     if mutant.kind == "keep" and adds and re.search(r", 1;$", _definition(lines, lines[at - 1], adds.group(1))):
         return ALWAYS_TRUE[0]
     after = "tcgen05.fence::after_thread_sync"
@@ -284,34 +290,34 @@ def _of_tensor_memory(mutant: Mutant, lines: list[str], at: int, following: list
         products = list(takewhile(lambda line: not line.startswith("tcgen05.mma"), rest))
         if after + ";" in products and not any(line.startswith("tcgen05.ld") for line in products):
             return "another one follows before the first product"
-        if mutant.kind == "swap" and not MEMORY.match(following[0]) and "tcgen05" not in following[0]:
+        if mutant.kind == "swap" and not TOUCHES_MEMORY.match(following[0]) and "tcgen05" not in following[0]:
             return NO_MEMORY
         if rest[0].startswith("tcgen05.dealloc"):
-            return "tcgen05.dealloc needs no fence behind a barrier"
+            return "tcgen05.dealloc needs no fence after a barrier"
     before = [line for line in lines[:at] if ASYNCHRONOUS.search(line) or line.startswith("tcgen05")]
     if lines[at].startswith("tcgen05.fence::before_thread_sync") and _only_the_end(rest):
-        return "tcgen05.dealloc needs no fence behind a barrier"
+        return "tcgen05.dealloc needs no fence after a barrier"
     if lines[at].startswith("bar.warp.sync") and before[-1].startswith("tcgen05.fence::before_thread_sync"):
         return "tcgen05.wait::ld is of the whole warp: all lanes' loads are over when the first one arrives"
     if lines[at].startswith("bar.sync") and rest[0].startswith("barrier.cluster.arrive"):
-        return "the barrier of the cluster behind it is of all its threads"
+        return "the cluster's barrier that follows is of all its threads"
     if lines[at].startswith("tcgen05.fence::before_thread_sync") and following[0].startswith("bar.warp.sync"):
         return "the fence still precedes the arrival" if mutant.kind == "swap" else None
     if lines[at].startswith("barrier.cluster.wait") and following[0].startswith("bar.sync"):
         return "two barriers of all threads follow each other" if mutant.kind == "swap" else None
-    if mutant.kind in ("skip", "once", "parity") and _only_the_end(_path(lines, _loop_end(lines, at) + 1)):
+    if mutant.kind in ("skip", "once", "parity") and _only_the_end(_straight_path(lines, _loop_end(lines, at) + 1)):
         return "what still arrives there comes before the other CTA's storing warps are at the cluster's barrier"
     return None
 
 
-def _of_claims(record: Sm100Tcgen05, mutant: Mutant, lines: list[str], at: int) -> str | None:
+def _reason_in_claims(record: Sm100Tcgen05, mutant: Mutant, lines: list[str], at: int) -> str | None:
     """Why a mutant of the code that hands tiles to the CTAs of a cluster behaves like the kernel."""
     waits, arrives = "try_wait" in lines[at], "mbarrier.arrive" in lines[at]
     if mutant.kind in ("skip", "once") and _last_word(lines, at, r"\[(%r\d+)\]") == str(record.smem_bytes - 16):
         return "it throttles claims and orders no accesses: test_claims.py shows how many tiles a cluster holds"
     if mutant.kind == "narrow" and waits:
-        behind = takewhile(lambda line: "try_wait" not in line, lines[_loop_end(lines, at) :])
-        if not any(re.match(r"ld\.(?!param)", line) for line in behind):
+        accesses = takewhile(lambda line: "try_wait" not in line, lines[_loop_end(lines, at) :])
+        if not any(re.match(r"ld\.(?!param)", line) for line in accesses):
             return "nothing is read before the next wait: it is permission to go on, for which CTA scope does"
     if mutant.kind == "narrow" and arrives:
         last_wait = max(i for i in range(at) if "try_wait" in lines[i])
@@ -360,10 +366,10 @@ def _is_first_barrier_after_loop(record: catalog.Record, lines: list[str], at: i
     return single and last < at and [i for i in range(last, at + 1) if lines[i].startswith("bar.sync")] == [at]
 
 
-def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str | None:
+def _reason_at_the_end(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str | None:
     """Why a mutant of the code after the last wgmma, or at the end of a producer's warp, behaves like the kernel."""
     before = [line for line in lines[:at] if line and not line.startswith((".loc", "//"))]
-    rest = _path(lines, at + 1)
+    rest = _straight_path(lines, at + 1)
     if lines[at].startswith("bar.warp.sync") and before[-1].endswith(":") and rest[0].startswith("barrier.cluster"):
         return "lanes meet where their paths join, and the cluster's barrier passes on what each of them has done"
     if mutant.kind != "drop":
@@ -374,7 +380,7 @@ def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str
             return "warps that leave count as arrived at all later barriers of the cluster, and these only arrive"
     if lines[at].startswith("barrier.cluster.wait") and rest[:1] == ["ret;"]:
         ends = [i for i, line in enumerate(lines) if line.startswith("barrier.cluster.wait")]
-        if any(i != at and _path(lines, i + 1)[0] == "ret;" for i in ends):
+        if any(i != at and _straight_path(lines, i + 1)[0] == "ret;" for i in ends):
             return "other warps of the CTA wait, so that its shared memory outlives its readers"
     last_wait = next((i for i in range(at, -1, -1) if lines[i].startswith("wgmma.wait_group")), at)
     ended = lines[last_wait].endswith(" 0;") and not any("wgmma.mma" in line for line in lines[last_wait:])
@@ -386,7 +392,7 @@ def _ending(record: Sm90Wgmma, mutant: Mutant, lines: list[str], at: int) -> str
     return None
 
 
-def _path(lines: list[str], at: int) -> list[str]:
+def _straight_path(lines: list[str], at: int) -> list[str]:
     """The statements from a line on up to the next conditional branch, without unconditional branches."""
     path: list[str] = []
     while at < len(lines):
@@ -442,7 +448,7 @@ def _operand_is(lines: list[str], compared: str, special: str) -> bool:
     return special in _definition(lines, compared, register)
 
 
-def _skipped(lines: list[str], at: int) -> list[str]:
+def _skipped_lines(lines: list[str], at: int) -> list[str]:
     """The lines that the branch which depends on this line skips."""
     predicate = re.match(r"(?:@!?|setp\S+\s+)(%p\d+)", lines[at])
     if predicate is None:
@@ -455,15 +461,17 @@ def _skipped(lines: list[str], at: int) -> list[str]:
     return []
 
 
-def _switched(lines: list[str], at: int) -> list[str]:
+def _controlled_copies(lines: list[str], at: int) -> list[str]:
     """The copies whose predicate is the result of the comparison at a line."""
     result = lines[at].split(",")[0].split()[-1]
     switch = next((line for line in lines[at:] if re.match(rf"selp\.u32\s+%r\d+, 1, 0, {result};", line)), "")
     register = switch.split(",")[0].split()[-1] if switch else None
-    return [lines[i + 1] for i, line in enumerate(lines) if (m := ACTIVE.match(line)) and m.group(1) == register]
+    return [
+        lines[i + 1] for i, line in enumerate(lines) if (m := COPY_PREDICATE.match(line)) and m.group(1) == register
+    ]
 
 
-def _unguarded_copy(record: catalog.Record, lines: list[str], at: int, active: str) -> str | None:
+def _reason_without_predicate(record: catalog.Record, lines: list[str], at: int, active: str) -> str | None:
     """Why a copy does the same without its predicate, which says that register ``active`` is not zero."""
     value = _definition(lines, lines[at - 1], active)
     if re.match(r"mov\.u32\s+%r\d+, 1;", value):
@@ -476,19 +484,19 @@ def _unguarded_copy(record: catalog.Record, lines: list[str], at: int, active: s
             return NO_EMPTY_SLICE
     if ZERO_FILLED.search(lines[at]):
         return ZERO_FILL
-    if isinstance(record, Sm80Multistage) and _rows_follow(record, lines, at):
+    if isinstance(record, Sm80Multistage) and _is_followed_by_rows(record, lines, at):
         return "beyond the last k-tile, a copy of rows that others of the tile follow reads the matrix, for nobody"
     return None
 
 
-def _rows_follow(record: Sm80Multistage, lines: list[str], at: int) -> bool:
+def _is_followed_by_rows(record: Sm80Multistage, lines: list[str], at: int) -> bool:
     """Whether a copy is not that of its tile's last rows. Only the last rows read beyond the matrix, since copies go
     row by row, A first.
 
     Rows of B in layout nn lie along k, so all rows of a k-tile that does not exist are beyond the matrix.
     """
-    rows = [ceil_div(tile, record.threads // cols) for tile, cols in _copied(record)]
-    across = [record.bk // record.element.vector // cols for _, cols in _copied(record)]
+    rows = [ceil_div(tile, record.threads // cols) for tile, cols in _copy_layout(record)]
+    across = [record.bk // record.element.vector // cols for _, cols in _copy_layout(record)]
     group = [i + 1 for i, line in enumerate(lines) if line == lines[at - 1]]
     of_a = rows[0] * across[0]
     place = group.index(at)
@@ -498,7 +506,7 @@ def _rows_follow(record: Sm80Multistage, lines: list[str], at: int) -> bool:
     return record.layout == "tn" and complete and (place - of_a) // across[1] < rows[1] - 1
 
 
-def _copied(record: Sm80Multistage) -> list[tuple[int, int]]:
+def _copy_layout(record: Sm80Multistage) -> list[tuple[int, int]]:
     """Rows of a tile, and threads along a row in a copy, of A and of B."""
     return [(record.bm, record.copy_cols_a), (record.bn, record.copy_cols_b)]
 

@@ -51,16 +51,16 @@ RING: dict[str, Any] = {
     "k": 328,
 }
 TENSOR: dict[str, Any] = {"bn": 32, "stages": 3, "m": 200, "n": 136, "k": 328}
-BROAD: dict[str, Any] = {"accumulators": 1, "n": 520}  # more columns than one instruction computes
+WIDER_THAN_INSTRUCTION: dict[str, Any] = {"accumulators": 1, "n": 520}  # more columns than one instruction computes
 PAIR: dict[str, Any] = {"pair": True, "cluster": [2, 1]}
 CLAIMED: dict[str, Any] = {"scheduler": "clc"}
 SWAPPED_TENSOR: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 128}
-TWO: dict[str, Any] = {"consumers": 2, "bm": 128}
+TWO_CONSUMERS: dict[str, Any] = {"consumers": 2, "bm": 128}
 PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
 SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
 IN_CLUSTER: dict[str, Any] = {"reduce": "cluster", "epilogue": "direct"}
-ONCE: dict[str, Any] = {"bm": 32, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
-SHORT: dict[str, Any] = {
+SINGLE_SHOT_SMALL: dict[str, Any] = {"bm": 32, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
+FEW_STEPS: dict[str, Any] = {
     "bm": 192,
     "bn": 192,
     "bk": 32,
@@ -92,7 +92,7 @@ def warps(**changes: Any) -> Sm120Mma:
 
 def once(**changes: Any) -> Sm90Small:
     """A record that loads all of its k at once, with changes."""
-    return single_shot(**(ONCE | changes))
+    return single_shot(**(SINGLE_SHOT_SMALL | changes))
 
 
 # Every width of the instruction, with alternating accumulators and layouts.
@@ -108,79 +108,81 @@ WIDTHS: dict[str, Record] = {
     for n in range(16, 257, 16)
 }
 
-HALF_IN: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
-FULL_OUT: dict[str, Any] = {"acc": "f32", "d": "f32"}
-BOTH = HALF_IN | FULL_OUT
+BF16_IN: dict[str, Any] = {"ab": "bf16", "acc": "f32"}
+F32_OUT: dict[str, Any] = {"acc": "f32", "d": "f32"}
+BF16_IN_F32_OUT = BF16_IN | F32_OUT
 RAGGED: dict[str, Any] = {"padding": "predicate", "m": 61, "n": 59, "k": 248}
 
 # All types: every macro that stores, converts or multiplies, in every family.
 TYPED: dict[str, Record] = {
-    "multistage bf16": small(**HALF_IN),
-    "multistage bf16 nn ragged": small(**HALF_IN, layout="nn", **RAGGED, **STRAIGHT),
-    "multistage bf16 split": small(**HALF_IN, split_k=2),
-    "multistage d": small(**BOTH, **TO_GLOBAL),
-    "multistage d of f16, ragged": small(**FULL_OUT, **RAGGED, **TO_GLOBAL),
-    "multistage d split persistent": small(**BOTH, split_k=2, raster="persistent", **TO_GLOBAL),
-    "direct bf16": direct(**HALF_IN),
-    "direct d nn ragged": direct(**BOTH, layout="nn", **RAGGED | {"k": 120}),
-    "direct d split": direct(**BOTH, split_k=2),
-    "wgmma bf16": ring(**HALF_IN),
-    "wgmma bf16 nn direct": ring(**HALF_IN, layout="nn", epilogue="direct"),
-    "wgmma bf16 swapped": ring(**HALF_IN, **SWAPPED, epilogue="direct"),
-    "wgmma d": ring(**BOTH),
-    "wgmma d, boxes of two widths": ring(**BOTH, bn=48, atom_n=48),
-    "wgmma d, narrow boxes": ring(**BOTH, bn=16, atom_n=16),
-    "wgmma d of f16, two consumers": ring(**FULL_OUT, bn=64, atom_n=64, **TWO),
-    "wgmma d swapped": ring(**BOTH, **SWAPPED),
-    "wgmma d swapped direct, any n": ring(**BOTH, **SWAPPED, epilogue="direct", n=133),
-    "wgmma d direct, any n": ring(**BOTH, epilogue="direct", n=133),
-    "wgmma d cluster": ring(**BOTH, split_k=2, **IN_CLUSTER),
-    "wgmma d workspace": ring(**BOTH, split_k=3, reduce="workspace"),
-    "wgmma d stream": ring(**BOTH, stream_k=True),
-    "once bf16": once(**HALF_IN),
-    "once d split": once(**BOTH, split_k=2),
-    "once d of f16 nn, any n": once(**FULL_OUT, layout="nn", n=56),
+    "multistage bf16": small(**BF16_IN),
+    "multistage bf16 nn ragged": small(**BF16_IN, layout="nn", **RAGGED, **STRAIGHT),
+    "multistage bf16 split": small(**BF16_IN, split_k=2),
+    "multistage d": small(**BF16_IN_F32_OUT, **TO_GLOBAL),
+    "multistage d of f16, ragged": small(**F32_OUT, **RAGGED, **TO_GLOBAL),
+    "multistage d split persistent": small(**BF16_IN_F32_OUT, split_k=2, raster="persistent", **TO_GLOBAL),
+    "direct bf16": direct(**BF16_IN),
+    "direct d nn ragged": direct(**BF16_IN_F32_OUT, layout="nn", **RAGGED | {"k": 120}),
+    "direct d split": direct(**BF16_IN_F32_OUT, split_k=2),
+    "wgmma bf16": ring(**BF16_IN),
+    "wgmma bf16 nn direct": ring(**BF16_IN, layout="nn", epilogue="direct"),
+    "wgmma bf16 swapped": ring(**BF16_IN, **SWAPPED, epilogue="direct"),
+    "wgmma d": ring(**BF16_IN_F32_OUT),
+    "wgmma d, boxes of two widths": ring(**BF16_IN_F32_OUT, bn=48, atom_n=48),
+    "wgmma d, narrow boxes": ring(**BF16_IN_F32_OUT, bn=16, atom_n=16),
+    "wgmma d of f16, two consumers": ring(**F32_OUT, bn=64, atom_n=64, **TWO_CONSUMERS),
+    "wgmma d swapped": ring(**BF16_IN_F32_OUT, **SWAPPED),
+    "wgmma d swapped direct, any n": ring(**BF16_IN_F32_OUT, **SWAPPED, epilogue="direct", n=133),
+    "wgmma d direct, any n": ring(**BF16_IN_F32_OUT, epilogue="direct", n=133),
+    "wgmma d cluster": ring(**BF16_IN_F32_OUT, split_k=2, **IN_CLUSTER),
+    "wgmma d workspace": ring(**BF16_IN_F32_OUT, split_k=3, reduce="workspace"),
+    "wgmma d stream": ring(**BF16_IN_F32_OUT, stream_k=True),
+    "once bf16": once(**BF16_IN),
+    "once d split": once(**BF16_IN_F32_OUT, split_k=2),
+    "once d of f16 nn, any n": once(**F32_OUT, layout="nn", n=56),
 }
 
 # Gated pairs of columns, with every way in which the templates store or sum; D is half as wide.
-WIDE: dict[str, Any] = {"bn": 64}
-NARROW: dict[str, Any] = {"n": 144}
+WIDE_TILE: dict[str, Any] = {"bn": 64}
+N_144: dict[str, Any] = {"n": 144}
 GATED: dict[str, Record] = {
-    "multistage gated": small(fusion="bias_n+silu+gate", **WIDE),
-    "multistage gated, wide": small(fusion="bias_m+gelu+gate", acc="f32", **WIDE, **STAGED_16),
+    "multistage gated": small(fusion="bias_n+silu+gate", **WIDE_TILE),
+    "multistage gated, wide": small(fusion="bias_m+gelu+gate", acc="f32", **WIDE_TILE, **STAGED_16),
     "multistage gated, three warps": small(
         fusion="aux+silu+gate", acc="f32", bn=96, n=96, mma_repeat=[1, 3, 1], g2s_cols=8, **STAGED_8
     ),
     "multistage gated direct, ragged": small(
-        fusion="alpha+bias_n+silu+gate", **HALF_IN, **WIDE, **RAGGED | {"k": 120, "n": 80}, **STRAIGHT
+        fusion="alpha+bias_n+silu+gate", **BF16_IN, **WIDE_TILE, **RAGGED | {"k": 120, "n": 80}, **STRAIGHT
     ),
-    "multistage gated global, d": small(fusion="bias_n+gate", **BOTH, **TO_GLOBAL),
+    "multistage gated global, d": small(fusion="bias_n+gate", **BF16_IN_F32_OUT, **TO_GLOBAL),
     "multistage gated global, ragged": small(fusion="bias_n+relu+gate", **RAGGED | {"n": 48}, **TO_GLOBAL),
     "multistage gated, padded by its caller": small(
-        fusion="bias_n+silu+gate", **WIDE, padding="pad", m=61, n=48, k=250
+        fusion="bias_n+silu+gate", **WIDE_TILE, padding="pad", m=61, n=48, k=250
     ),
-    "multistage gated split": small(fusion="bias_n+silu+gate", **WIDE, split_k=2, acc="f32"),
+    "multistage gated split": small(fusion="bias_n+silu+gate", **WIDE_TILE, split_k=2, acc="f32"),
     "direct gated": direct(fusion="bias_n+silu+gate", acc="f32"),
     "direct gated ragged": direct(fusion="aux+gelu_tanh+gate", **RAGGED | {"k": 120, "n": 48}),
-    "wgmma gated": ring(fusion="bias_n+silu+gate", **HALF_IN, **NARROW),
-    "wgmma gated, two instructions": ring(fusion="aux+silu+gate", bm=128, bn=64, atom_n=32, acc="f16", **NARROW),
+    "wgmma gated": ring(fusion="bias_n+silu+gate", **BF16_IN, **N_144),
+    "wgmma gated, two instructions": ring(fusion="aux+silu+gate", bm=128, bn=64, atom_n=32, acc="f16", **N_144),
     "wgmma gated, rests": ring(fusion="silu+gate", bn=160, atom_n=160, n=320, stages=2),
-    "wgmma gated direct": ring(fusion="bias_m+silu+gate", epilogue="direct", bn=48, atom_n=48, **NARROW),
-    "wgmma gated swapped": ring(fusion="bias_n+silu+gate", **SWAPPED, epilogue="direct", **NARROW),
-    "wgmma gated swapped, d": ring(fusion="bias_m+aux+silu+gate", **BOTH, **SWAPPED, epilogue="direct", **NARROW),
-    "wgmma gated pingpong": ring(fusion="bias_n+silu+gate", **PINGPONG, **NARROW),
-    "wgmma gated cluster": ring(fusion="bias_n+silu+gate", split_k=2, **IN_CLUSTER, **NARROW),
-    "wgmma gated swapped cluster": ring(fusion="bias_n+silu+gate", split_k=2, **SWAPPED, **IN_CLUSTER, **NARROW),
-    "wgmma gated workspace": ring(fusion="aux+silu+gate", split_k=3, reduce="workspace", **NARROW),
-    "wgmma gated swapped workspace": ring(
-        fusion="bias_n+silu+gate", split_k=3, **SWAPPED, epilogue="direct", reduce="workspace", **NARROW
+    "wgmma gated direct": ring(fusion="bias_m+silu+gate", epilogue="direct", bn=48, atom_n=48, **N_144),
+    "wgmma gated swapped": ring(fusion="bias_n+silu+gate", **SWAPPED, epilogue="direct", **N_144),
+    "wgmma gated swapped, d": ring(
+        fusion="bias_m+aux+silu+gate", **BF16_IN_F32_OUT, **SWAPPED, epilogue="direct", **N_144
     ),
-    "wgmma gated stream": ring(fusion="bias_n+silu+gate", stream_k=True, **NARROW),
-    "wgmma gated swapped stream": ring(fusion="silu+gate", stream_k=True, **SWAPPED, epilogue="direct", **NARROW),
-    "wgmma gated grouped": ring(fusion="bias_n+silu+gate", batch="grouped", **NARROW),
-    "multistage gated batched": small(fusion="bias_n+silu+gate", batch="strided", **WIDE),
+    "wgmma gated pingpong": ring(fusion="bias_n+silu+gate", **PINGPONG, **N_144),
+    "wgmma gated cluster": ring(fusion="bias_n+silu+gate", split_k=2, **IN_CLUSTER, **N_144),
+    "wgmma gated swapped cluster": ring(fusion="bias_n+silu+gate", split_k=2, **SWAPPED, **IN_CLUSTER, **N_144),
+    "wgmma gated workspace": ring(fusion="aux+silu+gate", split_k=3, reduce="workspace", **N_144),
+    "wgmma gated swapped workspace": ring(
+        fusion="bias_n+silu+gate", split_k=3, **SWAPPED, epilogue="direct", reduce="workspace", **N_144
+    ),
+    "wgmma gated stream": ring(fusion="bias_n+silu+gate", stream_k=True, **N_144),
+    "wgmma gated swapped stream": ring(fusion="silu+gate", stream_k=True, **SWAPPED, epilogue="direct", **N_144),
+    "wgmma gated grouped": ring(fusion="bias_n+silu+gate", batch="grouped", **N_144),
+    "multistage gated batched": small(fusion="bias_n+silu+gate", batch="strided", **WIDE_TILE),
     "once gated": once(fusion="bias_n+silu+gate"),
-    "once gated split": once(fusion="bias_n+aux+gelu+gate", split_k=2, **BOTH),
+    "once gated split": once(fusion="bias_n+aux+gelu+gate", split_k=2, **BF16_IN_F32_OUT),
 }
 WITH_AUX: dict[str, Record] = {
     "multistage aux": small(fusion="bias_n+aux+silu"),
@@ -188,42 +190,46 @@ WITH_AUX: dict[str, Record] = {
     "direct aux split": direct(fusion="aux+relu", split_k=2, **RAGGED | {"k": 120}),
     "wgmma aux": ring(fusion="bias_n+aux+silu"),
     "wgmma aux swapped": ring(fusion="bias_n+aux+silu", **SWAPPED),
-    "wgmma aux workspace": ring(fusion="aux+silu", split_k=3, reduce="workspace", **BOTH),
+    "wgmma aux workspace": ring(fusion="aux+silu", split_k=3, reduce="workspace", **BF16_IN_F32_OUT),
     "once aux split": once(fusion="aux+silu", n=56, split_k=2),
 }
 
 # Every activation and every bias in every family, and every way to store and to sum.
-ALL = "alpha+bias_n+residual"
+ALL_OPERANDS = "alpha+bias_n+residual"
 FUSED: dict[str, Record] = {
     "multistage staged": small(fusion="bias_n+silu"),
     "multistage staged, wide": small(fusion="bias_n+residual+relu", acc="f32", **STAGED_16),
-    "multistage direct, ragged": small(fusion=f"{ALL}+gelu", **HALF_IN, layout="nn", **RAGGED | {"k": 120}, **STRAIGHT),
-    "multistage global, d": small(fusion="bias_m+gelu_tanh", **BOTH, **TO_GLOBAL),
+    "multistage direct, ragged": small(
+        fusion=f"{ALL_OPERANDS}+gelu", **BF16_IN, layout="nn", **RAGGED | {"k": 120}, **STRAIGHT
+    ),
+    "multistage global, d": small(fusion="bias_m+gelu_tanh", **BF16_IN_F32_OUT, **TO_GLOBAL),
     "multistage global, ragged": small(fusion="alpha+bias_m+residual", **RAGGED | {"k": 120}, **TO_GLOBAL),
-    "multistage padded by its caller": small(fusion=f"{ALL}+silu", padding="pad", m=61, n=59, k=250),
+    "multistage padded by its caller": small(fusion=f"{ALL_OPERANDS}+silu", padding="pad", m=61, n=59, k=250),
     "multistage alpha": small(fusion="alpha", acc="f32"),
-    "multistage split": small(fusion=f"{ALL}+relu", split_k=2),
-    "multistage split persistent": small(fusion="residual+silu", **BOTH, split_k=3, raster="persistent", **TO_GLOBAL),
+    "multistage split": small(fusion=f"{ALL_OPERANDS}+relu", split_k=2),
+    "multistage split persistent": small(
+        fusion="residual+silu", **BF16_IN_F32_OUT, split_k=3, raster="persistent", **TO_GLOBAL
+    ),
     "direct": direct(fusion="bias_n+gelu", acc="f32"),
-    "direct ragged": direct(fusion=f"{ALL}+silu", **RAGGED | {"k": 120}),
-    "direct d split": direct(fusion="bias_m+relu", **BOTH, split_k=2),
+    "direct ragged": direct(fusion=f"{ALL_OPERANDS}+silu", **RAGGED | {"k": 120}),
+    "direct d split": direct(fusion="bias_m+relu", **BF16_IN_F32_OUT, split_k=2),
     "direct tanh": direct(fusion="bias_n+gelu_tanh"),
-    "wgmma": ring(fusion="bias_n+silu", **HALF_IN),
-    "wgmma f16": ring(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48, atom_n=48),
-    "wgmma swapped": ring(fusion=f"{ALL}+gelu", **SWAPPED),
-    "wgmma swapped, any n": ring(fusion="bias_m+residual+silu", **BOTH, **SWAPPED, epilogue="direct", n=133),
+    "wgmma": ring(fusion="bias_n+silu", **BF16_IN),
+    "wgmma f16": ring(fusion=f"{ALL_OPERANDS}+gelu_tanh", acc="f16", bn=48, atom_n=48),
+    "wgmma swapped": ring(fusion=f"{ALL_OPERANDS}+gelu", **SWAPPED),
+    "wgmma swapped, any n": ring(fusion="bias_m+residual+silu", **BF16_IN_F32_OUT, **SWAPPED, epilogue="direct", n=133),
     "wgmma any n": ring(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133),
     "wgmma pingpong": ring(fusion="bias_n", **PINGPONG),
-    "wgmma two consumers": ring(fusion="residual", **TWO),
-    "wgmma cluster": ring(fusion=f"{ALL}+silu", split_k=2, **BOTH, **IN_CLUSTER),
-    "wgmma swapped cluster": ring(fusion=f"{ALL}+relu", split_k=2, **SWAPPED, **IN_CLUSTER),
-    "wgmma workspace": ring(fusion=f"{ALL}+silu", split_k=3, reduce="workspace"),
-    "wgmma stream": ring(fusion=f"{ALL}+relu", stream_k=True),
+    "wgmma two consumers": ring(fusion="residual", **TWO_CONSUMERS),
+    "wgmma cluster": ring(fusion=f"{ALL_OPERANDS}+silu", split_k=2, **BF16_IN_F32_OUT, **IN_CLUSTER),
+    "wgmma swapped cluster": ring(fusion=f"{ALL_OPERANDS}+relu", split_k=2, **SWAPPED, **IN_CLUSTER),
+    "wgmma workspace": ring(fusion=f"{ALL_OPERANDS}+silu", split_k=3, reduce="workspace"),
+    "wgmma stream": ring(fusion=f"{ALL_OPERANDS}+relu", stream_k=True),
     "once": once(fusion="bias_n+gelu"),
     "once f16": once(fusion="bias_m+silu", acc="f16"),
-    "once split": once(fusion=f"{ALL}+gelu_tanh", split_k=2, n=56),
+    "once split": once(fusion=f"{ALL_OPERANDS}+gelu_tanh", split_k=2, n=56),
     "once split, no bias": once(fusion="residual+relu", split_k=2),
-    "once bf16": once(fusion="bias_n+residual+relu", **HALF_IN, n=56),
+    "once bf16": once(fusion="bias_n+residual+relu", **BF16_IN, n=56),
     **GATED,
     **WITH_AUX,
 }
@@ -238,7 +244,7 @@ BATCHED: dict[str, Record] = {
     "grouped wgmma": ring(batch="grouped"),
     "grouped wgmma, two maps of D": ring(batch="grouped", bn=96, atom_n=96, n=200, cluster=[1, 2]),
     "grouped wgmma swapped": ring(batch="grouped", **SWAPPED),
-    "batched fused split": small(batch="strided", fusion=f"{ALL}+relu", split_k=2),
+    "batched fused split": small(batch="strided", fusion=f"{ALL_OPERANDS}+relu", split_k=2),
     "batched fused wgmma workspace": ring(
         batch="strided", fusion="bias_m+residual+silu", split_k=3, reduce="workspace"
     ),
@@ -246,10 +252,10 @@ BATCHED: dict[str, Record] = {
     "grouped fused direct": direct(batch="grouped", padding="predicate", fusion="bias_m+relu"),
     "grouped fused wgmma": ring(batch="grouped", fusion="bias_n+residual+silu"),
     "grouped fused wgmma swapped": ring(batch="grouped", fusion="alpha+bias_n+gelu", **SWAPPED),
-    "grouped gated": small(batch="grouped", padding="predicate", fusion="bias_n+silu+gate", **WIDE),
+    "grouped gated": small(batch="grouped", padding="predicate", fusion="bias_n+silu+gate", **WIDE_TILE),
     "grouped gated direct": direct(batch="grouped", padding="predicate", fusion="alpha+bias_n+gelu+gate"),
     "batched gated direct": direct(batch="strided", fusion="silu+gate"),
-    "batched gated wgmma": ring(batch="strided", fusion="bias_n+silu+gate", **NARROW),
+    "batched gated wgmma": ring(batch="strided", fusion="bias_n+silu+gate", **N_144),
     "batched gated once": once(batch="strided", fusion="bias_n+silu+gate"),
 }
 
@@ -264,10 +270,14 @@ TENSORS: dict[str, Record] = {
     "tensor pair": tensor(**PAIR),
     "tensor pair nn f16": tensor(**PAIR, layout="nn", bn=64, acc="f16"),
     "tensor pair, full size": tensor(**PAIR, bn=256, stages=4, m=256, n=256, k=256),
-    "tensor pair, two instructions wide": tensor(**PAIR, **BROAD, bn=512, layout="nn", fusion="bias_n+silu"),
-    "tensor two instructions wide": tensor(**BROAD, bn=384, acc="f16", cluster=[1, 2], fusion="residual"),
+    "tensor pair, two instructions wide": tensor(
+        **PAIR, **WIDER_THAN_INSTRUCTION, bn=512, layout="nn", fusion="bias_n+silu"
+    ),
+    "tensor two instructions wide": tensor(
+        **WIDER_THAN_INSTRUCTION, bn=384, acc="f16", cluster=[1, 2], fusion="residual"
+    ),
     "tensor pairs 2x2 fused": tensor(pair=True, cluster=[2, 2], bn=64, fusion="residual+relu"),
-    "tensor swapped d": tensor(**FULL_OUT, **SWAPPED_TENSOR),
+    "tensor swapped d": tensor(**F32_OUT, **SWAPPED_TENSOR),
     "tensor swapped nn": tensor(**SWAPPED_TENSOR, layout="nn", acc="f16", cluster=[2, 1]),
     "tensor swapped, sixteen rows": tensor(**SWAPPED_TENSOR | {"bm": 16}, m=16, epilogue="direct"),
     "tensor swapped pair nn": tensor(**SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"),
@@ -275,31 +285,31 @@ TENSORS: dict[str, Record] = {
     "tensor workspace swapped": tensor(**SWAPPED_TENSOR, split_k=2, layout="nn"),
     "tensor stream pair": tensor(**PAIR, stream_k=True, m=600),
     "tensor stream swapped": tensor(**SWAPPED_TENSOR, stream_k=True, epilogue="direct", m=90),
-    "tensor d": tensor(**BOTH, bn=64),
-    "tensor d swapped direct": tensor(**BOTH, **SWAPPED_TENSOR, epilogue="direct", n=133),
-    "tensor fused bf16": tensor(fusion="bias_n+silu", **HALF_IN, bn=64),
-    "tensor fused f16": tensor(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48),
-    "tensor fused swapped": tensor(fusion=f"{ALL}+gelu", **SWAPPED_TENSOR),
+    "tensor d": tensor(**BF16_IN_F32_OUT, bn=64),
+    "tensor d swapped direct": tensor(**BF16_IN_F32_OUT, **SWAPPED_TENSOR, epilogue="direct", n=133),
+    "tensor fused bf16": tensor(fusion="bias_n+silu", **BF16_IN, bn=64),
+    "tensor fused f16": tensor(fusion=f"{ALL_OPERANDS}+gelu_tanh", acc="f16", bn=48),
+    "tensor fused swapped": tensor(fusion=f"{ALL_OPERANDS}+gelu", **SWAPPED_TENSOR),
     "tensor fused, any n": tensor(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
-    "tensor gated direct": tensor(fusion="bias_m+aux+silu+gate", epilogue="direct", bn=48, **NARROW),
-    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **SWAPPED_TENSOR, epilogue="direct", **NARROW),
-    "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE, **NARROW),
-    "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE, **NARROW),
+    "tensor gated direct": tensor(fusion="bias_m+aux+silu+gate", epilogue="direct", bn=48, **N_144),
+    "tensor gated swapped": tensor(fusion="bias_n+silu+gate", **SWAPPED_TENSOR, epilogue="direct", **N_144),
+    "tensor gated workspace": tensor(fusion="aux+silu+gate", split_k=3, **WIDE_TILE, **N_144),
+    "tensor gated stream": tensor(fusion="bias_n+silu+gate", stream_k=True, **WIDE_TILE, **N_144),
     "tensor claimed, narrow": tensor(**CLAIMED, bn=48, n=200),
     "tensor claimed pair": tensor(**CLAIMED, **PAIR, m=600),
     "tensor claimed 2x2": tensor(**CLAIMED, cluster=[2, 2], accumulators=1, m=600, pdl=True),
-    "tensor claimed pairs 2x2 bf16": tensor(**CLAIMED, **HALF_IN, pair=True, cluster=[2, 2], m=700),
+    "tensor claimed pairs 2x2 bf16": tensor(**CLAIMED, **BF16_IN, pair=True, cluster=[2, 2], m=700),
     "tensor claimed swapped pair": tensor(
         **CLAIMED, **SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2], layout="nn"
     ),
     "tensor claimed swapped f16": tensor(**CLAIMED, **SWAPPED_TENSOR, acc="f16", epilogue="direct", m=90),
     "tensor claimed batched gated": tensor(
-        **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **HALF_IN, **WIDE, **NARROW
+        **CLAIMED, batch="strided", fusion="bias_n+silu+gate", **BF16_IN, **WIDE_TILE, **N_144
     ),
-    "tensor claimed pair, two instructions wide": tensor(**CLAIMED, **PAIR, **BROAD, bn=512, m=600),
+    "tensor claimed pair, two instructions wide": tensor(**CLAIMED, **PAIR, **WIDER_THAN_INSTRUCTION, bn=512, m=600),
     "tensor claimed grouped": tensor(**CLAIMED, batch="grouped", cluster=[1, 2]),
-    "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE, **NARROW),
-    "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE, **NARROW),
+    "tensor batched gated": tensor(batch="strided", fusion="bias_n+silu+gate", **WIDE_TILE, **N_144),
+    "tensor grouped gated": tensor(batch="grouped", fusion="bias_n+silu+gate", **WIDE_TILE, **N_144),
 }
 
 # mma.sync from the ring: both layouts and accumulators, every width of a box, pingpong, sums, stores.
@@ -318,22 +328,22 @@ WARPED: dict[str, Record] = {
     "warps swapped": warps(**SWAPPED),
     "warps swapped nn": warps(**SWAPPED, layout="nn", acc="f16"),
     "warps swapped nn, two consumers": warps(**SWAPPED | {"bn": 128}, consumers=2, layout="nn", epilogue="direct"),
-    "warps swapped d": warps(**SWAPPED, **FULL_OUT),
-    "warps swapped d direct": warps(**SWAPPED, **BOTH, epilogue="direct", n=133),
-    "warps d": warps(**BOTH, bn=64),
-    "warps d, two widths": warps(**BOTH, bn=48),
+    "warps swapped d": warps(**SWAPPED, **F32_OUT),
+    "warps swapped d direct": warps(**SWAPPED, **BF16_IN_F32_OUT, epilogue="direct", n=133),
+    "warps d": warps(**BF16_IN_F32_OUT, bn=64),
+    "warps d, two widths": warps(**BF16_IN_F32_OUT, bn=48),
     "warps workspace": warps(split_k=3, acc="f16"),
     "warps workspace swapped": warps(**SWAPPED, split_k=2, layout="nn"),
     "warps stream": warps(stream_k=True),
     "warps stream direct": warps(stream_k=True, epilogue="direct", layout="nn", bn=64),
-    "warps fused bf16": warps(fusion="bias_n+silu", **HALF_IN, bn=64),
-    "warps fused f16": warps(fusion=f"{ALL}+gelu_tanh", acc="f16", bn=48),
-    "warps fused swapped": warps(fusion=f"{ALL}+gelu", **SWAPPED),
+    "warps fused bf16": warps(fusion="bias_n+silu", **BF16_IN, bn=64),
+    "warps fused f16": warps(fusion=f"{ALL_OPERANDS}+gelu_tanh", acc="f16", bn=48),
+    "warps fused swapped": warps(fusion=f"{ALL_OPERANDS}+gelu", **SWAPPED),
     "warps fused, any n": warps(fusion="alpha+bias_m+residual+relu", epilogue="direct", n=133, bn=64),
-    "warps gated direct": warps(fusion="bias_m+aux+silu+gate", epilogue="direct", **NARROW),
-    "warps gated workspace": warps(fusion="aux+silu+gate", split_k=3, **NARROW),
-    "warps batched gated": warps(batch="strided", fusion="bias_n+silu+gate", **NARROW),
-    "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **NARROW),
+    "warps gated direct": warps(fusion="bias_m+aux+silu+gate", epilogue="direct", **N_144),
+    "warps gated workspace": warps(fusion="aux+silu+gate", split_k=3, **N_144),
+    "warps batched gated": warps(batch="strided", fusion="bias_n+silu+gate", **N_144),
+    "warps grouped gated": warps(batch="grouped", fusion="bias_n+silu+gate", **N_144),
 }
 
 # A stored (k,m), in every family that supports it: each operand on both sides of the instruction, ragged tiles, shared
@@ -342,15 +352,15 @@ TRANSPOSED: dict[str, Record] = {
     "nt": small(layout="nt"),
     "nt odd width": small(layout="nt", bm=96, m=96, acc="f32", **STAGED_16),
     "nt ragged": small(layout="nt", **RAGGED | {"k": 245}, **TO_GLOBAL),
-    "nt narrow": small(layout="nt", bm=16, m=48, **HALF_IN),
+    "nt narrow": small(layout="nt", bm=16, m=48, **BF16_IN),
     "tt ragged": small(layout="tt", **RAGGED, **STRAIGHT),
     "tt baked split": small(layout="tt", bake=["k"], split_k=2),
     "tt unrolled": small(layout="tt", bake=["k"], k=192, unroll_k=True),
     "nt batched fused": small(layout="nt", batch="strided", fusion="bias_m+silu"),
-    "wgmma nt": ring(layout="nt", **HALF_IN, m=200, k=333),
+    "wgmma nt": ring(layout="nt", **BF16_IN, m=200, k=333),
     "wgmma nt two rows 1x2": ring(layout="nt", bm=128, bn=64, atom_n=64, cluster=[1, 2], acc="f16"),
     "wgmma nt 2x2 pingpong": ring(layout="nt", **PINGPONG, cluster=[2, 2], bk=128, stages=2),
-    "wgmma tt 2x1": ring(layout="tt", **TWO, cluster=[2, 1], acc="f16"),
+    "wgmma tt 2x1": ring(layout="tt", **TWO_CONSUMERS, cluster=[2, 1], acc="f16"),
     "wgmma tt swapped": ring(layout="tt", **SWAPPED, m=96),
     "wgmma nt swapped, narrow boxes": ring(
         layout="nt", **SWAPPED | {"bm": 48, "atom_n": 48}, acc="f16", epilogue="direct"
@@ -406,7 +416,7 @@ PATHS: dict[str, Record] = {
     "zsplit": small(raster="zsplit", swizzle_stride=48, n=160),
     "persistent": small(raster="persistent"),
     "bounded registers": small(min_blocks=4),
-    "registers short": small(**SHORT, **prefetch("single_intra_tile")),
+    "registers short": small(**FEW_STEPS, **prefetch("single_intra_tile")),
     "predicate": small(padding="predicate", m=61, n=59, k=248),
     "predicate nn": small(padding="predicate", layout="nn", m=61, n=59, k=248, **STRAIGHT),
     "predicate global": small(padding="predicate", m=61, n=59, k=248, **TO_GLOBAL),
@@ -446,11 +456,11 @@ PATHS: dict[str, Record] = {
     "wgmma 2x2": ring(cluster=[2, 2], bk=128, stages=2),
     "wgmma 4x1 nn": ring(cluster=[4, 1], layout="nn", acc="f16"),
     "wgmma 1x4": ring(cluster=[1, 4]),
-    "wgmma two consumers": ring(**TWO, registers=[40, 232], cluster=[2, 1], layout="nn"),
+    "wgmma two consumers": ring(**TWO_CONSUMERS, registers=[40, 232], cluster=[2, 1], layout="nn"),
     "wgmma three consumers": ring(consumers=3, bm=192, registers=[32, 160], cluster=[1, 2]),
     "wgmma three consumers, two boxes of A": ring(consumers=3, bm=384, stages=2, m=400),
     "wgmma four instructions": ring(bm=128, bn=64, atom_n=32, acc="f16"),
-    "wgmma full size": ring(**TWO, bn=256, atom_n=256, registers=[40, 232], m=256, n=256, k=256),
+    "wgmma full size": ring(**TWO_CONSUMERS, bn=256, atom_n=256, registers=[40, 232], m=256, n=256, k=256),
     "wgmma full size f16": ring(acc="f16", consumers=2, bm=256, bn=256, atom_n=256, m=256, n=256, k=256),
     "wgmma pingpong": ring(**PINGPONG, registers=[40, 232]),
     "wgmma pingpong 2x1 nn": ring(**PINGPONG, cluster=[2, 1], layout="nn", acc="f16"),
@@ -469,19 +479,19 @@ PATHS: dict[str, Record] = {
     "wgmma swapped pingpong": ring(**(PINGPONG | SWAPPED), acc="f16"),
     "wgmma workspace": ring(split_k=3, reduce="workspace"),
     "wgmma workspace pingpong f16": ring(**PINGPONG, split_k=2, reduce="workspace", acc="f16", epilogue="direct"),
-    "wgmma workspace 2x1": ring(**TWO, split_k=2, reduce="workspace", cluster=[2, 1]),
+    "wgmma workspace 2x1": ring(**TWO_CONSUMERS, split_k=2, reduce="workspace", cluster=[2, 1]),
     "wgmma workspace swapped nn": ring(**SWAPPED, split_k=5, reduce="workspace", layout="nn", acc="f16"),
     "wgmma workspace, seventeen slices": ring(split_k=17, reduce="workspace", k=1160),
     # Odd numbers of tiles, since the emulator has two clusters.
     "wgmma stream": ring(stream_k=True, m=150),
-    "wgmma stream 2x1 nn": ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn", m=150),
+    "wgmma stream 2x1 nn": ring(**TWO_CONSUMERS, stream_k=True, cluster=[2, 1], layout="nn", m=150),
     "wgmma stream, any n": ring(stream_k=True, epilogue="direct", m=150, n=133, bk=128, stages=2),
     "wgmma stream swapped": ring(**SWAPPED, stream_k=True, layout="nn", m=150),
     "wgmma stream 1x2, four instructions": ring(
         stream_k=True, bm=128, bn=64, atom_n=32, cluster=[1, 2], registers=[40, 232], consumers=2, m=300, n=264
     ),
     "wgmma cluster split 2": ring(**IN_CLUSTER, split_k=2),
-    "wgmma cluster split 4 f16 nn": ring(**IN_CLUSTER, **TWO, split_k=4, acc="f16", layout="nn", bn=64),
+    "wgmma cluster split 4 f16 nn": ring(**IN_CLUSTER, **TWO_CONSUMERS, split_k=4, acc="f16", layout="nn", bn=64),
     "wgmma cluster split 8 swapped": ring(
         **IN_CLUSTER, swap_ab=True, bm=16, bn=64, atom_n=16, split_k=8, m=1, k=1000, pdl=True
     ),

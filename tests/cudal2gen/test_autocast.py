@@ -68,7 +68,7 @@ def outcome(function: Callable[..., Any], *operands: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_types_are_torchs(name: str) -> None:
+def test_types_are_those_of_torch(name: str) -> None:
     """All pairs of types are tried, also those that autocast leaves alone."""
     own, reference = OPERATORS[name]["own"], OPERATORS[name]["torch"]
     x, weight, bias = drawn(8, 64), drawn(24, 64), drawn(24)
@@ -88,7 +88,7 @@ def test_types_are_torchs(name: str) -> None:
 
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_gradients_are_torchs(name: str, cast: Any) -> None:
+def test_gradients_are_those_of_torch(name: str, cast: Any) -> None:
     """Gradients have the operands' type, though products have another one."""
     outcomes = []
     for function in OPERATORS[name].values():

@@ -81,7 +81,7 @@ def summary() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["once", "background"])
 @pytest.mark.parametrize("content", [None, b'{"gpu": "a100", "kern', b'{"format": 99}'])
-def test_a_table_that_was_damaged_after_the_opening_is_torchs(
+def test_a_table_that_was_damaged_after_the_opening_is_computed_by_torch(
     content: bytes | None, mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, tmp_path: Path,
 ) -> None:  # fmt: skip
     damaged = pack.open_pack(shutil.copytree(opened.directory, tmp_path / "pack"))

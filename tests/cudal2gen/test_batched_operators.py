@@ -134,7 +134,9 @@ def test_heads_of_attention_are_a_batch_of_strided_views(device: EmulatedDevice,
     assert cudal2gen.explain(two[0], two[1].mT) == "torch: batch dimensions of A and B without a common stride"
 
 
-def test_a_batch_that_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+def test_a_batch_that_no_kernel_takes_is_computed_by_torch(
+    device: EmulatedDevice, kernels: dispatch.Dispatcher
+) -> None:
     odd = on(device, drawn((3, 8, 66)))[:, :, 1:65]
     assert torch.equal(cudal2gen.matmul(odd, odd.mT), (odd.double() @ odd.double().mT).half())
     apart = on(device, drawn((3, 8 * 64 + 4)))[:, :512].view(3, 8, 64)
@@ -146,7 +148,7 @@ def test_a_batch_that_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels:
         cudal2gen.matmul(backwards, backwards.mT[:, :, :8], out=backwards[:, :, :8])
 
 
-def test_elements_of_out_that_may_lie_in_one_place_are_torchs(
+def test_elements_of_out_that_may_lie_in_one_place_are_computed_by_torch(
     device: EmulatedDevice, kernels: dispatch.Dispatcher
 ) -> None:
     """CTAs would race for elements at one address. The rule here cannot tell those from the elements of this ``out``,
@@ -194,7 +196,7 @@ def test_bmm_takes_batches_of_matrices_only() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex64", "complex128", "int64"])
-def test_other_types_are_torchs(dtype: str) -> None:
+def test_other_types_are_computed_by_torch(dtype: str) -> None:
     kind = getattr(torch, dtype)
     a, b = drawn((2, 3, 4)).to(kind), drawn((4, 5), 1).to(kind)
     assert torch.equal(cudal2gen.matmul(a, b), torch.matmul(a, b))

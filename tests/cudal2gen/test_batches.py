@@ -21,7 +21,7 @@ from cudal2gen.validator import emulated, problems, run_case
 from cudal2gen.validator.problems import Shape
 from kernelproof import emulator
 from tests.cudal2gen.faulty import Faulty
-from tests.cudal2gen.paths import IN_CLUSTER, PINGPONG, SWAPPED, TWO, once, ring, small
+from tests.cudal2gen.paths import IN_CLUSTER, PINGPONG, SWAPPED, TWO_CONSUMERS, once, ring, small
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, plain_records, records_of_any_product
 from tests.draws import drawn
 
@@ -45,7 +45,7 @@ BATCHED: dict[str, Record] = {
     "wgmma two maps of D, pingpong": ring(**STRIDED, **PINGPONG, bn=96, atom_n=96, n=200, cluster=[1, 2], acc="f16"),
     "wgmma swapped f32": ring(**STRIDED, **SWAPPED, acc="f32", d="f32"),
     "wgmma direct, any n": ring(**STRIDED, epilogue="direct", n=133),
-    "wgmma workspace": ring(**STRIDED, **TWO, split_k=3, reduce="workspace"),
+    "wgmma workspace": ring(**STRIDED, **TWO_CONSUMERS, split_k=3, reduce="workspace"),
     "wgmma stream": ring(**STRIDED, stream_k=True, m=150, layout="nn"),
     "wgmma cluster": ring(**STRIDED, **IN_CLUSTER, split_k=2),
     "once": once(**STRIDED),

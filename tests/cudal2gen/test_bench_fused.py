@@ -92,7 +92,7 @@ def test_a_part_that_a_contender_leaves_out_is_noticed(fusion: str, spoils: dict
     assert "wrong result after the timing" in measurement.absent["torch.unfused"]
 
 
-def test_groups_are_measured_against_torchs() -> None:
+def test_groups_are_measured_against_those_of_torch() -> None:
     device, of = FakeDevice(), SMALL.revised(batch="grouped", ab="bf16")
     assert baselines.default_names(of) == ("torch.grouped_mm",)
     measurement = measured(device, [Timed(device, "torch.grouped_mm", 9.0)], COLD, of, products=3)

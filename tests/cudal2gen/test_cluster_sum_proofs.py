@@ -9,7 +9,7 @@ import pytest
 from cudal2gen.kernel import Record
 from cudal2gen.validator.slice_facts import slice_of, with_slice
 from kernelproof.certificates import TILES, Facts
-from tests.cudal2gen.paths import IN_CLUSTER, TWO, ring
+from tests.cudal2gen.paths import IN_CLUSTER, TWO_CONSUMERS, ring
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.cudal2gen.test_wgmma_proofs import NO_WAIT, TRY_WAIT, Edit
 
@@ -19,7 +19,7 @@ COVERED: dict[str, Record] = {
     "two slices": SUMS,
     "operands swapped, CTAs that add nothing": SWAPPED,
     "two consumers, 6 vectors for 4 CTAs": ring(
-        split_k=4, **TWO, registers=[40, 232], bn=48, atom_n=48, stages=2, acc="f16", **IN_CLUSTER
+        split_k=4, **TWO_CONSUMERS, registers=[40, 232], bn=48, atom_n=48, stages=2, acc="f16", **IN_CLUSTER
     ),
     "eight slices, nn": ring(split_k=8, layout="nn", bn=64, atom_n=64, stages=2, k=600, **IN_CLUSTER),
 }  # fmt: skip

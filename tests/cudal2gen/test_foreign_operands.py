@@ -136,7 +136,7 @@ def test_a_weight_that_overrides_functions_is_asked() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", ["strided", "jagged"])
-def test_nested_tensors_are_torchs(layout: str) -> None:
+def test_nested_tensors_are_computed_by_torch(layout: str) -> None:
     parts, weight, bias = [normal(3, 64), normal(5, 64)], normal(24, 64), normal(24)
     nested = torch.nested.nested_tensor(parts, layout=getattr(torch, layout))
     for term, activation in ((None, None), (bias, None), (bias, "relu")):
@@ -206,7 +206,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-def test_distributed_tensors_are_torchs(name: str, mesh: Any) -> None:
+def test_distributed_tensors_are_computed_by_torch(name: str, mesh: Any) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     call, reference = CALLS[name]

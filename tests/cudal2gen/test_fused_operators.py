@@ -18,7 +18,7 @@ import cudal2gen
 from cudal2gen import pack
 from tests.cudal2gen import packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
-from tests.cudal2gen.paths import WIDE, small
+from tests.cudal2gen.paths import WIDE_TILE, small
 from tests.cudal2gen.strategies import STRAIGHT
 from tests.packages import require
 
@@ -266,7 +266,7 @@ def test_torch_does_what_a_plain_kernel_leaves(device: EmulatedDevice, kernels: 
     ]
 
 
-def test_what_no_kernel_takes_is_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+def test_what_no_kernel_takes_is_computed_by_torch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     x, weight = half(device, 17, 128)[:, ::2], half(device, 48, 64, seed=1)
     close(cudal2gen.linear(x, weight, activation="silu"), activated(x.double() @ weight.double().mT, "silu"), 16)
     assert kernels.stats() == {"kernel": {}, "torch": {"strides of A that no layout serves": 1}}
@@ -307,7 +307,7 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
 
 BESIDE = "bias_n+aux+silu"
 GATES = [
-    record(fusion, ab=ab, **(WIDE if "gate" in fusion else {}))
+    record(fusion, ab=ab, **(WIDE_TILE if "gate" in fusion else {}))
     for ab in ("f16", "bf16")
     for fusion in (GATED, f"aux+{GATED}", BESIDE, "aux+silu")
 ]
@@ -410,7 +410,9 @@ def test_gradients_of_nothing_have_shapes(activation: str | None, rows: int, dep
         assert not tensor.grad.any()
 
 
-def test_sums_whose_rows_start_anywhere_are_torchs(device: EmulatedDevice, gated: dispatch.Dispatcher) -> None:
+def test_sums_whose_rows_start_anywhere_are_computed_by_torch(
+    device: EmulatedDevice, gated: dispatch.Dispatcher
+) -> None:
     """A kernel that stores any D stores aux only in vectors, so here the plain kernel computes and torch does the
     rest."""
     x, weight, bias = half(device, 35, 72), half(device, 83, 72, seed=1), half(device, 83, seed=2)

@@ -25,7 +25,7 @@ from cudal2gen.validator.problems import Shape
 from kernelproof.ground.element import F16, F32
 from tests.cudal2gen import faulty
 from tests.cudal2gen.faulty import Faulty
-from tests.cudal2gen.paths import FUSED, WIDE, once, ring, small
+from tests.cudal2gen.paths import FUSED, WIDE_TILE, once, ring, small
 from tests.cudal2gen.strategies import TO_GLOBAL, direct, fusions
 from tests.draws import drawn
 
@@ -325,7 +325,7 @@ FAULTS = {
     ),
     "gelu for silu": Faulty(once(fusion="silu"), "-1.44269504f", "-2.45546696f"),
     "the bias of another lane": Faulty(ring(fusion="bias_n+gelu", n=64), '"r"(lanes * 4)', '"r"((lanes ^ 1) * 4)'),
-    "pairs swapped": Faulty(small(fusion="silu+gate", **WIDE), "z(j), z(j + 1)", "z(j + 1), z(j)"),
+    "pairs swapped": Faulty(small(fusion="silu+gate", **WIDE_TILE), "z(j), z(j + 1)", "z(j + 1), z(j)"),
     "NaN lost by relu": Faulty(direct(fusion="relu"), "max.NaN.f32", "max.f32"),
 }
 BUILT_AHEAD = [

@@ -165,7 +165,7 @@ def test_groups_of_rows_are_one_launch(ends: Any, device: EmulatedDevice, kernel
     assert kernels.stats()["torch"] == {}
 
 
-def test_other_forms_and_strides_are_torchs(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+def test_other_forms_and_strides_are_computed_by_torch(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
     a, b, offs = on(device, integers(33, 64)), on(device, integers(3, 64, 40, seed=1)), ends_on(device, 5, 5, 30)
     expected = cudal2gen.grouped_mm(a, b, offs=offs)
     x, w = on(device, a).requires_grad_(), on(device, b).requires_grad_()

@@ -20,7 +20,7 @@ from cudal2gen.validator import emulated, problems, run_case
 from cudal2gen.validator.problems import Shape
 from kernelproof import emulator
 from tests.cudal2gen.faulty import Faulty
-from tests.cudal2gen.paths import PINGPONG, SWAPPED, TWO, once, ring, small
+from tests.cudal2gen.paths import PINGPONG, SWAPPED, TWO_CONSUMERS, once, ring, small
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, direct_records, multistage_records, wgmma_records
 from tests.draws import drawn
 
@@ -36,7 +36,7 @@ RECORDS: dict[str, Record] = {
     "persistent nn, baked k": small(**GROUPED, raster="persistent", layout="nn", bake=["k"], k=192),
     "direct": direct(**GROUPED),
     "wgmma": ring(**RING),
-    "wgmma 1x2 nn": ring(**RING, cluster=[1, 2], layout="nn", **TWO),
+    "wgmma 1x2 nn": ring(**RING, cluster=[1, 2], layout="nn", **TWO_CONSUMERS),
     "wgmma two maps of D, pingpong": ring(**RING, **PINGPONG, bn=96, atom_n=96, n=200, acc="f16"),
     "wgmma swapped": ring(**RING, **SWAPPED),
     "wgmma swapped pingpong, d": ring(**RING, **(PINGPONG | SWAPPED), d="f32", cluster=[1, 2]),

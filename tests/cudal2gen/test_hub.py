@@ -192,7 +192,7 @@ def test_a_measured_product_runs_on_its_kernel(products: ModuleType, gpu: Any) -
     assert [launch.kernel for launch in gpu.launches] == names
 
 
-def test_other_products_are_torchs(products: ModuleType, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_products_are_computed_by_torch(products: ModuleType, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = gpu.draw(96, 64), gpu.draw(96, 64)
     torch.testing.assert_close(products.matmul(a, b.t()), a @ b.t())
     assert "96_96_64: no kernel was measured faster" in products.why(a, b.t())
@@ -290,7 +290,7 @@ def test_an_opening_that_fails_is_tried_once(products: ModuleType, gpu: Any, mon
 # --- with torch and with kernelize ---
 
 
-def test_operators_are_torchs(products: ModuleType, gpu: Any) -> None:
+def test_operators_are_registered_with_torch(products: ModuleType, gpu: Any) -> None:
     ops = getattr(torch.ops, products.__name__)
     x, weight, bias = gpu.draw(64, 128), gpu.draw(64, 128), gpu.draw(64)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")

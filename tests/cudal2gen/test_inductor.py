@@ -114,7 +114,7 @@ def test_linear_is_timed_by_ranges_of_rows(offered: Callable[..., None], monkeyp
     assert fast.rows[-1] == 1000, "and the choice ran"
 
 
-def test_what_no_kernel_takes_is_torchs(offered: Callable[..., None]) -> None:
+def test_what_no_kernel_takes_is_computed_by_torch(offered: Callable[..., None]) -> None:
     offered()
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(6, 16).to(dtype), torch.randn(16, 4).to(dtype)

@@ -21,7 +21,7 @@ from cudal2gen.launch.launcher import LaunchError, OpenKernel
 from kernelproof import emulator
 from kernelproof.emulator.host import kernel_calls as host
 from tests.cudal2gen import idle_runtime
-from tests.cudal2gen.paths import IN_CLUSTER, PATHS, SWAPPED, TWO, once, ring, small
+from tests.cudal2gen.paths import IN_CLUSTER, PATHS, SWAPPED, TWO_CONSUMERS, once, ring, small
 
 VALUE, MISALIGNED, NO_FILE = 1, 716, 301
 
@@ -143,16 +143,16 @@ def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.
 
 HOPPER_GRIDS: list[tuple[catalog.Record, tuple[int, int, int], tuple[int, int, int]]] = [
     # Four SMs with one CTA each, for fewer tiles than SMs and for more.
-    (ring(**TWO), (200, 64, 64), (4, 1, 1)),
-    (ring(**TWO), (100, 64, 64), (2, 1, 1)),
-    (ring(**TWO), (1000, 64, 64), (4, 1, 1)),
+    (ring(**TWO_CONSUMERS), (200, 64, 64), (4, 1, 1)),
+    (ring(**TWO_CONSUMERS), (100, 64, 64), (2, 1, 1)),
+    (ring(**TWO_CONSUMERS), (1000, 64, 64), (4, 1, 1)),
     # Clusters that extend beyond the matrix, two at a time.
-    (ring(**TWO, cluster=[2, 1]), (100, 96, 64), (4, 1, 1)),
-    (ring(**TWO, cluster=[2, 1]), (100, 32, 64), (2, 1, 1)),
+    (ring(**TWO_CONSUMERS, cluster=[2, 1]), (100, 96, 64), (4, 1, 1)),
+    (ring(**TWO_CONSUMERS, cluster=[2, 1]), (100, 32, 64), (2, 1, 1)),
     (ring(cluster=[2, 2], bk=128, stages=2), (64, 32, 64), (4, 1, 1)),
     (ring(**SWAPPED), (32, 64, 64), (1, 1, 1)),
     # Slices are separate work items, or CTAs of a cluster, which are not persistent.
-    (ring(**TWO, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
+    (ring(**TWO_CONSUMERS, split_k=3, reduce="workspace"), (128, 32, 192), (3, 1, 1)),
     (ring(**IN_CLUSTER, split_k=2), (200, 40, 128), (4 * 2 * 2, 1, 1)),
     (once(bm=64, split_k=2), (100, 40, 256), (2 * 2 * 2, 1, 1)),
     (once(bm=64), (100, 40, 128), (2 * 2, 1, 1)),

@@ -286,7 +286,7 @@ def test_another_dispatcher_has_plans_of_its_own(
     assert (kernel_calls(dispatcher), len(reference.streams)) == (5, 3)
 
 
-def test_what_the_launcher_refuses_is_torchs(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+def test_what_the_launcher_refuses_is_computed_by_torch(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     """C++ returns nothing, and Python's launch reports the reason."""
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     for _ in range(2):

@@ -32,7 +32,7 @@ __all__ = ["opened"]  # fixtures
 
 
 @pytest.mark.slow
-def test_its_functions_are_torchs(tmp_path: Path) -> None:
+def test_its_functions_are_those_of_torch(tmp_path: Path) -> None:
     """Each member of ``Torch`` and ``TorchCuda`` has the type of torch's function of that name."""
     source = places.PACKAGE / "launch" / "torch_launcher.cpp"
     include = Path(torch.__file__).parent / "include"

@@ -41,7 +41,7 @@ def outcome(model: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32])
-def test_autocasts_of_a_patched_model_are_torchs(weights: Any) -> None:
+def test_autocasts_of_a_patched_model_are_those_of_torch(weights: Any) -> None:
     """Autocast is used alone, nested, and switched off inside another autocast."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 24)).to(weights)
     patched = deepcopy(model)

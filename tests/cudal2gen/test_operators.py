@@ -257,7 +257,7 @@ def test_empty_products(m: int, n: int, k: int, kernels: dispatch.Dispatcher) ->
     assert ran(kernels) == (0, ["an extent is 0"])
 
 
-def test_too_large_for_a_kernel_is_torchs(kernels: dispatch.Dispatcher) -> None:
+def test_too_large_for_a_kernel_is_computed_by_torch(kernels: dispatch.Dispatcher) -> None:
     thin = torch.zeros(1, 1).half()
     huge = thin.expand((1 << 24) + 8, 1)[:, :0]
     assert cudal2gen.matmul(huge, thin[:0]).shape == ((1 << 24) + 8, 1)
@@ -342,7 +342,7 @@ def test_a_pack_for_another_gpu_is_said_once(device: EmulatedDevice, opened: pac
         cudal2gen.matmul(a, b)
 
 
-def test_kernels_that_do_not_load_are_torchs(
+def test_kernels_that_do_not_load_are_computed_by_torch(
     device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
 ) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
@@ -392,7 +392,7 @@ def test_an_image_that_the_driver_refuses_is_tried_once(
         assert dispatcher.stats()["torch"] == {}
 
 
-def test_a_table_of_another_version_is_torchs(
+def test_a_table_of_another_version_is_computed_by_torch(
     device: EmulatedDevice, opened: pack.Pack, operator_device: OperatorDevice
 ) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
@@ -419,7 +419,7 @@ def test_a_second_pack_is_named_by_explain(
         assert "is not used" not in cudal2gen.explain(a, b)
 
 
-def test_what_the_launcher_refuses_after_all_is_torchs(
+def test_what_the_launcher_refuses_after_all_is_computed_by_torch(
     device: EmulatedDevice, kernels: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = drawn(device, 64, 128), drawn(device, 64, 128).t()
@@ -453,7 +453,7 @@ def test_a_refused_plan_still_checks_for_shared_memory(
         cudal2gen.matmul(whole[:64], b, out=whole[:64])
 
 
-def test_the_first_use_in_a_graph_capture_is_torchs(
+def test_the_first_use_in_a_graph_capture_is_computed_by_torch(
     device: EmulatedDevice, operator_device: OperatorDevice, kernels: dispatch.Dispatcher
 ) -> None:
     """A kernel cannot be loaded while a stream is captured."""

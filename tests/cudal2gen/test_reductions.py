@@ -18,7 +18,7 @@ from cudal2gen.kernel import MmaSyncKernel, Record, Sm90Wgmma, ceil_div
 from cudal2gen.launch.launcher import OpenKernel
 from cudal2gen.validator import stress_shapes
 from kernelproof import emulator
-from tests.cudal2gen.paths import SWAPPED, TWO, ring, small
+from tests.cudal2gen.paths import SWAPPED, TWO_CONSUMERS, ring, small
 from tests.cudal2gen.strategies import STRAIGHT, TO_GLOBAL, direct, multistage, wgmma
 from tests.cudal2gen.test_ptx import instructions
 from tests.draws import drawn
@@ -80,7 +80,7 @@ def test_the_last_ctas_trips_to_the_l2(record: MmaSyncKernel) -> None:
     assert len(once) + rounds * len(repeated) <= ceil_div(pairs * record.split_k, in_flight)
 
 
-WIDE: dict[str, Any] = {**TWO, "bn": 192, "atom_n": 192, "registers": [40, 232], "k": 4096}
+WIDE: dict[str, Any] = {**TWO_CONSUMERS, "bn": 192, "atom_n": 192, "registers": [40, 232], "k": 4096}
 SHARED_RECORDS = [
     *(ring(**WIDE, reduce="workspace", split_k=slices) for slices in drawn((2, 3, 4, 5, 8, 13, 16, 23, 64), 3)),
     wgmma(split_k=4, reduce="workspace", min_blocks=2, bm=64, bn=64, atom_n=64, consumers=1, registers=None, stages=2),
@@ -175,8 +175,8 @@ LAST_WAVES: list[tuple[Sm90Wgmma, int, tuple[int, int, int], int]] = [
     (STREAMED, 1, (200, 136, 72), 0),
     (STREAMED, 19, (200, 136, 256), 1 + 19),
     # Three clusters of two CTAs, with tiles beyond the matrix.
-    (ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn"), 6, (300, 96, 328), 0),
-    (ring(**TWO, stream_k=True, cluster=[2, 1], layout="nn"), 10, (300, 96, 328), 2 * (1 + 5)),
+    (ring(**TWO_CONSUMERS, stream_k=True, cluster=[2, 1], layout="nn"), 6, (300, 96, 328), 0),
+    (ring(**TWO_CONSUMERS, stream_k=True, cluster=[2, 1], layout="nn"), 10, (300, 96, 328), 2 * (1 + 5)),
     (ring(stream_k=True, cluster=[1, 2]), 8, (64, 96, 9 * 64), 2 * (2 + 4)),
     (ring(stream_k=True, cluster=[2, 2], epilogue="direct"), 8, (64, 133, 9 * 64), 4 * (1 + 2)),
     (ring(**SWAPPED, stream_k=True), 5, (96, 128, 4 * 64), 1 + 5),

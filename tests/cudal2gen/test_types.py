@@ -22,7 +22,7 @@ from cudal2gen.validator.correctness import Comparison, compare
 from kernelproof.ground.element import BF16, F32
 from tests.cudal2gen import packed
 from tests.cudal2gen.emulated import EmulatedDevice, OperatorDevice
-from tests.cudal2gen.paths import BOTH, FULL_OUT, HALF_IN, RING, ring, small
+from tests.cudal2gen.paths import BF16_IN, BF16_IN_F32_OUT, F32_OUT, RING, ring, small
 from tests.cudal2gen.strategies import TO_GLOBAL, records
 from tests.packages import require
 
@@ -91,7 +91,7 @@ def test_a_record_of_fp16_serves_bf16_and_says_so() -> None:
         assert match.note == (
             f"no record for {problem.title}; taking that of f16 {record.mnk}, whose rate is that of bf16"
         )
-    own = small(**HALF_IN, stages=4)
+    own = small(**BF16_IN, stages=4)
     assert catalog.nearest(posed(own), [*stored, own]) == catalog.Match(own)
     beside = catalog.nearest(posed(own, m=32), [*stored, own]).record
     assert beside.decisions()["stages"] == 4, "of records as near, that of the own type"
@@ -107,10 +107,10 @@ def test_a_record_serves_fp32_output_as_its_family_stores_it() -> None:
 
 def test_what_a_family_cannot_store_names_what_is_legal() -> None:
     with pytest.raises(IllegalRecord, match="epilogue=staged: must be global for d=f32") as refused:
-        small(**FULL_OUT)
+        small(**F32_OUT)
     changes = str(refused.value).split("(")[1].split(")")[0].split("--set ")[1:]
     legal = {name: None if value == "null" else value for name, value in (it.strip().split("=") for it in changes)}
-    assert small(**FULL_OUT, **legal).output is F32
+    assert small(**F32_OUT, **legal).output is F32
 
 
 def test_a_fit_finds_how_a_family_stores_fp32() -> None:
@@ -131,7 +131,7 @@ def test_bytes_are_counted_by_type() -> None:
     assert wide.traffic_bytes - problem.traffic_bytes == 2 * 64 * 64
     use = serving.Use(Sizes(64, 64, 128), (False, False, True))
     assert use.copied_bytes(Sizes(60, 60, 128), wide.widths) == 2 * use.copied_bytes(Sizes(60, 60, 128), problem.widths)
-    launch = small(**FULL_OUT, **TO_GLOBAL).launch
+    launch = small(**F32_OUT, **TO_GLOBAL).launch
     fits = [launch.takes(Sizes(64, 64, 256), LaunchOperands.packed("tn", Sizes(64, n, 256)))[2] for n in (64, 68, 66)]
     assert fits == [True, True, False], "rows of D start on 16 bytes, which are four of its elements"
 
@@ -168,7 +168,10 @@ def test_keys_of_rows_carry_the_types() -> None:
 
 
 TYPES = list(product(("f16", "bf16"), ("same", "f32")))
-PACKED = [small(**HALF_IN, padding="predicate", m=64, n=64, k=128), small(**BOTH, **TO_GLOBAL, m=64, n=64, k=128)]
+PACKED = [
+    small(**BF16_IN, padding="predicate", m=64, n=64, k=128),
+    small(**BF16_IN_F32_OUT, **TO_GLOBAL, m=64, n=64, k=128),
+]
 
 
 @pytest.mark.slow
@@ -290,7 +293,9 @@ def test_a_model_of_bf16_is_patched(checkout: Path) -> None:
 
 
 def test_rings_of_any_type_have_the_ring_of_fp16() -> None:
-    assert RING.keys() <= ring(**BOTH).model_dump().keys()
-    assert ring(**BOTH).ring_bytes == ring().ring_bytes
-    assert ring(**BOTH).store_bytes == 2 * ring().store_bytes
-    assert ring(bn=64, atom_n=64, **BOTH).store_bytes == ring(bn=64, atom_n=64).store_bytes, "boxes of 128 bytes"
+    assert RING.keys() <= ring(**BF16_IN_F32_OUT).model_dump().keys()
+    assert ring(**BF16_IN_F32_OUT).ring_bytes == ring().ring_bytes
+    assert ring(**BF16_IN_F32_OUT).store_bytes == 2 * ring().store_bytes
+    assert ring(bn=64, atom_n=64, **BF16_IN_F32_OUT).store_bytes == ring(bn=64, atom_n=64).store_bytes, (
+        "boxes of 128 bytes"
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from cudal2gen.kernel import Record
 from cudal2gen.validator.contracts import refusal
-from tests.cudal2gen.paths import PINGPONG, TWO, ring
+from tests.cudal2gen.paths import PINGPONG, TWO_CONSUMERS, ring
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 
 SMALL = ring(stages=2)
@@ -25,7 +25,7 @@ COVERED: dict[str, Record] = {
     "clusters of four": SQUARE,
     "operands swapped": SWAPPED,
     "operands swapped, f16, clusters of two": ring(stages=2, acc="f16", swap_ab=True, bm=32, bn=64, cluster=[1, 2]),
-    "two consumers, setmaxnreg": ring(**TWO, registers=[40, 232]),
+    "two consumers, setmaxnreg": ring(**TWO_CONSUMERS, registers=[40, 232]),
     "columns that are divided by 13": ring(stages=2, bn=208, atom_n=208),
     "rows of B across k, two boxes of D": ring(stages=2, layout="nn", bn=96, atom_n=96),
 }

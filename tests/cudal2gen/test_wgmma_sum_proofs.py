@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from cudal2gen.kernel import Record
-from tests.cudal2gen.paths import SWAPPED, TWO, ring
+from tests.cudal2gen.paths import SWAPPED, TWO_CONSUMERS, ring
 from tests.cudal2gen.test_partial_sum_proofs import COUNT, FAULTS, WAIT, Edit, edited
 from tests.cudal2gen.test_proofs import prove_and_recheck, why_refused
 
 SLICED: dict[str, Any] = {"stages": 2, "reduce": "workspace", "epilogue": "direct"}
 SUMS = ring(**SLICED, split_k=4)
 TRANSPOSED = ring(**SLICED | SWAPPED, split_k=4, atom_n=32)
-LOOPED = ring(**SLICED | TWO, split_k=16, k=1024, acc="f16", registers=[40, 232])
+LOOPED = ring(**SLICED | TWO_CONSUMERS, split_k=16, k=1024, acc="f16", registers=[40, 232])
 ROWS = ring(**SLICED, split_k=4, bm=128)
 COVERED: dict[str, Record] = {
     "four slices": SUMS,

@@ -21,6 +21,8 @@ CLUSTERED = {"grid": 2, "cluster": 2}
 
 
 def test_own_addresses_hold_the_rank() -> None:
+    """The address of a shared variable has the CTA's rank in its upper bits, also after conversions, mapa and
+    getctarank."""
     body = """
       mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1; mad.lo.u32 %u, %n, 32, %t;
       cvt.u64.u32 %d0, %s; cvta.shared.u64 %d0, %d0; cvta.to.shared.u64 %d1, %d0; cvt.u32.u64 %x1, %d1;
@@ -51,6 +53,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_own_shared_memory(way: str) -> None:
+    """Every way to address a CTA's own shared memory reaches the same word."""
     by_name = way == "by name"
     body = f"""
       mov.u32 %n, %cluster_ctarank; mad.lo.u32 %u, %n, 32, %t; mad.lo.u32 %v, %t, 4, %s; mad.wide.u32 %g, %u, 4, %q;
@@ -77,6 +80,8 @@ def test_instructions_on_shared_cta_take_no_address_of_another_cta(access: str) 
 
 
 def test_isspacep_tells_the_own_cta_from_the_cluster() -> None:
+    """An address of another CTA is in shared::cluster and not in shared::cta, and a kernel parameter is in global
+    memory."""
     body = """
       mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1; mad.lo.u32 %u, %n, 32, %t;
       cvt.u64.u32 %d0, %s; cvta.shared.u64 %d0, %d0; mapa.u64 %d1, %d0, %x0; mov.u32 %v, 0;
@@ -92,6 +97,7 @@ def test_isspacep_tells_the_own_cta_from_the_cluster() -> None:
 
 @pytest.mark.parametrize(("address", "words"), [("%p", "is not of shared memory"), ("%d0", "")])
 def test_generic_operands_lie_in_shared_memory(address: str, words: str) -> None:
+    """A generic address of an mbarrier must be one of shared memory."""
     body = f"""setp.ne.u32 %P, %t, 0; @%P bra out; cvt.u64.u32 %d0, %s; cvta.shared.u64 %d0, %d0;
       mbarrier.init.b64 [{address}], 1; out:"""
     _, result = run(body, np.zeros(1), np.zeros(1, np.uint32), check_outputs=False)
@@ -99,6 +105,7 @@ def test_generic_operands_lie_in_shared_memory(address: str, words: str) -> None
 
 
 def test_a_signal_to_another_cta_than_the_data() -> None:
+    """A copy to another CTA whose bytes count on this CTA's mbarrier is reported."""
     text = """
       add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1;
       setp.ne.u32 %P, %t, 0; @%P bra ready;
@@ -119,6 +126,7 @@ def test_a_signal_to_another_cta_than_the_data() -> None:
 
 
 def test_the_threads_of_a_warpgroup_have_one_descriptor() -> None:
+    """A wgmma is reported if its threads have different descriptors."""
     a, b = descriptor(0, 128, 256, "none"), descriptor(16384, 128, 256, "none")
     text = wgmma_kernel(8, "f32", "f16", a, b, False, False, "1, 1", False)
     text = text.replace("wgmma.fence", "cvt.u64.u32 %g, %t; shr.u64 %g, %g, 6; add.u64 %B, %B, %g; wgmma.fence")
@@ -139,6 +147,7 @@ def test_accesses_of_32_bytes_are_aligned_as_a_whole(offset: int, kinds: list[st
 
 
 def test_a_generic_atomic_on_both_memories() -> None:
+    """One generic atomic may access shared memory in some lanes and global memory in others."""
     body = """
       st.shared.u32 [s], 0; bar.warp.sync -1; mov.u32 %u, s; cvt.u64.u32 %d0, %u; cvta.shared.u64 %d0, %d0;
       and.b32 %v, %t, 1; setp.eq.u32 %P, %v, 0; selp.b64 %d1, %d0, %q, %P; atom.add.u32 %w, [%d1], 1;
@@ -151,6 +160,7 @@ def test_a_generic_atomic_on_both_memories() -> None:
 
 
 def test_bytes_that_a_phase_can_wait_for() -> None:
+    """An mbarrier counts at most 2^20 - 1 bytes, and one more is reported."""
     body = """add.u32 %bar, %s, 1024; setp.ne.u32 %P, %t, 0; @%P bra out;
       mbarrier.init.shared::cta.b64 [%bar], 1; mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 1048575;
       mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%bar], 1048575;
@@ -161,6 +171,7 @@ def test_bytes_that_a_phase_can_wait_for() -> None:
 
 @pytest.mark.slow
 def test_descriptors_that_keep_the_rank_are_noticed() -> None:
+    """A descriptor whose address keeps the rank's bits is reported if they reach a field that is used."""
     # The first of each pair is for A, whose rows are along k. Its field that gets the rank is not used.
     source = alone("tma_gemm", 5)
     unmasked = [m for m in mutants(source) if m.kind == "unmask"]

@@ -35,6 +35,7 @@ ANOTHER = """
     ],
 )
 def test_a_bulk_store_is_complete_when_its_group_has_been_waited_for(wait: str, kinds: list[str]) -> None:
+    """Another CTA may read what was stored only after wait_group without .read, for this group."""
     y, result = run(STORE.replace("WAIT", wait), np.zeros(1), np.zeros(32, np.uint32), grid=2, check_outputs=False)
     assert [report.kind for report in result.reports] == kinds
     assert y[17] == 7
@@ -42,6 +43,7 @@ def test_a_bulk_store_is_complete_when_its_group_has_been_waited_for(wait: str, 
 
 
 def test_stores_of_several_lanes_are_complete_lane_by_lane() -> None:
+    """The wait of one lane completes its own stores only: the data of a lane that does not wait is a race."""
     body = """
       mov.u32 %n, %ctaid.x; setp.ne.u32 %P, %n, 0; @%P bra other;
       mad.lo.u32 %v, %t, 16, %s; mad.wide.u32 %g, %t, 16, %q; st.shared.v4.u32 [%v], {%t, %t, %t, %t};
@@ -83,6 +85,7 @@ out:"""
     ],
 )
 def test_a_bulk_load_of_what_threads_wrote(fence: str, start: str, kinds: list[str]) -> None:
+    """A bulk load of global memory that a thread of the kernel wrote needs a proxy fence for global memory."""
     y, result = run(LOAD.replace("FENCE", fence).replace("FROM", start), np.full(8, 7, np.uint32),
                     np.zeros(32, np.uint32), check_outputs=False)  # fmt: skip
     assert [report.kind for report in result.reports] == kinds

@@ -18,6 +18,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
 
 @pytest.mark.parametrize("cluster", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)])
 def test_special_registers(cluster: tuple[int, int, int]) -> None:
+    """The special registers of clusters have the values of the PTX manual for each shape of a cluster."""
     grid = (4, 2, 2)
     bases = ("ctaid", "cluster_ctaid", "clusterid", "nclusterid", "cluster_nctaid")
     names = [f"%{base}{axis}" for base in bases for axis in (".x", ".y", ".z")]
@@ -38,6 +39,7 @@ def test_special_registers(cluster: tuple[int, int, int]) -> None:
 
 
 def test_distributed_shared_memory() -> None:
+    """A CTA reads its peer's shared memory between two cluster barriers; a missing barrier or release is reported."""
     want = np.concatenate([np.arange(32, 64), np.arange(32)])
     got, reports = exchange(EXCHANGE)
     assert reports == []
@@ -55,6 +57,7 @@ def test_distributed_shared_memory() -> None:
 
 
 def test_generic_addresses_and_atomics_of_peers() -> None:
+    """A peer's shared memory can be read by a generic address and changed by an atomic."""
     body = EXCHANGE.replace("mapa.shared::cluster.u32 %x1, %v, %x0;", """
       cvt.u64.u32 %d0, %v; cvta.shared.u64 %d0, %d0; mapa.u64 %d1, %d0, %x0;
       cvta.to.shared.u64 %d2, %d1; cvt.u32.u64 %x1, %d2; atom.shared::cluster.add.u32 %x2, [%x1], 100;
@@ -80,6 +83,8 @@ again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @
 
 
 def test_async_stores_to_a_peer() -> None:
+    """st.async delivers words to a peer, whose mbarrier counts their bytes; wrong counts and missing waits are
+    reported."""
     got, reports = exchange(ASYNC_STORE)
     assert reports == []
     assert (got == np.concatenate([np.arange(32, 64), np.arange(32)])).all()
@@ -137,6 +142,7 @@ def test_async_stores_at_once_as_one_by_one(name: str, monkeypatch: pytest.Monke
 
 
 def test_remote_arrivals_and_copies() -> None:
+    """A bulk copy to a peer and an arrival at the peer's mbarrier order the data for the peer."""
     body = """
       add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1;
       mad.lo.u32 %u, %n, 32, %t; mad.lo.u32 %v, %t, 4, %s; st.shared.u32 [%v], %u; fence.proxy.async;
@@ -163,11 +169,13 @@ def test_cluster_barrier_counts_threads_that_have_exited() -> None:
 
 
 def test_ranks_outside_the_cluster() -> None:
+    """mapa with a rank that the cluster does not have is reported."""
     _, reports = exchange(EXCHANGE.replace("xor.b32 %x0, %n, 1;", "add.u32 %x0, %n, 1;"))
     assert any("names CTA 2 of a cluster of 2" in r for r in reports)
 
 
 def test_clusters_of_a_block_that_is_no_multiple_of_128() -> None:
+    """Clusters work with blocks whose last warpgroup is not full."""
     body = EXCHANGE.replace("mad.lo.u32 %u, %n, 32, %t;", "mad.lo.u32 %u, %n, 160, %t;")
     got, result = run(body, np.zeros(1), np.empty(320, np.uint32), grid=2, cluster=2, block=160)
     assert result.reports == []
@@ -175,6 +183,7 @@ def test_clusters_of_a_block_that_is_no_multiple_of_128() -> None:
 
 
 def test_elect() -> None:
+    """elect.sync elects the first lane of each warp."""
     body = (
         """elect.sync %u|%P, -1; selp.u32 %v, 1, 0, %P; mad.wide.u32 %g, %t, 8, %q; st.global.v2.u32 [%g], {%u, %v};"""
     )
@@ -208,6 +217,7 @@ def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
     (384, 40, 160, []), (384, 176, 200, ["registers"] * 2), (256, 48, 248, []), (256, 40, 232, []), (512, 24, 152, []),
 ])  # fmt: skip
 def test_register_pool(threads: int, dec: int, inc: int, kinds: list[str]) -> None:
+    """setmaxnreg is reported if the warpgroups demand more registers than the CTA has, or release none."""
     text = entry(f"""setp.ge.u32 %P, %t, 128; @%P bra more; setmaxnreg.dec.sync.aligned.u32 {dec}; bra out;
       more: setmaxnreg.inc.sync.aligned.u32 {inc}; out:""", ".param .u32 z")  # fmt: skip
     text = text.replace("(.param .u32 z)", f"(.param .u32 z) .maxntid {threads}, 1, 1 .minnctapersm 1")
@@ -216,6 +226,7 @@ def test_register_pool(threads: int, dec: int, inc: int, kinds: list[str]) -> No
 
 
 def test_set_of_registers_by_a_part_of_a_warpgroup() -> None:
+    """setmaxnreg must be executed by all warps of a warpgroup."""
     text = entry("setp.gt.u32 %P, %t, 63; @%P bra out; setmaxnreg.dec.sync.aligned.u32 40; out:", ".param .u32 z")
     result = launch(text, [0], Memory(), block=128)
     assert "executed by 2 of 4 warps" in result.reports[0].message
@@ -223,6 +234,8 @@ def test_set_of_registers_by_a_part_of_a_warpgroup() -> None:
 
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_grid_dependency(overlapping: bool) -> None:
+    """A kernel that overlaps with the previous one must wait before it touches memory; one waiting warp and a barrier
+    suffice."""
     good = """griddepcontrol.wait; griddepcontrol.launch_dependents;
       mad.wide.u32 %g, %t, 4, %p; ld.global.u32 %u, [%g]; mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %u;"""
     x = np.arange(32, dtype=np.uint32)

@@ -23,6 +23,7 @@ LOADS = [
 
 @pytest.mark.parametrize(("dims", "box", "at", "swizzle"), LOADS)
 def test_tensor_load(dims: tuple[int, ...], box: tuple[int, ...], at: tuple[int, ...], swizzle: int) -> None:
+    """A TMA load brings the box with its swizzle, and zeros beyond the tensor, for 1 to 3 dimensions."""
     # Rows are padded, so that memory outside of the tensor is not zero.
     pitch = -(-dims[0] // 8) * 8 + 8
     x = np.random.default_rng(1).integers(1, 1000, (*dims[:0:-1], pitch)).astype(np.uint16)
@@ -49,6 +50,7 @@ def test_tensor_load(dims: tuple[int, ...], box: tuple[int, ...], at: tuple[int,
 
 @pytest.mark.parametrize("reduce", [False, True])
 def test_tensor_store(reduce: bool) -> None:
+    """A TMA store, or a reduction, changes the part of its box that lies within the tensor."""
     kind = "reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group" if reduce else ""
     op = f"cp.{kind}" if reduce else "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group"
     body = f"""
@@ -79,6 +81,7 @@ def test_tensor_store(reduce: bool) -> None:
     ("cp.async.bulk.tensor.2d.global.shared::cta", 7, ["global-race"]),
 ])  # fmt: skip
 def test_reductions_of_several_ctas_are_atomic(op: str, start: int | None, kinds: list[str]) -> None:
+    """CTAs may add to the same elements by TMA, if these are initialised; plain stores to them race."""
     body = f"""
       mov.b64 %d0, map; cvta.param.u64 %d1, %d0; mov.u32 %u, %ctaid.x; add.u32 %v, %t, %u; cvt.rn.f16.u32 %h0, %v;
       shl.b32 %u, %t, 1; add.u32 %u, %u, %s; st.shared.b16 [%u], %h0; fence.proxy.async; bar.warp.sync -1;
@@ -95,6 +98,7 @@ def test_reductions_of_several_ctas_are_atomic(op: str, start: int | None, kinds
 
 
 def test_runs_of_bytes() -> None:
+    """Bulk copies without a tensor map load and store bytes, and count them; a missing wait or fence is reported."""
     body = """
       setp.ne.u32 %P, %t, 0; @%P bra over;
       add.u32 %bar, %s, 1024;
@@ -120,6 +124,7 @@ def test_runs_of_bytes() -> None:
 
 
 def test_bulk_copy_over_what_threads_wrote() -> None:
+    """A bulk copy needs a proxy fence after a thread's write to its target, but not after a read."""
     body = """
       setp.ne.u32 %P, %t, 0; @%P bra over;
       add.u32 %bar, %s, 1024; FIRST
@@ -141,6 +146,7 @@ def test_bulk_copy_over_what_threads_wrote() -> None:
 
 
 def test_a_whole_warp_that_stores_one_box_stores_it_once() -> None:
+    """A store that all lanes issue with equal operands counts once, and each lane has to wait for its own."""
     body = """
       mov.b64 %d0, map; cvta.param.u64 %d1, %d0; mad.lo.u32 %v, %t, 16, %s;
       st.shared.v4.u32 [%v], {%t, %t, %t, %t}; fence.proxy.async.shared::cta; bar.warp.sync -1;
@@ -163,6 +169,7 @@ def test_a_whole_warp_that_stores_one_box_stores_it_once() -> None:
 
 
 def test_tensor_maps_that_are_none_or_reach_too_far() -> None:
+    """Zeros are no tensor map, and a box within a tensor that exceeds its buffer is reported."""
     memory = Memory()
     x = memory.upload(np.zeros((8, 64), np.float16))
     y = memory.upload(np.empty(512, np.uint16), "output")
@@ -175,6 +182,7 @@ def test_tensor_maps_that_are_none_or_reach_too_far() -> None:
 
 
 def test_misplaced_destinations() -> None:
+    """A TMA load is reported if its target is misaligned or outside of shared memory."""
     memory = Memory()
     x = memory.upload(np.zeros((8, 64), np.float16))
     y = memory.upload(np.empty(512, np.uint16), "output")
@@ -191,6 +199,7 @@ def test_misplaced_destinations() -> None:
 
 
 def test_threads_that_read_what_a_bulk_copy_brings() -> None:
+    """Each thread that reads copied data must have waited for the mbarrier, or be ordered after one that has."""
     body = """
       add.u32 %bar, %s, 4096; setp.ne.u32 %P, %t, 0; @%P bra ready;
       mbarrier.init.shared::cta.b64 [%bar], 1; fence.mbarrier_init.release.cluster;

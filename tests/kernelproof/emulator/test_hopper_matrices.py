@@ -21,6 +21,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
 @pytest.mark.parametrize("trans", ["", ".trans"])
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_stmatrix(n: int, trans: str) -> None:
+    """stmatrix stores 8 x 8 matrices so that lane 4 r + c holds columns 2 c and 2 c + 1 of row r, or transposed."""
     loads = "".join(f" mad.wide.u32 %g, %t, {4 * n}, %p; ld.global.u32 %a{i}, [%g+{4 * i}];" for i in range(n))
     registers = ", ".join(f"%a{i}" for i in range(n))
     body = f"""{loads}
@@ -41,8 +42,11 @@ def test_stmatrix(n: int, trans: str) -> None:
 
 
 def element_address(mode: str, along: bool, outer: int, k: int, leading: int, stride: int) -> int:
-    """Byte offset of element (m or n, k) of a 16-bit operand in the canonical layout, before the swizzle's exclusive or
-    of address bits."""
+    """Byte offset of element (outer, k) of a 16-bit operand in the canonical layout of a swizzle mode.
+
+    ``outer``: m or n. ``along``: whether ``outer`` is contiguous, else k is. ``leading``, ``stride``: the offsets of
+    the descriptor in bytes. The swizzle exclusive-ors the number of a 16-byte unit with address bits 7 and up.
+    """
     span = SPAN[mode]
     if along:
         if mode == "none":
@@ -58,7 +62,10 @@ def element_address(mode: str, along: bool, outer: int, k: int, leading: int, st
 
 
 def operand_image(matrix: np.ndarray, mode: str, along: bool, nbytes: int) -> tuple[np.ndarray, int, int]:
-    """The bytes of a (rows, 16) operand in shared memory, and its leading and stride offsets."""
+    """The bytes of a (rows, 16) operand in shared memory, and its leading and stride offsets in bytes.
+
+    ``along``: whether the outer index (m or n) is contiguous, else k is. Bytes between elements are 0xFF.
+    """
     rows, span = matrix.shape[0], SPAN[mode]
     if along:
         if mode == "none":
@@ -90,6 +97,7 @@ CASES = [
 @pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_wgmma(case: tuple[int, str, str, bool, str, bool], keep: int) -> None:
+    """wgmma is exact for each swizzle and orientation of A and B in shared memory."""
     n, acc, mode_a, along_a, mode_b, along_b = case
     check_wgmma(n, acc, "f16", mode_a, along_a, mode_b, along_b, keep, "1, 1", registers=False)
 
@@ -97,6 +105,7 @@ def test_wgmma(case: tuple[int, str, str, bool, str, bool], keep: int) -> None:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 @pytest.mark.parametrize("signs", ["1, -1", "-1, 1", "-1, -1"])
 def test_wgmma_from_registers(kind: str, signs: str) -> None:
+    """wgmma is exact with A in registers, also with negated operands."""
     check_wgmma(64, "f32", kind, "128", False, "128", True, 1, signs, registers=True)
 
 
@@ -104,8 +113,11 @@ def check_wgmma(
     n: int, acc: str, kind: str, mode_a: str, along_a: bool, mode_b: str, along_b: bool, keep: int, signs: str,
     registers: bool,
 ) -> None:  # fmt: skip
-    """Checks a wgmma of drawn integers exactly. ``mode_a``, ``mode_b``: swizzles. ``along_a``, ``along_b``: whether
-    rows run along k. ``keep``: whether the accumulator is added. ``registers``: whether A is in registers."""
+    """Checks a wgmma of drawn integers exactly.
+
+    ``mode_a``, ``mode_b``: swizzle modes. ``along_a``, ``along_b``: as in ``element_address``. ``keep``: 1 if the
+    accumulators are added, else 0. ``signs``: the factors of A and B. ``registers``: whether A is in registers.
+    """
     rng = np.random.default_rng(n)
     a, b, c = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((64, 16), (n, 16), (64, n)))
 
@@ -133,6 +145,7 @@ def check_wgmma(
     fragments = np.zeros((128, 4, 2), np.uint16)
 
     def where(thread: int, i: int) -> tuple[int, int]:
+        """Row and column of a thread's sum i: thread 32 w + 4 g + t has rows 16 w + g (+ 8), columns 2 t (+ 1) of 8."""
         return thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
 
     for thread in range(128):
@@ -157,6 +170,7 @@ def check_wgmma(
 
 
 def test_accumulators_in_flight_and_fences() -> None:
+    """A missing fence, commit, wait or barrier around a wgmma is reported by its rule."""
     a, b = descriptor(0, 128, 256, "none"), descriptor(16384, 128, 256, "none")
     text = wgmma_kernel(8, "f32", "f16", a, b, False, False, "1, 1", False)
     memory = Memory()

@@ -12,6 +12,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
 
 
 def test_mbarrier_states_and_phases() -> None:
+    """A phase completes when all arrivals and bytes have come, and test_wait by state and by parity tell it."""
     body = """
       mov.u32 %bar, s;
       setp.ne.u32 %P, %t, 0; @%P bra over;
@@ -64,6 +65,7 @@ def test_a_wait_may_come_before_an_arrival_that_nothing_orders(
 
 
 def test_deadlock_names_barrier_phase_and_threads() -> None:
+    """The report of a deadlock has the mbarrier, its phase, the missing arrivals and the waiting threads."""
     body = """
       mov.u32 %bar, s; setp.ne.u32 %P, %t, 0; @%P bra wait;
       mbarrier.init.shared::cta.b64 [%bar], 2; mbarrier.arrive.shared::cta.b64 _, [%bar];
@@ -89,6 +91,7 @@ def test_a_deadlock_names_bytes_that_nobody_expected() -> None:
 
 
 def test_uninitialised_and_overfull_mbarriers() -> None:
+    """An arrival at an mbarrier without initialisation is reported, and so is one that exceeds its count."""
     _, result = run("mbarrier.arrive.shared::cta.b64 _, [%s];", np.zeros(1), np.empty(0), check_outputs=False)
     assert [r.kind for r in result.reports] == ["mbarrier"]
     body = "mbarrier.init.shared::cta.b64 [%s], 2; bar.warp.sync -1; mbarrier.arrive.shared::cta.b64 _, [%s], 3;"
@@ -97,6 +100,7 @@ def test_uninitialised_and_overfull_mbarriers() -> None:
 
 
 def test_initialisation_must_be_visible() -> None:
+    """Threads that use an mbarrier must be ordered after its initialisation."""
     body = """setp.ne.u32 %P, %t, 0; @!%P mbarrier.init.shared::cta.b64 [%s], 64; BARRIER
       mbarrier.arrive.shared::cta.b64 _, [%s];"""
     for barrier, count in (("bar.sync 0;", 0), ("", 1)):
@@ -105,6 +109,8 @@ def test_initialisation_must_be_visible() -> None:
 
 
 def test_cp_async_mbarrier_arrive() -> None:
+    """cp.async.mbarrier.arrive completes a phase when the copies of all threads have landed; without a wait they are in
+    flight."""
     body = """
       mov.u32 %bar, s; setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%bar], 32; bar.sync 0;
       shl.b32 %u, %t, 4; cvt.u64.u32 %g, %u; add.u64 %g, %g, %p; add.u32 %v, %u, %s; add.u32 %v, %v, 1024;
@@ -123,6 +129,7 @@ def test_cp_async_mbarrier_arrive() -> None:
 
 
 def test_polling_lets_the_others_run() -> None:
+    """A loop of test_wait lets the threads run that it waits for; if nobody arrives, it is a deadlock."""
     body = """
       setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%s], 32; bar.sync 0;
       setp.gt.u32 %P, %t, 31; @%P bra last;

@@ -72,6 +72,7 @@ CASES = [
 
 @pytest.mark.parametrize(("shape", "acc", "kind"), CASES)
 def test_fragments(shape: str, acc: str, kind: str) -> None:
+    """mma.sync is exact for each shape and type, with registers filled by the layouts of the PTX manual."""
     k, per = int(shape[6:]), PER[kind]
     rng = np.random.default_rng(k)
     # The numbers are as large as the operands represent exactly and the accumulator can sum.

@@ -133,6 +133,8 @@ MMA = [
 
 @pytest.mark.parametrize(("rows", "k", "acc", "kind_a", "kind_b", "how"), MMA)
 def test_mma(rows: int, k: int, acc: str, kind_a: str, kind_b: str, how: str) -> None:
+    """The result of mma.sync is exact for each shape and type. Each lane's registers are filled by the layouts of the
+    PTX manual: lane 4 g + t has row g (and g + 8) of A, column g of B, and columns 2 t and 2 t + 1 of D."""
     rng = np.random.default_rng(k)
     a, b = rng.integers(*domain(kind_a), (rows, k)), rng.integers(*domain(kind_b), (k, 8))
     c = rng.integers(-9, 9, (rows, 8))
@@ -141,6 +143,8 @@ def test_mma(rows: int, k: int, acc: str, kind_a: str, kind_b: str, how: str) ->
     word = 8 if acc == "f64" else 4
     bits = BITS[kind_a]
     per = 8 * word // bits
+    # A register has `per` consecutive k of A or B. The four lanes of a group hold 4 * per of k in a step. `halves`: 2
+    # if D has 16 rows, else 1. `joined`: the elements of C in a register.
     steps, halves = k // (4 * per), rows // 8
     joined = 2 if acc == "f16" else 1
     image = np.zeros((32, steps * halves + steps + 2 * halves // joined), np.uint64)
@@ -194,6 +198,7 @@ WMMA = [
 
 @pytest.mark.parametrize("case", WMMA, ids=lambda case: "-".join(map(str, case)))
 def test_wmma(case: tuple[str, str, str, str, int, int, int, str, str, str]) -> None:
+    """wmma loads, multiplies and stores matrices exactly in both storage orders, with gaps between rows."""
     size, acc, kind_a, kind_b, na, nb, nc, layout_a, layout_b, how = case
     m, n, k = (int(part) for part in size[1:].replace("n", " ").replace("k", " ").split())
     rng = np.random.default_rng(m + n)
@@ -273,6 +278,8 @@ def swizzled(matrix: np.ndarray, kind: str, mode: str) -> np.ndarray:
 @pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize("case", WGMMA, ids=lambda case: "-".join(map(str, case)))
 def test_wgmma(case: tuple[int, str, str, str, str, str, str, bool], keep: int) -> None:
+    """The result of wgmma is exact for each type, with B in shared memory and A in either shared memory or
+    registers."""
     n, acc, kind_a, kind_b, mode_a, mode_b, how, registers = case
     width = BITS[kind_a] // 8
     k, per = 32 // width, 4 // width
@@ -287,6 +294,7 @@ def test_wgmma(case: tuple[int, str, str, str, str, str, str, bool], keep: int) 
     shared = np.concatenate([swizzled(a, kind_a, mode_a), swizzled(b, kind_b, mode_b)])
     count = n // 4 if acc == "f16" else n // 2
     accumulators, fragments = np.zeros((128, n // 2), NUMBER[acc]), np.zeros((128, 4), np.uint32)
+    # Thread 32 w + 4 g + t has rows 16 w + g and 16 w + g + 8. Of every 8 columns of D it has 2 t and 2 t + 1.
     for lane in range(128):
         row, member = lane // 32 * 16 + lane % 32 // 4, lane % 4
         for i in range(n // 2):
@@ -294,6 +302,7 @@ def test_wgmma(case: tuple[int, str, str, str, str, str, str, bool], keep: int) 
         for i in range(4):
             columns = [(i // 2 * 4 + member) * per + j for j in range(per)]
             fragments[lane, i] = pack([encode(int(a[row + 8 * (i % 2), at]), kind_a) for at in columns], BITS[kind_a])
+    # Start address / 16, leading offset / 16 (1: unused with a swizzle), stride between 8 rows / 16, and the mode.
     descriptors = [
         (1024 + offset) >> 4 | 1 << 16 | 8 * SPAN[mode] >> 4 << 32 | MODE[mode] << 62
         for offset, mode in ((0, mode_a), (16384, mode_b))
@@ -353,6 +362,8 @@ def convert(opcode: str, image: np.ndarray, out: Any, names: tuple[str, str]) ->
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_rounding_to_eight_bits(kind: str) -> None:
+    """cvt to fp8 rounds each number to the nearest fp8 number, also halfway between two, beyond the range, and with
+    ReLU."""
     finite = [float(number8(code, kind) or 0) for code in range(FLOAT8[kind][3] + 1)]
     middles = [(x + y) / 2 for x, y in pairwise(finite)]
     edges = [
@@ -377,6 +388,7 @@ def test_rounding_to_eight_bits(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_halves_of_eight_bits(kind: str) -> None:
+    """cvt from fp8 to fp16 keeps the number of each of the 256 codes."""
     codes = np.arange(256, dtype=np.uint16)
     got = convert(f"cvt.rn.f16x2.{kind}x2", (codes | codes[::-1] << 8)[:, None], np.uint32, ("h", "w"))
     for code, word in zip(codes.tolist(), got.tolist(), strict=True):
@@ -393,6 +405,7 @@ def test_halves_of_eight_bits(kind: str) -> None:
 
 
 def test_rounding_to_bf16_and_tf32() -> None:
+    """cvt to bf16 and tf32 rounds to the nearest number, with ties to even, or away from zero for .rna."""
     rng = np.random.default_rng(3)
     raw = rng.integers(0, 1 << 32, 1000, np.uint32)
     raw[:200] = raw[:200] & 0xFFFF0000 | 0x8000
