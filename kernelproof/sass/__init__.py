@@ -21,6 +21,7 @@ from kernelproof.sass.latencies import Release, fixed, scoreboard
 from kernelproof.sass.loops import COPIES, CodeLoop, Loops, Role, count
 from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, PipeUse, mma_shape, pipe_use
 from kernelproof.sass.registers import RegisterLiveness, access, register_names
+from kernelproof.sass.scheduling import order, waits
 from kernelproof.sass.simulation import Issue, Machine, Stall, Stream, Timeline, simulate
 from kernelproof.sass.stripping import without_lines
 from kernelproof.sass.summary import Summary, summarise
@@ -64,6 +65,7 @@ __all__ = [
     "fixed",
     "hazards",
     "mma_shape",
+    "order",
     "pipe_use",
     "register_names",
     "scoreboard",
@@ -71,5 +73,6 @@ __all__ = [
     "simulate",
     "spill_bytes",
     "summarise",
+    "waits",
     "without_lines",
 ]

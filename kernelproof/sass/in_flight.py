@@ -11,7 +11,6 @@ in flight. ``hazards`` decides whether the later one waits long enough.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.paths import Paths, Point
 from kernelproof.sass.registers import RegisterAccess, access
-from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, order
+from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, order, waits
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
 VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)  # masks of the vector and of the uniform registers
@@ -273,7 +272,7 @@ class InFlight:
             writes=accessed.writes,
             guarded=instruction.guard is not None,
             complement=(guard[1:] if guard.startswith("!") else f"!{guard}") if guard else "",
-            waits=_waits(instruction),
+            waits=waits(instruction),
             stall=max(1, control.stall),
             results=0 if waited or result else accessed.writes,
             loads=accessed.writes if waited else 0,
@@ -292,14 +291,3 @@ def _wait(state: FlightState, boards: int) -> None:
         if any(key[2] & boards for key in items):
             kept = {key: cycles for key, cycles in items.items() if cycles < SETTLE or not key[2] & boards}
             setattr(state, name, kept)
-
-
-def _waits(instruction: Instruction) -> int:
-    """The mask of scoreboards that an instruction waits for. ``DEPBAR.LE SB0, 0x1, {3,2}`` waits for 3 and 2, and until
-    one load is left at 0, which counts as a wait for 0."""
-    boards = set(instruction.control.waits)
-    if instruction.name == "DEPBAR":
-        for operand in instruction.operands:
-            if not operand.startswith("0x"):
-                boards |= {int(number) for number in re.findall(r"\d+", operand)}
-    return sum(1 << board for board in boards)

@@ -11,6 +11,7 @@ reader, or if the producer's opcode differs from its pipe, the bound is one less
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -104,3 +105,14 @@ def order(instruction: Instruction, sm: str) -> tuple[str | None, str]:
     unit = pipe_use(instruction, sm)
     results = str(unit.pipe) if unit.pipe in IN_ORDER else None
     return results, "memory" if unit.address_cycles else results or instruction.name
+
+
+def waits(instruction: Instruction) -> int:
+    """The mask of scoreboards that an instruction waits for. ``DEPBAR.LE SB0, 0x1, {3,2}`` waits for 3 and 2, and until
+    one load is left at 0, which counts as a wait for 0."""
+    boards = set(instruction.control.waits)
+    if instruction.name == "DEPBAR":
+        for operand in instruction.operands:
+            if not operand.startswith("0x"):
+                boards |= {int(number) for number in re.findall(r"\d+", operand)}
+    return sum(1 << board for board in boards)

@@ -148,8 +148,15 @@ class TensorAccesses:
 
     def wait(self, kind: int, m: Mask, site: int) -> None:
         """tcgen05.wait::ld (``LOAD``) or tcgen05.wait::st (``STORE``)."""
+        self._complete(kind, self._warps(m, site))
+
+    def loaded(self, m: Mask, site: int) -> None:  # noqa: ARG002
+        """A wait for the scoreboard of loads, by any lanes of a warp."""
+        self._complete(LOAD, distinct(self.batch.lanes(m) >> 5).tolist())
+
+    def _complete(self, kind: int, warps: list[int]) -> None:
+        """All accesses of a kind by some warps (lane >> 5) are complete."""
         self.launch.tick += 1
-        warps = self._warps(m, site)
         for warp in warps:
             self.memory.wait(*divmod(warp, self.batch.warps_per_cta), kind)
         if kind == LOAD:

@@ -27,7 +27,7 @@ from kernelproof.emulator.machine_code.operands import (
 )
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.sites import Frame, place
-from kernelproof.sass import Instruction
+from kernelproof.sass import Instruction, waits
 
 TRUE, FALSE, ZERO = "1", "0", "0"
 _STORES = ("ST", "ATOM", "RED")  # how names of instructions that write memory begin
@@ -72,9 +72,10 @@ class Lowering:
 
     ``bank``, ``data``: the contents of the constant banks. ``instructions``: those of the function.
     ``copy_scoreboards``, ``bulk_scoreboards``: the scoreboards that count groups of asynchronous copies and of bulk
-    stores. ``returns``: the addresses after calls. ``stack``: bytes of the stack, which grows down to the beginning of
-    local memory. ``body``: the PTX so far. ``kinds``: register -> its type. ``current``: the instruction that is being
-    lowered. ``members``: the lanes that execute it together, if an earlier instruction has named them.
+    stores. ``load_scoreboards``: the mask of those by which loads of tensor memory are waited for. ``returns``: the
+    addresses after calls. ``stack``: bytes of the stack, which grows down to the beginning of local memory. ``body``:
+    the PTX so far. ``kinds``: register -> its type. ``current``: the instruction that is being lowered. ``members``:
+    the lanes that execute it together, if an earlier instruction has named them.
     """
 
     bank: Bank
@@ -82,6 +83,7 @@ class Lowering:
     instructions: Sequence[Instruction] = ()
     copy_scoreboards: frozenset[str] = frozenset()
     bulk_scoreboards: frozenset[str] = frozenset()
+    load_scoreboards: int = 0
     returns: tuple[int, ...] = ()
     stack: int = 0
     body: list[Instr | Label] = field(default_factory=list)
@@ -99,6 +101,8 @@ class Lowering:
     def lower(self, instruction: Instruction) -> None:
         """Append the PTX of an instruction. Raises UnknownMachineCode."""
         self.current, self._guard = instruction, None
+        if waits(instruction) & self.load_scoreboards:
+            self.emit("emu_loaded")
         known = _mnemonics.get(instruction.name)
         if known is None:
             raise self.refusal("this instruction is not modelled")

@@ -13,6 +13,7 @@ from kernelproof.emulator.machine_code import instructions  # noqa: F401
 from kernelproof.emulator.machine_code.abi import Bank
 from kernelproof.emulator.machine_code.data import Data, variables
 from kernelproof.emulator.machine_code.idioms import REPLACED, with_allocations
+from kernelproof.emulator.machine_code.instructions.tensor_memory import load_scoreboards
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
 from kernelproof.emulator.machine_code.webs import separated
 from kernelproof.emulator.state.sites import Frame, Hazard, Site
@@ -56,7 +57,10 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
     bulk = frozenset(f"SB{ins.control.read_barrier}" for ins in reachable if ins.name == "UTMACMDFLUSH")
-    low = Lowering(bank, data, function.instructions, boards, bulk, returns, resources.whole_stack_bytes)
+    low = Lowering(
+        bank, data, function.instructions, boards, bulk, load_scoreboards(reachable, function.sm), returns,
+        resources.whole_stack_bytes,
+    )  # fmt: skip
     targets = {target for ins in reachable for target in (ins.target, *ins.targets)} | set(returns)
     if any(ins.name == "CALL" and ins.target is None for ins in reachable):
         targets |= set(data.functions())

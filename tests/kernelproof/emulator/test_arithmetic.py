@@ -33,7 +33,7 @@ EXEMPT = {
     "matrices, in test_operand_types": "ldmatrix stmatrix movmatrix mma wmma.mma wmma.load wmma.store wgmma.fence "
     "wgmma.commit_group wgmma.wait_group wgmma.mma_async tcgen05.alloc tcgen05.dealloc tcgen05.ld tcgen05.st "
     "tcgen05.relinquish_alloc_permit tcgen05.wait:ld tcgen05.wait:st tcgen05.fence:before_thread_sync "
-    "tcgen05.fence:after_thread_sync tcgen05.mma tcgen05.commit tcgen05.cp tcgen05.shift",
+    "tcgen05.fence:after_thread_sync tcgen05.mma tcgen05.commit tcgen05.cp tcgen05.shift emu_loaded",
     "no result": "trap emu_nofunction emu_assertfail emu_vprintf nanosleep pmevent brkpt",
 }
 

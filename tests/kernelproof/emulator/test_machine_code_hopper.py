@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 from kernelproof import emulator
 from kernelproof.emulator import Device, EmulatorError, Memory
 from kernelproof.ground.chips import GPUS
+from kernelproof.sass import disassemble
+from kernelproof.sass.editing import edited, rescheduled
 from tests.kernelproof.emulator import test_hopper_clusters as clusters
 from tests.kernelproof.emulator import test_hopper_copies as copies
 from tests.kernelproof.emulator import test_hopper_matrices as matrices
@@ -117,3 +120,42 @@ def test_products_of_other_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tensors, "form", lambda *shape: form(*shape) | 2 << 7 | 2 << 10)
     with pytest.raises(EmulatorError, match="tf32"):
         tensors.tile(text)
+
+
+READ_THEN_OVERWRITTEN = (
+    tensors.HEAD
+    + """
+  .reg .pred %early; setp.lt.u32 %early, %t, 128; mov.u32 %b0, 0;
+  @!%early bra met; tcgen05.st.sync.aligned.32x32b.x1.b32 [%own], {%t}; tcgen05.wait::st.sync.aligned;
+  tcgen05.ld.sync.aligned.32x32b.x1.b32 {%b0}, [%own]; tcgen05.wait::ld.sync.aligned;
+  tcgen05.fence::before_thread_sync;
+met:
+  bar.sync 1, 256; tcgen05.fence::after_thread_sync; @%early bra done;
+  tcgen05.st.sync.aligned.32x32b.x1.b32 [%own], {%t}; tcgen05.wait::st.sync.aligned;
+done:
+  mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %b0; tcgen05.fence::before_thread_sync;
+"""
+    + tensors.TAIL
+)
+
+
+@pytest.mark.parametrize(("dropped", "rules"), [(False, []), (True, ["tensor-memory-race"])])
+def test_a_load_of_tensor_memory_is_complete_where_its_scoreboard_is_waited_for(
+    dropped: bool, rules: list[str], tmp_path: Path
+) -> None:
+    """Warps load, and other warps overwrite the same cells after a barrier."""
+    cubin = assembled(READ_THEN_OVERWRITTEN, target="sm_100a")
+    (function,) = disassemble(cubin)
+    load = next(ins for ins in function.instructions if ins.name == "LDTM")
+    after = [ins for ins in function.instructions if ins.address > load.address]
+    waiting = next(ins for ins in after if load.control.write_barrier in ins.control.waits)
+    assert waiting.address < next(ins for ins in after if ins.name == "BAR").address
+    path = tmp_path / "edited.cubin"
+    codes = {waiting.address: rescheduled(waiting, waits=())} if dropped else {}
+    path.write_bytes(edited(cubin.read_bytes(), function.name, codes))
+    memory = Memory()
+    out = memory.upload(np.zeros(256, np.uint32), "output")
+    result = emulator.load(path).launch(
+        "k", grid=1, block=256, args=[out, out], memory=memory, shared_bytes=1024, device=tensors.B200
+    )
+    assert sorted({report.kind for report in result.reports if report.kind != "register-hazard"}) == rules

@@ -109,8 +109,8 @@ def _registers(e: Emitter, operand: Operand, access: TensorAccess) -> tuple[Oper
 
 
 @instruction(
-    "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld",), accumulates=_destination, blackwell=True,
-    mutations=(swap, shift_register(32 << 16)),
+    "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld", "emu_loaded"), accumulates=_destination,
+    blackwell=True, mutations=(swap, shift_register(32 << 16)),
 )  # fmt: skip
 def load(e: Emitter, ins: Instr) -> None:
     """tcgen05.ld."""
@@ -143,6 +143,12 @@ def store(e: Emitter, ins: Instr) -> None:
 def wait_load(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     """tcgen05.wait::ld."""
     e.line(f"TM.wait_load({e.lanes()})")
+
+
+@instruction("emu_loaded", writes=Writes.MEMORY, blackwell=True)
+def loaded(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
+    """A wait of machine code for a scoreboard that loads of tensor memory take. Some lanes of a warp may execute it."""
+    e.line(f"TM.loaded({e.lanes()})")
 
 
 @instruction("tcgen05.wait:st", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, swap))

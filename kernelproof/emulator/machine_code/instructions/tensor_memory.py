@@ -1,18 +1,21 @@
 """Lowers instructions of tensor memory (sm_100): products, commits, loads, stores, and the allocations that ``idioms``
 has found.
 
-Machine code has no trace of tcgen05.fence, and waits for loads by a scoreboard. So every arrival and wait gets a fence,
-and every load gets a wait.
+Machine code has no trace of tcgen05.fence, so every arrival and wait gets one. Loads are complete where an instruction
+waits for their scoreboard.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 from kernelproof.emulator.blackwell.fragments import SHAPES
 from kernelproof.emulator.machine_code.lowering import Lowering, label_of, mnemonic
 from kernelproof.emulator.machine_code.operands import Register, operand
-from kernelproof.sass import Instruction
+from kernelproof.sass import Instruction, order
 
 _PLACE = re.compile(r"(\w+)\[(UR\d+)(?:\+(-?0x[0-9a-f]+))?\]$")
 _SHAPES = {"16dp64bit": "16x64b", "16dp128bit": "16x128b", "16dp256bit": "16x256b", "32dp32bit": "32x32b"}
@@ -122,14 +125,21 @@ def _form(ins: Instruction) -> tuple[str, int]:
     return f"{shape}.x{times}", SHAPES[shape][0] * times
 
 
+def load_scoreboards(instructions: Sequence[Instruction], sm: str) -> int:
+    """The mask of scoreboards by which loads of tensor memory are waited for. A load may take none: what follows it in
+    its queue ends later, so a wait for that is a wait for the load."""
+    queue = next((order(ins, sm)[0] for ins in instructions if ins.name == "LDTM"), None)
+    taken = (ins.control.write_barrier for ins in instructions if queue and order(ins, sm)[0] == queue)
+    return reduce(or_, (1 << board for board in taken if board is not None), 0)
+
+
 @mnemonic("LDTM", f"{' '.join(_SHAPES)} {_TIMES} PACK16BIT")
 def load(low: Lowering, ins: Instruction) -> None:
-    """tcgen05.ld, with the wait for it."""
+    """tcgen05.ld."""
     result, at = ins.operands
     form, count = _form(ins)
     packed = ".pack::16b" if "PACK16BIT" in ins.modifiers else ""
     low.emit(f"tcgen05.ld.sync.aligned.{form}{packed}.b32", low.targets(result, count), _tensor(low, at))
-    low.emit("tcgen05.wait::ld.sync.aligned")
 
 
 @mnemonic("STTM", f"{' '.join(_SHAPES)} {_TIMES} EXPAND16BIT")
