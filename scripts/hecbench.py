@@ -110,8 +110,11 @@ def _outcomes(checkout: Path, program: str, seconds: float, form_options: list[s
 
 
 def _outcome(item: Run, seconds: float, form_options: list[str]) -> dict[str, Any]:
-    """The keys of a result that a check determines. A program that fails by its own comparison was checked.
-    ``form_options``: options that choose the form of the kernels."""
+    """The keys of a result that a check determines. ``form_options``: options that choose the form of the kernels.
+
+    A program that only reports wrong results (``COMPLAINT``) and exits with an error counts as checked. One that exits
+    with an error for another reason does not.
+    """
     command = [sys.executable, "-m", "kernelproof", "check", *map(str, item.sources), *form_options]
     command += ["--json", "--memory", "4"]
     command += ["--timeout", str(seconds), "--nvcc-args", item.flags, "--", *item.arguments]
@@ -162,6 +165,7 @@ def _cause_findings(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _places(homes: list[dict[str, Any] | None]) -> list[str]:
+    """The file names and lines of accesses, in order and without repetition."""
     return sorted({f"{Path(home['file']).name}:{home['line']}" for home in homes if home and home["file"]})
 
 

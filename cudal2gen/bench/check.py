@@ -97,9 +97,9 @@ class Reference:
     def _products(self) -> Iterator[_Product]:
         """The first, middle and last product; in a grouped problem, of those groups that have rows."""
         problem, operands = self._problem, self._operands
-        count = operands.products
+        # Group i has the rows from ends[i] to before ends[i + 1]; only a grouped problem has ends.
         ends = [0] if operands.ends is None else [0, *operands.ends.tolist()]
-        filled = [i for i in range(count) if not problem.grouped or ends[i + 1] > ends[i]]
+        filled = [i for i in range(operands.products) if not problem.grouped or ends[i + 1] > ends[i]]
         for i in sorted({filled[0], filled[len(filled) // 2], filled[-1]}) if filled else ():
             bias = operands.bias[i] if operands.bias is not None and operands.bias.ndim == 2 else operands.bias
             if not problem.batched:
@@ -135,14 +135,16 @@ class Reference:
         a, b = product.a[rows], product.b[cols]
         if not problem.fusion:
             return Bounds(problem.acc, a, b, order, problem.output)
-        along = rows if problem.fusion.bias == "m" else cols
-        read = fused.FusedOperands(
-            None if product.bias is None else product.bias[along],
+        biased = rows if problem.fusion.bias == "m" else cols
+        fused_operands = fused.FusedOperands(
+            None if product.bias is None else product.bias[biased],
             None if product.c is None else product.c[rows][:, cols],
             operands.alpha,
             operands.beta,
         )
-        fused_product = fused.FusedProduct(problem.acc, problem.fusion, "normal", a, b, read, order, problem.output)
+        fused_product = fused.FusedProduct(
+            problem.acc, problem.fusion, "normal", a, b, fused_operands, order, problem.output
+        )
         return _FusedBounds(fused_product.reference(roundings))
 
     def error(self, device: MeasuringDevice, call: Call, strict: bool = True) -> tuple[float, str]:

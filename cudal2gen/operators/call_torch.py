@@ -59,12 +59,13 @@ def torch_matmul(
 
 
 def _in_type(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
-    """Multiplies by torch.mm or torch.bmm, which can give a result of another type; torch.matmul cannot."""
+    """Multiplies by torch.mm or torch.bmm, which can give a result of another type; torch.matmul cannot. Batch
+    dimensions are broadcast and merged into one, and a vector is a matrix of one row or column."""
     import torch
 
     if a.ndim == b.ndim == 2:
         return torch.mm(a, b, out_dtype=out_dtype)
-    rows, cols = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()
+    rows, cols = a.shape[-2:-1], b.shape[-1:] if b.ndim > 1 else ()  # empty for a vector
     a, b = a if a.ndim > 1 else a[None], b if b.ndim > 1 else b[:, None]
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     wide_a, wide_b = (
@@ -204,6 +205,7 @@ def _takes_grouped(matrices: torch.Tensor) -> bool:
     contiguous and start at multiples of 16 bytes."""
     rows, cols = matrices.stride()[-2:]
     row, col = matrices.shape[-2:]
-    along, extent = (rows, col) if cols == 1 else (cols, row)
-    in_vectors = along * matrices.element_size() % 16 == 0 and matrices.data_ptr() % 16 == 0
-    return 1 in (rows, cols) and along >= max(1, extent) and in_vectors and element_or_none(matrices.dtype) is not None
+    # ``ld``: the stride between rows, or between columns if they are contiguous; ``extent``: the elements of one.
+    ld, extent = (rows, col) if cols == 1 else (cols, row)
+    in_vectors = ld * matrices.element_size() % 16 == 0 and matrices.data_ptr() % 16 == 0
+    return 1 in (rows, cols) and ld >= max(1, extent) and in_vectors and element_or_none(matrices.dtype) is not None

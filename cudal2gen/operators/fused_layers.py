@@ -103,6 +103,7 @@ def activation_of(module: torch.nn.Module) -> Activation | None:
 
 
 def _is_layer(module: torch.nn.Module) -> bool:
+    """Whether a module is a linear layer, of torch or of GPT-2."""
     import torch
 
     return type(module) is torch.nn.Linear or _is_conv1d(module)
@@ -115,6 +116,7 @@ def _is_conv1d(module: torch.nn.Module) -> bool:
 
 
 def _is_pair(gate: torch.nn.Module, activation: torch.nn.Module, up: torch.nn.Module) -> bool:
+    """Whether ``gated_pair`` can compute ``activation(gate(x)) * up(x)``."""
     import torch
 
     if type(gate) is not torch.nn.Linear or type(up) is not torch.nn.Linear or activation_of(activation) is None:

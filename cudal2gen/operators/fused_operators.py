@@ -338,6 +338,8 @@ def _vmap_pair(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[to
 def _vmap_pair_aux(
     info: Any, in_dims: tuple[Any, ...], x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
 ) -> tuple[Pair, tuple[int, int]]:  # fmt: skip
+    """If only x is mapped, its mapped dimension becomes a batch dimension of x. Otherwise Z is computed by a layer for
+    each weight, and D from it. A layer of which nothing is mapped is computed once, for all of the mapped dimension."""
     if in_dims[1] is None and in_dims[2] is None:
         return _OPS["gated_pair_aux"](vmapping.in_front(x, in_dims[0]), w1, w3, activation), (0, 0)
     z1, z3 = (

@@ -90,6 +90,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool 
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """The gradients of the arguments (a, b, offs, bias, out_dtype). Those of a and b are grouped products too.
+
+    The groups of an operand with two dimensions are ranges of its rows or columns. Its gradient is zero in those after
+    the last group.
+    """
     a, b, offs = ctx.saved_tensors
     bias_gradient = grad.sum_to_size(ctx.bias_shape).to(ctx.dtype) if ctx.needs_input_grad[3] else None
     grad = grad.to(ctx.dtype)

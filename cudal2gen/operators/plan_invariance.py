@@ -80,15 +80,17 @@ def _no_kernel(reason: str) -> SharedKernel:
 
 
 def _decide(table: Table, problem: Problem, measured: bool) -> SharedKernel:
-    """The kernel for all numbers of rows of a plain or grouped problem."""
+    """The kernel for all numbers of rows of a plain or grouped problem. ``measured``: see ``OneKernel.choose``."""
     sizes, computing = sizes_of(problem), [i for i, kernel in enumerate(table.kernels) if kernel.computes(problem)]
     if not computing:
         return _no_kernel(f"no kernels for {table.gpu} {problem.types} {problem.layout}{problem.suffix}")
+    # The kernels that were measured faster than torch for some number of rows of this weight.
     won = {row.kernel for row in table.rows if row.wins and row.kind == problem.kind and row.sizes[1:] == sizes[1:]}
     if measured and not won:
         return _no_kernel(NOT_MEASURED)
     near = list(dict.fromkeys(number for rows in ROWS for number in _nearest(table, computing, _at(problem, rows))))
     candidates = [number for number in computing if number in won] if measured else near
+    # By kernel, a time for each of ``ROWS``; and its factor over the fastest kernel for that number of rows.
     times = {number: _modelled_us(table.kernels[number], problem) for number in {*near, *candidates}}
     fastest = [min(column) for column in zip(*times.values(), strict=True)]
     factors = {number: [us / least for us, least in zip(times[number], fastest, strict=True)] for number in candidates}

@@ -247,6 +247,7 @@ def product(
     a_strides = plan_batches.matrix_strides(a.shape, a.strides, batch)
     b_strides = plan_batches.matrix_strides(b.shape, b.strides, batch, column=True)
     d_strides = _strides_of_d(None if out is None else out.strides, batch, sizes, (len(a.shape) > 1, len(b.shape) > 1))
+    # ``extents``: those of one product of the launch, which is all of the batch if it can be folded into rows of A.
     extents, spacing, obstacle = sizes, Batches(), ""
     if 0 in batch:
         extents = sizes._replace(m=0)

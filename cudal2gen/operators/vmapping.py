@@ -20,6 +20,7 @@ def in_front(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
 def matmul(product: ProductCall, in_dims: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, *options: Any) -> Mapped:
     """The operator ``product`` under vmap. Vectors first become matrices, so that the batch dimensions of a and b
     correspond."""
+    # The dimensions of each tensor without the mapped one, as the mapped function sees it.
     ranks = [tensor.ndim - (dim is not None) for tensor, dim in zip((a, b), in_dims, strict=False)]
     a, b = in_front(a, in_dims[0]), in_front(b, in_dims[1])
     a, b = a.unsqueeze(-2) if ranks[0] == 1 else a, b.unsqueeze(-1) if ranks[1] == 1 else b
@@ -52,6 +53,7 @@ def linear(
     d = d.reshape(*d.shape[:-2], *lead, d.shape[-1])
     if bias is None:
         return d, 0
+    # d is (mapped, *lead, N) if x or the weight is mapped, else (*lead, N). A mapped bias is (mapped, N).
     bias = in_front(bias, bias_dim)
     wide = bias.view(*bias.shape[:-1], *(1,) * len(lead), bias.shape[-1])
     return (d.expand(*wide.shape[:1], *d.shape) if d.ndim == len(lead) + 1 else d) + wide, 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 64, 40, 150, 44
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 64, 40, 150, 44  # in pixels: the picture, and the plot's margins
 COLOURS = (
     "#1b6ca8",
     "#d1495b",
@@ -33,8 +33,8 @@ class Curve(NamedTuple):
 
 
 def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarithmic: bool = False) -> str:
-    """A picture whose horizontal axis is logarithmic. ``logarithmic``: the vertical one is too; all values must then be
-    above 0. Raises ValueError without points."""
+    """A picture of curves whose horizontal axis is logarithmic. ``logarithmic``: the vertical axis is too; all values
+    must then be above 0. Raises ValueError if no curve has a point."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point; tune something first")
@@ -42,6 +42,7 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarit
     lowest = min(y for _, y in points) if logarithmic else 0.0
     first, last = min(x for x, _ in points), max(x for x, _ in points)
 
+    # The pixel coordinates of a value on each axis; y grows downwards in SVG.
     def at_x(x: float) -> float:
         span = math.log(last / first) or 1.0
         return LEFT + (WIDTH - LEFT - RIGHT) * (math.log(x / first) / span)
@@ -59,6 +60,7 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarit
         f'<text transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" text-anchor="middle">'
         f"{escape(y_label)}</text>",
     ]
+    # The axes: a line for each value of ``_lines``, and a label below each power of two and at both ends.
     for y in _lines(lowest, highest):
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}" stroke="#ddd"/>'
@@ -75,10 +77,11 @@ def svg(title: str, x_label: str, y_label: str, curves: Sequence[Curve], logarit
             parts.append(f'<polygon points="{" ".join(upper + lower[::-1])}" fill="{colour}" opacity="0.15"/>')
         line = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in curve.points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        row = TOP + 18 * number + 8
+        # The legend, in the right margin: a bar of the curve's colour and its name.
+        legend_y = TOP + 18 * number
         parts.append(
-            f'<rect x="{WIDTH - RIGHT + 12}" y="{row - 9}" width="12" height="4" fill="{colour}"/>'
-            f'<text x="{WIDTH - RIGHT + 30}" y="{row - 3}">{escape(curve.name)}</text>'
+            f'<rect x="{WIDTH - RIGHT + 12}" y="{legend_y - 1}" width="12" height="4" fill="{colour}"/>'
+            f'<text x="{WIDTH - RIGHT + 30}" y="{legend_y + 5}">{escape(curve.name)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
 

@@ -202,6 +202,7 @@ class Scorer:
         return [self._reward(messages, answer) for messages, answer in zip(prompts, completions, strict=True)]
 
     def _reward(self, messages: Sequence[Mapping[str, str]], completion: Sequence[Mapping[str, str]]) -> float | None:
+        """The reward of one answer, the last message of ``completion``. ``messages``: the prompt."""
         question = next(
             (record_prompt.bases_in(message["content"]) for message in messages if message["role"] == "user"), None
         )
@@ -210,7 +211,7 @@ class Scorer:
         problem, bases = question
         reasoning, text = completions.split_reasoning(completion[-1]["content"])
         ideas, faults = record_answers.parse_ideas(Reply(text=text, reasoning=reasoning), record_answers.MAX_FAULTS)
-        failures, records = len(faults), {}
+        failures, records = len(faults), {}  # records by the key of their kernel
         for idea in ideas:
             proposal = record_answers.proposal_of(idea, bases)
             if (

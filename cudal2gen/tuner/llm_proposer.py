@@ -250,25 +250,25 @@ class LlmProposer(FixedStrategy):
         answer's other proposals."""
         ideas, faults = record_answers.parse_ideas(reply, 4 * count)
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
-        own: list[Proposal] = []
+        answered: list[Proposal] = []  # all proposals of this answer
         for idea in ideas:
             proposal = record_answers.proposal_of(idea, bases)
             if isinstance(proposal, Fault):
                 faults.append(proposal)
             elif proposal.record is not None:
-                own.append(proposal)
+                answered.append(proposal)
                 key = proposal.record.kernel_key
                 if key in known_keys or key in proposals:
                     faults.append(Fault(f"{record_answers.idea_line(idea)}: that kernel was tried or proposed already"))
                 else:
                     proposals[key] = proposal
-        own += [fault.proposal for fault in faults if fault.proposal]
+        answered += [fault.proposal for fault in faults if fault.proposal]
         fields = [
-            proposal.fields | ({"violation": proposal.violation} if proposal.violation else {}) for proposal in own
+            proposal.fields | ({"violation": proposal.violation} if proposal.violation else {}) for proposal in answered
         ]
-        fault = "" if own else "; ".join(fault.text for fault in faults)[:LONGEST_REASON] or "no proposals"
-        again = len(proposals) < count and _worth_retrying(faults, proposals)
-        correction = record_answers.correction(faults, count - len(proposals)) if again else ""
+        fault = "" if answered else "; ".join(fault.text for fault in faults)[:LONGEST_REASON] or "no proposals"
+        asks_again = len(proposals) < count and _worth_retrying(faults, proposals)
+        correction = record_answers.correction(faults, count - len(proposals)) if asks_again else ""
         return ReadAnswer(fields, fault=fault, correction=correction), faults
 
     def _warn_once(self, text: str) -> None:

@@ -288,7 +288,7 @@ def execute(
     matrices = _Matrices(record, shape, rows, cols, inputs, seed, packed=counters)
     options = record.launch_options | shape.launch_options
     corners = partial(_corner_ctas, tiles_m=tiles_m, tiles_n=tiles_n, split_k=record.split_k)
-    # In a right kernel no loop has more iterations than all tiles together have steps.
+    # In a right kernel no loop has more than 16 iterations for each k-step of all tiles together.
     row_tiles = ceil_div(m, record.bm) * shape.batch + len(shape.groups)
     iterations = LOOP_ROOM + 16 * row_tiles * ceil_div(n, record.bn) * ceil_div(k, record.k_step)
     modes = emulator.Options(

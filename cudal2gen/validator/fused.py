@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 # Steepest slopes: of silu at 2.4, of both gelu at sqrt(2), rounded up.
 SLOPES: dict[Activation, float] = {"none": 1.0, "relu": 1.0, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13}
 # Error of a kernel's silu and gelu_tanh, x / (1 + 2^(x f(x))). ex2.approx and rcp.approx err by at most 2 ulp each (PTX
-# ISA 9.0: 2^-22 and 1 ulp), the sum and the products by half an ulp each. ``own_error`` adds that of the exponent.
+# ISA 9.0: 2^-22 and 1 ulp), the sum and the products by half an ulp each. ``evaluation_error`` adds the error of
+# the exponent.
 SIGMOID_ULPS = 16.0
 # Absolute error of a kernel's normal distribution: 7.5e-8 of the polynomial (Abramowitz and Stegun 26.2.17), and the
 # roundings of its terms, whose magnitudes sum to less than 2.3.
@@ -142,7 +143,7 @@ def apply(activation: Activation, z: Array) -> Array:
     return result
 
 
-def own_error(activation: Activation, z: Array, result: Array) -> Array:
+def evaluation_error(activation: Activation, z: Array, result: Array) -> Array:
     """A bound of the error with which a kernel evaluates an activation of the exact argument ``z``, elementwise.
 
     ``result``: the activation of ``z`` in fp64.
@@ -213,6 +214,7 @@ class FusedProduct(Generic[Array]):
                 error = abs(scale) * sum_error(self.acc, wide_a, wide_b, product, self.order)
                 if self.acc == "f16" and len(self.order) > 1:
                     error = error + abs(scale) * rounding_error(product, error, F16)
+                # After the sum: three fp32 operations (alpha, bias, beta C), and the roundings of a contender.
                 error = error + (3 * SINGLE_ERROR + roundings * self.output.unit_roundoff) * (magnitude + error)
             result, error, undetermined = _activation_result(fusion, z, error)
             allowed = error + rounding_error(result, error, self.output)
@@ -257,7 +259,7 @@ def _activation_result(fusion: Fusion, z: Array, error: Array) -> tuple[Array, A
     """The result of activation and gate for Z, its error given Z's, and which elements are undetermined."""
     first, first_error = _half(fusion, z, 0), _half(fusion, error, 0)
     result = apply(fusion.activation, first)
-    result_error = SLOPES[fusion.activation] * first_error + own_error(fusion.activation, first, result)
+    result_error = SLOPES[fusion.activation] * first_error + evaluation_error(fusion.activation, first, result)
     if not fusion.gate:
         return result, result_error, False
     factor, factor_error = _half(fusion, z, 1), _half(fusion, error, 1)

@@ -104,8 +104,8 @@ def check(
 
 
 def answer(output: str) -> tuple[str, list[str]]:
-    """The tool's answer, read from its output. An answer counts only if the tool printed a summary and the process
-    reported its launch."""
+    """The result of ``check``, read from the tool's output. Errors count only if the tool printed a summary and the
+    launch began; their absence counts only if the kernel has also run to its end."""
     lines = [line.strip() for line in output.splitlines()]
     summaries = [match for match in map(SUMMARY.search, lines) if match]
     counts = [sum(int(count) for count in match.groups() if count) for match in summaries]
@@ -141,9 +141,9 @@ def run(launch: SingleLaunch, device: int = 0) -> None:
     element, output = ELEMENTS[launch.element], stored(launch.element, launch.output)
     runtime("cudaSetDevice", device)
     with OpenKernel(Path(launch.library), Path(launch.directory), launch.options, Path(launch.runtime)) as kernel:
-        unit = element.spell(1)
+        one = element.spell(1)  # its bytes
         a, b = (
-            allocate(len(unit) * size, unit * size) for size in (launch.rows_a * launch.lda, launch.rows_b * launch.ldb)
+            allocate(len(one) * size, one * size) for size in (launch.rows_a * launch.lda, launch.rows_b * launch.ldb)
         )
         d = allocate(output.bytes * m * launch.ldd - launch.missing_d)
         size = kernel.workspace_bytes(m, n, k)

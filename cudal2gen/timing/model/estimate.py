@@ -162,8 +162,9 @@ def estimate_kernel(kernel: ModelledKernel) -> Estimate:
     bounds: dict[str, float] = {}
     main = 0.0
     for wave in waves:
-        iterations = wave.times * kernel.tile_steps / rates.mhz
-        parts = {name: iterations * clocks for name, clocks in step.clocks(wave, sms).items()}
+        # µs of the wave, for each clock that a k-step takes. Device memory's time is divided among waves by their CTAs.
+        us_per_clock = wave.times * kernel.tile_steps / rates.mhz
+        parts = {name: us_per_clock * clocks for name, clocks in step.clocks(wave, sms).items()}
         parts["device memory"] = dram_us * wave.times * wave.ctas / kernel.ctas
         main += sum(part**overlap for part in parts.values()) ** (1 / overlap)
         for name, part in parts.items():
@@ -225,12 +226,13 @@ class _Step:
     def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
         """Clocks that each part of the chip needs for one k-step of all CTAs of a wave on the busiest SM."""
         kernel, together = self._kernel, wave.together
-        waited = kernel.flight == 0
+        # No bound by latency if it is in the chain already, or if all loads of a tile are issued at its start.
+        unbound = kernel.flight == 0 or kernel.tile_steps <= kernel.flight
         return {
             "mma": max(together * self._mma, self._chain),
             "shared memory": together * self._shared,
             "L2": together * kernel.work.l2_bytes / l2_share(kernel.target.rates, sms, wave.ctas),
-            "latency": 0.0 if waited or kernel.tile_steps <= kernel.flight else self._latency / kernel.flight,
+            "latency": 0.0 if unbound else self._latency / kernel.flight,
         }
 
 
@@ -249,11 +251,10 @@ def _ends_us(kernel: ModelledKernel, waves: list[Wave], latency_us: float) -> fl
     The first wave counts in full. Further waves count only as far as neither the SM's other CTAs nor the next tile's
     main loop hides this time.
     """
-    after = EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
-    ahead = PROLOGUE_US + latency_us
+    before, after = PROLOGUE_US + latency_us, EPILOGUE_US + _store_clocks(kernel) / kernel.target.rates.mhz
     further_waves = sum(wave.times for wave in waves) - 1
-    between = 0.0 if kernel.work.epilogue_hidden else after if kernel.persistent else ahead + after
-    return ahead + after + max(0.0, further_waves) * between / kernel.resident
+    between = 0.0 if kernel.work.epilogue_hidden else after if kernel.persistent else before + after
+    return before + after + max(0.0, further_waves) * between / kernel.resident
 
 
 def _store_clocks(kernel: ModelledKernel) -> float:

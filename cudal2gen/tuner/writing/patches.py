@@ -6,6 +6,7 @@ If a patch does not apply, an exception explains the reason to the model.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from cudal2gen.kernel import device_text
 from kernelproof.ground.errors import brief
@@ -14,6 +15,14 @@ _SEARCH, _MIDDLE, _REPLACE = (re.compile(form) for form in (r"<{5,9} ?SEARCH", r
 _HUNK = re.compile(r"^@@(?: -(\d+)\S* \+\S+ @@)?.*$", re.M)
 MAX_PARTS = 64  # most blocks or hunks of a patch
 MAX_CHARACTERS = 2 * device_text.MAX_CHARACTERS  # most characters of a patch
+
+
+class _Part(NamedTuple):
+    """A block or hunk: the old lines, the new lines, and the number (from 1) of the first old line; 0 if unknown."""
+
+    before: list[str]
+    after: list[str]
+    line_number: int
 
 
 class PatchRefused(ValueError):
@@ -32,18 +41,18 @@ def apply(text: str, patch: str) -> str:
         raise PatchRefused(f"the patch has {len(parts)} parts, {MAX_PARTS} at most: answer with the whole text")
     lines = text.split("\n")
     shift = 0  # lines that earlier hunks added; a hunk's line number counts from the text before the patch
-    for number, (before, after, at) in enumerate(parts, 1):
-        start = _find(lines, before, at + shift, number)
+    for number, (before, after, line_number) in enumerate(parts, 1):
+        start = _find(lines, before, line_number + shift, number)
         lines[start : start + len(before)] = after
-        shift += len(after) - len(before) if at else 0
+        shift += len(after) - len(before) if line_number else 0
     if (patched := "\n".join(lines)) == text:
         raise PatchRefused("the patch changes nothing")
     return patched
 
 
-def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
-    """For each block of SEARCH and REPLACE the old lines, the new lines, and 0, because a block has no line number."""
-    blocks: list[tuple[list[str], list[str], int]] = []
+def _blocks(patch: str) -> list[_Part]:
+    """The blocks of SEARCH and REPLACE, which have no line numbers."""
+    blocks: list[_Part] = []
     before: list[str] | None = None
     after: list[str] | None = None
     for line in patch.split("\n"):
@@ -55,16 +64,15 @@ def _blocks(patch: str) -> list[tuple[list[str], list[str], int]]:
             else:
                 before.append(line)
         elif _REPLACE.match(line):
-            blocks.append((before, after, 0))
+            blocks.append(_Part(before, after, 0))
             before = after = None
         else:
             after.append(line)
     return blocks
 
 
-def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
-    """For each hunk of a unified diff the old lines, the new lines, and the number of the first old line; 0 if the
-    hunk's head has no number."""
+def _hunks(patch: str) -> list[_Part]:
+    """The hunks of a unified diff."""
     heads = list(_HUNK.finditer(patch))
     ends = [*(head.start() for head in heads[1:]), len(patch)]
     hunks = []
@@ -73,24 +81,24 @@ def _hunks(patch: str) -> list[tuple[list[str], list[str], int]]:
         kept = [line for line in lines if not line.startswith(("\\", "--- ", "+++ ", "diff "))]
         before = [line[1:] for line in kept if line[:1] != "+"]
         after = [line[1:] for line in kept if line[:1] != "-"]
-        hunks.append((before, after, int(head[1] or 0)))
+        hunks.append(_Part(before, after, int(head[1] or 0)))
     return hunks
 
 
-def _find(lines: list[str], before: list[str], at: int, number: int) -> int:
+def _find(lines: list[str], before: list[str], line_number: int, number: int) -> int:
     """The index in ``lines`` at which the lines ``before`` begin. Raises PatchRefused.
 
-    ``at``: the line number (from 1) that the hunk states; of several matches the nearest is taken. If it is 0 there
-    must be only one match. Without an exact match, trailing blanks are ignored, and then all differences in blanks.
-    ``number``: the part's number for messages.
+    ``line_number``: where the part states that they begin, from 1; of several matches the nearest is taken. If it is 0,
+    there must be only one match. Without an exact match, trailing blanks are ignored, and then all differences in
+    blanks. ``number``: the part's number for messages.
     """
     if not any(line.strip() for line in before):
         raise PatchRefused(f"part {number} has no lines to find: give some of those around the change")
     for form in (str, str.rstrip, lambda line: " ".join(line.split())):
         pattern = [form(line) for line in before]
         places = _occurrences([form(line) for line in lines], pattern)
-        if len(places) == 1 or (places and at):
-            return min(places, key=lambda start: abs(start + 1 - at))
+        if len(places) == 1 or (places and line_number):
+            return min(places, key=lambda start: abs(start + 1 - line_number))
         if places:
             raise PatchRefused(f"part {number} fits {len(places)} places, such as lines {places[0] + 1} and "
                                f"{places[1] + 1}: give more of the lines around it")  # fmt: skip
