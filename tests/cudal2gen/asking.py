@@ -16,22 +16,12 @@ from cudal2gen.tuner.language_model.server import Endpoint, ServerWire
 from cudal2gen.tuner.llm_proposer import LlmProposer
 from cudal2gen.tuner.memory import Memory
 from cudal2gen.tuner.proposal import Question
-from tests.cudal2gen.chat_server import (
-    Server,
-)  # fmt: skip
+from tests.cudal2gen.chat_server import Server
 
 PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
-
-
 SMALL = Problem(gpu="h200", acc="f16", layout="tn", m=256, n=256, k=256)
-
-
-KEY = "sk-not-to-be-seen"
-
-
+KEY = "sk-not-to-be-seen"  # the key of the server, which no output may contain
 NO_NOTES = Memory()
-
-
 SMALL_RECORD = parse(space.base(SMALL, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(SMALL))
 
 

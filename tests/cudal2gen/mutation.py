@@ -125,11 +125,11 @@ def computes_more(record: catalog.Record) -> bool:
 def survivors(
     record: catalog.Record, artifact: Artifact, library: Path, executed: Iterable[Mutant]
 ) -> Iterator[Mutant]:
-    """Which of a kernel's mutants survive all problems that stress the record.
+    """The mutants of a kernel that survive all problems that stress the record.
 
-    Of kernels with mbarriers only the problems with the most work, with the longest sums, which go round the ring, with
-    other launch options, with the most tiles where a CTA has the sums of several at once, and with several products are
-    executed, in both orders of warpgroups.
+    A kernel with mbarriers is executed, in both orders of warpgroups, on few of these problems: on those with the most
+    work, with the longest sums (which go round the ring), with other launch options, and with several products. If a
+    CTA holds the sums of several tiles, the problem with the most tiles is added.
     """
     shapes = validator.stress_shapes(record)
     thorough = thorough_shape(record, shapes)

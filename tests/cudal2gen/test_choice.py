@@ -266,7 +266,7 @@ def test_on_request_the_nearest_kernel_a_copy_counted_as_an_octave() -> None:
     assert ask(baked, 32, 32, 256, prefer="kernel").short == "no kernel serves these operands"
 
 
-def test_what_no_launcher_takes_is_the_vendors() -> None:
+def test_the_vendor_computes_what_no_launcher_takes() -> None:
     far = LaunchOperands(Matrix(1 << 25), Matrix(128), Matrix(64))
     for prefer in ("kernel", "measured"):
         answer = ask(table({0: 2.0}), 64, 64, 128, operands=far, prefer=prefer)

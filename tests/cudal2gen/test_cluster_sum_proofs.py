@@ -1,4 +1,4 @@
-"""Certificates of kernels whose clusters add slices of k: certified, and refused with any fault in how they do so."""
+"""Proves that kernels whose clusters add slices of k are certified, and refused with any fault in how they add."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COVERED: dict[str, Record] = {
 }  # fmt: skip
 BUILT_AHEAD = [*COVERED.values()]
 
-# Which wait: for a stage, for rings, for sums, by the producer.
+# The number of a wait in the text: for all rings to be free, and for the sums to arrive.
 FREED, ARRIVED = 1, 2
 LAST_WAIT, PARITY_1 = r"wgmma\.wait_group\.sync\.aligned 0;", r"mbarrier.try_wait.parity.shared::cta.b64 p, \1, 1;"
 EXPECT = r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, (?P<bar>\[%r\d+\]), (?P<bytes>%r\d+);"
@@ -207,13 +207,14 @@ def test_a_fault_is_refused(fault: str) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_is_certified(change: str) -> None:
-    """Which shows that refusals have another reason than that a text is changed."""
+    """A harmless change is certified, so the faults above are not refused merely because a text was changed."""
     assert not why_refused(SUMS, HARMLESS[change][0].applied(ptx_of(SUMS)))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_facts_of_slices_hold_for_every_slice(count: int) -> None:
-    """From facts that contradict each other everything would follow."""
+    """The facts about slices do not contradict each other for any number of slices; from a contradiction everything
+    would follow."""
     for rank, total in product(range(count), range(count, 40)):
         first, end = total * rank // count, total * (rank + 1) // count
         names = {

@@ -1,4 +1,4 @@
-"""Every verb works with unusable folders, streams or variables, or fails in one line and with the right exit code."""
+"""Proves that each verb works with unusable folders, streams or variables, or fails in one line with the right code."""
 
 from __future__ import annotations
 

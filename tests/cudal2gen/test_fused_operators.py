@@ -303,7 +303,7 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
         explain(torch.matmul, x, weight)
 
 
-# --- kernels with a gate, and with the sums beside D ---
+# --- kernels with a gate, and kernels that also store the sums ---
 
 BESIDE = "bias_n+aux+silu"
 GATES = [

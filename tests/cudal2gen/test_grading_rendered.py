@@ -59,7 +59,7 @@ LAUNCHES = ("stream_k", "workspace", "zsplit", "split_k")
 
 
 def kind(record: Record) -> str:
-    """Which of ``LAUNCHES`` a record's launch is. It is found by the record's fields, since making launches is
+    """The name in ``LAUNCHES`` of a record's launch. It is found by the record's fields, since making launches is
     slower."""
     if getattr(record, "stream_k", False):
         return "stream_k"

@@ -113,7 +113,7 @@ def test_a_wrong_key_rests_the_model_and_is_not_shown() -> None:
     assert KEY not in line
 
 
-def test_nobody_there() -> None:
+def test_an_address_without_a_server_is_named() -> None:
     warnings: list[str] = []
     with serving() as server:
         server_down = server
@@ -266,7 +266,7 @@ def test_an_error_with_status_200_is_the_error_that_it_names() -> None:
     assert warnings == [f"proposer llm: {server.url} answers: no credit for ***"]
 
 
-def test_the_limits_new_name() -> None:
+def test_a_server_may_know_the_token_limit_by_its_new_name_only() -> None:
     with serving(fails(400, "Use 'max_completion_tokens' instead of 'max_tokens'."), says(GOOD)) as server:
         assert len(llm_proposer(server, max_tokens=77).propose(question(), 1)) == 1
     assert [(request.get("max_tokens"), request.get("max_completion_tokens")) for request in server.requests] == [

@@ -237,8 +237,10 @@ def test_every_family_has_an_estimate() -> None:
     ("gpu", "sources"), [("h200", {"timing model", "published H100 choice"}), ("b200", {"timing model"})]
 )
 def test_the_catalogs_records_are_the_models_choice(modelled: ModuleType, gpu: str, sources: set[str]) -> None:
-    """So the origin that records state is true. After a change of the model or a chip, write the records again by
-    scripts/modelled.py."""
+    """The records are those that the model chooses today, so the origin that they state is true.
+
+    After a change of the model or a chip, write the records again by scripts/modelled.py.
+    """
     own = catalog.load(places.shipped("configs") / "kernels.jsonl")
     records = [record for record in own if record.gpu == gpu and record.origin.structure == "modelled"]
     assert {record.origin.source for record in records} == sources

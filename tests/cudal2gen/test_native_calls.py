@@ -136,7 +136,7 @@ def kernel_calls(dispatcher: dispatch.Dispatcher) -> int:
 
 
 @pytest.mark.slow
-def test_the_second_call_is_cs(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
+def test_the_second_call_is_made_by_cpp(dispatcher: dispatch.Dispatcher, reference: Reference) -> None:
     a, b = drawn(48, 64), drawn(64, 40, seed=1)
     cudal2gen.matmul(a, b)
     assert reference.streams == [], "the first is Python's"
@@ -349,7 +349,7 @@ def planned_as_on_gpu(monkeypatch: pytest.MonkeyPatch, *planners: str) -> list[t
     return planned_calls
 
 
-def test_torchs_products_are_cs_as_well(
+def test_cpp_also_makes_the_calls_that_torch_computes(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, C++ also makes the calls that torch computes; under autocast Python makes them, with cast operands."""
@@ -378,7 +378,7 @@ def test_torchs_products_are_cs_as_well(
     assert reference.streams == []
 
 
-def test_torchs_failure_is_pythons_to_tell(
+def test_python_reports_a_failure_of_torch(
     dispatcher: dispatch.Dispatcher, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     planned_as_on_gpu(monkeypatch)
@@ -388,7 +388,7 @@ def test_torchs_failure_is_pythons_to_tell(
             cudal2gen.matmul(a, b)
 
 
-# --- what stays Python's ---
+# --- calls that Python makes ---
 
 
 @pytest.mark.slow

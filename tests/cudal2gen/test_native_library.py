@@ -74,7 +74,7 @@ print(library.cudal2gen_torch_connect(b"cudal2gen"), library.cudal2gen_torch_mes
     assert done.stdout == "1 torch lacks aoti_torch_dtype_float32, which torch 2.10 has\n"
 
 
-def test_without_a_library_calls_are_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_library_python_makes_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is only a pack's library of another version, and no compiler."""
     text = tmp_path / "other.c"
     text.write_text("int cudal2gen_torch_version(void) { return 99; }\n")

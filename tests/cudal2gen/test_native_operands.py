@@ -236,7 +236,7 @@ def test_a_kernel_adds_its_bias(fusing: dispatch.Dispatcher, reference: Referenc
     assert fusing.stats()["torch"] == {}
 
 
-def test_a_refused_launch_with_a_bias_is_pythons_to_tell(fusing: dispatch.Dispatcher, reference: Reference) -> None:
+def test_python_reports_a_refused_launch_with_a_bias(fusing: dispatch.Dispatcher, reference: Reference) -> None:
     x, weight, bias = drawn(48, 64), drawn(40, 64, seed=1), drawn(40, seed=2)
     reference.code = 1
     for _ in range(2):
@@ -248,7 +248,7 @@ def test_a_refused_launch_with_a_bias_is_pythons_to_tell(fusing: dispatch.Dispat
 # --- torch's products ---
 
 
-def test_torchs_layers_and_products_into_out_are_cs(
+def test_cpp_makes_calls_of_layers_and_products_into_out_that_torch_computes(
     dispatcher: dispatch.Dispatcher, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This is the case on a GPU, where they are calls of an operator."""

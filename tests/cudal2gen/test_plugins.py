@@ -192,7 +192,9 @@ def test_a_plugin_is_off_by_default(stand_in: Host) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, F32])
-def test_layers_that_no_kernel_wins_are_the_hosts(enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_host_computes_layers_that_no_kernel_wins(
+    enabled: Host, dtype: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """They get the same result as by the host's own function."""
     caplog.set_level(logging.INFO)
     for _ in range(3):  # hosts may call a plugin several times
@@ -219,7 +221,7 @@ def test_a_kernel_computes_the_calls_that_it_wins(enabled: Host, won: Won) -> No
     assert (won.kernels, len(enabled.calls)) == (1, 2)
 
 
-def test_what_the_operator_refuses_is_the_hosts(enabled: Host, won: Won) -> None:
+def test_the_host_computes_what_the_operator_refuses(enabled: Host, won: Won) -> None:
     enabled.register()
     layer, x = won.layer(64)
     bias = won.device.empty(1).fill_(3)
@@ -230,7 +232,7 @@ def test_what_the_operator_refuses_is_the_hosts(enabled: Host, won: Won) -> None
     assert won.kernels == 0
 
 
-def test_what_the_host_does_in_another_way_is_the_hosts(enabled: Host, won: Won) -> None:
+def test_the_host_keeps_layers_that_it_computes_in_another_way(enabled: Host, won: Won) -> None:
     enabled.register()
     layer, x = won.layer(64)
     if enabled.host is plugins.VLLM:
@@ -247,7 +249,7 @@ def test_what_the_host_does_in_another_way_is_the_hosts(enabled: Host, won: Won)
 
 
 @pytest.mark.parametrize("backend", ["CUTEDSL", "GEMV", "splitk", "TORCH", "AUTO"])
-def test_bf16_layers_for_which_sglang_has_kernels_are_its_own(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_sglang_computes_bf16_layers_for_which_it_has_kernels(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.syspath_prepend(STAND_INS)
     layers = importlib.import_module("sglang.srt.layers.quantization.unquant")
     chosen = "AUTO" if backend == "splitk" else backend

@@ -88,7 +88,7 @@ def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
 
 def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
     # Another rule covers shared memory, and ptxas does not check it.
-    """The broken rules that speak of registers."""
+    """The broken rules that are about registers."""
     return [rule for rule in record.violations() if "registers" in rule]
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 # --- on the CPU, and as torch's operators ---
 
 
-def test_cpu_tensors_are_torchs_with_fp32_sums() -> None:
+def test_torch_computes_cpu_tensors_with_fp32_sums() -> None:
     a, b = torch.randn(40, 1000).half(), torch.randn(1000, 24).half()
     before = cudal2gen.stats()["torch"].get("on the CPU", 0)
     assert torch.equal(cudal2gen.matmul(a, b), (a.float() @ b.float()).half())

@@ -1,4 +1,4 @@
-"""Certificates of kernels that multiply by wgmma and add slices of k: certified, and refused with any fault."""
+"""Proves that kernels which multiply by wgmma and add slices of k are certified, and refused with any fault."""
 
 from __future__ import annotations
 

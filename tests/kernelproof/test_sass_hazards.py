@@ -27,7 +27,7 @@ def function(listing: str, sm: str = "sm_80") -> Function:
 
 
 def _instruction(at: int, line: str) -> Instruction:
-    """The instruction of a line: its text, and behind a semicolon its control bits. A target @n is instruction n."""
+    """The instruction of a line: its text, and after a semicolon its control bits. A target @n is instruction n."""
     text, _, control = line.partition(";")
     match = LINE.match(text.strip())
     assert match is not None

@@ -1,4 +1,4 @@
-"""What a thread adds of partial sums: which of them movmatrix brings to it."""
+"""Proves which partial sums a thread adds, and which of them movmatrix brings to it."""
 
 from __future__ import annotations
 

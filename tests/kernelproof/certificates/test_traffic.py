@@ -1,4 +1,4 @@
-"""What certificates state of bank conflicts and sectors is what executions count."""
+"""Proves that certificates state the bank conflicts and sectors that executions count."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def operands(seed: int) -> NDArray[np.uint32]:
 
 
 def differs(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Where two results differ, apart from payloads of NaN."""
+    """The places where two results differ, apart from payloads of NaN."""
     out: NDArray[np.bool_] = a != b
     out[:, FLOATS] &= ~(np.isnan(a[:, FLOATS].view(np.float32)) & np.isnan(b[:, FLOATS].view(np.float32)))
     x, y = (np.ascontiguousarray(part[:, HALVES]).view(np.float16) for part in (a, b))

@@ -1,4 +1,4 @@
-"""Both sides of a race in shared memory are named: the other one is a read by another lane, never the lane's own."""
+"""Proves that both accesses of a race in shared memory are named, and that the second is by another lane."""
 
 from __future__ import annotations
 
