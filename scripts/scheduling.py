@@ -24,7 +24,7 @@ from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import Function, access, disassemble
 from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, DependencyKind, InFlight
 from kernelproof.sass.pipes import WARPGROUP
-from kernelproof.sass.scheduling import ANY, REGULAR_PIPES, TABLE, SchedulingFacts, kind, use
+from kernelproof.sass.scheduling import ANY, REGULAR_PIPES, TABLE, SchedulingFacts, latency_column, latency_row
 
 FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA
 LEAST_SUPPORT = 3  # a kind of producer counts if at least this many pairs have its least distance
@@ -83,8 +83,8 @@ class Study:
         for dependency in flight.dependencies():
             earlier, later = flight.code[dependency.earlier], flight.code[dependency.later]
             if dependency.kind is DependencyKind.FIXED:
-                role = use(earlier, later, dependency.registers, function.sm)
-                self.distances[kind(earlier, function.sm), role][dependency.cycles] += 1
+                column = latency_column(earlier, later, dependency.registers, function.sm)
+                self.distances[latency_row(earlier, function.sm), column][dependency.cycles] += 1
             elif dependency.kind is not DependencyKind.OPERAND:
                 self.unguarded.add((earlier.name, "result"))
             elif dependency.registers & VECTOR:

@@ -132,6 +132,7 @@ class Instruction:
 
     @cached_property
     def modifiers(self) -> tuple[str, ...]:
+        """The parts of the opcode after its name, as in ``("16816", "F16")``."""
         return tuple(self.opcode.split(".")[1:])
 
     @property

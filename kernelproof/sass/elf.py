@@ -72,6 +72,7 @@ class Section(NamedTuple):
     name: str
 
     def data(self, file: bytes) -> bytes:
+        """The bytes of the section in its file."""
         return file[self.offset : self.offset + self.size]
 
 

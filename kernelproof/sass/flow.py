@@ -40,6 +40,7 @@ class Graph:
 
     @cached_property
     def predecessors(self) -> list[list[int]]:
+        """For each block, the indices of the blocks that it may follow."""
         predecessors: list[list[int]] = [[] for _ in self.blocks]
         for block in self.blocks:
             for successor in block.successors:
@@ -137,6 +138,7 @@ def _blocks(instructions: tuple[Instruction, ...]) -> list[Block]:
 
 
 def _targets(jump: Instruction) -> list[int]:
+    """The addresses to which an instruction may jump."""
     return [*jump.targets, *([] if jump.target is None else [jump.target])]
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.paths import Paths, Point
 from kernelproof.sass.registers import RegisterAccess, access
-from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, order, waits
+from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, queue_names, waits
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
 VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)  # masks of the vector and of the uniform registers
@@ -97,7 +97,7 @@ class _Step:
     ``results``: the registers that it writes, if their latency is fixed; ``loads``: if a scoreboard guards them.
     ``late``: operands that it reads some time after issue. ``result_board``: the scoreboard of its result; ``boards``:
     those of its result and its operands. ``waits``: scoreboards that it waits for. ``queues``: see
-    ``scheduling.order``. ``horizon``: for how many cycles its results are followed.
+    ``scheduling.queue_names``. ``horizon``: for how many cycles its results are followed.
     """
 
     reads: int
@@ -279,7 +279,7 @@ class InFlight:
             late=accessed.reads & late,
             result_board=result,
             boards=result | operand,
-            queues=order(instruction, sm),
+            queues=queue_names(instruction, sm),
             horizon=self._horizon(instruction),
         )
 

@@ -60,6 +60,7 @@ class _Widths(NamedTuple):
     sources: tuple[int, ...] = (1,)
 
     def source(self, at: int) -> int:
+        """The width of the source operand with index ``at``."""
         return self.sources[min(at, len(self.sources) - 1)]
 
 
@@ -93,6 +94,7 @@ def address_reads(instruction: Instruction) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def _access(opcode: str, operands: tuple[str, ...], guard: str | None) -> RegisterAccess:
+    """``access`` by the parts of an instruction on which it depends, so that equal instructions share the result."""
     name, *modifiers = opcode.split(".")
     results = _results(name, operands)
     widths = _widths(name, modifiers, operands)
@@ -123,6 +125,7 @@ def _results(name: str, operands: tuple[str, ...]) -> int:
 
 
 def _is_predicate(operand: str) -> bool:
+    """Whether an operand is a single predicate, such as ``!UP0``."""
     return operand.lstrip("!U").startswith("P") and operand not in PREDICATES
 
 
@@ -250,6 +253,7 @@ def read_operands(instruction: Instruction) -> list[tuple[int, bool]]:
 
 @lru_cache(maxsize=1 << 16)
 def _read_operands(opcode: str, operands: tuple[str, ...]) -> list[tuple[int, bool]]:
+    """``read_operands`` by the parts of an instruction on which it depends."""
     results = _results(opcode.split(".", 1)[0], operands)
     name, *modifiers = opcode.split(".")
     widths = _widths(name, modifiers, operands)
@@ -329,6 +333,8 @@ def _live_masks(instructions: Sequence[Instruction], accesses: Sequence[Register
 
 def _entries(graph: Graph, accesses: Sequence[RegisterAccess]) -> list[int]:
     """The registers that are live at the start of each block."""
+    # A block needs what it reads before writing it (``uses``), and what its followers need and it does not surely write
+    # (``kills`` are the registers that it writes without a guard).
     uses, kills, at = [], [], 0
     for block in graph.blocks:
         own = accesses[at : at + len(block.instructions)]

@@ -27,7 +27,7 @@ ANY = "any"  # the role of readers that the table does not name
 SETTLE = 2
 # Pipes that finish their instructions in the order of issue. So a wait for the last one is a wait for all before it.
 IN_ORDER = (Pipe.XU, Pipe.CONSTANT, Pipe.SHARED)
-# Pipes whose opcodes have the same latency for a role of the reader, and opcodes that differ from their pipe.
+# Pipes whose opcodes have the same latency for a role of the reader, and opcodes on them that have other latencies.
 REGULAR_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
 _EXCEPTIONS = frozenset(
     ("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM")
@@ -42,8 +42,8 @@ class SchedulingFacts:
 
     ``scoreboards``: opcodes whose result needs a scoreboard. ``late``: opcodes that read vector registers after issue
     and free a scoreboard when they have; ``late_uniform``: the same for uniform registers. ``latencies``: cycles from
-    the issue of a producer of fixed latency to that of a reader, by producer (``kind``) and role of the reader
-    (``use``).
+    the issue of a producer of fixed latency to that of a reader, by producer (``latency_row``) and role of the
+    reader (``latency_column``).
     """
 
     sm: str
@@ -53,13 +53,16 @@ class SchedulingFacts:
     latencies: dict[str, dict[str, int]]
 
     def latency(self, producer: Instruction, reader: Instruction, used: int) -> int:
-        """Cycles from the issue of a producer after which a reader may issue; 0 if the producer is not in the table."""
-        rows = self.latencies.get(kind(producer, self.sm), {})
-        return rows.get(use(producer, reader, used, self.sm), rows.get(ANY, 0))
+        """Cycles from the issue of a producer after which a reader may issue; 0 if the producer is not in the table.
+
+        ``used``: the mask of the producer's results that the reader uses.
+        """
+        row = self.latencies.get(latency_row(producer, self.sm), {})
+        return row.get(latency_column(producer, reader, used, self.sm), row.get(ANY, 0))
 
     def longest(self, producer: Instruction) -> int:
         """Cycles from the issue of a producer after which every reader may issue."""
-        return max(self.latencies.get(kind(producer, self.sm), {}).values(), default=0)
+        return max(self.latencies.get(latency_row(producer, self.sm), {}).values(), default=0)
 
 
 @cache
@@ -72,31 +75,31 @@ def facts(sm: str) -> SchedulingFacts | None:
     return SchedulingFacts(sm, scoreboards, late, uniform, rows["latencies"])
 
 
-def kind(producer: Instruction, sm: str) -> str:
-    """The row of the table that has the latencies of a producer: its pipe, or its opcode."""
+def latency_row(producer: Instruction, sm: str) -> str:
+    """The name of the row of ``latencies`` for a producer: its pipe, or its opcode."""
     key, pipe = producer_key(producer), pipe_use(producer, sm).pipe
     return str(pipe) if pipe in REGULAR_PIPES and key not in _EXCEPTIONS else key
 
 
 @lru_cache(maxsize=1 << 16)
-def use(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
-    """How a reader uses the registers of mask ``used``: the column of the table.
+def latency_column(producer: Instruction, reader: Instruction, used: int, sm: str) -> str:
+    """The name of the column of ``latencies`` for a reader: how it uses the registers of mask ``used``.
 
     It is the role of ``latencies.role``, or ``jump`` for the address that RET takes from registers. ``low`` or ``high``
     is appended for half of a pair of registers: the low half of a wide product is available earlier, and the high half
     of a wide addend is read later.
     """
-    how = role(reader, used, sm)
-    if how == "branch" and used & _VECTOR_REGISTERS:
-        how = "jump"
+    column = role(reader, used, sm)
+    if column == "branch" and used & _VECTOR_REGISTERS:
+        column = "jump"
     if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
-        how += " low"
+        column += " low"
     if reader.name in ("IMAD", "UIMAD") and {"WIDE", "HI"} & set(reader.modifiers) and not used & ~_ODD_REGISTERS:
-        how += " high"
-    return how
+        column += " high"
+    return column
 
 
-def order(instruction: Instruction, sm: str) -> tuple[str | None, str]:
+def queue_names(instruction: Instruction, sm: str) -> tuple[str | None, str]:
     """The names of two queues that an instruction passes in the order of issue.
 
     The first orders when results are written; it is None if results of this kind may overtake each other. The second

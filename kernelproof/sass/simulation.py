@@ -55,6 +55,7 @@ class Stream:
 
     @property
     def instructions(self) -> list[Instruction]:
+        """All instructions in the order of execution, with each repetition of a part."""
         return [instruction for part, times in self.parts for _ in range(times) for instruction in part]
 
 
@@ -261,6 +262,7 @@ class _SubCore:
         warp.update()
 
     def _add_busy(self, pipe: Pipe, cycles: float) -> None:
+        """Adds cycles to those for which a pipe is busy in the whole simulation."""
         self.timeline.busy[pipe] = self.timeline.busy.get(pipe, 0.0) + cycles
 
     def _access_memory(self, warp: _Warp, operation: Operation, cycle: float) -> tuple[float, float]:

@@ -93,6 +93,7 @@ def _sum(sources: Sequence[int | None]) -> int | None:
 
 
 def _product(sources: Sequence[int | None]) -> int | None:
+    """a * b + c; it is known if a factor is 0, even if the other one is not."""
     a, b, c = sources
     if a == 0 or b == 0:
         return c
@@ -100,6 +101,7 @@ def _product(sources: Sequence[int | None]) -> int | None:
 
 
 def _comparison(instruction: Instruction, sources: Sequence[int | None]) -> int | None:
+    """The result of ISETP as 0 or 1; None if an operand or the comparison is not known."""
     compare = next((COMPARISONS[part] for part in instruction.modifiers if part in COMPARISONS), None)
     a, b = sources
     if compare is None or a is None or b is None:
@@ -108,6 +110,7 @@ def _comparison(instruction: Instruction, sources: Sequence[int | None]) -> int 
 
 
 def _signed(value: int) -> int:
+    """A number of 32 bits, read as signed."""
     value &= WORD_MASK
     return value - (1 << 32) if value >> 31 else value
 
