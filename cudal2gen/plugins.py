@@ -58,6 +58,7 @@ class Host:
 
     @property
     def enabled(self) -> bool:
+        """Whether the variable turns the plugin on."""
         return os.environ.get(self.variable) == "1"
 
     @property

@@ -170,6 +170,7 @@ class _Search:
         return self.cost(moves) + (SPILL_COST if self.record(moves).spill_remarks else 0.0)
 
     def _weight(self, name: str) -> float:
+        """The weight of a field's change in the cost."""
         if name in self.fieldset.family.FOLLOWING:
             return FOLLOWING_WEIGHT
         return TILE_WEIGHT if name in TILE else 1.0

@@ -73,6 +73,7 @@ class Fusion(BaseModel):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
+        """Refuses parts that exclude each other, or that would have no effect."""
         if self.residual and self.gate:
             raise ValueError(f"{self}: residual excludes gate, because C is as wide as D, half as wide as the sums")
         if self.aux and not self.gate and self.activation == NONE:

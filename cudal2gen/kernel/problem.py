@@ -89,6 +89,7 @@ class Problem(Schema):
 
     @model_validator(mode="after")
     def _types_agree(self) -> Self:
+        """Refuses combinations of types, fusion, batch and sizes for which no kernel can exist."""
         if self.d not in self.element.outputs:
             raise ValueError(f"d={self.d}: must be {' or '.join(self.element.outputs)} for ab={self.ab}")
         if not self.exists(self.ab, self.d, self.acc):
@@ -205,6 +206,7 @@ class Problem(Schema):
 
     @property
     def mnk(self) -> str:
+        """The sizes as text, such as 64_48_32."""
         return f"{self.m}_{self.n}_{self.k}"
 
     @property

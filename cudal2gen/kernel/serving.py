@@ -183,5 +183,5 @@ def _copied(record: Record, sizes: Sizes, launched: Sizes, operands: LaunchOpera
     launch = record.launch
     unchanged = [before == after for before, after in zip(_shapes(sizes), _shapes(launched), strict=True)]
     takes = launch.takes(launched, operands)
-    a, b, d = (not (fits and as_is) for fits, as_is in zip(unchanged, takes, strict=True))
+    a, b, d = (not (same_extents and is_taken) for same_extents, is_taken in zip(unchanged, takes, strict=True))
     return (a, b, d)

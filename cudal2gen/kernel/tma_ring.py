@@ -324,6 +324,8 @@ class TmaRing(Ring, Sm90Kernel):
 
     @property
     def launch(self) -> Tma:
+        # A box has the rows that one of the CTAs sharing the tile loads: rows of the tile if they run along k, else of
+        # k.
         along, (d_cols, d_rows) = self.along_k, self._box_d
         return Tma(
             **self.launch_facts,

@@ -388,10 +388,12 @@ class Card:
 
     @property
     def runtime_library(self) -> Path:
+        """The CUDA runtime for kernels that this machine builds. Raises GpuError."""
         return runtime_of_built()
 
     @property
     def capability(self) -> tuple[int, int]:
+        """The compute capability: (major, minor)."""
         return (self._properties.major, self._properties.minor)
 
     @property
@@ -543,6 +545,7 @@ class Gpu(Card):
         return draw(problem, count, generator, self.device, products)
 
     def capture(self, calls: Sequence[Call]) -> Call:
+        """One call that replays the work of these calls, as a CUDA graph."""
         graph = self._torch.cuda.CUDAGraph()
         self._torch.cuda.synchronize(self.device)
         graph.capture_begin()
@@ -555,6 +558,7 @@ class Gpu(Card):
         return replay
 
     def elapsed_us(self, run: Call, before: Call) -> float:
+        """The microseconds between two events around ``run``, after ``before`` was enqueued."""
         before()
         self._start.record()
         run()

@@ -391,4 +391,5 @@ def _value(argument: Argument, session: Session, plan: CheckPlan, shared: dict[s
 
 
 def _upload(spec: BufferSpec, session: Session, seed: int, name: str) -> Buffer:
+    """Copy the initial content of a buffer to the device."""
     return session.memory.upload(spec.array(seed), spec.role, name=name)

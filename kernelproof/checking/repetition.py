@@ -122,8 +122,10 @@ def _written_by_host(memory: Memory) -> int:
 
 
 def _mask_bytes(touched: list[AccessedGranules]) -> int:
+    """The bytes of stored accesses."""
     return sum(len(mask) for part in touched for mask in (part.read, part.written) if mask is not None)
 
 
 def _key(launch: KernelLaunch) -> _Key:
+    """What determines the effect of a launch, apart from the contents of memory."""
     return id(launch.module), launch.kernel, launch.geometry, launch.parameters

@@ -54,6 +54,7 @@ class MemoryDependences:
                 report.message += "; it may follow from values that CTAs which did not end would have written"
 
     def _dependence(self, launch: KernelLaunch) -> Dependence:
+        """The analysis of a launch's kernel, made at its first use."""
         module, kernel = launch.module, launch.kernel
         key = module.text, kernel
         if key not in self._dependences:

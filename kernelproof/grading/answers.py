@@ -81,4 +81,5 @@ class CheckedCall:
 
     @property
     def is_right(self) -> bool:
+        """Whether no element of an output is wrong."""
         return not any(mask.any() for mask in self.wrong.values())

@@ -56,6 +56,7 @@ class ContractBuffer:
         return tuple(result)
 
     def nbytes(self, shape: Shape) -> int:
+        """The buffer's size in bytes for a problem shape."""
         return math.prod(self.shape(shape)) * self.format.dtype.itemsize
 
 

@@ -74,6 +74,7 @@ class Examination:
 
     @property
     def calls(self) -> int:
+        """How many calls were made in the memory of this shape."""
         return self.device.count
 
     def run(self) -> None:

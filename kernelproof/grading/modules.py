@@ -51,6 +51,7 @@ class Extension:
 
     @property
     def kernels(self) -> tuple[str, ...]:
+        """The names of the kernels that the CUDA text defines, in the order of the text."""
         return tuple(dict.fromkeys(_KERNEL.findall(hostcode.without_comments(self.cuda))))
 
     @property
@@ -102,7 +103,7 @@ def take_apart(source: str) -> ExtensionModule:
     Raises WrongInput if the text of an extension is not an expression of constants.
     """
     tree = ast.parse(source)
-    texts = dict(_texts(tree))
+    assignments = dict(_assignments(tree))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     calls = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "load_inline"]
     if (
@@ -111,7 +112,7 @@ def take_apart(source: str) -> ExtensionModule:
         and not any("cpp_ext" in name for name in imported)
     ):
         raise WrongInput("its extension is built by tvm-ffi, whose C++ interface is not here")
-    extensions = tuple(_extension(call, texts) for call in calls)
+    extensions = tuple(_extension(call, assignments) for call in calls)
     if not extensions:
         raise WrongInput(
             "it is Python that calls no load_inline, so it has no CUDA text; kernels of Triton are checked by a marked "
@@ -142,7 +143,7 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
         yield from (name.partition(".")[0] for name in names)
 
 
-def _texts(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yields every name that the module assigns, at any depth, with its value. A name can occur several times."""
     for node in ast.walk(tree):
         match node:

@@ -99,6 +99,7 @@ class Locks:
         return self._lock(command, kind, int(hashlib.sha256(name.encode()).hexdigest()[:15], 16), 1)
 
     def _lock(self, command: int, kind: int, start: int, length: int) -> bytes:
+        """Call fcntl for a range of bytes with a ``struct flock``, and return the struct that the system filled."""
         return fcntl.fcntl(self._file, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0))
 
 

@@ -36,6 +36,7 @@ class Residency(NamedTuple):
 
     @property
     def ctas(self) -> int:
+        """How many CTAs are resident."""
         return min(self)
 
 

@@ -61,6 +61,7 @@ class Element:
 
     @property
     def bytes(self) -> int:
+        """Bytes of an element."""
         return (self.significand + self.exponent) // 8
 
     @property
@@ -121,6 +122,7 @@ class Element:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """The type in torch. Raises ImportError without torch."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)

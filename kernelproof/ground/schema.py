@@ -36,6 +36,7 @@ class Schema(BaseModel):
         return self._without_neutral(handler(self))
 
     def _without_neutral(self, spelled: dict[str, Any]) -> dict[str, Any]:
+        """Removes the fields that have their neutral value from a serialised model."""
         for name, neutral in self.NEUTRAL.items():
             if getattr(self, name) == neutral:
                 spelled.pop(name, None)

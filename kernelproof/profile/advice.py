@@ -23,6 +23,7 @@ class InstructionKind(NamedTuple):
     pipes: frozenset[Pipe] = frozenset()
 
     def includes(self, instruction: Instruction, sm: str) -> bool:
+        """Whether an instruction is of this kind."""
         return instruction.name in self.opcodes or pipe_use(instruction, sm).pipe in self.pipes
 
 

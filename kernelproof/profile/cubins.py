@@ -136,6 +136,7 @@ class _CubinKernel:
 
     @cached_property
     def machine(self) -> Machine:
+        """The hardware on which the warps are simulated. All its sub-cores run the same warps, if there are enough."""
         rates = self.chip.rates
         return Machine(
             self.function.sm,

@@ -40,6 +40,7 @@ class LoopWindow(NamedTuple):
 
     @property
     def cycles(self) -> float:
+        """How long the window lasts."""
         return self.end - self.start
 
 

@@ -58,6 +58,8 @@ def picture(profile: Profile) -> Picture:
     start = min((issue.cycle for issue in issues), default=0.0)
     end = max((issue.cycle + 1 for issue in issues), default=1.0)
     scale = min(MAX_SCALE, max(MIN_SCALE, WIDTH / (end - start)))
+    # Lanes are stacked from the top: first the warps, then the pipes. Time runs to the right, ``scale`` pixels per
+    # cycle.
     warps = sorted({issue.warp for issue in issues})
     names = [*(f"warp {warp}" for warp in warps), *profile.busy]
     tops = {name: TOP + at * (LANE + GAP) for at, name in enumerate(names)}

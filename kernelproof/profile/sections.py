@@ -107,6 +107,7 @@ def _time(time: Time) -> Section:
 
 
 def _loop(loop: MainLoop) -> Section:
+    """The figures of the main loop: sentences on its length and its waste, then tables."""
     words = f"{loop_words(loop).capitalize()}. Meanwhile the scheduler issues {loop.issue_slots:.0f} instructions."
     conflicts = round(loop.bank_conflicts, 1)
     notes = (
@@ -191,6 +192,7 @@ def by_size(values: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def _occupancy(occupancy: Occupancy) -> Section:
+    """How many CTAs fit by each limit, and what a CTA may use at most so that one more fits."""
     uses = {
         "registers": f"{occupancy.registers} per thread",
         "shared memory": f"{occupancy.smem_bytes} bytes",
@@ -232,6 +234,7 @@ def advice_words(advice: Advice) -> str:
 
 
 def _listing(profile: Profile, most: int | None) -> Section:
+    """The listing, or its ``most`` instructions with the most stall cycles, in the order of addresses."""
     listed = set(range(len(profile.lines)))
     caption = "The main loop's machine code"
     if most is not None and most < len(profile.lines):
@@ -247,6 +250,7 @@ def _listing(profile: Profile, most: int | None) -> Section:
 
 
 def _row(line: Line) -> tuple[str, ...]:
+    """The row of an instruction in the listing, with the two reasons for which warps wait the longest before it."""
     waits = [(name, cycles) for name, cycles in by_size(line.stalls) if cycles >= 0.05]
     return (
         f"{line.address:04x} {line.sass}",

@@ -60,16 +60,19 @@ def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
 
 
 def _with_changed_element(bits: Array, rng: np.random.Generator) -> Array:
+    """The array with its largest pattern of bits in one more, random place."""
     out = bits.copy().reshape(-1)
     out[int(rng.integers(out.size))] = out[int(np.argmax(out))]
     return out.reshape(bits.shape)
 
 
 def _with_equal_rows(bits: Array) -> Array:
+    """The array with its first row in place of all others; a vector is unchanged."""
     return np.ascontiguousarray(np.broadcast_to(bits[:1], bits.shape)) if bits.ndim > 1 else bits
 
 
 def _with_zeros_at_start(bits: Array) -> Array:
+    """The array with zeros in its first eight elements."""
     out = bits.copy().reshape(-1)
     out[:8] = 0
     return out.reshape(bits.shape)

@@ -130,6 +130,7 @@ class Room:
         return {"refused": text}
 
     def end(self) -> None:
+        """Kill the room and all that it started."""
         with suppress(ProcessLookupError):
             process_tree.kill_session(self.worker.pid)
         self.worker.end()

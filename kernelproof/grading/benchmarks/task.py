@@ -60,6 +60,7 @@ def task(path: Path, solution: str, seed: int = 0) -> BenchmarkTask:
 
 
 def _flashinfer(path: Path, seed: int) -> BenchmarkTask:
+    """The task of a definition of FlashInfer-Bench. Raises WrongInput."""
     definition = flashinfer.parse(flashinfer.Definition, _read(path), str(path))
     cases, definition.scalars = flashinfer.cases(path, definition, seed)
     # The tolerances are the benchmark's. Its constant axes cannot be made smaller, so cases may be larger than others.
