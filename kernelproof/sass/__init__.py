@@ -21,7 +21,7 @@ from kernelproof.sass.latencies import Release, fixed, scoreboard
 from kernelproof.sass.loops import COPIES, CodeLoop, Loops, Role, count
 from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, PipeUse, mma_shape, pipe_use
 from kernelproof.sass.registers import RegisterLiveness, access, register_names
-from kernelproof.sass.scheduling import order, waits
+from kernelproof.sass.scheduling import queue_names, waits
 from kernelproof.sass.simulation import Issue, Machine, Stall, Stream, Timeline, simulate
 from kernelproof.sass.stripping import without_lines
 from kernelproof.sass.summary import Summary, summarise
@@ -65,8 +65,8 @@ __all__ = [
     "fixed",
     "hazards",
     "mma_shape",
-    "order",
     "pipe_use",
+    "queue_names",
     "register_names",
     "scoreboard",
     "sections",

@@ -15,7 +15,7 @@ from operator import or_
 from kernelproof.emulator.blackwell.fragments import SHAPES
 from kernelproof.emulator.machine_code.lowering import Lowering, label_of, mnemonic
 from kernelproof.emulator.machine_code.operands import Register, operand
-from kernelproof.sass import Instruction, order
+from kernelproof.sass import Instruction, queue_names
 
 _PLACE = re.compile(r"(\w+)\[(UR\d+)(?:\+(-?0x[0-9a-f]+))?\]$")
 _SHAPES = {"16dp64bit": "16x64b", "16dp128bit": "16x128b", "16dp256bit": "16x256b", "32dp32bit": "32x32b"}
@@ -128,8 +128,8 @@ def _form(ins: Instruction) -> tuple[str, int]:
 def load_scoreboards(instructions: Sequence[Instruction], sm: str) -> int:
     """The mask of scoreboards by which loads of tensor memory are waited for. A load may take none: what follows it in
     its queue ends later, so a wait for that is a wait for the load."""
-    queue = next((order(ins, sm)[0] for ins in instructions if ins.name == "LDTM"), None)
-    taken = (ins.control.write_barrier for ins in instructions if queue and order(ins, sm)[0] == queue)
+    queue = next((queue_names(ins, sm)[0] for ins in instructions if ins.name == "LDTM"), None)
+    taken = (ins.control.write_barrier for ins in instructions if queue and queue_names(ins, sm)[0] == queue)
     return reduce(or_, (1 << board for board in taken if board is not None), 0)
 
 
