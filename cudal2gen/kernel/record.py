@@ -177,8 +177,8 @@ class Record(Schema):
         if self.gpu not in GPUS:
             yield f"gpu={self.gpu}: must be one of {', '.join(GPUS)}"
         if (width := self.element.bytes) not in self.OPERAND_BYTES:
-            able = " or ".join(map(str, self.OPERAND_BYTES))
-            yield f"ab={self.ab}: {self.family} multiplies elements of {able} bytes, these have {width}"
+            widths = " or ".join(map(str, self.OPERAND_BYTES))
+            yield f"ab={self.ab}: {self.family} multiplies elements of {widths} bytes, these have {width}"
 
     def violations(self) -> Iterator[str]:
         """Broken rules of this family, as ``field=value: rule``. ``shared_violations`` found none before."""

@@ -242,6 +242,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def staging_bytes(self) -> int:
+        """Bytes of one round of D: each thread has 8 elements of 2 bytes of a 16x16 tile."""
         return self.staging_tiles * self.threads * 16
 
     @property

@@ -36,8 +36,8 @@ class Sm90Kernel(Record):
     def shared_violations(self) -> Iterator[str]:
         yield from super().shared_violations()
         if self.gpu in GPUS and not self.serves(self.target):
-            able = ", ".join(name for name, chip in GPUS.items() if self.serves(chip))
-            yield f"gpu={self.gpu}: {self.family} needs one of {able}"
+            served = ", ".join(name for name, chip in GPUS.items() if self.serves(chip))
+            yield f"gpu={self.gpu}: {self.family} needs one of {served}"
 
     @property
     def vector_rows(self) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ def check(
         ),
     ],
     entry: EntryOptions,
-    how: RunOptions,
+    settings: RunOptions,
     output: ReportOptions,
 ) -> None:
     """Run a CUDA program on an emulated GPU and report its faults.
@@ -137,9 +137,9 @@ def check(
         if path.suffix not in writers:
             refuse(f"--out {path}: expected a file that ends in {' or '.join(writers)}")
     expected = expectations.read(output.expect) if output.expect else ()
-    plan = _plan([Path(file) for file in files], entry, how, output, context.meta[PROGRAM_ARGUMENTS])
+    plan = _plan([Path(file) for file in files], entry, settings, output, context.meta[PROGRAM_ARGUMENTS])
     sys.stdout.flush()
-    result = supervision.run(plan, " ".join(files), how.timeout, how.memory, _progress())
+    result = supervision.run(plan, " ".join(files), settings.timeout, settings.memory, _progress())
     expectations.apply(result, expected)
     for path in output.out:
         writers[path.suffix](result, path)
@@ -153,7 +153,7 @@ def check(
 
 
 def _plan(
-    files: list[Path], entry: EntryOptions, how: RunOptions, output: ReportOptions, arguments: tuple[str, ...]
+    files: list[Path], entry: EntryOptions, settings: RunOptions, output: ReportOptions, arguments: tuple[str, ...]
 ) -> CheckPlan:
     """Compiles sources and collects everything that the process of the check needs. Raises UserError."""
     from kernelproof.checking import compilation, devices, plan
@@ -168,15 +168,15 @@ def _plan(
     others = [file for file in files if not any(file in group for group in kinds.values())]
     if others:
         refuse(f"{others[0]}: not a .cu, .cpp, .ptx, .so or .cubin file; a program's own arguments stand after --")
-    nvcc_args, sm = compilation.split_arguments(how.nvcc_args)
-    kernels = [*kinds["ptx"], *(cubin if how.machine_code else _ptx_of(cubin) for cubin in kinds["cubin"])]
+    nvcc_args, sm = compilation.split_arguments(settings.nvcc_args)
+    kernels = [*kinds["ptx"], *(cubin if settings.machine_code else _ptx_of(cubin) for cubin in kinds["cubin"])]
     targets = plan.target_of([file for file in kernels if file.suffix == ".ptx"])
-    if how.machine_code:
+    if settings.machine_code:
         toolchain.find_nvdisasm()
         targets = targets or plan.target_of_cubins(kernels)
-    device = how.gpu or devices.nearest(sm or targets or devices.DEFAULT)
+    device = settings.gpu or devices.nearest(sm or targets or devices.DEFAULT)
     devices.device(device)
-    if how.machine_code and kinds["source"]:
+    if settings.machine_code and kinds["source"]:
         number = (sm or devices.target(device)).removeprefix("sm_")
         nvcc_args.append(f"-gencode=arch=compute_{number},code=sm_{number}")
     library = kinds["library"][0] if kinds["library"] else None
@@ -198,8 +198,9 @@ def _plan(
         library = compilation.library(kinds["source"], nvcc_args, sm or devices.target(device), toolchain.discover())
     return plan.CheckPlan(
         device, library, tuple(kernels), (str(files[0].with_suffix("")), *arguments) if runs_main else None,
-        (entry.call, listed) if entry.call else None, launches, buffers, how.counters, how.adverse, how.sample,
-        how.seed, machine_code=how.machine_code, quiet=output.as_json, output_to_stderr=output.as_json,
+        (entry.call, listed) if entry.call else None, launches, buffers, settings.counters, settings.adverse,
+        settings.sample, settings.seed, machine_code=settings.machine_code, quiet=output.as_json,
+        output_to_stderr=output.as_json,
     )  # fmt: skip
 
 

@@ -80,12 +80,12 @@ def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple
 class Downgrade(NamedTuple):
     """An instruction of lower precision than required.
 
-    ``what`` is imprecise: "operands", "accumulator", "conversion" or "sums". ``type``: the instruction's type, where
-    ``required`` is needed. ``runs``: how often it ran.
+    ``part``: what is imprecise, "operands", "accumulator", "conversion" or "sums". ``type``: the instruction's type,
+    where ``required`` is needed. ``runs``: how often it ran.
     """
 
     opcode: str
-    what: str
+    part: str
     type: str
     required: str
     runs: int

@@ -337,7 +337,7 @@ class Examination:
                 )
             )  # fmt: skip
             for item in [] if integers else self._downgrades(opcodes, needed):
-                if needed and item.what in ("operands", "conversion") and item.required in ("f32", "f64"):
+                if needed and item.part in ("operands", "conversion") and item.required in ("f32", "f64"):
                     self.suspects.append((name, item))
                 else:
                     self._add_downgrade(name, item)
@@ -352,8 +352,8 @@ class Examination:
         """Add a finding on an instruction of kernel ``name`` that computes in a too narrow type."""
         self._add(
             "lower-precision",
-            f"{name}: {item.what} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
-            name, what=item.what, type=item.type, required=item.required, opcode=item.opcode, executed=item.runs,
+            f"{name}: {item.part} are {item.type}, {item.required} is required: {item.opcode}, {item.runs}x",
+            name, what=item.part, type=item.type, required=item.required, opcode=item.opcode, executed=item.runs,
         )  # fmt: skip
 
     def _check_precision(self) -> None:
@@ -425,8 +425,8 @@ class Examination:
             for factor in inputs.FACTORS:
                 bits = inputs.changed(self.task.contract, first.bits, change, factor)
                 results = self.expected("normal", bits)
-                if moved := self._visible_changes(first, results):
-                    self._check_response(first, bits, results, moved, change)
+                if visible_changes := self._visible_changes(first, results):
+                    self._check_response(first, bits, results, visible_changes, change)
                     break
 
     def _visible_changes(self, first: CheckedCall, results: Mapping[str, Expected]) -> dict[str, Array]:
@@ -435,7 +435,7 @@ class Examination:
         A change is visible if it far exceeds the tolerance for the first inputs plus the rounding for the changed
         inputs, whose scale may differ.
         """
-        moved = {}
+        visible_changes = {}
         for name, item in results.items():
             rounding = tolerance.noise(item)
             with np.errstate(invalid="ignore"):
@@ -444,23 +444,24 @@ class Examination:
             visible = difference > VISIBLE_ERRORS * (first.expected[name].allowed + rounding)
             visible &= difference >= VISIBLE_SHARE * difference.max(initial=0.0)
             if visible.any():
-                moved[name] = visible
-        return moved
+                visible_changes[name] = visible
+        return visible_changes
 
     def _check_response(
         self,
         first: CheckedCall,
         bits: dict[str, Array],
         results: Mapping[str, Expected],
-        moved: Mapping[str, Array],
+        visible_changes: Mapping[str, Array],
         change: inputs.InputChange,
     ) -> None:
         """Call with one changed element, and report outputs that do not change although the reference does.
 
-        ``results``: the reference's outputs for the changed inputs. ``moved``: the elements that change visibly.
+        ``results``: the reference's outputs for the changed inputs. ``visible_changes``: the elements that change
+        visibly.
         """
         call = self.device.call(bits)
-        for name, places in moved.items():
+        for name, places in visible_changes.items():
             item = self.task.contract.buffers[name].format
             old, new = item.values(first.call.outputs[name]), item.values(call.outputs[name])
             reference_change = np.abs(results[name].values - first.expected[name].values)

@@ -38,13 +38,13 @@ class GradedSet(BaseModel):
     def sections(self) -> list[Section]:
         """The set as tables: outcomes, all solutions, and the evidence against those that are not right."""
         counts, seconds = self.counts, sum(entry.verdict.seconds for entry in self.entries)
-        said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         broken = Counter(rule for entry in self.entries for rule in entry.verdict.rules)
         rules = tuple((rule, str(count)) for rule, count in broken.most_common())
         evidence = Table("What is not right", ("solution", "finding"), self._evidence())
         return [
             Section(
-                "outcomes", "Outcomes", (f"{len(self.entries)} solutions: {said}; {seconds:.0f} s.",),
+                "outcomes", "Outcomes", (f"{len(self.entries)} solutions: {outcomes}; {seconds:.0f} s.",),
                 tables=(Table("Broken rules", ("rule", "solutions"), rules),),
             ),
             Section("solutions", "Solutions", tables=(Table("All solutions", _COLUMNS, self._rows()),)),

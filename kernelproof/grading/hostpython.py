@@ -130,16 +130,16 @@ def _model_findings(
 ) -> Iterator[Finding]:
     """Report what is suspicious in the model's class and in the functions that its methods reach."""
     methods = {node.name: node for node in model.body if isinstance(node, ast.FunctionDef)}
-    used = _reachable_functions([node for name, node in methods.items() if name != "__init__"], functions)
+    reached = _reachable_functions([node for name, node in methods.items() if name != "__init__"], functions)
     constructor = methods.get("__init__")
     aliases = extensions | _aliases(constructor, extensions)
-    names = {_name(node) for method in used for node in ast.walk(method)}
+    names = {_name(node) for method in reached for node in ast.walk(method)}
     if not any(name == alias or name.startswith(f"{alias}.") for alias in aliases for name in names):
         yield _finding(
             "no-kernel", model, f"{MODEL} uses no function of {', '.join(sorted(extensions)) or 'an extension'}"
         )
     layers = _layers(constructor)
-    for method in used:
+    for method in reached:
         yield from _computation_findings(method, layers, aliases)
         yield from _cache_findings(method)
 

@@ -153,6 +153,7 @@ def _other_value(item: ContractBuffer, before: float, shape: Shape, rng: np.rand
         if item.format.is_float:
             least, most = _ends(item.format, low, high)
             return least if before > (low + high) / 2 else most
+        # A random step of 1 to high - low - 1, around the range's end: it never leads back to the old value.
         return float(low + (int(before) - low + 1 + int(rng.integers(0, max(1, high - low - 1)))) % (high - low))
     if not item.format.is_float:
         return before + 17

@@ -113,26 +113,26 @@ class _Proposals:
         except WrongInput:
             return False
         for item, result in zip(self.outputs, results, strict=True):
-            wanted = follow(item, self.results[item.name])
-            finite = np.isfinite(wanted)
-            largest = np.abs(wanted[finite]).max(initial=0.0)
-            if not finite.all() or not np.all(np.abs(result - wanted) <= EXACT_SHARE * largest):
+            expected = follow(item, self.results[item.name])
+            finite = np.isfinite(expected)
+            largest = np.abs(expected[finite]).max(initial=0.0)
+            if not finite.all() or not np.all(np.abs(result - expected) <= EXACT_SHARE * largest):
                 return False
         return True
 
     def permutations(self) -> Iterator[Relation]:
         """Permutes all axes whose order does not matter or is that of the outputs: first reversed, then at random."""
-        for how in ("reversed", "permuted"):
+        for kind in ("reversed", "permuted"):
             orders: dict[str, Array] = {}
             for name in self.shape:
                 size = self.shape[name]
-                order = np.arange(size)[::-1] if how == "reversed" else self.rng.permutation(size)
+                order = np.arange(size)[::-1] if kind == "reversed" else self.rng.permutation(size)
                 step = _with_reordered({name: order})
                 if size > 1 and any(name in _axes(item) for item in self.inputs) and self.holds(step, step):
                     orders[name] = order
             if orders:
                 step = _with_reordered(orders)
-                yield Relation(f"{how} along {', '.join(orders)}", self.changed(step), step)
+                yield Relation(f"{kind} along {', '.join(orders)}", self.changed(step), step)
 
     def repetitions(self) -> Iterator[Relation]:
         """Replaces a row by another one, along all axes whose rows are independent."""

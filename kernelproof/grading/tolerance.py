@@ -135,6 +135,7 @@ def expected(
     values = np.asarray(values, np.float64)
     if magnitude is not None and tolerance.terms is not None:
         magnitude = np.asarray(magnitude, np.float64)
+        # The sum has the error of its precision, and is rounded once more to the output's type.
         error = precision.error(int(value(tolerance.terms, shape)), magnitude)
         usual = np.hypot(precision.usual_error(magnitude), output.unit_roundoff * np.abs(values)) + output.least_error
         allowed = error + output.unit_roundoff * (np.abs(values) + error) + output.least_error

@@ -65,7 +65,7 @@ def run(request: Request) -> dict[str, Any]:
         raise WrongInput(f"source: {lines[0]!r} is not allowed here; put the text into source, or give path")
     path = _file(request)
     content = plan.LaunchFile(launches=request.launches, buffers=request.buffers)
-    launches, buffers = content.specifications(request.within)
+    launches, buffers = content.specifications(request.allowed_path)
     arguments, sm = compilation.split_arguments(request.options())
     ptx = path
     if path.suffix == ".cu":
@@ -88,7 +88,7 @@ def _file(request: Request) -> Path:
     if bool(request.source) == bool(request.path):
         raise WrongInput("give source (CUDA C++ or PTX text) or path (a .cu or .ptx file)")
     if request.path:
-        path = request.within(request.path)
+        path = request.allowed_path(request.path)
         if path.suffix not in (".cu", ".ptx"):
             raise WrongInput(f"path {path}: neither .cu nor .ptx")
         with reading(path):

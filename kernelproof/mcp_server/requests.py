@@ -46,7 +46,7 @@ class Request(BaseModel):
     gib: Annotated[float, Field(gt=0)]
     roots: Annotated[list[Path], Field(description="Folders that files are read from, absolute.")] = []
 
-    def within(self, name: str) -> Path:
+    def allowed_path(self, name: str) -> Path:
         """The path of a file or folder below the roots, with links resolved. Raises WrongInput for any other.
 
         Links are followed before the comparison, so that a link below a root cannot lead out of it.
@@ -79,5 +79,5 @@ class Request(BaseModel):
                     f"nvcc_args: {word!r} is not allowed here; write -DNAME=VALUE, -IFOLDER (below the server's), "
                     "-std=c++20, -O3"
                 )
-        words = [f"-I{self.within(word[2:])}" if word.startswith("-I") else word for word in words]
+        words = [f"-I{self.allowed_path(word[2:])}" if word.startswith("-I") else word for word in words]
         return shlex.join(unread_by_shells(words))

@@ -69,12 +69,12 @@ def of_cubin(
         restriction = f" whose name has {kernel}" if kernel else ""
         raise WrongInput(f"{cubin}: has no function{restriction} with an MMA; name a kernel that multiplies matrices")
     function = max(functions, key=lambda function: len(function.instructions))
-    able = [name for name, chip in GPUS.items() if runs(function.sm, chip.capability.number)]
-    gpu = gpu or (able[0] if able else None)
+    suitable_gpus = [name for name, chip in GPUS.items() if runs(function.sm, chip.capability.number)]
+    gpu = gpu or (suitable_gpus[0] if suitable_gpus else None)
     if gpu is None:
         raise WrongInput(f"{cubin}: is for {function.sm}, which no GPU with known rates runs: {', '.join(GPUS)}")
-    if gpu not in able:
-        others = ", ".join(able) or "no GPU"
+    if gpu not in suitable_gpus:
+        others = ", ".join(suitable_gpus) or "no GPU"
         raise WrongInput(
             f"{cubin}: is for {function.sm}, which {gpu} does not run; --gpu names one that does: {others}"
         )
@@ -166,16 +166,20 @@ class _CubinKernel:
         mhz, sms = self.chip.rates.mhz, self.chip.sms
         generations = ceil_div(self.launch.ctas, sms) / self.resident
         iteration = self.window.cycles / self.window.iterations
-        # The cycles of a generation outside its main loop: those of the simulation without its iterations.
-        outside = max(0.0, self.timeline.cycles - ITERATIONS * iteration) if self.ways.consumer.iteration else 0.0
-        main = self.launch.iterations * iteration if self.ways.consumer.iteration else self.timeline.cycles
+        # The cycles of a generation in its main loop, and outside of it: those of the simulation without its
+        # iterations.
+        outside_cycles = 0.0
+        main_cycles = self.timeline.cycles
+        if self.ways.consumer.iteration:
+            outside_cycles = max(0.0, self.timeline.cycles - ITERATIONS * iteration)
+            main_cycles = self.launch.iterations * iteration
         parts = {
             "launch": LAUNCH_US,
-            "main loop": generations * main / mhz,
-            "prologue and epilogue": generations * outside / mhz,
+            "main loop": generations * main_cycles / mhz,
+            "prologue and epilogue": generations * outside_cycles / mhz,
         }
-        tensor = self.loop.tensor_cycles * self.launch.iterations * generations / mhz
-        bounds = {"tensor cores": tensor, "machine code": parts["main loop"]}
+        tensor_us = self.loop.tensor_cycles * self.launch.iterations * generations / mhz
+        bounds = {"tensor cores": tensor_us, "machine code": parts["main loop"]}
         per_sm = ceil_div(self.launch.ctas, sms)
         return figures.Time(
             us=sum(parts.values()),
@@ -185,7 +189,7 @@ class _CubinKernel:
             ctas=self.launch.ctas,
             waves=self.launch.ctas / (self.occupancy.ctas * sms),
             tail_share=1 - self.launch.ctas / (per_sm * sms),
-            floor_us=LAUNCH_US + tensor,
+            floor_us=LAUNCH_US + tensor_us,
         )
 
     @cached_property

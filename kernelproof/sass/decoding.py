@@ -209,7 +209,7 @@ class _ListingRow(NamedTuple):
 def _instructions(lines: list[str], sm: str, jumps: Mapping[int, tuple[int, ...]]) -> tuple[Instruction, ...]:
     """The instructions of a section. Labels and source lines precede the instruction to which they belong."""
     labels, pending = dict[str, int](), list[str]()
-    frames: list[str] = []
+    frames: list[str] = []  # the source lines that were printed since the last instruction
     source: tuple[SourceLine, ...] = ()
     ptx_line = 0
     rows: list[_ListingRow] = []

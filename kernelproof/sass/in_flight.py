@@ -160,8 +160,8 @@ class InFlight:
                 self.complete = False
                 return
             leaving = self._walk(point.start, entries[point].copy(), None)
-            for follower, known in self.paths.after(point):
-                state = leaving if known else FlightState()
+            for follower, is_state_known in self.paths.after(point):
+                state = leaving if is_state_known else FlightState()
                 if follower not in entries:
                     entries[follower] = state.copy()
                 elif not entries[follower].join(state):

@@ -51,16 +51,16 @@ class Paths:
         it is not after a call of another function."""
         end = self.ends[point.start]
         last = self.code[end - 1]
-        after = [Point(end, point.returns)] if end < len(self.code) else []
+        following = [Point(end, point.returns)] if end < len(self.code) else []
         if last.name not in BLOCK_ENDS or conditional(last):
-            yield from ((point, True) for point in after)
+            yield from ((point, True) for point in following)
         target = self._index.get(last.target) if last.target is not None else None
         if last.name in BRANCHES and target is not None:
             yield Point(target, point.returns), True
         elif last.name in INDIRECT:
             yield from ((Point(self._index[address], point.returns), True) for address in last.targets)
         elif last.name == "CALL" and target is None:
-            yield from ((point, False) for point in after)
+            yield from ((point, False) for point in following)
         elif last.name == "CALL" and target is not None:
             # ptxas also jumps by CALL.REL.NOINC. It is a call only if the function has a RET.
             if not self._has_returns:

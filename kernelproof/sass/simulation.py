@@ -308,6 +308,7 @@ class _SubCore:
         machine, ring = self.machine, self.rings[warp.cta]
         self.l2 = max(cycle, self.l2) + machine.fill_bytes / ring.loads / machine.l2_bytes
         self._add_busy(Pipe.TMA, 1)
+        # A producer loads the fill for whose stage it has waited last.
         fill = warp.fills[min(warp.waited_fills, len(warp.fills)) - 1] if warp.fills else 0
         landed = max(ring.landed.get(fill, 0.0), self.l2 + machine.l2_cycles + TMA_CYCLES)
         ring.landed[fill], ring.loaded[fill] = landed, ring.loaded.get(fill, 0) + 1

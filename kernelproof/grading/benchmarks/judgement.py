@@ -353,6 +353,7 @@ class _Judge:
             differ = np.asarray(values != usual)
             return differ, float(np.abs(values - usual).max(initial=0))
         with np.errstate(invalid="ignore", over="ignore"):
+            # Near the fp64 result, as far as the tolerance or the reference's own error goes, or near its own result.
             error = np.abs(values - ideal)
             allowed = self.absolute + self.relative * np.abs(ideal)
             allowed = np.maximum(allowed, MOST_REFERENCE_ERRORS * np.abs(usual - ideal))
