@@ -1,4 +1,4 @@
-"""The examples on the pages of the rules: programs whose first line says how they are launched."""
+"""Reads and executes the examples on the rules' pages, programs whose first line is the command that executes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kernelproof.checking import plan
 from kernelproof.emulator import HOPPER, RULES, Device, Memory, Options, Report, load
 from kernelproof.ground.chips import GPUS
 from tests.kernelproof.emulator.build import compiled_text
@@ -19,13 +20,16 @@ WITH_PROGRAMS = {"stream-race", "host-race", "host-access", "use-after-free", "i
 OF_CHECKS = {"does-not-assemble"}  # test_assembly.py runs its example
 OF_MACHINE_CODE = {"register-hazard"}  # no source can have it; test_machine_schedules.py edits a cubin
 WITH_EXAMPLES = sorted(RULES.keys() - OF_THE_HOST - WITH_PROGRAMS - OF_CHECKS - OF_MACHINE_CODE)
-TYPES = {"float": np.dtype("f4"), "float4": np.dtype("(4,)f4"), "int": np.dtype("i4")}
 DEVICES = {"sm_90a": HOPPER, "sm_100a": Device.of(GPUS["b200"])}
-HEAD = re.compile(r"// <<<(\d+), (\d+)>>>(?: cluster (\d+):)?( overlapping:)?( adverse:)? (.*?)(?: \((sm_\w+)\))?$")
+# The command that executes the example in x.cu.
+COMMAND = re.compile(r'// kernelproof check x\.cu --launch "(.*?)" --args "(.*?)"( --adverse)?(?: --gpu (sm_\w+))?')
+# A launch that only Python's interface can describe.
+IN_PYTHON = re.compile(r"// from Python: <<<(\d+), (\d+)>>>( overlapping:)? (.*?)(?: \((sm_\w+)\))?")
+TYPES = {"float": np.dtype("f4"), "int": np.dtype("i4")}
 
 
 class Example(NamedTuple):
-    """A program of a page. Its first line is a comment: grid, block, cluster, arguments, architecture."""
+    """A program of a page. Its first line is a comment that says how it is launched: ``COMMAND`` or ``IN_PYTHON``."""
 
     code: str
 
@@ -36,37 +40,47 @@ class Example(NamedTuple):
 
     def run(self, default: str = "sm_80") -> list[Report]:
         """The findings of its launch. ``default``: the architecture if the page names none."""
-        head = HEAD.match(self.code.split("\n")[0])
-        assert head is not None, self.code
-        grid, block, cluster, overlapping, adverse, arguments, arch = head.groups()
+        head, memory = self.code.split("\n")[0], Memory()
+        arguments: list[Any]
+        if command := COMMAND.fullmatch(head):
+            launch, words, adverse, arch = command.groups()
+            spec = plan.launch(launch, tuple(plan.argument(word, {}) for word in words.split()))
+            grid, block, overlapping = spec.grid, spec.block, None
+            arguments = [
+                memory.upload(each.array(0), each.role) if isinstance(each, plan.BufferSpec) else each
+                for each in spec.arguments
+            ]
+        else:
+            in_python = IN_PYTHON.fullmatch(head)
+            assert in_python is not None, self.code
+            ctas, threads, overlapping, words, arch = in_python.groups()
+            grid, block, adverse = (int(ctas),), (int(threads),), None
+            arguments = [argument(word.strip(), memory) for word in words.split(",")]
         arch = arch or default
         program = load(compiled_text(self.code, arch=arch))
-        memory = Memory()
-        settings: dict[str, Any] = {"device": DEVICES[arch]} if arch in DEVICES else {}
         return program.launch(
             program.kernels[0],
-            int(grid),
-            int(block),
-            [argument(text.strip(), memory) for text in arguments.split(",")],
+            grid,
+            block,
+            arguments,
             memory=memory,
-            cluster=int(cluster or 1),
             overlapping=overlapping is not None,
             options=Options(loop_limit=2000, lanes=64, adverse=adverse is not None),
-            **settings,
+            **({"device": DEVICES[arch]} if arch in DEVICES else {}),
         ).reports
 
 
 def argument(text: str, memory: Memory) -> Any:
-    """``5``, ``zeros BYTES``, or ``ROLE TYPE[COUNT]``, of which ``region N`` elements may be written."""
+    """An argument of ``IN_PYTHON``: ``5``, ``zeros BYTES``, or ``ROLE TYPE[COUNT]``, of which ``region N`` elements may
+    be written."""
     if text.isdigit():
         return int(text)
     if text.startswith("zeros"):
         return bytes(int(text.split()[1]))
-    m = re.match(r"(in|out|inout|scratch) (\w+)\[(\d+)\](?: region (\d+))?$", text)
+    m = re.match(r"(in|out|inout) (\w+)\[(\d+)\](?: region (\d+))?$", text)
     assert m is not None, text
-    role = {"in": "input", "out": "output"}.get(m[1], m[1])
-    kind, count = TYPES[m[2]], int(m[3])
-    values = np.zeros((count, *kind.shape), kind.base) if role != "input" else np.arange(count, dtype=kind)
+    role, kind, count = plan.ROLES[m[1]], TYPES[m[2]], int(m[3])
+    values = np.arange(count, dtype=kind) if role == "input" else np.zeros(count, kind)
     return memory.upload(values, role, region=slice(0, int(m[4])) if m[4] else None)
 
 
