@@ -177,7 +177,12 @@ class Emitter:
         number = self._site_of.get(id(ins))
         if number is None:
             number = self._site_of[id(ins)] = len(self.sites)
-            self.sites.append(Site(ins.line, " ".join(ins.text.split()), ins.frames, self.machine_code, ins.ptx_line))
+            self.sites.append(
+                Site(
+                    ins.line, " ".join(ins.text.split()), ins.frames, self.machine_code, ins.ptx_line,
+                    id(ins) in self.checked_loads,
+                )
+            )  # fmt: skip
         return number
 
     def sites_of(self, instructions: Iterable[int]) -> list[int]:

@@ -56,11 +56,10 @@ class DeviceHazards:
             return
         covered, per_lane = self._all_granules(access, tags.shift)
         if tags.is_written and not self._comes_after([tags.written], covered, per_lane, access, reads=False):
-            kind = "plain-first-load" if strong & CHECKED else "global-race"
             racing: Array | None = None
             for touched in self._granules(access, tags.shift):
                 tagged, origin = take(tags.written, touched), TagOrigin(tags.written_sites, touched, tags.written_sizes)
-                racing = self._check_order("read after write", tagged, access, origin, kind=kind, reported=racing)
+                racing = self._check_order("read after write", tagged, access, origin, reported=racing)
         stamp = self._stamp(lanes, strong)
         self._tag_read(tags, covered, stamp if per_lane == 1 else stamp.repeat(per_lane), access)
         if strong >> SIZE_SHIFT:
@@ -234,7 +233,6 @@ class DeviceHazards:
         access: GlobalAccess,
         origin: TagOrigin,
         differs: Callable[[], Array] | None = None,
-        kind: str = "global-race",
         reported: Array | None = None,
     ) -> Array | None:
         """Report lanes whose access does not happen after the tagged one. ``differs``: which of them store another
@@ -250,7 +248,7 @@ class DeviceHazards:
         if not bad.any():
             return reported
         for part in origin.by_site(bad):
-            self._report_race(kind, hazard, access, tags, part, origin)
+            self._report_race(hazard, access, tags, part, origin)
         return np.asarray(bad if reported is None else bad | reported)
 
     def _check_written(self, access: GlobalAccess, written: Array) -> None:
@@ -379,8 +377,8 @@ class DeviceHazards:
         )
 
     def _moment(self, strong: int) -> int:
-        """The upper part of a tag now: tick and scope."""
-        scope = scope_of(strong) if strong else 0
+        """The upper part of a tag now: tick and scope. A load that a swap checks is weak."""
+        scope = scope_of(strong) if strong and not strong & CHECKED else 0
         return self.launch.tick << TICK_SHIFT | scope << SCOPE_SHIFT
 
     def _stamp(self, lanes: Array | None, strong: int) -> Array:
@@ -403,9 +401,7 @@ class DeviceHazards:
             if not allowed.all():
                 self._report("outside-region", "writes outside the declared region", access, allowed == 0)
 
-    def _report_race(
-        self, kind: str, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: TagOrigin
-    ) -> None:
+    def _report_race(self, hazard: str, access: GlobalAccess, tags: Array, bad: Array, origin: TagOrigin) -> None:
         """Report a race of the lanes of an access that the mask ``bad`` marks."""
         batch, strong = self.batch, 0 if access.strong & CHECKED else access.strong
         lanes = batch.everyone if access.lanes is None else access.lanes
@@ -422,6 +418,8 @@ class DeviceHazards:
         if int(tags[first]) >> TICK_SHIFT == UNDER_WAY:
             why = ": nothing has waited for that bulk store (cp.async.bulk.wait_group, without .read)"
         offenders, site = lanes[bad], origin.site(first)
+        # Without recorded instructions a read that came first counts as a usual one; the launch is then executed again.
+        checked = access.strong & CHECKED or (hazard == "write after read" and self.launch.site(site).is_checked_load)
         threads = batch.thread[offenders[batch.row_of[offenders] == row[0]]].tolist()
         sides = [(access.site, batch.cta_index(int(row[0])), threads), (site, self.launch.cta_index(cta), [thread])]
         if same_cta:
@@ -433,7 +431,7 @@ class DeviceHazards:
                 sides.reverse()
         (where, index, who), (other, other_index, others) = sides
         self.launch.reports.add(
-            kind,
+            "plain-first-load" if checked else "global-race",
             f"{text}, with no barrier or release and acquire between{why}",
             where,
             index,

@@ -37,13 +37,14 @@ class Frame(NamedTuple):
 class Site:
     """An instruction: its PTX line and text, and the CUDA lines of ``-lineinfo``, the innermost first, each inlined at
     the next one. In machine code ``line`` is its address, and ``ptx_line`` is the line of the PTX from which it was
-    compiled, 0 if that is not known."""
+    compiled, 0 if that is not known. ``is_checked_load``: a load whose value a compare-and-swap checks."""
 
     line: int = 0
     text: str = ""
     frames: tuple[Frame, ...] = ()
     machine_code: bool = False
     ptx_line: int = 0
+    is_checked_load: bool = False
 
     @property
     def place(self) -> str:

@@ -38,8 +38,8 @@ class Example(NamedTuple):
         lines = self.code.split("\n")
         return [i for i, line in enumerate(lines, 1) if re.search(rf"//.*\b{mark}\b", line)]
 
-    def run(self, default: str = "sm_80") -> list[Report]:
-        """The findings of its launch. ``default``: the architecture if the page names none."""
+    def run(self, default: str = "sm_80", lanes: int | None = 64) -> list[Report]:
+        """The findings of its launch. ``default``: the architecture if the page names none. ``lanes``: of a batch."""
         head, memory = self.code.split("\n")[0], Memory()
         arguments: list[Any]
         if command := COMMAND.fullmatch(head):
@@ -65,7 +65,7 @@ class Example(NamedTuple):
             arguments,
             memory=memory,
             overlapping=overlapping is not None,
-            options=Options(loop_limit=2000, lanes=64, adverse=adverse is not None),
+            options=Options(loop_limit=2000, lanes=lanes, adverse=adverse is not None),
             **({"device": DEVICES[arch]} if arch in DEVICES else {}),
         ).reports
 

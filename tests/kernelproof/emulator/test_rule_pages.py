@@ -52,6 +52,15 @@ def test_the_right_example_is_clean(rule: str) -> None:
         assert [str(report) for report in right.run()] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["plain-first-load", "global-race", "memory-scope"])
+def test_races_of_ctas_have_the_same_findings_in_every_batch(rule: str) -> None:
+    wrong = examples(rule)[0]
+    alone, *others = ([str(report) for report in wrong.run(lanes=lanes)] for lanes in (32, 64, 128, None))
+    assert alone
+    assert all(findings == alone for findings in others)
+
+
 @pytest.mark.parametrize(
     ("rule", "buffer", "element", "index"),
     [
