@@ -38,6 +38,7 @@ REFUSED = (
     "dynamic parallelism",
     "conditional nodes of graphs",
 )
+# The opcode in a refusal of the emulator, which cites the instruction.
 _OPCODE = re.compile(r": ([\w.:]+) in `")
 
 

@@ -22,7 +22,7 @@ from cudal2gen import places
 from cudal2gen.generation import catalog, compiler
 from kernelproof import sass
 
-FULL = re.compile(r"MEMBAR\S*(?<!\.CTA)$")
+FULL = re.compile(r"MEMBAR\S*(?<!\.CTA)$")  # opcodes of fences that reach beyond the CTA
 # For the text of each line that yields full fences: why it needs them, and which test fails without them.
 REASONS = {
     'CUTE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }': (

@@ -28,6 +28,7 @@ from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, pipe_use
 from kernelproof.sass.registers import access
 
 SMS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+# Opcodes that wait for more than their own operands, so their distance to a producer says nothing of its latency.
 WAITS = frozenset(("DEPBAR", "BAR", "WARPGROUP", "WARPSYNC", "MEMBAR", "ERRBAR", "CGAERRBAR"))
 LONGEST = 13  # the longest latency of a producer that is no MMA: of a predicate to a branch
 KERNELS = 300  # number of kernels of a build folder, first by digest

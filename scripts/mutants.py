@@ -55,7 +55,7 @@ TESTS = {
         for name in ("correctness", "rounding", "sanitizer", "validator", "fusion", "machine_code", "batches", "groups")
     ],
 }  # fmt: skip
-LIMIT_S = 600.0
+LIMIT_S = 600.0  # seconds after which the tests of a mutant are ended
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,

@@ -28,7 +28,8 @@ from cudal2gen.kernel import FAMILIES, IllegalRecord, parse, revise
 from cudal2gen.report.statistics import best_of, summarise
 from cudal2gen.results.ratios import Ratio
 
-SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))
+SETS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"))  # GPU and accumulator of the sets with published kernels
+# The names of all sets, as CUDA-L2's tables of speedups have them.
 SPEEDUPS = {
     ("a100", "f16"): "a100_F16F16F16F16",
     ("a100", "f32"): "a100_F32F16F16F32",
@@ -42,10 +43,11 @@ SOURCE = {
     "repository": "deepreinforce-ai/CUDA-L2",
     "commit": "dbe0177",
 }
-SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)  # each of m, n and k has each of these
 # What a record of structure `exact` may change, and must list.
 FREE = {"g2s_cols", "g2s_slot", "smem_swizzle", "smem_swizzle_c", "min_blocks", "r2s_bytes", "c_batch"}
 CLAIMS = ("exact", "nearest")  # values of `structure` that claim something about a published kernel
+# From the values of facts to those of a record's fields ``epilogue`` and ``raster``.
 EPILOGUES = {
     "smem_via_t": "staged",
     "smem_tiled_copy": "direct",

@@ -44,9 +44,8 @@ LAYERS = (
     (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672),
     (3584, 3584), (4608, 3584), (37888, 3584), (3584, 18944), (7168, 2048), (1536, 7168), (576, 7168), (256, 7168),
 )  # fmt: skip
-MAX_ROWS = 272
-PREFILL = 2048
-SAMPLE = 48
+MAX_ROWS, PREFILL = 272, 2048  # most rows of a batch that servers decode; rows of a prompt
+SAMPLE = 48  # number of products
 TYPES = ("f16", "bf16")
 
 

@@ -58,7 +58,8 @@ ORDERING_RULES = {
 
 
 class Answer(NamedTuple):
-    """A tool's answer for a launch. ``verdict``: right, wrong or undecided. ``raw_result``: its own word for that."""
+    """A tool's answer for a launch, and the seconds that it took. ``verdict``: right, wrong or undecided.
+    ``raw_result``: the tool's own word for that."""
 
     verdict: str
     raw_result: str

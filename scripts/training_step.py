@@ -21,13 +21,13 @@ from cudal2gen.kernel.launch import LaunchOperands
 
 
 class Llama(NamedTuple):
-    """Sizes of a model of the Llama 3 family, by their published configurations."""
+    """Sizes of a model of the Llama 3 family, by their published configurations; ``blocks``: number of layers."""
 
     width: int
     hidden: int
     key_width: int  # of keys and of values, which several heads share
     blocks: int
-    words: int
+    words: int  # size of the vocabulary
 
     @property
     def layers(self) -> list[tuple[int, int, int]]:

@@ -36,6 +36,7 @@ LAUNCH = {
     "entry": "gemm", "bm": 16, "bn": 16, "bk": 16, "stages": 1, "split_k": 1, "block": 32, "dynamic_smem": 0,
     "call": "tiles raster=plain", "baked": 0, "padding": "predicate",
 }  # fmt: skip
+# Parts of the kernel that the grammar replaces.
 LOOP = "  for (int at = pair; at < k; at += kStep) {\n"
 SUMS = "  float sums[2][4] = {};\n"
 STORE = "  for (int i = 0; i < 8; ++i)\n    store"

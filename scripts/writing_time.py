@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from kernelproof.ground.pages import grid
 
-ANSWER_S, PROOF_S, TIMING_S, DEVIATION = 60.0, 6.0, 1.5, 0.5
+ANSWER_S, PROOF_S, TIMING_S = 60.0, 6.0, 1.5  # mean seconds of an answer, of a kernel's proof and of its timing
+DEVIATION = 0.5  # standard deviation of the logarithms of these times
 KERNELS, RIGHT, ROUNDS = 3, 0.6, 20  # kernels of an answer; the share that is right; answers of a session
 
 
@@ -33,6 +34,7 @@ def simulate(problems: int, at_once: int, cores: int, seed: int = 0) -> Simulate
     """Simulates a run with one session for each problem, of which at most ``at_once`` are concurrent."""
     generator = random.Random(seed)
 
+    # A log-normal time with this mean.
     def drawn(mean: float) -> float:
         return mean * generator.lognormvariate(-(DEVIATION**2) / 2, DEVIATION)
 

@@ -48,7 +48,7 @@ MAX_CALLS = 64  # most launches in one sample
 # A round gives each contender two samples. With fewer than three rounds (six pairs), noise alone often makes all pairs
 # differ in the same direction, and the bootstrap interval would then exclude 1.
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
-MAX_HOST_ROUNDS = 500
+MAX_HOST_ROUNDS = 500  # most rounds of the protocols that the host times
 
 # Least time between two readings of the card. A reading by NVML may take milliseconds in which the device idles and its
 # clocks change, so it must be rare.

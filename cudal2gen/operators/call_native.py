@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERSION = 2  # version of cudal2gen_plan and of the operators
 NAMESPACE = "cudal2gen"
-MAX_DIMENSIONS = 8
+MAX_DIMENSIONS = 8  # most dimensions of D in a plan
 # Kinds of a call's third operand. NONE: there is none. OUT: it is D. BIAS: it is a bias that the kernel or torch's
 # operator adds. BIAS_AFTER: it is a bias that torch adds to the kernel's D.
 NONE, OUT, BIAS, BIAS_AFTER = range(4)

@@ -28,6 +28,7 @@ REQUIRED_FACTS = ("sms", "l2_bytes", "max_sm_mhz", "max_memory_mhz", "memory_bus
 
 Row = TypeVar("Row", Environment, Measurement)
 
+# The folders of an absolute path or of one that begins with ~, without the file's name.
 _FOLDERS = re.compile(r"(?<![\w.])~?(?:/[\w.+@ -]+)+/(?=[\w.+-])")
 
 

@@ -23,6 +23,7 @@ class PublishedSet(NamedTuple):
     """The statistics of one published set of speedups over one baseline.
 
     ``mean`` is arithmetic and ``std`` that of a sample; ``wins`` and ``losses`` are shares (0 to 1) of the shapes.
+    ``best_of_mean`` and ``best_of_geomean`` are means of the faster of both: speedups below 1 count as 1.
     """
 
     gpu: str

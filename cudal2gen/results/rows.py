@@ -132,7 +132,9 @@ def _problem(fields: tuple[tuple[str, Any], ...]) -> Problem:
 class Case(Line):
     """One execution of a verdict: the problem, the kind of inputs, what was compared and what is wrong.
 
-    ``max_error`` and ``allowed`` are absolute errors of D. ``findings`` are faults; a case without findings passed.
+    ``swizzle_stride``: the launch option in place of the record's; None for the record's own. ``max_error`` and
+    ``allowed``: the absolute error of D that is nearest to its bound, and the bound; None if the criterion is no bound.
+    ``ctas``: how many CTAs were executed. ``findings`` are faults; a case without findings passed.
     """
 
     m: Extent
@@ -371,7 +373,8 @@ class Measurement(ProblemRow):
     ``absent``: the contenders that have no times, each with the reason. ``l2`` is "exceeded" if one set of operands is
     larger than three times the L2, since hot and cold are then the same. ``digest``: our binary's, even if our kernel
     is absent. ``options``: the launch options of our kernel. ``offer``: if a user's call took the measurement, a digest
-    of the kernels that it could choose from.
+    of the kernels that it could choose from. ``target_qps``: mean calls per second of the protocol ``server``, else
+    None. ``seed``: that of the inputs and of the contenders' order.
     """
 
     kind: Literal["measurement"] = "measurement"

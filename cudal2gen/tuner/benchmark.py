@@ -36,7 +36,7 @@ from cudal2gen.tuner.training import Learning
 from kernelproof.ground.errors import MissingLibrary
 from kernelproof.ground.pages import grid
 
-CHECKPOINTS = (4, 8, 16, 32)
+CHECKPOINTS = (4, 8, 16, 32)  # numbers of evaluations after which regrets are compared
 CLOSE = 0.98  # a search is close if its selected record reaches this fraction of the best known speed
 MAX_IDLE = 5  # answers in a row without a new record after which a search ends
 

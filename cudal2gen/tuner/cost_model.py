@@ -100,6 +100,7 @@ class Posterior:
     def __init__(self, model: CostModel, observed: Inputs, log_us: NDArray[np.float64], noise: float) -> None:
         self._model, self._observed = model, observed
         members = model.prior(observed)
+        # Scaled so that the inner product of two of its columns is the covariance of the members' predictions.
         self._centred = (members - members.mean(0)) / math.sqrt(len(members))
         covariance = self._covariance(observed, self._centred, observed, self._centred)
         covariance[np.diag_indices(len(log_us))] += noise**2

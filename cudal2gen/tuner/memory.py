@@ -32,6 +32,7 @@ CLASSES: tuple[str, ...] = get_args(SizeClass)
 MAX_NOTE = 2000  # most characters of a note in a prompt
 SETBACKS, MAX_SETBACKS = 3, 6  # fewest trials that show a change to be slower; most changes in a lesson
 CHARACTERS_PER_TOKEN = 3.5  # a safe guess for English mixed with numbers and current tokenisers
+# Lines of a file of notes: the heading of a note, and its fields. Below: characters that a terminal may obey or hide.
 _HEADING = re.compile(r"^## +(.+?)\s*$")
 _KEY = re.compile(r"^(gpus|classes|source|measured|problem|changes|gain): *(.*?)\s*$")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")

@@ -34,7 +34,7 @@ from kernelproof.ground.pages import grid
 Recordings = Mapping[Problem, Recording]
 # Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.
 Regrets = dict[tuple[str, str], dict[tuple[int, object], list[float]]]
-CHECKPOINTS = (1, 2, 4, 8)
+CHECKPOINTS = (1, 2, 4, 8)  # numbers of trials after which regrets of searches are compared
 TARGETS = {"a100": 0.015, "h100": 0.02}  # most top-1 regret of the cost model on each GPU
 
 

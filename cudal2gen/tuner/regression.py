@@ -188,6 +188,8 @@ def _train(
 
 
 def _start(inputs: Floats, members: int, hidden: int, rng: np.random.Generator) -> dict[str, Floats]:
+    """The arrays before training. Initial weights are normal with a variance of 1 over a layer's inputs; those of the
+    output are a tenth as large, so that all predictions begin near 0."""
     width = inputs.shape[1]
     return {
         "mean": inputs.mean(0),

@@ -32,6 +32,7 @@ DISCOUNT = 0.4  # factor by which a reward counts less for each earlier answer o
 class RewardWeights:
     """Weights of the reward, and how the speed is computed.
 
+    - ``alpha`` and ``beta``: the weights of the module's formula.
     - ``lower_bound``: the speed is the lower end of its 95 % interval, so that noise earns nothing.
     - ``reference``: the contender whose time is t_ref; None for the fastest baseline, or else the incumbent.
     - ``failed``: the reward of a failure.

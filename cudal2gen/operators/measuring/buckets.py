@@ -20,7 +20,7 @@ from cudal2gen.kernel import Problem, serving
 from cudal2gen.kernel.launch import LaunchOperands
 from cudal2gen.results.choice import Choice, Row, Table
 
-LARGEST = 256
+LARGEST = 256  # most rows of a bucket; in a grouped problem, per group on average
 HOT_CALLS = 1000  # with products of tens of microseconds, this many calls take about as long as a race
 
 

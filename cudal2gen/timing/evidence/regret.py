@@ -19,8 +19,8 @@ from cudal2gen.timing.recordings import autoheuristic, triton
 from cudal2gen.timing.recordings.autoheuristic import Recording, Tile
 from kernelproof.ground.errors import MissingLibrary
 
+# The largest accepted mean regret, by GPU and the number of first choices of which the best counts.
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
-
 NEAR = 1.3  # a tile is near the best if its time is at most this multiple of the best time
 FEWEST = 5  # the fewest tiles for which a rank correlation is computed
 

@@ -34,6 +34,7 @@ from cudal2gen.timing.model.code import estimate_code
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import disassemble
 
+# The names of CUDA-L2's sets, by GPU and accumulator.
 NAMES = {
     ("a100", "f16"): "a100_F16F16F16F16",
     ("a100", "f32"): "a100_F32F16F16F32",
@@ -41,12 +42,13 @@ NAMES = {
     ("h100", "f32"): "h100_F32F16F16F32",
 }
 MODES = ("offline", "server")  # of timing: one call after the other, or calls after pauses
-BASELINES = {"cuBLASLt-AutoTuning": "cuBLASLt-auto-tuning-max", "torch.matmul": "torch.matmul"}
-LARGE_FLOPS = 5e10
+BASELINES = {"cuBLASLt-AutoTuning": "cuBLASLt-auto-tuning-max", "torch.matmul": "torch.matmul"}  # baseline: its column
+LARGE_FLOPS = 5e10  # problems with more FLOP are also compared separately
 NEIGHBOURS = 5  # shapes whose mean speedup is the prediction of a baseline that knows no kernel
 FEWEST = 20  # problems from which a correction is learned
 LARGE, QUARTER = f"above {LARGE_FLOPS:.0e} FLOP", "largest quarter"
-# By GPU, accumulator and part of the problems, of offline speedups over cuBLASLt-AutoTuning.
+# The least accepted rank correlations of offline speedups over cuBLASLt-AutoTuning, by GPU, accumulator and part of the
+# problems ("": all).
 TARGETS = {
     ("a100", "f16", ""): 0.80, ("a100", "f16", LARGE): 0.70, ("a100", "f32", ""): 0.85, ("a100", "f32", LARGE): 0.60,
     ("h100", "f32", LARGE): 0.60,

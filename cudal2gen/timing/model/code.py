@@ -240,9 +240,11 @@ def streams(workload: Workload, ctas: int, iterations: int, tiles: int | None = 
         return [
             stream for cta in range(ctas) for stream in _roles(workload, workload.ways.producer, cta, iterations, tiles)
         ]
-    own = ceil_div(warps, SUB_CORES)
+    # A CTA has ``warps_here`` warps on the sub-core; of CTAs with fewer than four warps, not all have one here.
+    warps_here = ceil_div(warps, SUB_CORES)
+    ctas_here = ceil_div(ctas * warps, warps_here * SUB_CORES)
     parts = _parts(way, iterations, tiles)
-    return [Stream(parts, cta) for cta in range(ceil_div(ctas * warps, own * SUB_CORES)) for _ in range(own)]
+    return [Stream(parts, cta) for cta in range(ctas_here) for _ in range(warps_here)]
 
 
 def _parts(way: Way, iterations: int, tiles: int) -> tuple[tuple[Sequence[Instruction], int], ...]:

@@ -27,7 +27,7 @@ STORE_BYTES = {"tma": 64, "direct": 20}  # bytes per clock and SM; bytes of TMA 
 # Share of the MMA rate that one warpgroup, or several, sustain. tcgen05.mma, which one thread queues, counts as
 # several.
 ISSUE = {"one": 0.80, "many": 0.93}
-MMA_SYNC_ISSUE = 0.85
+MMA_SYNC_ISSUE = 0.85  # the same share for mma.sync
 # Clocks in the main loops of 150 sm_80 kernels of the catalog (ptxas 13.0): a k-block takes at least BLOCK_CLOCKS;
 # ITERATION_CLOCKS pass from a k-step's last MMA to the next step's first (barrier, address arithmetic, ldmatrix).
 BLOCK_CLOCKS, ITERATION_CLOCKS = 38, 100

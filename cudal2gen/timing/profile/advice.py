@@ -10,7 +10,7 @@ from cudal2gen.kernel.fieldset import fieldset, spell
 from cudal2gen.timing.model import estimate
 from kernelproof.profile import Advice
 
-MAX_EDITS = 4
+MAX_EDITS = 4  # most fields for which another value is proposed
 
 
 def edits(record: Record) -> Iterator[Advice]:

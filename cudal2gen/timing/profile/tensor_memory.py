@@ -21,7 +21,7 @@ from kernelproof import sass
 from kernelproof.profile import ISSUE_PORT, LAUNCH_US, Listing, LoopWindow, composed, figures
 from kernelproof.sass import COPIES, MMA, Graph, Instruction, Issue, Loops, Pipe, Role, count, pipe_use
 
-TENSOR_LOADS = frozenset(("LDTM",))
+TENSOR_LOADS = frozenset(("LDTM",))  # opcodes of machine code that read tensor memory
 LIMITS = (
     "Warps are not simulated: one thread starts all MMAs and no warp waits for one, so there are no stalls and no "
     "picture. The time comes from the model's formulas and the record alone.",

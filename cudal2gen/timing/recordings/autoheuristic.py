@@ -22,6 +22,7 @@ from cudal2gen.kernel import Layout, Problem
 from kernelproof.ground.element import F16
 from kernelproof.ground.errors import WrongInput, reading
 
+# How a recording names a Triton kernel, and the GPU on which it was timed: by compute capability.
 CHOICE = re.compile(r"type=triton_BLOCK-M=(\d+)_BLOCK-K=(\d+)_BLOCK-N=(\d+)_numstages=(\d+)_numwarps=(\d+)")
 GPUS = {(8, 0): "a100", (9, 0): "h100"}
 # Columns that describe a product: types, extents, strides of A along m and k, and strides of B along k and n.

@@ -111,11 +111,11 @@ class Chat:
     problem_budget: int | None = None
     failure: Unavailable | None = None  # the last one since an answer
     _forms: tuple[Form, ...] = FORMS
-    _failures: int = 0
+    _failures: int = 0  # since an answer
     _backoff_end: float = -math.inf
-    _skips: float = 0.0
+    _skips: float = 0.0  # most further questions that the present back-off skips
     _limited: bool = False  # whether the last failure was a rate limit or an overload, which pass
-    _failing_since: float = 0.0
+    _failing_since: float = 0.0  # the time of the first failure since an answer
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def ask(self, request: ChatRequest, problem: Problem) -> Reply:

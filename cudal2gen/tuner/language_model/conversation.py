@@ -24,7 +24,7 @@ Messages = tuple[Message, ...]
 
 
 class ReadAnswer(NamedTuple):
-    """The result of reading an answer. All fields but ``correction`` go into its ``AnswerOutcome``.
+    """The result of reading an answer. All fields but ``correction`` are those of its ``AnswerOutcome``.
 
     ``correction``: the message that asks for a better answer; empty if none is needed.
     """

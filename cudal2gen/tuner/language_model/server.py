@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     import openai
 
 KEY = "CUDAL2GEN_LLM_KEY"  # environment variable of the key; not OPENAI_API_KEY, which belongs to one certain server
-RATE_LIMIT = 429
+RATE_LIMIT = 429  # the HTTP status of a server that had too many requests
 PERMANENT = (401, 402, 403, 404)  # statuses after which every further question fails too
-TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)
+TRANSIENT = (408, 409, 425, RATE_LIMIT, 500, 502, 503, 504, 529)  # statuses after which the question is repeated
 LATEST_RETRY = 3600.0  # most seconds that the chat waits if a server asks for time
 MAX_BYTES = 1 << 20  # most bytes of an answer
 FRAME_BYTES = 512  # additional bytes that a stream may need for the event of each token
 FEWEST_TOKENS = 4096  # least limit of an answer's tokens; a context that is too short makes the limit a quarter
 LONGEST_ERROR = 400  # most characters of a server's message
 KEY_HINT = f"set its key in the variable {KEY}, or name another one by llm.key in --settings"
+# What the user can do after a status; and the words by which servers say that the question exceeds the context.
 HINTS = {401: KEY_HINT, 403: KEY_HINT, 404: "look at NAME@URL of --llm: the URL mostly ends in /v1"}
 TOO_LONG = re.compile(r"context[ _](?:length|size|window)|maximum context|prompt is too long", re.I)
 
@@ -75,8 +76,9 @@ class Endpoint:
     """A model at a server. ``seconds``: limit of a whole exchange. Prices are per million tokens, in any currency.
 
     The defaults suit models that reason for minutes before they answer: many tokens, and a stream, which proxies do not
-    cut off for silence. ``reasoning_effort``: the value of the request's field of this name, which "" leaves out.
-    ``extra_body``: further fields of each request, such as a chat template's arguments.
+    cut off for silence. ``max_tokens``: most tokens of an answer, reasoning included. ``temperature`` and
+    ``reasoning_effort``: values of the request's fields of these names, which None and "" leave out. ``extra_body``:
+    further fields of each request, such as a chat template's arguments.
     """
 
     url: str

@@ -54,7 +54,9 @@ class ChatRequest(NamedTuple):
 class Reply(results.Line):
     """An answer. ``reasoning``: the model's reasoning before it, if the server or the text separates the two.
 
-    ``cost``: in the prices' currency. ``estimated``: the token counts are estimates, because the server sent none.
+    ``refusal``: why the model refused to answer; empty if it did not. ``cut_off``: the answer reached the limit of
+    tokens. ``cost``: in the prices' currency. ``estimated``: the token counts are estimates, because the server sent
+    none.
     """
 
     text: str = ""
@@ -99,7 +101,11 @@ class NotSent(Unavailable):
 
 
 class Exchange(Reply):
-    """A line of a transcript: a question, the response format, and the reply, or an ``error`` instead."""
+    """A line of a transcript: a question, the response format, and the reply, or an ``error`` instead.
+
+    ``digest``: that of the ``ChatRequest``; ``form``: the response format. ``messages`` are empty if the question was
+    not sent. ``status`` to ``retry_after`` are those of the error; see ``Unavailable``.
+    """
 
     kind: Literal["exchange"] = "exchange"
     run: str = ""

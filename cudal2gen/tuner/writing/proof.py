@@ -39,14 +39,14 @@ MAX_FINDINGS = 8  # most findings in a report
 STEP_S = 0.05  # seconds between two checks of a process's limits
 # Special registers by which a kernel could tell the emulator from a GPU, or a check from a timed call.
 _IDENTIFYING_REGISTERS = re.compile(r"%(?:clock|globaltimer|n?smid|n?warpid|gridid|envreg|current_graph_exec|pm\d)\w*")
-_LOG = re.compile(r"; all messages are in (\S+\.log)")
+_LOG = re.compile(r"; all messages are in (\S+\.log)")  # the end of a compiler's error, with the path of its log
 _COMMAND = re.compile(r"\bsandbox\.py |^FAILED:|^ninja:")  # lines of a build log that are not the compiler's
 _SCRATCH = re.compile(r"[^\s\"']*(?:/failed/[0-9a-f]+|_[0-9a-f]{10}(?:_1)?)\.cu")  # paths of the compiled source
 
 
 @dataclass(frozen=True)
 class CheckLimits:
-    """Limits of each stage that executes a kernel.
+    """Limits of each stage that executes a kernel: its seconds, and the GiB of memory that it may allocate.
 
     ``seed``: the seed of random inputs and shapes, which the model must not know.
     """

@@ -70,7 +70,7 @@ class Session:
     - ``executor`` times kernels that are proven right; ``store`` receives each trial.
     - ``metrics`` gives lines with a device profiler's metrics of a record.
     - ``examine``: ``judging.examine``, or a function that runs it in another process.
-    - ``pause`` waits for a number of seconds; tests replace it.
+    - ``say`` shows the user a line; ``pause`` waits for a number of seconds, and tests replace it.
     - ``unavailable``: the failure of the server because of which the session ended.
     """
 
