@@ -85,7 +85,11 @@ class Guest:
     # --- a reference ---
 
     def open_reference(self, request: wire.Message, _: list[wire.Tensor]) -> tuple[wire.Message, list[wire.Tensor]]:
-        """Execute a reference for a case. Without a case, KernelBench's own is made small enough for ``budget``."""
+        """Execute a reference for a case. Without a case, KernelBench's own is made small enough for ``budget``.
+
+        The answer has the ``stated`` case, the ``case`` that was executed, its ``cost``, and the ``initial`` arguments
+        of the model.
+        """
         text, case = request["text"], request["case"]
         self._add_modules(request["modules"])
         stated, cost = dict(case or {}), 0
@@ -211,10 +215,7 @@ class Guest:
         packed = values.packed(result, out) if not lazy else {"value": None}
         origins = [self.ledger.origins.get(address(item), NOTHING) for item in results]
         origin = self.ledger.union(map(address, results))
-        changed = [
-            not torch.equal(old, new) and not torch.equal(old.isnan(), new.isnan())
-            for old, new in zip(before, tensors(self.inputs), strict=True)
-        ]
+        changed = [has_changed(old, new) for old, new in zip(before, tensors(self.inputs), strict=True)]
         answer = {
             "outputs": packed, "lazy": lazy, "unjoined": unjoined,
             "kernels": sorted({self.ledger.launches[number] for number in origin.launches}),
@@ -256,6 +257,11 @@ class Guest:
         """Write the modules beside a reference to a folder from which the room's code can import them."""
         files = {Path(name).name: text for name, text in modules.items()}
         problems.add_to_path(files, Path("/tmp/neighbours"))  # this /tmp belongs to the sandbox
+
+
+def has_changed(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether an element of a tensor has another value than before. NaN counts as equal to NaN."""
+    return not bool(((old == new) | (old.isnan() & new.isnan())).all())
 
 
 def failure(error: BaseException) -> wire.Message:

@@ -96,6 +96,19 @@ def test_sizes_are_constants_of_a_module_and_what_they_are_computed_from() -> No
         assert problems.constants(ast.parse(text)) == {}
 
 
+@pytest.mark.parametrize(("before", "after", "expected"), [
+    ([1.0, 2.0], [1.0, 2.0], False), ([1.0, 2.0], [1.0, 3.0], True), ([1.0, float("nan")], [1.0, float("nan")], False),
+    ([1.0, float("nan")], [2.0, float("nan")], True), ([1, 2], [1, 2], False), ([1, 2], [0, 2], True),
+])  # fmt: skip
+def test_an_input_that_a_call_overwrites_counts_as_changed(
+    before: list[float], after: list[float], expected: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks import guest
+
+    assert guest.has_changed(torch.tensor(before), torch.tensor(after)) is expected
+
+
 # --- messages ---
 
 
