@@ -113,6 +113,7 @@ class Analysis:
         outer = frozenset(
             chain.from_iterable(loop.blocks - {loop.header} for loop in graph.loops if main < loop.blocks)
         )
+        # Blocks that dominate the main loop are executed before it.
         return starts, (reached - graph.dominators[header] - main) & (outer or reached)
 
     def _trips(self, loop: Loop) -> int:

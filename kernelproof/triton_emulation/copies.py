@@ -16,6 +16,7 @@ _COMPUTATION = re.compile(
     r"(mov|cvt|add|sub|mul|mad|fma|div|rem|neg|abs|min|max|and|or|xor|not|shl|shr|shf|prmt|selp|bfe|bfi|sqrt|rsqrt|rcp"
     r"|ex2|lg2|sin|cos|tanh)\."
 )
+# Groups: the predicate, the destinations (of a load), and the address.
 _LOAD = re.compile(r"(?:@!?(%p\d+) )?ld\.global\S* \{(.*?)\}, \[ ?(.*?) ?\]")
 _STORE = re.compile(r"@!?(%p\d+) st\.global\S* \[ ?(.*?) ?\]")
 _REGISTER = re.compile(r"%\w+")
@@ -28,6 +29,7 @@ def is_benign_copy_race(report: Report, ptx: str) -> bool:
     lines = ptx.splitlines()
     store, load = report.access.site.line - 1, report.other.site.line - 1
     stored, loaded = _STORE.search(lines[store]), _LOAD.search(lines[load])
+    # The addresses must be the same text, and the predicates different ones: only some of the loading threads store.
     if stored is None or loaded is None or stored[2] != loaded[3] or stored[1] == loaded[1]:
         return False
     return _reaches_only(lines, load, set(_REGISTER.findall(loaded[2])), store)
