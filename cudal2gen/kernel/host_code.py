@@ -80,11 +80,11 @@ class _Scopes:
         elif token == "}":
             self._stack.pop()
             if self._head:
-                self._head.append(token)  # the brace ended an initialiser: its declaration goes on
+                self._head.append(token)  # the brace ended an initialiser, and its declaration continues
 
     def _open_brace(self, place: int) -> Iterator[tuple[int, str]]:
         """Handles a brace after a declaration's head: it opens a scope, a body, or an initialiser, after which the head
-        goes on."""
+        continues."""
         head = _without_template(self._head)
         is_code = "(" in head and not self._depth and "=" not in head
         # A constructor's list of initialised members, such as "Tile(int x) : x_{x}": this brace initialises a member.

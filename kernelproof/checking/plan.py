@@ -225,11 +225,11 @@ class CheckPlan:
     ``device`` is a capability or a chip, as in ``devices``. ``library`` holds host code and kernels; ``kernels`` are
     files of PTX, or cubins, without host code. Exactly one of ``main`` (the program's name and its arguments), ``call``
     (a function and its arguments) and ``launches`` is set; ``buffers`` are those that launches share, by name.
-    ``counters``: whether the emulator counts instructions and memory traffic. ``adverse``: whether threads run in an
-    unusual order that hardware may also choose. ``sample`` is how many CTAs of each launch run; 0 runs all. ``seed``:
-    for the sample and for random contents of buffers. ``machine_code``: whether machine code is executed in place of
-    PTX. ``quiet``: whether findings are only sent to the parent process and not printed. ``output_to_stderr``: whether
-    the program's standard output goes to standard error.
+    ``counters``: whether the emulator counts instructions and memory traffic. ``adverse``: whether events happen in
+    another order that hardware may choose. ``sample`` is how many CTAs of each launch run; 0 runs all. ``seed``: for
+    the sample and for random contents of buffers. ``machine_code``: whether machine code is executed in place of PTX.
+    ``quiet``: whether findings are only sent to the parent process and not printed. ``output_to_stderr``: whether the
+    program's standard output goes to standard error.
     """
 
     device: str

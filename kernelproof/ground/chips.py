@@ -175,7 +175,7 @@ class Chip(NamedTuple):
 # Data sheets: NVIDIA's architecture white papers for GA100, GA102, AD102, GH100 and GB202 give SMs, L2, peak rates and
 # bandwidth (RTX 4090: 128 SMs, 72 MiB, 1008 GB/s, 330 TFLOP/s with fp16 sums and 165 with fp32 ones). B200: the
 # Blackwell Tuning Guide gives shared memory, the HGX data sheet 2250 TFLOP/s, the driver 148 SMs, an L2 of 126.5 MiB
-# and 7.67 TB/s (7680 bits at 3996 MHz, github.com/pytorch/ao/pull/4002); its L2 handed TMA 49.5 bytes a clock and SM at
+# and 7.67 TB/s (7680 bits at 3996 MHz, github.com/pytorch/ao/pull/4002); its L2 gave TMA 49.5 bytes per clock and SM at
 # most (github.com/SemiAnalysisAI/microbench-blackwell, tma2dmcast_sweep_results.csv: lts_sectors_tex_read * 32 /
 # sm_cycles / 148). NVIDIA publishes no data sheet of the H20: 96 GB at 4.0 TB/s, an L2 of 60 MB and 148 TFLOP/s (a
 # quarter of the H100's rate of an SM) are what its sellers state; its 78 SMs are Geekbench's reading of the driver. RTX

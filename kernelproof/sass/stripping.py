@@ -53,7 +53,7 @@ def without_lines(cubin: bytes) -> bytes:
         if piece.number not in emptied:
             place = new_offsets[piece.number]
             stripped[place : place + piece.size] = cubin[piece.offset : piece.offset + piece.size]
-    # The headers still have the old offsets and sizes. In a segment's header the offset is the second field, at byte 8.
+    # The headers still have the old offsets and sizes. The offset in a segment's header is at byte 8.
     section_table, segment_table = (new_offsets[len(headers) + index] for index in range(2))
     struct.pack_into("<QQ", stripped, _TABLES, segment_table, section_table)
     for number, section in enumerate(headers[1:], 1):
