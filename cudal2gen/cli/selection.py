@@ -374,7 +374,7 @@ class Selection:
     def _record_finder(self, source: str | None = None) -> Callable[[Problem], Record]:
         """A function that gives the record for a problem, after changes; only records of ``source`` if it is given.
 
-        If the problem has no record of its own, the function prints a note that says whose record it gives.
+        A note says whose record it gives, if that of another problem or, after ``--set gpu``, of another GPU.
         """
         from cudal2gen import results
         from cudal2gen.generation import answers
@@ -388,7 +388,12 @@ class Selection:
             matched = match(problem)
             if matched.note:
                 note(matched.note)
-            return self.changed(matched.record)
+            record = self.changed(matched.record)
+            if record.gpu != self.gpu:
+                note(
+                    f"the kernel of {self.gpu} for the limits of {record.gpu}; --gpu {record.gpu} takes its own kernel"
+                )
+            return record
 
         return record_for
 

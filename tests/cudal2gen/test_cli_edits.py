@@ -66,6 +66,13 @@ def test_a_fit_moves_other_fields_and_says_why() -> None:
     assert run("render", *target, "--set", "stages=2", "--fit").stderr == "", "legal already"
 
 
+def test_the_kernel_of_one_gpu_on_another_is_noted() -> None:
+    target = ("show", "--mnk", "4096_4096_4096", "--json")
+    noted, own = run(*target, "--set", "gpu=h200"), run(*target, "--gpu", "h200")
+    assert (json.loads(noted.stdout)["record"]["family"], noted.stderr.count("note: ")) == ("sm80_multistage", 1)
+    assert (json.loads(own.stdout)["record"]["family"], own.stderr) == ("sm90_wgmma", "")
+
+
 def test_notes_of_several_fits_name_their_problems() -> None:
     done = run("render", "--mnk", "512_512_512", "--mnk", "64_4096_64", "--set", "bn=48", "--fit", "--out", "/dev/null")
     assert {line.split(": ")[1] for line in done.stderr.splitlines() if line.startswith("note: ")} == {
