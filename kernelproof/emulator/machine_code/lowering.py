@@ -37,7 +37,7 @@ Handler = Callable[["Lowering", Instruction], None]
 
 @dataclass(frozen=True)
 class Mnemonic:
-    """The function that lowers an opcode, and the modifiers that it supports; others are refused."""
+    """The function that lowers an opcode, and the modifiers that it supports; other modifiers are refused."""
 
     handler: Handler
     modifiers: frozenset[str]
@@ -103,10 +103,10 @@ class Lowering:
         self.current, self._guard = instruction, None
         if waits(instruction) & self.load_scoreboards:
             self.emit("emu_loaded")
-        known = _mnemonics.get(instruction.name)
-        if known is None:
+        entry = _mnemonics.get(instruction.name)
+        if entry is None:
             raise self.refusal("this instruction is not modelled")
-        unknown = [part for part in instruction.modifiers if part not in known.modifiers]
+        unknown = [part for part in instruction.modifiers if part not in entry.modifiers]
         if unknown:
             raise self.refusal(f".{unknown[0]} is not modelled")
         if instruction.guard is not None:
@@ -117,7 +117,7 @@ class Lowering:
             if guard.number is not None:
                 self._guard = Reg(self._named(guard.file, guard.number), guard.negated)
         try:
-            known.handler(self, instruction)
+            entry.handler(self, instruction)
         except (ValueError, IndexError, AssertionError, StopIteration) as error:
             raise self.refusal("this form is not modelled") from error
         if instruction.name == "MEMBAR":
@@ -130,14 +130,14 @@ class Lowering:
     def following(self, count: int) -> Sequence[Instruction]:
         """At most so many instructions after the current one, in the order of addresses."""
         assert self.current is not None
-        at = self._places[self.current.address] + 1
-        return self.instructions[at : at + count]
+        index = self._places[self.current.address] + 1
+        return self.instructions[index : index + count]
 
     def preceding(self, count: int) -> Sequence[Instruction]:
         """At most so many instructions before the current one, in the order of addresses."""
         assert self.current is not None
-        at = self._places[self.current.address]
-        return self.instructions[max(0, at - count) : at]
+        index = self._places[self.current.address]
+        return self.instructions[max(0, index - count) : index]
 
     @cached_property
     def _places(self) -> dict[int, int]:
@@ -173,7 +173,7 @@ class Lowering:
 
     @cached_property
     def tensor_memory(self) -> bool:
-        """Whether the function uses tensor memory."""
+        """Does the function use tensor memory?"""
         return any(ins.name in ("UTCHMMA", "LDTM") for ins in self.instructions)
 
     def once(self) -> None:
@@ -247,25 +247,25 @@ class Lowering:
 
     # --- sources ---
 
-    def word(self, text: str, plus: int = 0) -> str:
-        """A source of 32 bits, with its signs applied as to an integer. ``plus``: how many registers, or words of a
-        bank, after the one that the operand names."""
+    def word(self, text: str, index: int = 0) -> str:
+        """A source of 32 bits, with its signs applied as to an integer. ``index``: which of the consecutive registers,
+        or words of a bank, that begin with the one that the operand names."""
         source = operand(text)
         if isinstance(source, Literal):
             number = source.integer
             return str((source.single if number is None else number) & 0xFFFFFFFF)
-        out = self.bits(source, plus)
+        out = self.bits(source, index)
         for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
             op = {"-": "neg.s32", "~": "not.b32", "|": "abs.s32"}[sign]
             out = ZERO if out == ZERO and sign != "~" else self.computed(op, out)
         return out
 
-    def bits(self, source: Operand, plus: int = 0) -> str:
+    def bits(self, source: Operand, index: int = 0) -> str:
         """The bits of a register or of a word of a constant bank, without its signs."""
         if isinstance(source, Register):
-            return ZERO if source.number is None else self._named(source.file, source.number + plus)
+            return ZERO if source.number is None else self._named(source.file, source.number + index)
         if isinstance(source, Constant):
-            return self._constant(source, 4 * plus)
+            return self._constant(source, 4 * index)
         raise ValueError(source)
 
     def words(self, text: str, count: int) -> str:
@@ -277,9 +277,9 @@ class Lowering:
         """A source of 64 bits: a pair of registers, or a literal with its sign extended."""
         source = operand(text)
         if isinstance(source, Constant) and not source.signs and source.base is None:
-            known = self.data.word(source.bank, source.offset)
-            if isinstance(known, Half) and not known.upper:
-                return self._address_of(known)
+            value = self.data.word(source.bank, source.offset)
+            if isinstance(value, Half) and not value.upper:
+                return self._address_of(value)
         if isinstance(source, Literal):
             assert source.integer is not None
             return str(source.integer & (1 << 64) - 1)
@@ -296,20 +296,20 @@ class Lowering:
             return self.computed("cvt.u64.u32", low, kind="b64")
         return self.computed("mov.b64", f"{{{low}, {high}}}", kind="b64")
 
-    def _constant(self, source: Constant, plus: int) -> str:
-        """The word of a constant bank that lies ``plus`` bytes after a source."""
+    def _constant(self, source: Constant, distance: int) -> str:
+        """The word of a constant bank that lies ``distance`` bytes after a source."""
         if source.base is not None and source.base.number is not None:
             raise self.refusal("an index into a constant bank is modelled in LDC alone")
-        offset = source.offset + plus
-        known = self.data.word(source.bank, offset)
-        if isinstance(known, int):
-            return str(known)
-        if isinstance(known, Word):
-            return self.computed("ld.const.b32", f"[{known.variable}+{known.offset}]")
-        if isinstance(known, Half):
+        offset = source.offset + distance
+        value = self.data.word(source.bank, offset)
+        if isinstance(value, int):
+            return str(value)
+        if isinstance(value, Word):
+            return self.computed("ld.const.b32", f"[{value.variable}+{value.offset}]")
+        if isinstance(value, Half):
             half = self.temp()
-            halves = (self.temp(), half) if known.upper else (half, self.temp())
-            self.emit("mov.b64", f"{{{', '.join(halves)}}}", self._address_of(known))
+            halves = (self.temp(), half) if value.upper else (half, self.temp())
+            self.emit("mov.b64", f"{{{', '.join(halves)}}}", self._address_of(value))
             return half
         meaning = self.bank.word(offset) if source.bank == 0 else None
         if meaning is None:
@@ -337,47 +337,48 @@ class Lowering:
 
     def sum64(self, text: str) -> str:
         """An address of 64 bits as a number."""
-        at = self._parsed_address(text)
+        parsed = self._parsed_address(text)
         base = self.address(text)[1:-1].partition("+")[0].partition("-")[0]
-        return self.computed("add.s64", base, str(at.offset & (1 << 64) - 1), kind="b64") if at.offset else base
+        return self.computed("add.s64", base, str(parsed.offset & (1 << 64) - 1), kind="b64") if parsed.offset else base
 
     def address(self, text: str, wide: bool = False) -> str:
         """An address of 64 bits in global or generic memory, in brackets. ``wide``: its first register is a pair, even
         if the operand does not say so."""
-        at = self._parsed_address(text)
+        parsed = self._parsed_address(text)
         total = ZERO
-        for i, source in enumerate(at.registers):
-            if (at.wide or wide) and (i == 0 or source.wide):
+        for i, source in enumerate(parsed.registers):
+            if (parsed.wide or wide) and (i == 0 or source.wide):
                 part = self.join(self.bits(source), self.bits(source, 1))
             else:
                 part = self.bits(source)
                 part = part if part == ZERO else self.computed("cvt.u64.u32", part, kind="b64")
             total = self._sum(total, part, "s64")
-        return _bracketed(total, at.offset)
+        return _bracketed(total, parsed.offset)
 
     def stack_address(self, text: str) -> str:
         """An address in local memory, in brackets. Addresses in the stack are negative, from its end."""
-        at = self._parsed_address(text)
+        parsed = self._parsed_address(text)
         total = str(self.stack)
-        for source in at.registers:
+        for source in parsed.registers:
             total = self._sum(total, self.bits(source), "s32")
-        return f"[{int(total) + at.offset}]" if total.isdigit() else _bracketed(total, at.offset)
+        return f"[{int(total) + parsed.offset}]" if total.isdigit() else _bracketed(total, parsed.offset)
 
     def near_address(self, text: str, start: int) -> str:
         """An address of 32 bits in shared memory, in brackets, to which ``start`` is added."""
-        at = self._parsed_address(text)
+        parsed = self._parsed_address(text)
         total = ZERO
-        for i, source in enumerate(at.registers):
+        for i, source in enumerate(parsed.registers):
             part = self.bits(source)
-            if i == 0 and at.scale > 1 and part != ZERO:
-                part = self.computed("shl.b32", part, str(at.scale.bit_length() - 1))
+            if i == 0 and parsed.scale > 1 and part != ZERO:
+                part = self.computed("shl.b32", part, str(parsed.scale.bit_length() - 1))
             total = self._sum(total, part, "s32")
-        return _bracketed(total, at.offset + start)
+        return _bracketed(total, parsed.offset + start)
 
     def _parsed_address(self, text: str) -> Address:
-        at = operand(text)
-        assert isinstance(at, Address)
-        return at
+        """The parts of an address operand."""
+        parsed = operand(text)
+        assert isinstance(parsed, Address)
+        return parsed
 
     def _sum(self, a: str, b: str, kind: str) -> str:
         """The sum of two sources of a type; no instruction is needed if one is zero."""
@@ -416,8 +417,8 @@ class Lowering:
         if name == "OR":
             return self.either(a, b)
         if a in (TRUE, FALSE) or b in (TRUE, FALSE):
-            known, other = (a, b) if a in (TRUE, FALSE) else (b, a)
-            return self.inverse(other) if known == TRUE else other
+            literal, other = (a, b) if a in (TRUE, FALSE) else (b, a)
+            return self.inverse(other) if literal == TRUE else other
         return self.computed("xor.pred", a, b, kind="pred")
 
     def number(self, p: str) -> str:
@@ -428,11 +429,11 @@ class Lowering:
 
     # --- results ---
 
-    def target(self, text: str, plus: int = 0) -> str:
+    def target(self, text: str, index: int = 0) -> str:
         """A register as a result. For the zero register, a new one that is never read."""
         result = operand(text)
         assert isinstance(result, Register)
-        return self.guarded_register() if result.number is None else self._named(result.file, result.number + plus)
+        return self.guarded_register() if result.number is None else self._named(result.file, result.number + index)
 
     def targets(self, text: str, count: int) -> str:
         """Consecutive registers as a vector result."""
@@ -481,12 +482,12 @@ def _bracketed(base: str, offset: int) -> str:
 
 
 def is_zero(text: str) -> bool:
-    """Whether an operand is the zero register."""
+    """Is an operand the zero register?"""
     return text.split(".", maxsplit=1)[0] in ("RZ", "URZ")
 
 
 def is_predicate(text: str) -> bool:
-    """Whether an operand is a predicate."""
+    """Is an operand a predicate?"""
     return isinstance(operand(text), Predicate)
 
 

@@ -44,21 +44,21 @@ def read_cubin(path: Path) -> Module:
 
 
 def _lowered(function: MachineFunction, data: Data) -> Function:
-    """A kernel as a PTX function."""
+    """A kernel as a PTX function. Raises UnknownMachineCode for code that is not modelled."""
     resources = function.resources
     base = resources.parameter_base or 0
-    parameters = [(f"parameter_{i}", base + at, size) for i, (at, size) in enumerate(resources.parameters)]
+    parameters = [(f"parameter_{i}", base + offset, size) for i, (offset, size) in enumerate(resources.parameters)]
     bank = Bank.of(function.sm, base, parameters)
     if bank is None:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
     schedule = hazards(function)
     function = replace(function, instructions=tuple(with_allocations(function.instructions)))
     reachable = _reachable(function, data.functions())
-    boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
+    copy_boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
-    bulk = frozenset(f"SB{ins.control.read_barrier}" for ins in reachable if ins.name == "UTMACMDFLUSH")
+    bulk_boards = frozenset(f"SB{ins.control.read_barrier}" for ins in reachable if ins.name == "UTMACMDFLUSH")
     low = Lowering(
-        bank, data, function.instructions, boards, bulk, load_scoreboards(reachable, function.sm), returns,
+        bank, data, function.instructions, copy_boards, bulk_boards, load_scoreboards(reachable, function.sm), returns,
         resources.whole_stack_bytes,
     )  # fmt: skip
     targets = {target for ins in reachable for target in (ins.target, *ins.targets)} | set(returns)
@@ -113,7 +113,7 @@ def _without_rank(reachable: Sequence[Instruction], body: list[Instr | Label]) -
 
 
 def _names_rank(ins: Instr) -> bool:
-    """Whether a move reads the CTA's rank."""
+    """Does a move read the CTA's rank?"""
     source = ins.operands[1]
     return isinstance(source, Reg) and source.name == _RANK
 

@@ -41,11 +41,11 @@ class _Writes:
     def __init__(self, accesses: Sequence[tuple[list[str], list[str]]]) -> None:
         # Register -> the items of the body that write it, after _ENTRY.
         self.writers: dict[str, list[int]] = {}
-        for at, (defs, uses) in enumerate(accesses):
+        for index, (defs, uses) in enumerate(accesses):
             for name in (*defs, *uses):
                 self.writers.setdefault(name, [_ENTRY])
             for name in dict.fromkeys(defs):
-                self.writers[name].append(at)
+                self.writers[name].append(index)
         self.starts = dict(zip(self.writers, accumulate(map(len, self.writers.values()), initial=0), strict=False))
 
     def all(self, name: str) -> int:
@@ -62,8 +62,8 @@ class _Writes:
 
     def among(self, name: str, present: int) -> list[tuple[str, int]]:
         """The writes of a register that are in a set; if none is, its value at the function's start."""
-        writes, own = self.writers[name], present >> self.starts[name]
-        return [(name, write) for i, write in enumerate(writes) if own >> i & 1] or [(name, _ENTRY)]
+        writes, of_register = self.writers[name], present >> self.starts[name]
+        return [(name, write) for i, write in enumerate(writes) if of_register >> i & 1] or [(name, _ENTRY)]
 
 
 def separated(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str]]:
@@ -76,20 +76,20 @@ def separated(body: Body, kinds: Mapping[str, str]) -> tuple[Body, dict[str, str
     readings: dict[tuple[int, str], tuple[str, int]] = {}
     for block in blocks:
         present: dict[str, tuple[str, int]] = {}  # register -> a write of the web that it holds
-        for at in block.items:
-            defs, uses = accesses[at]
+        for index in block.items:
+            defs, uses = accesses[index]
             for name in uses:
                 if name not in present:
                     present[name], *others = writes.among(name, block.reaching)
                     for other in others:
                         webs.join(present[name], other)
-                readings[at, name] = present[name]
+                readings[index, name] = present[name]
             for name in defs:
-                if name in uses and _keeps(body[at]):
-                    webs.join((name, at), readings[at, name])
-                present[name] = (name, at)
+                if name in uses and _keeps(body[index]):
+                    webs.join((name, index), readings[index, name])
+                present[name] = (name, index)
     names = _Names(webs, kinds)
-    return [_rewritten(item, at, names, readings) for at, item in enumerate(body)], names.kinds
+    return [_rewritten(item, index, names, readings) for index, item in enumerate(body)], names.kinds
 
 
 def _accesses(item: Instr | Label, kinds: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -99,7 +99,7 @@ def _accesses(item: Instr | Label, kinds: Mapping[str, str]) -> tuple[list[str],
 
 
 def _keeps(item: Instr | Label) -> bool:
-    """Whether an instruction keeps the old value of its result in some lanes, because of a guard, or updates it."""
+    """Does an instruction keep the old value of its result in some lanes, because of a guard, or update it?"""
     if not isinstance(item, Instr):
         return False
     form = facts(item)
@@ -109,11 +109,11 @@ def _keeps(item: Instr | Label) -> bool:
 def _blocks(body: Body) -> list[_Block]:
     """The basic blocks of a body, with their successors."""
     starts = {0}
-    for at, item in enumerate(body):
+    for index, item in enumerate(body):
         if isinstance(item, Label):
-            starts.add(at)
+            starts.add(index)
         elif item.base in ("bra", "exit", "brx"):
-            starts.add(at + 1)
+            starts.add(index + 1)
     edges = sorted(start for start in starts if start < len(body))
     blocks = [_Block(range(start, stop)) for start, stop in zip(edges, [*edges[1:], len(body)], strict=True)]
     at_label = {item.name: i for i, block in enumerate(blocks) if isinstance(item := body[block.items[0]], Label)}
@@ -139,17 +139,17 @@ def _find_reaching_writes(
     blocks: list[_Block], accesses: Sequence[tuple[list[str], list[str]]], writes: _Writes
 ) -> None:
     """Find the writes that reach each block (reaching definitions). Sets only grow, so this ends."""
-    kept, own = [], []  # for each block: the writes that it does not overwrite, and its own that reach its end
+    kept, own_writes = [], []  # for each block: the writes that it does not overwrite, and its own that reach its end
     for block in blocks:
-        written = {name for at in block.items for name in accesses[at][0]}
+        written = {name for item_index in block.items for name in accesses[item_index][0]}
         kept.append(~sum(map(writes.all, written)))
-        own.append(sum(writes.last(name, block.items.stop) for name in written))
+        own_writes.append(sum(writes.last(name, block.items.stop) for name in written))
     blocks[0].reaching = writes.entries()
     pending = set(range(len(blocks)))
     while pending:
         index = min(pending)
         pending.discard(index)
-        leaving = blocks[index].reaching & kept[index] | own[index]
+        leaving = blocks[index].reaching & kept[index] | own_writes[index]
         for follower in blocks[index].next:
             if leaving & ~blocks[follower].reaching:
                 blocks[follower].reaching |= leaving
@@ -199,7 +199,7 @@ class _Names:
 
 
 def _rewritten(
-    item: Instr | Label, at: int, names: _Names, readings: dict[tuple[int, str], tuple[str, int]]
+    item: Instr | Label, index: int, names: _Names, readings: dict[tuple[int, str], tuple[str, int]]
 ) -> Instr | Label:
     """An item with registers named by their webs. ``readings``: (item, register) -> a write of the web that it
     reads."""
@@ -208,10 +208,10 @@ def _rewritten(
     defs, _ = defs_uses(item)
 
     def read(name: str) -> str:
-        return names.of(readings[at, name]) if (at, name) in readings else name
+        return names.of(readings[index, name]) if (index, name) in readings else name
 
     def write(name: str) -> str:
-        return names.of((name, at))
+        return names.of((name, index))
 
     # The first operand is the result, if there is one. ``str`` leaves the names of symbols as they are.
     results = 1 if defs else 0

@@ -17,16 +17,16 @@ def _form(ins: Instruction) -> tuple[int, str]:
 def load_matrices(low: Lowering, ins: Instruction) -> None:
     """ldmatrix of one, two or four matrices."""
     count, form = _form(ins)
-    result, at = ins.operands
-    low.emit(f"ldmatrix.{form}", low.targets(result, count), shared_address(low, at))
+    result, address = ins.operands
+    low.emit(f"ldmatrix.{form}", low.targets(result, count), shared_address(low, address))
 
 
 @mnemonic("STSM", "16 M88 MT88 2 4")
 def store_matrices(low: Lowering, ins: Instruction) -> None:
     """stmatrix of one, two or four matrices."""
     count, form = _form(ins)
-    at, source = ins.operands
-    low.emit(f"stmatrix.{form}", shared_address(low, at), low.words(source, count))
+    address, source = ins.operands
+    low.emit(f"stmatrix.{form}", shared_address(low, address), low.words(source, count))
 
 
 @mnemonic("MOVM", "16 MT88")

@@ -23,7 +23,7 @@ def synchronise(low: Lowering, ins: Instruction) -> None:
     {"EXCH": _initialise, "ARRIVE": _arrive, "PHASECHK": _wait, "CCTL": _invalidate}[kind](low, ins)
 
 
-def _at(low: Lowering, text: str) -> str:
+def _bracketed_address(low: Lowering, text: str) -> str:
     """The address of an mbarrier, in brackets."""
     assert isinstance(operand(text), Address)
     return low.near_address(text, 0)
@@ -32,7 +32,7 @@ def _at(low: Lowering, text: str) -> str:
 def _initialise(low: Lowering, ins: Instruction) -> None:
     """mbarrier.init, by the word that it writes. Machine code has no trace of fence.mbarrier_init, so one is emitted
     after each initialisation."""
-    result, at, word = ins.operands
+    result, address, word = ins.operands
     if not is_zero(result):
         raise low.refusal("an exchange that returns the old word is not modelled")
     low.once()
@@ -40,15 +40,15 @@ def _initialise(low: Lowering, ins: Instruction) -> None:
     half = low.computed("shr.u32", low.word(word), "1")
     upper = low.computed("shl.b32", half, "11")
     low.branch("trap", "", low.computed("setp.ne.u32", upper, low.word(word, 1), kind="pred"))
-    low.emit("mbarrier.init.shared.b64", _at(low, at), low.computed("sub.s32", _FULL_COUNT, half))
+    low.emit("mbarrier.init.shared.b64", _bracketed_address(low, address), low.computed("sub.s32", _FULL_COUNT, half))
     low.emit("fence.mbarrier_init.release.cluster")
 
 
 def _arrive(low: Lowering, ins: Instruction) -> None:
     """mbarrier.arrive, .arrive_drop, .expect_tx and .complete_tx."""
-    result, at, number = ins.operands
+    result, address, number = ins.operands
     count = next((part for part in ins.modifiers if part in _COUNTS.split()), "")
-    place = _at(low, at)
+    place = _bracketed_address(low, address)
     if count == "A0T1" and "OPTOUT" not in ins.modifiers:
         return  # it expects a byte for the thread's copies, which the next instruction (ARRIVES) makes arrive
     if count in ("A0TR", "A0TX"):
@@ -56,7 +56,7 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
         low.emit(f"mbarrier.{op}.relaxed.cta.shared::cluster.b64", place, low.word(number))
         return
     low.before_sync()
-    # Without a count: one arrival, after the expectation of so many bytes.
+    # Without one of _COUNTS, the instruction expects as many bytes as a register says, and then arrives once.
     op = "arrive_drop" if "OPTOUT" in ins.modifiers else "arrive"
     operands = [low.word(number)] if count in ("", "ART0") else []
     name = f"mbarrier.{op}{'' if count else '.expect_tx'}{low.release()}"
@@ -75,23 +75,23 @@ def _arrive(low: Lowering, ins: Instruction) -> None:
 def _wait(low: Lowering, ins: Instruction) -> None:
     """A wait for the end of the phase whose parity is bit 31 of a register. If the L1 cache is invalidated afterwards,
     the wait acquires at cluster scope."""
-    p, at, word = ins.operands
+    p, address, word = ins.operands
     op = "try_wait" if "TRYWAIT" in ins.modifiers else "test_wait"
     acquires = any(other.name == "CCTL" and other.guard == p for other in low.following(6))
     scope = ".acquire.cluster" if acquires else ""
     parity = low.computed("shr.u32", low.word(word), "31")
     done = low.target_predicate(p)
-    low.emit(f"mbarrier.{op}.parity{scope}.shared::cta.b64", done, _at(low, at), parity)
+    low.emit(f"mbarrier.{op}.parity{scope}.shared::cta.b64", done, _bracketed_address(low, address), parity)
     low.after_sync()
 
 
 def _invalidate(low: Lowering, ins: Instruction) -> None:
     """mbarrier.inval."""
-    low.emit("mbarrier.inval.shared.b64", _at(low, ins.operands[0]))
+    low.emit("mbarrier.inval.shared.b64", _bracketed_address(low, ins.operands[0]))
 
 
 @mnemonic("ARRIVES", "LDGSTSBAR 64 TRANSCNT ARVCNT")
 def copies_arrive(low: Lowering, ins: Instruction) -> None:
     """cp.async.mbarrier.arrive. With ``.ARVCNT`` it is one of the arrivals that the mbarrier expects (``.noinc``)."""
     noinc = ".noinc" if "ARVCNT" in ins.modifiers else ""
-    low.emit(f"cp.async.mbarrier.arrive{noinc}.shared.b64", _at(low, ins.operands[0]))
+    low.emit(f"cp.async.mbarrier.arrive{noinc}.shared.b64", _bracketed_address(low, ins.operands[0]))

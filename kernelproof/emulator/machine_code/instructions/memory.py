@@ -39,10 +39,10 @@ def place(low: Lowering, ins: Instruction, text: str) -> tuple[str, str]:
         return ".shared", shared_address(low, text)
     if space == "local":
         return ".local", low.stack_address(text)
-    at = operand(text)
+    parsed = operand(text)
     # ``.E`` says that addresses have 64 bits, which the operand repeats unless the access has no memory window.
-    wide = isinstance(at, Address) and (at.wide or "E" in ins.modifiers)
-    if isinstance(at, Address) and not wide and any(register.number is not None for register in at.registers):
+    wide = isinstance(parsed, Address) and (parsed.wide or "E" in ins.modifiers)
+    if isinstance(parsed, Address) and not wide and any(register.number is not None for register in parsed.registers):
         raise low.refusal("an address of 32 bits in global memory is not modelled")
     return "" if space == "generic" else ".global", low.address(text, wide)
 
@@ -56,11 +56,11 @@ def shared_address(low: Lowering, text: str) -> str:
 @mnemonic("LDG LD LDS LDL", f"{_HINTS} {_WIDTHS} {_STRENGTHS} CONSTANT")
 def load(low: Lowering, ins: Instruction) -> None:
     """Loads of one to four registers. ``.CONSTANT`` is ld.nc."""
-    result, at, *rest = ins.operands
+    result, address_text, *rest = ins.operands
     if rest:
         raise low.refusal("a load with a predicate is not modelled")
     kind, count = _kind(ins)
-    space, address = place(low, ins, at)
+    space, address = place(low, ins, address_text)
     order = ".nc" if "CONSTANT" in ins.modifiers else _strength(ins)
     vector = f".v{count}" if count > 1 else ""
     target = low.targets(result, count) if count > 1 else low.target(result)
@@ -70,9 +70,9 @@ def load(low: Lowering, ins: Instruction) -> None:
 @mnemonic("STG ST STS STL", f"{_HINTS} {_WIDTHS} {_STRENGTHS}")
 def store(low: Lowering, ins: Instruction) -> None:
     """Stores of one to four registers."""
-    at, source = ins.operands
+    address_text, source = ins.operands
     kind, count = _kind(ins)
-    space, address = place(low, ins, at)
+    space, address = place(low, ins, address_text)
     vector = f".v{count}" if count > 1 else ""
     value = low.words(source, count) if count > 1 else low.word(source)
     if kind[1:] in ("8", "16"):
@@ -82,14 +82,15 @@ def store(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("QSPC", "E S L G")
 def query_space(low: Lowering, ins: Instruction) -> None:
-    """Whether a generic address lies in shared (S), local (L) or global memory."""
-    p, _, at = ins.operands
-    low.set_predicate(p, lies_in(low, at, next(_SPACES[part] for part in ins.modifiers if part in _SPACES)))
+    """A predicate: does a generic address lie in shared (S), local (L) or global memory?"""
+    p, _, address_text = ins.operands
+    low.set_predicate(p, lies_in(low, address_text, next(_SPACES[part] for part in ins.modifiers if part in _SPACES)))
 
 
-def lies_in(low: Lowering, at: str, space: str) -> str:
-    """Whether the generic address of an operand lies in a state space. Its offset is assumed to stay there."""
-    source = operand(at)
+def lies_in(low: Lowering, text: str, space: str) -> str:
+    """A predicate: does the generic address of an operand lie in a state space? The register of the address decides;
+    the offset is assumed not to leave the space."""
+    source = operand(text)
     assert isinstance(source, Address)
     (register,) = source.registers
     address = low.join(low.bits(register), low.bits(register, 1))
@@ -103,9 +104,9 @@ def lies_in(low: Lowering, at: str, space: str) -> str:
 def copy(low: Lowering, ins: Instruction) -> None:
     """cp.async. Lanes for which the predicate does not hold write zeros. With ``.ZFILL`` the source operand is the
     aligned address plus the number of bytes at the end that also become zero."""
-    to, source, *rest = ins.operands
+    destination, source, *rest = ins.operands
     size = 4 * _kind(ins)[1]
-    operands = [shared_address(low, to), low.address(source), str(size)]
+    operands = [shared_address(low, destination), low.address(source), str(size)]
     if "ZFILL" in ins.modifiers:
         total = low.sum64(source)
         zeros = low.computed("cvt.u32.u64", low.computed("and.b64", total, str(size - 1), kind="b64"))

@@ -81,8 +81,8 @@ def load_constant(low: Lowering, ins: Instruction) -> None:
         vector, target = (f".v{count}", low.targets(result, count)) if count > 1 else ("", low.target(result))
         if (variable := low.data.variable(source.bank)) is not None:
             base = low.computed("mov.u64", variable, kind="b64")
-            at = f"[{low.computed('add.s64', base, index, kind='b64')}+{source.offset}]"
-            low.emit(f"ld.const{vector}.{narrow or 'b32'}", target, at)
+            address = f"[{low.computed('add.s64', base, index, kind='b64')}+{source.offset}]"
+            low.emit(f"ld.const{vector}.{narrow or 'b32'}", target, address)
             return
         if source.bank or source.offset < low.bank.start:
             raise low.refusal(f"an index into constant bank {source.bank} is not modelled there")

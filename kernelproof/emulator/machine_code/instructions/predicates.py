@@ -6,6 +6,7 @@ from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
 from kernelproof.emulator.machine_code.operands import Register, operand
 from kernelproof.sass import Instruction
 
+# Modifier -> the first bit of the byte that it names.
 _BYTES = {"B0": 0, "B1": 8, "B2": 16, "B3": 24}
 
 

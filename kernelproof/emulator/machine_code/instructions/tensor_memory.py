@@ -17,7 +17,8 @@ from kernelproof.emulator.machine_code.lowering import Lowering, label_of, mnemo
 from kernelproof.emulator.machine_code.operands import Register, operand
 from kernelproof.sass import Instruction, queue_names
 
-_PLACE = re.compile(r"(\w+)\[(UR\d+)(?:\+(-?0x[0-9a-f]+))?\]$")
+_TENSOR_OPERAND = re.compile(r"(\w+)\[(UR\d+)(?:\+(-?0x[0-9a-f]+))?\]$")
+# The shapes of loads and stores, as nvdisasm and as PTX names them.
 _SHAPES = {"16dp64bit": "16x64b", "16dp128bit": "16x128b", "16dp256bit": "16x256b", "32dp32bit": "32x32b"}
 _TIMES = " ".join(f"x{1 << n}" for n in range(8))
 
@@ -29,7 +30,7 @@ def _group(ins: Instruction) -> str:
 
 def _place(text: str, kind: str) -> tuple[Register, int]:
     """The uniform register and the offset of an operand such as ``tmem[UR4]``."""
-    match = _PLACE.match(text)
+    match = _TENSOR_OPERAND.match(text)
     assert match is not None
     assert match[1] == kind
     register = operand(match[2])
@@ -46,9 +47,9 @@ def _tensor(low: Lowering, text: str) -> str:
 @mnemonic("TMEM_ALLOC", "2CTA")
 def allocate(low: Lowering, ins: Instruction) -> None:
     """tcgen05.alloc, in place of the code that ptxas generates for it."""
-    at, columns = ins.operands
+    address, columns = ins.operands
     assert ins.target is not None
-    low.emit(f"tcgen05.alloc.{_group(ins)}.sync.aligned.shared::cta.b32", low.near_address(at, 0), columns)
+    low.emit(f"tcgen05.alloc.{_group(ins)}.sync.aligned.shared::cta.b32", low.near_address(address, 0), columns)
     low.emit("bra", label_of(ins.target))
 
 
@@ -84,12 +85,14 @@ def multiply(low: Lowering, ins: Instruction) -> None:
     added to D, and the scale of D (optional).
     """
     low.once()
-    a, b, d, _, form, *disabled, keep = [text for text in ins.operands if not text.startswith("0x")]
+    a, b, d, _, instruction_descriptor, *disabled, accumulates = [
+        text for text in ins.operands if not text.startswith("0x")
+    ]
     scale = [str(int(text, 0)) for text in ins.operands if text.startswith("0x")]
     left = _tensor(low, a) if a.startswith("tmem") else _descriptor(low, a, "gdesc")
     lanes = [low.words(text, 8 if "2CTA" in ins.modifiers else 4) for text in disabled]
-    kind, _ = _place(form, "idesc")
-    test = low.predicate(keep)
+    kind, _ = _place(instruction_descriptor, "idesc")
+    test = low.predicate(accumulates)
     if test in ("0", "1"):
         test = low.computed("setp.eq.u32", test, "1", kind="pred")
     op = f"tcgen05.mma.{_group(ins)}.kind::of_descriptor"
@@ -109,12 +112,12 @@ def _descriptor(low: Lowering, text: str, kind: str) -> str:
 def commit(low: Lowering, ins: Instruction) -> None:
     """tcgen05.commit."""
     low.once()
-    at, _, *ranks = ins.operands
+    address, _, *ranks = ins.operands
     op = f"tcgen05.commit.{_group(ins)}.mbarrier::arrive::one.shared::cluster"
     mask = []
     if "MULTICAST" in ins.modifiers:
         op, mask = f"{op}.multicast::cluster", [low.computed("cvt.u16.u32", low.word(ranks[0]), kind="b16")]
-    low.emit(f"{op}.b64", low.near_address(at, 0), *mask)
+    low.emit(f"{op}.b64", low.near_address(address, 0), *mask)
 
 
 def _form(ins: Instruction) -> tuple[str, int]:
@@ -136,16 +139,16 @@ def load_scoreboards(instructions: Sequence[Instruction], sm: str) -> int:
 @mnemonic("LDTM", f"{' '.join(_SHAPES)} {_TIMES} PACK16BIT")
 def load(low: Lowering, ins: Instruction) -> None:
     """tcgen05.ld."""
-    result, at = ins.operands
+    result, address = ins.operands
     form, count = _form(ins)
     packed = ".pack::16b" if "PACK16BIT" in ins.modifiers else ""
-    low.emit(f"tcgen05.ld.sync.aligned.{form}{packed}.b32", low.targets(result, count), _tensor(low, at))
+    low.emit(f"tcgen05.ld.sync.aligned.{form}{packed}.b32", low.targets(result, count), _tensor(low, address))
 
 
 @mnemonic("STTM", f"{' '.join(_SHAPES)} {_TIMES} EXPAND16BIT")
 def store(low: Lowering, ins: Instruction) -> None:
     """tcgen05.st. FENCE.VIEW.ASYNC.T waits for it."""
-    at, source = ins.operands
+    address, source = ins.operands
     form, count = _form(ins)
     unpacked = ".unpack::16b" if "EXPAND16BIT" in ins.modifiers else ""
-    low.emit(f"tcgen05.st.sync.aligned.{form}{unpacked}.b32", _tensor(low, at), low.words(source, count))
+    low.emit(f"tcgen05.st.sync.aligned.{form}{unpacked}.b32", _tensor(low, address), low.words(source, count))

@@ -34,25 +34,25 @@ def multiply(low: Lowering, ins: Instruction) -> None:
     op = f"wgmma.mma_async.sync.aligned.m64n{columns}k{depth}.{sums}.{left}.{right}{saturated}"
     result, *rest = ins.operands
     # The operand with the descriptors. A comes before it if A is in registers.
-    at = next(i for i, text in enumerate(rest) if text.startswith("gdesc"))
-    found = _DESCRIPTORS.match(rest[at])
-    assert found is not None
-    first, parts = operand(found[1]), found[2].split(".")
+    descriptor_index = next(i for i, text in enumerate(rest) if text.startswith("gdesc"))
+    descriptor_match = _DESCRIPTORS.match(rest[descriptor_index])
+    assert descriptor_match is not None
+    first, parts = operand(descriptor_match[1]), descriptor_match[2].split(".")
     assert isinstance(first, Register)
-    a_is_shared = at == 0
+    a_is_shared = descriptor_index == 0
     if not a_is_shared and rest[0][0] == "-":
         parts.append("negA")
     a = low.join(low.bits(first), low.bits(first, 1)) if a_is_shared else low.words(rest[0].lstrip("-"), 4)
     b = low.join(low.bits(first, 2), low.bits(first, 3))
-    old, *options = rest[at + 1 :]
-    keep = low.unnegated(next((low.predicate(text) for text in options if is_predicate(text)), "1"))
-    if not (is_zero(old) and keep == "0") and old != result:
+    old, *options = rest[descriptor_index + 1 :]
+    accumulates = low.unnegated(next((low.predicate(text) for text in options if is_predicate(text)), "1"))
+    if not (is_zero(old) and accumulates == "0") and old != result:
         raise low.refusal("sums in other registers than the result are not modelled")
     options = [text for text in options if not is_predicate(text)]
     if set(options) - {_GROUP}:
         raise low.refusal(f"{options[0]} is not modelled")
     count = columns // (4 if sums == "f16" else 2)
-    low.emit(op, low.targets(result, count), a, b, keep, *_trailing(parts, sums, depth, a_is_shared))
+    low.emit(op, low.targets(result, count), a, b, accumulates, *_trailing(parts, sums, depth, a_is_shared))
     if options:
         low.emit("wgmma.commit_group.sync.aligned")
 

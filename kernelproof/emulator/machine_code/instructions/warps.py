@@ -15,8 +15,8 @@ def _members(low: Lowering) -> str:
 
 
 def _result(low: Lowering, text: str) -> str:
-    """A register as a result. For the zero register a temporary, whose instruction has no guard: all members take
-    part."""
+    """A register as a result. For the zero register it is a temporary, so that the instruction has no guard and all
+    members take part."""
     return low.temp() if is_zero(text) else low.target(text)
 
 
