@@ -29,7 +29,8 @@ ALIGN = 256
 
 
 class AllocationSite(Protocol):
-    """Where a program allocated or freed memory. Its text names a line. It is false if the place is not known."""
+    """Where a program allocated or freed memory. Its text names a line. Its truth value is False if the place is not
+    known."""
 
     def __bool__(self) -> bool: ...
 
@@ -88,7 +89,7 @@ class Buffer:
 
     @property
     def is_typed(self) -> bool:
-        """Whether the buffer has a shape and an element type, which it gets from an uploaded array."""
+        """Has the buffer a shape and an element type, which it gets from an uploaded array?"""
         return self.dtype != np.uint8 or self.shape != (self.nbytes,)
 
     def bytes(self) -> Array:
@@ -110,6 +111,7 @@ class Buffer:
 
 
 def _start(buffer: Buffer) -> int:
+    """The key by which freed buffers are sorted."""
     return buffer.start
 
 
@@ -168,8 +170,12 @@ class Memory:
     def own_address(self, address: int) -> int:
         """The address at which the emulator itself finds the byte that a program has at ``address``. An address outside
         of the arena is returned unchanged."""
-        at = address - self.base
-        return address if self.host_view is None or not 0 <= at < self.capacity else int(self.data.ctypes.data) + at
+        offset = address - self.base
+        return (
+            address
+            if self.host_view is None or not 0 <= offset < self.capacity
+            else int(self.data.ctypes.data) + offset
+        )
 
     def allocate(
         self, nbytes: int, role: str = "scratch", guard: int | None = None, name: str = "", *, of_host: bool = False
@@ -282,15 +288,15 @@ class Memory:
 
     def describe(self, address: int) -> str:
         """Where a device address lies, in words."""
-        at = address - self.base
-        freed = self.find_freed(at)
+        offset = address - self.base
+        freed = self.find_freed(offset)
         if freed is not None:
             history = f" ({freed.history})" if freed.history else ""
-            return f"byte {at - freed.start} of {freed.nbytes} that were freed{history}"
-        near = self.nearest(at)
-        if near is None:
+            return f"byte {offset - freed.start} of {freed.nbytes} that were freed{history}"
+        nearest = self.nearest(offset)
+        if nearest is None:
             return "outside any allocation"
-        buffer, distance = near
+        buffer, distance = nearest
         return f"{distance or f'byte {address - self.base - buffer.start}'} of {self.label(buffer)}"
 
     def name(self, buffer: Buffer) -> str:

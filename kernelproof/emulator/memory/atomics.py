@@ -35,7 +35,7 @@ class AtomicKind(NamedTuple):
 
 
 # Operations that are one NumPy function on integers. Only addition is the same function on floats.
-_SIMPLE: dict[str, np.ufunc] = {
+_UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
     "max": np.maximum,
@@ -44,9 +44,9 @@ _SIMPLE: dict[str, np.ufunc] = {
     "xor": np.bitwise_xor,
 }
 # Those of them that have an inverse function.
-_INVERSE: dict[str, np.ufunc] = {"add": np.subtract, "xor": np.bitwise_xor}
-_REALS = frozenset(("f32", "f64"))
-_INTEGERS = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
+_INVERSE_UFUNCS: dict[str, np.ufunc] = {"add": np.subtract, "xor": np.bitwise_xor}
+_REAL_TYPES = frozenset(("f32", "f64"))
+_INTEGER_TYPES = frozenset(("u32", "s32", "b32", "u64", "s64", "b64"))
 # The most rounds of compare-and-swaps. Each round executes those of each place up to the next one that swaps. Few of
 # them swap, since lanes of a loop mostly expect the same value. Those that are left are executed one by one.
 _SWAP_ROUNDS = 8
@@ -77,22 +77,24 @@ class Atomics:
             view = self.device.arena.views[width]
         if access is None:
             return batch.poison(width)
-        lanes, at = access
-        values, other = value[lanes], compare[lanes] if compare is not None else None
+        lanes, indices = access
+        values, compares = value[lanes], compare[lanes] if compare is not None else None
         out = np.zeros(batch.size, value.dtype) if form.returns else value
         if flags.observed and site in batch.launch.kernel.polls:
-            older = self._polled_values(form, flags, (lanes, at, values, other), view, site)
-            stale = older != view[at]
+            older = self._polled_values(form, flags, (lanes, indices, values, compares), view, site)
+            stale = older != view[indices]
             if stale.any():
                 out[lanes[stale]], current = older[stale], ~stale
-                lanes, at, values = lanes[current], at[current], values[current]
-                other = None if other is None else other[current]
+                lanes, indices, values = lanes[current], indices[current], values[current]
+                compares = None if compares is None else compares[current]
                 if not lanes.size:
                     return out
-        old, changed = modify(form.op, form.kind, view, at, values, other, form.returns or flags.observed)
+        old, changed = modify(form.op, form.kind, view, indices, values, compares, form.returns or flags.observed)
         if flags.flags_are_read and (flags.active or (form.read | form.write) & ORDERS):
-            new = _new_values(form.op, form.kind, old, values, other) if flags.observed else None
-            flags.modify(lanes, at << SHIFT[width], form.read, form.write, site, old if flags.observed else None, new)
+            new = _new_values(form.op, form.kind, old, values, compares) if flags.observed else None
+            flags.modify(
+                lanes, indices << SHIFT[width], form.read, form.write, site, old if flags.observed else None, new
+            )
         if changed:
             batch.launch.version += 1
         if form.returns:
@@ -104,14 +106,16 @@ class Atomics:
     ) -> Array:
         """The values that the atomics of a polling loop find. Like a load, an atomic may find an older value than the
         last one, if it does not change that value: it may then come directly after the write of that value."""
-        lanes, at, values, other = operands
+        lanes, indices, values, compares = operands
 
         def changes_nothing(i: int, found: np.generic) -> bool:
-            compared = None if other is None else other[i : i + 1]
+            compared = None if compares is None else compares[i : i + 1]
             old = np.full(1, found)
             return bool((_new_values(form.op, form.kind, old, values[i : i + 1], compared) == old).all())
 
-        return flags.read(lanes, at << SHIFT[values.dtype.itemsize], form.read, site, view[at], changes_nothing)
+        return flags.read(
+            lanes, indices << SHIFT[values.dtype.itemsize], form.read, site, view[indices], changes_nothing
+        )
 
     def _apply_by_window(
         self, form: AtomicKind, address: Array, value: Array, compare: Array | None, m: Mask, site: int
@@ -155,15 +159,15 @@ def _new_values(op: str, kind: str, old: Array, value: Array, compare: Array | N
     return np.ascontiguousarray(combine(old.view(real), value.view(real))).view(old.dtype)
 
 
-def _order_by_place(at: Array) -> Array:
-    """The permutation that sorts places. Equal places keep their order, which is that of lanes.
+def _order_by_place(indices: Array) -> Array:
+    """The permutation that sorts the indices of places. Equal ones keep their order, which is that of lanes.
 
     This is a radix sort by digits of 16 bits, because NumPy sorts numbers of 16 bits in linear time.
     """
-    left = at - at.min()
-    order: Array = np.argsort(left.astype(np.uint16), kind="stable")
-    while (left := left >> 16).any():
-        order = order[np.argsort(left[order].astype(np.uint16), kind="stable")]
+    remaining = indices - indices.min()
+    order: Array = np.argsort(remaining.astype(np.uint16), kind="stable")
+    while (remaining := remaining >> 16).any():
+        order = order[np.argsort(remaining[order].astype(np.uint16), kind="stable")]
     return order
 
 
@@ -172,11 +176,11 @@ class _Groups:
     ``order``: the element at each rank. ``places``: the different places. ``starts``: the rank of each place's first
     element. ``sizes``: how many elements a place has."""
 
-    def __init__(self, at: Array) -> None:
-        self.order = _order_by_place(at)
-        places = at[self.order]
+    def __init__(self, indices: Array) -> None:
+        self.order = _order_by_place(indices)
+        places = indices[self.order]
         self.starts: Array = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
-        self.sizes: Array = np.diff(self.starts, append=len(at))
+        self.sizes: Array = np.diff(self.starts, append=len(indices))
         self.places: Array = places[self.starts]
 
     @property
@@ -188,63 +192,64 @@ class _Groups:
         """Yield elements in rounds: in each, all places differ, and elements of one place come in their order."""
         index = self.index
         by_index = np.argsort(index, kind="stable")
-        at = 0
+        start = 0
         for count in np.bincount(index):
-            yield self.order[by_index[at : at + count]]
-            at += count
+            yield self.order[by_index[start : start + count]]
+            start += count
 
 
 def modify(
-    op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, returns: bool = True
+    op: str, kind: str, view: Array, indices: Array, value: Array, compare: Array | None, returns: bool = True
 ) -> tuple[Array, bool]:
-    """Change ``view[at]`` atomically; elements with the same place in lane order. Returns the old values (meaningless
-    without ``returns``), and whether anything changed."""
-    if not returns and op in _SIMPLE and (kind in _INTEGERS or (op == "add" and kind in _REALS)):
-        return value, _modify_in_place(op, kind, view, at, value)
-    groups = _Groups(at)
+    """Change ``view[indices]`` atomically: lanes with the same index modify its element one after the other. ``value``,
+    ``compare``: the operands, one per lane; ``compare`` only for cas. Returns the old values (meaningless without
+    ``returns``), and whether anything changed."""
+    if not returns and op in _UFUNCS and (kind in _INTEGER_TYPES or (op == "add" and kind in _REAL_TYPES)):
+        return value, _modify_in_place(op, kind, view, indices, value)
+    groups = _Groups(indices)
     # All places differ, so the order of lanes does not matter.
-    if len(groups.starts) == len(at):
-        old = view[at]
+    if len(groups.starts) == len(indices):
+        old = view[indices]
         new = _new_values(op, kind, old, value, compare)
-        view[at] = new
+        view[indices] = new
         return old, bool((new != old).any())
     before, values = view[groups.places], value[groups.order]
     if op == "cas":
         assert compare is not None
-        return _swap(view, at, groups, value, compare)
-    left = _values_left(op, kind, before, values, groups)
-    if left is None:
-        return _modify_in_rounds(op, kind, view, at, value, compare, groups)
+        return _swap(view, indices, groups, value, compare)
+    left_values = _values_left(op, kind, before, values, groups)
+    if left_values is None:
+        return _modify_in_rounds(op, kind, view, indices, value, compare, groups)
     # An element finds the value that the previous one of its place has left, and the first one the value before.
-    found = np.concatenate((left[:1], left[:-1]))
+    found = np.concatenate((left_values[:1], left_values[:-1]))
     found[groups.starts] = before
-    view[groups.places] = left[groups.starts + groups.sizes - 1]
+    view[groups.places] = left_values[groups.starts + groups.sizes - 1]
     old = np.empty_like(values)
     old[groups.order] = found
-    return old, bool((left != found).any())
+    return old, bool((left_values != found).any())
 
 
-def _modify_in_place(op: str, kind: str, view: Array, at: Array, value: Array) -> bool:
+def _modify_in_place(op: str, kind: str, view: Array, indices: Array, value: Array) -> bool:
     """Execute atomics whose old values are not needed; returns whether anything may have changed."""
-    real = F[kind] if kind in _REALS else S[8 * value.itemsize] if kind[0] == "s" else value.dtype
-    before = None if op in _INVERSE else view[at]
-    _SIMPLE[op].at(view.view(real), at, value.view(real))
-    return bool(value.any() if before is None else (view[at] != before).any())
+    real = F[kind] if kind in _REAL_TYPES else S[8 * value.itemsize] if kind[0] == "s" else value.dtype
+    before = None if op in _INVERSE_UFUNCS else view[indices]
+    _UFUNCS[op].at(view.view(real), indices, value.view(real))
+    return bool(value.any() if before is None else (view[indices] != before).any())
 
 
 def _modify_in_rounds(
-    op: str, kind: str, view: Array, at: Array, value: Array, compare: Array | None, groups: _Groups
+    op: str, kind: str, view: Array, indices: Array, value: Array, compare: Array | None, groups: _Groups
 ) -> tuple[Array, bool]:
     """``modify`` for any operation: each round executes one element of each place."""
-    old = np.empty(len(at), view.dtype)
+    old = np.empty(len(indices), view.dtype)
     changed = False
     for elements in groups.rounds():
         # Elements of one round have distinct places, so NumPy's indexed assignment is right.
-        before = view[at[elements]]
+        before = view[indices[elements]]
         after = _new_values(op, kind, before, value[elements], None if compare is None else compare[elements])
         old[elements] = before
         changed = changed or bool((after != before).any())
-        view[at[elements]] = after
+        view[indices[elements]] = after
     return old, changed
 
 
@@ -253,15 +258,15 @@ def _values_left(op: str, kind: str, before: Array, values: Array, groups: _Grou
     value of each place before the atomic. ``values``: the operands, by rank."""
     if op == "exch":
         return values
-    if kind not in _INTEGERS:
+    if kind not in _INTEGER_TYPES:
         return None
-    if op in _INVERSE:
-        return _sums(_SIMPLE[op], _INVERSE[op], before, values, groups)
-    if op in _SIMPLE:
+    if op in _INVERSE_UFUNCS:
+        return _sums(_UFUNCS[op], _INVERSE_UFUNCS[op], before, values, groups)
+    if op in _UFUNCS:
         real = S[8 * values.itemsize] if kind[0] == "s" else values.dtype
         first = values.view(real).copy()
-        first[groups.starts] = _SIMPLE[op](before.view(real), first[groups.starts])
-        return np.asarray(_running_results(_SIMPLE[op], first, groups).view(values.dtype))
+        first[groups.starts] = _UFUNCS[op](before.view(real), first[groups.starts])
+        return np.asarray(_running_results(_UFUNCS[op], first, groups).view(values.dtype))
     return _counter_values(op, before, values, groups)
 
 
@@ -276,8 +281,8 @@ def _sums(combine: np.ufunc, inverse: np.ufunc, before: Array, values: Array, gr
 def _running_results(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
     """By rank: an element combined with all earlier elements of its place (a parallel scan: every pass doubles how many
     are combined)."""
-    index, step, most = groups.index, 1, int(groups.sizes.max())
-    while step < most:
+    index, step, largest = groups.index, 1, int(groups.sizes.max())
+    while step < largest:
         both = combine(values[step:], values[:-step])
         values = np.concatenate((values[:step], np.where(index[step:] >= step, both, values[step:])))
         step *= 2
@@ -301,7 +306,7 @@ def _counter_values(op: str, before: Array, values: Array, groups: _Groups) -> A
     return np.asarray(((start + (steps if op == "inc" else cycle - steps)) % cycle).astype(values.dtype))
 
 
-def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array) -> tuple[Array, bool]:
+def _swap(view: Array, indices: Array, groups: _Groups, value: Array, compare: Array) -> tuple[Array, bool]:
     """``modify`` of cas. Each round executes the elements of every place up to the next one that swaps."""
     values, compares = value[groups.order], compare[groups.order]
     # By rank: which of ``groups.places`` it is.
@@ -312,13 +317,13 @@ def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array)
     found = np.empty_like(values)
     changed = False
     # Ranks of elements that have not been executed, in ascending order.
-    pending = np.arange(len(at))
+    pending = np.arange(len(indices))
     for _ in range(_SWAP_ROUNDS):
         place = place_of_rank[pending]
         hits = np.flatnonzero(swaps[pending] & (compares[pending] == current[place]))
         # Keep the first hit of each place; hits are in the order of places.
         hits = hits[np.flatnonzero(np.diff(place[hits], prepend=-1))]
-        end = np.full(len(current), len(at))
+        end = np.full(len(current), len(indices))
         end[place[hits]] = pending[hits]
         executed = pending <= end[place]
         found[pending[executed]] = current[place[executed]]
@@ -332,5 +337,7 @@ def _swap(view: Array, at: Array, groups: _Groups, value: Array, compare: Array)
     old[groups.order] = found
     if pending.size:
         rest = np.sort(groups.order[pending])
-        old[rest], _ = _modify_in_rounds("cas", "b32", view, at[rest], value[rest], compare[rest], _Groups(at[rest]))
+        old[rest], _ = _modify_in_rounds(
+            "cas", "b32", view, indices[rest], value[rest], compare[rest], _Groups(indices[rest])
+        )
     return old, changed

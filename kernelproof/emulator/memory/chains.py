@@ -21,8 +21,8 @@ MAX_JOINED = 1024
 BARRIER = -1
 # Number of a block -> for each chain of the block, how many of its rows are known. Neither changes in place.
 Clock = dict[int, Array]
-# Chains, each with how many of its rows are known.
-Known = tuple[tuple[int, int], ...]
+# Pairs: a chain, and how many of its rows are known.
+KnownRows = tuple[tuple[int, int], ...]
 
 
 def merged(a: Clock, b: Clock) -> Clock:
@@ -52,11 +52,11 @@ def merged(a: Clock, b: Clock) -> Clock:
 
 def _maximum(a: Array, b: Array) -> Array:
     """The maximum of two blocks, element by element: one of the two arrays if possible, so that clocks share it."""
-    either = np.maximum(a, b)
-    content = either.tobytes()
+    maximum = np.maximum(a, b)
+    content = maximum.tobytes()
     if content == a.tobytes():
         return a
-    return b if content == b.tobytes() else either
+    return b if content == b.tobytes() else maximum
 
 
 class Chains:
@@ -71,8 +71,8 @@ class Chains:
         self._chains_of_cta: dict[int, list[int]] = {}
         self._chains_of_warp: dict[tuple[int, int], list[int]] = {}
         # Caches of ``row`` and ``least`` for several chains: neighbouring accesses need the same ones.
-        self._joined: dict[Known, Array] = {}
-        self._least: dict[Known, Array] = {}
+        self._joined: dict[KnownRows, Array] = {}
+        self._least: dict[KnownRows, Array] = {}
 
     def clock(self, cta: int, warp: int, row: Array) -> Clock:
         """The clock of a release by a warp of a CTA, or by its BARRIER, that covers a row."""
@@ -98,9 +98,9 @@ class Chains:
         own.append(chain)
         return chain
 
-    def known(self, clock: Clock, cta: int) -> Known:
+    def known_rows(self, clock: Clock, cta: int) -> KnownRows:
         """The chains of a CTA of which a clock covers rows, with the number of these rows."""
-        out: Known = ()
+        out: KnownRows = ()
         for chain in self._chains_of_cta.get(cta, ()):
             block = clock.get(chain >> BLOCK_SHIFT)
             number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])
@@ -108,30 +108,30 @@ class Chains:
                 out += ((chain, number),)
         return out
 
-    def row(self, known: Known) -> Array:
+    def row(self, known_rows: KnownRows) -> Array:
         """Per thread of a CTA: the tick before which the known rows cover its accesses."""
-        if len(known) == 1:
-            ((chain, number),) = known
+        if len(known_rows) == 1:
+            ((chain, number),) = known_rows
             return self._rows[chain][number - 1]
-        row = self._joined.get(known)
+        row = self._joined.get(known_rows)
         if row is None:
             if len(self._joined) >= MAX_JOINED:
                 self._joined.clear()
-            row = np.maximum.reduce([self._rows[chain][number - 1] for chain, number in known])
-            self._joined[known] = row
+            row = np.maximum.reduce([self._rows[chain][number - 1] for chain, number in known_rows])
+            self._joined[known_rows] = row
         return row
 
-    def least(self, known: Known) -> Array:
+    def least(self, known_rows: KnownRows) -> Array:
         """Per warp of a CTA: the least of ``row`` over its threads."""
-        out = self._least.get(known)
+        out = self._least.get(known_rows)
         if out is None:
             if len(self._least) >= MAX_JOINED:
                 self._least.clear()
-            out = self._least[known] = np.minimum.reduce(self.row(known).reshape(-1, 32), axis=1)
+            out = self._least[known_rows] = np.minimum.reduce(self.row(known_rows).reshape(-1, 32), axis=1)
         return out
 
     def covers(self, clock: Clock, cta: int, warp: int, tick: int) -> bool:
-        """Whether a clock covers the access of some thread of a warp at a tick."""
+        """Does a clock cover the access of some thread of a warp at a tick?"""
         for chain in self._chains_of_cta.get(cta, ()):
             block = clock.get(chain >> BLOCK_SHIFT)
             number = 0 if block is None else int(block[chain & (PER_BLOCK - 1)])

@@ -34,25 +34,30 @@ class Copy:
     def part(self, chosen: Array, everyone: Array) -> Copy:
         """The copy restricted to some of its lanes (bool per lane of the copy)."""
         group = self.group if self.group is None or isinstance(self.group, int) else self.group[chosen]
-        to = self.destination
-        lanes = (everyone if to.lanes is None else to.lanes)[chosen]
-        return Copy(LateCopy(to.low, to.high, lanes, to.at[chosen], to.width), self.data[chosen], group)
+        destination = self.destination
+        lanes = (everyone if destination.lanes is None else destination.lanes)[chosen]
+        return Copy(
+            LateCopy(destination.low, destination.high, lanes, destination.at[chosen], destination.width),
+            self.data[chosen],
+            group,
+        )
 
 
 class AsyncCopies:
     """The cp.async of a batch. Groups are counted per lane; ``committed``, the number of groups that were committed, is
     an int while all lanes agree.
 
-    Invariants: ``open`` copies have no group yet. A ``flying`` copy has a group below its lanes' ``committed``, and its
-    destination holds poison. A copy lands when a wait of its lane covers its group, never earlier.
+    Invariants: ``open_copies`` have no group yet. Those in ``committed_copies`` have a group below their lanes'
+    ``committed`` and have not landed, so their destinations hold poison. A copy lands when a wait of its lane covers
+    its group, never earlier.
     """
 
     def __init__(self, batch: BatchState, device: DeviceMemory, shared: SharedMemory) -> None:
         self.batch, self.device, self.shared = batch, device, shared
         self.counters = batch.launch.counters
         self.committed: int | Array = 0
-        self.open: list[Copy] = []
-        self.flying: list[Copy] = []
+        self.open_copies: list[Copy] = []
+        self.committed_copies: list[Copy] = []
 
     # --- issue ---
 
@@ -75,7 +80,7 @@ class AsyncCopies:
             data = data[lanes]
         if self.counters is not None:
             self.counters.shared("cp.async", destination, width, m)
-        self.open.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
+        self.open_copies.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
 
     def _read_part(self, source: Array, width: int, bytes_read: Scalar, m: Mask, site: int) -> Array:
         """The first bytes of every lane from global memory, with zeros after them."""
@@ -103,8 +108,8 @@ class AsyncCopies:
         if misaligned.any():
             at = int(source[np.flatnonzero(misaligned)[0]])
             self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(misaligned), at)
+        # ``step``, the lowest set bit of the size, is the width of the widest access that is aligned in every part.
         step = nbytes & -nbytes
-        # ``step``, the lowest set bit of the size, is the widest access that is aligned in every part.
         for k in range(0, nbytes, step):
             data = self.device.load(source + np.uint64(k), step, mask & ~misaligned, site)
             raw[mask, k : k + step] = np.ascontiguousarray(data).view(np.uint8).reshape(-1, step)[mask]
@@ -114,26 +119,26 @@ class AsyncCopies:
     def commit(self, m: Mask) -> None:
         """cp.async.commit_group by the lanes of ``m``: their open copies become a group."""
         if isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m)):
-            for copy in self.open:
+            for copy in self.open_copies:
                 copy.group = self.committed
-            self.flying += self.open
-            self.open = []
+            self.committed_copies += self.open_copies
+            self.open_copies = []
             self.committed += 1
             return
         # From here on lanes have different numbers of groups, so copies are split by lane.
         self.shared.write_deferred_copies()
         committed = self._per_lane()
         mask = np.ones(self.batch.size, bool) if m is None else m
-        left = []
-        for copy in self.open:
-            inside = mask[self._lanes(copy)]
-            if inside.any():
-                group = copy.part(inside, self.batch.everyone)
+        remaining = []
+        for copy in self.open_copies:
+            chosen = mask[self._lanes(copy)]
+            if chosen.any():
+                group = copy.part(chosen, self.batch.everyone)
                 group.group = committed[self._lanes(group)]
-                self.flying.append(group)
-            if not inside.all():
-                left.append(copy.part(~inside, self.batch.everyone))
-        self.open = left
+                self.committed_copies.append(group)
+            if not chosen.all():
+                remaining.append(copy.part(~chosen, self.batch.everyone))
+        self.open_copies = remaining
         self.committed = np.where(mask, committed + 1, committed)
 
     def _lanes(self, copy: Copy) -> Array:
@@ -141,7 +146,7 @@ class AsyncCopies:
         return self.batch.everyone if copy.lanes is None else copy.lanes
 
     def _per_lane(self) -> Array:
-        """``committed``, per lane."""
+        """``committed`` as an array, one number per lane."""
         if isinstance(self.committed, int):
             return np.full(self.batch.size, self.committed, np.int64)
         return self.committed
@@ -152,13 +157,13 @@ class AsyncCopies:
         together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
         if not together:
             self.shared.write_deferred_copies()
-        left: list[Copy] = []
-        for copy in self.flying:
+        remaining: list[Copy] = []
+        for copy in self.committed_copies:
             if together and isinstance(self.committed, int) and isinstance(copy.group, int):
                 if copy.group < self.committed - pending:
                     self._land(copy)
                 else:
-                    left.append(copy)
+                    remaining.append(copy)
                 continue
             lanes = self._lanes(copy)
             ready: Array = (self._per_lane()[lanes] - pending) > copy.group
@@ -167,8 +172,8 @@ class AsyncCopies:
             if ready.any():
                 self._land(copy if ready.all() else copy.part(ready, self.batch.everyone))
             if not ready.all():
-                left.append(copy.part(~ready, self.batch.everyone) if ready.any() else copy)
-        self.flying = left
+                remaining.append(copy.part(~ready, self.batch.everyone) if ready.any() else copy)
+        self.committed_copies = remaining
 
     def wait_all(self, m: Mask) -> None:
         """cp.async.wait_all, which also waits for copies that were never committed."""
@@ -180,20 +185,20 @@ class AsyncCopies:
         on (cp.async.mbarrier.arrive)."""
         self.shared.write_deferred_copies()
         out: list[Copy] = []
-        for copies in (self.open, self.flying):
-            left = []
+        for copies in (self.open_copies, self.committed_copies):
+            remaining = []
             for copy in copies:
-                inside = np.isin(self._lanes(copy), lanes)
-                if inside.any():
-                    out.append(copy.part(inside, self.batch.everyone))
-                if not inside.all():
-                    left.append(copy.part(~inside, self.batch.everyone))
-            copies[:] = left
+                chosen = np.isin(self._lanes(copy), lanes)
+                if chosen.any():
+                    out.append(copy.part(chosen, self.batch.everyone))
+                if not chosen.all():
+                    remaining.append(copy.part(~chosen, self.batch.everyone))
+            copies[:] = remaining
         return out
 
     def drop_exited(self, exited: Array) -> None:
         """Drop the copies of lanes that have exited (bool per lane). They never land, since nobody waits for them."""
-        if self.open or self.flying:
+        if self.open_copies or self.committed_copies:
             self.take(np.flatnonzero(exited))
 
     def _land(self, copy: Copy) -> None:

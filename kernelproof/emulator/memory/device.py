@@ -19,6 +19,7 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
+# Width in bytes -> an element whose bytes are all 1.
 _ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
 BufferPart = tuple[Buffer, Array | None]
@@ -149,11 +150,11 @@ class DeviceMemory:
         targets = self.targets.get(site)
         if targets is None or buffer in targets:
             return
-        at = int(offset[0]) + self.arena.base
+        address = int(offset[0]) + self.arena.base
         expected = " or ".join(self.arena.label(target) for target in targets[:3])
         text = f"{width}-byte access through a pointer into {expected}, which lands in another buffer"
         everyone = self.batch.everyone if lanes is None else lanes
-        self.batch.report_lanes("another-buffer", text, site, everyone, at)
+        self.batch.report_lanes("another-buffer", text, site, everyone, address)
 
     def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> DeviceAccess | None:
         """The slow path of ``locate``: several buffers, or invalid lanes."""
@@ -172,9 +173,9 @@ class DeviceMemory:
                 lanes = self.batch.everyone
             for wrong, kind in ((outside & ~misaligned, "global-out-of-bounds"), (misaligned, "global-misaligned")):
                 if wrong.any():
-                    at = int(offset[np.flatnonzero(wrong)[0]]) + arena.base
+                    address = int(offset[np.flatnonzero(wrong)[0]]) + arena.base
                     text = f"{width}-byte access"
-                    self.batch.report_lanes(kind, text, site, lanes[wrong], at)
+                    self.batch.report_lanes(kind, text, site, lanes[wrong], address)
             lanes, offset, number = lanes[~bad], offset[~bad], number[~bad]
             if lanes.size == 0:
                 return None
@@ -188,9 +189,9 @@ class DeviceMemory:
         lanes = self.batch.lanes(m)
         misaligned = (address[lanes] & np.uint64(width - 1)) != 0
         if misaligned.any():
-            at = int(address[lanes[misaligned][0]])
+            first_address = int(address[lanes[misaligned][0]])
             text = f"{width}-byte access"
-            self.batch.report_lanes("global-misaligned", text, site, lanes[misaligned], at)
+            self.batch.report_lanes("global-misaligned", text, site, lanes[misaligned], first_address)
 
     def discard(self, address: Array, m: Mask, site: int) -> None:
         """discard.L2: 128 bytes per lane become undefined until they are written again."""
@@ -198,11 +199,11 @@ class DeviceMemory:
         if access is None:
             return
         for buffer, part in access.places:
-            lanes, at = self._part(access.lanes, access.offset, part)
-            self.hazards.check_allowed(GlobalAccess(buffer, lanes, at, 128, site))
+            lanes, offsets = self._part(access.lanes, access.offset, part)
+            self.hazards.check_allowed(GlobalAccess(buffer, lanes, offsets, 128, site))
             if buffer.written is None:
                 buffer.written = np.ones(buffer.nbytes, np.uint8)
-            for start in (at - buffer.start).tolist():
+            for start in (offsets - buffer.start).tolist():
                 buffer.written[start : start + 128] = 0
                 buffer.bytes()[start : start + 128] = self.launch.poison
 

@@ -31,7 +31,7 @@ class DeviceFlags:
 
     @property
     def active(self) -> bool:
-        """Whether any fence or release has been executed yet."""
+        """Has any fence or release been executed yet?"""
         return self.order.active
 
     @cached_property
@@ -76,19 +76,19 @@ class DeviceFlags:
         if out is not None:
             return out
         batch, clocks, order = self.batch, self.clocks, self.order
-        own = self._sides[row].cta
+        own_cta = self._sides[row].cta
         bounds: list[Clock] = []
         version = -1
 
         def knows(cta: int, other_warp: int, tick: int) -> bool:
             nonlocal bounds, version
-            if cta == own and clocks.is_before(row, warp, row, other_warp, tick, ()):
+            if cta == own_cta and clocks.is_before(row, warp, row, other_warp, tick, ()):
                 return True
-            if version != order.version(own, warp):
-                bounds, version = order.bounds(own, warp, cumulative), order.version(own, warp)
+            if version != order.version(own_cta, warp):
+                bounds, version = order.bounds(own_cta, warp, cumulative), order.version(own_cta, warp)
             if any(order.chains.covers(bound, cta, other_warp, tick) for bound in bounds):
                 return True
-            if batch.cluster_size == 1 or cta == own:
+            if batch.cluster_size == 1 or cta == own_cta:
                 return False
             other_row = self._rows.get(cta)
             return other_row is not None and clocks.ordered_in_cluster(row, warp, other_row, other_warp, tick, False)
@@ -104,18 +104,18 @@ class DeviceFlags:
         """Note strong stores. ``old``, ``new``: the values before and after, if values are recorded."""
         tick, present, scope = self.launch.tick, self._released_clocks(lanes, strong), scope_of(strong)
         rows, warps = self.batch.warps_of_lanes(lanes)
-        before: tuple[int, int, int, bytes] | None = None
-        for i, at in enumerate(offset.tolist()):
+        previous_key: tuple[int, int, int, bytes] | None = None
+        for i, place in enumerate(offset.tolist()):
             row, warp = rows[i], warps[i]
             values = None if old is None or new is None else (old[i], new[i])
             # If several lanes of a warp store the same value at the same address, one write stands for all of them.
-            same = row, warp, at, b"" if values is None else values[1].tobytes()
-            if same == before:
+            key = row, warp, place, b"" if values is None else values[1].tobytes()
+            if key == previous_key:
                 continue
-            before = same
+            previous_key = key
             side = self._sides[row]
             moment, clock = Moment(side.cta, warp, tick, site), present.get((side.cta, warp))
-            self.order.write_flag(at, side, moment, scope, False, clock, values)
+            self.order.write_flag(place, side, moment, scope, False, clock, values)
 
     def modify(
         self, lanes: Array, offset: Array, read: int, write: int, site: int, old: Array | None, new: Array | None
@@ -132,8 +132,8 @@ class DeviceFlags:
         rows, warps = self.batch.warps_of_lanes(first)
         places, threads = offset.tolist(), self.batch.thread[lanes]
         for i, elements in enumerate(groups):
-            at, warp, side = places[elements[0]], warps[i], self._sides[rows[i]]
-            order.read_flag(at, side, warp, read_scope, acquires)
+            place, warp, side = places[elements[0]], warps[i], self._sides[rows[i]]
+            order.read_flag(place, side, warp, read_scope, acquires)
             values = None if old is None or new is None else (old[elements[0]], new[elements[0]])
             moment, clock = Moment(side.cta, warp, tick, site), None
             if releases:
@@ -141,7 +141,7 @@ class DeviceFlags:
                 tick += 1
                 covered[i][threads[elements]] = tick
                 clock = order.present(side.cta, warp, covered[i])
-            order.write_flag(at, side, moment, write_scope, True, clock, values)
+            order.write_flag(place, side, moment, write_scope, True, clock, values)
         self.launch.tick = tick
 
     def _released_clocks(self, lanes: Array | None, strong: int) -> dict[tuple[int, int], Clock]:

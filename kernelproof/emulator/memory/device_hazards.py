@@ -93,13 +93,13 @@ class DeviceHazards:
         if not other.any():
             return
         width = self.batch.width
-        far = other & (before // width != after // width)
-        for is_far, which in ((False, other), (True, far)):
-            if which.all():
-                tags.keep_earlier(is_far, places, earlier, sites)
-            elif which.any():
-                kept = sites[which] if isinstance(sites, np.ndarray) else sites
-                tags.keep_earlier(is_far, numbers(places)[which], earlier[which], kept)
+        of_other_cta = other & (before // width != after // width)
+        for by_other_cta, replaced in ((False, other), (True, of_other_cta)):
+            if replaced.all():
+                tags.keep_earlier(by_other_cta, places, earlier, sites)
+            elif replaced.any():
+                kept = sites[replaced] if isinstance(sites, np.ndarray) else sites
+                tags.keep_earlier(by_other_cta, numbers(places)[replaced], earlier[replaced], kept)
 
     def before_constant_read(self, access: GlobalAccess) -> None:
         """Check and tag a read through the read-only path (``ld.global.nc``): the launch must not write these bytes."""
@@ -138,8 +138,8 @@ class DeviceHazards:
         stamp = self._stamp(access.lanes, access.strong)
         for touched in self._granules(access, tags.shift):
             old = take(tags.written, touched)
-            still = (old >> TICK_SHIFT == UNDER_WAY) & (old & THREAD == stamp & THREAD)
-            put(tags.written, touched, np.where(still, stamp, old))
+            is_under_way = (old >> TICK_SHIFT == UNDER_WAY) & (old & THREAD == stamp & THREAD)
+            put(tags.written, touched, np.where(is_under_way, stamp, old))
 
     def before_copy(self, access: GlobalAccess) -> None:
         """Check a bulk copy's read. A proxy fence must lie between the writes of threads and the copy, in the writer's
@@ -148,7 +148,7 @@ class DeviceHazards:
         tags = self.state.tags(access.buffer, self.launch.recording, access.width)
         if not self.hazards or not tags.is_written:
             return
-        own = int(self.batch.ctas[self.batch.row_of[access.lanes[0]]]) if access.lanes is not None else 0
+        own_cta = int(self.batch.ctas[self.batch.row_of[access.lanes[0]]]) if access.lanes is not None else 0
         fences = self.state.proxy_fences
         for touched in self._granules(access, tags.shift):
             written = take(tags.written, touched)
@@ -157,7 +157,7 @@ class DeviceHazards:
                 generic &= ~take(tags.copied, touched)
             for tag in np.unique(written[generic]).tolist():
                 writer, tick = (tag & THREAD) // self.batch.width, tag >> TICK_SHIFT
-                if max(fences.get(writer, 0), fences.get(own, 0)) <= tick:
+                if max(fences.get(writer, 0), fences.get(own_cta, 0)) <= tick:
                     text = "a bulk copy reads what a thread wrote to global memory without a fence.proxy.async between"
                     self._report("proxy-fence", text, access, written == tag)
                     return
@@ -165,9 +165,9 @@ class DeviceHazards:
     def _report(self, kind: str, text: str, access: GlobalAccess, bad: Array, doubtful: bool = False) -> None:
         """Report the lanes of an access that the mask ``bad`` marks."""
         which = np.flatnonzero(bad)
-        at = int(access.offset[which[0]]) + self.state.arena.base
+        address = int(access.offset[which[0]]) + self.state.arena.base
         offenders = which if access.lanes is None else access.lanes[which]
-        self.batch.report_lanes(kind, text, access.site, offenders, at, doubtful)
+        self.batch.report_lanes(kind, text, access.site, offenders, address, doubtful)
 
     def _granules(self, access: GlobalAccess, shift: int) -> Iterator[Places]:
         """Yield the numbers of the granules, of 1 << ``shift`` bytes, that an access covers: first each lane's first
@@ -202,9 +202,9 @@ class DeviceHazards:
     def _comes_after(
         self, kinds: Sequence[Array], covered: Places, per_lane: int, access: GlobalAccess, reads: bool
     ) -> bool:
-        """Whether a weak access is known to happen after all that have left tags of these kinds at its granules.
-        ``covered``, ``per_lane``: see ``_all_granules``. ``reads``: the tags are of reads. If the answer is false, each
-        tag must be checked by itself."""
+        """Is a weak access known to happen after all accesses that have left tags of these kinds at its granules? If
+        not, each tag must be checked by itself. ``kinds``: arrays of tags, one per granule of the buffer. ``covered``,
+        ``per_lane``: see ``_all_granules``. ``reads``: the tags are of reads."""
         # For one kind of tags and one granule per lane, this would take as long as those checks.
         if access.strong or len(kinds) * per_lane < 2:
             return not kinds
@@ -235,9 +235,9 @@ class DeviceHazards:
         differs: Callable[[], Array] | None = None,
         reported: Array | None = None,
     ) -> Array | None:
-        """Report lanes whose access does not happen after the tagged one. ``differs``: which of them store another
-        value than memory holds; two stores of the same value do not race. ``reported``: lanes for which a race has been
-        reported (None: none). Returns these and the ones reported now."""
+        """Report lanes whose access does not happen after the tagged access. ``differs``: a function that says which
+        lanes store another value than memory holds; two stores of the same value do not race. ``reported``: lanes for
+        which a race has been reported (None: none). Returns these lanes and those that are reported now."""
         reads = hazard == "write after read"
         bad = self.races.racing_lanes(access.lanes, tags, access.strong, reads, origin, reported)
         if bad is None:
@@ -453,8 +453,8 @@ class DeviceHazards:
         """Report several lanes that write different values to one place in one instruction."""
         words = np.ascontiguousarray(value).view(np.uint8).reshape(-1, access.width)
         content: dict[int, bytes] = {}
-        for word, at in zip(words, access.offset.tolist(), strict=True):
-            if content.setdefault(at, word.tobytes()) != word.tobytes():
+        for word, place in zip(words, access.offset.tolist(), strict=True):
+            if content.setdefault(place, word.tobytes()) != word.tobytes():
                 text = "several threads write different values to one place in one instruction"
-                self._report("global-race", text, access, access.offset == at)
+                self._report("global-race", text, access, access.offset == place)
                 return

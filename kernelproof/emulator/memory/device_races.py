@@ -19,7 +19,7 @@ MAX_KEPT = 256
 
 
 class DeviceRaces:
-    """Answers whether tagged accesses to global memory happen before what lanes of a batch do now."""
+    """Decides whether tagged accesses to global memory happen before what lanes of a batch do now."""
 
     def __init__(self, batch: BatchState, clocks: WarpClocks, state: DeviceState) -> None:
         self.batch, self.clocks, self.state, self.launch = batch, clocks, state, batch.launch
@@ -62,12 +62,12 @@ class DeviceRaces:
         if strong and not strong & CHECKED and bad.any():
             everyone = self.batch.everyone if lanes is None else lanes
             bad &= ~(self._morally_strong(everyone, tags, thread, scope_of(strong)) & origin.matches_size(strong))
-        todo = bad.nonzero()[0]
-        if not todo.size:
+        undecided = bad.nonzero()[0]
+        if not undecided.size:
             return None
         cumulative = strong > 0 and not strong & CHECKED
-        ordered = self._ordered(todo if lanes is None else lanes[todo], tags[todo], cumulative, reads)
-        bad[todo[ordered]] = False
+        ordered = self._ordered(undecided if lanes is None else lanes[undecided], tags[undecided], cumulative, reads)
+        bad[undecided[ordered]] = False
         return None if ordered.all() else bad
 
     def _warps_of(self, lanes: Array | None) -> Array:
@@ -80,16 +80,16 @@ class DeviceRaces:
         return self._last_warps[1]
 
     def _ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
-        """Per element, whether the tagged access (a read, if ``reads``) happens before the lane's next access, which is
-        strong if ``strong``."""
+        """Per element: does the tagged access (a read, if ``reads``) happen before the lane's next access, which is
+        strong if ``strong``?"""
         # Neighbouring lanes mostly find tags of one warp and one moment, so warps are compared first.
         starts, lengths = runs_of(lanes >> 5, tags >> 5)
         if 4 * len(starts) > len(tags):
             return self._threads_ordered(lanes, tags, strong, reads)
         out = self._warps_ordered(lanes[starts], tags[starts], strong, reads).repeat(lengths)
-        left = np.flatnonzero(~out)
-        if left.size:
-            out[left] = self._threads_ordered(lanes[left], tags[left], strong, reads)
+        undecided = np.flatnonzero(~out)
+        if undecided.size:
+            out[undecided] = self._threads_ordered(lanes[undecided], tags[undecided], strong, reads)
         return out
 
     def _warps_ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
@@ -98,20 +98,22 @@ class DeviceRaces:
         batch, tick = self.batch, tags >> TICK_SHIFT
         others = (tags & THREAD) >> 5
         key = (lanes >> 5).tobytes(), others.tobytes(), strong
-        known = self._horizons.get(key)
-        if known is not None and (tick < known).all():
+        cached = self._horizons.get(key)
+        if cached is not None and (tick < cached).all():
             return np.ones(len(tick), bool)
         if len(self._horizons) >= MAX_KEPT:
             self._horizons.clear()
         row, warp = batch.row_of[lanes], batch.warp[lanes]
-        own, cta, other = batch.ctas[row], others // batch.warps_per_cta, others % batch.warps_per_cta
+        own_cta, cta, other = batch.ctas[row], others // batch.warps_per_cta, others % batch.warps_per_cta
         horizon = self._horizons[key] = np.zeros(len(tick), np.int64)
-        inside = cta == own
-        if inside.any():
-            horizon[inside] = self.clocks.horizon(row[inside], warp[inside], other[inside], True)
-        left = np.flatnonzero(~inside) if self.state.order.active else ()
-        if len(left):
-            horizon[left] = self.state.order.horizon_of_warps(own[left], warp[left], cta[left], other[left], strong)
+        in_own_cta = cta == own_cta
+        if in_own_cta.any():
+            horizon[in_own_cta] = self.clocks.horizon(row[in_own_cta], warp[in_own_cta], other[in_own_cta], True)
+        of_other_ctas = np.flatnonzero(~in_own_cta) if self.state.order.active else ()
+        if len(of_other_ctas):
+            horizon[of_other_ctas] = self.state.order.horizon_of_warps(
+                own_cta[of_other_ctas], warp[of_other_ctas], cta[of_other_ctas], other[of_other_ctas], strong
+            )
         out: Array = (tick < horizon) | (tags == 0)
         if batch.cluster_size > 1:
             self._add_cluster_order(out, row, warp, cta, other, tick, reads)
@@ -123,16 +125,18 @@ class DeviceRaces:
         batch = self.batch
         thread, tick = tags & THREAD, tags >> TICK_SHIFT
         row, warp = batch.row_of[lanes], batch.warp[lanes]
-        own, cta, local = batch.ctas[row], thread // batch.width, thread % batch.width
-        out = cta == own
-        inside = np.flatnonzero(out)
-        if inside.size:
-            out[inside] = self.clocks.covers(row[inside], warp[inside], local[inside], tick[inside])
+        own_cta, cta, local = batch.ctas[row], thread // batch.width, thread % batch.width
+        out = cta == own_cta
+        in_own_cta = np.flatnonzero(out)
+        if in_own_cta.size:
+            out[in_own_cta] = self.clocks.covers(row[in_own_cta], warp[in_own_cta], local[in_own_cta], tick[in_own_cta])
         if batch.cluster_size > 1:
             self._add_cluster_order(out, row, warp, cta, local >> 5, tick, reads)
-        left = np.flatnonzero(~out) if self.state.order.active else ()
-        if len(left):
-            out[left] = self.state.order.ordered(own[left], warp[left], cta[left], local[left], tick[left], strong)
+        undecided = np.flatnonzero(~out) if self.state.order.active else ()
+        if len(undecided):
+            out[undecided] = self.state.order.ordered(
+                own_cta[undecided], warp[undecided], cta[undecided], local[undecided], tick[undecided], strong
+            )
         return np.asarray(out)
 
     def _add_cluster_order(

@@ -61,7 +61,7 @@ class DeviceState:
         self.writable = frozenset(map(id, buffers)) if buffers or written == frozenset() else None
 
     def may_write(self, buffer: Buffer) -> bool:
-        """Whether the launch may write to a buffer."""
+        """May the launch write to a buffer?"""
         return self.writable is None or id(buffer) in self.writable
 
     def _buffers(self, origins: frozenset[Origin]) -> tuple[Buffer, ...]:

@@ -20,7 +20,7 @@ Key = TypeVar("Key")
 # The readers for which a clock is published: all threads of a CTA, a cluster, or the device.
 Group = tuple[Scope, int]
 GRID: Group = (Scope.GPU, 0)
-# Whether an access by (CTA, warp) at a tick happens before what a reader does now.
+# A function: does an access by (CTA, warp) at a tick happen before what a reader does now?
 Knows = Callable[[int, int, int], bool]
 # A value that differs whenever a warp knows more than before. Its last part: whether the warp also knows what it has
 # read from flags without a fence.
@@ -65,7 +65,7 @@ class Moment(NamedTuple):
     site: int
 
 
-def up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
+def clocks_up_to(scope: Scope, clock: Clock) -> dict[Scope, Clock]:
     """Scope -> clock, for a clock that is published at a scope and so at all narrower ones."""
     return dict.fromkeys(_REACHES[scope], clock)
 
@@ -97,10 +97,11 @@ def distinct(clocks: Iterable[Clock]) -> Iterable[Clock]:
     return {id(clock): clock for clock in clocks}.values()
 
 
-def ordered_groups(lanes: Array, offset: Array, each: bool) -> Iterable[list[int]]:
+def ordered_groups(lanes: Array, offset: Array, single_lanes: bool) -> Iterable[list[int]]:
     """The elements of an atomic in groups that happen one after the other. A group has the lanes of a warp that modify
-    one place or, with ``each``, one lane, since others may then see the values in between. ``lanes`` must ascend."""
-    if each:
+    one place or, with ``single_lanes``, one lane, since others may then see the values in between. ``lanes`` must
+    ascend."""
+    if single_lanes:
         return [[i] for i in range(len(lanes))]
     groups: dict[tuple[int, int], list[int]] = {}
     for i, key in enumerate(zip((lanes >> 5).tolist(), offset.tolist(), strict=True)):
@@ -119,9 +120,9 @@ class Write(Generic[Clock]):
     """A write in the modification order of a place, by ``number``.
 
     ``value``: the new value; None if values are not recorded. ``moment``: None for a weak write, and for the initial
-    value. ``own``: the clocks that it publishes itself. ``before``: the write whose release sequence it continues; also
-    None if ``own`` includes the clocks of that one. ``last_fence``: the writer's last fence.sc.
-    ``seen``: see ``Flags``.
+    value. ``own``: the clocks that it publishes itself. ``before``: the write whose release sequence it continues; None
+    if there is none, or if ``own`` includes that write's clocks. ``last_fence``: the writer's last fence.sc. ``seen``:
+    see ``Flags``.
     """
 
     __slots__ = ("before", "last_fence", "moment", "number", "own", "seen", "value")
@@ -141,7 +142,7 @@ class Write(Generic[Clock]):
         self.seen: Seen = {}
 
     def continues(self, other: Write[Clock]) -> bool:
-        """Whether this write is known to publish all that an earlier write publishes."""
+        """Is this write known to publish all clocks that an earlier write publishes?"""
         write: Write[Clock] | None = self
         while write is not None and write.number > other.number:
             write = write.before
@@ -168,7 +169,7 @@ class Mark(NamedTuple):
     number: int
 
 
-class Given(NamedTuple):
+class GivenValue(NamedTuple):
     """The last value that a polling loop was given: that of write ``number``, in the loop's ``iteration``."""
 
     iteration: int
@@ -191,7 +192,7 @@ class History(Generic[Clock]):
         self.writes = [first]
         self.floor = first.number
         self.marks: dict[tuple[int, int], list[Mark]] = {}
-        self.given: dict[tuple[tuple[int, int], int | None], Given] = {}
+        self.given: dict[tuple[tuple[int, int], int | None], GivenValue] = {}
         # The largest number of a write that has been read.
         self.newest_mark = 0
         self.releases: dict[tuple[int, int], dict[Group, Clock]] = {}

@@ -75,7 +75,7 @@ class Extents:
         self.items = [item for item in self.items if item[2] >= fresh]
 
     def overlap(self, low: int, high: int, fresh: int) -> bool:
-        """Whether bytes [low, high) may have tags from ``fresh`` on."""
+        """May bytes [low, high) have tags from ``fresh`` on?"""
         return any(first < high and low < end and stamp >= fresh for first, end, stamp in self.items)
 
 
@@ -85,11 +85,11 @@ def faults_of_undefined(
     """The faults of an access to unwritten bytes (reads only), or to the destination of a copy under way: (kind, text,
     mask of the tags, doubtful) of each. ``tags``: those of the last writes. ``in_flight``: the bit that the tags of a
     copy under way have. ``unwritten``: the tag of unwritten bytes."""
-    flying = (tags >= in_flight) & (tags != unwritten)
+    in_flight_tags = (tags >= in_flight) & (tags != unwritten)
     verb = "reads data" if reading else "overwrites the destination"
     text = f"{verb} of an asynchronous copy that has not been waited for"
-    out = [("in-flight", text, flying, reading)]
+    out = [("in-flight", text, in_flight_tags, reading)]
     if reading:
-        blank = tags == unwritten
-        out.insert(0, ("uninitialised-shared", "reads shared memory that nobody has written", blank, True))
+        is_unwritten = tags == unwritten
+        out.insert(0, ("uninitialised-shared", "reads shared memory that nobody has written", is_unwritten, True))
     return [finding for finding in out if finding[2].any()]

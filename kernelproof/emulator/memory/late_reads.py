@@ -39,7 +39,7 @@ class LateReads:
 
     @property
     def is_full(self) -> bool:
-        """Whether tags must be written before another read is added."""
+        """Must tags be written before another read is added?"""
         return len(self.reads) >= MAX_READS
 
     def forget(self, fresh: int) -> None:

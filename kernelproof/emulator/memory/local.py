@@ -12,8 +12,8 @@ from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 
-_LOW = np.uint64(0xFFFFFFFF)
-_TO_WINDOW, _TO_OWNER = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
+_LOW_WORD = np.uint64(0xFFFFFFFF)
+_WINDOW_SHIFT, _OWNER_SHIFT = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
 # A generic address of a local variable has the numbers of its CTA and thread in these bits, from bit 32 on. Numbers of
 # CTAs wrap at 2^14, so use by a thread of a CTA that far away is missed. It is never reported wrongly.
 _CTA_BITS, _THREAD_BITS = 14, 10
@@ -46,15 +46,15 @@ class LocalMemory:
 
     def generic(self, address: Array) -> Array:
         """The generic addresses of local offsets."""
-        return self.owner << _TO_OWNER | address
+        return self.owner << _OWNER_SHIFT | address
 
     def offsets(self, address: Array, mask: Array, site: int) -> Array:
         """The local offsets of generic addresses. Use of another thread's variables is reported."""
-        low: Array = address & _LOW
-        other = mask & ((address >> _TO_OWNER) != self.owner) & (low < self.data.shape[1])
+        low: Array = address & _LOW_WORD
+        other = mask & ((address >> _OWNER_SHIFT) != self.owner) & (low < self.data.shape[1])
         if other.any():
             lanes = np.flatnonzero(other)
-            number = int(address[lanes[0]] >> _TO_OWNER)
+            number = int(address[lanes[0]] >> _OWNER_SHIFT)
             cta, thread = number >> _THREAD_BITS & (1 << _CTA_BITS) - 1, number & (1 << _THREAD_BITS) - 1
             text = (
                 f"uses the address of a local variable of thread {thread} of CTA {cta}: for this thread it names a "
@@ -127,7 +127,7 @@ class GenericMemory:
 
     def _spaces(self, address: Array, m: Mask) -> Iterator[tuple[Window, Array]]:
         """Yield (window, mask of the lanes whose addresses lie in it). Unknown windows count as the last one, PARAM."""
-        top = address >> _TO_WINDOW
+        top = address >> _WINDOW_SHIFT
         active = np.ones(self.batch.size, bool) if m is None else m
         for space in Window:
             mask = active & (top >= space if space is Window.PARAM else top == space)
@@ -136,37 +136,37 @@ class GenericMemory:
 
     def convert(self, address: Array, space: Window, m: Mask, site: int) -> Array:
         """cvta.to of a space: addresses within that space. The result for addresses of other spaces is unspecified."""
-        outside = (address >> _TO_WINDOW) != space
-        low: Array = address & _LOW
+        outside = (address >> _WINDOW_SHIFT) != space
+        low: Array = address & _LOW_WORD
         if not outside.any():
             return low
         lanes = np.flatnonzero(outside & self.batch.running(m))
         if len(lanes):
             text = f"cvta.to.{space.name.lower()} of {int(address[lanes[0]]):#x}, an address of another space"
             self.batch.report_lanes("address-space", text, site, lanes, doubtful=True)
-        return np.where(outside, self.batch.unspecified(8) & _LOW, low)
+        return np.where(outside, self.batch.unspecified(8) & _LOW_WORD, low)
 
     def in_shared(self, address: Array, m: Mask, site: int) -> Array:
         """Convert a generic address, which must lie in the shared memory of the lane's CTA, to one of that space."""
         lanes = self.batch.lanes(m)
-        outside = (address[lanes] >> _TO_WINDOW) != Window.SHARED
+        outside = (address[lanes] >> _WINDOW_SHIFT) != Window.SHARED
         if outside.any():
             first = int(address[lanes[outside][0]])
             text = f"the generic address {first:#x} is not of shared memory"
             self.batch.report_lanes("shared-out-of-bounds", text, site, lanes[outside])
-        return self.shared.of_cta((address & _LOW).astype(np.uint32), m, site)
+        return self.shared.of_cta((address & _LOW_WORD).astype(np.uint32), m, site)
 
     def load(self, address: Array, width: int, m: Mask, site: int, strong: int = 0, in_shared: int = 0) -> Array:
         """Read ``width`` bytes per lane. ``strong``: see ``DeviceMemory.load``; ``in_shared``: the same for lanes whose
         addresses are in shared memory."""
-        if m is None and not (address >> _TO_WINDOW).any():
+        if m is None and not (address >> _WINDOW_SHIFT).any():
             return self.device.load(address, width, m, site, strong)
         out = self.batch.poison(width)
-        low = address & _LOW
+        low = address & _LOW_WORD
         for space, mask in self._spaces(address, m):
             if space is Window.SHARED:
-                at = self.shared.of_cluster(low.astype(np.uint32))
-                values = self.shared.load(at, width, mask, site, in_shared)
+                shared_address = self.shared.of_cluster(low.astype(np.uint32))
+                values = self.shared.load(shared_address, width, mask, site, in_shared)
             elif space is Window.LOCAL:
                 values = self.local.load(self.local.offsets(address, mask, site), width, mask, site)
             elif space is Window.PARAM:
@@ -181,14 +181,14 @@ class GenericMemory:
     ) -> None:
         """Write MOVER[width] values, one per lane. Parameters are not writable: such an address is out of bounds.
         ``strong``, ``in_shared``: see ``load``."""
-        if m is None and not (address >> _TO_WINDOW).any():
+        if m is None and not (address >> _WINDOW_SHIFT).any():
             self.device.store(address, value, width, m, site, strong)
             return
-        low = address & _LOW
+        low = address & _LOW_WORD
         for space, mask in self._spaces(address, m):
             if space is Window.SHARED:
-                at = self.shared.of_cluster(low.astype(np.uint32))
-                self.shared.store(at, value, width, mask, site, in_shared)
+                shared_address = self.shared.of_cluster(low.astype(np.uint32))
+                self.shared.store(shared_address, value, width, mask, site, in_shared)
             elif space is Window.LOCAL:
                 self.local.store(self.local.offsets(address, mask, site), value, width, mask, site)
             else:

@@ -8,7 +8,7 @@ from kernelproof.emulator.state.arrays import Array
 MAX_LANE_ADDRESSES = 1 << 20
 
 
-class Located:
+class LocatedAccesses:
     """The places of valid accesses by all lanes: element index, byte offset, and the addresses [low, high) of their
     bytes in the shared window.
 
@@ -17,20 +17,21 @@ class Located:
     """
 
     def __init__(self, lanes: int) -> None:
-        self.most_entries = MAX_LANE_ADDRESSES // lanes
+        self.max_entries = MAX_LANE_ADDRESSES // lanes
         self.places: dict[tuple[int, int, int], tuple[Array, Array, Array, tuple[int, int]]] = {}
 
     def find(self, address: Array, width: int, site: int) -> tuple[Array, Array, tuple[int, int]] | None:
-        """The place of these addresses; None if it is not in the cache."""
+        """The place of these addresses (elements, offsets, extent); None if it is not in the cache."""
         place = self.places.get((int(address[0]), width, site))
         if place is None or not (place[0] == address).all():
             return None
         return place[1:]
 
     def remember(
-        self, address: Array, width: int, site: int, at: Array, offset: Array, extent: tuple[int, int]
+        self, address: Array, width: int, site: int, elements: Array, offset: Array, extent: tuple[int, int]
     ) -> None:
-        """Add the place of a valid access by all lanes. A full cache is emptied first."""
-        if len(self.places) >= self.most_entries:
+        """Add the place of a valid access by all lanes: the ``elements`` (indices), the byte offsets, and the extent
+        [low, high) of the addresses. A full cache is emptied first."""
+        if len(self.places) >= self.max_entries:
             self.places.clear()
-        self.places[int(address[0]), width, site] = address, at, offset, extent
+        self.places[int(address[0]), width, site] = address, elements, offset, extent

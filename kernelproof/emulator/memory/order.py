@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernelproof.emulator.memory.chains import BARRIER, Chains, Clock, Known, merged
+from kernelproof.emulator.memory.chains import BARRIER, Chains, Clock, KnownRows, merged
 from kernelproof.emulator.memory.flags import (
     Flags,
     Moment,
@@ -20,10 +20,10 @@ from kernelproof.emulator.memory.flags import (
     SequentialFence,
     Side,
     Write,
+    clocks_up_to,
     distinct,
     latest_of,
     merged_by_key,
-    up_to,
 )
 from kernelproof.emulator.state.arrays import Array, runs_of
 from kernelproof.emulator.state.scopes import SCOPES, Scope
@@ -59,7 +59,7 @@ class WarpView:
     version: int = 0
 
     def shares(self, other: WarpView) -> bool:
-        """Whether the clocks of two warps are the same objects."""
+        """Are the clocks of two warps the same objects?"""
         return (
             self.acquired is other.acquired
             and self.pending is other.pending
@@ -175,7 +175,7 @@ class GlobalOrder:
         if not release:
             return
         present = self.present(cta, warp, covered)
-        view.published = merged_by_scope(view.published, up_to(scope, present))
+        view.published = merged_by_scope(view.published, clocks_up_to(scope, present))
         fenced = self.fenced.get(cta)
         if fenced is None:
             fenced = self.fenced[cta] = np.zeros((len(SCOPES), self.threads), np.int64)
@@ -201,12 +201,12 @@ class GlobalOrder:
         if fenced is None:
             return out
         clocks: dict[Scope, Clock] = {}
-        before = b""
+        last_row = b""
         for scope in SCOPES:
             row = np.zeros(self.threads, np.int64)
             row[threads] = fenced[scope - 1, threads]
-            if row.tobytes() != before:
-                before, clock = row.tobytes(), self.chains.clock(cta, BARRIER, row)
+            if row.tobytes() != last_row:
+                last_row, clock = row.tobytes(), self.chains.clock(cta, BARRIER, row)
             clocks[scope] = clock
         out.published = merged_by_scope(out.published, clocks)
         return out
@@ -253,7 +253,7 @@ class GlobalOrder:
         ``Flags.write``."""
         if self.active:
             view = self._view(moment.cta, moment.warp)
-            clocks = view.published if clock is None else up_to(scope, clock)
+            clocks = view.published if clock is None else clocks_up_to(scope, clock)
             self.flags.write(
                 place, side, scope, moment, clocks,
                 release=clock is not None, keep=keep, values=values, last_fence=view.last_fence,
@@ -293,13 +293,13 @@ class GlobalOrder:
         return [clock for clock in clocks if clock]
 
     def ordered(self, cta: Array, warp: Array, other: Array, thread: Array, tick: Array, strong: bool) -> Array:
-        """Per element, whether the access by (CTA ``other``, ``thread``) at ``tick`` happens before the next access of
-        ``warp`` of ``cta``. If that access is ``strong``, clocks that the warp has read from flags count even without a
-        fence (cumulativity)."""
+        """Per element: does the access by (CTA ``other``, ``thread``) at ``tick`` happen before the next access of
+        ``warp`` of ``cta``? If that next access is ``strong``, clocks that the warp has read from flags count even
+        without a fence (cumulativity)."""
         if len(tick) == 1:
-            clock_of_one = self._clock_of(int(cta[0]), int(warp[0]), strong)
-            of_one = self.chains.known(clock_of_one, int(other[0]))
-            return np.array([bool(of_one) and bool(self.chains.row(of_one)[thread[0]] > tick[0])])
+            clock = self._clock_of(int(cta[0]), int(warp[0]), strong)
+            known_rows = self.chains.known_rows(clock, int(other[0]))
+            return np.array([bool(known_rows) and bool(self.chains.row(known_rows)[thread[0]] > tick[0])])
         numbers, known = self._known(cta, warp, other, strong)
         return np.asarray(self._look_up([self.chains.row(chains) for chains in known], numbers, thread) > tick)
 
@@ -309,7 +309,7 @@ class GlobalOrder:
         numbers, known = self._known(cta, warp, other, strong)
         return self._look_up([self.chains.least(chains) for chains in known], numbers, other_warp)
 
-    def _known(self, cta: Array, warp: Array, other: Array, strong: bool) -> tuple[Array, list[Known]]:
+    def _known(self, cta: Array, warp: Array, other: Array, strong: bool) -> tuple[Array, list[KnownRows]]:
         """Per element: what ``warp`` of ``cta`` knows of CTA ``other``, as an index into the list that is also returned
         (-1: nothing). ``strong``: see ``ordered``."""
         # Neighbouring elements mostly have the same reader and the same other CTA, so these are looked up once per run.
@@ -318,14 +318,14 @@ class GlobalOrder:
         differ = np.repeat([number not in self._synchronised for number in cta[starts].tolist()], lengths)
         reader = cta * self.warps + warp * differ
         starts, lengths = runs_of(reader, other)
-        number_of: dict[Known, int] = {(): -1}
+        number_of: dict[KnownRows, int] = {(): -1}
         numbers = []
         clocks: dict[int, Clock] = {}
         for key, source in zip(reader[starts].tolist(), other[starts].tolist(), strict=True):
             clock = clocks.get(key)
             if clock is None:
                 clock = clocks[key] = self._clock_of(key // self.warps, key % self.warps, strong)
-            numbers.append(number_of.setdefault(self.chains.known(clock, source), len(number_of) - 1))
+            numbers.append(number_of.setdefault(self.chains.known_rows(clock, source), len(number_of) - 1))
         del number_of[()]
         return np.repeat(numbers, lengths), list(number_of)
 
@@ -339,8 +339,8 @@ class GlobalOrder:
         return out
 
     def covers(self, cta: int, warp: int, other_warp: int, tick: int) -> bool:
-        """Whether an access by some thread of another warp of the same CTA at a tick happens before a warp's next
-        access."""
+        """Does an access by some thread of another warp of the same CTA at a tick happen before a warp's next
+        access?"""
         return self.chains.covers(self._clock_of(cta, warp, False), cta, other_warp, tick)
 
     def _clock_of(self, cta: int, warp: int, strong: bool) -> Clock:

@@ -12,9 +12,9 @@ NO_LANE, SEVERAL_LANES = -1, -2  # in place of a lane of a warp
 class RecordedSites:
     """For each granule the instruction of its last write, and of the last read by each column of readers; -1 for none.
 
-    A lane's own read never races with its own access. So ``others`` has the last read of a column by another lane than
-    ``lanes``, the lane of the last read. A launch records all this only in a repeated execution, after one without it
-    has found a race.
+    A lane's own read never races with its own access. So two reads are kept per granule and column: ``readers`` has the
+    last read, which lane ``lanes`` made, and ``others`` the last read by another lane than that. A launch records all
+    this only in a repeated execution, after an execution without records has found a race.
     """
 
     def __init__(self, granules: int, columns: int) -> None:
@@ -22,15 +22,17 @@ class RecordedSites:
         self.readers, self.others = (np.full((granules, columns), -1, np.int32) for _ in range(2))
         self.lanes: Array = np.full((granules, columns), NO_LANE, np.int8)
 
-    def record_write(self, at: Array, per: int, site: int) -> None:
-        """Record a write of elements ``at`` of ``per`` granules each."""
-        self.writer.reshape(-1, per)[at] = site
+    def record_write(self, elements: Array, granules_per_element: int, site: int) -> None:
+        """Record a write of elements (indices), of ``granules_per_element`` granules each."""
+        self.writer.reshape(-1, granules_per_element)[elements] = site
 
-    def record_read(self, at: Array, per: int, column: Array | int, site: int, lane: Array | None = None) -> None:
-        """Record a read of elements ``at`` by columns of readers. ``lane``: the lane of its warp that reads each
+    def record_read(
+        self, elements: Array, granules_per_element: int, column: Array | int, site: int, lane: Array | None = None
+    ) -> None:
+        """Record a read of elements (indices) by columns of readers. ``lane``: the lane of its warp that reads each
         element; None: several lanes together."""
-        for k in range(per):
-            place = at * per + k, column
+        for k in range(granules_per_element):
+            place = elements * granules_per_element + k, column
             if lane is None:
                 self.lanes[place], self.others[place] = SEVERAL_LANES, site
             else:
@@ -40,7 +42,7 @@ class RecordedSites:
                 # If several lanes of a warp read a granule in this instruction, only the last one finds itself.
                 shared = self.lanes[place] != lane
                 if shared.any():
-                    several = place[0][shared], np.broadcast_to(column, at.shape)[shared]
+                    several = place[0][shared], np.broadcast_to(column, elements.shape)[shared]
                     self.lanes[several], self.others[several] = SEVERAL_LANES, site
             self.readers[place] = site
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernelproof.emulator.memory.late_copies import ENDLESS, LateCopies, LateCopy
 from kernelproof.emulator.memory.late_reads import LateRead
-from kernelproof.emulator.memory.located import Located
+from kernelproof.emulator.memory.located import LocatedAccesses
 from kernelproof.emulator.memory.shared_checks import Granules, SharedChecks
 from kernelproof.emulator.memory.shared_tags import any_granule
 from kernelproof.emulator.state.arrays import MOVER, SHIFT, Array, Mask, equal_bits
@@ -19,7 +19,8 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 # Shared addresses start here: the first KiB of the window belongs to the system on recent devices.
 WINDOW_START = 1024
 
-# Lanes (None: all), element index, byte offset in the batch's shared memory.
+# Per lane of an access: the lanes (None: all), the indices of elements of the access's width in the batch's shared
+# memory (called ``at`` here), and the byte offsets there.
 SharedAccess = tuple[Array | None, Array, Array]
 
 
@@ -36,7 +37,7 @@ class SharedMemory(SharedChecks):
         self.views: dict[int, Array] = {w: self.data.view(t) for w, t in MOVER.items()}
         # Per lane: what to add to a window address to get an offset in ``data``.
         self.row: Array = batch.row_of.astype(np.int64) * self.stride - WINDOW_START
-        self.located = Located(batch.size)
+        self.located = LocatedAccesses(batch.size)
         self.late_copies = LateCopies()
 
     # --- places ---
@@ -89,8 +90,8 @@ class SharedMemory(SharedChecks):
         uneven = f"{width}-byte access at an address that is no multiple of {width}"
         for bad, kind, text in ((outside, "shared-out-of-bounds", beyond), (misaligned, "shared-misaligned", uneven)):
             if bad.any():
-                at = int(wide[np.flatnonzero(bad)[0]]) - WINDOW_START
-                self.batch.report_lanes(kind, text, site, lanes[bad], at)
+                first_offset = int(wide[np.flatnonzero(bad)[0]]) - WINDOW_START
+                self.batch.report_lanes(kind, text, site, lanes[bad], first_offset)
         good = ~(outside | misaligned)
         return lanes[good], address[good]
 
@@ -124,8 +125,8 @@ class SharedMemory(SharedChecks):
         self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
         self._tag_read(lanes, at, width, self.lane_tag)
         if self.recorded is not None:
-            some = slice(None) if lanes is None else lanes
-            column, lane = self.reader_column[some], self.batch.thread[some] & 31
+            chosen = slice(None) if lanes is None else lanes
+            column, lane = self.reader_column[chosen], self.batch.thread[chosen] & 31
             self.recorded.record_read(at, width // self.granule, column, site, lane)
 
     def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
@@ -199,8 +200,8 @@ class SharedMemory(SharedChecks):
             self.tag_written(width, at[::-1], tag[::-1], strong=bool(strong))
 
     def _is_same_store(self, width: int, at: Array, value: Array) -> Array:
-        """Per element, whether a store of this value repeats the last store. After an atomic it does not, even if the
-        atomic has left this value by chance, since it gives another result after the store than before it."""
+        """Per element: does a store of this value repeat the last store? After an atomic it does not, even if the
+        atomic has left this value by chance, since the atomic gives another result after the store than before it."""
         same = equal_bits(self.views[width][at], value)
         return same & (self._is_plain(at, width) | self.are_flags(at, width)) if self.strong_rows else same
 
@@ -266,10 +267,10 @@ class SharedMemory(SharedChecks):
         todo = plain | any_granule(read)
         volatile = self.are_volatile(at, width)
         for part, reads in ((todo & ~volatile, True), (todo & volatile, False)):
-            which = np.flatnonzero(part)
-            if which.size:
-                strong_before = partial(np.invert, plain[which])
-                self._check_write(lanes[which], width, at[which], site, offset[which], strong_before, reads)
+            chosen = np.flatnonzero(part)
+            if chosen.size:
+                strong_before = partial(np.invert, plain[chosen])
+                self._check_write(lanes[chosen], width, at[chosen], site, offset[chosen], strong_before, reads)
 
     def _is_plain(self, at: Array, width: int) -> Array:
         """A mask of the elements that were last written by a plain access, not by an atomic or a write of a flag. Only

@@ -39,7 +39,8 @@ class Granules(NamedTuple):
 
 
 class SharedChecks(SharedTags):
-    """The checks of a batch's shared memory, ``size`` bytes per CTA."""
+    """The checks of a batch's shared memory, ``size`` bytes per CTA. In all methods ``at`` has the indices of elements
+    of the access's width in the batch's shared memory, and ``offset`` their byte offsets there."""
 
     # Whether tags are deferred. Most tags become old at a barrier before any check reads them. So the tags of reads by
     # whole warps are written only when a check is about to read them, and the tags and poison of a copy under way only
@@ -56,8 +57,8 @@ class SharedChecks(SharedTags):
         self.defers = self.DEFERS and not batch.launch.recording
 
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
-        """For each tag, whether its access happens before the lane's present access. ``hazard``: the kind of hazard;
-        only subclasses distinguish them."""
+        """For each tag: does its access happen before the lane's present access? ``hazard``: the kind of hazard; only
+        subclasses distinguish kinds."""
         batch = self.batch
         # A tag is tick << BITS | actor. Ticks in tags count from ``t0`` and are one too large: see ``SharedTags``.
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
@@ -70,13 +71,15 @@ class SharedChecks(SharedTags):
         own: Array = (actor == batch.thread[lanes]) & ~several
         ordered = own | self.clocks.covers(batch.row_of[lanes], batch.warp[lanes], thread, ticks, several)
         if self.device_order is not None and self.device_order.active and not ordered.all():
-            left = np.flatnonzero(~ordered)
-            ordered[left] = self.ordered_by_device(lanes[left], thread[left], several[left], ticks[left])
+            undecided = np.flatnonzero(~ordered)
+            ordered[undecided] = self.ordered_by_device(
+                lanes[undecided], thread[undecided], several[undecided], ticks[undecided]
+            )
         return ordered
 
     def _some_lanes_released(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
-        """For each tag, whose access does not happen before the lane's present one, whether it happens before a release
-        by another lane of its warp that the lane has acquired."""
+        """For each tag whose access does not happen before the lane's present access: does it happen before a release
+        by another lane of its warp that the lane has acquired?"""
         batch, out = self.batch, np.zeros(len(tags), bool)
         actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
         single = np.flatnonzero(actor < SEVERAL)
@@ -279,11 +282,11 @@ class SharedChecks(SharedTags):
         element = granules.element
         starts = np.flatnonzero(np.concatenate(([True], element[1:] != element[:-1])))
         within = np.arange(len(element)) - np.repeat(starts, np.diff(starts, append=len(element)))
-        at = granules.offset[element[which]] // self.granule + within[which]
+        granule_numbers = granules.offset[element[which]] // self.granule + within[which]
         if reader:
-            sites = self._last_reads(at, self._columns_of(tags[which]), granules.lane[which])
+            sites = self._last_reads(granule_numbers, self._columns_of(tags[which]), granules.lane[which])
         else:
-            sites = self.recorded.writer[at]
+            sites = self.recorded.writer[granule_numbers]
         out = []
         for site in np.unique(sites):
             part = np.zeros(len(bad), bool)
@@ -312,27 +315,27 @@ class SharedChecks(SharedTags):
         first = int(np.flatnonzero(bad)[0])
         cta = int(self.batch.row_of[lanes[0]])
         threads = self.batch.thread[lanes[self.batch.row_of[lanes] == cta]]
-        at = int(offset[element[first]])
+        offset_in_data = int(offset[element[first]])
         # The granules of an element follow each other.
-        granule = at // self.granule + int(np.count_nonzero(element[:first] == element[first]))
+        granule = offset_in_data // self.granule + int(np.count_nonzero(element[:first] == element[first]))
         earlier = None if tags is None else self.participant(int(tags[first]), cta, granule, reader, int(lane[first]))
         self.batch.report(
             kind, message, site, cta, threads,
-            address=at % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
+            address=offset_in_data % self.stride, count=len(lanes), doubtful=doubtful, other=earlier,
         )  # fmt: skip
 
     def _extent_may_race(self, lanes: Array | None) -> bool:
-        """Whether a write by lanes (None: all) to the bytes that were located last may race. A cheap test of the
-        extent: only False is certain."""
+        """May a write by lanes (None: all) to the bytes that were located last race? This is a cheap test of the
+        extent, of which only False is certain."""
         if not self.defers:
             return True
-        # Lanes write to their own CTAs only, in which older accesses than this have happened before.
+        # Lanes write to their own CTAs only. There, accesses with tags below ``fresh`` happen before the write.
         fresh = self._fresh_of(lanes)
         self._write_deferred_tags(self.late_reads.take(*self.extent, fresh))
         return self.recent.overlap(*self.extent, fresh)
 
     def _elements_may_race(self, at: Array, width: int) -> bool:
-        """Whether a write to these elements may race. A cheap test of their tags: only False is certain."""
+        """May a write to these elements race? This is a cheap test of their tags, of which only False is certain."""
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
         if bool((latest[at] >= fresh).any()):

@@ -1,4 +1,4 @@
-"""Flags in shared memory: strong writes publish clocks, and readers learn them by an acquire or a fence.
+"""Models flags in shared memory: strong writes publish clocks, and readers learn them by an acquire or a fence.
 
 ``memory.order`` does the same for global memory. Here a clock is one row of the CTA's (or cluster's) clocks, so two
 clocks merge by an elementwise maximum.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, ordered_groups, up_to
+from kernelproof.emulator.memory.flags import Flags, Knowledge, Knows, Moment, Side, Write, clocks_up_to, ordered_groups
 from kernelproof.emulator.memory.order import GlobalOrder
 from kernelproof.emulator.memory.strong_loads import Accepts, Reader, StrongLoads
 from kernelproof.emulator.state.arrays import Array, Mask
@@ -38,7 +38,7 @@ class SharedFlags:
 
     @property
     def active(self) -> bool:
-        """Whether any fence or release has been executed yet."""
+        """Has any fence or release been executed yet?"""
         return bool(self.fenced or self.flags) or self.loads.weak
 
     def _side(self, row: int) -> Side:
@@ -93,9 +93,8 @@ class SharedFlags:
         return knows
 
     def ordered_by_device(self, lanes: Array, thread: Array, several: Array, tick: Array) -> Array:
-        """Per element, whether an access to the CTA's shared memory by a thread at a tick happens before the lane's
-        present access, because of a flag in global memory. ``several``: any thread of that thread's warp has made
-        it."""
+        """Per element: does an access to the CTA's shared memory by a thread at a tick happen before the lane's present
+        access, because of a flag in global memory? ``several``: some thread of that thread's warp made the access."""
         order, batch = self.device_order, self.batch
         assert order is not None
         cta, warp = batch.ctas[batch.row_of[lanes]], batch.warp[lanes]
@@ -136,7 +135,7 @@ class SharedFlags:
         strong: int,
         site: int,
         values: tuple[Array, Array] | None,
-        together: Array | None = None,
+        represented_lanes: Array | None = None,
         keep: bool = False,
     ) -> None:
         """Note strong writes. A release publishes the clock of everything before it, a relaxed write the clock that its
@@ -148,8 +147,8 @@ class SharedFlags:
             row, warp = int(batch.row_of[lane]), int(batch.warp[lane])
             clocks = self.fenced.get((row, warp), {})
             if release:
-                some = np.array([lane]) if together is None else together
-                clocks = up_to(scope, self.clocks.present(row, warp, some))
+                releasing_lanes = np.array([lane]) if represented_lanes is None else represented_lanes
+                clocks = clocks_up_to(scope, self.clocks.present(row, warp, releasing_lanes))
             moment = Moment(row, warp, self.launch.tick, site)
             pair = None if values is None or not self.active else (values[0][i], values[1][i])
             self.flags.write(place, self._side(row), scope, moment, clocks, release=release, keep=keep, values=pair)
@@ -175,7 +174,7 @@ class SharedFlags:
             if release:
                 first = row * self.batch.width + 32 * warp
                 present = self.clocks.present(row, warp, first + np.flatnonzero(mask[first : first + 32]))
-                clocks = up_to(scope, self.clocks.in_shared(present) if restricted else present)
+                clocks = clocks_up_to(scope, self.clocks.in_shared(present) if restricted else present)
                 self.fenced[key] = self.flags.merged(self.fenced.get(key, {}), clocks)
                 if sequential and self.observed:
                     cluster = row // self.batch.cluster_size

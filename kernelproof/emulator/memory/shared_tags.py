@@ -202,8 +202,8 @@ class SharedTags(SharedFlags):
             _, latest, readers = self.rows[read.width]
             # Later accesses compare ``latest`` only with ``fresh``, so it needs no actor.
             latest[read.at] = read.stamp
-            some = slice(None) if read.lanes is None else read.lanes
-            readers[read.at, :, self.reader_column[some]] = read.collective[some, None]
+            chosen = slice(None) if read.lanes is None else read.lanes
+            readers[read.at, :, self.reader_column[chosen]] = read.collective[chosen, None]
 
     def _write_tags_of_threads(self, read: LateRead, tags: Array) -> None:
         """Write the tags of a read by threads.
@@ -213,10 +213,10 @@ class SharedTags(SharedFlags):
         Otherwise it is the tag of "several lanes of the warp".
         """
         lanes, at, per = read.lanes, read.at, read.width // self.granule
-        some = slice(None) if lanes is None else lanes
-        latest, lane_tag = self.rows[read.width][1], tags[some]
+        chosen = slice(None) if lanes is None else lanes
+        latest, lane_tag = self.rows[read.width][1], tags[chosen]
         # ``reader_tags`` is flat, by granule and then by column. ``first``: each element's first granule, own column.
-        first = at * (per * self.columns) + self.reader_column[some]
+        first = at * (per * self.columns) + self.reader_column[chosen]
         before = latest[at]
         latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
         # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one finds
@@ -225,15 +225,15 @@ class SharedTags(SharedFlags):
         tag = lane_tag if is_alone else self._tags_among_others(first, read, lane_tag)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
-        # Lanes that share a granule in this very instruction: only the last one's tag is there.
+        # If lanes share a granule in this very instruction, only the tag of the last one is there.
         replaced = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
         if replaced.any():
             for k in range(per):
-                self.reader_tags[first[replaced] + k * self.columns] = read.collective[some][replaced]
+                self.reader_tags[first[replaced] + k * self.columns] = read.collective[chosen][replaced]
 
     def _tags_among_others(self, first: Array, read: LateRead, lane_tag: Array) -> Array:
         """The tags of lanes that read granules which other lanes of their warps may have read."""
-        some = slice(None) if read.lanes is None else read.lanes
+        chosen = slice(None) if read.lanes is None else read.lanes
         old, actor = self.reader_tags[first], (1 << self.BITS) - 1
         # Reads before the warp last synchronised do not count: they happen before what its lanes do now. If CTAs have
         # passed different barriers, ``fresh`` is too old for that, because the CTA with the oldest barrier sets it.
@@ -241,8 +241,8 @@ class SharedTags(SharedFlags):
         # If the warp has synchronised after a deferred read, the tag is that of the thread more often. Its order is
         # denied more often than that of several lanes, so no race is missed; an execution that records decides.
         if not self.clocks.is_even:
-            row, warp = self.batch.row_of[some], self.batch.warp[some]
+            row, warp = self.batch.row_of[chosen], self.batch.warp[chosen]
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
         several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
-        return np.where(several, read.collective[some], lane_tag)
+        return np.where(several, read.collective[chosen], lane_tag)

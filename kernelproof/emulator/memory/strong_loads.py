@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kernelproof.emulator.memory.flags import Flags, Given, History, Knowledge, Knows, Mark, Write
+from kernelproof.emulator.memory.flags import Flags, GivenValue, History, Knowledge, Knows, Mark, Write
 from kernelproof.emulator.state.arrays import Array
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.launch_state import StaleRead
@@ -28,7 +28,7 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 MAX_PLACES = 4
 # CTA (or row of the batch) and warp.
 Reader = tuple[int, int]
-# Whether an element of an access may read this value, which is not the last one.
+# A function: may an element of an access read this value, which is not the last one?
 Accepts = Callable[[int, np.generic], bool]
 
 
@@ -46,7 +46,7 @@ class Learners(Protocol):
         """A value that changes whenever ``knows`` may become true of more accesses."""
 
     def learn_write(self, row: int, warp: int, place: int, write: Write[Any], strong: int) -> None:
-        """A warp has read a write of a flag, and learns the clocks that this publishes."""
+        """Note that a warp has read a write of a flag: it learns the clocks that the write publishes."""
 
 
 class StrongLoads:
@@ -65,7 +65,7 @@ class StrongLoads:
         self.weak = self.observed and batch.launch.options.adverse
 
     def is_cumulative(self, site: int, acquires: bool) -> bool:
-        """Whether clocks that a warp has read from flags without a fence bound what it reads by an instruction. Its
+        """Do clocks that a warp has read from flags without a fence bound which values it reads by an instruction? Its
         loads then find fewer old values than the memory model allows. Programs need that for data that volatile or
         relaxed loads read after a flag. A load that polls or acquires reads a flag itself, so it is not bounded."""
         return not acquires and site not in self.launch.kernel.polls
@@ -77,7 +77,7 @@ class StrongLoads:
         """Execute strong loads by these lanes (None: all) where memory holds ``values``, one per lane. Warps learn the
         clocks of the writes that they read. Returns the values that are read, which may be older. ``accepts``: which
         older values an element may read."""
-        found = [(i, at, flags.places[at]) for i, at in enumerate(offset.tolist()) if at in flags.places]
+        found = [(i, place, flags.places[place]) for i, place in enumerate(offset.tolist()) if place in flags.places]
         if not found:
             return values
         cumulative = self.is_cumulative(site, bool(strong & ORDERS))
@@ -85,21 +85,23 @@ class StrongLoads:
         out = values
         # Lanes of a warp that load one place together read the same write.
         chosen: dict[tuple[int, int, int], Write[Any]] = {}
-        for i, at, history in found:
+        for i, place, history in found:
             row, warp = rows[i], warps[i]
-            write = chosen.get((row, warp, at))
+            write = chosen.get((row, warp, place))
             if write is None:
                 reader = learners.reader(row, warp)
                 knows, knowledge = learners.knows(row, warp, cumulative), learners.knowledge(row, warp, cumulative)
-                may = None if accepts is None else partial(accepts, i)
+                accepts_value = None if accepts is None else partial(accepts, i)
                 lane = i if lanes is None else int(lanes[i])
-                write, mark = self.choose(flags, history, values[i], reader, knows, knowledge, site, lane, may)
-                learners.learn_write(row, warp, at, write, strong)
+                write, mark = self.choose(
+                    flags, history, values[i], reader, knows, knowledge, site, lane, accepts_value
+                )
+                learners.learn_write(row, warp, place, write, strong)
                 flags.see(reader, write)
                 if mark is not None:
                     history.mark(reader, mark, learners.knowledge(row, warp, cumulative))
                 if accepts is None:
-                    chosen[row, warp, at] = write
+                    chosen[row, warp, place] = write
             if write.value is not None and write is not history.last:
                 out = values.copy() if out is values else out
                 out[i] = write.value
@@ -149,7 +151,7 @@ class StrongLoads:
         ):
             # The loop will be given another value, so this counts as a change of memory.
             self.launch.version += 1
-        history.given[reader, head] = Given(iteration, write.number)
+        history.given[reader, head] = GivenValue(iteration, write.number)
         return write, Mark(self.launch.tick, write.number)
 
     def _number_to_read(
@@ -162,10 +164,10 @@ class StrongLoads:
         if oldest == last or is_newest or self._has_seen_enough(history, lane):
             return last
         self.launch.polled_older |= head is not None
-        given = history.given.get((reader, head))
+        last_given = history.given.get((reader, head))
         # A polling loop is not given the same value again, so that it ends.
-        if given is not None and (head is None or given.iteration != iteration):
-            return max(oldest, history.following(given.number))
+        if last_given is not None and (head is None or last_given.iteration != iteration):
+            return max(oldest, history.following(last_given.number))
         return oldest
 
     def _number_if_overlooking(
@@ -190,14 +192,14 @@ class StrongLoads:
         return oldest if launch.overlooks == site else number
 
     def _has_seen_enough(self, history: History[Any], lane: int) -> bool:
-        """Whether the warp of a lane was given older values of ``MAX_PLACES`` other places since its CTA's last
-        barrier."""
+        """Has the warp of a lane been given older values of ``MAX_PLACES`` other places since its CTA's last
+        barrier?"""
         warp = int(self.batch.row_of[lane]), int(self.batch.warp[lane])
-        since = int(self.clocks.base[warp[0]])
-        before, places = self._given.get(warp, (-1, set()))
-        if before != since:
+        barrier_tick = int(self.clocks.base[warp[0]])
+        old_barrier_tick, places = self._given.get(warp, (-1, set()))
+        if old_barrier_tick != barrier_tick:
             places = set()
-            self._given[warp] = since, places
+            self._given[warp] = barrier_tick, places
         if len(places) < MAX_PLACES:
             places.add(id(history))
         return id(history) not in places

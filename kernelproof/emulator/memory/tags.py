@@ -37,7 +37,7 @@ class GranuleRun(NamedTuple):
     moment: int
 
     def repeats(self, other: GranuleRun) -> bool:
-        """Whether the same threads access the same granules in both runs."""
+        """Do the same threads access the same granules in both runs?"""
         return self[:4] == other[:4]
 
 
@@ -52,23 +52,22 @@ class Runs:
         return bool(self._runs)
 
     def conflicts_with(self, run: GranuleRun) -> bool:
-        """Whether other threads have accessed granules of this run, or the run cannot be added because there are too
-        many."""
+        """Have other threads accessed granules of this run, or are there too many runs to add another one?"""
         if len(self._runs) >= MAX_RUNS:
             return True
-        at = bisect_left(self._starts, run.start)
-        if at and self._runs[at - 1].stop > run.start:
+        index = bisect_left(self._starts, run.start)
+        if index and self._runs[index - 1].stop > run.start:
             return True
-        return at < len(self._runs) and self._starts[at] < run.stop and not self._runs[at].repeats(run)
+        return index < len(self._runs) and self._starts[index] < run.stop and not self._runs[index].repeats(run)
 
     def put(self, run: GranuleRun) -> None:
         """Add a run that conflicts with no other. It replaces an earlier run of the same threads and granules."""
-        at = bisect_left(self._starts, run.start)
-        if at < len(self._runs) and self._starts[at] == run.start:
-            self._runs[at] = run
+        index = bisect_left(self._starts, run.start)
+        if index < len(self._runs) and self._starts[index] == run.start:
+            self._runs[index] = run
         else:
-            self._starts.insert(at, run.start)
-            self._runs.insert(at, run)
+            self._starts.insert(index, run.start)
+            self._runs.insert(index, run)
 
     def refine(self, parts: int) -> None:
         """Split each granule into so many."""
@@ -155,12 +154,12 @@ class Tags:
 
     @property
     def is_written(self) -> bool:
-        """Whether any thread has written to the buffer."""
+        """Has any thread written to the buffer?"""
         return self._written is not None or bool(self._written_runs)
 
     @property
     def is_read(self) -> bool:
-        """Whether any thread has read from the buffer."""
+        """Has any thread read from the buffer?"""
         return self._read is not None or bool(self._read_runs)
 
     @property
@@ -186,12 +185,12 @@ class Tags:
         self._read_runs.put(run)
         return True
 
-    def keep_earlier(self, far: bool, granules: Places, tags: Array, sites: Array | int | None) -> None:
-        """Store reads before the last ones of granules, which are by other threads or, with ``far``, by other CTAs.
-        ``sites``: their instructions plus one, if those are recorded."""
-        earlier = self.earlier.get(far)
+    def keep_earlier(self, by_other_cta: bool, granules: Places, tags: Array, sites: Array | int | None) -> None:
+        """Store reads before the last reads of granules. They are by other threads than the last readers or, with
+        ``by_other_cta``, by other CTAs. ``sites``: their instructions plus one, if those are recorded."""
+        earlier = self.earlier.get(by_other_cta)
         if earlier is None:
-            earlier = self.earlier[far] = EarlierReads(self.granules, self.read_sites is not None)
+            earlier = self.earlier[by_other_cta] = EarlierReads(self.granules, self.read_sites is not None)
         put(earlier.tags, granules, tags)
         if earlier.sites is not None and sites is not None:
             put(earlier.sites, granules, sites)

@@ -1,6 +1,6 @@
 """Converts tensors of PyTorch to NumPy views of their memory, without importing torch.
 
-It uses only a tensor's ``device``, ``dtype``, ``shape``, ``data_ptr``, ``is_contiguous`` and ``untyped_storage``.
+Only a tensor's ``device``, ``dtype``, ``shape``, ``data_ptr``, ``is_contiguous`` and ``untyped_storage`` are used.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class TorchTensor(Protocol):
         """The address of its first element."""
 
     def is_contiguous(self) -> bool:
-        """Whether its elements are in order and without gaps."""
+        """Are its elements in order and without gaps?"""
 
     def untyped_storage(self) -> Storage:
         """The storage that it shares with its views."""
 
 
 def is_tensor(value: object) -> TypeGuard[TorchTensor]:
-    """Whether a value has the methods of a PyTorch tensor."""
+    """Has a value the methods of a PyTorch tensor?"""
     return hasattr(value, "data_ptr") and hasattr(value, "untyped_storage")
 
 
@@ -72,7 +72,8 @@ def element_name(tensor: TorchTensor) -> str:
 
 
 def host_array(tensor: TorchTensor) -> Array:
-    """The elements of a contiguous tensor in its shape: a view. Raises EmulatorError."""
+    """The elements of a contiguous tensor in its shape: a view. Raises EmulatorError for a tensor with gaps, and as
+    ``element_name`` and ``host_bytes`` do."""
     dtype = np.dtype(NUMPY[element_name(tensor)])
     if not tensor.is_contiguous():
         raise EmulatorError("a tensor with gaps cannot be uploaded; pass x.contiguous()")

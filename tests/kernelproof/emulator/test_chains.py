@@ -38,7 +38,7 @@ def test_clocks_cover_what_their_rows_cover(seed: int) -> None:
         known.append((clock, joined(joined(rows, {cta: row}), other_rows)))
     for clock, rows in known:
         for cta in range(ctas):
-            of_cta = chains.known(clock, cta)
+            of_cta = chains.known_rows(clock, cta)
             assert bool(of_cta) == (cta in rows)
             if of_cta:
                 assert (chains.row(of_cta) == rows[cta]).all()

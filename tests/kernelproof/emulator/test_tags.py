@@ -68,7 +68,7 @@ def test_granules_that_become_narrower_keep_their_tags(
         granules = np.arange(run.start, run.stop)
         wide = granules if parts == 2 else (2 * granules[:, None] + np.arange(2)).reshape(-1)
         for table, places in ((tags, wide), (narrow, (2 * granules[:, None] + np.arange(2)).reshape(-1))):
-            table.keep_earlier(far=is_write, granules=places, tags=np.full(len(places), 7 << 34), sites=3)
+            table.keep_earlier(by_other_cta=is_write, granules=places, tags=np.full(len(places), 7 << 34), sites=3)
             table.record_read_size(places, 5)
     if len(accesses) <= moment:
         tags.refine(1)
