@@ -210,7 +210,7 @@ class Barriers:
             batch.report_lanes("barrier-count", text, site, np.flatnonzero(mask))
 
     def _rows_of(self, mask: Array) -> Array:
-        """Per row, whether one of its lanes is in the mask."""
+        """Per row: is one of its lanes in the mask?"""
         return np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1))
 
     def _is_aligned(self, site: int) -> bool:
@@ -392,7 +392,7 @@ class Barriers:
         return scheduler.pick()
 
     def _warp_lacks(self, named: Array, arrived: Array) -> Array:
-        """Per lane, whether a living lane that it names has not arrived."""
+        """Per lane: has a living lane that it names not arrived?"""
         absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
@@ -475,7 +475,7 @@ class Meetings:
             del self.by_site[site]
 
     def _lacks(self, meeting: Meeting, absent: Array) -> Array:
-        """Per lane, whether one of the lanes for which it waits is ``absent``."""
+        """Per lane: is one of the lanes for which it waits ``absent``?"""
         batch, members = self.batch, meeting.members
         absent = absent.reshape(-1, 32)
         if members is None:

@@ -33,9 +33,9 @@ class BatchState:
         self.warp, self.lane = self.identities.warp, self.identities.lane
         # Per row: the difference between a lane's number in the launch and its place in the batch. CTAs of a batch are
         # mostly consecutive in the launch (``are_in_a_row``). Then it is the same for all rows.
-        ahead = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
-        self.are_in_a_row = bool((ahead == ahead[0]).all())
-        self.gthread: Array = self.identities.place + (ahead[0] if self.are_in_a_row else ahead[self.row_of])
+        distance = (ctas.astype(np.int64) - np.arange(self.count)) * self.width
+        self.are_in_a_row = bool((distance == distance[0]).all())
+        self.gthread: Array = self.identities.place + (distance[0] if self.are_in_a_row else distance[self.row_of])
         self.cluster_size = launch.geometry.cluster_size
         # Per row: the CTA's rank in its cluster.
         self.rank: Array = np.arange(self.count) % self.cluster_size
@@ -64,7 +64,7 @@ class BatchState:
         return (rows if lanes is None else rows[lanes]).tolist(), (warps if lanes is None else warps[lanes]).tolist()
 
     def is_everyone(self, m: Array) -> bool:
-        """Whether the mask includes every living lane."""
+        """Does the mask include every living lane?"""
         return bool(m[self.alive].all())
 
     def running(self, m: Mask) -> Array:

@@ -114,7 +114,8 @@ class Counters:
         active = np.ones(wide.shape, bool) if m is None else m.reshape(-1, phase)
         entry.requests += int(active.reshape(-1, 32).any(axis=1).sum())
         entry.ideal += int(active.any(axis=1).sum())
-        # Distinct words per bank: identical addresses are one broadcast.
+        # Distinct words per bank: identical addresses are one broadcast. The arrays have the shape (groups of lanes,
+        # lanes of a group); inactive lanes have word -1, and ``first`` marks the first lane with each word of a group.
         unit = max(4, width)
         word = np.where(active, wide // unit, -1)
         ordered = np.sort(word, axis=1)

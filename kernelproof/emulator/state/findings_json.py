@@ -77,8 +77,8 @@ class AlsoFields(TypedDict):
 class FindingFields(TypedDict):
     """A finding for each cause. ``rule``: a key of ``RULES``. ``severity``: error, benign or lint. ``access`` breaks
     the rule, and ``other`` is the earlier access of a race. ``count``: how often the cause was found. ``instructions``:
-    at how many PTX instructions. ``also``: other findings of the cause, which are part of the counts. The other fields
-    describe the first time."""
+    at how many PTX instructions. ``also``: other findings of the cause, which are part of the counts. All other fields
+    describe the first occurrence."""
 
     rule: str
     severity: str
@@ -141,6 +141,7 @@ def _also(report: Report) -> AlsoFields:
 
 
 def _participant(side: Participant) -> ParticipantFields:
+    """A side of a finding as JSON."""
     machine_code = side.site.machine_code
     return {
         "home": None if side.site.home is None else _frame(side.site.home),
@@ -158,10 +159,12 @@ def _participant(side: Participant) -> ParticipantFields:
 
 
 def _frame(frame: Frame) -> FrameFields:
+    """A source line as JSON."""
     return {"file": frame.file, "line": frame.line, "function": frame.function}
 
 
 def _place(place: Place) -> PlaceFields:
+    """A place in memory as JSON."""
     return {
         "space": str(place.space),
         "address": place.address,

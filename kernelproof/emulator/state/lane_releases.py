@@ -16,11 +16,13 @@ APART = "another lane of its warp has released, and no __syncwarp() comes before
 class LaneReleases:
     """The releases of a batch's lanes without the rest of their warps.
 
-    Such a release covers earlier accesses of its own lanes. Of the other lanes it covers accesses before the warp last
-    executed an instruction together (``gathered``, per row and warp: the tick before which that was). A warp's clock
-    has the tick of the last release by any of its lanes; ``cover`` then says whether the lane that made an access has
-    released it by that tick. ``ticks[i, lane]``: the tick before which a lane's last release but ``i`` covers its
-    accesses.
+    Such a release covers earlier accesses of its own lanes. Of the other lanes it covers only accesses before the
+    warp's last instruction that all its lanes executed together. ``gathered``, per row and warp, has the tick of that
+    instruction plus 1. A warp's clock has the tick of the last release by any of its lanes; ``cover`` then says whether
+    the lane that made an access has released it by that tick.
+
+    ``ticks``, shape (RELEASES_KEPT, lanes): the tick before which a release covers the lane's accesses. Row 0 is for
+    each lane's last release, row 1 for the one before it, and so on.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -44,7 +46,7 @@ class LaneReleases:
             self.gathered.reshape(-1)[m.reshape(-1, 32).any(axis=1)] = tick
 
     def are_whole(self, lanes: Array, warps: Array) -> Array:
-        """A mask of the ``warps`` of the batch all of whose living lanes are among ``lanes``. Both must ascend."""
+        """A mask of those ``warps`` of the batch whose living lanes are all among ``lanes``. Both must ascend."""
         if len(lanes) == 32 * len(warps):
             return np.ones(len(warps), bool)
         alive = np.add.reduce(self.batch.alive.reshape(-1, 32)[warps], axis=1)
@@ -60,8 +62,8 @@ class LaneReleases:
         self.ticks[0, lanes] = tick
 
     def cover(self, lanes: Array, ticks: Array, until: Array) -> Array:
-        """Per element, whether a lane has released its access at a tick by the tick ``until``. If that is forgotten,
-        the answer is yes, so that no order is denied that may exist."""
+        """Per element: has a lane released its access at a tick by the tick ``until``? If the release is no longer
+        kept, the answer is yes, so that no order is denied that may exist."""
         releases = self.ticks[:, lanes]
         known = ((releases > ticks) & (releases <= until)).any(axis=0) | (releases[-1] > ticks)
         return np.asarray(known & (ticks < until))

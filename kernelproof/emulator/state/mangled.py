@@ -25,70 +25,71 @@ def plain_name(mangled: str) -> str:
     return names[-1] if names else mangled
 
 
-def _encoding(text: str, at: int) -> tuple[list[str], int]:
-    """The names of an encoding, the outermost first, and where its parameters begin."""
-    if text[at : at + 1] == "Z":
-        outer, at = _encoding(text, at + 1)
-        inner = _last_local(text, at)
+def _encoding(text: str, offset: int) -> tuple[list[str], int]:
+    """The names of an encoding that begins at ``offset``, the outermost first, and where its parameters begin."""
+    if text[offset : offset + 1] == "Z":
+        outer, offset = _encoding(text, offset + 1)
+        inner = _last_local(text, offset)
         return [*outer, inner] if inner else outer, len(text)
-    nested = text[at : at + 1] == "N"
-    at += nested
-    while text[at : at + 1] in ("K", "V", "r", "L") and nested:
-        at += 1
+    # N .. E is a nested name. In it, I .. E are template arguments, S .. are substitutions, and K, V and r qualifiers.
+    nested = text[offset : offset + 1] == "N"
+    offset += nested
+    while text[offset : offset + 1] in ("K", "V", "r", "L") and nested:
+        offset += 1
     names: list[str] = []
-    while at < len(text):
-        if text[at] == "L" and text[at + 1 : at + 2].isdigit():
-            at += 1
-        name, after = _source_name(text, at)
+    while offset < len(text):
+        if text[offset] == "L" and text[offset + 1 : offset + 2].isdigit():
+            offset += 1
+        name, after = _source_name(text, offset)
         if name:
             names.append(name)
-            at = after
-        elif nested and text[at] == "I":
-            at = _skip_arguments(text, at)
-        elif nested and text[at] == "S":
-            at = text.find("_", at) + 1 if text[at + 1 : at + 2] not in ("t", "s") else at + 2
+            offset = after
+        elif nested and text[offset] == "I":
+            offset = _skip_arguments(text, offset)
+        elif nested and text[offset] == "S":
+            offset = text.find("_", offset) + 1 if text[offset + 1 : offset + 2] not in ("t", "s") else offset + 2
         else:
             break
         if not nested:
             break
-    return [name for name in names if not name.startswith("_GLOBAL__N_") and not name.startswith("_INTERNAL_")], at
+    return [name for name in names if not name.startswith("_GLOBAL__N_") and not name.startswith("_INTERNAL_")], offset
 
 
-def _source_name(text: str, at: int) -> tuple[str, int]:
+def _source_name(text: str, offset: int) -> tuple[str, int]:
     """A name that follows its length, and where it ends; "" if there is none."""
-    length = _LENGTH.match(text, at)
+    length = _LENGTH.match(text, offset)
     if length is None:
-        return "", at
+        return "", offset
     end = length.end() + int(length[0])
-    return (text[length.end() : end], end) if end <= len(text) else ("", at)
+    return (text[length.end() : end], end) if end <= len(text) else ("", offset)
 
 
-def _skip_arguments(text: str, at: int) -> int:
-    """The end of template arguments that begin at ``at``."""
+def _skip_arguments(text: str, offset: int) -> int:
+    """The end of template arguments that begin at ``offset``."""
     depth = 0
-    while at < len(text):
-        name, after = _source_name(text, at)
+    while offset < len(text):
+        name, after = _source_name(text, offset)
         if name:
-            at = after
+            offset = after
             continue
-        if text[at] == "L":
-            at = text.find("E", at + 1) + 1 or len(text)
+        if text[offset] == "L":
+            offset = text.find("E", offset + 1) + 1 or len(text)
             continue
-        depth += text[at] in "INXJ"
-        depth -= text[at] == "E"
-        at += 1
+        depth += text[offset] in "INXJ"
+        depth -= text[offset] == "E"
+        offset += 1
         if depth == 0:
-            return at
-    return at
+            return offset
+    return offset
 
 
-def _last_local(text: str, at: int) -> str:
+def _last_local(text: str, offset: int) -> str:
     """The name of a function's local variable or lambda, which follows the function's name; "" if there is none."""
-    for end in (m.end() for m in re.finditer("E", text[at:])):
-        name, after = _source_name(text, at + end)
-        # Behind the name may come a discriminator: _ and a number.
+    for end in (m.end() for m in re.finditer("E", text[offset:])):
+        name, after = _source_name(text, offset + end)
+        # A discriminator may follow the name: _ and a number.
         if name and re.fullmatch(r"(?:_\d+_?|__\d+_)?", text[after:]):
             return name
-        if text.startswith(("NKUl", "NUl", "Ul"), at + end):
+        if text.startswith(("NKUl", "NUl", "Ul"), offset + end):
             return "lambda"
     return ""

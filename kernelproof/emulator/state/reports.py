@@ -58,7 +58,7 @@ class Report:
 
     @property
     def is_error(self) -> bool:
-        """Whether a result can be wrong."""
+        """Can a result be wrong?"""
         return self.severity is Severity.ERROR
 
     @property
@@ -114,10 +114,10 @@ class Report:
         other = ""
         if self.other is not None:
             other = f"; the other side: {self.other.who}" + (f" {self.other.at}" if self.other.site.line else "")
-        at = f" {self.access.at}" if self.line else ""
+        instruction = f" {self.access.at}" if self.line else ""
         times = f" x{self.count}" if self.count > 1 else ""
         severity = "" if self.is_error else f"{self.severity}, "
-        return f"{severity}{self.kind}: {self.message}{where}{who}{at}{other}{times}"
+        return f"{severity}{self.kind}: {self.message}{where}{who}{instruction}{other}{times}"
 
 
 def by_cause(reports: Iterable[Report]) -> list[Report]:
@@ -193,13 +193,13 @@ class Reports:
             old.count += count
             return
         self.kinds[kind] += 1
-        at = site if isinstance(site, Site) else NOWHERE if site is None else self.sites[site]
-        access = Participant(at, cta, tuple(threads))
+        access_site = site if isinstance(site, Site) else NOWHERE if site is None else self.sites[site]
+        access = Participant(access_site, cta, tuple(threads))
         self.by_key[key] = Report(kind, message, self.kernel, access, other, place_of_finding(kind, address), count)
 
     @property
     def one_sided(self) -> bool:
-        """Whether there is a race of whose other side the threads are known, but not the instruction."""
+        """Is there a race whose other side has known threads, but no known instruction?"""
         return any(r.other is not None and not r.other.site.line for r in self.by_key.values())
 
     def acquit(self, doubts: set[Key]) -> None:

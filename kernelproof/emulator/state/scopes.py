@@ -55,7 +55,7 @@ def scope_in(parts: Iterable[str], default: Scope) -> Scope:
 
 
 def restricted(parts: Iterable[str]) -> bool:
-    """Whether a fence orders accesses to shared memory only (``.sync_restrict``)."""
+    """Does a fence order accesses to shared memory only (``.sync_restrict``)?"""
     return any(part.startswith("sync_restrict") for part in parts)
 
 

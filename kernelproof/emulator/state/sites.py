@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
     @property
     def is_library(self) -> bool:
-        """Whether the file is a header of the toolkit, of CUTLASS or of the system."""
+        """Is the file a header of the toolkit, of CUTLASS or of the system?"""
         return _LIBRARY.search(self.file) is not None
 
     def __str__(self) -> str:
@@ -65,8 +65,8 @@ class Site:
         if home is None:
             return ""
         inner = [frame for frame in reversed(self.frames[: self.frames.index(home)]) if frame != home]
-        way = " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in inner)
-        return f"{home} > {way}" if way else str(home)
+        path = " > ".join(f"{PurePosixPath(frame.file).name}:{frame.line}" for frame in inner)
+        return f"{home} > {path}" if path else str(home)
 
     @property
     def calls(self) -> tuple[Frame, ...]:

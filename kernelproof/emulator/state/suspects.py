@@ -23,17 +23,17 @@ class Suspect(NamedTuple):
 
 
 class Suspects:
-    """The racing reads of a launch, by the number of their batch's first CTA."""
+    """The racing reads of a launch. ``by_batch``: number of a batch's first CTA -> the racing reads of the batch."""
 
     def __init__(self) -> None:
-        self.of_batch: dict[int, list[Suspect]] = {}
+        self.by_batch: dict[int, list[Suspect]] = {}
         self.count = 0
 
     def add(self, batch: int, suspect: Suspect, ctas: int) -> bool:
         """Add a suspect, whose granules lie in so many CTAs; returns False if there are too many."""
         self.count += ctas
         if self.count <= MAX_SUSPECTS:
-            self.of_batch.setdefault(batch, []).append(suspect)
+            self.by_batch.setdefault(batch, []).append(suspect)
         return self.count <= MAX_SUSPECTS
 
 
@@ -46,13 +46,13 @@ class Trial(NamedTuple):
     def replace_values(self, values: Array, batch: int, tick: int, columns: Array, granules: Array) -> Array:
         """The values of a read, with the pattern in place of those that a suspect reads. ``columns``: per element, the
         reader's column. ``granules``: shape (elements, granules of an element)."""
-        concerned = np.zeros(len(values), bool)
-        for suspect in self.suspects.of_batch.get(batch, ()):
+        suspected = np.zeros(len(values), bool)
+        for suspect in self.suspects.by_batch.get(batch, ()):
             if suspect.first <= tick <= suspect.last:
-                concerned |= (columns == suspect.column) & np.isin(granules, suspect.granules).any(axis=1)
-        if not concerned.any():
+                suspected |= (columns == suspect.column) & np.isin(granules, suspect.granules).any(axis=1)
+        if not suspected.any():
             return values
         width = values.dtype.itemsize
         out = values.copy()
-        out[concerned] = np.frombuffer(bytes([self.pattern]) * width, MOVER[width])[0]
+        out[suspected] = np.frombuffer(bytes([self.pattern]) * width, MOVER[width])[0]
         return out

@@ -42,8 +42,7 @@ class WarpClocks:
 
     @property
     def is_even(self) -> bool:
-        """Whether all CTAs of the batch have passed the same barriers with all threads, and warps learned nothing
-        else."""
+        """Have all CTAs of the batch passed the same barriers with all threads, and have warps learned nothing else?"""
         return self.table is None and bool((self.base == self.base[0]).all())
 
     def start(self) -> None:
@@ -58,18 +57,21 @@ class WarpClocks:
         return np.asarray(self.table[row, warp, other + self.together * by_all_lanes])
 
     def covers(self, row: Array, warp: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
-        """Per element, whether the access of a thread of the same CTA at a tick happens before a warp's present.
-        ``several``: the access is by this thread or another of its warp, so a release by any of them suffices."""
+        """Per element: does the access of a thread of the same CTA at a tick happen before a warp's present?
+        ``several``: the access is by this thread or another of its warp, so a release by any lane of the warp
+        suffices."""
         out: Array = tick < self.horizon(row, warp, thread >> 5, np.logical_not(several))
         if self.releases.active and not out.all():
-            left = np.flatnonzero(~(out | several))
-            until = self.horizon(row[left], warp[left], thread[left] >> 5)
-            out[left] = self.releases.cover(row[left] * self.batch.width + thread[left], tick[left], until)
+            undecided = np.flatnonzero(~(out | several))
+            until = self.horizon(row[undecided], warp[undecided], thread[undecided] >> 5)
+            out[undecided] = self.releases.cover(
+                row[undecided] * self.batch.width + thread[undecided], tick[undecided], until
+            )
         return out
 
     def released_by_others(self, row: Array, warp: Array, thread: Array, tick: Array) -> Array:
-        """Per element, whether the access of a thread of another warp at a tick comes before a release by some lane of
-        its warp, which happens before a warp's present."""
+        """Per element: does the access of a thread of another warp at a tick come before a release by some lane of its
+        warp, which happens before a warp's present?"""
         other = thread >> 5
         return np.asarray((other != warp) & (tick < self.horizon(row, warp, other)))
 
@@ -86,8 +88,8 @@ class WarpClocks:
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]
     ) -> bool:
-        """Whether the access of warp ``other_warp`` at a tick happens before the present of ``warp``, by that warp's
-        clock or by one of ``clocks``."""
+        """Does the access of warp ``other_warp`` at a tick happen before the present of ``warp``, by that warp's clock
+        or by one of ``clocks``?"""
         if row != other_row:
             return False
         if self.table is None:
@@ -95,7 +97,7 @@ class WarpClocks:
         return any(int(clock[other_warp]) > tick for clock in (self.table[row, warp], *clocks))
 
     def ordered_in_cluster(self, row: int, warp: int, other_row: int, other_warp: int, tick: int, read: bool) -> bool:
-        """Whether an access of another CTA of the cluster happens before a warp's present. Never without clusters."""
+        """Does an access of another CTA of the cluster happen before a warp's present? Without clusters never."""
         del row, warp, other_row, other_warp, tick, read
         return False
 
@@ -139,8 +141,8 @@ class WarpClocks:
         self.releases.add(lanes, tick)
         gathered = int(self.releases.gathered[row, warp])
         for part in self.parts:
-            at = column + self.together + part
-            clock[at] = max(int(clock[at]), gathered)
+            entry = column + self.together + part
+            clock[entry] = max(int(clock[entry]), gathered)
 
     def meet_all(self) -> None:
         """All threads of all CTAs have passed a barrier; the tick has advanced."""
@@ -159,9 +161,9 @@ class WarpClocks:
                 self.table[row] = tick
             return
         horizon = self.rows()[row]
-        best = horizon[warps].max(axis=0)
-        best[warps] = best[warps + self.together] = tick
-        horizon[waiting] = best if released is None else np.maximum(best, released)
+        joined = horizon[warps].max(axis=0)
+        joined[warps] = joined[warps + self.together] = tick
+        horizon[waiting] = joined if released is None else np.maximum(joined, released)
 
     def warp_sync(self, m: Mask) -> None:
         """The lanes of ``m`` have synchronised with the others of their warp: their earlier accesses happen before all
@@ -174,7 +176,7 @@ class WarpClocks:
         table[row, warp, warp] = table[row, warp, warp + self.together] = self.launch.tick
 
     def warps_in(self, m: Mask) -> Array:
-        """Per (row, warp), whether the mask includes a lane of the warp."""
+        """Per (row, warp): does the mask include a lane of the warp?"""
         shape = (self.batch.count, self.batch.warps_per_cta)
         if m is None:
             return np.ones(shape, bool)
