@@ -122,8 +122,8 @@ def test_drawn_errors_are_within_what_is_allowed(name: str) -> None:
     assert not np.array_equal(once, other)
     ulp = np.spacing(np.abs(exact)) / 2  # the error of the last rounding
     errors = np.abs(once.astype(np.float64) - exact)
-    assert (errors <= allowance.share * np.abs(exact) + allowance.amount + ulp).all()
-    assert (errors > 0.4 * (allowance.share * np.abs(exact) + allowance.amount)).any()
+    assert (errors <= allowance.relative * np.abs(exact) + allowance.absolute + ulp).all()
+    assert (errors > 0.4 * (allowance.relative * np.abs(exact) + allowance.absolute)).any()
     assert arithmetic.inexact(name, exact, 0) is exact
     special = np.array([0, -0.0, np.inf, -np.inf, 1, -1, 0.5, np.nan], np.float32)
     assert np.array_equal(arithmetic.inexact(name, special, 7), special, equal_nan=True)
