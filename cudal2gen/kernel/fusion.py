@@ -20,7 +20,7 @@ Bias = Literal["none", "n", "m"]
 Activation = Literal["none", "relu", "gelu_tanh", "gelu", "silu"]
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-NONE = "none"
+NONE = "none"  # the text of a fusion without parts, and an activation that changes nothing
 # For each part of a fusion's text, the fields that it sets. Texts name parts in this order, in which they are applied.
 PARTS: dict[str, dict[str, Any]] = {
     "alpha": {"scale": True},
@@ -106,4 +106,4 @@ class Fusion(BaseModel):
         return self.text != NONE
 
 
-PLAIN = Fusion()
+PLAIN = Fusion()  # D is the product alone

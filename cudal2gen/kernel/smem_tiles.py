@@ -11,6 +11,7 @@ from cudal2gen.kernel.mma_sync import MMA_M, MMA_N, MmaTiles
 from cudal2gen.kernel.work import LINE, CtaWork
 from kernelproof.ground.integers import ceil_div
 
+# CuTe's bits, base and shift.
 Swizzle = tuple[Annotated[int, Field(ge=0, le=5)], Annotated[int, Field(ge=3, le=5)], Annotated[int, Field(ge=0, le=6)]]
 
 

@@ -8,7 +8,7 @@ from kernelproof.emulator import HOPPER, Device
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.errors import WrongInput
 
-DEFAULT = "sm_80"
+DEFAULT = "sm_80"  # what is emulated where the user names no device
 # The chip that is emulated for a compute capability. Every chip can also be chosen by its own name.
 _CHIPS = {
     "sm_80": "a100",

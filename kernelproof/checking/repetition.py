@@ -18,6 +18,7 @@ from kernelproof.emulator.host.execution import KernelLaunch, Snapshot
 from kernelproof.emulator.memory.arena import Memory
 from kernelproof.emulator.memory.device_state import AccessedGranules
 
+# A launch: what it runs on which arguments; the contents of memory are not part of it.
 _Key = tuple[int, str, object, bytes]
 # Most bytes that all stored effects together may hold, and most that all stored accesses may.
 EFFECTS_LIMIT, ACCESSES_LIMIT = 1 << 29, 1 << 27
@@ -39,7 +40,7 @@ class Repetitions:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        # Keys contain the id of a module. A module that were freed could leave its id to another one.
+        # Keys contain the id of a module. A module that is freed could leave its id to another one.
         self._modules: dict[int, Module] = {}
         # Launches that left memory unchanged, each with the version of memory on which it ran.
         self._unchanging: dict[_Key, tuple[int, int]] = {}

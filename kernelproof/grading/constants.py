@@ -10,6 +10,7 @@ import numpy as np
 
 from kernelproof.emulator.arithmetic import bf16_to_f32
 
+# A comparison in PTX with the type and the operands, and a constant that is moved to a register.
 _COMPARISON = re.compile(r"\bsetp?\.[\w.]*?\.(f64|f32|f16x2|f16|bf16x2|bf16|[bsu](?:16|32))\s+([^;]*);")
 _CONSTANT = re.compile(r"\bmov\.\w+\s+(%\w+),\s*(0[fFdD][0-9a-fA-F]+|0[xX][0-9a-fA-F]+|-?\d+)\s*;")
 LARGEST_CONSTANT = 1e4  # larger constants are limits of a type rather than values of inputs

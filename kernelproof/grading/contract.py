@@ -17,8 +17,9 @@ from kernelproof.ground.errors import WrongInput, invalid
 
 ROLES = {"in": "input", "out": "output", "inout": "inout", "scratch": "scratch"}
 FORM = "in|out|inout|scratch:TYPE[EXTENTS], then optionally =LOW..HIGH or =zeros"
+# A buffer in this form (role, type, extents, contents), a scalar (type, value) and a tensor map (buffer, box, swizzle).
 _BUFFER = re.compile(r"(in|out|inout|scratch):(\w+)\[([^\]]*)\](?:=(.+))?")
-_TYPED = re.compile(r"(\w+):(.+)")
+_SCALAR = re.compile(r"(\w+):(.+)")
 _MAP = re.compile(r"map:(\w+)\[([^\]]+)\](?:/(\d+))?")
 
 
@@ -123,7 +124,7 @@ class HostCall(BaseModel):
 
 def _scalar(argument: Number, shape: Shape, place: str) -> int | float | np.generic:
     """The number of an argument, with a NumPy type if the argument states one. ``place``: the call, for messages."""
-    typed = _TYPED.fullmatch(argument) if isinstance(argument, str) else None
+    typed = _SCALAR.fullmatch(argument) if isinstance(argument, str) else None
     number = value(typed[2] if typed else argument, shape)
     if not isinstance(number, int | float):
         raise WrongInput(f"{place}: argument {argument!r} is {number!r}, no number")

@@ -16,6 +16,7 @@ from kernelproof.grading.source import Limits, check_source
 from kernelproof.grading.tolerance import Tolerance
 from kernelproof.ground.errors import WrongInput, brief, reading
 
+# The parameters that a description can set, and those that it must.
 PARAMETERS = inspect.signature(check_source).parameters
 NEEDED = ("source", "reference", "shapes", "buffers")
 

@@ -21,6 +21,7 @@ from kernelproof.ground import files, places, process_tree, sandbox, toolchain
 from kernelproof.ground.errors import Failure, UserError, WrongInput, brief, reading
 from kernelproof.mcp_server.requests import Request
 
+# Files by which the server and the process of a check exchange a request and its answer.
 REQUEST, ANSWER = "request.json", "answer.json"
 START_S = 60.0  # seconds for starting Python and compiling, in addition to the limit of the run
 LONGEST_OUTPUT = 4000  # most characters of the kernels' output in an answer

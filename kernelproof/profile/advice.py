@@ -27,17 +27,20 @@ class InstructionKind(NamedTuple):
         return instruction.name in self.opcodes or pipe_use(instruction, sm).pipe in self.pipes
 
 
-COPIES, LOADS = "copies into shared memory at no cost", "loads from global memory at no cost"
+# The same change, in words for a main loop that writes shared memory and for one that does not.
+NO_COPIES, NO_LOADS = "copies into shared memory at no cost", "loads from global memory at no cost"
 NO_INSTRUCTIONS = InstructionKind()
+# The changes that are tried, each with the instructions that it removes from the main loop.
 REMOVALS = {
     "address arithmetic, counters and moves at no cost": InstructionKind(
         frozenset(("BRA",)), frozenset((Pipe.ALU, Pipe.FMA, Pipe.UNIFORM, Pipe.XU, Pipe.CONSTANT))
     ),
     "barriers of the CTA at no cost": InstructionKind(frozenset(("BAR",))),
     "loads of operands from shared memory at no cost": InstructionKind(frozenset(("LDSM", "LDS", "LDSMT"))),
-    COPIES: InstructionKind(frozenset(("LDGSTS", "LDGDEPBAR", "DEPBAR", "LDG", "STS"))),
+    NO_COPIES: InstructionKind(frozenset(("LDGSTS", "LDGDEPBAR", "DEPBAR", "LDG", "STS"))),
 }
-MIN_GAIN, MAX_LINES = 0.01, 10
+MIN_GAIN = 0.01  # of the time, of a change that is worth a line
+MAX_LINES = 10  # of advice
 
 
 def worthwhile(advice: Sequence[Advice]) -> tuple[Advice, ...]:
@@ -75,7 +78,7 @@ def removals(streams: Callable[[int], Sequence[Stream]], machine: Machine, itera
     for change, removed in REMOVALS.items():
         # The simulation can take longer with fewer instructions, since warps then issue in another order.
         after = min(before, _iteration_cycles(streams, machine, iterations, removed))
-        change = LOADS if change == COPIES and not stores else change
+        change = NO_LOADS if change == NO_COPIES and not stores else change
         yield Advice(change=change, figure="main loop", form="machine code", before=before, after=after)
 
 

@@ -18,6 +18,7 @@ from kernelproof.sass.flow import Block, Graph, Loop
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.trips import trips
 
+# Opcodes of copies from global to shared memory, of stores to global memory, and of those by which a warp waits.
 COPIES = frozenset(("UTMALDG", "UBLKCP", "LDGSTS"))
 STORES = frozenset(("STG", "ST", "UTMASTG", "UTMAREDG", "RED", "REDG", "ATOMG", "ATOM"))
 WAITS = frozenset(("SYNCS", "USETMAXREG", "NANOSLEEP", "LD", "LDG", "LDS", "BAR"))

@@ -27,6 +27,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Opcodes whose operands are all read. (R2P writes predicates, which are handled apart.)
 NO_RESULT = _names(
     "STG STS STL ST STSM STTM STAS LDGSTS RED REDG REDAS BAR BRA BRX BRXU JMP JMX CALL RET EXIT WARPSYNC NANOSLEEP "
     "BSSY BSYNC BREAK CCTL MEMBAR DEPBAR WARPGROUP UTMALDG UTMASTG UTMAREDG UTMAPF UTMACCTL UBLKCP UBLKRED UBLKPF "

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from kernelproof.sass.elf import SECTION, Section, is_elf, sections
 
+# Sections that relate machine code to lines of the source.
 _LINES = ("debug_line", "nv_debug_line_sass", "nv_debug_ptx_txt")
 # Prefixes of sections of code and of their relocations; cubins of sm_100 and later have code in a second form (merc).
 _PREFIXES = (".", ".rel.", ".rela.", ".nv.merc.", ".nv.merc.rela.")

@@ -17,7 +17,7 @@ from kernelproof.ground.chips import CAPABILITIES
 from kernelproof.ground.errors import WrongInput
 from kernelproof.ground.pages import Table
 from kernelproof.profile import advice
-from kernelproof.profile.advice import COPIES, LOADS
+from kernelproof.profile.advice import NO_COPIES, NO_LOADS
 from kernelproof.profile.figures import spans
 from kernelproof.profile.loop import steady_window
 from kernelproof.profile.occupancy import occupancy
@@ -289,13 +289,13 @@ __global__ void product(const half* a, const half* b, float* d, int k) {
 @pytest.mark.slow
 def test_without_shared_memory_loads_from_global_memory_are_advised() -> None:
     advised = [item.change for item in profile.of_cubin(machine_code(GLOBAL_ONLY), "a100").advice]
-    assert (LOADS in advised, COPIES in advised) == (True, False)
+    assert (NO_LOADS in advised, NO_COPIES in advised) == (True, False)
 
 
 def test_copies_are_advised_where_a_kernel_copies(cubin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "MIN_GAIN", -1.0)
     advised = [item.change for item in profile.of_cubin(cubin, "a100").advice]
-    assert (LOADS in advised, COPIES in advised) == (False, True)
+    assert (NO_LOADS in advised, NO_COPIES in advised) == (False, True)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import numpy as np
 from kernelproof.grading.benchmarks import wire
 from kernelproof.grading.formats import FORMATS, Array
 
+# The formats of torch's floating-point types, by their names.
 _FORMATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 
 
