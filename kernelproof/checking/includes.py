@@ -13,11 +13,13 @@ import re
 _COMMENT = r"(?:\s|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 # Directives inside comments and strings match too, because a hostile text can make their ends hard to recognise.
 _INCLUDE = re.compile(rf"(?:^|\*/){_COMMENT}(?:#|%:|\?\?=){_COMMENT}(?:include|include_next|import|embed)\b(.*)$", re.M)
+# The name of a header, in brackets or quotes: no absolute path, and none that leads upwards.
 _ALLOWED = re.compile(rf"{_COMMENT}(?:<(?!/)(?!.*\.\.)[\w./+-]+>|\"(?!/)(?!.*\.\.)[\w./+-]+\")")
 # Expressions that ask whether a file exists, directly or through a macro. Asking whether ``__has_include`` itself is
 # defined is allowed.
 _DEFINED_TEST = rf"(?:\bdefined{_COMMENT}(?:\({_COMMENT})?|(?:#|%:|\?\?=){_COMMENT}ifn?def\b{_COMMENT})"
 _EXISTENCE_QUERY = re.compile(rf"({_DEFINED_TEST})?\b\w*(?i:has_(?:include|embed))\w*{_COMMENT}(?=(.*))")
+# Other ends of lines than \n, and a backslash (or its trigraph) that joins a line with the next.
 _NEWLINE = re.compile(r"\r\n|[\r\v\f]")
 _SPLICE = re.compile(r"(?:\\|\?\?/)[ \t]*\n")
 

@@ -10,7 +10,7 @@ from kernelproof.profile.picture import LEFT, picture
 from kernelproof.profile.sections import LISTING_COLUMNS, by_size, loop_words, place, sections
 
 FOLDER = Path(__file__).with_name("page")
-LISTING = "listing"
+LISTING = "listing"  # the anchor of the section that the page shows as a table with bars instead
 
 
 def html(profile: Profile) -> str:

@@ -30,7 +30,7 @@ SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
 LAST_HEADER = ".section .end"  # appended to a listing, so that a header follows its last section
 TARGET = re.compile(r"\.target\s+(\S+)")
 OLD_TARGET = re.compile(r"\bEF_CUDA_SM(\d+)\b(.*EF_CUDA_ACCELERATORS)?")  # the target in cubins of CUDA 12
-LABEL = re.compile(r"([.$]\w[\w$.]*):")
+LABEL = re.compile(r"([.$]\w[\w$.]*):")  # where a label is defined; JUMP matches where an operand refers to it
 # An instruction has two lines: address, guard, opcode, operands and lower 64 bits, then the upper 64 bits.
 FIRST_LINE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?(\S+)\s*(.*?)\s*;?\s*\}?\s*/\* 0x([0-9a-f]{16}) \*/"

@@ -122,6 +122,7 @@ def _results(name: str, operands: tuple[str, ...]) -> int:
         return 2 if name in SECOND_RESULT and len(operands) > 2 else 1
     while count <= 2 and count < len(operands) - 1 and _is_predicate(operands[count]) and operands[count][0] != "!":
         count += 1
+    # Predicates of these are sources, wherever they are.
     return count if name not in ("SEL", "USEL", "FSEL", "MOV", "UMOV") else 1
 
 
