@@ -47,18 +47,18 @@ def add(n: int, block: int) -> Case:
     import torch
     import triton
 
-    from examples.triton_kernels import add
+    from examples.triton_kernels import add as kernel
 
     x, y, total = torch.randn(n), torch.randn(n), torch.empty(n)
     a, b = x.numpy(), y.numpy()
-    return Case(lambda: add[(triton.cdiv(n, block),)](x, y, total, n, BLOCK=block), total, lambda: a + b, 0)
+    return Case(lambda: kernel[(triton.cdiv(n, block),)](x, y, total, n, BLOCK=block), total, lambda: a + b, 0)
 
 
 def softmax(rows: int, columns: int) -> Case:
     """Softmax of rows, fp32."""
     import torch
 
-    from examples.triton_kernels import softmax
+    from examples.triton_kernels import softmax as kernel
 
     x = torch.randn(rows, columns)
     y, a = torch.empty_like(x), x.numpy()
@@ -67,14 +67,14 @@ def softmax(rows: int, columns: int) -> Case:
         numerator = np.exp(a - a.max(axis=1, keepdims=True))
         return numerator / numerator.sum(axis=1, keepdims=True)
 
-    return Case(lambda: softmax[(rows,)](x, y, rows, columns, columns, columns, BLOCK=1024), y, reference, 1e-5)
+    return Case(lambda: kernel[(rows,)](x, y, rows, columns, columns, columns, BLOCK=1024), y, reference, 1e-5)
 
 
 def layer_norm(rows: int, columns: int) -> Case:
     """Layer normalisation of rows, fp16 in and out."""
     import torch
 
-    from examples.triton_kernels import layer_norm
+    from examples.triton_kernels import layer_norm as kernel
 
     x, weight, bias = torch.randn(rows, columns).half(), torch.randn(columns).half(), torch.randn(columns).half()
     y, mean, rstd = torch.empty_like(x), torch.empty(rows), torch.empty(rows)
@@ -84,9 +84,7 @@ def layer_norm(rows: int, columns: int) -> Case:
         centred = a - a.mean(axis=1, keepdims=True)
         return centred / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + 1e-5) * w + b
 
-    return Case(
-        lambda: layer_norm[(rows,)](x, weight, bias, y, mean, rstd, columns, 1e-5, BLOCK=1024), y, reference, 2e-3
-    )
+    return Case(lambda: kernel[(rows,)](x, weight, bias, y, mean, rstd, columns, 1e-5, BLOCK=1024), y, reference, 2e-3)
 
 
 def layer_norm_backward(rows: int, columns: int, groups: int) -> Case:
@@ -94,7 +92,7 @@ def layer_norm_backward(rows: int, columns: int, groups: int) -> Case:
     under a lock. The result is the sum of the weight's gradient."""
     import torch
 
-    from examples.triton_kernels import layer_norm_backward
+    from examples.triton_kernels import layer_norm_backward as kernel
 
     x, dy, weight = torch.randn(rows, columns).half(), torch.randn(rows, columns).half(), torch.randn(columns).half()
     a, b = x.numpy().astype(np.float32), dy.numpy().astype(np.float32)
@@ -106,7 +104,7 @@ def layer_norm_backward(rows: int, columns: int, groups: int) -> Case:
 
     def launch() -> None:
         filled.zero_()
-        layer_norm_backward[(rows,)](
+        kernel[(rows,)](
             dy, x, weight, means, rstds, dx, dweight, dbias, lock, filled, columns, GROUPS=groups, BLOCK=1024
         )
         torch.sum(dweight, 0, out=total)
@@ -122,7 +120,7 @@ def matmul(size: int) -> Case:
     import torch
     import triton
 
-    from examples.triton_kernels import matmul
+    from examples.triton_kernels import matmul as kernel
 
     a, b = torch.randn(size, size).half(), torch.randn(size, size).half()
     d = torch.empty_like(a)
@@ -131,7 +129,7 @@ def matmul(size: int) -> Case:
     grid = (triton.cdiv(size, tile["BM"]) * triton.cdiv(size, tile["BN"]),)
 
     def launch() -> None:
-        matmul[grid](a, b, d, size, size, size, size, size, size, GROUP=8, num_warps=4, **tile)
+        kernel[grid](a, b, d, size, size, size, size, size, size, GROUP=8, num_warps=4, **tile)
 
     return Case(launch, d, lambda: x @ y, 1e-3)
 
@@ -141,7 +139,7 @@ def matmul_split_k(size: int, k: int, splits: int) -> Case:
     import torch
     import triton
 
-    from examples.triton_kernels import matmul_split_k
+    from examples.triton_kernels import matmul_split_k as kernel
 
     a, b = torch.randn(size, k).half(), torch.randn(k, size).half()
     d = torch.empty(size, size)
@@ -150,9 +148,7 @@ def matmul_split_k(size: int, k: int, splits: int) -> Case:
 
     def launch() -> None:
         d.zero_()
-        matmul_split_k[grid](
-            a, b, d, size, size, k, k, size, size, BM=64, BN=64, BK=32, GROUP=8, SPLITS=splits, num_warps=4
-        )
+        kernel[grid](a, b, d, size, size, k, k, size, size, BM=64, BN=64, BK=32, GROUP=8, SPLITS=splits, num_warps=4)
 
     return Case(launch, d, lambda: x @ y, 1e-3)
 
@@ -161,7 +157,7 @@ def attention(heads: int, length: int, head: int) -> Case:
     """Causal attention, fp16."""
     import torch
 
-    from examples.triton_kernels import attention
+    from examples.triton_kernels import attention as kernel
 
     q, k, v = (torch.randn(1, heads, length, head).half() for _ in range(3))
     out = torch.empty_like(q)
@@ -170,7 +166,7 @@ def attention(heads: int, length: int, head: int) -> Case:
     grid = (length // 64, heads)
 
     def launch() -> None:
-        attention[grid](q, k, v, out, length, scale, HEAD=head, BM=64, BN=32, CAUSAL=True)
+        kernel[grid](q, k, v, out, length, scale, HEAD=head, BM=64, BN=32, CAUSAL=True)
 
     def reference() -> Any:
         scores = np.where(np.tri(length, dtype=bool), x @ y.swapaxes(2, 3) * scale, -math.inf)
@@ -200,7 +196,8 @@ CASES: dict[str, tuple[str, Callable[[], Case]]] = {
 
 
 def seconds_of(call: Callable[[], object], rounds: int, patience: float) -> float:
-    """The CPU seconds of a call, the least of several."""
+    """The CPU seconds of a call: the least of ``rounds`` calls, or of those up to the first that takes more than
+    ``patience`` seconds."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -212,11 +209,12 @@ def seconds_of(call: Callable[[], object], rounds: int, patience: float) -> floa
 
 
 def measure(contender: str, names: list[str], device: str, rounds: int, patience: float) -> dict[str, float]:
-    """The seconds of every case. Raises AssertionError if a result is wrong."""
+    """The CPU seconds of each case by a contender. Raises AssertionError if a result differs from NumPy's by more than
+    the tolerance."""
     import torch
 
     torch.set_num_threads(1)
-    out = {}
+    seconds = {}
     for name in names:
         torch.manual_seed(0)
         case = CASES[name][1]()
@@ -224,18 +222,18 @@ def measure(contender: str, names: list[str], device: str, rounds: int, patience
         start = time.process_time()
         call()
         first = time.process_time() - start
-        out[name] = first if first > patience else seconds_of(call, rounds, patience)
+        seconds[name] = first if first > patience else seconds_of(call, rounds, patience)
         if contender != "numpy":
             expected = case.numpy()
             distance = np.abs(case.result.float().numpy() - expected).max()
             assert distance <= case.tolerance * np.abs(expected).max(), (
                 f"{contender}, {name}: {distance} from NumPy's result"
             )
-    return out
+    return seconds
 
 
 def launcher(contender: str, device: str, case: Case) -> Callable[[], object]:
-    """Launches a kernel by the emulator, or unchanged by the interpreter."""
+    """A function that launches a case's kernel in the emulator, or in the interpreter if ``contender`` is that."""
     if contender == "interpreter":
         return case.launch
 

@@ -157,7 +157,7 @@ def merits(record: Record) -> tuple[int, bool, bool, bool, bool]:
     padding = round(math.log2(1 + record.padding_waste))
     large = min(record.m, record.n, record.k) >= LARGE
     predicated = isinstance(record, Sm80Multistage) and record.predicated and not record.target.capability.has_wgmma
-    return (padding, starves(record), exposes(record), large and record.cluster_ctas != 2, predicated)
+    return (padding, underuses_memory(record), exposes_issue(record), large and record.cluster_ctas != 2, predicated)
 
 
 def near_best(problem: Problem) -> list[Record]:
@@ -256,14 +256,15 @@ def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
     return [chosen[place] for place in range(len(offers))]
 
 
-def starves(record: Record) -> bool:
-    """Whether device memory bounds a record that leaves SMs idle; the model assumes that few SMs reach its rate."""
+def underuses_memory(record: Record) -> bool:
+    """Whether device memory bounds a record that leaves SMs idle. Too few SMs may not reach the rate of device memory,
+    but the model assumes that they do."""
     bounds = model.estimate(record).bounds_us
     idle = record.ctas < record.target.sms and not record.shares_last_wave
     return idle and max(bounds, key=bounds.__getitem__) == "device memory"
 
 
-def exposes(record: Record) -> bool:
+def exposes_issue(record: Record) -> bool:
     """Whether a warp's own instructions take longer than the MMAs of a k-step, in a loop of more than a few steps."""
     return not model.hides_issue(record) and record.k >= LONG_K
 

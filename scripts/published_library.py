@@ -72,8 +72,8 @@ class Library:
     """A compiled kernel, as the file beside the library describes it.
 
     ``gpu``: the GPU that it was compiled for. ``padded``: the sizes that the published benchmark passes.
-    ``reads_rows``: whether the host function reads B stored (k, n). ``identity``: a digest of
-    everything that was compiled.
+    ``reads_rows``: whether the host function reads B stored (k,n). ``identity``: a digest of everything that was
+    compiled.
     """
 
     source: Source
@@ -175,7 +175,11 @@ def libraries(folder: Path) -> Iterator[Library]:
 
 
 class Loaded:
-    """A library in this process. ``runtime``: the CUDA runtime that it calls."""
+    """A library in this process. ``runtime``: the CUDA runtime that it calls.
+
+    Published functions take B both stored (k,n), here ``b_rows``, and stored (n,k), here ``b``. All tensors are
+    contiguous. Raises Failure if the library cannot be loaded.
+    """
 
     def __init__(self, library: Library, runtime: Path) -> None:
         ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)  # the library's undefined symbols are found in it

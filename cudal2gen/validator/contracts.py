@@ -244,13 +244,14 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
     ldb = baked_k if record.baked_k and along.b else named("ldb_vectors", element.vector)
     ldd = named("ldd_vectors", output.vector)
     strides = [named(f"{name}_stride", x.vector) for name, x in (("a", element), ("b", element), ("d", output))]
+    # In elements, where the CTA's part of each operand begins: at its product of the batch and at its slice's first k.
     to_product = [stride * named("cta_z") if record.batched else ZERO for stride in strides]
     first_a, first_b = (first if along.a else first * lda), (first if along.b else first * ldb)
-    parts = (to_product[0] + first_a, to_product[1] + first_b, to_product[2])
+    begins = (to_product[0] + first_a, to_product[1] + first_b, to_product[2])
     matrices = [
-        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, across=not along.a, offset=parts[0]),
-        Matrix("B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=not along.b, offset=parts[1]),
-        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=parts[2]),
+        Matrix("A", "a", ALIGNMENT, lda, rows, k, element.name, False, across=not along.a, offset=begins[0]),
+        Matrix("B", "b", ALIGNMENT, ldb, cols, k, element.name, False, across=not along.b, offset=begins[1]),
+        Matrix("D", "d", ALIGNMENT, ldd, rows, cols, output.name, True, offset=begins[2]),
     ]
     a, b, d = (named(matrix.base, ALIGNMENT) for matrix in matrices)
     # The value and the bits of each parameter, in the order of the kernel's signature.

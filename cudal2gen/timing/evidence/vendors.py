@@ -52,6 +52,7 @@ def recorded_vendors(folder: Path, held_out: bool = False) -> list[Finding]:
 
 
 def _times(gpu: str, recordings: Sequence[Recording], heuristics: MatmulHeuristics) -> _Times:
+    """The times of recordings that have a time of cuBLAS. ``heuristics`` gives the stand-in's times."""
     rows = []
     for item in recordings:
         assert item.vendor_us is not None
@@ -70,12 +71,18 @@ def _times(gpu: str, recordings: Sequence[Recording], heuristics: MatmulHeuristi
 
 
 def _findings(gpu: str, times: _Times) -> Iterator[Finding]:
+    """The findings of all problems and of the large ones; of three problems at least, since fewer have no order."""
     for name, chosen in (("", times.flops > 0), (f", above {LARGE_FLOPS:.0e} FLOP", times.flops > LARGE_FLOPS)):
         if chosen.sum() >= 3:
             yield _finding(f"speedups over cuBLAS on {gpu}{name}", _Times(*(column[chosen] for column in times)))
 
 
 def _finding(subject: str, times: _Times) -> Finding:
+    """The rank correlation of speedups with the true ones if only the kernel's time is modelled.
+
+    Among the baselines are correlations with the vendor's time modelled too, or alone, and the standard deviations of
+    the logarithm of modelled over true times.
+    """
     true = times.vendor / times.kernel
     predicted = times.vendor / times.modelled
     low, high = interval(len(true), lambda places: rank_correlation(predicted[places], true[places]))

@@ -230,6 +230,8 @@ class Chat:
         raise AssertionError("the last form either answers or raises")
 
     def _send_with_retries(self, request: ChatRequest, form: Form, problem: Problem) -> Reply:
+        """Sends a question again after each of ``PAUSES`` while the failure is transient; after other questions have
+        failed, only once."""
         for pause in (*PAUSES, None):
             try:
                 return self._send(request, form, problem)

@@ -93,6 +93,7 @@ class Conversation:
         return None
 
     def _ask(self, request: ChatRequest) -> Reply:
+        """The model's answer, asked for as often as ``ask_again`` says. Raises Unavailable."""
         while True:
             try:
                 return self.chat.ask(request, self.problem)

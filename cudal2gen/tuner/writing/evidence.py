@@ -89,4 +89,5 @@ def _advice(profile: Profile) -> Iterator[str]:
 
 
 def _largest(values: Mapping[str, float], most: int = MAX_PARTS) -> list[tuple[str, float]]:
+    """The largest values with their names, in descending order, without zeros."""
     return sorted(((name, value) for name, value in values.items() if value), key=lambda pair: -pair[1])[:most]
