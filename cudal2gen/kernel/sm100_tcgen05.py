@@ -235,6 +235,14 @@ class Sm100Tcgen05(TmaRing):
         return 16 * self.stages + 48 + (CLAIM_BYTES if self.claims_tiles else 0)
 
     @property
+    def tensor_tiles(self) -> int:
+        return self.accumulators
+
+    @property
+    def paired(self) -> bool:
+        return self.pair
+
+    @property
     def claims_tiles(self) -> bool:
         return self.scheduler == "clc"
 

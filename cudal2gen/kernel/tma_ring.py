@@ -314,6 +314,16 @@ class TmaRing(Ring, Sm90Kernel):
         return True
 
     @property
+    def tensor_tiles(self) -> int:
+        """Tiles whose accumulators lie in tensor memory; 0 if registers hold them."""
+        return 0
+
+    @property
+    def paired(self) -> bool:
+        """Whether one thread multiplies for two CTAs."""
+        return False
+
+    @property
     def claims_tiles(self) -> bool:
         """Whether the grid has one cluster per tile, and running clusters claim the tiles of clusters that have not
         started (cluster launch control).

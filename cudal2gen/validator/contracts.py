@@ -17,7 +17,7 @@ from cudal2gen.kernel.launch import Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.record import Ring as RingRecord
-from cudal2gen.kernel.warpgroups import Warpgroups
+from cudal2gen.kernel.tma_ring import TmaRing
 from cudal2gen.validator import ring_contracts
 from cudal2gen.validator.slice_facts import with_slices
 from kernelproof.certificates import (
@@ -47,7 +47,7 @@ named = Polynomial.named
 
 def refusal(record: Record) -> str:
     """Why no proof is tried for a record; empty if a proof is tried."""
-    if isinstance(record, Warpgroups):
+    if isinstance(record, TmaRing):
         return ring_contracts.refusal(record)
     if not isinstance(record, MmaSyncKernel) or not isinstance(record.launch, Tiles):
         return f"the family {record.family} is not covered"
@@ -69,7 +69,7 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
     """
     if why := refusal(record):
         raise NotCertified(why)
-    if isinstance(record, Warpgroups):
+    if isinstance(record, TmaRing):
         yield from ring_contracts.claims(record, program)
         return
     assert isinstance(record, MmaSyncKernel)
@@ -103,7 +103,7 @@ def _arrivals(record: MmaSyncKernel, grid: _Grid) -> Iterator[tuple[Polynomial, 
 def problems(record: Record) -> tuple[str, ...]:
     """The launches that the claims of a record cover, in words for the reader of a certificate. The record must not be
     refused."""
-    if isinstance(record, Warpgroups):
+    if isinstance(record, TmaRing):
         return ring_contracts.problems(record)
     assert isinstance(record, MmaSyncKernel)
     vector, of_d = record.element.vector, record.output.vector

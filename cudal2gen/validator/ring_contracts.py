@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cudal2gen.kernel.problem import MAX_EXTENT
-from cudal2gen.kernel.tma_ring import MAX_BAND
+from cudal2gen.kernel.tma_ring import MAX_BAND, TmaRing
 from cudal2gen.kernel.warpgroups import Warpgroups
 from cudal2gen.validator.slice_facts import slice_of, with_slice, with_slices
 from kernelproof.certificates import (
@@ -32,6 +32,7 @@ from kernelproof.certificates import (
     Polynomial,
     Program,
     Slices,
+    TensorPlan,
     Tile,
     rests,
 )
@@ -40,21 +41,22 @@ from kernelproof.ground.integers import ceil_div
 ALIGNMENT = 16  # bytes to which the operands' addresses are aligned
 MOST_TILES = 1 << 30  # most CTA tiles of a launch
 MOST_RESIDENT = 1 << 16  # most CTAs that a GPU runs at once
-WARPGROUP = 128  # threads
+WARP, WARPGROUP = 32, 128  # threads
 LOADS = 8  # vectors that a thread loads at once when it adds partial sums (``templates/macros/parts.j2``)
 _MOST_ADDRESS = 1 << 60  # upper bound of every name that stands for an address
 named = Polynomial.named
 
 
-def refusal(record: Warpgroups) -> str:
+def refusal(record: TmaRing) -> str:
     """Why no proof is tried for a record; empty if a proof is tried."""
-    if record.instruction not in ("mma.sync", "wgmma"):
+    if not record.tensor_tiles and record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
     splits_in_clusters = record.summed_in == "workspace" and record.cluster_ctas > 1
     reasons = {
         f"split_k={record.split_k}": splits_in_clusters,
         "stream_k": record.stream_k,
-        "swap_ab": record.swap_ab and record.instruction != "wgmma",
+        "scheduler=clc": record.claims_tiles,
+        "swap_ab": record.swap_ab and record.instruction == "mma.sync",
         "a D that is stored directly": record.split_k == 1 and not record.stream_k and record.stores_tiles != "tma",
         f"a D of {record.output.name}": record.output.bytes != 2,
         f"a fused {record.fusion}": bool(record.fusion),
@@ -63,7 +65,7 @@ def refusal(record: Warpgroups) -> str:
     return "; ".join(f"{reason} is not covered where a producer loads" for reason, holds in reasons.items() if holds)
 
 
-def problems(record: Warpgroups) -> tuple[str, ...]:
+def problems(record: TmaRing) -> tuple[str, ...]:
     """The launches that the claims of a record cover, in words for the reader of a certificate."""
     vector, of_d = record.element.vector, record.output.vector
     extents = f"m, n and k from 1 to {MAX_EXTENT}, tiles of {record.bm} x {record.bn}, k-tiles of {record.bk}"
@@ -100,7 +102,7 @@ def problems(record: Warpgroups) -> tuple[str, ...]:
     )
 
 
-def claims(record: Warpgroups, program: Program) -> Iterator[Claim]:
+def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
     """The claims that a proof of a record's kernel must show. Together they cover every launch and every item.
 
     A claim is about all CTAs of a cluster: that of rank 0 and its peers.
@@ -155,7 +157,7 @@ def _item(along_n: int, full: bool) -> _Item:
     return _Item(band, number, rows, cols, at[::-1] if along_n else at, full)
 
 
-def _bounds(record: Warpgroups) -> Bounds:
+def _bounds(record: TmaRing) -> Bounds:
     """Bounds of all names but those that describe the place of an item."""
     bounds: Bounds = {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", PARTIALS, ARRIVALS)}
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
@@ -167,12 +169,12 @@ def _bounds(record: Warpgroups) -> Bounds:
     return bounds
 
 
-def _extents(record: Warpgroups) -> tuple[int, int, int]:
+def _extents(record: TmaRing) -> tuple[int, int, int]:
     """The extents of a cluster's tiles along m and n, and of a k-tile."""
     return record.bm * record.cluster[0], record.bn * record.cluster[1], record.bk
 
 
-def _most_clusters(record: Warpgroups) -> int:
+def _most_clusters(record: TmaRing) -> int:
     """An upper bound of the number of clusters that have a tile.
 
     Clusters may reach beyond D by up to three tiles along m and n, where D has at most 2^20 tiles each. So the tiles of
@@ -182,7 +184,7 @@ def _most_clusters(record: Warpgroups) -> int:
     return (MOST_TILES + beyond) // record.cluster_ctas
 
 
-def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
+def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
     """The roles of a CTA's warps, for the CTA of this rank in its cluster."""
     most_rows, most_cols = (ceil_div(MAX_EXTENT, size) for size in _extents(record)[:2])
     bounds = _bounds(record) | {
@@ -201,40 +203,47 @@ def _pipeline(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     # Items after the CTA's next one; negative if it has no next one.
     left = item.rows * item.cols * count - 1 - current - named("grid_x")
     if count > 1:
-        vectors = record.bm * record.bn // (4 * WARPGROUP * record.sharers)
+        vectors = record.bm * record.bn // (4 * (groups[0][1] - groups[0][0]))
         vectors_at_once = ceil_div(LOADS, count)  # a thread loads each of them from all ``count`` slices
         columns, ctas = record.cols // 8, (named("cta_x"), named("grid_x"))
         parts = Parts(count, vectors, columns, vectors_at_once, rows * cols, item.number, *ctas)
-    at_m, at_n = rank % record.cluster[0], rank // record.cluster[0]
     ranks = range(record.cluster_ctas)
     # CTAs in the same row or column of the cluster load boxes into each other's stages.
-    senders = frozenset(x for x in ranks if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n)
-    loaded_rows = record.bm // record.sharers_a + record.bn // record.sharers_b  # of A and B, by a CTA itself
+    of_pair = [rank, rank ^ 1] if record.paired else [rank]
+    places = [(x % record.cluster[0], x // record.cluster[0]) for x in of_pair]
+    senders = frozenset(
+        x for x in ranks for at_m, at_n in places if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n
+    )
+    # Of A and B, by a CTA itself.
+    loaded_rows = record.part_a // record.sharers_a + record.part_b // record.sharers_b
     return Pipeline(
         record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
         named("grid_x"), left, rank, len(ranks),
         loaded_rows * record.bk * record.element.bytes if len(ranks) > 1 else None, senders, parts=parts,
+        tensor=TensorPlan(record.tensor_tiles, record.bk, record.paired) if record.tensor_tiles else None,
     )  # fmt: skip
 
 
-def _groups(record: Warpgroups) -> tuple[tuple[int, int], ...]:
+def _groups(record: TmaRing) -> tuple[tuple[int, int], ...]:
     """The first thread of each group of consumers, and the one after its last."""
+    if not isinstance(record, Warpgroups):
+        return ((WARPGROUP, WARPGROUP + WARP * record.store_warps),)
     size = WARPGROUP * record.sharers
     return tuple((WARPGROUP + at, WARPGROUP + at + size) for at in range(0, WARPGROUP * record.consumers, size))
 
 
-def _item_number(record: Warpgroups, item: _Item) -> Polynomial:
+def _item_number(record: TmaRing, item: _Item) -> Polynomial:
     """The number of an item of work. The slices of a tile have successive numbers."""
     return item.number * record.split_k + named("slice") if record.split_k > 1 else item.number
 
 
-def _limits(record: Warpgroups) -> list[Polynomial]:
+def _limits(record: TmaRing) -> list[Polynomial]:
     """Polynomials that are at least 0 because ``in_m``, ``in_n`` and ``in_k`` are below a tile's extents."""
     sizes = zip("mnk", _extents(record), strict=True)
     return [limit for x, size in sizes for limit in rests.limits(f"in_{x}", size)]
 
 
-def _item_bounds(record: Warpgroups, item: _Item) -> Bounds:
+def _item_bounds(record: TmaRing, item: _Item) -> Bounds:
     """Bounds of all names that a contract has of the CTA while it computes an item."""
     most = max(ceil_div(MAX_EXTENT, record.bm), ceil_div(MAX_EXTENT, record.bn))
     bounds = _bounds(record) | {(name,): (0, most) for name in ("bands", "at_along", "along_rest")}
@@ -244,7 +253,7 @@ def _item_bounds(record: Warpgroups, item: _Item) -> Bounds:
     return bounds | {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
 
 
-def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+def _contract(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
     """The contract of the CTA of this rank while it computes an item."""
     bounds = _item_bounds(record, item)
     count, current = record.split_k, _item_number(record, item)
@@ -270,7 +279,7 @@ def _contract(record: Warpgroups, program: Program, item: _Item, along_n: int, r
     )  # fmt: skip
 
 
-def _slice_contract(record: Warpgroups, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
+def _slice_contract(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
     """The contract of a CTA whose cluster adds the slices of one tile. Its only item is the slice of its rank."""
     most, count = _most_clusters(record), record.split_k
     tiles = item.rows * item.cols
@@ -285,7 +294,7 @@ def _slice_contract(record: Warpgroups, program: Program, item: _Item, along_n: 
     )  # fmt: skip
 
 
-def _slice_pipeline(record: Warpgroups, cta: Contract, item: _Item, rank: int) -> Pipeline:
+def _slice_pipeline(record: TmaRing, cta: Contract, item: _Item, rank: int) -> Pipeline:
     """The roles of the warps of a CTA whose cluster adds the slices of one tile. ``cta``: its ``_slice_contract``."""
     return Pipeline(
         record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), cta, item.number, {}, item.number, ZERO,
@@ -294,7 +303,7 @@ def _slice_pipeline(record: Warpgroups, cta: Contract, item: _Item, rank: int) -
 
 
 def _launch(
-    record: Warpgroups,
+    record: TmaRing,
     program: Program,
     rows: Polynomial,
     cols: Polynomial,

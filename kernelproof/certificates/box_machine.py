@@ -86,12 +86,17 @@ class BoxMachine(RoleMachine):
         """cp.async.bulk.tensor: the producer loads a box to the stage that it fills, in one or several CTAs of the
         cluster."""
         track, protocol, pipeline = self.track, self.protocol, self.pipeline
-        if self.role != PRODUCER or self.lanes != 1 or m is not None or delivery.paired:
+        paired = pipeline.tensor is not None and pipeline.tensor.paired
+        if self.role != PRODUCER or self.lanes != 1 or m is not None or delivery.paired != paired:
             raise NotCertified("a copy to shared memory that is not the producer's")
-        if track.filling is None or track.expected is None:
+        if track.filling is None or (track.expected is None and pipeline.leads):
             raise NotCertified("a copy to a stage that was not waited for, or whose bytes are not expected")
         box, matrix = self._box(address, self.every)
-        protocol.mbarrier(protocol.full, track.filling, self._one(delivery.bar_address), "the stage")
+        ranks, bar = self.cluster_places(delivery.bar_address, self.every)
+        # Where a box goes to several pairs, its bytes count in each at the mbarrier of the leader.
+        if ranks[0] != pipeline.leader:
+            raise NotCertified("bytes count at the mbarrier of a CTA that does not wait for them")
+        protocol.mbarrier(protocol.full, track.filling, int(bar[0]), "the stage")
         if matrix.written:
             raise NotCertified(f"{matrix.name} is read")
         places = self._box_places(box, matrix, self._one(delivery.address))
@@ -106,7 +111,7 @@ class BoxMachine(RoleMachine):
                 peer.hold(places, self.kinds.number(kind), rows, cols)
             track.boxes += ((rank, places.reshape(-1)),)
         track.landed += box.rows * box.cols * matrix.width
-        share = track.expected if pipeline.share is None else pipeline.share
+        share = pipeline.share or track.expected or 0
         if track.landed > share:
             raise NotCertified(f"{share} bytes are expected, and {track.landed} copied")
         if track.landed == share:
@@ -121,14 +126,15 @@ class BoxMachine(RoleMachine):
             raise NotCertified(f"a box for the CTAs {mask:#b} of a cluster of {self.pipeline.ranks}")
         return [rank for rank in range(self.pipeline.ranks) if mask >> rank & 1]
 
-    def _filled(self, stage: int, expected: int) -> None:
-        """End a k-tile: the producer has issued all copies to this stage, which expects so many bytes."""
+    def _filled(self, stage: int, expected: int | None) -> None:
+        """End a k-tile: the producer has issued all copies to this stage, which expects so many bytes (None if another
+        CTA expects them)."""
         track = self.track
         at = {
             rank: np.concatenate([x for to, x in track.boxes if to == rank]) for rank in {to for to, _ in track.boxes}
         }
         self.protocol.send(stage, at)
-        if self.protocol.sizes.setdefault(stage, expected) != expected:
+        if expected is not None and self.protocol.sizes.setdefault(stage, expected) != expected:
             raise NotCertified("a stage expects another number of bytes than for another k-tile")
         track.filling, track.expected, track.landed, track.boxes = None, None, 0, ()
         track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1

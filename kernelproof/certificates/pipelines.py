@@ -46,6 +46,8 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.slices import SlabContents
+from kernelproof.certificates.tensor_memory import TensorColumns, TensorPlan
+from kernelproof.emulator.hopper.pattern import Strides
 
 # Owners of elements of shared memory. Stage s is FIRST_STAGE + s, and warp w is FIRST_WARP + w.
 FREE, MBARRIER, FIRST_STAGE, FIRST_WARP = 0, 1, 2, 1 << 16
@@ -93,6 +95,8 @@ class Pipeline:
     - ``returns``: the ranks of the CTAs to which the CTA's warps hand a stage back.
     - ``peers``: contracts and pipelines of the CTAs with larger ranks, in the order of their ranks.
     - ``adds``: the CTAs have slices of k of one tile, one item each, and add their sums; see ``cluster_sums``.
+
+    ``tensor``: accumulators in tensor memory, None if there are none; see ``tensor_memory``.
     """
 
     stages: int
@@ -111,6 +115,17 @@ class Pipeline:
     peers: tuple[tuple[Contract, Pipeline], ...] = ()
     parts: Parts | None = None
     adds: bool = False
+    tensor: TensorPlan | None = None
+
+    @property
+    def leader(self) -> int:
+        """The rank of the CTA that multiplies for this one: its own, or that of the first CTA of its pair."""
+        return self.rank & ~1 if self.tensor and self.tensor.paired else self.rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether the CTA waits for the bytes of its stages itself, and no other CTA does it."""
+        return self.leader == self.rank
 
     @property
     def drains(self) -> bool:
@@ -124,8 +139,8 @@ class Pipeline:
 
 
 class StageOperand(NamedTuple):
-    """The elements of a stage that a descriptor of wgmma names. ``number``: that of their kind in the k-tile ``TURN``.
-    ``places``: the offsets of rows (or columns). ``steps``: the offsets of k."""
+    """The elements of a stage that a descriptor of a product names. ``number``: that of their kind in the k-tile
+    ``TURN``. ``places``: the offsets of rows (or columns). ``steps``: the offsets of k."""
 
     stage: int
     number: int
@@ -143,12 +158,12 @@ class Protocol:
       ``source``: the rank of the CTA that loads it, plus 1.
     - ``sent``: stage -> rank of a CTA -> how many elements the own producer loads there.
     - ``cluster``: the protocols of all CTAs of the cluster, by rank.
-    - ``operands``: what descriptors of wgmma name, by descriptor, extent and order. ``places``: the arrays of their
-      rows and columns, equal ones only once. ``of_d``: rows and columns of the registers of D, by those arrays.
+    - ``operands``: what descriptors of products name, by their fields, extent and order. ``places``: the arrays of
+      their rows and columns, equal ones only once. ``of_d``: rows and columns of the registers of D, by those arrays.
     - ``registers``: warpgroup -> registers of a thread after setmaxnreg.
     - ``meetings``: group -> number of its barrier. ``slab``: what every item leaves in the workspace; None before the
       first item has been proven.
-    - ``sums``: what CTAs of the cluster send to this one.
+    - ``sums``: what CTAs of the cluster send to this one. ``tensor``: how tensor memory is used.
     """
 
     def __init__(self, elements: int, pipeline: Pipeline) -> None:
@@ -163,13 +178,14 @@ class Protocol:
         self.source = np.zeros(elements, np.int32)
         self.sent: dict[int, dict[int, int]] = {}
         self.cluster = [self]
-        self.operands: dict[tuple[int, int, bool], StageOperand] = {}
+        self.operands: dict[tuple[Strides, int, bool], StageOperand] = {}
         self.places: dict[bytes, Lanes] = {}
         self.of_d: dict[object, list[tuple[Lanes, Lanes]]] = {}
         self.registers: dict[int, int] = {}
         self.meetings: dict[int, int] = {}
         self.slab: SlabContents | None = None
         self.sums = ClusterSums(elements * ELEMENT)
+        self.tensor = TensorColumns()
 
     def meeting(self, group: int, number: int) -> None:
         """Note that a group uses a barrier. Raises NotCertified if it uses another one, or another group uses this."""
@@ -238,10 +254,12 @@ class Protocol:
 
     def check_stages(self) -> None:
         """Check, after all producers have been proven, that as many bytes come to each stage as it expects."""
+        mine = [peer.pipeline.rank for peer in self.cluster if peer.pipeline.leader == self.pipeline.rank]
         for stage in range(self.pipeline.stages):
-            elements = sum(peer.sent.get(stage, {}).get(self.pipeline.rank, 0) for peer in self.cluster)
-            if not elements or self.sizes.get(stage) != elements * ELEMENT:
-                raise NotCertified(f"{self.sizes.get(stage)} bytes are expected, and {elements * ELEMENT} copied")
+            elements = [sum(peer.sent.get(stage, {}).get(rank, 0) for peer in self.cluster) for rank in mine]
+            expected = self.sizes.get(stage, 0)
+            if not all(elements) or expected != sum(elements) * ELEMENT:
+                raise NotCertified(f"{expected} bytes are expected, and {sum(elements) * ELEMENT} copied")
         if any((peer.full, peer.empty) != (self.full, self.empty) for peer in self.cluster):
             raise NotCertified("the mbarriers of a cluster's CTAs lie at different places")
         written = {rank for sent in self.sent.values() for rank in sent}
@@ -250,19 +268,33 @@ class Protocol:
 
     def check(self, warps: int, groups: int) -> None:
         """Check the mbarriers after all roles have been proven. ``warps``: the number of warps in a group."""
-        readers = sum(self.pipeline.rank in peer.pipeline.returns for peer in self.cluster)
-        roles = (self.full, self.empty, self.turns, self.sums.freed, self.sums.arrived)
-        addresses = [address for role in roles for address in role.values()]
+        # For each purpose the mbarriers, how many there are, and the arrivals that each expects.
+        purposes = self._purposes(warps, groups)
+        addresses = [address for role, *_ in purposes for address in role.values()]
         if len(set(addresses)) < len(addresses):
             raise NotCertified("one mbarrier serves two purposes")
-        stages, adds = self.pipeline.stages, int(self.pipeline.adds)
-        sizes = (stages, stages, groups if groups > 1 else 0, adds, adds)
-        expected = (1, warps * readers, warps, warps * self.pipeline.ranks, 1)
-        for role, size, arrivals in zip(roles, sizes, expected, strict=True):
+        for role, size, arrivals in purposes:
             if sorted(role) != list(range(size)):
                 raise NotCertified("a stage or a turn has no mbarrier, or one that is not needed")
             if any(self.counts[address] != arrivals for address in role.values()):
                 raise NotCertified(f"an mbarrier does not expect the {arrivals} arrivals that it gets in a phase")
+
+    def _purposes(self, warps: int, groups: int) -> list[tuple[dict[int, int], int, int]]:
+        pipeline = self.pipeline
+        stages, adds, tensor = pipeline.stages, int(pipeline.adds), pipeline.tensor
+        readers = [peer.pipeline for peer in self.cluster if pipeline.rank in peer.pipeline.returns]
+        if tensor is not None:
+            multipliers = sum(reader.leads for reader in readers)
+            mine = sum(peer.pipeline.leader == pipeline.rank for peer in self.cluster)
+            return [
+                (self.full, stages, 1), (self.empty, stages, multipliers), (self.tensor.summed, tensor.tiles, 1),
+                (self.tensor.stored, tensor.tiles if pipeline.leads else 0, warps * mine),
+            ]  # fmt: skip
+        return [
+            (self.full, stages, 1), (self.empty, stages, warps * len(readers)),
+            (self.turns, groups if groups > 1 else 0, warps), (self.sums.freed, adds, warps * pipeline.ranks),
+            (self.sums.arrived, adds, 1),
+        ]  # fmt: skip
 
 
 @dataclass

@@ -16,7 +16,7 @@ from kernelproof.emulator.frontend.instructions import facts
 from kernelproof.emulator.frontend.parser import parse
 from kernelproof.emulator.frontend.ptx import Instr
 from kernelproof.emulator.frontend.registers import registers
-from kernelproof.emulator.frontend.translate import NAMESPACE, Layout
+from kernelproof.emulator.frontend.translate import NAMESPACE, Layout, lazy_registers
 from kernelproof.emulator.host.cuda import LaunchRefused
 from kernelproof.emulator.host.launch_limits import check_launch, device_for
 from kernelproof.emulator.state.launch_state import Geometry
@@ -48,15 +48,18 @@ class Program:
         self.name = _name(list(module.kernels), kernel)
         function = module.kernels[self.name]
         self.graph = build(module, function)
-        if self.graph.blackwell:
-            raise NotCertified("instructions of sm_100 are not covered")
+        if any(ins.base == "clusterlaunchcontrol" for ins in self.graph.instructions()):
+            raise NotCertified("tiles that are claimed by cluster launch control are not covered")
         self.layout = Layout(module, self.graph)
         self.function, self.target = function, module.target
         self.offsets = function.offsets
         self.widths = [param.size for param in function.params]
-        self.clusters = any(map(_is_of_cluster, self.graph.instructions()))
+        blackwell = self.graph.blackwell
+        self.clusters = blackwell or any(map(_is_of_cluster, self.graph.instructions()))
+        # Registers of a tcgen05.ld are checked where they are used; ``accumulators`` checks those of wgmma.
+        lazy = lazy_registers(self.graph) if blackwell else set[str]()
         names = EmitterFacts(
-            self.graph.kinds, set(), set(), set(self.graph.kinds), set(), self.layout.symbols, self.clusters,
+            self.graph.kinds, set(), lazy, set(self.graph.kinds), set(), self.layout.symbols, self.clusters,
             polls=False, origins={}, machine_code=False,
         )  # fmt: skip
         self.scope: dict[str, object] = dict(NAMESPACE)

@@ -114,4 +114,18 @@ def loads_box(ins: Instr) -> bool:
 
 def multiplies(ins: Instr) -> bool:
     """Whether an instruction multiplies matrices."""
-    return ins.base == "mma" or is_wgmma(ins, "mma_async")
+    return ins.base == "mma" or is_wgmma(ins, "mma_async") or ins.parts[:2] == ("tcgen05", "mma")
+
+
+def loads_sums(ins: Instr) -> bool:
+    """Whether an instruction loads sums from tensor memory."""
+    return ins.parts[:2] == ("tcgen05", "ld")
+
+
+def items_of_store(program: Program) -> int:
+    """The head of the loop over items in which sums are loaded from tensor memory. It may have inner loops."""
+    work = {block.index for block in program.blocks if any(map(loads_sums, block.all()))}
+    heads = [head for head, body in program.loops.items() if work and work <= body]
+    if not heads:
+        raise NotCertified("no loop over items loads sums from tensor memory")
+    return max(heads, key=lambda head: len(program.loops[head]))

@@ -147,9 +147,15 @@ class RoleMachine(Machine):
             elif self.written:
                 raise NotCertified("the producer writes to D")
         self.written.clear()
-        # Turns alternate between two groups, and the parities of a group's turns between two of its items.
-        track.item = (track.item + 1) % (2 * groups if self.role == CONSUMER and groups > 1 else 1)
+        track.item = (track.item + 1) % self.item_round
         track.step, track.ordered, track.handed = ZERO, False, frozenset()
+
+    @property
+    def item_round(self) -> int:
+        """The items after which a role is the same again. Turns alternate between two groups, and the parities of a
+        group's turns between two of its items."""
+        groups = len(self.pipeline.groups)
+        return 2 * groups if self.role == CONSUMER and groups > 1 else 1
 
     def finish_item(self) -> None:
         """Check what a group has stored of its item."""
@@ -282,37 +288,48 @@ class RoleMachine(Machine):
         if not is_parity or not order & ORDERS:
             raise NotCertified("a wait for a state, or one that does not acquire, is not covered")
         at, parity = self._one(address), self._one(phase)
+        self.polled = True
+        expected = self.due(at)
+        self.track.unmet = self.role == CONSUMER
+        if parity != expected:
+            raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
+
+    def due(self, at: int) -> int:
+        """The parity of the wait that is due, which must be for the mbarrier at an address."""
         track, stages, groups = self.track, self.pipeline.stages, len(self.pipeline.groups)
         # ``turn`` is the parity of the ring's round. A consumer waits for the phase of ``full`` with the round's
         # number, a producer for the phase of ``empty`` before that.
         stage, turn = track.position % stages, track.position // stages
-        self.polled = True
         if self.role == PRODUCER and self.pipeline.drains and track.step.equals(self.tiles):
-            expected = self._drain(at)
-        elif self.role == PRODUCER:
+            return self._drain(at)
+        if self.role == PRODUCER:
             self.protocol.mbarrier(self.protocol.empty, stage, at, "the stage")
             if track.filling is not None:
                 raise NotCertified(f"{track.expected} bytes are expected, and {track.landed} copied")
-            track.filling, expected = stage, turn ^ 1
-        elif self.role != CONSUMER:
+            track.filling = stage
+            return turn ^ 1
+        if self.role != CONSUMER:
             raise NotCertified("a wait by threads without a role")
-        elif track.item % groups != self.group:
+        if track.item % groups != self.group:
             raise NotCertified("a group takes an item out of turn")
-        elif at == self.protocol.full.get(stage) and (groups == 1 or track.ordered):
-            assert track.held is not None
-            if stage in track.held:
-                raise NotCertified("a stage is waited for that was not handed back")
-            track.held[stage], expected = track.step, turn
-            track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
-        elif groups > 1 and not track.ordered and not track.step.terms:
+        if at == self.protocol.full.get(stage) and (groups == 1 or track.ordered):
+            self.hold(stage)
+            return turn
+        if groups > 1 and not track.ordered and not track.step.terms:
             self.protocol.mbarrier(self.protocol.turns, self.group, at, "the group's turn")
             # Group 0 has the first turn without an arrival, so its phases are one less than those of group 1.
-            track.ordered, expected = True, (track.item // groups + self.group + 1) & 1
-        else:
-            expected = self.wait_behind(at)
-        track.unmet = self.role == CONSUMER
-        if parity != expected:
-            raise NotCertified(f"a wait for parity {parity} of an mbarrier, not {expected}")
+            track.ordered = True
+            return (track.item // groups + self.group + 1) & 1
+        return self.wait_behind(at)
+
+    def hold(self, stage: int) -> None:
+        """Note that a stage was waited for, to read it."""
+        track = self.track
+        assert track.held is not None
+        if stage in track.held:
+            raise NotCertified("a stage is waited for that was not handed back")
+        track.held[stage] = track.step
+        track.position, track.step = (track.position + 1) % self.pipeline.round, track.step + 1
 
     def wait_behind(self, at: int) -> int:
         """The parity of a consumer's wait for another mbarrier than that of a stage or a turn. There is none but where
@@ -354,21 +371,21 @@ class RoleMachine(Machine):
             arrivals = list(zip((self.threads[lanes] // WARP).tolist(), ranks.tolist(), strict=True))
             if len(set(arrivals)) < len(arrivals):
                 raise NotCertified("several lanes of a warp arrive at an mbarrier")
-            self._arrive(at, frozenset(arrivals))
+            self.hand_back(at, frozenset(arrivals))
         else:
             raise NotCertified("an arrival that the role does not have")
 
     def _expect(self, at: int, count: int) -> None:
         """The producer says at the mbarrier of the stage that it fills how many bytes will land."""
         track = self.track
-        if track.filling is None or track.expected is not None:
+        if track.filling is None or track.expected is not None or not self.pipeline.leads:
             raise NotCertified("bytes are expected for a stage that was not waited for, or twice")
         if not 0 < count <= MOST_BYTES:
             raise NotCertified(f"{count} bytes are expected")
         self.protocol.mbarrier(self.protocol.full, track.filling, at, "the stage")
         track.expected, track.landed = count, 0
 
-    def _arrive(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
+    def hand_back(self, at: int, arrivals: frozenset[tuple[int, int]]) -> None:
         """Warps arrive at the mbarriers that lie at ``at`` in their CTAs. ``arrivals``: each warp, and the rank of the
         CTA at which it arrives."""
         track, groups, returns = self.track, len(self.pipeline.groups), self.pipeline.returns

@@ -9,8 +9,10 @@ from kernelproof.certificates.cluster_sums import SumTrack
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.pipelines import Stores
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
+from kernelproof.certificates.tensor_memory import TensorTrack
 
 SETUP, NONE, PRODUCER, CONSUMER = "before its CTA's barrier", "without a role", "producer", "consumer"
+MULTIPLIER, ENDING = "multiplier", "behind its items"  # only where accumulators are in tensor memory
 
 
 class Split(Exception):
@@ -48,6 +50,9 @@ class Track:
     - ``reading``: the stages that each group of wgmma reads which was not waited for, the oldest group first.
       ``opened``: the stages that products read which are in no group yet.
     - ``sums``: what it has done behind its products, where the CTAs of a cluster add.
+
+    ``tensor``: how far it is with accumulators in tensor memory. ``published``: it has passed a barrier of the CTA
+    since these were allocated.
     """
 
     stores: Stores
@@ -69,7 +74,9 @@ class Track:
     granted: bool = False
     fenced: bool = True
     announced: bool = False
+    published: bool = False
     sums: SumTrack = field(default_factory=SumTrack)
+    tensor: TensorTrack = field(default_factory=TensorTrack)
 
     def copied(self) -> Track:
         return replace(self, stores=self.stores.copied(), held=dict(self.held or {}))
@@ -84,7 +91,8 @@ class Track:
     def substituted(self, name: str, value: Polynomial) -> Track:
         """The track for the problems in which a name has a value."""
         held = {stage: step.substituted(name, value) for stage, step in (self.held or {}).items()}
-        return replace(self, step=self.step.substituted(name, value), held=held)
+        tensor = self.tensor.substituted(name, value)
+        return replace(self, step=self.step.substituted(name, value), held=held, tensor=tensor)
 
     def at(self, position: int, step: Polynomial, stages: int, behind: int) -> Track:
         """The track at the head of the loop over k-tiles. The stages of the last ``behind`` k-tiles are still held, and
@@ -103,6 +111,7 @@ class Track:
             (self.position, self.filling, self.arrived, self.reading, self.opened, self.ordered, self.handed)
             == (other.position, other.filling, other.arrived, other.reading, other.opened, other.ordered, other.handed)
             and (self.granted, self.sums) == (other.granted, other.sums)
+            and self.tensor.alike(other.tensor)
             and self.unmet <= other.unmet
             and self.step.equals(other.step)
             and list(mine) == list(its)

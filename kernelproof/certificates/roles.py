@@ -20,21 +20,15 @@ wgmma.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelproof.certificates.cells import UNKNOWN, Kinds, Unknown
 from kernelproof.certificates.contract import Bounds, Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.guessing import guess
-from kernelproof.certificates.invariants import (
-    Invariant,
-    Turns,
-    is_number,
-    poly_of,
-    rebound,
-    substituted,
-)
+from kernelproof.certificates.invariants import Invariant, Turns, rebound
+from kernelproof.certificates.item_roles import ItemRole
 from kernelproof.certificates.loops import REST, TILES, TURN
 from kernelproof.certificates.pipelines import Protocol
 from kernelproof.certificates.polynomials import Lanes, Polynomial
@@ -50,12 +44,8 @@ from kernelproof.certificates.role_loops import (
     tail_of,
 )
 from kernelproof.certificates.role_machine import RoleMachine
-from kernelproof.certificates.role_state import CONSUMER, PRODUCER, RoleState, Split, Track
-from kernelproof.certificates.slices import SlabContents
-from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
-from kernelproof.certificates.words import Word
+from kernelproof.certificates.role_state import CONSUMER, MULTIPLIER, PRODUCER, RoleState, Track
 
-MOST_CONTROLS = 4096  # limit on the states at the head of the loop over items; rings need far fewer
 # The invariant of registers that no iteration changes.
 NOTHING = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), written=(), read=())
 named = Polynomial.named
@@ -66,143 +56,63 @@ named = Polynomial.named
 End = tuple[RoleState | None, dict[str, Unknown]]
 
 
-class Role:
-    """Proves one role, from the state in which it reaches the loop over items.
+@dataclass
+class Inner:
+    """What is proven of the loop over k-tiles, where items begin with the same accumulators: ``first`` and ``last``,
+    the states in which the loop is reached and left, and by position its ``controls`` and, after the loop, ``left``."""
 
-    ``group``: the number of a group of consumers, None for the producer. ``invariant``: of the loop over k-tiles. If it
-    is None, it is guessed (where ``guesses`` allows that), and is here once the role is proven.
+    first: RoleState | None = None
+    last: RoleState | None = None
+    controls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    left: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class Role(ItemRole):
+    """Proves a producer, or a role that multiplies.
+
+    ``invariant``: of the loop over k-tiles. If it is None, it is guessed (where ``guesses`` allows that), and is here
+    once the role is proven. ``end``: the block at which threads of all roles meet, None if they do not meet again.
     """
 
     def __init__(
-        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, group: int | None,
-        invariant: Invariant | None, guesses: bool,
+        self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, what: str,
+        group: int, invariant: Invariant | None, guesses: bool, end: int | None = None,
     ) -> None:  # fmt: skip
-        self.program, self.contract, self.protocol, self.kinds = program, contract, protocol, kinds
-        self.threads, self.group = threads, group
-        self.pipeline = protocol.pipeline
-        self.invariant, self.guesses = invariant, guesses
-        self.variable = program.emitter.variable
+        pipeline = protocol.pipeline
         # Where a CTA has one item, its loop over k-tiles stands for that over items too.
-        self.items, self.head = loops_of(program, PRODUCER if group is None else CONSUMER, not self.pipeline.adds)
+        items, self.head = loops_of(program, what, not pipeline.adds)
         body = program.loops[self.head]
         self.exits = exits_of(program, self.head)
-        # Where a group goes on to add partial sums, None if it does not, and the states in which it gets there.
-        self.after: int | None = None
-        if group is not None and self.pipeline.parts:
-            self.after = after_items(program, self.items)
-        elif group is not None and self.pipeline.adds:
-            self.after = behind_waits(program, self.exits)
-        self.adding: list[RoleState] = []
-        self.peeled = int(group is not None and any(is_asynchronous(program, block) for block in body))
+        after = end
+        if what == CONSUMER and pipeline.parts:
+            after = after_items(program, items)
+        elif what == CONSUMER and pipeline.adds:
+            after = behind_waits(program, self.exits)
+        super().__init__(program, contract, protocol, kinds, threads, what, group, items, after)
+        self.invariant, self.guesses = invariant, guesses
+        self.peeled = int(what == MULTIPLIER or (what == CONSUMER and any(is_asynchronous(program, x) for x in body)))
         self.behind = 0  # k-tiles whose products are in flight at the head, except in iteration 0
-        if self.peeled:
-            tail, end = tail_of(program, self.items, self.exits)
-            body, self.exits = body | tail, [end]
+        if what == CONSUMER and self.peeled:
+            tail, exit_ = tail_of(program, items, self.exits)
+            body, self.exits = body | tail, [exit_]
         self.in_loop, self.written_in_loop = registers_of(program, body)
-        self.written = registers_of(program, program.loops[self.items])[1]
-        self.instructions = 0
-        self.machines: dict[object, RoleMachine] = {}
-        self.bases: dict[RoleMachine, RoleState] = {}
-        self.controls: dict[int, dict[str, Any]] = {}  # of the loop over k-tiles, by position
-        self.left: dict[int, dict[str, Any]] = {}  # the same controls after that loop
-        self.first: RoleState | None = None  # the state in which that loop is reached
-        self.last: RoleState | None = None  # the state in which it is left
+        # The loop is proven for each place of accumulators in tensor memory, since registers have that place.
+        self.inners: dict[int, Inner] = {}
+        self.inner = Inner()
         self.ends: dict[object, list[End]] = {}
-
-    def machine(self, tiles: Polynomial, bounds: Bounds, *assumed: Polynomial, keeps: bool = False) -> RoleMachine:
-        """A machine for the problems whose items have ``tiles`` k-tiles, kept with the answers of its facts."""
-        key = tiles.key, tuple(each.key for each in assumed), keeps
-        if key not in self.machines:
-            self.machines[key] = self._machine(tiles, bounds, assumed, keeps)
-        return self.machines[key]
-
-    def _machine(self, tiles: Polynomial, bounds: Bounds, assumed: tuple[Polynomial, ...], keeps: bool) -> RoleMachine:
-        same = tiles.equals(named(TILES))
-        contract = self.contract if same else self.contract.where(TILES, tiles, bounds)
-        if assumed:
-            contract = replace(contract, facts=contract.facts.also({}, *assumed))
-        role = PRODUCER if self.group is None else CONSUMER
-        return WarpgroupMachine(
-            self.program, contract, self.kinds, self.protocol, self.threads, role, self.group or 0, tiles, keeps
-        )
-
-    def _ran(self, machine: RoleMachine, state: RoleState, *stops: int) -> RoleState | None:
-        """The state in which one of the blocks ``stops`` is reached; None where the role ends. A group that adds
-        partial sums ends its role where it begins to."""
-        machine.steps = 0
-        try:
-            after = machine.run(state, *stops, *(() if self.after is None else (self.after,)))
-        except Split:
-            raise NotCertified("threads of a role go different ways in the middle of its items") from None
-        self.instructions += machine.steps
-        assert after is None or isinstance(after, RoleState)
-        if after is not None and after.block == self.after:
-            machine.finish()
-            self.adding.append(after)
-            return None
-        return after
-
-    def _put(self, state: RoleState, name: str, value: Polynomial, machine: RoleMachine) -> RoleState:
-        """A state, with its track, for the problems in which a name has a value."""
-        out = substituted(state, name, value, machine.facts, self.kinds)
-        assert isinstance(out, RoleState)
-        out.track = out.track.substituted(name, value)
-        return out
 
     # --- the loop over items
 
     def prove(self, entry: RoleState) -> None:
-        """Prove all items of the role. ``entry``: the state in which it first reaches the loop over items."""
-        machine = self.machine(named(TILES), {})
-        for old, new in self.pipeline.names.items():
-            entry = self._put(entry, old, new, machine)
-        entry.track.held = {}
-        if self.pipeline.adds:
-            for _ in self._from_head(entry):
-                raise NotCertified("a CTA goes on after its item of work")
+        if not self.pipeline.adds:
+            super().prove(entry)
             return
-        first = self.pipeline.first
-        self.item_registers: list[str] = []
-        controls: dict[str, Any] = {}
-        for register in self.program.live(self.items):
-            name = self.variable(register)
-            value = entry.registers.get(name)
-            if register not in self.written:
-                continue
-            if is_number(value) and poly_of(value).equals(first):
-                self.item_registers.append(name)
-            elif is_known(value):
-                controls[name] = known_number(value)
-            else:
-                entry.registers[name] = UNKNOWN
-        self.entry, self.control_names = entry, sorted(controls)
-        todo, seen = [Controls(controls, entry)], set[object]()
-        while todo:
-            at = todo.pop()
-            if at.key in seen:
-                continue
-            seen.add(at.key)
-            if len(seen) > MOST_CONTROLS:
-                raise NotCertified("the numbers at the head of the loop over items never come again")
-            todo += self._body(at)
+        for _ in self._from_head(self.at_entry(entry)):
+            raise NotCertified("a CTA goes on after its item of work")
 
-    def _at_item(self, at: Controls, machine: RoleMachine) -> RoleState:
-        """The state at the head of the loop over items, for any item and the problems of a machine."""
-        if machine not in self.bases:
-            base = self.entry.copied()
-            base.left = SlabContents.nothing(machine.slices.slices.elements if machine.slices.slices else 0)
-            for name in self.item_registers:
-                base.registers[name] = Word(self.pipeline.current, 32, machine.facts)
-            self.bases[machine] = self._put(base, TILES, machine.tiles, machine)
-        state = self.bases[machine].copied()
-        state.registers |= at.registers
-        state.track = at.state.track.copied()
-        return state
-
-    def _body(self, at: Controls) -> Iterator[Controls]:
-        """Prove an item that begins with these controls, and yield all controls to which it may lead."""
+    def body(self, at: Controls) -> Iterator[Controls]:
         groups = len(self.pipeline.groups)
-        if self.group is not None and at.state.track.item % groups != self.group:
+        if self.what == CONSUMER and at.state.track.item % groups != self.group:
             yield from self._skip(at)
             return
         machine = self.machine(named(TILES), {})
@@ -213,45 +123,19 @@ class Role:
 
     def _from_head(self, state: RoleState) -> Iterator[Controls]:
         """The same, from the state in which an item reaches the loop over k-tiles."""
+        tensor = self.pipeline.tensor
+        place = state.track.item % tensor.tiles if tensor and self.what == MULTIPLIER else 0
+        self.inner = self.inners.setdefault(place, Inner())
         self._check_head(state)
         if self.peeled:
             self._only_turn(state)
         for (end, covers), position in self._ends(state):
             if end is None:
                 continue
-            controls = self._controls(end, covers, self.left[position])
+            controls = self._controls(end, covers, self.inner.left[position])
             end = end.copied()
             end.track.position = position
             yield Controls(controls, end)
-
-    def _controls(self, end: RoleState, covers: dict[str, Unknown], left: dict[str, Any]) -> dict[str, Any]:
-        """The controls after an item that ends in the state ``end``. ``covers``: placeholders for the inner loop's
-        controls. A register that still holds a placeholder has that control's value, which is in ``left``."""
-        out = {}
-        for name in self.control_names:
-            value = end.registers.get(name)
-            value = next((left[inner] for inner, cover in covers.items() if value is cover), value)
-            out[name] = known_number(value)
-        return out
-
-    def _next_item(self, last: bool, state: RoleState | None) -> None:
-        """Check the state after an item, None at the CTA's end: its registers hold the next item, if there is one."""
-        if state is None:
-            if not last:
-                raise NotCertified("a CTA ends before its last item of work")
-            return
-        if last or state.block != self.items:
-            raise NotCertified("a CTA goes on after its last item of work")
-        following = self.pipeline.current + self.pipeline.step
-        for name in self.item_registers:
-            value = state.registers.get(name)
-            if not is_number(value) or not poly_of(value).equals(following):
-                raise NotCertified("the item after an item is not that of the CTA")
-
-    def _variants(self) -> tuple[tuple[bool, Polynomial], ...]:
-        """Whether an item is the CTA's last: both cases, each with a polynomial that is at least 0 in it."""
-        variants = (False, self.pipeline.left), (True, -self.pipeline.left - 1)
-        return variants[1:] if self.pipeline.adds else variants
 
     def _skip(self, at: Controls) -> Iterator[Controls]:
         """Prove that a group skips an item of another group, for any number of k-tiles modulo two rounds."""
@@ -276,12 +160,12 @@ class Role:
         if self.peeled:
             machine = self.machine(named(TILES), {}, named(TILES) - 2)
             state = self._first_turn(state, machine)
-        if self.first is None:
-            self.first, self.behind = state, len(state.track.held or {})
+        if self.inner.first is None:
+            self.inner.first, self.behind = state, len(state.track.held or {})
             self._prove_loop()
         position = state.track.position
-        self._turns(self.first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
-        self._check_track(state, self._track(self.first.track, position, Polynomial.of(self.peeled)))
+        self._turns(self.inner.first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
+        self._check_track(state, self._track(self.inner.first.track, position, Polynomial.of(self.peeled)))
 
     def _first_turn(self, head: RoleState, machine: RoleMachine) -> RoleState:
         """The state after the peeled iteration, where others follow it."""
@@ -295,14 +179,14 @@ class Role:
 
     def _only_turn(self, head: RoleState) -> None:
         """Check that the peeled iteration, where it is the only one, leads to where the last of several leads."""
-        assert self.last is not None
+        assert self.inner.last is not None
         machine = self.machine(Polynomial.of(1), {})
         start = self._put(head, TILES, Polynomial.of(1), machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
             raise NotCertified("the main loop goes on after its last turn")
         self._check_kept(start, state)
-        self._check_left(self._put(self.last, TURN, Polynomial.of(0), machine), state, machine)
+        self._check_left(self._put(self.inner.last, TURN, Polynomial.of(0), machine), state, machine)
 
     def _check_left(self, last: RoleState, state: RoleState, machine: RoleMachine) -> None:
         """Check that a state after the inner loop is ``last``, from which the proof goes on, at its own position."""
@@ -310,7 +194,7 @@ class Role:
         if state.block != last.block:
             raise NotCertified("the main loop is left for different places")
         last = last.copied()
-        last.registers |= self.left[position]
+        last.registers |= self.inner.left[position]
         turns = Turns(NOTHING, last, self._looked_at(state.block), self.variable)
         turns.check(Polynomial.of(0), state, machine.facts, self.kinds)
         self._check_track(state, replace(last.track, position=position))
@@ -335,7 +219,7 @@ class Role:
         """The states of the inner loop's head at a position. Registers that the loop does not use are unknown."""
         assert self.invariant is not None
         first = first.copied()
-        first.registers |= self.controls[position]
+        first.registers |= self.inner.controls[position]
         for register in self.program.live(self.head):
             if register not in self.in_loop:
                 first.registers[self.variable(register)] = UNKNOWN
@@ -344,8 +228,8 @@ class Role:
 
     def _prove_loop(self) -> None:
         """Prove the inner loop: iterations that are not the last from every position, then the last from each."""
-        assert self.first is not None
-        round_, start = self.pipeline.round, self.first.track.position
+        assert self.inner.first is not None
+        round_, start = self.pipeline.round, self.inner.first.track.position
         if self.invariant is None:
             if not self.guesses:
                 raise NotCertified("the certificate lacks the invariant of a role")
@@ -356,13 +240,15 @@ class Role:
         self.loop_controls = [
             self.variable(register) for register in self._looked_at(self.head)
             if register in self.written_in_loop and register not in stated
-            and is_known(self.first.registers.get(self.variable(register)))
+            and is_known(self.inner.first.registers.get(self.variable(register)))
         ]  # fmt: skip
-        self.controls[start] = {name: known_number(self.first.registers[name]) for name in self.loop_controls}
+        self.inner.controls[start] = {
+            name: known_number(self.inner.first.registers[name]) for name in self.loop_controls
+        }
         for position in (*range(start, round_), *range(start)):
             self._turn(position)
-        if {n: number_key(v) for n, v in self.controls[start].items()} != {
-            n: number_key(self.first.registers[n]) for n in self.loop_controls
+        if {n: number_key(v) for n, v in self.inner.controls[start].items()} != {
+            n: number_key(self.inner.first.registers[n]) for n in self.loop_controls
         }:
             raise NotCertified("the numbers of the ring are not the same after two rounds")
         for position in range(round_):
@@ -370,11 +256,11 @@ class Role:
 
     def _guessed(self) -> Invariant:
         """The invariant that two rounds of the ring suggest: their steps, divided by their number of iterations."""
-        assert self.first is not None
+        assert self.inner.first is not None
         round_ = self.pipeline.round
         tiles = named(REST) + (round_ + 1 + self.peeled)
         machine = self.machine(tiles, {(REST,): (1, self.pipeline.most)})
-        first = state = self._put(self.first, TILES, tiles, machine)
+        first = state = self._put(self.inner.first, TILES, tiles, machine)
         for _ in range(round_):
             after = self._ran(machine, state, self.head, *self.exits)
             if after is None or after.block != self.head:
@@ -393,8 +279,8 @@ class Role:
 
     def _state(self, position: int, tiles: Polynomial, machine: RoleMachine) -> RoleState:
         """The state at the inner loop's head in iteration TURN, at a position."""
-        assert self.first is not None
-        turns = self._turns(self._put(self.first, TILES, tiles, machine), position)
+        assert self.inner.first is not None
+        turns = self._turns(self._put(self.inner.first, TILES, tiles, machine), position)
         state = turns.at(named(TURN) - self.peeled, machine.facts, self.kinds)
         assert isinstance(state, RoleState)
         state.track = self._track(state.track, position, named(TURN))
@@ -402,11 +288,14 @@ class Role:
 
     def _track(self, track: Track, position: int, turn: Polynomial) -> Track:
         """The track at the inner loop's head in an iteration."""
-        return track.at(position, turn, self.pipeline.stages, self.behind)
+        out = track.at(position, turn, self.pipeline.stages, self.behind)
+        if self.what == MULTIPLIER and self.pipeline.tensor:
+            out.tensor = out.tensor.summed(turn * self.pipeline.tensor.depth)
+        return out
 
     def _turn(self, position: int) -> None:
         """Prove any iteration that is not the last one, at a position."""
-        assert self.first is not None
+        assert self.inner.first is not None
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
         machine = self.machine(tiles, {(TURN,): (self.peeled, most), (REST,): (1, most)}, keeps=True)
         start = self._state(position, tiles, machine)
@@ -416,8 +305,8 @@ class Role:
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self._check_track(state, self._track(start.track, following, named(TURN) + 1))
-        self.controls[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
-        turns = self._turns(self._put(self.first, TILES, tiles, machine), following)
+        self.inner.controls[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
+        turns = self._turns(self._put(self.inner.first, TILES, tiles, machine), following)
         turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
     def _last_turn(self, position: int) -> None:
@@ -430,25 +319,27 @@ class Role:
             raise NotCertified("the main loop goes on after its last turn")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
-        self.left[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
-        if self.last is None:
+        self.inner.left[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}
+        if self.inner.last is None:
             # The blocks after a peeled loop belong to its last iteration, and the group may hand on its turn in them.
             track = state.track if self.peeled else start.track
             passed = replace(start.track, handed=track.handed, sums=track.sums)
-            self._check_track(state, passed.at(following, tiles, self.pipeline.stages, 0))
-            self.last = state
+            behind, self.behind = self.behind, 0
+            self._check_track(state, self._track(passed, following, tiles))
+            self.behind = behind
+            self.inner.last = state
             return
-        self._check_left(self.last, state, machine)
+        self._check_left(self.inner.last, state, machine)
 
     def _ends(self, head: RoleState) -> Iterator[tuple[End, int]]:
         """Run from the inner loop's exit to the end of the item, for every position. ``head``: the state in which the
         item has reached the loop. Yields the ends that are reached, each with its position."""
-        assert self.last is not None
-        others = [self.variable(x) for x in self.program.live(self.last.block) if x not in self.in_loop]
+        assert self.inner.last is not None
+        others = [self.variable(x) for x in self.program.live(self.inner.last.block) if x not in self.in_loop]
         known = tuple((x, number_key(head.registers[x])) for x in others if is_known(head.registers.get(x)))
         # Placeholders stand for controls, so positions share their ends. The producer of a cluster is an exception: it
         # waits for stages once more at its end.
-        drains = self.group is None and self.pipeline.drains
+        drains = self.what == PRODUCER and self.pipeline.drains
         for position in range(self.pipeline.round):
             at = position if drains else None
             key = known, head.track.stores.key, head.track.item, at
@@ -459,14 +350,14 @@ class Role:
 
     def _ended(self, head: RoleState, others: list[str], position: int | None) -> Iterator[End]:
         """The ends of an item that leaves the inner loop at a position in the ring, or at any if that is None."""
-        assert self.last is not None
+        assert self.inner.last is not None
         for last, known in self._variants():
             machine = self.machine(named(TILES), {}, known)
-            state = self._put(self.last, TURN, named(TILES) - 1, machine)
+            state = self._put(self.inner.last, TURN, named(TILES) - 1, machine)
             for name in others:
                 state.registers[name] = head.registers.get(name)
             covers = {name: Unknown() for name in self.loop_controls} if position is None else {}
-            state.registers |= covers or self.left[position or 0]
+            state.registers |= covers or self.inner.left[position or 0]
             bound = rebound(state, lambda poly: poly, machine.facts)
             assert isinstance(bound, RoleState)
             state = bound

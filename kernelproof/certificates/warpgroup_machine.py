@@ -15,13 +15,13 @@ import numpy as np
 from kernelproof.certificates.accumulators import tuples_of
 from kernelproof.certificates.cells import UNKNOWN, Cells, Kind, SummedRange
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.pipelines import FIRST_STAGE, StageOperand
+from kernelproof.certificates.pipelines import FIRST_STAGE, Protocol, StageOperand
 from kernelproof.certificates.polynomials import ZERO, Lanes
 from kernelproof.certificates.role_state import CONSUMER, RoleState
 from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.sum_sender import SumSender
 from kernelproof.certificates.words import Word
-from kernelproof.emulator.hopper.pattern import pattern
+from kernelproof.emulator.hopper.pattern import Strides, pattern
 from kernelproof.emulator.hopper.tile import WgmmaForm
 from kernelproof.emulator.hopper.warpgroup import strides
 from kernelproof.emulator.state.arrays import Mask
@@ -149,9 +149,11 @@ class WarpgroupMachine(SumSender):
     def _operand(self, descriptor: int, rows: int, along: bool) -> Operand:
         """The operand that a descriptor names, which must lie in a stage that the role holds."""
         track, protocol = self.track, self.protocol
-        key = descriptor, rows, along
+        if descriptor & ~_FIELDS:
+            raise NotCertified(f"a descriptor of a wgmma has bits {descriptor & ~_FIELDS:#x} beside its fields")
+        key = strides(descriptor), rows, along
         if key not in protocol.operands:
-            protocol.operands[key] = self._named(descriptor, rows, along)
+            protocol.operands[key] = self.named_by(protocol, *key)
         stage, kind, places, steps = protocol.operands[key]
         held = track.held or {}
         if stage not in held or track.arrived:
@@ -159,22 +161,20 @@ class WarpgroupMachine(SumSender):
         track.opened |= {stage}
         return Operand(self._contents(held[stage])(kind), places, steps)
 
-    def _named(self, descriptor: int, rows: int, along: bool) -> StageOperand:
-        """The operand that a descriptor names, found by what the producer loads to these places of the ring."""
-        protocol = self.protocol
-        if descriptor & ~_FIELDS:
-            raise NotCertified(f"a descriptor of a wgmma has bits {descriptor & ~_FIELDS:#x} beside its fields")
-        named = pattern(strides(descriptor), rows, along)
+    def named_by(self, protocol: Protocol, fields: Strides, rows: int, along: bool) -> StageOperand:
+        """The operand in a CTA's shared memory that the fields of a descriptor name, found by what producers load to
+        these places of the ring."""
+        named = pattern(fields, rows, along)
         if named.low < 0 or named.high > self.memory.bytes:
-            raise NotCertified(f"a wgmma reads bytes {named.low} to {named.high} of {self.memory.bytes}")
+            raise NotCertified(f"a product reads bytes {named.low} to {named.high} of {self.memory.bytes}")
         at = named.offsets[:, None] // ELEMENT + np.arange(_VECTOR // ELEMENT)
         # A pattern lists the 16 k of each row; if rows are contiguous (``along``), the rows of each k.
         at = at.reshape(16, rows).T if along else at.reshape(rows, 16)
         owners, kinds, places, steps = (x[at] for x in (protocol.owner, protocol.kinds, protocol.rows, protocol.cols))
         if (owners != owners.flat[0]).any() or (kinds != kinds.flat[0]).any() or owners.flat[0] < FIRST_STAGE:
-            raise NotCertified("a wgmma reads what is not one operand of one stage")
+            raise NotCertified("a product reads what is not one operand of one stage")
         if (places != places[:, :1]).any() or (steps != steps[:1]).any():
-            raise NotCertified("the elements that a wgmma reads are not 16 k of rows of an operand")
+            raise NotCertified("the elements that a product reads are not 16 k of rows of an operand")
         rows_of = np.ascontiguousarray(places[:, 0])
         # Equal places share one array: registers of D are recognised by which array they have.
         rows_of = protocol.places.setdefault(rows_of.tobytes(), rows_of)

@@ -104,8 +104,8 @@ class Layout:
         return offset
 
 
-def _lazy_registers(graph: Graph) -> set[str]:
-    """Registers that may hold an incomplete accumulator: results of mma and wgmma, and copies of them."""
+def lazy_registers(graph: Graph) -> set[str]:
+    """Registers that may hold an incomplete accumulator: results of mma, wgmma and tcgen05.ld, and copies of them."""
     lazy: set[str] = set()
     moves: list[tuple[str, str]] = []
     for ins in graph.instructions():
@@ -140,7 +140,7 @@ class _Translator:
     def __init__(self, module: Module, graph: Graph, counters: bool, waiting: frozenset[int]) -> None:
         self.graph, self.counters, self.waiting = graph, counters, waiting
         self.layout = Layout(module, graph)
-        lazy = _lazy_registers(graph)
+        lazy = lazy_registers(graph)
         emitter_facts = EmitterFacts(
             graph.kinds, graph.uniform, lazy, _read_registers(graph), checked_loads(graph.blocks), self.layout.symbols,
             graph.hopper,

@@ -1,0 +1,126 @@
+"""Proves one CTA whose accumulators are in tensor memory: its roles, and how its threads meet behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.certificates.cta_proof import CtaProof
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.invariants import Invariant
+from kernelproof.certificates.item_roles import ItemRole
+from kernelproof.certificates.loops import Case
+from kernelproof.certificates.polynomials import Lanes
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.role_loops import items_of_store, loops_of
+from kernelproof.certificates.role_state import CONSUMER, ENDING, MULTIPLIER, PRODUCER, RoleState
+from kernelproof.certificates.roles import Role
+from kernelproof.certificates.store_role import StoreRole
+from kernelproof.certificates.tensor_machine import TensorMachine
+from kernelproof.emulator.frontend.flow.loops import reachable
+
+ROLES = (PRODUCER, MULTIPLIER, CONSUMER)
+
+
+def heads_of(program: Program) -> dict[str, int]:
+    """The head of each role's loop over items."""
+    heads = {what: loops_of(program, what)[0] for what in (PRODUCER, MULTIPLIER)}
+    return heads | {CONSUMER: items_of_store(program)}
+
+
+def end_of_setup(program: Program) -> int:
+    """The block behind the last barrier that comes before all loops over items."""
+    heads = set(heads_of(program).values())
+    waits = ("barrier.cluster.wait", "bar.sync", "barrier.sync")
+    looped = set[int]().union(*program.loops.values())
+    found = [
+        block for block in program.blocks
+        if block.index not in looped and block.end == "wait" and any(x.op.startswith(waits) for x in block.all())
+        and heads <= reachable(program.blocks, block.targets)
+    ]  # fmt: skip
+    # All of them lie on every way, so each one but the last has all the others behind it.
+    last = [x for x in found if not {y.index for y in found} & reachable(program.blocks, x.targets)]
+    if len(last) != 1:
+        raise NotCertified("a CTA without one barrier of all its threads before they have roles")
+    return last[0].targets[0]
+
+
+def meeting_of(program: Program) -> int:
+    """The block at which threads of all roles meet behind their items."""
+    at: int | None = end_of_setup(program)
+    heads = set(heads_of(program).values())
+    while at is not None and heads & (reachable(program.blocks, [at]) | {at}):
+        at = program.joins[at]
+    if at is None:
+        raise NotCertified("threads of different roles do not meet behind their items")
+    return at
+
+
+class TensorCta(CtaProof):
+    """Proves the roles of such a CTA. Role 0 is the producer, 1 the multiplier (if the CTA multiplies), 2 the group
+    that stores; 3 stands for all threads behind their items."""
+
+    ended: list[tuple[Lanes, RoleState]]
+
+    def begin(self, barrier: int) -> Case:
+        self.heads, self.meeting = heads_of(self.program), meeting_of(self.program)
+        case = super().begin(barrier)
+        self.ended = []
+        reached: dict[str, list[tuple[Lanes, RoleState]]] = {what: [] for what in ROLES}
+        for lanes, state in (each for part in self.entries for each in part):
+            what = next((x for x in ROLES if state.block == self.heads[x]), None)
+            if what is None:
+                self.ended.append((lanes, state))
+            else:
+                reached[what].append((lanes, state))
+        self.reached = reached
+        return case
+
+    @property
+    def stops(self) -> set[int]:
+        return {*self.heads.values(), self.meeting}
+
+    @property
+    def roles(self) -> range:
+        return range(1 if self.pipeline.leads else 2, 4)
+
+    def prove(self, number: int, found: list[Invariant]) -> Case:
+        if number == len(ROLES):
+            return self._end()
+        what = ROLES[number]
+        title = ("the producer", "the thread that multiplies", "the group that stores")[number] + self.title
+        if len(self.reached[what]) != 1 or (not self.pipeline.leads and self.reached[MULTIPLIER]):
+            raise NotCertified(f"{len(self.reached[what])} roles where {title} is expected")
+        ((lanes, entry),) = self.reached[what]
+        if not np.array_equal(lanes, self.parts[1]) if what == CONSUMER else len(lanes) != 1:
+            raise NotCertified(f"{title}: {len(lanes)} threads")
+        common = self.program, self.contract, self.protocol, self.kinds, lanes, what, 0
+        role: ItemRole
+        if what == CONSUMER:
+            role = StoreRole(*common, self.heads[what], self.meeting)
+        else:
+            role = Role(*common, self.given(found), self.guesses, self.meeting)
+        role.prove(entry)
+        self.ended += [(lanes, state) for state in role.adding]
+        if role.invariant is not None:
+            found.append(role.invariant)
+        return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
+
+    def _end(self) -> Case:
+        """Prove what all threads do behind their items, from where they meet to their end."""
+        steps, threads = 0, set[int]()
+        for lanes, state in self.ended:
+            machine = TensorMachine(
+                self.program, self.contract, self.kinds, self.protocol, lanes, ENDING
+            )  # fmt: skip
+            if machine.run(state) is not None:
+                raise NotCertified("threads do not end behind their items")
+            steps += machine.steps
+            threads.update(lanes.tolist())
+        if threads != set(range(self.contract.lanes)):
+            raise NotCertified("some threads do not come to where those of all roles meet")
+        return Case(covers=f"all threads{self.title}, behind their items", instructions=steps)
+
+    def check(self) -> None:
+        super().check()
+        if not self.protocol.tensor.freed:
+            raise NotCertified("a CTA ends without giving back its tensor memory")
