@@ -353,7 +353,7 @@ def run_call(
     for step in [step for step in plan if step.call == number]:
         spent = time.monotonic() - begin
         remaining = seconds - spent - GRACE_SECONDS
-        most = min(step.seconds + max(0.0, planned - spent), remaining)
+        most = min(step.seconds + max(0.0, planned - spent), remaining)  # ``planned``: seconds of all earlier steps
         planned += step.seconds
         if remaining < GRACE_SECONDS:
             journal.show(f"== {step.name}: not started, {seconds - spent:.0f} s of the call are left")

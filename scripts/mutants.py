@@ -130,14 +130,14 @@ def drawn_mutants(room: str, count: int, generator: random.Random, root: Path = 
         for path in ([root / room] if (root / room).is_file() else sorted((root / room).rglob("*.py")))
         for number in range(len(sites(ast.parse(path.read_text()))))
     ]
-    out = []
+    mutants = []
     for path, number in generator.sample(places, min(count, len(places))):
         tree = ast.parse((root / path).read_text())
         node = sites(tree)[number]
         line = getattr(node, "lineno", 0)
         change = _change(node)
-        out.append(Mutant(path, ast.unparse(ast.fix_missing_locations(tree)), f"{path}:{line}: {change}"))
-    return out
+        mutants.append(Mutant(path, ast.unparse(ast.fix_missing_locations(tree)), f"{path}:{line}: {change}"))
+    return mutants
 
 
 def is_noticed(mutant: Mutant, checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
@@ -156,10 +156,10 @@ def passes(checkout: Path, tests: list[str], marks: Sequence[str]) -> bool:
     for mark in marks:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", mark, *tests]
         try:
-            done = subprocess.run(command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False)
+            process = subprocess.run(command, cwd=checkout, capture_output=True, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return False
-        if done.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if process.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
             return False
     return True
 

@@ -57,7 +57,10 @@ TRIAL_SECONDS = 20  # for a published kernel's first product on a GPU; one that 
 
 
 class Matrices(NamedTuple):
-    """The matrices that a published function is called on, with copies into and out of them if its sizes are padded."""
+    """The matrices that a published function is called on.
+
+    If its sizes are padded, ``before`` and ``after`` are the copies into and out of them, as pairs (target, source).
+    """
 
     a: torch.Tensor
     b_rows: torch.Tensor
@@ -201,10 +204,12 @@ class Published:
 
 
 def _corner(matrix: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """The upper left corner of a matrix, of the size of ``part``."""
     return matrix[: part.shape[0], : part.shape[1]]
 
 
 def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Makes copies that are given as pairs (target, source)."""
     for target, source in pairs:
         target.copy_(source)
 

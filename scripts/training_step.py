@@ -27,7 +27,7 @@ class Llama(NamedTuple):
     hidden: int
     key_width: int  # of keys and of values, which several heads share
     blocks: int
-    words: int  # size of the vocabulary
+    vocabulary: int  # number of tokens
 
     @property
     def layers(self) -> list[tuple[int, int, int]]:
@@ -38,7 +38,7 @@ class Llama(NamedTuple):
             (width, self.key_width, 2 * blocks),  # key, value
             (width, hidden, 2 * blocks),  # gate, up
             (hidden, width, blocks),  # down
-            (width, self.words, 1),
+            (width, self.vocabulary, 1),
         ]
 
 
@@ -70,7 +70,7 @@ def products(model: Llama, tokens: int, gpu: str) -> Iterator[tuple[Problem, int
             yield Problem.model_validate(problem), number * int(fields["count"])
 
 
-def server(problem: Problem) -> Record | None:
+def serving_record(problem: Problem) -> Record | None:
     """The record that serves a problem without copies of operands; None if there is none."""
     try:
         record = catalog.find(problem).record
@@ -86,7 +86,7 @@ def shares(model: Llama, tokens: int, gpu: str) -> dict[str, tuple[float, float,
     totals, served = Counter[str](), Counter[str]()
     families: dict[str, set[str]] = {}
     for problem, count in products(model, tokens, gpu):
-        name, record = PASSES[problem.layout], server(problem)
+        name, record = PASSES[problem.layout], serving_record(problem)
         totals[name] += count * problem.flops
         if record is not None:
             served[name] += count * problem.flops
@@ -100,16 +100,17 @@ def main() -> None:
     parser.add_argument("--model", choices=tuple(MODELS), default="8b")
     parser.add_argument("--tokens", type=int, default=8192)
     chosen = parser.parse_args()
-    found = shares(MODELS[chosen.model], chosen.tokens, chosen.gpu)
-    total = sum(flops for flops, _, _ in found.values())
+    passes = shares(MODELS[chosen.model], chosen.tokens, chosen.gpu)
+    total = sum(flops for flops, _, _ in passes.values())
     title = f"Llama {chosen.model}, {chosen.tokens} tokens, bf16, {chosen.gpu}"
     print(f"{title}: {total / 1e12:.0f} TFLOP a step in linear layers")
-    for name, (flops, served, families) in found.items():
+    for name, (flops, served, families) in passes.items():
         by = f", by {', '.join(sorted(families))}" if families else ""
         print(f"  {name:24}{flops / total:6.1%} of them, {served / flops:.1%} served{by}")
-    rows = sum(served for name, (_, served, _) in found.items() if name != PASSES["nt"])
-    every = sum(served for _, served, _ in found.values())
-    print(f"served with A (m,k) alone: {rows / total:.1%}; with A (k,m) as well: {every / total:.1%}")
+    # Only the gradient of the weight has A (k,m).
+    served_in_all = sum(served for _, served, _ in passes.values())
+    served_by_rows = served_in_all - passes[PASSES["nt"]][1]
+    print(f"served with A (m,k) alone: {served_by_rows / total:.1%}; with A (k,m) as well: {served_in_all / total:.1%}")
 
 
 if __name__ == "__main__":

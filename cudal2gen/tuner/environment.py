@@ -202,6 +202,7 @@ class ModelEnvironment:
         return trials
 
     def _timing(self, contender: str, record: Record, us: float, effort: Effort) -> Timing:
+        """Samples around ``us``. Their noise follows from the seed and the arguments, so it repeats."""
         text = json.dumps([contender, effort, record.problem.model_dump(), record.decisions()], sort_keys=True)
         rng = np.random.default_rng([self.seed, zlib.crc32(text.encode())])
         samples = us * np.exp(rng.normal(0, self.noise, SAMPLES[effort]))
