@@ -7,7 +7,7 @@ import pytest
 from cudal2gen.kernel import Record
 from cudal2gen.validator.contracts import refusal
 from kernelproof.emulator.frontend.mutate import Mutant, mutants
-from tests.cudal2gen.paths import BROAD, CLAIMED, PAIR, SWAPPED_TENSOR, TENSORS, tensor
+from tests.cudal2gen.paths import CLAIMED, PAIR, SWAPPED_TENSOR, TENSORS, WIDER_THAN_INSTRUCTION, tensor
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.cudal2gen.test_wgmma_proofs import Edit
 from tests.draws import few_by
@@ -23,7 +23,7 @@ COVERED: dict[str, Record] = {
     "a row of two": ROW,
     "clusters of four, f16": TENSORS["tensor 2x2 f16"],
     "pairs, B across k, f16": TENSORS["tensor pair nn f16"],
-    "pairs, two instructions wide": tensor(**PAIR, **BROAD, bn=512),
+    "pairs, two instructions wide": tensor(**PAIR, **WIDER_THAN_INSTRUCTION, bn=512),
     "two pairs": tensor(pair=True, cluster=[2, 2], bn=64),
     "operands swapped": TENSORS["tensor swapped nn"],
     "operands swapped, pairs": tensor(**SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2]),
