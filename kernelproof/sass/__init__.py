@@ -7,9 +7,9 @@ role of a kernel's warps: before, in and after its main loop.
 
 Other packages use the names that are imported here, and none of the modules below.
 
-Imports go down: ``summary``, ``ways``, ``hazards`` > ``analysis``, ``simulation``, ``in_flight`` > ``loops``,
-``banks``, ``timeline``, ``scheduling`` > ``operations`` > ``latencies`` > ``registers``, ``trips`` > ``paths`` >
-``flow``, ``pipes`` > ``editing`` > ``decoding``, ``stripping`` > ``elf``.
+Imports go down: ``summary``, ``ways``, ``hazards`` > ``completions`` > ``analysis``, ``simulation``, ``in_flight`` >
+``loops``, ``banks``, ``timeline``, ``scheduling`` > ``operations`` > ``latencies`` > ``registers``, ``trips`` >
+``paths`` > ``flow``, ``pipes`` > ``editing`` > ``decoding``, ``stripping`` > ``elf``.
 """
 
 from kernelproof.sass.analysis import Analysis, analyse, spill_bytes

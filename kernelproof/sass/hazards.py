@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kernelproof.sass.completions import unawaited
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.in_flight import NEVER, VECTOR, Dependency, DependencyKind, InFlight
 from kernelproof.sass.paths import Paths
@@ -28,7 +29,8 @@ ADDITION: tuple[int | None, ...] = (24, None, 32)  # of two registers: the secon
 class RegisterHazard:
     """Two instructions of which ``later`` reads or overwrites ``registers`` of ``earlier`` too early.
 
-    ``why``: which wait is missing, as a clause of a message.
+    Without ``registers``: ``later`` is issued before ``earlier`` has taken effect. ``why``: which wait is missing, as a
+    clause of a message.
     """
 
     earlier: Instruction
@@ -54,7 +56,8 @@ def hazards(function: Function) -> list[RegisterHazard]:
         if why:
             names = tuple(register_names(dependency.registers))
             found[key] = RegisterHazard(flight.code[dependency.earlier], flight.code[dependency.later], names, why)
-    return sorted([*found.values(), *_stale_cache_reads(function)], key=lambda hazard: hazard.later.address)
+    early = [RegisterHazard(earlier, later, (), why) for earlier, later, why in unawaited(function)]
+    return sorted([*found.values(), *_stale_cache_reads(function), *early], key=lambda hazard: hazard.later.address)
 
 
 def _too_early(dependency: Dependency, flight: InFlight, schedule: SchedulingFacts) -> str:

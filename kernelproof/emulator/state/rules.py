@@ -73,7 +73,7 @@ _ERRORS = {
         "initialise the variable where it is declared, and let every branch assign it",
     ),
     "register-hazard": (
-        "machine code that reads or overwrites a register before an earlier instruction is done with it",
+        "machine code that uses a register, or synchronises, before an earlier instruction is done",
         "let the later instruction wait: raise a stall count between the two, or wait for the scoreboard that the "
         "earlier one takes; if a compiler wrote the code, report it",
     ),

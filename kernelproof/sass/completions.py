@@ -1,0 +1,90 @@
+"""Finds synchronisation that is issued before a fence, or the initialisation of an mbarrier, has taken effect.
+
+Such an instruction has no result in a register. It takes a scoreboard, and frees it when its effect has come. ptxas's
+own output waits for that before anything by which other threads or copies may learn of the effect, on every path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelproof.sass.decoding import Function, Instruction
+from kernelproof.sass.in_flight import NEVER
+from kernelproof.sass.paths import Paths, Point
+from kernelproof.sass.scheduling import SETTLE, waits
+
+# Barriers, and arrivals at mbarriers. SYNCS stands for all but initialisations, which take effect in their order.
+_BARRIERS = frozenset(("BAR", "UCGABAR_ARV", "SYNCS"))
+_COPIES = ("UTMASTG", "UTMAREDG", "UTMALDG", "UBLKCP", "UTCBAR", "UTCHMMA", "UTMACMDFLUSH")
+_AFTER_FENCE = _BARRIERS.union(_COPIES)
+
+
+def unawaited(function: Function) -> Iterator[tuple[Instruction, Instruction, str]]:
+    """The instructions that take effect late and those that may not be issued before, if on some path nothing waits in
+    between. Each pair comes with the reason, as a clause of a message; a late instruction is in one pair at most."""
+    paths = Paths(function)
+    for start, end in paths.ends.items():
+        for at in range(start, end):
+            late = paths.code[at]
+            if _is_late(late) and late.guard not in NEVER:
+                early = _first_early(paths, Point(start), at)
+                if early is not None:
+                    yield late, early, _reason(late, early)
+
+
+def _is_late(instruction: Instruction) -> bool:
+    """Whether an instruction takes effect some time after its issue, and has no result in a register."""
+    if instruction.name == "FENCE":
+        return "ASYNC" in instruction.modifiers
+    return _initialises(instruction)
+
+
+def _initialises(instruction: Instruction) -> bool:
+    return instruction.name == "SYNCS" and "EXCH" in instruction.modifiers
+
+
+def _needs(late: Instruction, later: Instruction) -> bool:
+    """Whether the effect of ``late`` must have come before ``later`` is issued."""
+    if later.guard in NEVER or (later.guard is not None and _opposite(later.guard) == late.guard):
+        return False
+    if late.name == "FENCE":
+        return later.name in _AFTER_FENCE
+    return later.name in _BARRIERS and not _initialises(later)
+
+
+def _opposite(guard: str) -> str:
+    return guard[1:] if guard.startswith("!") else f"!{guard}"
+
+
+def _first_early(paths: Paths, point: Point, at: int) -> Instruction | None:
+    """The first instruction, on some path from the one at index ``at`` of a block, that needs its effect before
+    anything has waited for it."""
+    late = paths.code[at]
+    board = late.control.write_barrier
+    mask = 0 if board is None else 1 << board
+    pending, seen = [(point, at + 1)], set[Point]()
+    while pending:
+        point, start = pending.pop()
+        # A wait in the cycle after the scoreboard was taken does not see it.
+        cycles = max(1, late.control.stall) if start == at + 1 else SETTLE
+        done = False
+        for index in range(start, paths.ends[point.start]):
+            later = paths.code[index]
+            if later is late or (waits(later) & mask and cycles >= SETTLE):
+                done = True
+                break
+            if _needs(late, later):
+                return later
+            cycles += max(1, later.control.stall)
+        if not done:
+            after = [follower for follower, known in paths.after(point) if known and follower not in seen]
+            seen.update(after)
+            pending += [(follower, follower.start) for follower in after]
+    return None
+
+
+def _reason(late: Instruction, early: Instruction) -> str:
+    """Why a pair is a hazard, as a clause of a message."""
+    board = late.control.write_barrier
+    waited = "it takes no scoreboard" if board is None else f"nothing has waited for scoreboard {board}"
+    return f"{early.name} is issued before {late.name} has taken effect: {waited}"
