@@ -188,8 +188,8 @@ def measure(
         budget_seconds=budget,
         again=again,
     )
-    with reserved_device(selection.device), progress.countdown("measuring") as report:
-        outcome = bench.run(card, plan, report)
+    with reserved_device(selection.device), progress.countdown("measuring") as show:
+        outcome = bench.run(card, plan, show)
     for fault in outcome.faults:
         print(f"fault: {fault}", file=sys.stderr)
     print(

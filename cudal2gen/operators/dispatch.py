@@ -143,7 +143,7 @@ class Dispatcher:
                 known = self._may_win[key] = self._find_winner(*key)
         return known
 
-    def _find_winner(self, n: int, k: int, element: ElementName, index: int, biased: bool, invariance: int) -> bool:
+    def _find_winner(self, n: int, k: int, element: ElementName, index: int, biased: bool, level: int) -> bool:
         """``may_win`` at a level of batch invariance, computed anew. ``index``: the device of a ``Request``."""
         if self.prefer == "vendor" or (self.device is None and index < 0):
             return False
@@ -153,10 +153,10 @@ class Dispatcher:
             table = self._packs.table(pack)
         except ByTorch:
             return False
-        if not invariance and (self.mode != "off" or self.prefer != "measured"):
+        if not level and (self.mode != "off" or self.prefer != "measured"):
             return True
         rows = {row.m for row in table.rows if (row.n, row.k) == (n, k)}.union(ROWS)
-        requests = [linear_of_rows(m, n, k, element, index, biased).with_invariance(invariance) for m in sorted(rows)]
+        requests = [linear_of_rows(m, n, k, element, index, biased).with_invariance(level) for m in sorted(rows)]
         variants = [*(request.fused for request in requests if biased), *requests]
         return any(self._wins(device, pack, request) for request in variants)
 
@@ -175,13 +175,13 @@ class Dispatcher:
         """Counts a call without a plan: by the kernel ``name``, or by torch for the reason ``name``."""
         self._plans.count(name, on_kernel)
 
-    def plan_foreign(self, run: Run, operands: Sequence[Any], invariance: int) -> CallPlan | None:
+    def plan_foreign(self, run: Run, operands: Sequence[Any], level: int) -> CallPlan | None:
         """The plan of one call by ``run``, for operands that only torch's functions support; None for other operands.
 
-        The call is refused if it must be batch-invariant.
+        The call is refused if it must be batch-invariant. ``level``: see ``invariance``.
         """
         reason = foreign(operands)
-        run = refusal(reason) if invariance == INVARIANT else run
+        run = refusal(reason) if level == INVARIANT else run
         return self._plans.once(CallPlan(reason, f"{reason}: torch's own product", run, False, run)) if reason else None
 
     def keep(self, plan: CallPlan, kind: int, *operands: torch.Tensor) -> None:

@@ -101,8 +101,8 @@ class Posterior:
         self._model, self._observed = model, observed
         members = model.prior(observed)
         # Scaled so that the inner product of two of its columns is the covariance of the members' predictions.
-        self._centred = (members - members.mean(0)) / math.sqrt(len(members))
-        covariance = self._covariance(observed, self._centred, observed, self._centred)
+        self._deviations = (members - members.mean(0)) / math.sqrt(len(members))
+        covariance = self._covariance(observed, self._deviations, observed, self._deviations)
         covariance[np.diag_indices(len(log_us))] += noise**2
         self._factor = np.linalg.cholesky(covariance).astype(np.float64)
         residual: NDArray[np.float64] = log_us - members.mean(0).astype(np.float64)
@@ -113,10 +113,10 @@ class Posterior:
     def predict(self, inputs: Inputs, members: Floats) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The means and the standard deviations, each of shape (records,). ``members``: the inputs' ``prior``."""
         mean = members.mean(0).astype(np.float64) + self._constant
-        centred = (members - members.mean(0)) / math.sqrt(len(members))
-        variance = SCALE**2 + self._model.spread**2 + (centred**2).sum(0)
+        deviations = (members - members.mean(0)) / math.sqrt(len(members))
+        variance = SCALE**2 + self._model.spread**2 + (deviations**2).sum(0)
         if len(self._weights):
-            cross = self._covariance(inputs, centred, self._observed, self._centred)
+            cross = self._covariance(inputs, deviations, self._observed, self._deviations)
             mean = mean + cross @ self._weights
             # L is the Cholesky factor of the trials' covariance. The trials reduce the variance by |L^-1 cross|^2.
             solved = np.linalg.solve(self._factor, cross.T)
@@ -127,7 +127,7 @@ class Posterior:
         """The prior covariance of log times; shape (records of first, records of second).
 
         It is the sum of three covariances: of the problem's constant factor, of the process, and of the ensemble.
-        ``a`` and ``b`` are the members' centred predictions, of shape (members, records).
+        ``a`` and ``b`` are the members' deviations from their mean, of shape (members, records), over sqrt(members).
         """
         kernel = _kernel(first.coordinates, second.coordinates, self._model.length)
         covariance: NDArray[np.float64] = SCALE**2 + self._model.spread**2 * kernel + (a.T @ b)

@@ -211,12 +211,12 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
     noise. The lesson has the ``MAX_SETBACKS`` changes whose best trials are slowest.
     """
     ratios: dict[tuple[str, str, str], list[Ratio]] = {}
-    places = set()
+    measured = set()
     for trial in trials:
         ratio = trial.faster_than(INCUMBENT)
         if ratio is None or trial.environment == "replay" or trial.record.get("family") != incumbent.family:
             continue
-        places.add(f"yes, on {trial.on}" if trial.environment == "gpu" else f"no: {trial.environment} environment")
+        measured.add(f"yes, on {trial.on}" if trial.environment == "gpu" else f"no: {trial.environment} environment")
         for name, pair in space.differing(incumbent, parse(trial.record)).items():
             before, after = map(json.dumps, pair)
             ratios.setdefault((name, before, after), []).append(ratio)
@@ -238,7 +238,7 @@ def setbacks(problem: Problem, incumbent: Record, trials: Iterable[Trial]) -> No
         gpus=(problem.gpu,),
         classes=(problem.size_class,),
         source="cudal2gen tune",
-        measured=", ".join(sorted(places)),
+        measured=", ".join(sorted(measured)),
         problem=problem.title,
         changes=json.dumps(changes),
     )

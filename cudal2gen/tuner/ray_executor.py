@@ -226,9 +226,9 @@ class RayExecutor:
 
     def _connect(self, address: str | None, variables: dict[str, str]) -> None:
         try:
-            if address and (parts := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
+            if address and (match := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
                 # Without this check Ray would try for minutes and then end the process.
-                socket.create_connection((parts[1], int(parts[2])), timeout=10).close()
+                socket.create_connection((match[1], int(match[2])), timeout=10).close()
             self._ray.init(
                 address=address,
                 runtime_env={"env_vars": variables} if variables else None,

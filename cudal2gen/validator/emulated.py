@@ -241,8 +241,8 @@ class _Matrices:
         if self._aux:  # aux exists for a single product only
             aux = self._aux.bytes().view(self._type_d).reshape(self._aux_shape)[np.ix_(self._rows[0], self._cols)]
         return tuple(
-            ComputedProduct(a, b, d, fused, aux)
-            for (a, b), d, fused in zip(self._operands, parts, self._fused, strict=True)
+            ComputedProduct(a, b, d, fused_operands, aux)
+            for (a, b), d, fused_operands in zip(self._operands, parts, self._fused, strict=True)
         )
 
 

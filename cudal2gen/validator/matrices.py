@@ -288,12 +288,15 @@ class Matrices:
         return replace(worst, first=f"product {part.number}, {worst.first}") if numbered else worst
 
     def _compare_part(self, inputs: str, part: _Part) -> Comparison:
-        record, operands = self._record, self.operands
+        """Compares one product. ``inputs``: their kind."""
+        record = self._record
         _, a, b, d, bias, c, aux = part
         if not record.fusion:
             return compare(record.acc, inputs, a, b, d, self._order)
-        read = fused.FusedOperands(bias, c, operands.alpha, operands.beta)
-        product = fused.FusedProduct(record.acc, record.fusion, inputs, a, b, read, self._order, record.output)
+        fused_operands = fused.FusedOperands(bias, c, self.operands.alpha, self.operands.beta)
+        product = fused.FusedProduct(
+            record.acc, record.fusion, inputs, a, b, fused_operands, self._order, record.output
+        )
         return product.compare_stored(d, aux)
 
 

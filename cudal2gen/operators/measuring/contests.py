@@ -5,9 +5,9 @@ The product is that of a call, or one with another number of rows of its bucket.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import count, cycle
 from typing import TYPE_CHECKING, Any, cast
 
 from cudal2gen.kernel import Problem, Use
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cudal2gen.bench.check import Reference
 
 
-_KINDS = count(-2, -1)  # kinds of calls in C++, negative so that no operator's call has them
+_KINDS = itertools.count(-2, -1)  # kinds of calls in C++, negative so that no operator's call has them
 OpenFunction = Callable[[TableKernel], OpenKernel]  # opens a kernel of the pack; raises ByTorch
 
 
@@ -68,7 +68,7 @@ class Contest:
             # Operands may be vectors, and batch dimensions may be rows of A or repeats of B: here all are matrices.
             b, third = _cols(b, request).t(), None
         self._arguments = Arguments(a, b, third)
-        self._sets = cycle([self._arguments])
+        self._sets = itertools.cycle([self._arguments])
         self._natives: list[NativeCall] = []
         self._request = request._replace(
             problem=problem, sizes=request.sizes._replace(m=problem.m), operands=self.operands, shape=shape,
@@ -78,7 +78,9 @@ class Contest:
     def rotate(self, count: int) -> None:
         """Lets calls alternate between ``count`` copies of the operands, so that none of ``count`` calls in a row finds
         another one's operands in the L2."""
-        self._sets = cycle([self._arguments, *(_copies(self._device, self._arguments) for _ in range(count - 1))])
+        self._sets = itertools.cycle(
+            [self._arguments, *(_copies(self._device, self._arguments) for _ in range(count - 1))]
+        )
 
     def by_torch(self) -> object:
         """Computes the complete request by torch."""
