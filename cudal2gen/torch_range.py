@@ -1,6 +1,6 @@
 """States the releases of torch, CUDA and the driver that the operators support.
 
-The extras of pyproject.toml and docs/pytorch.md state the same releases; ``tests/cudal2gen/test_torch_range.py`` checks
+The extras of pyproject.toml and docs/packs.md state the same releases; ``tests/cudal2gen/test_torch_range.py`` checks
 that.
 """
 

@@ -5,7 +5,7 @@ fastest kernel for that number of rows.
 
     python scripts/invariance_cost.py [--gpu h200 --gpu a100] [--weight 4096x4096 ...]
 
-Each line is a row of the table in docs/pytorch.md. All records of the catalog for fp16, fp32 sums and weights (N,K) are
+Each line is a row of the table in docs/batch-invariance.md. All records of the catalog for fp16, fp32 sums and weights (N,K) are
 candidates, as in a pack of all of them; the fastest is looked for among the 400 nearest to each number of rows.
 """
 

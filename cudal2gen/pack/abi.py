@@ -20,7 +20,7 @@ FORMAT = 1
 # ``table``: the form of ``table.json``. ``library``: the functions of libcudal2gen.so that ``launcher`` calls.
 ABI = {"table": 1, "library": 1}
 OLDEST_ABI = {"table": 1, "library": 1}  # the oldest ABI that this version reads
-UNSTATED_ABI = {"table": 1, "library": 1}  # the ABI of packs that state none, which 0.1.0 wrote
+UNSTATED_ABI = {"table": 1, "library": 1}  # the ABI of packs that state none
 FIRST_READER = "0.1.0"  # the first version that reads packs of this ABI; their wheels require it
 
 

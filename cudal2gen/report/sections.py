@@ -227,7 +227,7 @@ def _samples(group: Group) -> str:
     if by_calls := sum(detail.startswith(ON_OPERANDS) for detail in details):
         of_buckets = sum(detail.startswith(f"{ON_OPERANDS},") for detail in details)
         text += f" Calls measured {by_calls} of them on their own operands, {of_buckets} of these at an end of a bucket"
-        text += " of rows (docs/pytorch.md)."
+        text += " of rows (docs/autotune.md)."
     if group.padded:
         text += (
             f" The caller pads {len(group.padded)} of them; the copies are inside our time, "

@@ -398,4 +398,4 @@ def problem_at(problem: Problem, m: int) -> Problem:
 @pytest.mark.slow
 def test_the_costs_of_the_page_are_those_of_the_script(checkout: Path) -> None:
     line = invariance_cost.line(invariance_cost.table("h200"), 4096, 4096)
-    assert line in (checkout / "docs" / "pytorch.md").read_text().splitlines()
+    assert line in (checkout / "docs" / "batch-invariance.md").read_text().splitlines()

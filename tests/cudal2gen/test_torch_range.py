@@ -26,7 +26,7 @@ def test_extras_and_pages_state_the_range(checkout: Path) -> None:
     extras = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     stated = [word for words in extras.values() for word in words if re.match(r"torch\b", word)]
     assert stated == [f"torch>={short(torch_range.OLDEST)}"] * 2
-    page = (checkout / "docs" / "pytorch.md").read_text()
+    page = (checkout / "docs" / "packs.md").read_text()
     assert f"torch {short(torch_range.OLDEST)} to {short(torch_range.NEWEST)}" in page
     assert f"driver {torch_range.DRIVER}" in page
     pinned = re.search(r"^torch==(.*)$", (checkout / "constraints.txt").read_text(), re.MULTILINE)
