@@ -30,7 +30,7 @@ def warm_up(model: torch.nn.Module, rows: Iterable[int] = ROWS) -> list[str]:
         raise ValueError(f"rows: must be positive, got {sizes[0]}")
     names = []
     for name, module in model.named_modules():
-        layer = next((each for each in module.modules() if isinstance(each, torch.nn.Linear)), None)
+        layer = next((part for part in module.modules() if isinstance(part, torch.nn.Linear)), None)
         if not is_patched(module) or layer is None or not has_our_types(layer.weight, layer.weight):
             continue
         with torch.no_grad():

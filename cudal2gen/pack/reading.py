@@ -1,4 +1,7 @@
-"""Opens packs. Every file must have the digest that the pack states, and the pack must fit this version and machine."""
+"""Finds and opens packs, folders of built kernels with the table that chooses among them.
+
+Every file must have the digest that the pack states, and the pack must fit this version and machine.
+"""
 
 from __future__ import annotations
 

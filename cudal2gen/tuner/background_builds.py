@@ -1,4 +1,4 @@
-"""Compilation in the background: kernels of the next evaluations are built while the device times others."""
+"""Builds the kernels of the next evaluations in the background, while the device times others."""
 
 from __future__ import annotations
 
