@@ -13,8 +13,7 @@ MAX_READS = 64
 class LateRead(NamedTuple):
     """A read of elements ``at`` of ``width`` bytes by lanes (None: all), within bytes [low, high) of shared memory.
 
-    ``stamp``: the tick part of the tags. ``tags``: per lane of the batch, its tag as a thread; None if whole warps read
-    together. ``collective``: per lane of the batch, its tag as one of several lanes.
+    ``stamp``: the tick part of the tags. ``together``: whether whole warps read together.
     """
 
     low: int
@@ -23,8 +22,7 @@ class LateRead(NamedTuple):
     lanes: Array | None
     at: Array
     stamp: int
-    tags: Array | None
-    collective: Array
+    together: bool
 
 
 class LateReads:

@@ -123,7 +123,7 @@ class SharedMemory(SharedChecks):
     def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check a read by threads and tag it."""
         self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
-        self._tag_read(lanes, at, width, self.lane_tag)
+        self._tag_read(lanes, at, width, together=False)
         if self.recorded is not None:
             chosen = slice(None) if lanes is None else lanes
             column, lane = self.reader_column[chosen], self.batch.thread[chosen] & 31
@@ -140,14 +140,14 @@ class SharedMemory(SharedChecks):
     def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
         """Check and tag a read by whole warps, such as ldmatrix: it is tagged as one of several lanes."""
         self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
-        self._tag_read(lanes, at, width, None)
+        self._tag_read(lanes, at, width, together=True)
         if self.recorded is not None:
             column = self.reader_column if lanes is None else self.reader_column[lanes]
             self.recorded.record_read(at, width // self.granule, column, site)
 
-    def _tag_read(self, lanes: Array | None, at: Array, width: int, tags: Array | None) -> None:
-        """Tag a read of the bytes that were located last, or defer that. ``tags``: see ``LateRead``."""
-        read = LateRead(*self.extent, width, lanes, at, self.stamp, tags, self.collective_tag)
+    def _tag_read(self, lanes: Array | None, at: Array, width: int, *, together: bool) -> None:
+        """Tag a read of the bytes that were located last, or defer that. ``together``: see ``LateRead``."""
+        read = LateRead(*self.extent, width, lanes, at, self.stamp, together)
         if not self.defers or self.late_reads.is_full:
             self._write_deferred_tags([*self.late_reads.take(0, 1 << 32, 0), read])
         else:

@@ -196,12 +196,12 @@ class SharedChecks(SharedTags):
         if not self._extent_may_race(lanes):
             return
         writer, latest, readers = self.rows[width]
-        tags, reads = writer[at], latest[at]
+        tags, reads = writer.take(at, axis=0), latest.take(at, axis=0)
         fresh = self._fresh_of(lanes)
         recent_tags = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
-        which = np.flatnonzero(any_granule(recent_tags))
-        if which.size == 0:
+        if not recent_tags.any():
             return
+        which = np.flatnonzero(any_granule(recent_tags))
         per = tags.shape[1] if tags.ndim > 1 else 1
         element = np.repeat(which, per)
         lane = element if lanes is None else lanes[element]
@@ -338,7 +338,7 @@ class SharedChecks(SharedTags):
         """May a write to these elements race? This is a cheap test of their tags, of which only False is certain."""
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
-        if bool((latest[at] >= fresh).any()):
+        if bool((latest.take(at, axis=0) >= fresh).any()):
             return True
-        tags = writer[at]
+        tags = writer.take(at, axis=0)
         return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())

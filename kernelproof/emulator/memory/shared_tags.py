@@ -21,7 +21,25 @@ LONG_AGO = 1
 
 def any_granule(of_elements: Array) -> Array:
     """A mask of the elements for which a mask of shape (elements,) or (elements, granules) is true in any granule."""
-    return np.asarray(of_elements.any(axis=1) if of_elements.ndim > 1 else of_elements)
+    if of_elements.ndim == 1:
+        return of_elements
+    granules = of_elements.shape[1]
+    if granules > 8:
+        return np.asarray(of_elements.any(axis=1))
+    # NumPy compares words much faster than it reduces short rows.
+    return np.asarray(np.ascontiguousarray(of_elements).view(MOVER[granules]).reshape(-1) != 0)
+
+
+def put_in_granules(of_elements: Array, at: Array, values: Array) -> None:
+    """Write a value per element to all granules of elements ``at``, in an array of shape (elements,) or (elements,
+    granules)."""
+    if of_elements.ndim == 1:
+        of_elements[at] = values
+        return
+    # NumPy writes opaque elements several times faster than short rows.
+    granules = of_elements.shape[1]
+    element = np.dtype(f"V{of_elements.itemsize * granules}")
+    of_elements.reshape(-1).view(element)[at] = values.repeat(granules).view(element)
 
 
 class SharedTags(SharedFlags):
@@ -47,7 +65,7 @@ class SharedTags(SharedFlags):
         self.granule = granule
         # Readers are distinguished by column.
         self.columns = self._reader_columns()
-        # ``tagged`` is the tick that ``lane_tag`` and ``collective_tag`` carry.
+        # ``tagged`` is the tick that ``stamp`` and ``lane_tag`` carry.
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
         # Whether all CTAs have the same ``fresh``. If not, the last result of ``_fresh_of`` is kept: lanes, and theirs.
@@ -55,6 +73,7 @@ class SharedTags(SharedFlags):
         self._last_fresh: tuple[Array | None, int] = None, 0
         # The last lanes of ``_fresh_of``, and their rows.
         self._rows_of: tuple[Array, Array] = batch.everyone, batch.everyone
+        self._last_lane_tag: tuple[int, Array] = -1, batch.everyone
         self.late_reads = LateReads()
         # Invariant if tags are deferred: outside of these extents every tag is old, and none is that of a copy under
         # way. So a write that touches none of them needs no check.
@@ -110,7 +129,7 @@ class SharedTags(SharedFlags):
             self._retag()
 
     def _retag(self) -> None:
-        """Compute the tags of all lanes for the present tick, and forget accesses that have become old."""
+        """Begin the tags of the present tick, and forget accesses that have become old."""
         self.tagged = self.launch.tick
         tick = self.tagged - self.t0
         if tick >= self.MAX_TICK:
@@ -129,10 +148,14 @@ class SharedTags(SharedFlags):
         self._are_even = self.fresh == self._first_fresh(int(self.clocks.base.max()))
         self.late_reads.forget(self.fresh)
         self.recent.forget(self.fresh)
-        if self.hazards:
-            self.stamp = (tick + 1) << self.BITS
-            self.lane_tag: Array = self.actor | self.TAG(self.stamp)
-            self.collective_tag: Array = self.collective | self.TAG(self.stamp)
+        self.stamp = (tick + 1) << self.BITS
+
+    @property
+    def lane_tag(self) -> Array:
+        """Per lane, its tag now."""
+        if self._last_lane_tag[0] != self.stamp:
+            self._last_lane_tag = self.stamp, self.actor | self.TAG(self.stamp)
+        return self._last_lane_tag[1]
 
     def _first_fresh(self, base: int) -> int:
         """The smallest tag that is not older than a barrier of a complete CTA at tick ``base``."""
@@ -155,15 +178,13 @@ class SharedTags(SharedFlags):
         """Tag all granules of elements ``at`` as written, and record ``site`` as the instruction that wrote them. For a
         copy whose data lands now, ``site`` is None: its instruction was recorded when the copy began. ``strong``: the
         write is an atomic or a write of a flag."""
-        writer = self.rows[width][0]
-        tags = tag if writer.ndim == 1 else tag[:, None]
-        writer[at] = tags
+        put_in_granules(self.rows[width][0], at, tag)
         if strong and not self.strong_rows:
             granules = np.zeros_like(self.writer)
             self.strong_rows = {w: granules.reshape(rows[0].shape) for w, rows in self.rows.items()}
         if self.strong_rows:
             # A plain write stores 0, which no tag is: its own tag may equal that of an atomic of the same thread.
-            self.strong_rows[width][at] = tags if strong else 0
+            put_in_granules(self.strong_rows[width], at, tag if strong else np.zeros_like(tag))
         if self.recorded is not None and site is not None:
             self.recorded.record_write(at, width // self.granule, site)
 
@@ -196,44 +217,44 @@ class SharedTags(SharedFlags):
         """Write the tags of deferred reads, oldest first."""
         for read in reads:
             self.recent.add(read.low, read.high, read.stamp)
-            if read.tags is not None:
-                self._write_tags_of_threads(read, read.tags)
+            chosen = slice(None) if read.lanes is None else read.lanes
+            if not read.together:
+                self._write_tags_of_threads(read, chosen)
                 continue
             _, latest, readers = self.rows[read.width]
             # Later accesses compare ``latest`` only with ``fresh``, so it needs no actor.
             latest[read.at] = read.stamp
-            chosen = slice(None) if read.lanes is None else read.lanes
-            readers[read.at, :, self.reader_column[chosen]] = read.collective[chosen, None]
+            readers[read.at, :, self.reader_column[chosen]] = (self.collective[chosen] | self.TAG(read.stamp))[:, None]
 
-    def _write_tags_of_threads(self, read: LateRead, tags: Array) -> None:
-        """Write the tags of a read by threads.
+    def _write_tags_of_threads(self, read: LateRead, chosen: Array | slice) -> None:
+        """Write the tags of a read by the threads of ``chosen`` lanes.
 
         A column of readers, which belongs to a warp, has one tag per granule, but several lanes of the warp may read
         the granule. The tag is that of the thread while it is the only reader since the warp last synchronised.
         Otherwise it is the tag of "several lanes of the warp".
         """
-        lanes, at, per = read.lanes, read.at, read.width // self.granule
-        chosen = slice(None) if lanes is None else lanes
-        latest, lane_tag = self.rows[read.width][1], tags[chosen]
+        at, per, latest = read.at, read.width // self.granule, self.rows[read.width][1]
+        stamp = self.TAG(read.stamp)
+        lane_tag, collective_tag = self.actor[chosen] | stamp, self.collective[chosen] | stamp
         # ``reader_tags`` is flat, by granule and then by column. ``first``: each element's first granule, own column.
         first = at * (per * self.columns) + self.reader_column[chosen]
-        before = latest[at]
-        latest[at] = own_tag = lane_tag if per == 1 else lane_tag[:, None]
+        before = latest.take(at, axis=0)
+        put_in_granules(latest, at, lane_tag)
         # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one finds
         # its own. Most granules have one reader, in this instruction and since the CTA last synchronised.
-        is_alone = not (before >= self._fresh_of(lanes)).any() and bool((latest[at] == own_tag).all())
-        tag = lane_tag if is_alone else self._tags_among_others(first, read, lane_tag)
+        is_alone = not (before >= self._fresh_of(read.lanes)).any()
+        is_alone = is_alone and bool((lane_tag == latest.take(at, axis=0).T).all())
+        tag = lane_tag if is_alone else self._tags_among_others(first, lane_tag, collective_tag, chosen)
         for k in range(per):
             self.reader_tags[first + k * self.columns] = tag
         # If lanes share a granule in this very instruction, only the tag of the last one is there.
         replaced = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
         if replaced.any():
             for k in range(per):
-                self.reader_tags[first[replaced] + k * self.columns] = read.collective[chosen][replaced]
+                self.reader_tags[first[replaced] + k * self.columns] = collective_tag[replaced]
 
-    def _tags_among_others(self, first: Array, read: LateRead, lane_tag: Array) -> Array:
+    def _tags_among_others(self, first: Array, lane_tag: Array, collective_tag: Array, chosen: Array | slice) -> Array:
         """The tags of lanes that read granules which other lanes of their warps may have read."""
-        chosen = slice(None) if read.lanes is None else read.lanes
         old, actor = self.reader_tags[first], (1 << self.BITS) - 1
         # Reads before the warp last synchronised do not count: they happen before what its lanes do now. If CTAs have
         # passed different barriers, ``fresh`` is too old for that, because the CTA with the oldest barrier sets it.
@@ -245,4 +266,4 @@ class SharedTags(SharedFlags):
             horizon = (self.clocks.horizon(row, warp, warp) - self.t0 + 1) << self.BITS
             fresh = np.maximum(horizon, self.fresh).astype(self.TAG)
         several = (old >= fresh) & ((old & actor) != (lane_tag & actor)) & (old != 0)
-        return np.where(several, read.collective[chosen], lane_tag)
+        return np.where(several, collective_tag, lane_tag)

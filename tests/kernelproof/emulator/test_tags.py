@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernelproof.emulator.memory.shared_tags import any_granule, put_in_granules
 from kernelproof.emulator.memory.tags import THREAD, GranuleRun, Tags
 
 GRANULES = 64
@@ -80,3 +82,18 @@ def test_granules_that_become_narrower_keep_their_tags(
         assert np.array_equal(tags.earlier[far].tags, earlier.tags)
         assert np.array_equal(tags.earlier[far].sites, earlier.sites)
     assert accesses == [] or np.array_equal(tags.read_sizes, narrow.read_sizes)
+
+
+@pytest.mark.parametrize("granules", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("kind", [np.uint32, np.uint64, bool])
+def test_elements_of_several_granules(granules: int, kind: type[np.generic]) -> None:
+    draw = np.random.default_rng(granules)
+    shape = (40, granules) if granules > 1 else (40,)
+    table = draw.integers(2, size=shape).astype(kind)
+    at, values = draw.integers(40, size=60), draw.integers(2, size=60).astype(kind)
+    expected = table.copy()
+    expected[at] = values.reshape(-1, *[1] * (table.ndim - 1))
+    put_in_granules(table, at, values)
+    assert (table == expected).all()
+    few = draw.random(shape) < 0.2
+    assert (any_granule(few) == few.reshape(40, -1).any(axis=1)).all()
