@@ -25,6 +25,7 @@ from kernelproof.emulator.machine.scheduler import Overtaken, Runaway, Waits
 from kernelproof.emulator.memory.arena import Buffer, Memory
 from kernelproof.emulator.memory.device_state import AccessedGranules, DeviceState
 from kernelproof.emulator.state.arrays import Array
+from kernelproof.emulator.state.collector import few_collections
 from kernelproof.emulator.state.launch_state import USUAL, Geometry, LaunchResult, LaunchState, StaleRead, Variation
 from kernelproof.emulator.state.options import Device, Options
 from kernelproof.emulator.state.participants import Participant, Place, Space
@@ -187,7 +188,8 @@ class _CheckedLaunch:
         )
         try:
             batch = BlackwellBatch if code.blackwell else HopperBatch if code.hopper else AmpereBatch
-            run(state, device, code.function, self.ctas, batch)
+            with few_collections():
+                run(state, device, code.function, self.ctas, batch)
         except Runaway:
             pass  # The findings so far count; one of them is the loop that never ends.
         except (EmulatorError, Overtaken, Waits):
