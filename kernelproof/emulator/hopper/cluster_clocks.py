@@ -140,9 +140,9 @@ class ClusterClocks(WarpClocks):
         """See ``WarpClocks.horizon``; the entries are those for visibility in global memory."""
         return np.asarray(self.ticks[row, warp, other + self.first[row] + self.device + self.together * by_all_lanes])
 
-    def total(self, row: int, warp: int) -> int:
-        learned = sum(int(clock.sum()) for _, clock in self.private.get((row, warp), ()))
-        return int(np.add.reduce(self.ticks[row, warp])) + learned
+    def contents(self, row: int, warp: int) -> bytes:
+        learned = (clock.tobytes() for _, clock in self.private.get((row, warp), ()))
+        return b"".join((self.ticks[row, warp].tobytes(), *learned))
 
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]

@@ -331,6 +331,7 @@ class Barriers:
         present = waits | (participants & ~batch.alive)
         waiting, present_warps = self.clocks.warps_in(waits), self.clocks.warps_in(present)
         counts = present.reshape(batch.count, batch.width).sum(axis=1).tolist()
+        unsynchronised = set(self.order.unsynchronised(batch.ctas))
         for row in np.flatnonzero(rows).tolist():
             released = self.released.pop((number, row), None)
             sleepers = waiting[row].nonzero()[0]
@@ -339,15 +340,10 @@ class Barriers:
             warps = present_warps[row].nonzero()[0]
             complete = counts[row] == batch.threads
             self.clocks.meet(row, warps, sleepers, complete, released.clock if released else None)
-            if self.order.active:
+            cta, view = int(batch.ctas[row]), released.view if released else None
+            if cta in unsynchronised or view is not None:
                 threads = present[row * batch.width : (row + 1) * batch.width].nonzero()[0]
-                self.order.barrier(
-                    int(batch.ctas[row]),
-                    warps.tolist(),
-                    sleepers.tolist(),
-                    threads,
-                    released.view if released else None,
-                )
+                self.order.barrier(cta, warps.tolist(), sleepers.tolist(), threads, view)
 
     # --- barriers of a warp ---
 

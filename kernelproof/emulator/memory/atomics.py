@@ -109,9 +109,10 @@ class Atomics:
         lanes, indices, values, compares = operands
 
         def changes_nothing(i: int, found: np.generic) -> bool:
-            compared = None if compares is None else compares[i : i + 1]
+            if compares is not None:
+                return bool(found != compares[i] or found == values[i])
             old = np.full(1, found)
-            return bool((_new_values(form.op, form.kind, old, values[i : i + 1], compared) == old).all())
+            return bool((_new_values(form.op, form.kind, old, values[i : i + 1], None) == old).all())
 
         return flags.read(
             lanes, indices << SHIFT[values.dtype.itemsize], form.read, site, view[indices], changes_nothing

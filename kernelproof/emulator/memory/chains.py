@@ -74,16 +74,23 @@ class Chains:
         self._joined: dict[KnownRows, Array] = {}
         self._least: dict[KnownRows, Array] = {}
 
-    def clock(self, cta: int, warp: int, row: Array) -> Clock:
-        """The clock of a release by a warp of a CTA, or by its BARRIER, that covers a row."""
+    def released(self, known: Clock, cta: int, warp: int, row: Array) -> Clock:
+        """The clock of a release by a warp of a CTA, or by its BARRIER, that covers a row and what is ``known``."""
         chain = self._chain(cta, warp, row)
         rows = self._rows[chain]
         # If the warp has done nothing since its last release, the row is there already.
         if not rows or rows[-1].tobytes() != row.tobytes():
             rows.append(row)
-        numbers = np.zeros(PER_BLOCK, np.int32)
-        numbers[chain & (PER_BLOCK - 1)] = len(rows)
-        return {chain >> BLOCK_SHIFT: numbers}
+        block, at = chain >> BLOCK_SHIFT, chain & (PER_BLOCK - 1)
+        before = known.get(block)
+        if before is None:
+            numbers = np.zeros(PER_BLOCK, np.int32)
+        elif before[at] >= len(rows):
+            return known
+        else:
+            numbers = before.copy()
+        numbers[at] = len(rows)
+        return {**known, block: numbers}
 
     def _chain(self, cta: int, warp: int, row: Array) -> int:
         """The chain that a row continues or begins."""

@@ -27,7 +27,6 @@ class DeviceFlags:
         self.observed, self.flags_are_read = self.loads.observed, self.loads.flags_are_read
         if self.loads.weak:
             order.active = order.flags.traced = True
-        self._known_to: dict[tuple[int, int, bool], Knows] = {}
 
     @property
     def active(self) -> bool:
@@ -69,31 +68,27 @@ class DeviceFlags:
         self.order.read_flag(place, self._sides[row], warp, scope_of(strong), bool(strong & ORDERS), write)
 
     def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
-        return self.clocks.total(row, warp), self.order.version(self._sides[row].cta, warp), cumulative
+        return self.clocks.contents(row, warp), self.order.version(self._sides[row].cta, warp), cumulative
 
     def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
-        out = self._known_to.get((row, warp, cumulative))
-        if out is not None:
-            return out
         batch, clocks, order = self.batch, self.clocks, self.order
         own_cta = self._sides[row].cta
-        bounds: list[Clock] = []
-        version = -1
+        bounds: list[Clock] | None = None
 
         def knows(cta: int, other_warp: int, tick: int) -> bool:
-            nonlocal bounds, version
+            nonlocal bounds
             if cta == own_cta and clocks.is_before(row, warp, row, other_warp, tick, ()):
                 return True
-            if version != order.version(own_cta, warp):
-                bounds, version = order.bounds(own_cta, warp, cumulative), order.version(own_cta, warp)
-            if any(order.chains.covers(bound, cta, other_warp, tick) for bound in bounds):
-                return True
+            if bounds is None:
+                bounds = order.bounds(own_cta, warp, cumulative)
+            for bound in bounds:
+                if order.chains.covers(bound, cta, other_warp, tick):
+                    return True
             if batch.cluster_size == 1 or cta == own_cta:
                 return False
             other_row = self._rows.get(cta)
             return other_row is not None and clocks.ordered_in_cluster(row, warp, other_row, other_warp, tick, False)
 
-        self._known_to[row, warp, cumulative] = knows
         return knows
 
     # --- writes ---

@@ -8,14 +8,12 @@ import numpy as np
 
 from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.global_access import TagOrigin
+from kernelproof.emulator.memory.horizons import Horizons
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT
 from kernelproof.emulator.state.arrays import Array, runs_of
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, Scope, scope_of
 from kernelproof.emulator.state.warp_clocks import WarpClocks
-
-# The most horizons that are cached.
-MAX_KEPT = 256
 
 
 class DeviceRaces:
@@ -25,9 +23,8 @@ class DeviceRaces:
         self.batch, self.clocks, self.state, self.launch = batch, clocks, state, batch.launch
         # The last lanes of ``_warps_of``, and their warps.
         self._last_warps: tuple[Array, Array] = batch.everyone, batch.everyone >> 5
-        # (Warps, other warps, whether strong accesses count) -> for each pair the tick before which accesses of the
-        # other warp happen before the warp's present. Clocks only grow, so these remain lower bounds.
-        self._horizons: dict[tuple[bytes, bytes, bool], Array] = {}
+        # What each warp of the batch knows of each warp of the launch, by whether its access is strong.
+        self._horizons: dict[bool, Horizons] = {}
 
     def racing_lanes(
         self,
@@ -46,7 +43,7 @@ class DeviceRaces:
         if not tags[0]:
             if not tags.any():
                 return None
-        elif not strong and int(tags[0]) & THREAD != self.batch.gthread[0 if lanes is None else lanes[0]]:
+        elif not strong and not all(self._is_own(lanes, tags, i) for i in (0, -1)):
             starts, _ = runs_of(self._warps_of(lanes), tags >> 5)
             if 4 * len(starts) <= len(tags):
                 first = starts if lanes is None else lanes[starts]
@@ -69,6 +66,10 @@ class DeviceRaces:
         ordered = self._ordered(undecided if lanes is None else lanes[undecided], tags[undecided], cumulative, reads)
         bad[undecided[ordered]] = False
         return None if ordered.all() else bad
+
+    def _is_own(self, lanes: Array | None, tags: Array, i: int) -> bool:
+        """Whether the tag of element ``i`` is of the lane itself."""
+        return int(tags[i]) & THREAD == int(self.batch.gthread[i if lanes is None else lanes[i]])
 
     def _warps_of(self, lanes: Array | None) -> Array:
         """The warps of lanes (None: all), counted over the batch. The last result is kept, since arrays of lanes never
@@ -95,29 +96,38 @@ class DeviceRaces:
     def _warps_ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
         """``_ordered`` for all accesses at that moment by the tagged access's warp. False means that it is not
         known."""
-        batch, tick = self.batch, tags >> TICK_SHIFT
-        others = (tags & THREAD) >> 5
-        key = (lanes >> 5).tobytes(), others.tobytes(), strong
-        cached = self._horizons.get(key)
-        if cached is not None and (tick < cached).all():
-            return np.ones(len(tick), bool)
-        if len(self._horizons) >= MAX_KEPT:
-            self._horizons.clear()
-        row, warp = batch.row_of[lanes], batch.warp[lanes]
-        own_cta, cta, other = batch.ctas[row], others // batch.warps_per_cta, others % batch.warps_per_cta
-        horizon = self._horizons[key] = np.zeros(len(tick), np.int64)
+        tick, others = tags >> TICK_SHIFT, (tags & THREAD) >> 5
+        horizons = self._horizons.get(strong)
+        if horizons is None:
+            horizons = self._horizons[strong] = Horizons()
+        pairs = others * (self.batch.size >> 5) + (lanes >> 5)
+        out: Array = horizons.cover(pairs, tick) | (tags == 0)
+        unknown = (~out).nonzero()[0]
+        if unknown.size:
+            self._learn(horizons, lanes[unknown], others[unknown], strong)
+            out[unknown] = horizons.cover(pairs[unknown], tick[unknown])
+            if self.batch.cluster_size > 1:
+                cta, other = np.divmod(others, self.batch.warps_per_cta)
+                self._add_cluster_order(out, self.batch.row_of[lanes], self.batch.warp[lanes], cta, other, tick, reads)
+        return out
+
+    def _learn(self, horizons: Horizons, lanes: Array, others: Array, strong: bool) -> None:
+        """Store what the warps of lanes know now of the warps ``others`` of the launch."""
+        batch, all_warps = self.batch, self.batch.size >> 5
+        row, warp, cta = batch.row_of[lanes], batch.warp[lanes], others // batch.warps_per_cta
+        own_cta = batch.ctas[row]
         in_own_cta = cta == own_cta
         if in_own_cta.any():
-            horizon[in_own_cta] = self.clocks.horizon(row[in_own_cta], warp[in_own_cta], other[in_own_cta], True)
+            other = others[in_own_cta] % batch.warps_per_cta
+            known = self.clocks.horizon(row[in_own_cta], warp[in_own_cta], other, True)
+            horizons.put(others[in_own_cta] * all_warps + (lanes[in_own_cta] >> 5), known)
         of_other_ctas = np.flatnonzero(~in_own_cta) if self.state.order.active else ()
         if len(of_other_ctas):
-            horizon[of_other_ctas] = self.state.order.horizon_of_warps(
-                own_cta[of_other_ctas], warp[of_other_ctas], cta[of_other_ctas], other[of_other_ctas], strong
-            )
-        out: Array = (tick < horizon) | (tags == 0)
-        if batch.cluster_size > 1:
-            self._add_cluster_order(out, row, warp, cta, other, tick, reads)
-        return out
+            # All warps of the other CTA at once: the next access mostly asks for another one of them.
+            first = of_other_ctas[runs_of(lanes[of_other_ctas] >> 5, cta[of_other_ctas])[0]]
+            known = self.state.order.horizons_of_warps(own_cta[first], warp[first], cta[first], strong)
+            others = cta[first, None] * batch.warps_per_cta + np.arange(batch.warps_per_cta)
+            horizons.put((others * all_warps + (lanes[first, None] >> 5)).reshape(-1), known.reshape(-1))
 
     def _threads_ordered(self, lanes: Array, tags: Array, strong: bool, reads: bool) -> Array:
         """``_ordered``, element by element. It tries three kinds of order, each for the elements that remain: clocks of

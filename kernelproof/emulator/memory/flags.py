@@ -24,10 +24,10 @@ GRID: Group = (Scope.GPU, 0)
 Knows = Callable[[int, int, int], bool]
 # A value that differs whenever a warp knows more than before. Its last part: whether the warp also knows what it has
 # read from flags without a fence.
-Knowledge = tuple[int, int, bool]
+Knowledge = tuple[bytes, int, bool]
 # (CTA, warp) -> the last of its strong writes, counted over the launch, that has been seen, directly or through others.
 Seen = dict[tuple[int, int], int]
-NOTHING_KNOWN: Knowledge = (-1, -1, False)
+NOTHING_KNOWN: Knowledge = (b"", -1, False)
 
 # A scope -> it and the narrower ones.
 _REACHES = {scope: SCOPES[:scope] for scope in SCOPES}
@@ -230,7 +230,10 @@ class History(Generic[Clock]):
             for write in reversed(self.writes):
                 if write.number <= low:
                     break
-                if write.moment is not None and (write.moment[:2] == reader or knows(*write.moment[:3])):
+                if write.moment is None:
+                    continue
+                cta, writer, tick, _ = write.moment
+                if (cta, writer) == reader or knows(cta, writer, tick):
                     low = write.number
             # Mostly no mark is newer than the bound so far.
             for warp, marks in self.marks.items() if self.newest_mark > low else ():

@@ -49,6 +49,7 @@ class WarpView:
     - ``last_fence``: the last fence.sc that it comes after.
     - ``found``: (place, whether the read acquires) -> a write that it has read, whose clocks are not yet merged.
     - ``version``: changes whenever any of these does.
+    - ``shared``: whether warps of a CTA that have met at a barrier share this object, which then never changes.
     """
 
     acquired: Clock = field(default_factory=dict)
@@ -57,6 +58,7 @@ class WarpView:
     last_fence: SequentialFence[Clock] | None = None
     found: dict[tuple[int, bool], tuple[Write[Clock], Side, Scope]] = field(default_factory=dict)
     version: int = 0
+    shared: bool = False
 
     def shares(self, other: WarpView) -> bool:
         """Are the clocks of two warps the same objects?"""
@@ -67,10 +69,12 @@ class WarpView:
             and self.last_fence is other.last_fence
         )
 
+    def copy(self) -> WarpView:
+        """The same knowledge, for one warp."""
+        return WarpView(self.acquired, self.pending, self.published, self.last_fence)
+
     def joined(self, other: WarpView) -> WarpView:
         """The union of what two warps know."""
-        if not self.acquired and not self.pending and not self.published and self.last_fence is None:
-            return WarpView(other.acquired, other.pending, other.published, other.last_fence)
         return WarpView(
             merged(self.acquired, other.acquired),
             merged_by_scope(self.pending, other.pending),
@@ -116,6 +120,15 @@ class GlobalOrder:
             out.found.clear()
         return out
 
+    def _own_view(self, cta: int, warp: int) -> WarpView:
+        """What a warp knows, as an object that may change; see ``_view``."""
+        out = self._view(cta, warp)
+        if out.shared:
+            out = self.views[cta, warp] = out.copy()
+        self._versions += 1
+        out.version = self._versions
+        return out
+
     def _view(self, cta: int, warp: int) -> WarpView:
         """What a warp knows, with writes in ``found`` that are not merged yet."""
         key = (cta, warp)
@@ -132,12 +145,6 @@ class GlobalOrder:
         for clock in distinct(clocks.values()):
             view.acquired = merged(view.acquired, clock)
 
-    def _changed(self, view: WarpView) -> WarpView:
-        """Give a view that changes a new version."""
-        self._versions += 1
-        view.version = self._versions
-        return view
-
     def version(self, cta: int, warp: int) -> int:
         """A number that differs whenever a warp knows more of other CTAs."""
         view = self.views.get((cta, warp))
@@ -148,7 +155,7 @@ class GlobalOrder:
         lanes: per thread of the CTA, the tick before which accesses happen before the release. It must not change
         later."""
         self.active = True
-        return merged(self.view(cta, warp).acquired, self.chains.clock(cta, warp, covered))
+        return self.chains.released(self.view(cta, warp).acquired, cta, warp, covered)
 
     def fence(
         self,
@@ -166,7 +173,8 @@ class GlobalOrder:
         directions. ``sequential``: it is a fence.sc, which bounds the age of values. ``covered``: see ``present``."""
         self.active = True
         self._synchronised.discard(cta)
-        view = self._changed(self.view(cta, warp))
+        self.view(cta, warp)
+        view = self._own_view(cta, warp)
         if acquire and view.pending:
             # Views of one CTA share ``pending`` after a barrier, so it is copied before it changes.
             view.pending = dict(view.pending)
@@ -190,12 +198,15 @@ class GlobalOrder:
         # Warps that have met at a barrier and learned nothing since share their clocks, which are merged once.
         views: list[WarpView] = []
         for warp in warps:
-            if (cta, warp) in self.views:
-                view = self.view(cta, warp)
-                if not views or not view.shares(views[-1]):
-                    views.append(view)
-        out = WarpView()
-        for view in views:
+            view = self.views.get((cta, warp))
+            if view is None:
+                continue
+            if view.found:
+                self.view(cta, warp)
+            if not views or not (view is views[-1] or view.shares(views[-1])):
+                views.append(view)
+        out = views[0].copy() if views else WarpView()
+        for view in views[1:]:
             out = out.joined(view)
         fenced = self.fenced.get(cta)
         if fenced is None:
@@ -206,7 +217,7 @@ class GlobalOrder:
             row = np.zeros(self.threads, np.int64)
             row[threads] = fenced[scope - 1, threads]
             if row.tobytes() != last_row:
-                last_row, clock = row.tobytes(), self.chains.clock(cta, BARRIER, row)
+                last_row, clock = row.tobytes(), self.chains.released({}, cta, BARRIER, row)
             clocks[scope] = clock
         out.published = merged_by_scope(out.published, clocks)
         return out
@@ -232,9 +243,10 @@ class GlobalOrder:
         if released is not None:
             known = known.joined(released)
         if known.acquired or known.pending or known.published:
+            self._versions += 1
+            known.version, known.shared = self._versions, True
             for warp in waiting:
-                view = WarpView(known.acquired, known.pending, known.published, known.last_fence)
-                self.views[(cta, warp)] = self._changed(view)
+                self.views[(cta, warp)] = known
         if len(waiting) == self.warps:
             self._synchronised.add(cta)
 
@@ -272,7 +284,7 @@ class GlobalOrder:
         if not write.own and write.before is None and write.last_fence is None:
             return
         self._synchronised.discard(side.cta)
-        view = self._changed(self._view(side.cta, warp))
+        view = self._own_view(side.cta, warp)
         view.last_fence = latest(view.last_fence, write.last_fence)
         old = view.found.get((place, acquire))
         if old is not None and (old[1:] != (side, scope) or not write.continues(old[0])):
@@ -303,11 +315,13 @@ class GlobalOrder:
         numbers, known = self._known(cta, warp, other, strong)
         return np.asarray(self._look_up([self.chains.row(chains) for chains in known], numbers, thread) > tick)
 
-    def horizon_of_warps(self, cta: Array, warp: Array, other: Array, other_warp: Array, strong: bool) -> Array:
-        """Per element: the tick before which all accesses of ``other_warp`` of CTA ``other`` happen before the next
-        access of ``warp`` of ``cta``. ``strong``: see ``ordered``."""
+    def horizons_of_warps(self, cta: Array, warp: Array, other: Array, strong: bool) -> Array:
+        """The ticks before which all accesses of each warp of CTA ``other`` happen before the next access of ``warp``
+        of ``cta``, shape (elements, warps). ``strong``: see ``ordered``."""
         numbers, known = self._known(cta, warp, other, strong)
-        return self._look_up([self.chains.least(chains) for chains in known], numbers, other_warp)
+        # An element of which nothing is known has number -1, which is the last row.
+        nothing = np.zeros(self.warps, np.int64)
+        return np.stack([*(self.chains.least(chains) for chains in known), nothing])[numbers]
 
     def _known(self, cta: Array, warp: Array, other: Array, strong: bool) -> tuple[Array, list[KnownRows]]:
         """Per element: what ``warp`` of ``cta`` knows of CTA ``other``, as an index into the list that is also returned

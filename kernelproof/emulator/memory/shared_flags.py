@@ -81,8 +81,8 @@ class SharedFlags:
         return clocks if before is None else [*clocks, before]
 
     def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
-        others = self._others(row, warp, cumulative)
-        return self.clocks.total(row, warp), sum(int(clock.sum()) for clock in others), cumulative
+        clocks = (clock.tobytes() for clock in self._others(row, warp, cumulative))
+        return b"".join((self.clocks.contents(row, warp), *clocks)), 0, cumulative
 
     def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
         clocks = self._others(row, warp, cumulative)

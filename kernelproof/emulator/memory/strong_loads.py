@@ -39,8 +39,8 @@ class Learners(Protocol):
         """The name of a warp in the histories of flags."""
 
     def knows(self, row: int, warp: int, cumulative: bool) -> Knows:
-        """A function that says whether an access happens before a warp's next load. ``cumulative``: see
-        ``StrongLoads.is_cumulative``."""
+        """A function that says whether an access happens before a warp's next load. It is valid until the warp learns
+        more. ``cumulative``: see ``StrongLoads.is_cumulative``."""
 
     def knowledge(self, row: int, warp: int, cumulative: bool) -> Knowledge:
         """A value that changes whenever ``knows`` may become true of more accesses."""

@@ -81,9 +81,9 @@ class WarpClocks:
         horizon = np.broadcast_to(self.horizon(rows[:, None], warps[:, None], others), (len(rows), len(others)))
         return horizon.repeat(32, axis=1)
 
-    def total(self, row: int, warp: int) -> int:
-        """A number that differs whenever the clock of a warp does."""
-        return int(self.base[row]) if self.table is None else int(np.add.reduce(self.table[row, warp]))
+    def contents(self, row: int, warp: int) -> bytes:
+        """Bytes that differ whenever the clock of a warp does."""
+        return bytes((self.base[row] if self.table is None else self.table[row, warp]).tobytes())
 
     def is_before(
         self, row: int, warp: int, other_row: int, other_warp: int, tick: int, clocks: Iterable[Array]

@@ -34,7 +34,7 @@ def test_clocks_cover_what_their_rows_cover(seed: int) -> None:
         row[draw.permutation(THREADS)[:8] if warp == BARRIER else np.arange(32 * warp, 32 * warp + 32)] = tick
         clock, rows = known[int(draw.integers(len(known)))]
         other, other_rows = known[int(draw.integers(len(known)))]
-        clock = merged(merged(clock, chains.clock(cta, warp, row)), other)
+        clock = merged(chains.released(clock, cta, warp, row), other)
         known.append((clock, joined(joined(rows, {cta: row}), other_rows)))
     for clock, rows in known:
         for cta in range(ctas):
@@ -48,7 +48,7 @@ def test_clocks_cover_what_their_rows_cover(seed: int) -> None:
 
 def test_clocks_share_what_they_have_in_common() -> None:
     chains = Chains(THREADS)
-    clocks = [chains.clock(cta, 0, np.full(THREADS, 5)) for cta in range(PER_BLOCK + 1)]
+    clocks = [chains.released({}, cta, 0, np.full(THREADS, 5)) for cta in range(PER_BLOCK + 1)]
     one = merged(clocks[0], clocks[1])
     assert merged(one, clocks[0]) is one
     assert merged(clocks[1], one) is one

@@ -1,0 +1,35 @@
+"""Caches what warps know of others, so that accesses which are ordered need no look into clocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernelproof.emulator.state.arrays import Array
+
+# The most pairs of warps that are cached, and the bits by which a pair's number is reduced to its slot.
+_SLOT_BITS = 14
+_TO_SLOT, _MULTIPLIER = np.uint64(64 - _SLOT_BITS), np.uint64(0x9E3779B97F4A7C15)
+
+
+class Horizons:
+    """Pairs of warps (any number for each, from 0) -> a tick before which accesses of the one happen before the present
+    of the other. Clocks only grow, so a tick that was true once remains true. A pair may replace another one."""
+
+    def __init__(self) -> None:
+        # Number of the pair plus one, 0 for none.
+        self._pairs: Array = np.zeros(1 << _SLOT_BITS, np.int64)
+        self._ticks: Array = np.zeros(1 << _SLOT_BITS, np.int64)
+
+    @staticmethod
+    def _slots(pairs: Array) -> Array:
+        return np.asarray((pairs.view(np.uint64) * _MULTIPLIER >> _TO_SLOT).view(np.int64))
+
+    def cover(self, pairs: Array, ticks: Array) -> Array:
+        """Per element, whether accesses at a tick are known to happen before. False means that it is not known."""
+        slots = self._slots(pairs)
+        return np.asarray((ticks < self._ticks[slots]) & (self._pairs[slots] == pairs + 1))
+
+    def put(self, pairs: Array, ticks: Array) -> None:
+        """Cache the ticks of pairs."""
+        slots = self._slots(pairs)
+        self._pairs[slots], self._ticks[slots] = pairs + 1, ticks

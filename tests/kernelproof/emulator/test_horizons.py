@@ -1,0 +1,26 @@
+"""Proves that cached knowledge of warps is never more than what was stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernelproof.emulator.memory.horizons import Horizons
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cached_horizons_cover_no_more_than_was_stored(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    horizons, stored = Horizons(), {}
+    pairs_at_all = [40, 5_000, 1 << 40][seed]
+    for _ in range(60):
+        pairs = np.unique(draw.integers(pairs_at_all, size=500))
+        # An entry only grows.
+        ticks = np.array([stored.get(pair, 0) for pair in pairs.tolist()]) + draw.integers(5, size=len(pairs))
+        horizons.put(pairs, ticks)
+        stored.update(zip(pairs.tolist(), ticks.tolist(), strict=True))
+        assert horizons.cover(pairs, ticks - 1).mean() > 0.9
+        asked = np.concatenate([pairs, draw.integers(pairs_at_all, size=500)])
+        moments = draw.integers(8, size=len(asked))
+        covered = horizons.cover(asked, moments)
+        assert not (covered & (moments >= np.array([stored.get(pair, 0) for pair in asked.tolist()]))).any()
