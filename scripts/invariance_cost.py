@@ -5,8 +5,9 @@ fastest kernel for that number of rows.
 
     python scripts/invariance_cost.py [--gpu h200 --gpu a100] [--weight 4096x4096 ...]
 
-Each line is a row of the table in docs/batch-invariance.md. All records of the catalog for fp16, fp32 sums and weights (N,K) are
-candidates, as in a pack of all of them; the fastest is looked for among the 400 nearest to each number of rows.
+Each line is a row of the table in docs/batch-invariance.md. All records of the catalog for fp16, fp32 sums and
+weights (N,K) are candidates, as in a pack of all of them; the fastest is looked for among the 400 nearest to each
+number of rows.
 """
 
 from __future__ import annotations
