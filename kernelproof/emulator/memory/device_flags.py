@@ -125,7 +125,7 @@ class DeviceFlags:
         releases = bool(write & ORDERS) and self.launch.options.hazards
         covered = self.clocks.horizons_of_threads(self.batch.row_of[first], self.batch.warp[first]) if releases else ()
         rows, warps = self.batch.warps_of_lanes(first)
-        places, threads = offset.tolist(), self.batch.thread[lanes]
+        places, threads = offset.tolist(), self.batch.thread[lanes].tolist()
         for i, elements in enumerate(groups):
             place, warp, side = places[elements[0]], warps[i], self._sides[rows[i]]
             order.read_flag(place, side, warp, read_scope, acquires)
@@ -134,7 +134,8 @@ class DeviceFlags:
             if releases:
                 # Accesses of the present tick are released, and later ones are not.
                 tick += 1
-                covered[i][threads[elements]] = tick
+                for element in elements:
+                    covered[i][threads[element]] = tick
                 clock = order.present(side.cta, warp, covered[i])
             order.write_flag(place, side, moment, write_scope, True, clock, values)
         self.launch.tick = tick

@@ -16,7 +16,7 @@ from kernelproof.emulator.memory.device_state import DeviceState
 from kernelproof.emulator.memory.global_access import GlobalAccess, TagOrigin
 from kernelproof.emulator.memory.places import ROW, Form, Places, Rows, numbers, put, take
 from kernelproof.emulator.memory.tags import SCOPE, SCOPE_SHIFT, THREAD, TICK_SHIFT, UNDER_WAY, GranuleRun, Tags
-from kernelproof.emulator.state.arrays import SHIFT, Array
+from kernelproof.emulator.state.arrays import SHIFT, Array, groups_are_equal
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lane_releases import APART
 from kernelproof.emulator.state.participants import Participant
@@ -208,13 +208,16 @@ class DeviceHazards:
         # For one kind of tags and one granule per lane, this would take as long as those checks.
         if access.strong or len(kinds) * per_lane < 2:
             return not kinds
-        rows = np.concatenate([take(kind, covered) for kind in kinds]).reshape(-1, per_lane)
-        lanes, tags = access.lanes, rows[:, 0]
+        of_kinds = [take(kind, covered) for kind in kinds]
+        tags = of_kinds[0] if len(of_kinds) == 1 else np.concatenate(of_kinds)
+        lanes = access.lanes
         if len(kinds) > 1:
             lanes = self._tiled(lanes, len(kinds))
         # The granules of an element mostly have one tag, since elements are mostly accessed as a whole.
-        if (rows[:, 1:] != rows[:, :1]).any():
-            lanes, tags = (self.batch.everyone if lanes is None else lanes).repeat(per_lane), rows.reshape(-1)
+        if groups_are_equal(tags, per_lane):
+            tags = tags[::per_lane]
+        else:
+            lanes = (self.batch.everyone if lanes is None else lanes).repeat(per_lane)
         return self.races.racing_lanes(lanes, tags, 0, reads, TagOrigin(None, covered)) is None
 
     def _tiled(self, lanes: Array | None, times: int) -> Array:

@@ -67,6 +67,17 @@ def runs_of(*keys: Array) -> tuple[Array, Array]:
     return starts, lengths
 
 
+def groups_are_equal(values: Array, length: int) -> bool:
+    """Whether in each group of ``length`` neighbours, a power of two, all values are equal."""
+    # Every step compares neighbours and drops one of each two. NumPy compares long columns faster than short rows.
+    while length > 1:
+        even = values[::2]
+        if (even != values[1::2]).any():
+            return False
+        values, length = even, length >> 1
+    return True
+
+
 def distinct(values: Array) -> Array:
     """The distinct values of an ascending array."""
     if len(values) < 2:

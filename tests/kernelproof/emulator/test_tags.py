@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernelproof.emulator.memory.shared_tags import any_granule, put_in_granules
 from kernelproof.emulator.memory.tags import THREAD, GranuleRun, Tags
+from kernelproof.emulator.state.arrays import groups_are_equal
 
 GRANULES = 64
 
@@ -95,5 +96,9 @@ def test_elements_of_several_granules(granules: int, kind: type[np.generic]) -> 
     expected[at] = values.reshape(-1, *[1] * (table.ndim - 1))
     put_in_granules(table, at, values)
     assert (table == expected).all()
+    flat = np.repeat(np.arange(8), granules)
+    assert groups_are_equal(flat, granules)
+    for i in range(len(flat)):
+        assert groups_are_equal(np.where(np.arange(len(flat)) == i, -1, flat), granules) == (granules == 1)
     few = draw.random(shape) < 0.2
     assert (any_granule(few) == few.reshape(40, -1).any(axis=1)).all()
