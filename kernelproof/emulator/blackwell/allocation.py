@@ -160,7 +160,7 @@ class Allocation:
         return next((column for column in starts if not owned[column : column + request.columns].any()), -1)
 
     def _grant(self, request: AllocationRequest, column: int) -> None:
-        """Grant a request: store the first column, ``at``, in shared memory and wake the warp."""
+        """Grant a request: store the first column in shared memory and wake the warp."""
         row, lanes = request.row, request.lanes
         self.owned[row, column : column + request.columns] = True
         self.blocks[row][column] = ColumnBlock(request.columns, request.site)
@@ -206,7 +206,10 @@ class Allocation:
     def check_access(self, row: int, low: int, high: int, lane: int, site: int) -> None:
         """Report an access to columns that the peer has deallocated, because nothing orders the two. (An access that
         precedes the dealloc in this execution is reported by ``_check_ended``.)"""
-        if any(row == owner and low < at + count and at < high for (owner, at), count in self.withdrawn_blocks.items()):
+        if any(
+            row == owner and low < column + count and column < high
+            for (owner, column), count in self.withdrawn_blocks.items()
+        ):
             text = f"columns {low} to {high - 1} of tensor memory, which tcgen05.dealloc of the CTA's peer gives back: "
             text += "nothing orders it after this access"
             self.batch.report_lane("tensor-memory-race", text, site, lane)

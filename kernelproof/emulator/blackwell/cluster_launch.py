@@ -46,7 +46,7 @@ class ClusterLaunches:
         response and of the mbarrier. ``multicast``: the response goes to all CTAs of the cluster."""
         for lane in self.batch.lanes(m).tolist():
             row = int(self.batch.row_of[lane])
-            offset, bar_offset = ((int(at[lane]) & WITHIN) - WINDOW_START for at in (address, bar))
+            offset, bar_offset = ((int(each[lane]) & WITHIN) - WINDOW_START for each in (address, bar))
             if (offset + WINDOW_START) % NBYTES:
                 text = f"a response at shared offset {offset}, which is no multiple of {NBYTES}"
                 self.batch.report_lane("shared-misaligned", text, site, lane, offset)

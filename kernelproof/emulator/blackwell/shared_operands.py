@@ -67,7 +67,7 @@ class SharedOperands:
             self.places[key] = places
         if self.hazards:
             self._tag(places, issuer, site)
-        raw, count = self.shared.views[16].take(places.combined.at), len(rows)
+        raw, count = self.shared.views[16].take(places.combined.indices), len(rows)
         left = None
         if a is not None:
             left_raw = raw[: places.chunks_of_a].reshape(count, -1)
@@ -92,11 +92,11 @@ class SharedOperands:
         # Tags have the shape (readers, elements of the batch); their flat indices are reader * length + element.
         length = self.shared.async_reads.tags.shape[1]
         combined = ProductPlaces(
-            np.concatenate([part.elements.at for part in parts]),
-            np.concatenate([part.elements.at + part.reader * length for part in parts]),
+            np.concatenate([part.elements.indices for part in parts]),
+            np.concatenate([part.elements.indices + part.reader * length for part in parts]),
             tuple((part.reader, part.elements.low, part.elements.high, part.row != issuer.row) for part in parts),
         )
-        chunks_of_a = 0 if a is None else sum(len(part.elements.at) for part in lists[0])
+        chunks_of_a = 0 if a is None else sum(len(part.elements.indices) for part in lists[0])
         return ProductOperands(parts, combined, chunks_of_a)
 
     def _parts(
@@ -112,9 +112,9 @@ class SharedOperands:
             return []
         out = []
         for row in rows:
-            at = place.chunks + row * (self.shared.stride >> 4)
+            indices = place.chunks + row * (self.shared.stride >> 4)
             reader = issuer.warp if row == issuer.row else self.clocks.warps + issuer.warp
-            out.append(Part(row, Elements(at, place.low, place.high), reader))
+            out.append(Part(row, Elements(indices, place.low, place.high), reader))
         return out
 
     # --- checks ---
@@ -128,7 +128,7 @@ class SharedOperands:
         for row, elements, reader in places.parts:
             self.shared.async_read(elements, issuer.lane, row, reader, site, "tcgen05.mma", issuer.column)
             if row == issuer.row:
-                self._check_fence(*self.shared.last_write(int(elements.at[0])), issuer, site)
+                self._check_fence(*self.shared.last_write(int(elements.indices[0])), issuer, site)
 
     def _check_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
         """Report an operand that was written before the issuer's last synchronisation, but not before its last

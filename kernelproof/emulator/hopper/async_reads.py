@@ -11,20 +11,20 @@ from kernelproof.emulator.state.arrays import Array, sparse_zeros
 
 
 class Elements(NamedTuple):
-    """Some 16-byte elements of a CTA's shared memory. ``at``: their indices in the shared memory of the batch. All lie
-    within bytes [low, high) of the CTA's."""
+    """Some elements of a CTA's shared memory, of 16 bytes unless another width is named. ``indices``: their numbers in
+    the shared memory of the batch. All lie within bytes [low, high) of the CTA's."""
 
-    at: Array
+    indices: Array
     low: int
     high: int
 
 
 class ProductPlaces(NamedTuple):
-    """All operands of a matrix product: ``at``, the indices of their 16-byte elements in the batch's shared memory, and
-    ``tags``, the indices of their tags in ``AsyncReads.flat``. ``readers``: per reader its number, low and high of the
-    bytes of its CTA that it reads, and whether the column in its tags is another one than its own."""
+    """All operands of a matrix product: ``indices``, the indices of their 16-byte elements in the batch's shared
+    memory, and ``tags``, the indices of their tags in ``AsyncReads.flat``. ``readers``: per reader its number, low and
+    high of the bytes of its CTA that it reads, and whether the column in its tags is another one than its own."""
 
-    at: Array
+    indices: Array
     tags: Array
     readers: tuple[tuple[int, int, int, bool], ...]
 

@@ -100,5 +100,5 @@ class AsyncStores:
 
     def _write(self, elements: Elements, data: Array, width: int, bar: MBarrier, site: int) -> None:
         """Begin checked stores of ``data`` to elements of ``width`` bytes, which complete on the mbarrier."""
-        self.shared.start_write(elements.at, bar.column, site, width)
-        self.mbarriers.attach_copy(elements.at, data, width, bar, site)
+        self.shared.start_write(elements.indices, bar.column, site, width)
+        self.mbarriers.attach_copy(elements.indices, data, width, bar, site)

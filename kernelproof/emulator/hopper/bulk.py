@@ -109,11 +109,11 @@ class Bulk:
         if address >> SHIFT_TO_WINDOW == Window.PARAM:
             raw = self.device.state.parameters[address & 0xFFFFFFFF :][:MAP_BYTES]
         else:
-            at = address - self.arena.base
-            buffer = self.arena.find(at) if 0 <= at < self.arena.capacity else None
-            raw = b"" if buffer is None else self.arena.data[at : at + MAP_BYTES].tobytes()
-            if buffer is not None and at + MAP_BYTES <= buffer.end:
-                self.map_proxy.use(buffer, at, lane, site)
+            offset = address - self.arena.base
+            buffer = self.arena.find(offset) if 0 <= offset < self.arena.capacity else None
+            raw = b"" if buffer is None else self.arena.data[offset : offset + MAP_BYTES].tobytes()
+            if buffer is not None and offset + MAP_BYTES <= buffer.end:
+                self.map_proxy.use(buffer, offset, lane, site)
         # The content of a map is its key, so a map that a kernel edits in place is decoded anew.
         if raw not in self.maps:
             map_ = decode(raw)
@@ -143,9 +143,9 @@ class Bulk:
         low, high = int(inside.min()) + box.low, int(inside.max()) + box.high
         buffer = self.arena.find(low) if 0 <= low < self.arena.capacity else None
         if buffer is None or high > buffer.end:
-            at = map_.address if buffer is None else self.arena.base + high - 1
-            text = f"the tensor map reaches {self.arena.describe(at)}"
-            self.batch.report_lane("global-out-of-bounds", text, site, lane, at)
+            address = map_.address if buffer is None else self.arena.base + high - 1
+            text = f"the tensor map reaches {self.arena.describe(address)}"
+            self.batch.report_lane("global-out-of-bounds", text, site, lane, address)
             return False
         return True
 
@@ -248,20 +248,20 @@ class Bulk:
             else:
                 box = self._consecutive_box(start, count, lane, site)
                 if box is not None:
-                    at = int(box.rows[0])
-                    data = self.arena.views[16][at >> 4 : (at + count) >> 4].copy()
+                    offset = int(box.rows[0])
+                    data = self.arena.views[16][offset >> 4 : (offset + count) >> 4].copy()
                     self._touch_global(box.rows, box, lane, site, write=False)
                     self._deliver(data, delivery, 16, 16, lane, site)
 
     def _consecutive_box(self, address: int, count: int, lane: int, site: int) -> Box | None:
         """Consecutive bytes of global memory as a box of one row; None, and a report, if they exceed their buffer."""
-        at = address - self.arena.base
-        buffer = self.arena.find(at)
-        if buffer is None or at + count > buffer.end:
+        offset = address - self.arena.base
+        buffer = self.arena.find(offset)
+        if buffer is None or offset + count > buffer.end:
             text = f"bulk copy of {count} bytes: {self.arena.describe(address)}"
             self.batch.report_lane("global-out-of-bounds", text, site, lane, address)
             return None
-        return Box(np.array([at]), count, 0, count)
+        return Box(np.array([offset]), count, 0, count)
 
     def _shared_places(self, start: int, count: int, lane: int, site: int) -> Array | None:
         """The indices of the 16-byte elements of consecutive bytes in the lane's CTA; None, and a report, if they
@@ -359,7 +359,7 @@ class Bulk:
             reader = int(self.clocks.groups + self.batch.warp[lane])
             self.shared.async_read(source, lane, row, reader, site, "a bulk store")
             self._open_store(lane, site)
-        return np.ascontiguousarray(self.shared.views[16][source.at]).view(np.uint8)
+        return np.ascontiguousarray(self.shared.views[16][source.indices]).view(np.uint8)
 
     def _open_store(self, lane: int, site: int) -> None:
         """Keep a store of a lane that is in no group yet."""
@@ -415,9 +415,9 @@ class Bulk:
         span = SWIZZLE_SPAN[map_.swizzle]
         # Shape (boxes, 16-byte elements of a box): the indices of the sources in the batch's shared memory.
         source_offsets = np.stack([self._swizzled(offset, map_.nbytes, span) for offset in sources])
-        at = self.shared.chunks(rows[:, None], source_offsets)
+        indices = self.shared.chunks(rows[:, None], source_offsets)
         if self.hazards:
-            if not self.shared.store_reads(at, (min(sources), max(sources) + map_.nbytes), lanes, rows):
+            if not self.shared.store_reads(indices, (min(sources), max(sources) + map_.nbytes), lanes, rows):
                 return False
             for box in boxes:
                 self._open_store(box.lane, site)
@@ -432,7 +432,7 @@ class Bulk:
         self.device.hazards.before_write(access, None)
         self.device.mark(access)
         self._begin_write(access, lanes.tolist())
-        arena.views[16][offset >> SHIFT[16]] = self.shared.views[16].take(at).reshape(-1)
+        arena.views[16][offset >> SHIFT[16]] = self.shared.views[16].take(indices).reshape(-1)
         self.launch.version += 1
         return True
 
@@ -446,8 +446,8 @@ class Bulk:
             return
         if not self.shared.fits(offset, offset + map_.nbytes, lane, site):
             return
-        at = self.shared.chunks(row, self._swizzled(offset, map_.nbytes, SWIZZLE_SPAN[map_.swizzle]))
-        raw = self._read_shared(lane, Elements(at, offset, offset + map_.nbytes), row, site)
+        indices = self.shared.chunks(row, self._swizzled(offset, map_.nbytes, SWIZZLE_SPAN[map_.swizzle]))
+        raw = self._read_shared(lane, Elements(indices, offset, offset + map_.nbytes), row, site)
         if self.counters is not None:
             self.counters.bulk_boxes += 1
             self.counters.bulk_store_bytes += map_.nbytes

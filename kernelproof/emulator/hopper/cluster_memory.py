@@ -71,20 +71,20 @@ class ClusterMemory(ClusterOrder):
         text: str,
         site: int,
         lane: int,
-        at: int,
+        element: int,
         doubtful: bool = False,
         other: Participant | None = None,
     ) -> None:
-        """Report a finding about the 16-byte element ``at`` of the batch."""
-        self.batch.report_lane(kind, text, site, lane, at * 16 % self.stride, doubtful, other)
+        """Report a finding about a 16-byte element of the batch."""
+        self.batch.report_lane(kind, text, site, lane, element * 16 % self.stride, doubtful, other)
 
-    def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+    def _read(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> None:
         self._note_thread_reads()
-        super()._read(lanes, at, width, site, offset)
+        super()._read(lanes, elements, width, site, offset)
 
-    def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+    def read_together(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> None:
         self._note_thread_reads()
-        super().read_together(lanes, at, width, site, offset)
+        super().read_together(lanes, elements, width, site, offset)
 
     def _note_thread_reads(self) -> None:
         """Extend the range that threads have read, so that copies outside of it need not look at tags of reads."""
@@ -100,34 +100,36 @@ class ClusterMemory(ClusterOrder):
         number among the CTA's readers (warpgroups, then warps). ``column``: the column of the clocks whose later ticks
         imply that the read has ended (None: the reader's own)."""
         self._follow_tick()
-        at = source.at
-        tags = self.rows[16][0][at]
+        elements = source.indices
+        tags = self.rows[16][0][elements]
         if not self._are_certainly_ordered(tags[None], np.array([lane]), self.batch.row_of[[lane]]):
-            self._check_async_read(tags, at, lane, row, site, reader_name)
-        own = self._reader_column(row, reader)
-        end_column = own if column is None else column
-        self.async_reads.add(reader, source.low, source.high, end_column != own)
-        self.async_reads.tags[reader, at] = self.TAG(self.stamp | PSEUDO | end_column)
+            self._check_async_read(tags, elements, lane, row, site, reader_name)
+        own_column = self._reader_column(row, reader)
+        end_column = own_column if column is None else column
+        self.async_reads.add(reader, source.low, source.high, end_column != own_column)
+        self.async_reads.tags[reader, elements] = self.TAG(self.stamp | PSEUDO | end_column)
         if self.recorded is not None:
-            self.recorded.record_read(at, 16 // self.granule, own, site)
+            self.recorded.record_read(elements, 16 // self.granule, own_column, site)
 
     def wgmma_read(
-        self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
+        self, elements: Array, extent: tuple[int, int], lanes: Array, rows: Array, readers: Array, site: int
     ) -> bool:
-        """Fast path of ``async_read`` for the wgmma of several warpgroups. ``at``: the elements, shape (warpgroups,
-        elements). ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having done
-        nothing, if some reads need a closer look."""
+        """Fast path of ``async_read`` for the wgmma of several warpgroups. ``elements``: their indices, shape
+        (warpgroups, elements). ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having
+        done nothing, if some reads need a closer look."""
         self._follow_tick()
-        if not self._are_certainly_ordered(self.rows[16][0][at], lanes, rows):
+        if not self._are_certainly_ordered(self.rows[16][0][elements], lanes, rows):
             return False
         clocks = self.cluster_clocks
-        own = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
+        own_columns = clocks.wgmma + self.batch.rank[rows] * clocks.groups + readers
         for reader in readers.tolist():
             self.async_reads.add(reader, *extent)
-        self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | own).astype(self.TAG)[:, None]
+        self.async_reads.tags[readers[:, None], elements] = (self.stamp | PSEUDO | own_columns).astype(self.TAG)[
+            :, None
+        ]
         if self.recorded is not None:
-            for elements, column in zip(at, own.tolist(), strict=True):
-                self.recorded.record_read(elements, 16 // self.granule, column, site)
+            for of_group, column in zip(elements, own_columns.tolist(), strict=True):
+                self.recorded.record_read(of_group, 16 // self.granule, column, site)
         return True
 
     def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
@@ -135,7 +137,7 @@ class ClusterMemory(ClusterOrder):
         copies that wrote them; None, having done nothing, unless all belong to one phase of an mbarrier that the lane
         has waited for."""
         self._follow_tick()
-        tags = self.rows[16][0].take(places.at, axis=0)
+        tags = self.rows[16][0].take(places.indices, axis=0)
         # If all elements have the same tag, they belong to one phase of one mbarrier, whose column and tick it names.
         tag = int(tags.flat[0])
         source, tick = (tag & ACTOR) - PSEUDO, (tag >> self.BITS) - 1 + self.t0
@@ -148,14 +150,14 @@ class ClusterMemory(ClusterOrder):
         self.async_reads.flat[places.tags] = self.TAG(self.stamp | PSEUDO | column)
         return source, tick
 
-    def store_reads(self, at: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
-        """Fast path of ``async_read`` for bulk stores of several lanes. ``at``: the elements, shape (lanes, elements).
-        ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having done nothing, unless
-        threads of each lane's own CTA wrote all of them, executed a proxy fence afterwards, and synchronised with the
-        lane."""
+    def store_reads(self, elements: Array, extent: tuple[int, int], lanes: Array, rows: Array) -> bool:
+        """Fast path of ``async_read`` for bulk stores of several lanes. ``elements``: their indices, shape (lanes,
+        elements). ``extent``: the bytes [low, high) of their CTAs that contain them. Returns False, having done
+        nothing, unless threads of each lane's own CTA wrote all of them, executed a proxy fence afterwards, and
+        synchronised with the lane."""
         self._follow_tick()
         batch, clocks = self.batch, self.cluster_clocks
-        tags = self.rows[16][0].take(at, axis=0).reshape(len(at), -1)
+        tags = self.rows[16][0].take(elements, axis=0).reshape(len(elements), -1)
         rank = (batch.rank[rows].astype(self.TAG) << self.TAG(RANK_THREADS))[:, None]
         # The bits of an actor above the 10 of the thread are the rank if, and only if, it is a single thread.
         if self.recorded is not None or ((tags ^ rank) & self.TAG(ACTOR ^ 1023)).any():
@@ -178,7 +180,7 @@ class ClusterMemory(ClusterOrder):
         readers = clocks.groups + warps
         for reader in readers.tolist():
             self.async_reads.add(reader, *extent)
-        self.async_reads.tags[readers[:, None], at] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
+        self.async_reads.tags[readers[:, None], elements] = (self.stamp | PSEUDO | columns).astype(self.TAG)[:, None]
         return True
 
     def _are_certainly_ordered(self, tags: Array, lanes: Array, rows: Array) -> bool:
@@ -210,21 +212,21 @@ class ClusterMemory(ClusterOrder):
         fenced = self.proxy_fenced.reshape(-1, width)[rows].min(axis=1)
         return bool((ticks < np.minimum(synchronised_ticks, fenced)).all())
 
-    def _check_async_read(self, tags: Array, at: Array, lane: int, row: int, site: int, reader_name: str) -> None:
+    def _check_async_read(self, tags: Array, elements: Array, lane: int, row: int, site: int, reader_name: str) -> None:
         """Report an asynchronous read of elements that races with the writes of these tags, or lacks a proxy fence."""
-        tags, element_of_tag = self._writers_of(tags, at, lane, site, reader_name)
+        tags, element_of_tag = self._writers_of(tags, elements, lane, site, reader_name)
         bad = ~self._ordered(np.full(len(tags), lane), tags, READ_AFTER_WRITE)
         self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, element_of_tag, lane, row, site)
         generic = ((tags & ACTOR) < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
             self._check_proxy(tags[generic], lane, element_of_tag[generic], site, f"{reader_name} reads", row)
 
-    def _writers_of(self, tags: Array, at: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
+    def _writers_of(self, tags: Array, elements: Array, lane: int, site: int, reader_name: str) -> tuple[Array, Array]:
         """The tags of the last writes of elements that are read, and the element of each tag. Undefined elements are
         reported and left out."""
-        element_of_tag = at
+        element_of_tag = elements
         if tags.ndim > 1:
-            element_of_tag = np.repeat(at, tags.shape[1])
+            element_of_tag = np.repeat(elements, tags.shape[1])
             tags = tags.reshape(-1)
         if int(tags.max()) >= self.IN_FLIGHT:
             for kind, text, bad, doubtful in faults_of_undefined(tags, self.IN_FLIGHT, self.UNWRITTEN, reading=True):
@@ -236,11 +238,11 @@ class ClusterMemory(ClusterOrder):
             tags, element_of_tag = tags[good], element_of_tag[good]
         return tags, element_of_tag
 
-    def _copy_under(self, tags: Array, at: Array, bad: Array, kind: str) -> Participant | None:
+    def _copy_under(self, tags: Array, elements: Array, bad: Array, kind: str) -> Participant | None:
         """The copy in flight to the first of the ``bad`` elements; None for other kinds of findings."""
         if kind != "in-flight":
             return None
-        element = int(at[bad][0])
+        element = int(elements[bad][0])
         granule = element * 16 // self.granule
         return self.participant(int(tags[bad][0]), element * 16 // self.stride, granule, reader=False)
 
@@ -248,20 +250,21 @@ class ClusterMemory(ClusterOrder):
         self,
         lanes: Array | None,
         width: int,
-        at: Array,
+        elements: Array,
         site: int,
         offset: Array,
         same: Callable[[], Array] | None = None,
         after_reads: bool = True,
     ) -> None:
-        super()._check_write(lanes, width, at, site, offset, same, after_reads)
+        super()._check_write(lanes, width, elements, site, offset, same, after_reads)
         # Threads must not overwrite elements that asynchronous work may still be reading. The base class does not check
-        # those reads. Their tags are kept per 16 bytes: at * width >> 4 is the 16-byte element of each written element.
+        # those reads. Their tags are kept per 16 bytes: elements * width >> 4 is the 16-byte element of each written
+        # element.
         low, high = self.extent
         readers = self.async_reads.readers(low - WINDOW_START, high - WINDOW_START)
         if not readers:
             return
-        reads = self.async_reads.tags[np.array(readers)[:, None], at * width >> 4]
+        reads = self.async_reads.tags[np.array(readers)[:, None], elements * width >> 4]
         reader, element = np.nonzero(reads)
         lane = element if lanes is None else lanes[element]
         if not element.size or self._ordered(lane, reads[reader, element], WRITE_AFTER_READ).all():
@@ -286,7 +289,7 @@ class ClusterMemory(ClusterOrder):
             first = int(lanes[lanes >> 5 == warp][0])
             self.proxy_horizon[(row, index)] = self.cluster_clocks.of_lane(first).copy()
 
-    def _check_proxy(self, tags: Array, lane: int, at: Array, site: int, event: str, row: int) -> None:
+    def _check_proxy(self, tags: Array, lane: int, elements: Array, site: int, event: str, row: int) -> None:
         """Report an asynchronous access to elements that threads have written, unless a fence.proxy.async comes
         between, executed by the writer or by the thread that issues the access."""
         batch = self.batch
@@ -304,15 +307,15 @@ class ClusterMemory(ClusterOrder):
         if bad.any():
             i = int(np.flatnonzero(bad)[0])
             text = f"{event} what a thread wrote without a fence.proxy.async between"
-            other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, reader=False)
-            self._report_element("proxy-fence", text, site, lane, int(at[i]), other=other)
+            other = self.participant(int(tags[i]), row, int(elements[i]) * 16 // self.granule, reader=False)
+            self._report_element("proxy-fence", text, site, lane, int(elements[i]), other=other)
 
-    def check_reads_fenced(self, to: Elements, lane: int, row: int, site: int, event: str) -> None:
+    def check_reads_fenced(self, target: Elements, lane: int, row: int, site: int, event: str) -> None:
         """Report an asynchronous write of 16-byte elements that threads have read, unless a fence.proxy.async comes
         between, executed by the reader or by the thread that issues the write."""
         batch = self.batch
         horizon = self.proxy_horizon.get((int(batch.row_of[lane]), int(batch.warp[lane])))
-        for reader, tags in enumerate(self.rows[16][2][to.at].reshape(-1, self.columns).T):
+        for reader, tags in enumerate(self.rows[16][2][target.indices].reshape(-1, self.columns).T):
             tag = tags.max(keepdims=True)
             if tag[0] <= self.LONG_PAST:
                 continue
@@ -324,37 +327,37 @@ class ClusterMemory(ClusterOrder):
             covered = -1 if horizon is None else int(horizon[column[0]])
             if ticks[0] >= max(covered, int(self.proxy_fenced[threads].max())):
                 text = f"{event} what a thread read without a fence.proxy.async between"
-                at = int(to.at[0])
-                other = self.participant(int(tag[0]), row, at * 16 // self.granule, reader=True)
-                self._report_element("proxy-fence", text, site, lane, at, other=other)
+                element = int(target.indices[0])
+                other = self.participant(int(tag[0]), row, element * 16 // self.granule, reader=True)
+                self._report_element("proxy-fence", text, site, lane, element, other=other)
 
     # --- asynchronous writes ---
 
-    def check_async_write(self, to: Elements, lane: int, row: int, site: int, width: int = 16) -> None:
+    def check_async_write(self, target: Elements, lane: int, row: int, site: int, width: int = 16) -> None:
         """Report a copy by a lane into elements of ``width`` bytes of CTA ``row`` that comes too early."""
         if self.hazards:
             self._follow_tick()
-            tags = self.rows[width][0][to.at]
-            lanes = np.full(len(to.at), lane)
-            if not (self._may_overwrite(tags, to, lane, width) or self.may_follow(to, lanes, width)):
-                self._report_early_write(tags, to, lane, row, site, width)
+            tags = self.rows[width][0][target.indices]
+            lanes = np.full(len(target.indices), lane)
+            if not (self._may_overwrite(tags, target, lane, width) or self.may_follow(target, lanes, width)):
+                self._report_early_write(tags, target, lane, row, site, width)
 
-    def start_write(self, at: Array, column: int, site: int, width: int = 16) -> None:
+    def start_write(self, elements: Array, column: int, site: int, width: int = 16) -> None:
         """Start a checked copy into elements of ``width`` bytes: they are undefined until it lands."""
         if self.hazards:
-            self.rows[width][0][at] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
+            self.rows[width][0][elements] = self.TAG(self.IN_FLIGHT | PSEUDO | column)
             if self.recorded is not None:
-                self.recorded.record_write(at, width // self.granule, site)
-        self.views[width][at] = self.poison[width]
+                self.recorded.record_write(elements, width // self.granule, site)
+        self.views[width][elements] = self.poison[width]
 
-    def may_follow(self, to: Elements, lanes: Array, width: int) -> bool:
-        """Fast path: is ``check_async_write`` certain to report nothing if each lane copies into its element of ``to``?
-        False means only that a closer look is needed."""
+    def may_follow(self, target: Elements, lanes: Array, width: int) -> bool:
+        """Fast path: is ``check_async_write`` certain to report nothing if each lane copies into its element of
+        ``target``? False means only that a closer look is needed."""
         if not self.hazards:
             return True
         self._follow_tick()
         writer, latest, readers = self.rows[width]
-        tags = writer[to.at].reshape(len(lanes), -1)
+        tags = writer[target.indices].reshape(len(lanes), -1)
         lane_of_tag = np.broadcast_to(lanes[:, None], tags.shape)
         in_flight = (tags >= self.IN_FLIGHT) & (tags != self.UNWRITTEN)
         written = (tags < self.IN_FLIGHT) & (tags > self.LONG_PAST)
@@ -362,19 +365,19 @@ class ClusterMemory(ClusterOrder):
             return False
         if width == 16 and ((tags[written] & ACTOR) < SEVERAL).any():  # a proxy fence may be missing
             return False
-        if latest[to.at].any():
-            reads = readers[to.at].reshape(-1, self.columns)
+        if latest[target.indices].any():
+            reads = readers[target.indices].reshape(-1, self.columns)
             place, reader = np.nonzero(reads)
             if not self._ordered(lane_of_tag.reshape(-1)[place], reads[place, reader], WRITE_AFTER_READ).all():
                 return False
-        for async_reader in self.async_reads.readers(to.low, to.high):
-            reads = self.async_reads.tags[async_reader, to.at * width >> 4]
+        for async_reader in self.async_reads.readers(target.low, target.high):
+            reads = self.async_reads.tags[async_reader, target.indices * width >> 4]
             place = np.flatnonzero(reads)
             if not self._ordered(lanes[place], reads[place], WRITE_AFTER_READ).all():
                 return False
         return True
 
-    def _may_overwrite(self, tags: Array, to: Elements, lane: int, width: int) -> bool:
+    def _may_overwrite(self, tags: Array, target: Elements, lane: int, width: int) -> bool:
         """Fast path: may a copy certainly overwrite elements that were written under these tags?
 
         It is True if all of these hold: the elements were never written, or one bulk copy wrote all of them and the
@@ -383,10 +386,10 @@ class ClusterMemory(ClusterOrder):
         """
         last, clock = int(tags.max()), self.cluster_clocks.of_lane(lane)
         ended = self.cluster_clocks.ended
-        at = to.at
+        elements = target.indices
         if int(tags.min()) != last or width != 16:
             return False
-        if self.thread_reads.overlaps(to.low, to.high) and self.rows[width][1][at].any():
+        if self.thread_reads.overlaps(target.low, target.high) and self.rows[width][1][elements].any():
             return False
         if last != self.UNWRITTEN and last > self.LONG_PAST:
             actor = last & ACTOR
@@ -394,8 +397,8 @@ class ClusterMemory(ClusterOrder):
                 return False
             if (last >> self.BITS) - 1 + self.t0 >= int(clock[actor - PSEUDO + ended]):
                 return False
-        for reader in self.async_reads.readers(to.low, to.high):
-            reads = self.async_reads.tags[reader, at]
+        for reader in self.async_reads.readers(target.low, target.high):
+            reads = self.async_reads.tags[reader, elements]
             tag = int(reads.max())
             if not tag:
                 continue
@@ -408,19 +411,19 @@ class ClusterMemory(ClusterOrder):
                 return False
         return True
 
-    def _report_early_write(self, tags: Array, to: Elements, lane: int, row: int, site: int, width: int) -> None:
+    def _report_early_write(self, tags: Array, target: Elements, lane: int, row: int, site: int, width: int) -> None:
         """Report a copy into elements of ``width`` bytes that comes before their last writes (``tags``) or reads have
         ended."""
         _, latest, readers = self.rows[width]
-        at, flat = to.at, tags.reshape(-1)
-        element_of_tag = np.repeat(at, flat.size // len(at)) * width // 16
+        elements, flat = target.indices, tags.reshape(-1)
+        element_of_tag = np.repeat(elements, flat.size // len(elements)) * width // 16
         self._check_overwrite(flat, element_of_tag, lane, row, site, width)
-        if latest[at].any():
-            reads = readers[at].reshape(-1, self.columns)
+        if latest[elements].any():
+            reads = readers[elements].reshape(-1, self.columns)
             for reader in np.flatnonzero(reads.any(axis=0)):
                 self._check_reads(reads[:, reader], element_of_tag, lane, row, site)
-        chunks = at * width >> 4
-        for async_reader in self.async_reads.readers(to.low, to.high):
+        chunks = elements * width >> 4
+        for async_reader in self.async_reads.readers(target.low, target.high):
             async_reads = self.async_reads.tags[async_reader, chunks]
             if async_reads.any():
                 self._check_reads(async_reads, chunks, lane, row, site)
@@ -439,13 +442,13 @@ class ClusterMemory(ClusterOrder):
             if generic.any() and width == 16:
                 self._check_proxy(tags[generic], lane, elements[generic], site, "a bulk copy overwrites", row)
 
-    def _check_reads(self, tags: Array, at: Array, lane: int, row: int, site: int) -> None:
-        """Report a bulk copy into the elements ``at`` that comes before their reads (``tags``) have ended."""
+    def _check_reads(self, tags: Array, elements: Array, lane: int, row: int, site: int) -> None:
+        """Report a bulk copy into elements that comes before their reads (``tags``) have ended."""
         bad = (tags != 0) & ~self._ordered(np.full(len(tags), lane), tags, WRITE_AFTER_READ)
-        self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, at, lane, row, site)
+        self._report_race("a bulk copy starts", WRITE_AFTER_READ, bad, tags, elements, lane, row, site)
 
     def _report_race(
-        self, event: str, hazard: str, bad: Array, tags: Array, at: Array, lane: int, row: int, site: int
+        self, event: str, hazard: str, bad: Array, tags: Array, elements: Array, lane: int, row: int, site: int
     ) -> None:
         """Report an asynchronous access that is not ordered after the accesses whose tags are ``bad``."""
         if not bad.any():
@@ -457,14 +460,14 @@ class ClusterMemory(ClusterOrder):
             kind, why = "memory-scope", f": {NARROW}"
         elif self._some_lanes_released(one, tag, hazard)[0]:
             why = f": {APART}"
-        other = self.participant(int(tags[i]), row, int(at[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
-        self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(at[i]), other=other)
+        other = self.participant(int(tags[i]), row, int(elements[i]) * 16 // self.granule, hazard == WRITE_AFTER_READ)
+        self._report_element(kind, f"{event}: {hazard}{why}", site, lane, int(elements[i]), other=other)
 
-    def land(self, at: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
+    def land(self, elements: Array, data: Array, column: int, tick: int, width: int = 16) -> None:
         """Store the data of a copy. A thread may read it if its clock has a later tick than ``tick`` in ``column``."""
-        self.views[width][at] = data
+        self.views[width][elements] = data
         if self.hazards:
-            self.rows[width][0][at] = self.TAG((tick - self.t0) << self.BITS | PSEUDO | column)
+            self.rows[width][0][elements] = self.TAG((tick - self.t0) << self.BITS | PSEUDO | column)
         self.launch.version += 1
 
     # --- other CTAs ---

@@ -145,9 +145,9 @@ class MBarriers:
         offset = chosen.astype(np.int64) - WINDOW_START
         wrong = (offset < 0) | (offset + 8 > self.shared.size) | (offset & 7 != 0)
         if wrong.any():
-            at = int(offset[wrong][0])
-            text = f"an mbarrier at shared offset {at}, which is outside of shared memory or no multiple of 8"
-            batch.report_lanes("shared-out-of-bounds", text, site, lanes[wrong], at)
+            first = int(offset[wrong][0])
+            text = f"an mbarrier at shared offset {first}, which is outside of shared memory or no multiple of 8"
+            batch.report_lanes("shared-out-of-bounds", text, site, lanes[wrong], first)
             lanes, rows, offset = lanes[~wrong], rows[~wrong], offset[~wrong]
             if lanes.size == 0:
                 return
@@ -370,7 +370,7 @@ class MBarriers:
         for them. Without ``noinc`` the phase expects this arrival in addition to its count."""
         for bar, lanes in self._named_barriers(address, m, site):
             for copy in self.copies.take(lanes):
-                bar.flights.append(self._landing_of(copy.destination.at, copy.data, copy.destination.width, bar))
+                bar.flights.append(self._landing_of(copy.destination.elements, copy.data, copy.destination.width, bar))
                 bar.copy_site = site
             if not noinc:
                 bar.pending += len(lanes)
@@ -378,9 +378,10 @@ class MBarriers:
             mask[lanes] = True
             self.arrive(address, 1, None, mask, site)
 
-    def _landing_of(self, at: Array, data: Array, width: int, bar: MBarrier) -> Landing:
-        """A function that stores a copy's data, to be called when the mbarrier's phase has been waited for."""
-        return lambda tick: self.shared.land(at, data, bar.column, tick, width)
+    def _landing_of(self, indices: Array, data: Array, width: int, bar: MBarrier) -> Landing:
+        """A function that stores a copy's data in the elements with these indices. It is to be called when the
+        mbarrier's phase has been waited for."""
+        return lambda tick: self.shared.land(indices, data, bar.column, tick, width)
 
     def expect(self, address: Array, expected: Array, m: Mask, site: int) -> None:
         """mbarrier.expect_tx by the lanes of ``m``."""
@@ -409,13 +410,14 @@ class MBarriers:
         """Start a copy of ``data`` to elements of ``width`` bytes of a row's shared memory, which completes on the
         mbarrier."""
         self.shared.check_async_write(elements, lane, row, site, width)
-        self.shared.start_write(elements.at, bar.column, site, width)
-        self.attach_copy(elements.at, data, width, bar, site)
+        self.shared.start_write(elements.indices, bar.column, site, width)
+        self.attach_copy(elements.indices, data, width, bar, site)
 
-    def attach_copy(self, at: Array, data: Array, width: int, bar: MBarrier, site: int) -> None:
-        """Let data that a copy has begun to write (``ClusterMemory.start_write``) complete on the mbarrier. Its bytes
-        count as arrived now; the data lands when the first thread has waited for the phase."""
-        bar.flights.append(self._landing_of(at, data, width, bar))
+    def attach_copy(self, indices: Array, data: Array, width: int, bar: MBarrier, site: int) -> None:
+        """Let data that a copy has begun to write (``ClusterMemory.start_write``) complete on the mbarrier.
+        ``indices``: those of its elements of ``width`` bytes. Its bytes count as arrived now; the data lands when the
+        first thread has waited for the phase."""
+        bar.flights.append(self._landing_of(indices, data, width, bar))
         bar.copy_site = site
         bar.bytes -= data.size * width
         self._settle(bar)

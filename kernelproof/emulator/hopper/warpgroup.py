@@ -38,12 +38,12 @@ def strides(descriptor: int) -> Strides:
 
 
 class OperandPlaces(NamedTuple):
-    """The places of an operand of several warpgroups in shared memory. ``at``: indices of its 16-byte elements, shape
-    (warpgroups, elements). ``slot_of``: for each warpgroup a number that is equal for warpgroups with the same operand;
-    None if all differ. ``fits``: whether all elements lie in shared memory. ``extent``: the bytes [low, high) of the
-    CTAs that contain them."""
+    """The places of an operand of several warpgroups in shared memory. ``indices``: those of its 16-byte elements in
+    the batch's shared memory, shape (warpgroups, elements). ``slot_of``: for each warpgroup a number that is equal for
+    warpgroups with the same operand; None if all differ. ``fits``: do all elements lie in shared memory? ``extent``:
+    the bytes [low, high) of the CTAs that contain them."""
 
-    at: Array
+    indices: Array
     slot_of: list[int] | None
     fits: bool
     extent: tuple[int, int]
@@ -278,11 +278,11 @@ class Warpgroups:
     ) -> Array:
         """A or B of every warpgroup as numbers, shape (warpgroups, rows, elements along k); with ``transposed`` the
         last two are exchanged."""
-        at, slot_of = self._places(descriptors, rows, rows_contiguous, groups, site)
+        indices, slot_of = self._places(descriptors, rows, rows_contiguous, groups, site)
         count = len(groups) if slot_of is None else max(slot_of) + 1
         if slot_of is not None:
-            at = at[[slot_of.index(slot) for slot in range(count)]]
-        raw = self.shared.views[16].take(at)
+            indices = indices[[slot_of.index(slot) for slot in range(count)]]
+        raw = self.shared.views[16].take(indices)
         values = numbers(raw, kind, rows, rows_contiguous, transposed)
         return values if slot_of is None else values[slot_of]
 
@@ -299,12 +299,12 @@ class Warpgroups:
             if len(self.places) >= MAX_PLACES:
                 self.places.clear()
             places = self.places[key] = self._find_places(group_descriptors, starts, rows, rows_contiguous, groups)
-        at, slot_of, fits, extent = places
+        indices, slot_of, fits, extent = places
         if fits and bool((descriptors[starts[:, None] + np.arange(128)] == group_descriptors[:, None]).all()):
             # All threads of each warpgroup name the same operand, so one check of all warpgroups is tried first.
             batch_rows, readers = starts // self.batch.width, np.array(groups) % self.per_row
-            if not self.hazards or self.shared.wgmma_read(at, extent, starts, batch_rows, readers, site):
-                return at, slot_of
+            if not self.hazards or self.shared.wgmma_read(indices, extent, starts, batch_rows, readers, site):
+                return indices, slot_of
         patterns = [self._pattern(int(descriptor), rows, rows_contiguous) for descriptor in group_descriptors]
         checked = [
             self._checked_elements(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)
@@ -314,11 +314,11 @@ class Warpgroups:
     def _find_places(
         self, group_descriptors: Array, starts: Array, rows: int, rows_contiguous: bool, groups: list[int]
     ) -> OperandPlaces:
-        """Find an operand in shared memory. ``first``: the descriptor of each warpgroup. ``starts``: their first
+        """Find an operand in shared memory. ``group_descriptors``: one for each warpgroup. ``starts``: their first
         lanes."""
         patterns = [self._pattern(descriptor, rows, rows_contiguous) for descriptor in group_descriptors.tolist()]
         batch_rows = starts // self.batch.width
-        at = np.stack([pattern.chunks for pattern in patterns]) + (batch_rows * (self.shared.stride >> 4))[:, None]
+        indices = np.stack([pattern.chunks for pattern in patterns]) + (batch_rows * (self.shared.stride >> 4))[:, None]
         # Warpgroups of a CTA often share an operand.
         slots: dict[tuple[int, int], int] = {}
         shared_by = [
@@ -327,7 +327,7 @@ class Warpgroups:
         ]
         fits = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
         extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
-        return OperandPlaces(at, shared_by if len(slots) < len(groups) else None, fits, extent)
+        return OperandPlaces(indices, shared_by if len(slots) < len(groups) else None, fits, extent)
 
     def _checked_elements(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The indices of the 16-byte elements of one warpgroup's operand, with every check."""
@@ -338,11 +338,11 @@ class Warpgroups:
         offsets, row = pattern.offsets, start // self.batch.width
         if not self.shared.fits(pattern.low, pattern.high, start, site):
             offsets = np.clip(offsets, 0, self.shared.size - 16)
-        at = self.shared.chunks(row, offsets)
+        indices = self.shared.chunks(row, offsets)
         if self.hazards:
-            elements = Elements(at, int(offsets.min()), int(offsets.max()) + 16)
-            self.shared.async_read(elements, start, row, q % self.per_row, site, "wgmma")
-        return at
+            source = Elements(indices, int(offsets.min()), int(offsets.max()) + 16)
+            self.shared.async_read(source, start, row, q % self.per_row, site, "wgmma")
+        return indices
 
     def _pattern(self, descriptor: int, rows: int, rows_contiguous: bool) -> Pattern:
         """The 16-byte elements that a descriptor names, in the order that ``numbers`` expects."""

@@ -34,12 +34,12 @@ class MatrixMemory:
         access = shared.locate(address, 16, mask, site)
         if access is None:
             return [batch.poison(4)] * matrices
-        lanes, at, offset = access
+        lanes, elements, offset = access
         if shared.counters is not None:
             shared.counters.shared("ldmatrix", address, 16, mask)
         if shared.hazards:
-            shared.read_together(lanes, at, 16, site, offset)
-        rows: Array = shared.trial_values(shared.views[16][at], lanes, at)
+            shared.read_together(lanes, elements, 16, site, offset)
+        rows: Array = shared.trial_values(shared.views[16][elements], lanes, elements)
         if lanes is not None:
             rows = batch.spread(rows, lanes, 16)
         # The axes are warp, matrix, row and element of the row. A register holds two neighbouring elements.

@@ -54,12 +54,13 @@ def with_allocations(instructions: Sequence[Instruction]) -> list[Instruction]:
     return out
 
 
-def _replace(piece: _Replacement, out: list[Instruction], at: int, suffix: str) -> None:
-    """Replace the piece of code around an instruction. Raises UnknownMachineCode if a part of it is not found."""
+def _replace(piece: _Replacement, out: list[Instruction], index: int, suffix: str) -> None:
+    """Replace the piece of code around the instruction at an index. Raises UnknownMachineCode if a part of it is not
+    found."""
     try:
-        piece(out, at, suffix)
+        piece(out, index, suffix)
     except (StopIteration, ValueError, AssertionError) as error:
-        where, text = place(out[at].address, True), out[at].text
+        where, text = place(out[index].address, True), out[index].text
         raise UnknownMachineCode(f"{where}: this use of tensor memory is not modelled: {text}") from error
 
 
@@ -95,11 +96,11 @@ def _replace_allocation(out: list[Instruction], call: int, suffix: str) -> None:
     granules = _literal(out, take, out[take].operands[-1])
     # The instructions that compute the address come first. They get the addresses of those that they replace.
     chain = _chain(out[begin:store], out[store].operands[0])
-    for at, ins in enumerate(chain, branch):
-        out[at] = replace(ins, address=out[at].address)
-    at = branch + len(chain)
-    out[at] = replace(
-        out[at], guard=None, opcode=ALLOCATE + suffix, target=out[call].address + BYTES,
+    for index, ins in enumerate(chain, branch):
+        out[index] = replace(ins, address=out[index].address)
+    last = branch + len(chain)
+    out[last] = replace(
+        out[last], guard=None, opcode=ALLOCATE + suffix, target=out[call].address + BYTES,
         operands=(out[store].operands[0], str(granules * _GRANULE)),
     )  # fmt: skip
 
@@ -134,7 +135,7 @@ def _number_moved(ins: Instruction) -> tuple[int, str]:
 #         USHF.R.U32.HI UR4, URZ, 0x5, UR4
 #         USHF.L.U32 UR5, UR5, UR4, URZ               the mask of those that are given back
 #         ..                                          compared with the ones that are taken, else a trap
-#         UTCATOMSWS.AND URZ, UR5                     <-- ``at``
+#         UTCATOMSWS.AND URZ, UR5                     <-- ``give_back``
 #     @P0 ATOMS.AND RZ, [UR6+0x14], R2
 #         BRA NEXT
 #         CALL ..trap_col_being_dealloced_not_returned_by_alloc
@@ -144,17 +145,20 @@ def _number_moved(ins: Instruction) -> tuple[int, str]:
 #
 # It is replaced by TMEM_RELEASED UR20 at ``start``, before UR4 is overwritten, and by TMEM_DEALLOC 512 at ``begin``,
 # which branches to NEXT.
-def _replace_release(out: list[Instruction], at: int, suffix: str) -> None:
-    """Put a release in the place of the load before an ``UTCATOMSWS.AND``, at index ``at``."""
-    begin = next(i for i in range(at, -1, -1) if out[i].opcode == "LDS" and _TAKEN_WORD.match(out[i].operands[1]))
-    end = next(
-        i for i, ins in enumerate(out) if i > at and ins.name == "CALL" and "unallocated_columns" in ins.operands[-1]
+def _replace_release(out: list[Instruction], give_back: int, suffix: str) -> None:
+    """Put a release in the place of the load before the ``UTCATOMSWS.AND`` at index ``give_back``."""
+    begin = next(
+        i for i in range(give_back, -1, -1) if out[i].opcode == "LDS" and _TAKEN_WORD.match(out[i].operands[1])
     )
+    end = next(
+        i for i in range(give_back + 1, len(out))
+        if out[i].name == "CALL" and "unallocated_columns" in out[i].operands[-1]
+    )  # fmt: skip
     start = next(
         i for i in range(begin, begin - _MAX_DISTANCE, -1)
         if out[i].name in ("ULOP3", "LOP3") and out[i].operands[2] == "0xffff"
     )  # fmt: skip
-    window = out[max(0, begin - _MAX_DISTANCE) : at]
+    window = out[max(0, begin - _MAX_DISTANCE) : give_back]
     shifted = {ins.operands[1].removesuffix(".reuse") for ins in window if ins.opcode in ("SHF.L.U32", "USHF.L.U32")}
     moved = [value for value, name in map(_number_moved, window) if name in shifted]
     columns = max(mask.bit_count() for mask in moved) * _GRANULE

@@ -37,7 +37,7 @@ class Copy:
         destination = self.destination
         lanes = (everyone if destination.lanes is None else destination.lanes)[chosen]
         return Copy(
-            LateCopy(destination.low, destination.high, lanes, destination.at[chosen], destination.width),
+            LateCopy(destination.low, destination.high, lanes, destination.elements[chosen], destination.width),
             self.data[chosen],
             group,
         )
@@ -75,12 +75,12 @@ class AsyncCopies:
         access = self.shared.locate(destination, width, m, site)
         if access is None:
             return
-        lanes, at, offset = access
+        lanes, elements, offset = access
         if lanes is not None:
             data = data[lanes]
         if self.counters is not None:
             self.counters.shared("cp.async", destination, width, m)
-        self.open_copies.append(Copy(self.shared.write_pending(lanes, at, width, site, offset), data))
+        self.open_copies.append(Copy(self.shared.write_pending(lanes, elements, width, site, offset), data))
 
     def _read_part(self, source: Array, width: int, bytes_read: Scalar, m: Mask, site: int) -> Array:
         """The first bytes of every lane from global memory, with zeros after them."""
@@ -106,8 +106,8 @@ class AsyncCopies:
         that are read must be valid."""
         misaligned = mask & ((source & np.uint64(width - 1)) != 0)
         if misaligned.any():
-            at = int(source[np.flatnonzero(misaligned)[0]])
-            self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, np.flatnonzero(misaligned), at)
+            wrong = np.flatnonzero(misaligned)
+            self.batch.report_lanes("global-misaligned", f"{width}-byte copy", site, wrong, int(source[wrong[0]]))
         # ``step``, the lowest set bit of the size, is the width of the widest access that is aligned in every part.
         step = nbytes & -nbytes
         for k in range(0, nbytes, step):

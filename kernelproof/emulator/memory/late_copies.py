@@ -20,13 +20,14 @@ ENDLESS = 1 << 64
 
 @dataclass(slots=True, eq=False)
 class LateCopy:
-    """A copy of lanes (None: all) to elements ``at`` of ``width`` bytes, all within the bytes [low, high) of their
-    CTAs' shared memory. The bytes do not change until the copy lands or an access touches them."""
+    """A copy of lanes (None: all) to ``elements`` of ``width`` bytes (indices in the batch's shared memory), all within
+    the bytes [low, high) of their CTAs' shared memory. The bytes do not change until the copy lands or an access
+    touches them."""
 
     low: int
     high: int
     lanes: Array | None
-    at: Array
+    elements: Array
     width: int
 
 

@@ -11,7 +11,8 @@ MAX_READS = 64
 
 
 class LateRead(NamedTuple):
-    """A read of elements ``at`` of ``width`` bytes by lanes (None: all), within bytes [low, high) of shared memory.
+    """A read of ``elements`` of ``width`` bytes (indices in the batch's shared memory) by lanes (None: all), within
+    bytes [low, high) of shared memory.
 
     ``stamp``: the tick part of the tags. ``together``: whether whole warps read together.
     """
@@ -20,7 +21,7 @@ class LateRead(NamedTuple):
     high: int
     width: int
     lanes: Array | None
-    at: Array
+    elements: Array
     stamp: int
     together: bool
 

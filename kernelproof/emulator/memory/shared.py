@@ -20,7 +20,7 @@ from kernelproof.emulator.state.warp_clocks import WarpClocks
 WINDOW_START = 1024
 
 # Per lane of an access: the lanes (None: all), the indices of elements of the access's width in the batch's shared
-# memory (called ``at`` here), and the byte offsets there.
+# memory (called ``elements`` here), and the byte offsets there.
 SharedAccess = tuple[Array | None, Array, Array]
 
 
@@ -57,9 +57,9 @@ class SharedMemory(SharedChecks):
         if m is None:
             place = self.located.find(address, width, site)
             if place is not None:
-                at, offset, self.extent = place
+                elements, offset, self.extent = place
                 self.write_deferred_copies(*self.extent)
-                return None, at, offset
+                return None, elements, offset
         else:
             lanes = self.batch.lanes(m)
             if lanes.size == 0:
@@ -75,9 +75,9 @@ class SharedMemory(SharedChecks):
                 return None
         if lanes is None:
             offset = address + self.row
-            at = offset >> SHIFT[width]
-            self.located.remember(addresses, width, site, at, offset, self.extent)
-            return None, at, offset
+            elements = offset >> SHIFT[width]
+            self.located.remember(addresses, width, site, elements, offset, self.extent)
+            return None, elements, offset
         offset = address + self.row[lanes]
         return lanes, offset >> SHIFT[width], offset
 
@@ -106,48 +106,48 @@ class SharedMemory(SharedChecks):
         access = self.locate(address, width, m, site)
         if access is None:
             return self.batch.poison(width)
-        lanes, at, offset = access
+        lanes, elements, offset = access
         if self.counters is not None:
             self.counters.shared("ld.shared", address, width, m)
-        values: Array = self.views[width][at]
+        values: Array = self.views[width][elements]
         if self.hazards and strong == VOLATILE:
-            self._read_volatile(lanes, at, width, site, offset)
+            self._read_volatile(lanes, elements, width, site, offset)
         elif self.hazards and strong:
-            values = self._poll(lanes, at, width, site, offset, strong, values)
+            values = self._poll(lanes, elements, width, site, offset, strong, values)
         elif self.hazards:
-            self._read(lanes, at, width, site, offset)
+            self._read(lanes, elements, width, site, offset)
         if self.launch.trial is not None and strong in (0, VOLATILE):
-            values = self.trial_values(values, lanes, at)
+            values = self.trial_values(values, lanes, elements)
         return values if lanes is None else self.batch.spread(values, lanes, width)
 
-    def _read(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+    def _read(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> None:
         """Check a read by threads and tag it."""
-        self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
-        self._tag_read(lanes, at, width, together=False)
+        self._check_read(lanes, self.rows[width][0].take(elements, axis=0), site, offset, can_be_tried=True)
+        self._tag_read(lanes, elements, width, together=False)
         if self.recorded is not None:
             chosen = slice(None) if lanes is None else lanes
             column, lane = self.reader_column[chosen], self.batch.thread[chosen] & 31
-            self.recorded.record_read(at, width // self.granule, column, site, lane)
+            self.recorded.record_read(elements, width // self.granule, column, site, lane)
 
-    def _read_volatile(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+    def _read_volatile(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> None:
         """Check a volatile read as a weak one, except at granules that an atomic has written; see ``VOLATILE``."""
         everyone = self.batch.everyone if lanes is None else lanes
-        plain = self._is_plain(at, width)
+        plain = self._is_plain(elements, width)
         if plain.any():
-            self._read(everyone[plain], at[plain], width, site, offset[plain])
-        self.volatile_rows(width)[at] = True
+            self._read(everyone[plain], elements[plain], width, site, offset[plain])
+        self.volatile_rows(width)[elements] = True
 
-    def read_together(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> None:
+    def read_together(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> None:
         """Check and tag a read by whole warps, such as ldmatrix: it is tagged as one of several lanes."""
-        self._check_read(lanes, self.rows[width][0].take(at, axis=0), site, offset, can_be_tried=True)
-        self._tag_read(lanes, at, width, together=True)
+        self._check_read(lanes, self.rows[width][0].take(elements, axis=0), site, offset, can_be_tried=True)
+        self._tag_read(lanes, elements, width, together=True)
         if self.recorded is not None:
             column = self.reader_column if lanes is None else self.reader_column[lanes]
-            self.recorded.record_read(at, width // self.granule, column, site)
+            self.recorded.record_read(elements, width // self.granule, column, site)
 
-    def _tag_read(self, lanes: Array | None, at: Array, width: int, *, together: bool) -> None:
+    def _tag_read(self, lanes: Array | None, elements: Array, width: int, *, together: bool) -> None:
         """Tag a read of the bytes that were located last, or defer that. ``together``: see ``LateRead``."""
-        read = LateRead(*self.extent, width, lanes, at, self.stamp, together)
+        read = LateRead(*self.extent, width, lanes, elements, self.stamp, together)
         if not self.defers or self.late_reads.is_full:
             self._write_deferred_tags([*self.late_reads.take(0, 1 << 32, 0), read])
         else:
@@ -168,51 +168,51 @@ class SharedMemory(SharedChecks):
         access = self.locate(address, width, m, site)
         if access is None:
             return
-        lanes, at, offset = access
+        lanes, elements, offset = access
         if lanes is not None:
             value = value[lanes]
         if self.counters is not None:
             self.counters.shared(kind, address, width, m)
         view = self.views[width]
-        self.launch.count_store(lambda: bool(equal_bits(view[at], value).all()))
+        self.launch.count_store(lambda: bool(equal_bits(view[elements], value).all()))
         if not self.hazards:
-            view[at] = value
+            view[elements] = value
             return
-        self._check_write(lanes, width, at, site, offset, lambda: self._is_same_store(width, at, value))
+        self._check_write(lanes, width, elements, site, offset, lambda: self._is_same_store(width, elements, value))
         tag = self.lane_tag if lanes is None else self.lane_tag[lanes]
-        self.tag_written(width, at, tag, site, bool(strong))
+        self.tag_written(width, elements, tag, site, bool(strong))
         if strong:
-            self.flag_rows(width)[at] = True
+            self.flag_rows(width)[elements] = True
         self.recent.add(*self.extent, self.stamp)
-        old = view[at] if strong and self.observed else None
-        view[at] = value
+        old = view[elements] if strong and self.observed else None
+        view[elements] = value
         if strong and self.flags_are_read:
             self._publish(lanes, offset, strong, site, None if old is None else (old, value))
         # If several lanes store to one word, the others find the last one's tag and value here.
-        replaced = self.last_writers(width, at) != tag
+        replaced = self.last_writers(width, elements) != tag
         if replaced.any():
-            differ = replaced & ~equal_bits(view[at], value)
+            differ = replaced & ~equal_bits(view[elements], value)
             if differ.any():
                 text = "several threads write different values in one instruction"
                 lane = self.batch.everyone if lanes is None else lanes
-                self._report("shared-race", text, Granules(site, lane, np.arange(len(at)), offset), differ)
+                self._report("shared-race", text, Granules(site, lane, np.arange(len(elements)), offset), differ)
             # If lanes write the same value, the tag is that of the first one: a warp mostly lets that lane release.
-            self.tag_written(width, at[::-1], tag[::-1], strong=bool(strong))
+            self.tag_written(width, elements[::-1], tag[::-1], strong=bool(strong))
 
-    def _is_same_store(self, width: int, at: Array, value: Array) -> Array:
+    def _is_same_store(self, width: int, elements: Array, value: Array) -> Array:
         """Per element: does a store of this value repeat the last store? After an atomic it does not, even if the
         atomic has left this value by chance, since the atomic gives another result after the store than before it."""
-        same = equal_bits(self.views[width][at], value)
-        return same & (self._is_plain(at, width) | self.are_flags(at, width)) if self.strong_rows else same
+        same = equal_bits(self.views[width][elements], value)
+        return same & (self._is_plain(elements, width) | self.are_flags(elements, width)) if self.strong_rows else same
 
-    def write_pending(self, lanes: Array | None, at: Array, width: int, site: int, offset: Array) -> LateCopy:
-        """Start a copy by threads to the elements ``at``, which were located last. They are poison until it lands."""
-        copy = LateCopy(*self.extent, lanes, at, width)
+    def write_pending(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> LateCopy:
+        """Start a copy by threads to elements, which were located last. They are poison until it lands."""
+        copy = LateCopy(*self.extent, lanes, elements, width)
         if self.hazards:
-            if self._extent_may_race(lanes) and self._elements_may_race(at, width):
-                self._check_write(lanes, width, at, site, offset)
+            if self._extent_may_race(lanes) and self._elements_may_race(elements, width):
+                self._check_write(lanes, width, elements, site, offset)
             if self.recorded is not None:
-                self.recorded.record_write(at, width // self.granule, site)
+                self.recorded.record_write(elements, width // self.granule, site)
         self.late_copies.copies.append(copy)
         if not self.defers:
             self.write_deferred_copies(copy.low, copy.high)
@@ -224,18 +224,20 @@ class SharedMemory(SharedChecks):
         for copy in self.late_copies.take(low, high):
             if self.hazards:
                 actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
-                self.tag_written(copy.width, copy.at, actor | self.TAG(self.IN_FLIGHT))
+                self.tag_written(copy.width, copy.elements, actor | self.TAG(self.IN_FLIGHT))
                 self.recent.add(copy.low, copy.high, ENDLESS)
-            self.views[copy.width][copy.at] = self.poison[copy.width]
+            self.views[copy.width][copy.elements] = self.poison[copy.width]
 
     def land_own(self, copy: LateCopy, data: Array) -> None:
         """Write the data of a thread's copy, as if the thread stored it now."""
         self._follow_tick()
         self.late_copies.land(copy)
         self.write_deferred_copies(copy.low, copy.high)
-        self.views[copy.width][copy.at] = data
+        self.views[copy.width][copy.elements] = data
         if self.hazards:
-            self.tag_written(copy.width, copy.at, self.lane_tag if copy.lanes is None else self.lane_tag[copy.lanes])
+            self.tag_written(
+                copy.width, copy.elements, self.lane_tag if copy.lanes is None else self.lane_tag[copy.lanes]
+            )
             self.recent.add(copy.low, copy.high, self.stamp)
         self.launch.version += 1
 
@@ -247,45 +249,47 @@ class SharedMemory(SharedChecks):
         access = self.locate(address, width, m, site)
         if access is None:
             return None
-        lanes, at, offset = access
+        lanes, elements, offset = access
         everyone = self.batch.everyone if lanes is None else lanes
         if self.hazards:
-            self._check_atomic(everyone, at, width, site, offset)
-            self.tag_written(width, at, self.lane_tag if lanes is None else self.lane_tag[lanes], site, strong=True)
+            self._check_atomic(everyone, elements, width, site, offset)
+            self.tag_written(
+                width, elements, self.lane_tag if lanes is None else self.lane_tag[lanes], site, strong=True
+            )
             self.recent.add(*self.extent, self.stamp)
-        return everyone, at
+        return everyone, elements
 
-    def _check_atomic(self, lanes: Array, at: Array, width: int, site: int, offset: Array) -> None:
+    def _check_atomic(self, lanes: Array, elements: Array, width: int, site: int, offset: Array) -> None:
         """Report atomics that race with plain accesses."""
-        plain = self._is_plain(at, width)
+        plain = self._is_plain(elements, width)
         if plain.any():
-            self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
+            self._check_read(lanes[plain], self.rows[width][0][elements][plain], site, offset[plain])
         if not self._extent_may_race(lanes):
             return
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
-        read = self.rows[width][1][at] >= self._fresh_of(lanes)
+        read = self.rows[width][1][elements] >= self._fresh_of(lanes)
         todo = plain | any_granule(read)
-        volatile = self.are_volatile(at, width)
+        volatile = self.are_volatile(elements, width)
         for part, reads in ((todo & ~volatile, True), (todo & volatile, False)):
             chosen = np.flatnonzero(part)
             if chosen.size:
                 strong_before = partial(np.invert, plain[chosen])
-                self._check_write(lanes[chosen], width, at[chosen], site, offset[chosen], strong_before, reads)
+                self._check_write(lanes[chosen], width, elements[chosen], site, offset[chosen], strong_before, reads)
 
-    def _is_plain(self, at: Array, width: int) -> Array:
+    def _is_plain(self, elements: Array, width: int) -> Array:
         """A mask of the elements that were last written by a plain access, not by an atomic or a write of a flag. Only
         those can race with strong accesses."""
         if not self.strong_rows:
-            return np.ones(len(at), bool)
-        return any_granule(self.rows[width][0][at] != self.strong_rows[width][at])
+            return np.ones(len(elements), bool)
+        return any_granule(self.rows[width][0][elements] != self.strong_rows[width][elements])
 
     def _poll(
-        self, lanes: Array | None, at: Array, width: int, site: int, offset: Array, strong: int, values: Array
+        self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array, strong: int, values: Array
     ) -> Array:
         """Check a strong load where memory holds ``values``. Returns the values that it reads, which may be older."""
         if lanes is None:
             lanes = self.batch.everyone
-        plain = self._is_plain(at, width)
+        plain = self._is_plain(elements, width)
         if plain.any():
-            self._check_read(lanes[plain], self.rows[width][0][at][plain], site, offset[plain])
+            self._check_read(lanes[plain], self.rows[width][0][elements][plain], site, offset[plain])
         return self.read(lanes, offset, strong, site, values)

@@ -39,10 +39,10 @@ class Granules(NamedTuple):
 
 
 class SharedChecks(SharedTags):
-    """The checks of a batch's shared memory, ``size`` bytes per CTA. In all methods ``at`` has the indices of elements
-    of the access's width in the batch's shared memory, and ``offset`` their byte offsets there."""
+    """The checks of a batch's shared memory, ``size`` bytes per CTA. In all methods ``elements`` has indices of
+    elements of the access's width in the batch's shared memory, and ``offset`` their byte offsets there."""
 
-    # Whether tags are deferred. Most tags become old at a barrier before any check reads them. So the tags of reads by
+    # Are tags deferred? Most tags become old at a barrier before any check reads them. So the tags of reads by
     # whole warps are written only when a check is about to read them, and the tags and poison of a copy under way only
     # if an access touches its destination before it lands. Subclasses without such barriers switch this off.
     DEFERS = True
@@ -171,39 +171,39 @@ class SharedChecks(SharedTags):
         batch = self.batch
         return self.clocks.horizon(batch.row_of[lanes], batch.warp[lanes], np.full(len(lanes), column))
 
-    def trial_values(self, values: Array, lanes: Array | None, at: Array) -> Array:
+    def trial_values(self, values: Array, lanes: Array | None, elements: Array) -> Array:
         """The values that a read returns: in a trial, those of suspects are replaced."""
-        trial, per = self.launch.trial, values.dtype.itemsize // self.granule
+        trial, per_element = self.launch.trial, values.dtype.itemsize // self.granule
         if trial is None:
             return values
         columns = self.reader_column if lanes is None else self.reader_column[lanes]
-        granules = at[:, None] * per + np.arange(per)
+        granules = elements[:, None] * per_element + np.arange(per_element)
         return trial.replace_values(values, int(self.batch.ctas[0]), self.launch.tick, columns, granules)
 
     def _check_write(
         self,
         lanes: Array | None,
         width: int,
-        at: Array,
+        elements: Array,
         site: int,
         offset: Array,
         same: Callable[[], Array] | None = None,
         after_reads: bool = True,
     ) -> None:
-        """Report a write to elements ``at`` that races with earlier accesses, or overwrites the destination of a copy
+        """Report a write to elements that races with earlier accesses, or overwrites the destination of a copy
         under way. ``same``: a mask of the elements that already hold the value; such a write does not race with the
         last one. ``after_reads``: also check earlier reads."""
         if not self._extent_may_race(lanes):
             return
         writer, latest, readers = self.rows[width]
-        tags, reads = writer.take(at, axis=0), latest.take(at, axis=0)
+        tags, reads = writer.take(elements, axis=0), latest.take(elements, axis=0)
         fresh = self._fresh_of(lanes)
         recent_tags = ((tags >= fresh) & (tags != self.UNWRITTEN)) | (reads >= fresh)
         if not recent_tags.any():
             return
         which = np.flatnonzero(any_granule(recent_tags))
-        per = tags.shape[1] if tags.ndim > 1 else 1
-        element = np.repeat(which, per)
+        per_element = tags.shape[1] if tags.ndim > 1 else 1
+        element = np.repeat(which, per_element)
         lane = element if lanes is None else lanes[element]
         granules = Granules(site, lane, element, offset)
         flat = tags[which].reshape(-1)
@@ -211,11 +211,11 @@ class SharedChecks(SharedTags):
             self._report(kind, text, granules, bad, flat, doubtful=doubtful)
         racing = (flat >= fresh) & (flat < self.IN_FLIGHT)
         if same is not None and racing.any():
-            racing &= ~np.repeat(same()[which], per)
+            racing &= ~np.repeat(same()[which], per_element)
         self._check_order(WRITE_AFTER_WRITE, racing, flat, granules)
         if not after_reads or not (reads[which] >= fresh).any():
             return
-        last_reads = readers[at[which]].reshape(-1, self.columns)
+        last_reads = readers[elements[which]].reshape(-1, self.columns)
         recent = last_reads >= fresh
         # A thread does not race with its own reads, whose tags are in the column of its warp. For each granule, ``own``
         # selects the entry in the column of the lane that writes it.
@@ -223,7 +223,7 @@ class SharedChecks(SharedTags):
         recent.reshape(-1)[own] &= (last_reads.reshape(-1)[own] & ((1 << self.BITS) - 1)) != self.actor[lane]
         # One finding per column, because a finding names one earlier reader.
         for column in np.flatnonzero(recent.any(axis=0)) if recent.any() else ():
-            places = (at[which, None] * per + np.arange(per)).reshape(-1)
+            places = (elements[which, None] * per_element + np.arange(per_element)).reshape(-1)
             tags = last_reads[:, column]
             doubt = partial(self._suspect_column, lane, int(column), places, tags)
             self._check_order(WRITE_AFTER_READ, recent[:, column], tags, granules, doubt)
@@ -334,11 +334,11 @@ class SharedChecks(SharedTags):
         self._write_deferred_tags(self.late_reads.take(*self.extent, fresh))
         return self.recent.overlap(*self.extent, fresh)
 
-    def _elements_may_race(self, at: Array, width: int) -> bool:
+    def _elements_may_race(self, elements: Array, width: int) -> bool:
         """May a write to these elements race? This is a cheap test of their tags, of which only False is certain."""
         writer, latest, _ = self.rows[width]
         fresh = max(self.fresh, 1)
-        if bool((latest.take(at, axis=0) >= fresh).any()):
+        if bool((latest.take(elements, axis=0) >= fresh).any()):
             return True
-        tags = writer.take(at, axis=0)
+        tags = writer.take(elements, axis=0)
         return bool(((tags >= fresh) & (tags != self.UNWRITTEN)).any())

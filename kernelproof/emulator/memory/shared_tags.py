@@ -30,16 +30,16 @@ def any_granule(of_elements: Array) -> Array:
     return np.asarray(np.ascontiguousarray(of_elements).view(MOVER[granules]).reshape(-1) != 0)
 
 
-def put_in_granules(of_elements: Array, at: Array, values: Array) -> None:
-    """Write a value per element to all granules of elements ``at``, in an array of shape (elements,) or (elements,
-    granules)."""
+def put_in_granules(of_elements: Array, elements: Array, values: Array) -> None:
+    """Write a value per element to all granules of ``elements``. ``of_elements``: the array that is changed, shape
+    (elements,) or (elements, granules)."""
     if of_elements.ndim == 1:
-        of_elements[at] = values
+        of_elements[elements] = values
         return
     # NumPy writes opaque elements several times faster than short rows.
     granules = of_elements.shape[1]
     element = np.dtype(f"V{of_elements.itemsize * granules}")
-    of_elements.reshape(-1).view(element)[at] = values.repeat(granules).view(element)
+    of_elements.reshape(-1).view(element)[elements] = values.repeat(granules).view(element)
 
 
 class SharedTags(SharedFlags):
@@ -68,7 +68,7 @@ class SharedTags(SharedFlags):
         # ``tagged`` is the tick that ``stamp`` and ``lane_tag`` carry.
         self.t0 = self.tagged = batch.launch.tick
         self.fresh = 0
-        # Whether all CTAs have the same ``fresh``. If not, the last result of ``_fresh_of`` is kept: lanes, and theirs.
+        # Do all CTAs have the same ``fresh``? If not, the last result of ``_fresh_of`` is kept: lanes, and theirs.
         self._are_even = True
         self._last_fresh: tuple[Array | None, int] = None, 0
         # The last lanes of ``_fresh_of``, and their rows.
@@ -94,11 +94,11 @@ class SharedTags(SharedFlags):
         self.rows: dict[int, tuple[Array, Array, Array]] = {}
         for w in MOVER:
             if w >= self.granule:
-                per = w // self.granule
+                per_element = w // self.granule
                 self.rows[w] = (
-                    self.writer.reshape(-1, per) if per > 1 else self.writer,
-                    self.latest.reshape(-1, per) if per > 1 else self.latest,
-                    self.readers.reshape(-1, per, self.columns),
+                    self.writer.reshape(-1, per_element) if per_element > 1 else self.writer,
+                    self.latest.reshape(-1, per_element) if per_element > 1 else self.latest,
+                    self.readers.reshape(-1, per_element, self.columns),
                 )
         # The same views of the tags that granules got at their last atomic or write of a flag, once there is one. If a
         # granule's present tag differs from that, a plain access was the last one that wrote it.
@@ -174,19 +174,21 @@ class SharedTags(SharedFlags):
             self._last_fresh = lanes, max(self._first_fresh(int(base.min())), 1)
         return self._last_fresh[1]
 
-    def tag_written(self, width: int, at: Array, tag: Array, site: int | None = None, strong: bool = False) -> None:
-        """Tag all granules of elements ``at`` as written, and record ``site`` as the instruction that wrote them. For a
+    def tag_written(
+        self, width: int, elements: Array, tag: Array, site: int | None = None, strong: bool = False
+    ) -> None:
+        """Tag all granules of elements as written, and record ``site`` as the instruction that wrote them. For a
         copy whose data lands now, ``site`` is None: its instruction was recorded when the copy began. ``strong``: the
         write is an atomic or a write of a flag."""
-        put_in_granules(self.rows[width][0], at, tag)
+        put_in_granules(self.rows[width][0], elements, tag)
         if strong and not self.strong_rows:
             granules = np.zeros_like(self.writer)
             self.strong_rows = {w: granules.reshape(rows[0].shape) for w, rows in self.rows.items()}
         if self.strong_rows:
             # A plain write stores 0, which no tag is: its own tag may equal that of an atomic of the same thread.
-            put_in_granules(self.strong_rows[width], at, tag if strong else np.zeros_like(tag))
+            put_in_granules(self.strong_rows[width], elements, tag if strong else np.zeros_like(tag))
         if self.recorded is not None and site is not None:
-            self.recorded.record_write(at, width // self.granule, site)
+            self.recorded.record_write(elements, width // self.granule, site)
 
     def volatile_rows(self, width: int) -> Array:
         """The granules that volatile loads have read, by element like ``rows``."""
@@ -200,18 +202,20 @@ class SharedTags(SharedFlags):
             self.flagged = np.zeros(len(self.writer), bool)
         return self.flagged.reshape(self.rows[width][0].shape)
 
-    def are_volatile(self, at: Array, width: int) -> Array:
+    def are_volatile(self, elements: Array, width: int) -> Array:
         """A mask of the elements that volatile loads have read."""
-        return np.zeros(len(at), bool) if self.volatile is None else any_granule(self.volatile_rows(width)[at])
+        if self.volatile is None:
+            return np.zeros(len(elements), bool)
+        return any_granule(self.volatile_rows(width)[elements])
 
-    def are_flags(self, at: Array, width: int) -> Array:
+    def are_flags(self, elements: Array, width: int) -> Array:
         """A mask of the elements that stores have used as flags."""
-        return np.zeros(len(at), bool) if self.flagged is None else any_granule(self.flag_rows(width)[at])
+        return np.zeros(len(elements), bool) if self.flagged is None else any_granule(self.flag_rows(width)[elements])
 
-    def last_writers(self, width: int, at: Array) -> Array:
+    def last_writers(self, width: int, elements: Array) -> Array:
         """The tag of the last write to the first granule of each element."""
         writer = self.rows[width][0]
-        return np.asarray(writer[at] if writer.ndim == 1 else writer[at, 0])
+        return np.asarray(writer[elements] if writer.ndim == 1 else writer[elements, 0])
 
     def _write_deferred_tags(self, reads: list[LateRead]) -> None:
         """Write the tags of deferred reads, oldest first."""
@@ -223,8 +227,9 @@ class SharedTags(SharedFlags):
                 continue
             _, latest, readers = self.rows[read.width]
             # Later accesses compare ``latest`` only with ``fresh``, so it needs no actor.
-            latest[read.at] = read.stamp
-            readers[read.at, :, self.reader_column[chosen]] = (self.collective[chosen] | self.TAG(read.stamp))[:, None]
+            latest[read.elements] = read.stamp
+            tags = self.collective[chosen] | self.TAG(read.stamp)
+            readers[read.elements, :, self.reader_column[chosen]] = tags[:, None]
 
     def _write_tags_of_threads(self, read: LateRead, chosen: Array | slice) -> None:
         """Write the tags of a read by the threads of ``chosen`` lanes.
@@ -233,24 +238,24 @@ class SharedTags(SharedFlags):
         the granule. The tag is that of the thread while it is the only reader since the warp last synchronised.
         Otherwise it is the tag of "several lanes of the warp".
         """
-        at, per, latest = read.at, read.width // self.granule, self.rows[read.width][1]
+        elements, per_element, latest = read.elements, read.width // self.granule, self.rows[read.width][1]
         stamp = self.TAG(read.stamp)
         lane_tag, collective_tag = self.actor[chosen] | stamp, self.collective[chosen] | stamp
         # ``reader_tags`` is flat, by granule and then by column. ``first``: each element's first granule, own column.
-        first = at * (per * self.columns) + self.reader_column[chosen]
-        before = latest.take(at, axis=0)
-        put_in_granules(latest, at, lane_tag)
+        first = elements * (per_element * self.columns) + self.reader_column[chosen]
+        before = latest.take(elements, axis=0)
+        put_in_granules(latest, elements, lane_tag)
         # Every lane stores its tag and then reads it back: if several lanes share a granule, only the last one finds
         # its own. Most granules have one reader, in this instruction and since the CTA last synchronised.
         is_alone = not (before >= self._fresh_of(read.lanes)).any()
-        is_alone = is_alone and bool((lane_tag == latest.take(at, axis=0).T).all())
+        is_alone = is_alone and bool((lane_tag == latest.take(elements, axis=0).T).all())
         tag = lane_tag if is_alone else self._tags_among_others(first, lane_tag, collective_tag, chosen)
-        for k in range(per):
+        for k in range(per_element):
             self.reader_tags[first + k * self.columns] = tag
         # If lanes share a granule in this very instruction, only the tag of the last one is there.
         replaced = np.zeros(0, bool) if is_alone else self.reader_tags[first] != tag
         if replaced.any():
-            for k in range(per):
+            for k in range(per_element):
                 self.reader_tags[first[replaced] + k * self.columns] = collective_tag[replaced]
 
     def _tags_among_others(self, first: Array, lane_tag: Array, collective_tag: Array, chosen: Array | slice) -> Array:

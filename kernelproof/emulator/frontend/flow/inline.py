@@ -54,9 +54,9 @@ def rename_operand(op: Operand, reg: Rename, sym: Rename) -> Operand:
             return Mem(Reg(reg(base.name)), op.offset)
         return Mem(Sym(sym(base.name), base.offset), op.offset) if isinstance(base, Sym) else op
     if isinstance(op, TensorOperand):
-        at = rename_operand(Mem(op.base, op.offset), reg, sym)
-        assert isinstance(at, Mem)
-        return TensorOperand(at.base, at.offset, tuple(rename_operand(x, reg, sym) for x in op.coordinates))
+        renamed = rename_operand(Mem(op.base, op.offset), reg, sym)
+        assert isinstance(renamed, Mem)
+        return TensorOperand(renamed.base, renamed.offset, tuple(rename_operand(x, reg, sym) for x in op.coordinates))
     if isinstance(op, Vec):
         return Vec(tuple(rename_operand(x, reg, sym) for x in op.items))
     if isinstance(op, Pair):
@@ -141,8 +141,8 @@ class Inliner:
             return []
         width = TYPE_BYTES[item.parts[-1]]
         count = len(value.items) if isinstance(value, Vec) else 1
-        at = mem.offset + mem.base.offset
-        return [(mem.base.name, at + i * width, width, item.base == "st") for i in range(count)]
+        start = mem.offset + mem.base.offset
+        return [(mem.base.name, start + i * width, width, item.base == "st") for i in range(count)]
 
     def _expand(
         self,
@@ -230,10 +230,10 @@ class Inliner:
         width = {"8": 1, "16": 2, "32": 4, "64": 8}.get(kind.lstrip("busf"), 0)
         if not width:
             raise PtxError(item.line, f"{item.op}: parameter type is not modelled")
-        at = mem.offset + mem.base.offset
+        start = mem.offset + mem.base.offset
         bits = max(16, 8 * width)
         for i, element in enumerate(value.items if isinstance(value, Vec) else (value,)):
-            slot = f"{mem.base.name}+{at + i * width}:{width}"
+            slot = f"{mem.base.name}+{start + i * width}:{width}"
             self.kinds.setdefault(slot, f"b{bits}")
             declared = self.kinds.get(element.name) if isinstance(element, Reg) else f"b{bits}"
             have = int((declared or ("b16" if item.base == "st" else "b32")).lstrip("busf"))

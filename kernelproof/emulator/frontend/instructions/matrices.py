@@ -27,14 +27,14 @@ from kernelproof.emulator.machine.tensor import Shape
 _shapes: dict[str, Shape | None] = {}
 
 
-def _matrix_form(e: Emitter, ins: Instr, fragment: Operand, at: Operand) -> tuple[tuple[Operand, ...], bool]:
+def _matrix_form(e: Emitter, ins: Instr, fragment: Operand, mem: Operand) -> tuple[tuple[Operand, ...], bool]:
     """The registers of a ldmatrix or stmatrix, one per matrix, and whether it transposes."""
     parts = ins.parts
     count = next(int(p[1:]) for p in parts if p in ("x1", "x2", "x4"))
     items = fragment.items if isinstance(fragment, Vec) else (fragment,)
     if "b16" not in parts or "m8n8" not in parts or len(items) != count:
         raise e.fail()
-    if isinstance(at, Mem) and space_of(ins) == "generic":
+    if isinstance(mem, Mem) and space_of(ins) == "generic":
         raise e.fail(f"{ins.base} with a generic address")
     return items, "trans" in parts
 
@@ -42,9 +42,9 @@ def _matrix_form(e: Emitter, ins: Instr, fragment: Operand, at: Operand) -> tupl
 @instruction("ldmatrix", mutations=(shift(),))
 def ldmatrix(e: Emitter, ins: Instr) -> None:
     """ldmatrix of 16-bit elements."""
-    d, at = ins.operands
-    targets, transpose = _matrix_form(e, ins, d, at)
-    text = f"H.load({e.shared(at)}, {len(targets)}, {e.lanes()}, {transpose})"
+    d, mem = ins.operands
+    targets, transpose = _matrix_form(e, ins, d, mem)
+    text = f"H.load({e.shared(mem)}, {len(targets)}, {e.lanes()}, {transpose})"
     if e.guard is None and all(isinstance(t, Reg) and t.name not in e.lazy for t in targets):
         e.line(f"{', '.join(_variables(e, targets))}{',' if len(targets) == 1 else ''} = {text}")
         return
@@ -56,10 +56,10 @@ def ldmatrix(e: Emitter, ins: Instr) -> None:
 @instruction("stmatrix", writes=Writes.MEMORY, mutations=(shift(),))
 def stmatrix(e: Emitter, ins: Instr) -> None:
     """stmatrix of 16-bit elements."""
-    at, s = ins.operands
-    sources, transpose = _matrix_form(e, ins, s, at)
+    mem, s = ins.operands
+    sources, transpose = _matrix_form(e, ins, s, mem)
     values = e.arrays(sources, "u4")
-    e.line(f"H.store({e.shared(at)}, {values}, {e.lanes()}, {transpose})")
+    e.line(f"H.store({e.shared(mem)}, {values}, {e.lanes()}, {transpose})")
 
 
 @instruction("movmatrix")
@@ -235,27 +235,27 @@ def _assign_all(e: Emitter, d: Operand, call: str, word: str = "u4") -> None:
         e.assign(target, Value(f"{out}[{i}]", word, False))
 
 
-def _wmma_tile(e: Emitter, ins: Instr, at: Operand) -> tuple[str, str, str]:
+def _wmma_tile(e: Emitter, ins: Instr, mem: Operand) -> tuple[str, str, str]:
     """The texts of tile, address and stride of a wmma.load or wmma.store."""
     parts = ins.parts
     kind, space = parts[-1], space_of(ins)
     size = _wmma_size(e, ins)
     if kind not in (*_WMMA[size], "f16", "f32", "s32", "f64"):
         raise e.fail()
-    if isinstance(at, Mem) and space == "generic" and isinstance(at.base, Sym):
-        space = e.symbols[at.base.name][0]
+    if isinstance(mem, Mem) and space == "generic" and isinstance(mem.base, Sym):
+        space = e.symbols[mem.base.name][0]
     layout = next(p for p in parts if p in ("row", "col"))
     tile = e.bind("tile", WmmaTile(parts[2], layout, size, space, kind))
     stride = e.array(ins.operands[2], "u4") if len(ins.operands) > 2 else "None"
-    return tile, e.shared(at) if space == "shared" else e.address(at, space), stride
+    return tile, e.shared(mem) if space == "shared" else e.address(mem, space), stride
 
 
 @instruction("wmma.load", access=_access_bytes)
 def wmma_load(e: Emitter, ins: Instr) -> None:
     """wmma.load."""
-    d, at = ins.operands[:2]
+    d, mem = ins.operands[:2]
     assert isinstance(d, Vec)
-    tile, address, stride = _wmma_tile(e, ins, at)
+    tile, address, stride = _wmma_tile(e, ins, mem)
     call = f"T.wmma_load({tile}, {address}, {stride}, {len(d.items)}, {e.lanes()})"
     _assign_all(e, d, call, _register_type(ins.parts[-1]))
 
@@ -263,8 +263,8 @@ def wmma_load(e: Emitter, ins: Instr) -> None:
 @instruction("wmma.store", writes=Writes.MEMORY, access=_access_bytes)
 def wmma_store(e: Emitter, ins: Instr) -> None:
     """wmma.store."""
-    at, s = ins.operands[:2]
+    mem, s = ins.operands[:2]
     assert isinstance(s, Vec)
-    tile, address, stride = _wmma_tile(e, ins, at)
+    tile, address, stride = _wmma_tile(e, ins, mem)
     values = e.arrays(s.items, _register_type(ins.parts[-1]))
     e.line(f"T.wmma_store({tile}, {address}, {stride}, {values}, {e.lanes()})")

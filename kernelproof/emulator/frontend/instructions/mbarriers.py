@@ -50,7 +50,7 @@ def arrive(e: Emitter, ins: Instr) -> None:
     """mbarrier.arrive, with a state or without, after expect_tx or with a count."""
     operands = list(ins.operands)
     state = operands.pop(0) if not isinstance(operands[0], Mem) else None
-    at = e.shared(operands[0])
+    address = e.shared(operands[0])
     extra = e.array(operands[1], "u4") if len(operands) > 1 else None
     count, expected = "1", "None"
     if extra is not None and "expect_tx" in ins.parts:
@@ -58,7 +58,7 @@ def arrive(e: Emitter, ins: Instr) -> None:
     elif extra is not None:
         count = extra
     mask = e.mask()
-    text = f"B.arrive({at}, {count}, {expected}, {mask}, {e.site()}, {_order(ins)}, {'arrive_drop' in ins.parts})"
+    text = f"B.arrive({address}, {count}, {expected}, {mask}, {e.site()}, {_order(ins)}, {'arrive_drop' in ins.parts})"
     if state is None or is_discarded(state):
         e.line(text)
     else:
@@ -67,8 +67,8 @@ def arrive(e: Emitter, ins: Instr) -> None:
 
 def _write_call(e: Emitter, ins: Instr, method: str) -> None:
     """Write a call of a method of the mbarriers with an address and a number, the instruction's two operands."""
-    at, number = ins.operands
-    e.line(f"B.{method}({e.shared(at)}, {e.array(number, 'u4')}, {e.lanes()})")
+    mem, number = ins.operands
+    e.line(f"B.{method}({e.shared(mem)}, {e.array(number, 'u4')}, {e.lanes()})")
 
 
 @instruction("mbarrier.expect_tx", writes=Writes.MEMORY, hopper=True, mutations=(drop, _expect_more_bytes))
@@ -86,8 +86,8 @@ def complete(e: Emitter, ins: Instr) -> None:
 @instruction("cp.async.mbarrier.arrive", writes=Writes.MEMORY, hopper=True)
 def copies_arrive(e: Emitter, ins: Instr) -> None:
     """cp.async.mbarrier.arrive."""
-    at = e.shared(ins.operands[0])
-    e.line(f"B.copies_arrive({at}, {'noinc' in ins.parts}, {e.lanes()})")
+    address = e.shared(ins.operands[0])
+    e.line(f"B.copies_arrive({address}, {'noinc' in ins.parts}, {e.lanes()})")
 
 
 @instruction(
@@ -100,10 +100,10 @@ def copies_arrive(e: Emitter, ins: Instr) -> None:
 def store_async(e: Emitter, ins: Instr) -> None:
     """st.async: a store that completes on an mbarrier of the destination's CTA."""
     width = TYPE_BYTES[ins.parts[-1]]
-    at, value, bar = ins.operands
+    mem, value, bar = ins.operands
     items = value.items if isinstance(value, Vec) else (value,)
     data = join_elements(e, items, width)
-    place, signal = (e.shared(op, "shared:cluster") for op in (at, bar))
+    place, signal = (e.shared(op, "shared:cluster") for op in (mem, bar))
     e.line(f"F.store({place}, {data}, {width * len(items)}, {signal}, {e.lanes()})")
 
 
@@ -129,8 +129,8 @@ def init(e: Emitter, ins: Instr) -> None:
 @instruction("mbarrier.inval", writes=Writes.MEMORY, hopper=True)
 def invalidate(e: Emitter, ins: Instr) -> None:
     """mbarrier.inval."""
-    at = e.shared(ins.operands[0])
-    e.line(f"B.invalidate({at}, {e.lanes()})")
+    address = e.shared(ins.operands[0])
+    e.line(f"B.invalidate({address}, {e.lanes()})")
 
 
 # --- waits

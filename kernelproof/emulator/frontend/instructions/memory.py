@@ -47,9 +47,9 @@ def space_of(ins: Instr) -> str:
     return "generic"
 
 
-def _named_space(e: Emitter, space: str, at: Mem) -> str:
+def _named_space(e: Emitter, space: str, mem: Mem) -> str:
     """The state space of an address; a generic address of a variable is in the variable's space."""
-    return e.symbols[at.base.name][0] if space == "generic" and isinstance(at.base, Sym) else space
+    return e.symbols[mem.base.name][0] if space == "generic" and isinstance(mem.base, Sym) else space
 
 
 def _element_count(ins: Instr) -> int:
@@ -62,15 +62,15 @@ def _pieces(total: int) -> list[tuple[int, int]]:
     return [(0, total)] if total <= 16 else [(i, 16) for i in range(0, total, 16)]
 
 
-def _require_aligned(e: Emitter, space: str, at: Mem, total: int, mask: str) -> None:
+def _require_aligned(e: Emitter, space: str, mem: Mem, total: int, mask: str) -> None:
     """Write a check that an access which consists of several pieces is aligned to its total size."""
     if total > 16 and space in ("global", "generic"):
-        e.line(f"G.require_aligned({e.address(at, space)}, {total}, {mask}, {e.site()})")
+        e.line(f"G.require_aligned({e.address(mem, space)}, {total}, {mask}, {e.site()})")
 
 
-def _offset_address(at: Mem, start: int) -> Mem:
+def _offset_address(mem: Mem, start: int) -> Mem:
     """The address ``start`` bytes after another one."""
-    return Mem(at.base, at.offset + start) if start else at
+    return Mem(mem.base, mem.offset + start) if start else mem
 
 
 # --- facts of accesses
@@ -102,8 +102,8 @@ def copy_access(ins: Instr, space: str) -> int:
 
 
 def _from_param(ins: Instr) -> bool:
-    at = ins.operands[1]
-    return space_of(ins) == "param" and isinstance(at, Mem) and isinstance(at.base, Sym)
+    mem = ins.operands[1]
+    return space_of(ins) == "param" and isinstance(mem, Mem) and isinstance(mem.base, Sym)
 
 
 def _polls(ins: Instr) -> bool:
@@ -199,25 +199,25 @@ def load(e: Emitter, ins: Instr) -> None:
     """ld from any space."""
     kind = ins.parts[-1]
     n, width = _element_count(ins), TYPE_BYTES[kind]
-    d, at = ins.operands[:2]
-    assert isinstance(at, Mem)
+    d, mem = ins.operands[:2]
+    assert isinstance(mem, Mem)
     targets = d.items if isinstance(d, Vec) else (d,)
     k = f"{'i' if kind[0] == 's' else 'u'}{width}"
     space = space_of(ins)
-    if space == "param" and isinstance(at.base, Sym):
-        _load_parameter(e, at.base.name, at.offset, targets, k)
+    if space == "param" and isinstance(mem.base, Sym):
+        _load_parameter(e, mem.base.name, mem.offset, targets, k)
         return
     strength = _strength(ins, _READ_STRONG, ("acquire",))
     if not strength and id(ins) in e.checked_loads:
         strength = Scope.GPU | CHECKED
     if ins.base == "ldu" or "nc" in ins.parts:
         strength = READ_ONLY
-    e.trace(at)
+    e.trace(mem)
     mask = e.mask()
-    _require_aligned(e, _named_space(e, space, at), at, n * width, mask)
+    _require_aligned(e, _named_space(e, space, mem), mem, n * width, mask)
     for start, size in _pieces(n * width):
         strengths = strength, _strength_in_shared(e, ins, strength)
-        piece = e.temp(_load_call(e, space, _offset_address(at, start), size, mask, strengths))
+        piece = e.temp(_load_call(e, space, _offset_address(mem, start), size, mask, strengths))
         count = size // width
         if count > 1:
             piece = e.temp(f"SPLIT({piece}, {count}, {width}, M.size)")
@@ -237,13 +237,13 @@ def _load_parameter(e: Emitter, name: str, offset: int, targets: tuple[Operand, 
         e.assign(target, Value(f"S{8 * width}({text})" if kind[0] == "i" else text, kind, True))
 
 
-def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strengths: tuple[int, int]) -> str:
+def _load_call(e: Emitter, space: str, mem: Mem, size: int, mask: str, strengths: tuple[int, int]) -> str:
     """The call that loads ``size`` bytes per lane. ``strengths``: of an access to global, and to shared memory."""
-    space = _named_space(e, space, at)
+    space = _named_space(e, space, mem)
     strength, in_shared = strengths
     if space in ("shared", "cluster"):
-        return f"S.load({e.shared(at)}, {size}, {mask}, {e.site()}, {in_shared})"
-    address = e.address(at, space)
+        return f"S.load({e.shared(mem)}, {size}, {mask}, {e.site()}, {in_shared})"
+    address = e.address(mem, space)
     if space in ("local", "param"):
         return f"{'L' if space == 'local' else 'P'}.load({address}, {size}, {mask}, {e.site()})"
     if space == "generic":
@@ -257,19 +257,18 @@ def _load_call(e: Emitter, space: str, at: Mem, size: int, mask: str, strengths:
 def store(e: Emitter, ins: Instr) -> None:
     """st to any space."""
     n, width = _element_count(ins), TYPE_BYTES[ins.parts[-1]]
-    at, s = ins.operands[:2]
-    assert isinstance(at, Mem)
+    mem, s = ins.operands[:2]
+    assert isinstance(mem, Mem)
     sources = s.items if isinstance(s, Vec) else (s,)
     strength = _strength(ins, _WRITE_STRONG, ("release",))
-    e.trace(at)
+    e.trace(mem)
     mask = e.mask()
-    _require_aligned(e, _named_space(e, space_of(ins), at), at, n * width, mask)
+    _require_aligned(e, _named_space(e, space_of(ins), mem), mem, n * width, mask)
     for start, size in _pieces(n * width):
         value = join_elements(e, sources[start // width : (start + size) // width], width)
         strengths = strength, _strength_in_shared(e, ins, strength)
-        e.line(
-            _store_call(e, _named_space(e, space_of(ins), at), _offset_address(at, start), value, size, mask, strengths)
-        )
+        piece = _offset_address(mem, start)
+        e.line(_store_call(e, _named_space(e, space_of(ins), mem), piece, value, size, mask, strengths))
 
 
 def join_elements(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
@@ -279,17 +278,17 @@ def join_elements(e: Emitter, sources: tuple[Operand, ...], width: int) -> str:
     return f"JOIN({e.arrays(sources, f'u{width}')}, {width})"
 
 
-def _store_call(e: Emitter, space: str, at: Mem, value: str, size: int, mask: str, strengths: tuple[int, int]) -> str:
+def _store_call(e: Emitter, space: str, mem: Mem, value: str, size: int, mask: str, strengths: tuple[int, int]) -> str:
     """The call that stores ``size`` bytes per lane. ``strengths``: of an access to global, and to shared memory."""
     strength, in_shared = strengths
     if space in ("shared", "cluster"):
-        return f"S.store({e.shared(at)}, {value}, {size}, {mask}, {e.site()}, {in_shared})"
+        return f"S.store({e.shared(mem)}, {value}, {size}, {mask}, {e.site()}, {in_shared})"
     if space == "local":
-        return f"L.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()})"
+        return f"L.store({e.address(mem, space)}, {value}, {size}, {mask}, {e.site()})"
     if space == "generic":
-        return f"N.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strength}, {in_shared})"
+        return f"N.store({e.address(mem, space)}, {value}, {size}, {mask}, {e.site()}, {strength}, {in_shared})"
     if space == "global":
-        return f"G.store({e.address(at, space)}, {value}, {size}, {mask}, {e.site()}, {strength})"
+        return f"G.store({e.address(mem, space)}, {value}, {size}, {mask}, {e.site()}, {strength})"
     raise e.fail(f"store to state space {space}")
 
 
@@ -318,8 +317,8 @@ def atomic(e: Emitter, ins: Instr) -> None:
         raise e.fail()
     operands = list(ins.operands)
     d = operands.pop(0) if ins.base == "atom" else None
-    at = operands.pop(0)
-    assert isinstance(at, Mem)
+    mem = operands.pop(0)
+    assert isinstance(mem, Mem)
     width = TYPE_BYTES[kind]
     space = space_of(ins)
     space = "shared" if space == "cluster" else space
@@ -330,7 +329,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
         sized(scope | ORDERS * bool({"acq_rel", order} & set(parts)), width, read_modify_write=True)
         for order in ("acquire", "release")
     )
-    e.trace(at)
+    e.trace(mem)
     mask = e.mask()
     values: tuple[Operand, ...] = operands[0].items if isinstance(operands[0], Vec) else (operands[0],)
     targets: tuple[Operand | None, ...] = d.items if isinstance(d, Vec) else (d,) * len(values)
@@ -342,7 +341,7 @@ def atomic(e: Emitter, ins: Instr) -> None:
     if op == "cas":
         compare, values = e.array(operands[0], u), (operands[1],)
     for i, (value, target) in enumerate(zip(values, targets, strict=True)):
-        place = _offset_address(at, i * width)
+        place = _offset_address(mem, i * width)
         address = e.shared(place) if space == "shared" else e.address(place, space)
         text = f"Q.apply({form}, {address}, {e.array(value, u)}, {compare}, {mask}, {e.site()})"
         if target is not None and returns:

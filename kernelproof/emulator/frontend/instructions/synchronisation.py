@@ -175,9 +175,9 @@ def nothing(e: Emitter, ins: Instr) -> None:
 @instruction("discard", writes=Writes.MEMORY)
 def discard(e: Emitter, ins: Instr) -> None:
     """discard.L2 of 128 bytes, which are undefined until they are written again."""
-    at = ins.operands[0]
-    e.trace(at)
-    e.line(f"G.discard({e.address(at, 'global')}, {e.lanes()})")
+    mem = ins.operands[0]
+    e.trace(mem)
+    e.line(f"G.discard({e.address(mem, 'global')}, {e.lanes()})")
 
 
 @instruction("createpolicy")

@@ -64,15 +64,15 @@ def _other_group(s: Statement) -> Iterator[Change]:
 )  # fmt: skip
 def alloc(e: Emitter, ins: Instr) -> None:
     """tcgen05.alloc."""
-    at, columns = ins.operands
-    e.wait("TA.alloc", str(_group(e, ins)), e.shared(at), e.array(columns, "u4"))
+    address, columns = ins.operands
+    e.wait("TA.alloc", str(_group(e, ins)), e.shared(address), e.array(columns, "u4"))
 
 
 @instruction("tcgen05.dealloc", writes=Writes.MEMORY, meets="warp", blackwell=True, mutations=(drop, _half_columns))
 def dealloc(e: Emitter, ins: Instr) -> None:
     """tcgen05.dealloc."""
-    at, columns = ins.operands
-    e.line(f"TA.dealloc({_group(e, ins)}, {e.array(at, 'u4')}, {e.array(columns, 'u4')}, {e.lanes()})")
+    address, columns = ins.operands
+    e.line(f"TA.dealloc({_group(e, ins)}, {e.array(address, 'u4')}, {e.array(columns, 'u4')}, {e.lanes()})")
 
 
 @instruction("tcgen05.relinquish_alloc_permit", writes=Writes.MEMORY, meets="warp", blackwell=True)

@@ -17,10 +17,10 @@ _COMPLETION = "mbarrier::complete_tx::bytes"
 
 def _first(text: str) -> Register:
     """The first register of an operand in brackets."""
-    at = operand(text)
-    assert isinstance(at, Address)
-    assert not at.offset
-    (register,) = at.registers
+    address = operand(text)
+    assert isinstance(address, Address)
+    assert not address.offset
+    (register,) = address.registers
     return register
 
 
@@ -29,10 +29,11 @@ def _words(low: Lowering, text: str, start: int, count: int) -> str:
     return ", ".join(low.bits(_first(text), start + i) for i in range(count))
 
 
-def _box(low: Lowering, ins: Instruction, at: str, start: int, tensor: str) -> str:
-    """The PTX operand of a box: the tensor map, and the coordinates, which begin with register ``start`` of ``at``."""
+def _box(low: Lowering, ins: Instruction, registers: str, start: int, tensor: str) -> str:
+    """The PTX operand of a box: the tensor map, and the coordinates. ``registers``: the operand that names consecutive
+    registers, of which those from number ``start`` on have the coordinates."""
     rank = next(int(part[0]) for part in ins.modifiers if part in _TENSOR.split())
-    return f"[{_pointer(low, tensor)}, {{{_words(low, at, start, rank)}}}]"
+    return f"[{_pointer(low, tensor)}, {{{_words(low, registers, start, rank)}}}]"
 
 
 def _pointer(low: Lowering, text: str) -> str:
@@ -55,14 +56,17 @@ def _ranks(low: Lowering, text: str) -> str:
 def load_box(low: Lowering, ins: Instruction) -> None:
     """cp.async.bulk.tensor to shared memory. Cache hints, the last operands, are ignored."""
     low.once()
-    at, tensor, *rest = ins.operands
+    registers, tensor, *rest = ins.operands
     op = f"cp.async.bulk.tensor.{_rank(ins)}.shared::cluster.global.tile.{_COMPLETION}"
     ranks = []
     if "MULTICAST" in ins.modifiers:
         op, ranks = f"{op}.multicast::cluster", [_ranks(low, rest[0])]
     if "2CTA" in ins.modifiers:
         op += ".cta_group::2"
-    low.emit(op, _shared_address(low, at), _box(low, ins, at, 2, tensor), _shared_address(low, at, 1), *ranks)
+    low.emit(
+        op, _shared_address(low, registers), _box(low, ins, registers, 2, tensor), _shared_address(low, registers, 1),
+        *ranks,
+    )  # fmt: skip
 
 
 def _rank(ins: Instruction) -> str:
@@ -74,19 +78,19 @@ def _rank(ins: Instruction) -> str:
 def store_box(low: Lowering, ins: Instruction) -> None:
     """cp.async.bulk.tensor to global memory."""
     low.once()
-    at, tensor, *_ = ins.operands
+    registers, tensor, *_ = ins.operands
     op = f"cp.async.bulk.tensor.{_rank(ins)}.global.shared::cta.tile.bulk_group"
-    low.emit(op, _box(low, ins, at, 1, tensor), _shared_address(low, at))
+    low.emit(op, _box(low, ins, registers, 1, tensor), _shared_address(low, registers))
 
 
 @mnemonic("UTMAREDG", f"{_TENSOR} ADD MIN MAX INC DEC AND OR XOR")
 def reduce_box(low: Lowering, ins: Instruction) -> None:
     """cp.reduce.async.bulk.tensor."""
     low.once()
-    at, tensor, *_ = ins.operands
+    registers, tensor, *_ = ins.operands
     function = next(part.lower() for part in ins.modifiers if part not in _TENSOR.split())
     op = f"cp.reduce.async.bulk.tensor.{_rank(ins)}.global.shared::cta.{function}.tile.bulk_group"
-    low.emit(op, _box(low, ins, at, 1, tensor), _shared_address(low, at))
+    low.emit(op, _box(low, ins, registers, 1, tensor), _shared_address(low, registers))
 
 
 @mnemonic("UBLKCP", "S G MULTICAST")
@@ -131,11 +135,8 @@ _SIZES = {"64": 2, "128": 4}
 @mnemonic("STAS", "64 128")
 def store_async(low: Lowering, ins: Instruction) -> None:
     """st.async. A pair of registers has the address, and the address of the mbarrier."""
-    at, value = ins.operands
-    place = operand(at)
-    assert isinstance(place, Address)
-    assert not place.offset
-    (pair,) = place.registers
+    addresses, value = ins.operands
+    pair = _first(addresses)
     count = _SIZES[ins.modifiers[0]] if ins.modifiers else 1
     vector, data = (f".v{count}", low.words(value, count)) if count > 1 else ("", low.word(value))
     op = f"st.async.shared::cluster.{_COMPLETION}{vector}.b32"
