@@ -10,7 +10,7 @@ from kernelproof.emulator.blackwell.allocation import Allocation
 from kernelproof.emulator.blackwell.fragments import TensorFragment, fragment
 from kernelproof.emulator.blackwell.pending import LoadedRegister, PendingLoads
 from kernelproof.emulator.blackwell.tensor_clocks import TensorClocks
-from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUP, LOAD, STORE, Region, TensorMemory
+from kernelproof.emulator.blackwell.tensor_memory import COLUMNS, GROUP_LANES, LOAD, STORE, Region, TensorMemory
 from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
@@ -91,7 +91,7 @@ class TensorAccesses:
 
     def _regions(self, access: TensorAccess, row: int, lane: int, column: int) -> list[Region]:
         """The regions that an access touches: two for .16x32bx2, else one."""
-        groups = slice(lane // GROUP, (lane + access.fragment.lanes) // GROUP)
+        groups = slice(lane // GROUP_LANES, (lane + access.fragment.lanes) // GROUP_LANES)
         if access.shape != "16x32bx2":
             return [Region(row, groups, column, column + self._width(access))]
         # A packed register takes two columns. The two parts begin ``distance`` columns apart.

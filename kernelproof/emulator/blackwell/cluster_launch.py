@@ -21,7 +21,7 @@ from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
 # The fourth word of a response: a cluster was cancelled, or none.
-CANCELLED, NOTHING = 0x434C4301, 0x434C4300
+CANCELLED, NOT_CANCELLED = 0x434C4301, 0x434C4300
 RULE = "cluster-launch-control"
 NBYTES = 16  # of a response
 
@@ -76,7 +76,7 @@ class ClusterLaunches:
         spurious = self.launch.options.adverse and queue.requests % 3 == 0
         first = None if spurious else queue.cancel()
         self.launch.version += 1
-        words = (0, 0, 0, NOTHING)
+        words = (0, 0, 0, NOT_CANCELLED)
         if first is not None:
             x, y, z = self.launch.cta_index(first)
             words = (x, y | z << 16, 1, CANCELLED)
@@ -104,7 +104,7 @@ class ClusterLaunches:
         """clusterlaunchcontrol.query_cancel.is_canceled: per lane, does the response name a cancelled cluster?"""
         state = self._words(response)[:, 3]
         lanes = self.batch.lanes(m)
-        for row in np.unique(self.batch.row_of[lanes[state[lanes] == NOTHING]]).tolist():
+        for row in np.unique(self.batch.row_of[lanes[state[lanes] == NOT_CANCELLED]]).tolist():
             self.refused_clusters.add(self._first_row(row))
         return np.asarray(state == CANCELLED)
 

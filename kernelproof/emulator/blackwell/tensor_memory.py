@@ -24,8 +24,8 @@ from kernelproof.emulator.state.participants import Participant
 
 LANES, COLUMNS = 128, 512
 # Lanes form groups of 16, of which every instruction touches all or none.
-GROUP = 16
-GROUPS = LANES // GROUP
+GROUP_LANES = 16
+GROUPS = LANES // GROUP_LANES
 LOAD, STORE = 0, 1
 UNFENCED = "no tcgen05.fence::after_thread_sync follows the synchronisation that says so"
 
@@ -197,7 +197,7 @@ class TensorMemory:
         missing = self.write_ticks[region.cells] == 0
         if missing.any():
             group, column = np.argwhere(missing)[0].tolist()
-            first = (region.groups.start + group * (region.groups.step or 1)) * GROUP
+            first = (region.groups.start + group * (region.groups.step or 1)) * GROUP_LANES
             text = f"reads column {region.low + column} of lanes {first} to {first + 15}, which nobody has written"
             self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
 

@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Statement:
-    """Instruction number ``index`` of a function's body, and its place in the text."""
+    """Instruction number ``index`` of a function's body. Its text is characters [start, end) of the source."""
 
     source: Source
     body: Sequence[Instr | Label]

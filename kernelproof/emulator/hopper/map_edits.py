@@ -14,7 +14,7 @@ from kernelproof.emulator.state.arrays import Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import Scope
 
-_CHUNK = 16
+_CHUNK = 16  # bytes of an access: maps are read and written in the widest ones
 
 
 class MapEdits:

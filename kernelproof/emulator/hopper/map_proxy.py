@@ -14,7 +14,7 @@ from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import Scope
 
-_CHUNK = 16
+_CHUNK = 16  # bytes of each of the accesses that make up the read of a map
 UNFENCED = "uses a tensor map in global memory that this launch has written"
 
 

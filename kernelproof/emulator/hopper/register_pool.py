@@ -11,7 +11,7 @@ from kernelproof.emulator.state.arrays import Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
 # The number of registers that a setmaxnreg names, in PTX or in machine code.
-COUNT = re.compile(r"(?:setmaxnreg\S*\s+|USETMAXREG\S*\s+(?:UP\w,\s*)?)(\w+)")
+NAMED_COUNT = re.compile(r"(?:setmaxnreg\S*\s+|USETMAXREG\S*\s+(?:UP\w,\s*)?)(\w+)")
 
 
 def entry_registers(attributes: Mapping[str, Sequence[int]], threads: int, per_sm: int, texts: Iterable[str]) -> int:
@@ -28,7 +28,7 @@ def entry_registers(attributes: Mapping[str, Sequence[int]], threads: int, per_s
     block = attributes.get("maxntid") or attributes.get("reqntid")
     threads = math.prod(block) if block else threads
     limit = per_sm // min_ctas // (-(-threads // 128) * 128)
-    named = [int(count[1], 0) for text in texts if (count := COUNT.search(text))]
+    named = [int(count[1], 0) for text in texts if (count := NAMED_COUNT.search(text))]
     return min(255, limit, max(named)) // 8 * 8
 
 

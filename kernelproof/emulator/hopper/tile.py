@@ -36,7 +36,8 @@ class WgmmaForm(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """D of some warpgroups, shape (warpgroups, 64, n), float16, float32 or int32. ``starts``: their first lanes."""
+    """``block``: D of some warpgroups, shape (warpgroups, 64, n), float16, float32 or int32. ``starts``: their first
+    lanes."""
 
     starts: tuple[int, ...]
     block: Array

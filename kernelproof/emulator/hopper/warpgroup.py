@@ -22,7 +22,7 @@ from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
 # Bytes of a row of the swizzle pattern, by the layout field of a descriptor: no swizzle, 128, 64, 32 bytes.
-SPAN = {0: 16, 1: 128, 2: 64, 3: 32}
+SPAN_OF_LAYOUT = {0: 16, 1: 128, 2: 64, 3: 32}
 
 
 def strides(descriptor: int) -> Strides:
@@ -33,7 +33,7 @@ def strides(descriptor: int) -> Strides:
         leading=(descriptor >> 16 & 0x3FFF) << 4,
         stride=(descriptor >> 32 & 0x3FFF) << 4,
         base=descriptor >> 49 & 7,
-        span=SPAN[descriptor >> 62],
+        span=SPAN_OF_LAYOUT[descriptor >> 62],
     )
 
 

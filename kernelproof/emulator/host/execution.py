@@ -37,7 +37,7 @@ from kernelproof.emulator.state.suspects import Trial
 # finding counts, and lanes must not leave lockstep where the translation relies on it.
 SNAPSHOT_LIMIT = 1 << 28
 # The rules that are broken by lanes which wait for an event that never happens.
-ENDLESS = ("deadlock", "runaway", "barrier-divergence")
+ENDLESS_WAITS = ("deadlock", "runaway", "barrier-divergence")
 # At most so many loads are made to overlook a store, each in an execution of its own.
 MAX_OVERLOOKED = 8
 # Another byte for undefined memory. Repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
@@ -90,7 +90,7 @@ class KernelLaunch:
     ``parameters``: the kernel's parameter block. ``ctas``: linear numbers (x + gx * (y + gy * z)) of the CTAs to run,
     all if None. ``dynamic_limit``: bytes of dynamic shared memory allowed. ``large_clusters``: clusters may have more
     than 8 CTAs. ``memory_state``: the tags of the launch's accesses, once it has been executed. ``before``: a copy of
-    memory before the launch, if the caller has one. ``matters``: whether the caller wants the accesses to a buffer.
+    memory before the launch, if the caller has one. ``matters``: does the caller want the accesses to a buffer?
     ``remembered``: the accesses of a launch that is not executed because its effect is known.
     """
 
@@ -265,7 +265,7 @@ class _CheckedLaunch:
             assert after is not None
             before.restore()
             second, compiled = self.execute_fully(compiled, before, Variation(newest=True))
-            state.reports.adopt(second.reports, ENDLESS)
+            state.reports.adopt(second.reports, ENDLESS_WAITS)
             after.restore()
         return state
 

@@ -19,7 +19,8 @@ from kernelproof.emulator.host.runtime_state import Call, put
 from kernelproof.emulator.host.standin import Words
 
 Work = Callable[[int], int]  # does something on a stream; returns a cudaError_t
-NODE = 3  # the stream to which graphs.c sends the work of nodes; ``begin_node`` says which node the work belongs to
+# The stream to which graphs.c sends the work of nodes; ``begin_node`` says which node the work belongs to.
+NODE_STREAM = 3
 AUTO_FREE = 1  # cudaGraphInstantiateFlagAutoFreeOnLaunch
 
 
@@ -84,7 +85,7 @@ class Graphs:
         self.new_handle, self.play, self.memory = new_handle, play, memory
         self.by_handle: dict[int, CapturedGraph] = {}
         self.capturing: dict[int, _Branch | list[Work]] = {}  # stream -> where its work is recorded
-        # Stream -> the graph that records it; NODE -> the graph to which a node is being added.
+        # Stream -> the graph that records it; NODE_STREAM -> the graph to which a node is being added.
         self.captured: dict[int, CapturedGraph] = {}
         self.captures = 0  # the number of captures that have begun
         self.calls: dict[str, Call] = {
@@ -212,32 +213,32 @@ class Graphs:
     # --- nodes ---
 
     def begin_node(self, a: Words) -> int:
-        """Add a node to a graph; work that is given to the stream NODE from now on is its work. Words: out, graph,
+        """Add a node to a graph; work that is given to NODE_STREAM from now on is its work. Words: out, graph,
         nodes that the new node waits for, their number."""
         graph, predecessors = self._graph(a[1]), set(_listed(a[2], a[3]))
         if not predecessors <= graph.nodes.keys():
             return INVALID_VALUE
         node = self.new_handle(a[0])
         graph.predecessors[node] = predecessors
-        graph.nodes[node] = self.capturing[NODE] = []
-        self.captured[NODE] = graph
+        graph.nodes[node] = self.capturing[NODE_STREAM] = []
+        self.captured[NODE_STREAM] = graph
         return SUCCESS
 
     def change_node(self, a: Words) -> int:
-        """Replace the work of a node by the work that is given to the stream NODE from now on. Words: executable graph
+        """Replace the work of a node by the work that is given to NODE_STREAM from now on. Words: executable graph
         (0: the graph that has the node), node."""
         graphs = (
             [self._graph(a[0])] if a[0] else [graph for graph in self.by_handle.values() if a[1] in graph.nodes][:1]
         )
         if not graphs or a[1] not in graphs[0].nodes:
             return INVALID_HANDLE
-        graphs[0].nodes[a[1]] = self.capturing[NODE] = []
+        graphs[0].nodes[a[1]] = self.capturing[NODE_STREAM] = []
         return SUCCESS
 
     def end_node(self, a: Words) -> int:
         """End the work of the node that ``begin_node`` or ``change_node`` began. Word: the code of the call that gave
         the work; a new node whose call failed is removed."""
-        graph, work = self.captured.pop(NODE, None), self.capturing.pop(NODE, None)
+        graph, work = self.captured.pop(NODE_STREAM, None), self.capturing.pop(NODE_STREAM, None)
         if a[0] and graph is not None:
             node = next(node for node in graph.nodes if graph.nodes[node] is work)
             del graph.nodes[node], graph.predecessors[node]

@@ -9,7 +9,7 @@ from kernelproof.emulator.state.options import MAX_LANES, MIN_LANES
 # The most bytes of shared and of local memory in a batch that is wider than ``MIN_LANES``.
 SHARED_BYTES, LOCAL_BYTES = 1 << 22, 1 << 24
 # A batch with twice the lanes may take this many times the steps before it counts as slower.
-GROWTH = 1.5
+MAX_STEP_GROWTH = 1.5
 
 
 class BatchSizes:
@@ -52,7 +52,7 @@ class BatchSizes:
         if self.steps is not None and count > self.steps[0]:
             old_count, old_steps = self.steps
             # ``count / old_count`` is 2 after a doubling; the limit grows with it.
-            if steps > GROWTH * (old_steps + 1) * count / old_count / 2:
+            if steps > MAX_STEP_GROWTH * (old_steps + 1) * count / old_count / 2:
                 self.size = self.max_size = old_count
                 return
         self.steps = count, steps

@@ -84,7 +84,7 @@ class Scheduler:
         self.runnable: dict[int, Array] = {}
         self.waiting: list[Sleeper] = []
         self.deferred: dict[int, Array] = {}
-        # Whether all lanes of the batch are alive: then None can stand for the mask of all living lanes.
+        # Are all lanes of the batch alive? Then None can stand for the mask of all living lanes.
         self.complete = batch.width == batch.threads
         self.has_clobbers = any(self.kernel.clobbers)
         self.backward_branches = 0

@@ -91,7 +91,7 @@ class Lowering:
     current: Instruction | None = None
     members: str | None = None
     _guard: Reg | None = None
-    # Whether a fence of GPU scope has come since the last label, with no store after it.
+    # Has a fence of GPU scope come since the last label, with no store after it?
     _fenced: bool = False
     # The predicate that a lane is the first active one of its warp, if it was computed since the last label or branch.
     _leader: str | None = None
@@ -466,12 +466,12 @@ class Lowering:
         assert isinstance(result, Predicate)
         return self.guarded_register("pred") if result.number is None else self._named(result.file, result.number)
 
-    def set_comparison(self, results: tuple[str, str], held: str, boolean: str, other: str) -> None:
-        """Write the two results of a comparison: ``held`` AND, OR or XOR another predicate, and the same for the
-        negation of ``held``."""
+    def set_comparison(self, results: tuple[str, str], outcome: str, boolean: str, other: str) -> None:
+        """Write the two results of a comparison: its ``outcome`` AND, OR or XOR another predicate, and the same for the
+        negated outcome."""
         value = self.predicate(other)
-        self.set_predicate(results[0], self.logic(boolean, held, value))
-        self.set_predicate(results[1], self.logic(boolean, self.inverse(held), value))
+        self.set_predicate(results[0], self.logic(boolean, outcome, value))
+        self.set_predicate(results[1], self.logic(boolean, self.inverse(outcome), value))
 
 
 def _bracketed(base: str, offset: int) -> str:

@@ -94,7 +94,7 @@ def _site(instruction: Instruction) -> Site:
 
 
 _RANK = "%cluster_ctarank"
-_GENERIC = frozenset(("LD", "ST", "ATOM", "RED"))  # they may reach the shared memory of other CTAs
+_GENERIC_ACCESSES = frozenset(("LD", "ST", "ATOM", "RED"))  # they may reach the shared memory of other CTAs
 
 
 def _without_rank(reachable: Sequence[Instruction], body: list[Instr | Label]) -> list[Instr | Label]:
@@ -102,7 +102,7 @@ def _without_rank(reachable: Sequence[Instruction], body: list[Instr | Label]) -
     clusters. Then no unit of sm_90 is needed."""
     instrs = [item for item in body if isinstance(item, Instr)]
     ranks = {id(ins) for ins in instrs if ins.parts == ("mov", "b32") and _names_rank(ins)}
-    if any(ins.name in _GENERIC for ins in reachable) or any(
+    if any(ins.name in _GENERIC_ACCESSES for ins in reachable) or any(
         needs_hopper(ins) for ins in instrs if id(ins) not in ranks
     ):
         return body

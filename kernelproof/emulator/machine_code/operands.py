@@ -37,7 +37,8 @@ class Predicate(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A word of a constant bank, at a byte offset. ``base``: the register that is added to the offset, if any."""
+    """A word of a constant bank, at a byte offset. ``base``: the register that is added to the offset, if any.
+    ``signs``, ``parts``: operators and modifiers as of a ``Register``."""
 
     bank: int
     offset: int

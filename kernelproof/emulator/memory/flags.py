@@ -57,7 +57,8 @@ class Side(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The writer of a place, the tick of the write, and its instruction (``site``)."""
+    """The tick of a write, its instruction (``site``), and the writer: ``cta`` is the linear number of its CTA or, for
+    shared memory, the row in the batch; ``warp`` is its warp's number in the CTA."""
 
     cta: int
     warp: int

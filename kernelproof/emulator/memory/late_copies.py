@@ -15,7 +15,7 @@ from kernelproof.emulator.state.arrays import Array
 # checks then look at tags that they could have skipped.
 MAX_EXTENTS = 64
 # The stamp of tags that do not become old at any barrier.
-ENDLESS = 1 << 64
+NEVER_OLD = 1 << 64
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from kernelproof.emulator.memory.late_copies import ENDLESS, LateCopies, LateCopy
+from kernelproof.emulator.memory.late_copies import NEVER_OLD, LateCopies, LateCopy
 from kernelproof.emulator.memory.late_reads import LateRead
 from kernelproof.emulator.memory.located import LocatedAccesses
 from kernelproof.emulator.memory.shared_checks import Granules, SharedChecks
@@ -225,7 +225,7 @@ class SharedMemory(SharedChecks):
             if self.hazards:
                 actor = self.actor if copy.lanes is None else self.actor[copy.lanes]
                 self.tag_written(copy.width, copy.elements, actor | self.TAG(self.IN_FLIGHT))
-                self.recent.add(copy.low, copy.high, ENDLESS)
+                self.recent.add(copy.low, copy.high, NEVER_OLD)
             self.views[copy.width][copy.elements] = self.poison[copy.width]
 
     def land_own(self, copy: LateCopy, data: Array) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernelproof.emulator.memory.late_copies import ENDLESS, Extents
+from kernelproof.emulator.memory.late_copies import NEVER_OLD, Extents
 from kernelproof.emulator.memory.late_reads import LateRead, LateReads
 from kernelproof.emulator.memory.recorded import RecordedSites
 from kernelproof.emulator.memory.shared_flags import SharedFlags
@@ -141,7 +141,7 @@ class SharedTags(SharedFlags):
                 self.latest[:] = 0
                 self.readers[:] = 0
                 self.late_reads.reads.clear()
-                self.recent.forget(ENDLESS)
+                self.recent.forget(NEVER_OLD)
         # ``fresh`` only grows while ``t0`` is the same, so what is old now remains old and may be forgotten.
         self.fresh = self._first_fresh(int(self.clocks.base.min()))
         self._last_fresh = None, self.fresh

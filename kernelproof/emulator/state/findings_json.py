@@ -63,7 +63,8 @@ class PlaceFields(TypedDict):
 
 
 class AlsoFields(TypedDict):
-    """Another finding of the same cause. ``access``, ``other``: the user's own lines of its two sides."""
+    """Another finding of the same cause. ``access``, ``other``: the user's own lines of its two sides; None without
+    line information. ``ptx_line``: the line of the instruction that breaks the rule."""
 
     rule: str
     message: str
@@ -77,7 +78,8 @@ class AlsoFields(TypedDict):
 class FindingFields(TypedDict):
     """A finding for each cause. ``rule``: a key of ``RULES``. ``severity``: error, benign or lint. ``access`` breaks
     the rule, and ``other`` is the earlier access of a race. ``count``: how often the cause was found. ``instructions``:
-    at how many PTX instructions. ``also``: other findings of the cause, which are part of the counts. All other fields
+    at how many PTX instructions. ``also``: other findings of the cause, which are part of the counts. ``page``: the
+    page about the rule, relative to ``docs/kernelproof``. ``text``: the finding as people read it. All other fields
     describe the first occurrence."""
 
     rule: str

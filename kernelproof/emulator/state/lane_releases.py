@@ -27,7 +27,7 @@ class LaneReleases:
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
-        # Whether there is any such release. Until then clocks need no check by lane.
+        # Has there been any such release? Until then clocks need no check by lane.
         self.active = False
         self.gathered: Array = np.zeros((batch.count, batch.warps_per_cta), np.int64)
         self._last: tuple[Mask, int] = None, -1

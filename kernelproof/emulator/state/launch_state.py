@@ -25,8 +25,9 @@ from kernelproof.emulator.state.suspects import Suspects, Trial
 
 @dataclass
 class LaunchResult:
-    """The result of a launch. ``counters``: None if they were off. ``ctas``: linear numbers of the CTAs that were
-    executed. ``output``: the text that printf wrote."""
+    """The result of a launch. ``shared_bytes``: its dynamic shared memory. ``reports``: its findings. ``counters``:
+    None if they were off. ``ctas``: linear numbers of the CTAs that were executed. ``output``: the text that printf
+    wrote. ``failed_asserts``: has an assert of the kernel failed?"""
 
     kernel: str
     grid: Dim3
@@ -189,7 +190,7 @@ class LaunchState:
         self.suspects, self.trial = Suspects(), variation.trial
         self.recording = variation.recording and options.hazards
         self.oldest, self.newest = variation.oldest, variation.newest
-        # Whether a polling loop was given a value that was not the newest.
+        # Has a polling loop been given a value that was not the newest?
         self.polled_older = False
         # Loads that could have returned an older value than they did.
         self.newest_only: set[int] = set()
@@ -198,14 +199,14 @@ class LaunchState:
         self.overlooks = variation.overlooks
         self.reports = Reports(kernel.name, kernel.sites)
         self.counters = Counters(kernel.block_opcodes, kernel.sites) if options.counters else None
-        # What printf has written, and whether an assert has failed.
+        # What printf has written; has an assert failed?
         self.printed: list[str] = []
         self.printed_characters = 0
         self.failed_asserts = False
         self.tick = 1
         self.version = 0
-        # Whether no batch has started or ended for long, and whether a batch compares its state with an earlier one. In
-        # both cases stores of the values that memory already holds do not count as changes.
+        # Has no batch started or ended for long? Does a batch compare its state with an earlier one? In both cases
+        # stores of the values that memory already holds do not count as changes.
         self.idle = self.repeating = False
         self.clock_step = CLOCK_STEP
         # CTAs that have started and not ended.

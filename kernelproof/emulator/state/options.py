@@ -16,7 +16,9 @@ RESERVED_SHARED = 1024
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that a host launcher sees; by default an A100. Sizes are in bytes."""
+    """The GPU that a host launcher sees; by default an A100. ``sm_count``: its SMs. ``smem_optin_bytes``: the most
+    shared memory of a CTA. ``capability``: major and minor number. ``registers_per_sm``: of 32 bits. ``l2_bytes``: the
+    size of the L2 cache. The other fields are the limits of one SM."""
 
     sm_count: int = _A100.sms
     smem_optin_bytes: int = _A100.capability.smem_block_bytes

@@ -17,7 +17,7 @@ class EmulatorError(Exception):
 
 
 # The message of the finding that counts those of a kind beyond ``Reports.LIMIT``.
-REST = "more of this kind, by other instructions"
+MORE_OF_KIND = "more of this kind, by other instructions"
 
 # Numbers the findings of a process in the order in which they are made.
 _serials = numbers()
@@ -106,7 +106,7 @@ class Report:
         """The sort key: by severity, then by the user's line, then by PTX line. A finding that only counts others comes
         last in its severity."""
         home = self.access.site.home or Frame("", 0)
-        return SEVERITIES.index(self.severity), self.message.startswith(REST), home.file, home.line, self.line
+        return SEVERITIES.index(self.severity), self.message.startswith(MORE_OF_KIND), home.file, home.line, self.line
 
     def __str__(self) -> str:
         where = f": {self.place}" if self.place is not None else ""
@@ -180,7 +180,7 @@ class Reports:
         number = site.line if isinstance(site, Site) else site
         key = (kind, number, None if other is None else other.site.line, None if site is not None else message)
         if key not in self.by_key and self.kinds[kind] >= self.LIMIT:
-            site, message, cta, threads, address, other = None, REST, None, (), None, None
+            site, message, cta, threads, address, other = None, MORE_OF_KIND, None, (), None, None
             key = (kind, None, None, message)
         # A finding is doubtful only if every occurrence of it is.
         doubts = self.races if kind in RACES else self.unspecified if kind in UNSPECIFIED else self.doubtful
@@ -222,8 +222,8 @@ class Reports:
                 self.kinds[report.kind] += 1
                 self.by_key[key] = report
             elif report.kind in kinds:
-                self.add(report.kind, REST, count=report.count)
-                self.by_key[report.kind, None, None, REST].severity = report.severity
+                self.add(report.kind, MORE_OF_KIND, count=report.count)
+                self.by_key[report.kind, None, None, MORE_OF_KIND].severity = report.severity
 
     def errors(self) -> set[Key]:
         """The keys of the errors."""

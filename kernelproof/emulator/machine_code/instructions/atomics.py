@@ -7,7 +7,8 @@ from kernelproof.emulator.machine_code.lowering import Lowering, is_predicate, i
 from kernelproof.sass import Instruction
 
 _OPERATIONS = "ADD MIN MAX AND OR XOR EXCH INC DEC CAS"
-_SPIN = "CAST SPIN POPC"
+# The modifiers of those that return a value only.
+_RETURNING = "CAST SPIN POPC"
 _TYPES = "32 64 S32 U32 S64 U64 F32 F64 F16x2 BF16_V2"
 _HINTS = "E STRONG CTA SM GPU SYS FTZ RN"
 
@@ -30,7 +31,7 @@ def _scope(ins: Instruction) -> str:
     return next((SCOPES[part] for part in ins.modifiers if part in SCOPES), "cta")
 
 
-@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS} {_SPIN}")
+@mnemonic("ATOMG ATOM ATOMS", f"{_OPERATIONS} {_TYPES} {_HINTS} {_RETURNING}")
 @mnemonic("RED REDG", f"{_OPERATIONS} {_TYPES} {_HINTS}")
 def atomic(low: Lowering, ins: Instruction) -> None:
     """A relaxed read-modify-write. RED returns nothing. ``.CAST.SPIN`` is a compare-and-swap that returns whether it

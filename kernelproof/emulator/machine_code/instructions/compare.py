@@ -22,15 +22,15 @@ def compare(low: Lowering, ins: Instruction) -> None:
         lower = low.predicate(below[0])
         equal = low.computed("setp.eq.u32", x, y, kind="pred")
         if order == "EQ":
-            held = low.both(equal, lower)
+            outcome = low.both(equal, lower)
         elif order == "NE":
-            held = low.either(low.inverse(equal), lower)
+            outcome = low.either(low.inverse(equal), lower)
         else:
             above = low.computed(f"setp.{order[0].lower()}t.{kind}", x, y, kind="pred")
-            held = low.either(above, low.both(equal, lower))
+            outcome = low.either(above, low.both(equal, lower))
     else:
-        held = low.computed(f"setp.{order.lower()}.{kind}", x, y, kind="pred")
-    low.set_comparison((p, q), held, boolean, r)
+        outcome = low.computed(f"setp.{order.lower()}.{kind}", x, y, kind="pred")
+    low.set_comparison((p, q), outcome, boolean, r)
 
 
 @mnemonic("PLOP3 UPLOP3", "LUT")

@@ -130,16 +130,16 @@ def barrier(low: Lowering, ins: Instruction) -> None:
     """bar.sync, bar.arrive and bar.red, by all threads of the CTA or by a number of them."""
     if "RED" in ins.modifiers:
         *numbers, text = ins.operands
-        held = low.predicate(text)
-        if held in ("0", "1"):
-            held = low.computed("setp.eq.u32", held, "1", kind="pred")
+        predicate = low.predicate(text)
+        if predicate in ("0", "1"):
+            predicate = low.computed("setp.eq.u32", predicate, "1", kind="pred")
         low.kinds |= {_REDUCED: "b32", _REDUCED_PREDICATE: "pred"}
         words = [low.word(number) for number in numbers]
         if "POPC" in ins.modifiers:
-            low.emit("barrier.red.popc.u32", _REDUCED, *words, held)
+            low.emit("barrier.red.popc.u32", _REDUCED, *words, predicate)
         else:
             mode = "and" if "AND" in ins.modifiers else "or"
-            low.emit(f"barrier.red.{mode}.pred", _REDUCED_PREDICATE, *words, held)
+            low.emit(f"barrier.red.{mode}.pred", _REDUCED_PREDICATE, *words, predicate)
         return
     op = "barrier.sync" if "SYNC" in ins.modifiers else "barrier.arrive"
     low.before_sync()

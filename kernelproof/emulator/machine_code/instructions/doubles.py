@@ -74,5 +74,5 @@ def compare(low: Lowering, ins: Instruction) -> None:
         low.set_predicate(q, low.both(left, right))
         return
     order, boolean = comparison(ins)
-    held = low.computed(f"setp.{order}.f64", x, y, kind="pred")
-    low.set_comparison((p, q), held, boolean, r)
+    outcome = low.computed(f"setp.{order}.f64", x, y, kind="pred")
+    low.set_comparison((p, q), outcome, boolean, r)

@@ -64,8 +64,8 @@ def compare(low: Lowering, ins: Instruction) -> None:
     """``p = (a <> b) op r`` and ``q = !(a <> b) op r``, where <> is the comparison."""
     order, boolean = comparison(ins)
     p, q, a, b, r = ins.operands
-    held = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
-    low.set_comparison((p, q), held, boolean, r)
+    outcome = low.computed(f"setp.{order}{_options(ins)}.f32", single(low, a), single(low, b), kind="pred")
+    low.set_comparison((p, q), outcome, boolean, r)
 
 
 @mnemonic("FSEL", "FTZ")
@@ -84,7 +84,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 # The modifiers for functions of doubles.
 _OF_DOUBLES = {"RCP64H": "rcp", "RSQ64H": "rsqrt"}
-_TURN = "0f40C90FDB"  # 2 pi
+_TWO_PI = "0f40C90FDB"
 
 
 @mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES)))
@@ -100,7 +100,7 @@ def approximate(low: Lowering, ins: Instruction) -> None:
     options = "" if function == "tanh" else ".ftz"
     value = single(low, source)
     if function in ("sin", "cos"):
-        value = low.computed("mul.rn.f32", value, _TURN)
+        value = low.computed("mul.rn.f32", value, _TWO_PI)
     low.emit(f"{function}.approx{options}.f32", low.target(result), value)
 
 

@@ -111,9 +111,9 @@ def copy(low: Lowering, ins: Instruction) -> None:
         total = low.sum64(source)
         zeros = low.computed("cvt.u32.u64", low.computed("and.b64", total, str(size - 1), kind="b64"))
         operands[1] = f"[{low.computed('and.b64', total, str(-size & (1 << 64) - 1), kind='b64')}]"
-        held = low.number(low.predicate(rest[0])) if rest else "1"
+        factor = low.number(low.predicate(rest[0])) if rest else "1"
         count = low.computed("sub.s32", str(size), zeros)
-        operands.append(count if held == "1" else low.computed("mul.lo.s32", count, held))
+        operands.append(count if factor == "1" else low.computed("mul.lo.s32", count, factor))
     elif rest:
         operands.append(low.unnegated(low.inverse(low.predicate(rest[0]))))
     low.emit(f"cp.async.{'cg' if 'BYPASS' in ins.modifiers else 'ca'}.shared.global", *operands)

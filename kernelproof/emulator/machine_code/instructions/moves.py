@@ -28,7 +28,7 @@ _SPECIALS = {
 _PAIRS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
 # Registers with a fixed number: the upper word of generic addresses in shared memory; and SR_CgaSize, by which the
 # words of a cluster are indexed.
-_NUMBERS = {"SRZ": 0, "SR_SWINHI": Window.SHARED << SHIFT_TO_WINDOW - 32, "SR_CgaSize": 0}
+_FIXED_NUMBERS = {"SRZ": 0, "SR_SWINHI": Window.SHARED << SHIFT_TO_WINDOW - 32, "SR_CgaSize": 0}
 # Numbers of warps, which begin at bit 8.
 _WARP_NUMBERS = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
 
@@ -47,8 +47,8 @@ def special(low: Lowering, ins: Instruction) -> None:
     """A read of a special register. CS2R reads 64 bits, unless it has ``.32``."""
     result, name = ins.operands
     wide = ins.name == "CS2R" and "32" not in ins.modifiers
-    if name in _NUMBERS:
-        low.set(result, str(_NUMBERS[name]))
+    if name in _FIXED_NUMBERS:
+        low.set(result, str(_FIXED_NUMBERS[name]))
         if wide and not is_zero(result):
             low.emit("mov.b32", low.target(result, 1), "0")
     elif wide and name in _PAIRS:

@@ -44,8 +44,8 @@ def compare(low: Lowering, ins: Instruction) -> None:
     ftz = ".ftz" if "FTZ" in ins.modifiers else ""
     low.emit(f"setp.{order}{ftz}.{kind}", f"{pair[0]}|{pair[1]}", *_pairs(low, texts, kind))
     value = low.predicate(r)
-    for result, held in zip((p, q), pair, strict=True):
-        low.set_predicate(result, low.logic(boolean, held, value))
+    for result, outcome in zip((p, q), pair, strict=True):
+        low.set_predicate(result, low.logic(boolean, outcome, value))
 
 
 @mnemonic("HSET2", f"{ORDERS} AND OR XOR BF BF16_V2 FTZ")

@@ -35,8 +35,8 @@ def from_register(low: Lowering, ins: Instruction) -> None:
     for number in range(7):
         if int(mask, 0) >> number & 1:
             bit = low.computed("and.b32", word, str(1 << start + number)) if word != "0" else "0"
-            held = "0" if bit == "0" else low.computed("setp.ne.u32", bit, "0", kind="pred")
-            low.set_predicate(f"P{number}", held)
+            value = "0" if bit == "0" else low.computed("setp.ne.u32", bit, "0", kind="pred")
+            low.set_predicate(f"P{number}", value)
 
 
 def _start(parts: tuple[str, ...]) -> int:
