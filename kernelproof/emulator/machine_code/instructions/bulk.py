@@ -11,7 +11,7 @@ from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
 from kernelproof.emulator.machine_code.operands import Address, Register, operand
 from kernelproof.sass import Instruction
 
-_TENSOR = "1D 2D 3D 4D 5D"
+_DIMENSIONS = "1D 2D 3D 4D 5D"  # the modifiers that say how many a tensor has
 _COMPLETION = "mbarrier::complete_tx::bytes"
 
 
@@ -32,7 +32,7 @@ def _words(low: Lowering, text: str, start: int, count: int) -> str:
 def _box(low: Lowering, ins: Instruction, registers: str, start: int, tensor: str) -> str:
     """The PTX operand of a box: the tensor map, and the coordinates. ``registers``: the operand that names consecutive
     registers, of which those from number ``start`` on have the coordinates."""
-    rank = next(int(part[0]) for part in ins.modifiers if part in _TENSOR.split())
+    rank = next(int(part[0]) for part in ins.modifiers if part in _DIMENSIONS.split())
     return f"[{_pointer(low, tensor)}, {{{_words(low, registers, start, rank)}}}]"
 
 
@@ -52,7 +52,7 @@ def _ranks(low: Lowering, text: str) -> str:
     return low.computed("cvt.u16.u32", low.computed("shr.u32", low.word(text), "16"), kind="b16")
 
 
-@mnemonic("UTMALDG", f"{_TENSOR} MULTICAST 2CTA")
+@mnemonic("UTMALDG", f"{_DIMENSIONS} MULTICAST 2CTA")
 def load_box(low: Lowering, ins: Instruction) -> None:
     """cp.async.bulk.tensor to shared memory. Cache hints, the last operands, are ignored."""
     low.once()
@@ -71,10 +71,10 @@ def load_box(low: Lowering, ins: Instruction) -> None:
 
 def _rank(ins: Instruction) -> str:
     """The number of dimensions, as PTX names it."""
-    return next(part.lower() for part in ins.modifiers if part in _TENSOR.split())
+    return next(part.lower() for part in ins.modifiers if part in _DIMENSIONS.split())
 
 
-@mnemonic("UTMASTG", _TENSOR)
+@mnemonic("UTMASTG", _DIMENSIONS)
 def store_box(low: Lowering, ins: Instruction) -> None:
     """cp.async.bulk.tensor to global memory."""
     low.once()
@@ -83,12 +83,12 @@ def store_box(low: Lowering, ins: Instruction) -> None:
     low.emit(op, _box(low, ins, registers, 1, tensor), _shared_address(low, registers))
 
 
-@mnemonic("UTMAREDG", f"{_TENSOR} ADD MIN MAX INC DEC AND OR XOR")
+@mnemonic("UTMAREDG", f"{_DIMENSIONS} ADD MIN MAX INC DEC AND OR XOR")
 def reduce_box(low: Lowering, ins: Instruction) -> None:
     """cp.reduce.async.bulk.tensor."""
     low.once()
     registers, tensor, *_ = ins.operands
-    function = next(part.lower() for part in ins.modifiers if part not in _TENSOR.split())
+    function = next(part.lower() for part in ins.modifiers if part not in _DIMENSIONS.split())
     op = f"cp.reduce.async.bulk.tensor.{_rank(ins)}.global.shared::cta.{function}.tile.bulk_group"
     low.emit(op, _box(low, ins, registers, 1, tensor), _shared_address(low, registers))
 
@@ -124,12 +124,12 @@ def commit(low: Lowering, ins: Instruction) -> None:  # noqa: ARG001
     low.emit("cp.async.bulk.commit_group")
 
 
-@mnemonic("UTMACCTL UTMAPF UBLKPF", f"PF L2 {_TENSOR}")
+@mnemonic("UTMACCTL UTMAPF UBLKPF", f"PF L2 {_DIMENSIONS}")
 def prefetch(low: Lowering, ins: Instruction) -> None:
     """Prefetches of tensor maps and data, which change no value."""
 
 
-_SIZES = {"64": 2, "128": 4}
+_WORDS = {"64": 2, "128": 4}  # modifier -> words that are stored
 
 
 @mnemonic("STAS", "64 128")
@@ -137,7 +137,7 @@ def store_async(low: Lowering, ins: Instruction) -> None:
     """st.async. A pair of registers has the address, and the address of the mbarrier."""
     addresses, value = ins.operands
     pair = _first(addresses)
-    count = _SIZES[ins.modifiers[0]] if ins.modifiers else 1
+    count = _WORDS[ins.modifiers[0]] if ins.modifiers else 1
     vector, data = (f".v{count}", low.words(value, count)) if count > 1 else ("", low.word(value))
     op = f"st.async.shared::cluster.{_COMPLETION}{vector}.b32"
     low.emit(op, f"[{low.bits(pair)}]", data, f"[{low.bits(pair, 1)}]")
