@@ -1,6 +1,8 @@
-"""Replaces functions that the emulator's text calls by ones that also accept words and elements.
+"""Defines the functions that a kernel's Python text calls, such as selects and divisions, for symbolic registers.
 
-The text calls units, NumPy's functions and the emulator's arithmetic by names; ``names`` returns the replacements. A
+The emulator translates PTX to Python text that calls NumPy's functions, the emulator's arithmetic and its units by
+names. ``machine`` executes this text in a scope in which ``names`` has replaced these functions. The replacements also
+accept words (``Word``: integers that depend on the problem) and elements (``Cells``: data known by their origin). A
 function without a replacement accepts known numbers only.
 """
 
@@ -20,12 +22,12 @@ from kernelproof.certificates.words import Word, polynomial, quotient
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
 
-HALVES = ("f16", "bf16")
+HALVES = ("f16", "bf16")  # the types of 16 bits
 
 
 class Named:
-    """An object that has these functions as attributes, and all others of ``rest``, which then accept known numbers
-    only. If ``rest`` is None, every other attribute raises NotCertified."""
+    """Stands for a module or unit in a text's scope. ``functions``: its attributes that are replaced. Other attributes
+    are those of ``rest``, and accept known numbers only; if ``rest`` is None, they raise NotCertified."""
 
     def __init__(self, functions: dict[str, Any], rest: Any = None) -> None:
         self.__dict__.update(functions)
@@ -38,8 +40,8 @@ class Named:
 
 
 def _concrete(function: Any, name: str) -> Any:
-    """Wrap a function of the emulator that takes arrays only: it gets known words as arrays, and raises NotCertified
-    for other words and for elements."""
+    """Wrap a function of NumPy or the emulator that takes arrays only: words that ``_known`` converts become arrays;
+    other words and elements raise NotCertified. Attributes that are no functions are returned as they are."""
     if not callable(function):
         return function
 
@@ -53,7 +55,7 @@ def _concrete(function: Any, name: str) -> Any:
 
 
 def _known(value: Any) -> Any:
-    """A value; an array in place of a word whose value is known in each lane."""
+    """An array in place of a word without names whose constant differs between lanes; other values as they are."""
     if isinstance(value, Word) and value.poly.is_constant and isinstance(value.poly.constant, np.ndarray):
         return value.poly.constant.astype(f"i{value.bits // 8}").view(
             f"{'i' if value.signed else 'u'}{value.bits // 8}"
@@ -62,7 +64,8 @@ def _known(value: Any) -> Any:
 
 
 def select(test: Any, yes: Any, no: Any) -> Any:
-    """Choose, lane by lane, one value where a test holds and another elsewhere."""
+    """``yes`` in the lanes in which a test holds, ``no`` elsewhere. ``test``: a boolean per lane. If all lanes choose
+    the same, the other value may be anything. Raises NotCertified if some lanes get elements and others numbers."""
     test = np.asarray(test)
     if test.all() or not test.any():
         value = yes if test.all() else no
@@ -82,20 +85,21 @@ def select(test: Any, yes: Any, no: Any) -> Any:
 
 
 def _surely_at_most(low: Any, high: Any) -> bool:
-    """Whether bounds of names suffice to say that one number is at most another one in every lane."""
+    """Whether ``low <= high`` in every lane follows from the bounds of names, without the solver."""
     word = low if isinstance(low, Word) else high
     x, y = (Word(polynomial(each, word.bits), word.bits, word.facts, word.signed).number() for each in (low, high))
     return bool(word.facts.known(y - x).min() == 1)
 
 
 def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
-    """The function that returns the larger, or the smaller, of two numbers. It must be known which that is."""
+    """The function that returns the larger, or the smaller, of two numbers in each lane. It raises NotCertified unless
+    facts decide for all problems which one that is."""
 
     def extreme(a: Any, b: Any) -> Any:
         if not isinstance(a, Word) and not isinstance(b, Word):
             return (np.maximum if largest else np.minimum)(a, b)
         low, high = (b, a) if largest else (a, b)
-        # Try bounds in both directions first: asked about the false one, the solver may not end.
+        # Bounds are tried in both directions before the solver is asked, since it may not decide a false inequality.
         if _surely_at_most(low, high):
             return a
         if _surely_at_most(high, low):
@@ -109,18 +113,18 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
 
 
 def _insert(a: Any, b: Any, start: Any, length: Any) -> Any:
-    """bfi: insert the low ``length`` bits of ``a`` into ``b`` from bit ``start`` on. All must be known, except for an
-    ``a`` whose bits reach the top of the register."""
-    at, count = _one(start) & 255, _one(length) & 255
+    """bfi: insert the low ``length`` bits of ``a`` into ``b`` from bit ``start`` on. Raises NotCertified unless ``a``
+    and ``b`` are known, or ``b`` is known and the bits of ``a`` reach the top of the register: ``a << start``."""
+    first, count = _one_number(start) & 255, _one_number(length) & 255
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.bfi(a, b, start, length)
-    if not isinstance(b, Word) and isinstance(a, Word) and at + count >= a.bits:
-        return (a << at) | (b & ((1 << at) - 1))
+    if not isinstance(b, Word) and isinstance(a, Word) and first + count >= a.bits:
+        return (a << first) | (b & ((1 << first) - 1))
     raise NotCertified("bits of what depends on the problem are inserted")
 
 
-def _one(value: Any) -> int:
-    """A known number that is the same in all lanes."""
+def _one_number(value: Any) -> int:
+    """A known number that is the same in all lanes. Raises NotCertified if it is not the same."""
     numbers = np.asarray(value)
     if not (numbers == numbers.flat[0]).all():
         raise NotCertified("lanes insert at different places")
@@ -128,7 +132,8 @@ def _one(value: Any) -> int:
 
 
 def _high_product(a: Any, b: Any) -> Any:
-    """The high half of a product."""
+    """The high half of a product of two numbers of n bits: the product divided by 2^n, rounded down. Raises
+    NotCertified if that is not known, or a factor differs between lanes."""
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.mulhi(a, b)
     word = a if isinstance(a, Word) else b
@@ -140,34 +145,41 @@ def _high_product(a: Any, b: Any) -> Any:
 
 
 def divide(a: Any, b: Any) -> Any:
-    """The quotient of two integers. If one is a word, both must not be negative, and the quotient is rounded down."""
+    """The quotient of two integers, as in PTX. If one of them is a word, NotCertified is raised unless the dividend is
+    proven not to be negative, the divisor to be positive, and the quotient is known."""
     if isinstance(a, Word) or isinstance(b, Word):
         return _quotient(a, b)[0]
     return arithmetic.divide(a, b)
 
 
 def _remainder(a: Any, b: Any) -> Any:
+    """As ``divide``, but the remainder."""
     if isinstance(a, Word) or isinstance(b, Word):
         return _quotient(a, b)[1]
     return arithmetic.remainder(a, b)
 
 
 def _quotient(a: Any, b: Any) -> tuple[Word, Word]:
-    """Quotient and remainder of numbers that are not negative. The quotient is guessed among the names that occur. A
-    guess is right if the remainder is then from 0 to below the divisor, which is checked."""
+    """Quotient and remainder of a number that is not negative by a positive one.
+
+    The quotient is guessed. A guess is right if it leaves a remainder from 0 to below the divisor, which is checked.
+    For example, the row of a tile, (row * tiles_n + col) / tiles_n, is found as the name ``row``, since
+    0 <= col < tiles_n. Raises NotCertified if no guess is right.
+    """
     word = a if isinstance(a, Word) else b
     facts = word.facts
     x, y = (Word(polynomial(each, word.bits), word.bits, facts, word.signed).number() for each in (a, b))
     if facts.holds(x) and facts.holds(y - 1):
-        for quotient in _candidates(x, y):
-            rest = x - y * quotient
+        for guess in _candidates(x, y):
+            rest = x - y * guess
             if facts.known(rest).min() == 1 and facts.known(y - 1 - rest).min() == 1:
-                return Word(quotient, word.bits, facts, word.signed), Word(rest, word.bits, facts, word.signed)
+                return Word(guess, word.bits, facts, word.signed), Word(rest, word.bits, facts, word.signed)
     raise NotCertified(f"the quotient of {x} and {y} is not known")
 
 
 def _candidates(x: Any, y: Any) -> Any:
-    """Polynomials that may be the quotient of ``x`` and ``y``."""
+    """Polynomials that may be the quotient of the polynomials ``x`` and ``y``: 0, for a constant ``y`` the quotients of
+    coefficients, and each name in ``x``."""
     yield Polynomial.of(0)
     if y.is_constant and isinstance(y.constant, int):
         yield x.divided(y.constant)[0]
@@ -176,7 +188,8 @@ def _candidates(x: Any, y: Any) -> Any:
 
 
 def _split(values: Any, count: int, width: int, lanes: int) -> Any:
-    """Split what a vector access has loaded into ``count`` registers of ``width`` bytes."""
+    """Split what a vector load has returned into ``count`` registers of ``width`` bytes. Raises NotCertified if that
+    would cut an element, or a word that depends on the problem."""
     if isinstance(values, Cells):
         if width % values.width:
             raise NotCertified("an element is taken apart")
@@ -188,7 +201,8 @@ def _split(values: Any, count: int, width: int, lanes: int) -> Any:
 
 
 def _join(parts: tuple[Any, ...], width: int) -> Any:
-    """Join registers of ``width`` bytes to what a vector access stores."""
+    """Join registers of ``width`` bytes to the value that a vector store takes. Raises NotCertified for a mixture of
+    elements and numbers."""
     if all(isinstance(part, Cells) for part in parts):
         return joined(list(parts))
     if any(isinstance(part, Cells | Word) for part in parts):
@@ -197,7 +211,8 @@ def _join(parts: tuple[Any, ...], width: int) -> Any:
 
 
 def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
-    """cvt.f16x2.f32 or cvt.bf16x2.f32, which rounds two sums to a pair of elements of D."""
+    """The replacement of cvt.f16x2.f32 or cvt.bf16x2.f32, which rounds two fp32 sums to a pair of elements of D. It
+    returns two elements of 2 bytes per lane, the low one first. ``output``: the type of D."""
 
     def pack(high: Any, low: Any, convert: Any) -> Any:
         if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
@@ -213,8 +228,8 @@ _WIDEN = arithmetic.converter("f32", "f16", "rn", False, False)
 
 
 def _widening(halves: set[str]) -> Callable[[Any], Any]:
-    """cvt.f32.f16, which changes no number. ``halves``: the 16-bit types of A and D. Elements have no type of their
-    own, so they are known to be of f16 only if no other type is among these."""
+    """The replacement of cvt.f32.f16, which changes no number. ``halves``: the 16-bit types among those of A and D.
+    Elements have no type of their own, so one of 2 bytes is known to be f16 only if there is no other type."""
 
     def widen(value: Any) -> Any:
         if not isinstance(value, Cells):
@@ -228,7 +243,7 @@ def _widening(halves: set[str]) -> Callable[[Any], Any]:
 
 @cache
 def _narrowing(output: str) -> Callable[[Any], Any]:
-    """cvt of a sum in fp32 to an element of D, whose type ``output`` has 16 bits."""
+    """The replacement of the cvt that rounds a sum in fp32 to an element of D, whose type ``output`` has 16 bits."""
     convert = arithmetic.converter(output, "f32", "rn", False, False)
 
     def narrow(value: Any) -> Any:
@@ -245,11 +260,12 @@ def conversions(scope: dict[str, object], operands: str, output: str) -> dict[st
     """Replacements for the conversions in a text's scope, by their names there. ``operands``, ``output``: the types of
     A and of D."""
     widen = _widening({operands, output} & set(HALVES))
-    known: dict[str, object] = {name: widen for name, value in scope.items() if value is _WIDEN}
+    # The emulator caches converters, so a conversion in the text is recognised by its identity.
+    replaced: dict[str, object] = {name: widen for name, value in scope.items() if value is _WIDEN}
     if output in HALVES:
         convert = arithmetic.converter(output, "f32", "rn", False, False)
-        known |= {name: _narrowing(output) for name, value in scope.items() if value is convert}
-    return known
+        replaced |= {name: _narrowing(output) for name, value in scope.items() if value is convert}
+    return replaced
 
 
 def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
@@ -260,11 +276,12 @@ def names_of_arithmetic(output: str) -> dict[str, Callable[..., Any]]:
 
 
 def names(lanes: int, units: dict[str, dict[str, Callable[..., Any]]], output: str) -> dict[str, object]:
-    """The names of a text's scope whose values differ from the emulator's, for a CTA of so many lanes. ``units``: name
-    of a unit -> its methods. ``output``: the type of D."""
+    """The names of a text's scope whose values differ from the emulator's (``NAMESPACE`` and its units), for a CTA of
+    so many lanes. ``units``: name of a unit -> its methods; others of its methods raise NotCertified. ``output``: the
+    type of D."""
 
     def numbers(value: Any, width: int) -> Any:
-        """A number in all lanes; predicates have width 0."""
+        """``value`` as an array with the same number of ``width`` bytes in all lanes; predicates have width 0."""
         if isinstance(value, Word | Cells):
             return value
         return np.full(lanes, value, f"u{width}" if width else bool)

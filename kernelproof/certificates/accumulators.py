@@ -1,8 +1,13 @@
-"""Checks that nothing touches a wgmma's accumulators while they are in flight, on any path through the kernel.
+"""Checks that no instruction accesses a wgmma's accumulators while it may be writing them, on any path of the kernel.
 
-The accumulators of a wgmma are in flight until a wait for its group. A data-flow analysis finds, before each
-instruction, the fewest commits since a wgmma has written each accumulator in flight, and whether an accumulator may
-have been touched since the last wgmma.fence. Where paths meet, the fewest commits of both count, and touches of either.
+A wgmma is asynchronous: its accumulators are in flight until ``wgmma.wait_group`` has waited for its group. To read or
+write such a register is a race that the symbolic execution of ``warpgroup_machine`` cannot see, so ``pipeline_proof``
+calls this check of the whole control-flow graph.
+
+It is a forward data-flow analysis. The state before an instruction says for each accumulator in flight how many
+``commit_group`` came, at least, after its wgmma. A wait for all but the last n groups therefore completes the
+accumulators with n or more commits after their own. Where paths meet, the smaller number counts. The state also says
+whether an accumulator may have been accessed ("touched") by another instruction since the last ``wgmma.fence``.
 """
 
 from __future__ import annotations
@@ -15,14 +20,17 @@ from kernelproof.emulator.frontend.instruction import defs_uses
 from kernelproof.emulator.frontend.ptx import Imm, Instr, Vec
 from kernelproof.emulator.frontend.registers import registers
 
-OPEN = -1  # the count of a wgmma that is committed to no group yet; its own commit makes that 0
-MOST_COMMITS = 16  # limit of a count, so that the analysis ends
+OPEN = -1  # the commits of a wgmma that is in no group yet; its own commit makes that 0
+MOST_COMMITS = 16  # commits are counted up to here, so that the analysis ends
 
 
 @dataclass
 class _InFlight:
-    """The state before an instruction. ``touched``: an accumulator may have been touched since the last wgmma.fence.
-    ``commits``: accumulator in flight -> the fewest commits after that of its wgmma, or OPEN."""
+    """The state before an instruction.
+
+    ``touched``: whether an accumulator may have been accessed since the last wgmma.fence (true at the kernel's entry).
+    ``commits``: register of an accumulator in flight -> the fewest commits after that of its wgmma, or OPEN.
+    """
 
     touched: bool = True
     commits: dict[str, int] = field(default_factory=dict)
@@ -35,16 +43,17 @@ class _InFlight:
         return _InFlight(self.touched or other.touched, commits)
 
 
-def is_wgmma(ins: Instr, what: str) -> bool:
-    """Whether an instruction is the wgmma of a name, such as ``mma_async`` or ``fence``."""
-    return ins.parts[:2] == ("wgmma", what)
+def is_wgmma(ins: Instr, name: str) -> bool:
+    """Whether an instruction is ``wgmma.<name>``, such as ``mma_async`` or ``fence``."""
+    return ins.parts[:2] == ("wgmma", name)
 
 
 def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
-    """The accumulators of each wgmma -> its opcode. Raises NotCertified if two of them share a part of their
-    accumulators, or all of them but with different opcodes."""
+    """The accumulator registers of each wgmma, in the order of its operand -> its opcode. Wgmmas that add to the same
+    registers have one entry. Raises NotCertified if two wgmmas have only a part of their accumulators in common, or if
+    they have the same ones but different opcodes."""
     found: dict[tuple[str, ...], str] = {}
-    owner: dict[str, tuple[str, ...]] = {}
+    owner: dict[str, tuple[str, ...]] = {}  # register -> the accumulators of which it is one
     for block in program.blocks:
         for ins in block.all():
             if not is_wgmma(ins, "mma_async"):
@@ -58,28 +67,30 @@ def tuples_of(program: Program) -> dict[tuple[str, ...], str]:
 
 
 def check_accumulators(program: Program) -> None:
-    """Raise NotCertified where an instruction may touch an accumulator in flight, or a wgmma may follow a touch without
-    a wgmma.fence between."""
+    """Raise NotCertified if, on some path, an instruction accesses an accumulator in flight, or a wgmma follows another
+    instruction's access to an accumulator without a wgmma.fence between them."""
     accumulators = {name for names in tuples_of(program) for name in names}
     if not accumulators:
         return
-    at: dict[int, _InFlight] = {0: _InFlight()}
+    # The states before blocks only grow worse (more in flight, fewer commits, touched), so the analysis ends.
+    before: dict[int, _InFlight] = {0: _InFlight()}
     todo = [0]
     while todo:
         block = todo.pop()
-        state = _InFlight(at[block].touched, dict(at[block].commits))
+        state = _InFlight(before[block].touched, dict(before[block].commits))
         node = program.blocks[block]
         for ins in node.all():
             _step(state, ins, accumulators)
         for target in node.targets:
-            met = state if target not in at else at[target].joined(state)
-            if target not in at or met != at[target]:
-                at[target] = _InFlight(met.touched, dict(met.commits))
+            joined = state if target not in before else before[target].joined(state)
+            if target not in before or joined != before[target]:
+                before[target] = _InFlight(joined.touched, dict(joined.commits))
                 todo.append(target)
 
 
 def _step(state: _InFlight, ins: Instr, accumulators: set[str]) -> None:
-    """Change the state to that after an instruction. Raises NotCertified if it may touch an accumulator in flight."""
+    """Change the state to that after an instruction. Raises NotCertified as ``check_accumulators`` does, and for a
+    wgmma that is predicated or reads A from registers."""
     commits = state.commits
     if ins.base == "wgmma" and ins.guard is not None:
         raise NotCertified("an instruction of wgmma under a predicate", place_of(ins))

@@ -1,4 +1,4 @@
-"""Proves any kernel by a contract from a file, and checks such a proof again."""
+"""Proves any kernel by a contract from a file, and checks such a proof again: what ``kernelproof prove`` calls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ Outcome = Literal["certified", "refuted", "not certified"]
 
 
 class Attempt(Schema):
-    """The outcome of a proof. ``why``: what is not certified, and where. ``executed``: what was executed to confirm
-    that, if anything was. ``certificate``: the proof, if it succeeded."""
+    """The outcome of a proof.
+
+    ``certificate``: the proof; None unless the outcome is "certified". ``why``: otherwise what could not be proven, and
+    where in the PTX. ``executed``: otherwise what was executed to confirm that, and what failed.
+    """
 
     outcome: Outcome
     contract: KernelContract
@@ -45,7 +48,7 @@ def load(path: Path) -> KernelContract:
 
 
 def _check(contract: KernelContract) -> None:
-    """Raise WrongInput if no kernel can be proven by a contract, or if the contract allows no problem at all."""
+    """Raise WrongInput if the contract contradicts itself or is not covered, or if it allows no problem at all."""
     contract_file.check(contract)
     smallest(contract)
     tuple(orders(contract))
@@ -53,7 +56,8 @@ def _check(contract: KernelContract) -> None:
 
 def prove(ptx: str, contract: KernelContract) -> Attempt:
     """Prove a PTX text by a contract that ``load`` has read. If that fails, execute the kernel on some problems, to
-    find one for which it is wrong. Raises WrongInput for a kernel with another name or other parameters."""
+    find one for which it is wrong: then the outcome is "refuted", else "not certified". Raises WrongInput if the PTX
+    has no kernel of the contract's name, or its parameters are others."""
     try:
         certificate = certificates.prove(ptx, partial(claims, contract), problems(contract), contract.kernel)
     except NotCertified as error:
@@ -77,8 +81,11 @@ def _executed(ptx: str, contract: KernelContract, error: NotCertified) -> Attemp
 
 
 def _advice(contract: KernelContract, ptx: str, error: NotCertified) -> str:
-    """What to change, as the rest of a sentence, if a predicate of sums of rows is not the same for all lengths, and a
-    row may end amid the elements that its threads load at once."""
+    """What to change in the contract, as the rest of a sentence; empty if nothing is known to help.
+
+    A kernel that sums rows loads ``at_once`` elements of a row per step: those of one vector load of each of its
+    threads. If a row's length is no multiple of that, a predicate guards the last step, and the proof cannot decide it.
+    """
     if not isinstance(error, Undecided) or contract.meaning.is_product:
         return ""
     name = contract.extents()[contract.meaning.summed]
@@ -90,7 +97,8 @@ def _advice(contract: KernelContract, ptx: str, error: NotCertified) -> str:
 
 
 def recheck(attempt: Attempt, ptx: str) -> None:
-    """Check a certificate again. Raises NotCertified, or WrongInput for a contract of which no kernel can be proven."""
+    """Check a certificate against a PTX text, without searching. Raises NotCertified if it does not hold, and
+    WrongInput for a contract that ``load`` would refuse."""
     contract, certificate = attempt.contract, attempt.certificate
     if certificate is None:
         raise NotCertified("it says why a kernel is not certified, and certifies none")

@@ -1,21 +1,26 @@
-"""How the CTAs of a cluster, which have slices of k of one tile, send each other their sums.
+"""Argues why CTAs of a cluster exchange partial sums without races or deadlocks, and records what each of them sends.
 
-Each CTA has one item, the slice of its rank, and a ring of its own. Two more mbarriers of each CTA order the sums:
+If a cluster divides k, its CTAs have slices of k of one tile. Each CTA has one item, the slice of its rank, and a ring
+of its own. Two more mbarriers of each CTA order the exchange of sums:
 
-- ``freed`` expects one arrival of each warp of consumers of the cluster. A warp arrives at that of every CTA when it
-  has waited for all of its k-tiles and for all products that read them, and its lanes have met.
-- ``arrived`` expects one arrival, and the bytes of all sums that the CTA adds. One thread arrives there, and says how
-  many bytes these are, right after it has initialised the mbarrier.
+- ``freed`` expects one arrival of each consumer warp of the cluster. A warp arrives at the ``freed`` of every CTA when
+  it has waited for all of its k-tiles and for all products that read them, and its lanes are synchronised.
+- ``arrived`` expects one arrival, and the bytes of all sums that the CTA adds. One thread arrives there, and announces
+  the number of these bytes, right after it has initialised the mbarrier.
 
-Every thread of a consumer waits for ``freed`` of its own CTA. Then all copies to all rings have landed, since each was
-waited for, and nobody reads a ring any more. So the thread sends its sums, each to one CTA, into the ring there: by
-stores whose bytes count at ``arrived`` of that CTA. No two sums of the cluster go to one place. Then it waits for its
-own ``arrived``: that phase is complete when all of the CTA's sums have come, and not before, whether bytes come before
-or after the arrival that expects them. What it reads then, ``cluster_sum_proof`` follows.
+1. Every consumer thread waits for ``freed`` of its own CTA. After that all copies to all rings have landed, since each
+   was waited for, and no warp reads a ring any more.
+2. So the thread sends its sums. Each sum goes to one CTA, into the ring there, by a store whose bytes count at the
+   ``arrived`` of that CTA. No two sums of the cluster go to the same address.
+3. The thread waits for ``arrived`` of its own CTA. Its phase completes exactly when all sums for the CTA have come,
+   whether bytes come before or after the arrival that announces them. ``cluster_sum_proof`` proves how the thread then
+   adds them.
 
-Nobody waits for ever: all warps arrive at ``freed`` before they wait for it, and send before they wait for ``arrived``.
-Both mbarriers have one phase. No CTA ends before all arrivals and all bytes have come to it, because its consumers have
-waited for both.
+No wait lasts for ever: all warps arrive at ``freed`` before they wait for it, and send before they wait for
+``arrived``. Both mbarriers have one phase. No CTA ends before all arrivals and all bytes have come to it, because its
+consumers have waited for both.
+
+``sum_sender`` checks at each instruction of a consumer that it does this, and notes it in a ``SumTrack``.
 """
 
 from __future__ import annotations
@@ -30,11 +35,11 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes
 
 SUM_BYTES = 4
-NOBODY = -1  # the source of a place that gets no sum
+NOBODY = -1  # the source of an address to which no sum is sent
 
 
 class Waited(IntEnum):
-    """For what a CTA's consumers have waited after their products."""
+    """The last mbarrier for which a group of consumers has waited after its products."""
 
     NOTHING = 0
     FREED = 1
@@ -43,8 +48,11 @@ class Waited(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """Sums that one instruction sends to the CTA with a ``rank``. ``at``: their places there, in units of a sum.
-    ``rows``, ``cols``: their offsets in D's tile."""
+    """The sums that one instruction sends to the CTA of a ``rank``, each array with one element per sum.
+
+    ``at``: their addresses in that CTA's shared memory, in units of SUM_BYTES. ``rows``, ``cols``: the elements of D
+    to which they belong, as offsets in the tile.
+    """
 
     rank: int
     at: Lanes
@@ -54,28 +62,31 @@ class Sent:
 
 @dataclass(frozen=True)
 class SumTrack:
-    """What a group has done after its products. ``freed``: the warps that have arrived at ``freed``, each with the rank
-    of the CTA at which. ``sent``: the sums that it has sent."""
+    """What a group of consumers has done after its products. ``freed``: pairs (warp, rank): the warp has arrived at the
+    ``freed`` of the CTA of that rank. ``sent``: the sums that the group has sent."""
 
     waited: Waited = Waited.NOTHING
     freed: frozenset[tuple[int, int]] = frozenset()
     sent: tuple[Sent, ...] = ()
 
     def arrive(self, arrivals: frozenset[tuple[int, int]]) -> SumTrack:
-        """Note that warps arrive at ``freed`` of CTAs."""
+        """The track after warps have arrived at the ``freed`` of CTAs. Raises NotCertified if one of them has done so
+        before, or the group has already waited."""
         if self.waited != Waited.NOTHING or arrivals & self.freed:
             raise NotCertified("a warp says twice, or too late, that a ring is free")
         return replace(self, freed=self.freed | arrivals)
 
     def send(self, sums: Sent) -> SumTrack:
-        """Note that sums are sent."""
+        """The track after sums were sent. Raises NotCertified unless the group has waited for ``freed`` and not yet for
+        ``arrived``."""
         if self.waited != Waited.FREED:
             raise NotCertified("a sum is sent to a ring that may still be read, or too late")
         return replace(self, sent=(*self.sent, sums))
 
 
 class SumsAt(NamedTuple):
-    """What comes to each place of a CTA: the rank of its source, and the offset in D's tile."""
+    """Which sum is sent to each address of a CTA's shared memory: the rank of the sender (or NOBODY), and the sum's
+    offsets in D's tile. Each array has one element per SUM_BYTES of shared memory."""
 
     sources: Lanes
     rows: Lanes
@@ -83,14 +94,15 @@ class SumsAt(NamedTuple):
 
 
 class ClusterSums:
-    """What comes to one CTA of a cluster.
+    """The sums that all CTAs of a cluster send to one of them.
 
-    ``freed``, ``arrived``: 0 -> address of the mbarrier. ``expected``: the bytes that the CTA expects; None before it
-    says so. ``at``: what comes to each place, in units of a sum. ``sent``: whether its consumers have sent their sums.
+    ``freed``, ``arrived``: the mbarrier's address in shared memory, under the key 0. ``expected``: the bytes that the
+    CTA has announced; None before. ``at``: the sum at each address. ``sent``: whether the CTA's own consumers have sent
+    their sums.
     """
 
     def __init__(self, size: int) -> None:
-        """``size``: bytes of shared memory."""
+        """``size``: bytes of the CTA's shared memory."""
         self.freed: dict[int, int] = {}
         self.arrived: dict[int, int] = {}
         self.expected: int | None = None
@@ -98,20 +110,22 @@ class ClusterSums:
         self.at = SumsAt(*(np.full(size // SUM_BYTES, NOBODY, np.int64) for _ in range(3)))
 
     def expect(self, count: int) -> None:
-        """Note how many bytes the CTA expects."""
+        """Note how many bytes the CTA announces. Raises NotCertified if it has done so before."""
         if self.expected is not None:
             raise NotCertified("a CTA says twice how many bytes of sums it expects")
         self.expected = count
 
     def receive(self, rank: int, sent: Sent) -> None:
-        """Note the sums that the CTA with a rank sends to this one."""
+        """Note the sums that the CTA of a ``rank`` sends to this one. Raises NotCertified if two sums of the cluster go
+        to the same address."""
         if np.unique(sent.at).size != sent.at.size or (self.at.sources[sent.at] != NOBODY).any():
             raise NotCertified("two sums go to one place of a CTA")
         self.at.sources[sent.at] = rank
         self.at.rows[sent.at], self.at.cols[sent.at] = sent.rows, sent.cols
 
     def check(self) -> None:
-        """Check, when all consumers of the cluster have been proven, that as many bytes come as are expected."""
+        """Check, when all consumers of the cluster have been proven, that as many bytes come as the CTA announced.
+        Raises NotCertified."""
         coming = int((self.at.sources != NOBODY).sum()) * SUM_BYTES
         if self.expected != coming:
             raise NotCertified(f"a CTA expects {self.expected} bytes of sums, and {coming} come")

@@ -1,4 +1,7 @@
-"""Reads the contract of any kernel from a TOML file: its sizes, operands and launch, and what D is."""
+"""Reads and checks the contract of a kernel, a TOML file that states its sizes, operands, launch and result.
+
+``kernelproof prove`` proves a kernel by such a contract (``by_contract``). docs/kernelproof/prove.md explains the file.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,19 @@ from kernelproof.ground.errors import WrongInput, brief, printable, reading
 from kernelproof.ground.schema import Schema, explain
 
 OPERANDS = ("A", "B", "D")
-UNUSED = "unused"  # a parameter that the kernel must not read
-MOST_THREADS, WARP = 1024, 32
-Formula = str | int
+UNUSED = "unused"  # stands for a parameter that the kernel must not read
+MOST_THREADS, WARP = 1024, 32  # threads of a CTA and of a warp
+Formula = str | int  # a number, or an expression of sizes such as "m / 128"
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 
+# A reference such as ``A(i,k)``, and a result such as ``D(i,j) = sum over k of A(i,k) B(j,k)``, both without spaces.
+# The groups are D and its two indices, the summed index, then A and B with theirs; what is left out is None.
 _INDEX = r"(\w+)\((\w+)(?:,(\w+))?\)"
 _RESULT = re.compile(rf"{_INDEX}=sumover(\w+)of{_INDEX}(?:\*?{_INDEX})?")
 
 
 class Size(Schema):
-    """A size takes the multiples of ``multiple`` from ``least`` (by default the first) to ``most``."""
+    """A size takes the multiples of ``multiple`` from ``least`` (by default ``multiple`` itself) to ``most``."""
 
     multiple: Positive = 1
     least: Positive | None = None
@@ -35,19 +40,21 @@ class Size(Schema):
 
     @property
     def first(self) -> int:
-        """The least value."""
+        """The smallest value of the size."""
         return -(-(self.least or 1) // self.multiple) * self.multiple
 
     @property
     def last(self) -> int:
-        """The largest value."""
+        """The largest value of the size."""
         return self.most // self.multiple * self.multiple
 
 
 class Operand(Schema):
-    """A matrix or vector, at a multiple of ``alignment`` bytes. ``shape``: the sizes that are its number of rows and
-    the length of a row; of a vector, its length. ``ld``: elements from one row to the next, by default a row's
-    length."""
+    """A matrix or vector in global memory, at a multiple of ``alignment`` bytes (a power of two).
+
+    ``shape``: the names of the sizes that are its number of rows and the length of a row; for a vector, its length.
+    ``ld``: the name of the size that is the number of elements from one row to the next; empty for a row's length.
+    """
 
     type: Literal["f16", "bf16", "f32"]
     shape: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)]
@@ -56,9 +63,12 @@ class Operand(Schema):
 
 
 class Launch(Schema):
-    """How the kernel is launched. ``grid``: CTAs, as formulas of sizes. ``block``: threads. ``shared``: bytes of
-    dynamic shared memory. ``tile``: the rows and columns of D that a CTA writes. ``order``: the order in which the CTAs
-    of a grid of one dimension take the tiles."""
+    """How the kernel is launched.
+
+    ``grid``: the CTAs along x, y and z, as formulas of sizes. ``block``: the threads along x, y and z. ``shared``:
+    bytes of dynamic shared memory. ``tile``: the rows and columns of D that a CTA writes. ``order``: how the CTAs of a
+    grid of one dimension take the tiles: "rows", "columns" or, for groups of 8 rows of tiles, "grouped 8".
+    """
 
     grid: Annotated[tuple[Formula, ...], Field(min_length=1, max_length=3)]
     block: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=3)]
@@ -68,25 +78,33 @@ class Launch(Schema):
 
     @property
     def threads(self) -> tuple[int, int, int]:
-        """Threads along x, y and z."""
+        """Threads of a CTA along x, y and z."""
         x, y, z = (*self.block, 1, 1)[:3]
         return x, y, z
 
 
 class Result(NamedTuple):
-    """``D(i,j) = sum over k of A(i,k) B(j,k)``, or without B. ``indices``: operand -> its indices as it is stored."""
+    """What D is: ``D(i,j) = sum over k of A(i,k) B(j,k)``, or without B ``D(i) = sum over k of A(i,k)``.
+
+    ``indices``: operand -> its indices in the order in which it is stored. ``summed``: the index of the sum.
+    """
 
     indices: dict[str, tuple[str, ...]]
     summed: str
 
     @property
     def is_product(self) -> bool:
+        """Whether D is a product of A and B, and not sums of A's rows."""
         return "B" in self.indices
 
 
 class KernelContract(Schema):
-    """A contract. ``parameters``: for each parameter of the kernel an operand, a formula of sizes, or ``unused``.
-    ``limits``: inequalities such as ``m * k <= 2147483647``, which callers observe."""
+    """The contract of one kernel.
+
+    ``kernel``: its name; empty for the only one of the PTX. ``parameters``: for each of its parameters an operand (for
+    its address), a formula of sizes, or ``unused``. ``sizes``, ``operands``: each by its name. ``result``: what D is.
+    ``limits``: inequalities such as ``m * k <= 2147483647``, which callers promise to keep.
+    """
 
     kernel: str
     parameters: tuple[Formula, ...]
@@ -98,7 +116,7 @@ class KernelContract(Schema):
 
     @property
     def meaning(self) -> Result:
-        """What ``result`` says of D. Raises WrongInput if that has another form."""
+        """The parsed ``result``. Raises WrongInput if it does not have one of the two forms of ``Result``."""
         match = _RESULT.fullmatch(re.sub(r"\s", "", self.result))
         if match is None:
             raise WrongInput(
@@ -111,7 +129,7 @@ class KernelContract(Schema):
         return Result(indices, summed)
 
     def extents(self) -> dict[str, str]:
-        """The size of each index. Raises WrongInput where operands disagree."""
+        """Index of ``result`` -> the name of its size. Raises WrongInput where operands disagree."""
         found: dict[str, str] = {}
         for name, indices in self.meaning.indices.items():
             for index, size in zip(indices, self.operands[name].shape, strict=True):
@@ -141,16 +159,16 @@ def load(path: Path) -> KernelContract:
 
 
 def check(contract: KernelContract) -> None:
-    """Check the rules between fields. Raises WrongInput."""
+    """Check the rules that concern several fields. Raises WrongInput, whose message names the field."""
     meaning = contract.meaning
-    roles = OPERANDS if meaning.is_product else ("A", "D")
-    if set(meaning.indices) != set(roles) or ("B" in meaning.indices and len(meaning.indices) != 3):
+    operand_names = OPERANDS if meaning.is_product else ("A", "D")
+    if set(meaning.indices) != set(operand_names) or ("B" in meaning.indices and len(meaning.indices) != 3):
         raise WrongInput(f"result: it says what D is, by A and B; it names {', '.join(meaning.indices)}")
-    if set(contract.operands) != set(roles):
+    if set(contract.operands) != set(operand_names):
         raise WrongInput(
-            f"operands: this result has {' and '.join(roles)}, not {', '.join(contract.operands) or 'none'}"
+            f"operands: this result has {' and '.join(operand_names)}, not {', '.join(contract.operands) or 'none'}"
         )
-    types = [contract.operands[name].type for name in roles[:-1]]
+    types = [contract.operands[name].type for name in operand_names[:-1]]
     if types[0] != types[-1] or (meaning.is_product and types[0] == "f32"):
         raise WrongInput("operands: A and B of a product have one type, f16 or bf16; others are not covered")
     if {types[0], contract.operands["D"].type} == {"f16", "bf16"}:
@@ -182,24 +200,24 @@ def check(contract: KernelContract) -> None:
 
 
 def _check_indices(contract: KernelContract, meaning: Result) -> None:
-    """Check that the indices are those of a product, or of sums of rows. Raises WrongInput."""
+    """Check that the indices are those of a product, or of sums of rows: A and B have only the summed index in common,
+    and D has all others. Raises WrongInput."""
     for name, indices in meaning.indices.items():
         if len(indices) != len(contract.operands[name].shape):
             raise WrongInput(
                 f"operands.{name}.shape: result gives {name} {len(indices)} indices; give it as many sizes"
             )
     contract.extents()
-    k, of = meaning.summed, {name: set(indices) for name, indices in meaning.indices.items()}
-    if any(len(of[name]) != len(meaning.indices[name]) for name in of):
+    k, index_sets = meaning.summed, {name: set(indices) for name, indices in meaning.indices.items()}
+    if any(len(index_sets[name]) != len(indices) for name, indices in meaning.indices.items()):
         raise WrongInput("result: an operand has one index twice, which is not covered")
-    kept = of["A"] ^ of["B"] if meaning.is_product else of["A"] - {k}
-    shared = of["A"] & of["B"] if meaning.is_product else {k} & of["A"]
-    if shared != {k} or kept != of["D"]:
+    a, b = index_sets["A"], index_sets.get("B", {k})
+    if a & b != {k} or a ^ b != index_sets["D"]:
         raise WrongInput(f"result: sum over the index that A and B share, and give D the others; {k} is summed here")
 
 
 def _formulas(contract: KernelContract) -> list[tuple[str, Formula]]:
-    """All formulas, and the fields in which they stand."""
+    """Every formula of a contract, each with the field in which it stands."""
     launch = [(f"launch.grid value {i + 1}", x) for i, x in enumerate(contract.launch.grid)]
     values = [
         (f"parameters value {i + 1}", x)
@@ -211,7 +229,8 @@ def _formulas(contract: KernelContract) -> list[tuple[str, Formula]]:
 
 
 def _check_names(where: str, formula: Formula, sizes: dict[str, Size]) -> None:
-    """Check that a formula is covered and names defined sizes only. ``where``: the field that has it."""
+    """Check that a formula is covered and names defined sizes only. ``where``: the field in which it stands. Raises
+    WrongInput."""
     try:
         unknown = sorted(names(formula) - set(sizes))
         if not unknown:
@@ -223,7 +242,7 @@ def _check_names(where: str, formula: Formula, sizes: dict[str, Size]) -> None:
 
 
 def sides(limit: str) -> tuple[str, str]:
-    """The two sides of an inequality. Raises WrongInput."""
+    """The formulas left and right of the ``<=`` of a limit. Raises WrongInput if it has no ``<=``, or several."""
     parts = limit.split("<=")
     if len(parts) != 2:
         raise WrongInput(f"limits: {brief(printable(limit))!r} is no inequality such as 'm * k <= 2147483647'")

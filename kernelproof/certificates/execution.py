@@ -1,5 +1,8 @@
-"""Executes a kernel on problems of its contract to confirm a failed proof: by the emulator's findings, or by
-results."""
+"""Executes a kernel whose proof has failed on some problems of its contract, to find out whether it is really wrong.
+
+It is wrong if the emulator reports an error such as a race, or if an element of D differs from NumPy's result. Inputs
+are -1, 0 and 1, so that sums are exact in any order. ``by_contract`` calls this after a failed proof.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,27 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.formulas import number
 from kernelproof.ground.errors import WrongInput
 
-MOST_PRODUCTS = 1 << 25  # of a problem that is executed
-MOST_ELEMENTS = 1 << 26  # of an operand, with its gaps
+# Limits of what is executed: products (or terms) of a problem, elements of an operand with its gaps, and problems.
+MOST_PRODUCTS = 1 << 25
+MOST_ELEMENTS = 1 << 26
 MOST_PROBLEMS = 12
-TYPES = {"f16": np.float16, "f32": np.float32}
-EXACT = {"f16": 2048, "bf16": 256, "f32": 1 << 24}  # integers up to here are elements of a type
-Sizes = dict[str, int]
+TYPES = {"f16": np.float16, "f32": np.float32}  # NumPy's types; it has none for bf16
+EXACT = {"f16": 2048, "bf16": 256, "f32": 1 << 24}  # a type represents all integers up to here exactly
+Sizes = dict[str, int]  # name of a size in the contract -> its value
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Execution(NamedTuple):
-    """How many problems were executed, and what failed in words; ``fault`` is empty if nothing did."""
+    """How many problems were executed, and what was wrong with the last one; ``fault`` is empty if nothing was."""
 
     executed: int
     fault: str
 
 
 def confirm(contract: KernelContract, ptx: str, error: NotCertified) -> Execution:
-    """Execute a kernel for which a proof has failed: on the sizes that the failed proof names, if they are small, and
-    on the smallest sizes of the contract."""
+    """Execute a kernel for which a proof has failed: on the sizes for which ``error`` says that it fails, if they are
+    small, and on small sizes of the contract. Ends with the first problem that is wrong. Raises EmulatorError,
+    PtxError or UnknownInstruction if the emulator cannot execute the kernel."""
     program, done = emulator.load(ptx), 0
     for sizes in _problems(contract, error):
         done += 1
@@ -43,8 +48,8 @@ def confirm(contract: KernelContract, ptx: str, error: NotCertified) -> Executio
 
 
 def smallest(contract: KernelContract) -> Sizes:
-    """The smallest sizes, with leading dimensions that are at least as long as a row. Raises WrongInput if the limits,
-    or the bounds of a leading dimension, exclude them."""
+    """The smallest sizes, with leading dimensions that are at least as long as a row. Raises WrongInput if the
+    contract's limits, or the bounds of a leading dimension, exclude them."""
     sizes = _fitting(contract, {name: size.first for name, size in contract.sizes.items()})
     if sizes is None:
         raise WrongInput("limits: the smallest sizes do not keep them; give larger limits, or other sizes")
@@ -52,25 +57,26 @@ def smallest(contract: KernelContract) -> Sizes:
 
 
 def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
-    """Different problems: first the one for which the proof fails, then ones with few tiles and various lengths of the
-    sum."""
+    """At most MOST_PROBLEMS different problems: first the one for which the proof fails, if it is known, then ones with
+    few tiles and various lengths of the sum. Problems that are too large are left out."""
     meaning, extents, seen = contract.meaning, contract.extents(), []
     k = extents[meaning.summed]
     candidates = []
     if error.extents:
-        named: Sizes = {}
+        refuting: Sizes = {}
         for name, (rows, cols) in error.extents.items():
             if name in contract.operands:
-                named |= {extents[index]: x for index, x in zip(_logical(contract, name), (rows, cols), strict=False)}
-        candidates.append(named)
+                indices = _proof_indices(contract, name)
+                refuting |= {extents[index]: x for index, x in zip(indices, (rows, cols), strict=False)}
+        candidates.append(refuting)
     step = {name: size.multiple for name, size in contract.sizes.items()}
     first = {name: size.first for name, size in contract.sizes.items()}
-    others = [extents[index] for index in meaning.indices["D"]]
+    others = [extents[index] for index in meaning.indices["D"]]  # the sizes of D
     for count in (0, 1, 2, 3, 4, 5, 7, 9):
         more = {name: first[name] + step[name] * (count % 2) for name in others}
         candidates.append(more | {k: first[k] + step[k] * count})
-    for index, named in enumerate(candidates):
-        sizes = _fitting(contract, first | named, index % 2)
+    for index, candidate in enumerate(candidates):
+        sizes = _fitting(contract, first | candidate, index % 2)
         if sizes is None or sizes in seen:
             continue
         stored = [_stored(contract, name, sizes) for name in contract.operands]
@@ -82,8 +88,8 @@ def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
             return
 
 
-def _logical(contract: KernelContract, name: str) -> tuple[str, ...]:
-    """The indices of an operand in the order of the proof: A(i,k), B(j,k), D(i,j)."""
+def _proof_indices(contract: KernelContract, name: str) -> tuple[str, ...]:
+    """The indices of an operand in the order of the proof, A(i,k), B(j,k) and D(i,j), however it is stored."""
     meaning = contract.meaning
     indices = meaning.indices[name]
     across = len(indices) == 2 and (
@@ -93,8 +99,8 @@ def _logical(contract: KernelContract, name: str) -> tuple[str, ...]:
 
 
 def _fitting(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | None:
-    """The sizes with leading dimensions that are long enough, or by ``gap`` steps longer; None if the contract has no
-    such problem."""
+    """The sizes with leading dimensions at least as long as a row plus ``gap`` multiples of their step; None if the
+    contract has no such problem."""
     out = dict(sizes)
     for operand in contract.operands.values():
         if operand.ld:
@@ -111,8 +117,8 @@ def _fitting(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | No
 
 
 class _Stored(NamedTuple):
-    """An operand in memory: rows of ``cols`` elements that begin ``ld`` elements apart. No gap follows the last row, so
-    that an access there is one beyond the operand."""
+    """An operand in memory: rows of ``cols`` elements that begin ``ld`` elements apart. Its buffer ends with the last
+    row, without a gap, so that the emulator reports every access after it. A vector is one row."""
 
     rows: int
     cols: int
@@ -121,17 +127,17 @@ class _Stored(NamedTuple):
 
     @property
     def inside(self) -> Array:
-        """A mask over the stored elements: true for those of the operand, false in gaps."""
+        """A mask over the elements of the buffer: true for those of the operand, false in gaps."""
         mask = np.zeros((self.rows, self.ld), bool)
         mask[:, : self.cols] = True
         return self.flat(mask)
 
     def flat(self, padded: Array) -> Array:
-        """An array of shape (rows, ld) as it is stored, without the gap after the last row."""
+        """The buffer, of shape ((rows - 1) * ld + cols,), for an array of shape (rows, ld)."""
         return padded.reshape(-1)[: (self.rows - 1) * self.ld + self.cols]
 
     def elements(self, flat: Array) -> Array:
-        """The operand's elements, shape (rows, cols), in an array as it is stored."""
+        """The operand's elements, of shape (rows, cols), for a buffer as ``flat`` returns it."""
         padded = np.zeros(self.rows * self.ld, flat.dtype)
         padded[: len(flat)] = flat
         return padded.reshape(self.rows, self.ld)[:, : self.cols]
@@ -146,7 +152,7 @@ def _stored(contract: KernelContract, name: str, sizes: Sizes) -> _Stored:
 
 
 def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) -> str:
-    """Launch the kernel on small random integers, and say what is wrong; empty if nothing is."""
+    """Launch the kernel on random integers from -1 to 1, and say what is wrong; empty if nothing is."""
     memory, inputs = emulator.Memory(), dict[str, Array]()
     stored = {name: _stored(contract, name, sizes) for name in contract.operands}
     buffers = {}
@@ -156,13 +162,14 @@ def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) ->
         inputs[name] = each.elements(numbers)
         bits = _encoded(numbers, each.type)
         if name == "D":
+            # With ``region`` the emulator reports stores to the gaps between rows.
             buffers[name] = memory.upload(bits, "output", name=name, region=each.inside)
         else:
             buffers[name] = memory.upload(bits, "input", name=name)
     arguments: list[emulator.Buffer | int] = []
-    for what in contract.parameters:
-        is_size = what != UNUSED and what not in buffers
-        arguments.append(number(what, sizes) if is_size else buffers.get(str(what), 0))
+    for value in contract.parameters:
+        is_size = value != UNUSED and value not in buffers
+        arguments.append(number(value, sizes) if is_size else buffers.get(str(value), 0))
     x, y, z = (number(each, sizes) for each in (*contract.launch.grid, 1, 1)[:3])
     try:
         result = program.launch(
@@ -178,8 +185,10 @@ def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) ->
 
 
 def _wrong_value(contract: KernelContract, inputs: Mapping[str, Array], found: Array) -> str:
-    """The first wrong element of D, in words; empty if there is none, or if D's type may not hold the sums exactly."""
+    """The first wrong element of D, in words; empty if there is none, or if D's type may not hold the sums exactly.
+    ``inputs``: A and B as they are stored, of shape (rows, cols). ``found``: D likewise."""
     indices = contract.meaning.indices
+    # ``einsum`` takes arrays, each followed by the numbers of its indices. Vectors lose their axis of length 1.
     numbers = {index: i for i, index in enumerate(dict.fromkeys(index for each in indices.values() for index in each))}
     terms: list[Any] = []
     for name in ("A", "B"):
@@ -200,7 +209,7 @@ def _wrong_value(contract: KernelContract, inputs: Mapping[str, Array], found: A
 
 
 def _encoded(numbers: Array, kind: str) -> Array:
-    """Numbers as elements of a type, which must represent them exactly."""
+    """Numbers as elements of a type, which must represent them exactly. bf16 is the upper half of fp32, as uint16."""
     if kind == "bf16":
         return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return numbers.astype(TYPES[kind])

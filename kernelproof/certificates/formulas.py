@@ -1,4 +1,7 @@
-"""Evaluates formulas of sizes, such as ``m / 128``, for known sizes or as polynomials of sizes that are not known."""
+"""Evaluates the formulas of a contract file, such as a grid of ``m / 128`` CTAs.
+
+``execution`` evaluates them for known sizes, and ``launches`` as polynomials for sizes that are not known.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,30 @@ from collections.abc import Mapping
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.ground.errors import WrongInput, brief, printable
 
-LONGEST = 200  # characters of a formula
+LONGEST = 200  # limit on the characters of a formula
 _RULE = "write sizes and numbers with +, -, *, parentheses, and / by a number"
 
 
 def names(formula: str | int) -> set[str]:
-    """The sizes that a formula names. Raises WrongInput."""
+    """The sizes that a formula names. Raises WrongInput if the text is no expression."""
     return {node.id for node in ast.walk(_tree(formula)) if isinstance(node, ast.Name)}
 
 
 def number(formula: str | int, sizes: Mapping[str, int]) -> int:
-    """The value of a formula for known sizes. Raises WrongInput, also if ``/`` leaves a remainder."""
+    """The value of a formula for known sizes, which must include every name in it. Raises WrongInput for an operation
+    that is not covered, and if ``/`` leaves a remainder."""
     value = polynomial(formula, {name: Polynomial.of(size) for name, size in sizes.items()})
     return int(value.constant)
 
 
 def polynomial(formula: str | int, sizes: Mapping[str, Polynomial]) -> Polynomial:
-    """The value of a formula where sizes are polynomials. Raises WrongInput, also if ``/`` may leave a remainder."""
+    """The value of a formula where sizes are polynomials, which must include every name in it. Raises WrongInput for an
+    operation that is not covered, and if ``/`` may leave a remainder."""
     return _value(_tree(formula), sizes)
 
 
 def _tree(formula: str | int) -> ast.expr:
-    """A formula, parsed as an expression of Python. Raises WrongInput."""
+    """A formula, parsed as an expression of Python. Raises WrongInput if it is none, or too long."""
     text = str(formula)
     try:
         if len(text) > LONGEST:
@@ -40,7 +45,7 @@ def _tree(formula: str | int) -> ast.expr:
 
 
 def _value(node: ast.expr, sizes: Mapping[str, Polynomial]) -> Polynomial:
-    """The value of a part of a formula. Raises WrongInput."""
+    """The value of a part of a formula. Raises WrongInput, as ``polynomial`` does."""
     match node:
         case ast.Constant(value=int() as literal) if not isinstance(literal, bool):
             return Polynomial.of(literal)

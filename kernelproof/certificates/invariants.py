@@ -1,10 +1,13 @@
-"""Loop invariants: statements about the state at a loop's head in each iteration, and the check that a state satisfies
-them.
+"""Loop invariants: what holds of registers and shared memory at a loop's head in every iteration, and its check.
 
-An invariant says by how much registers and elements change from one iteration to the next, so with the state of
-iteration 0 it gives the state of every iteration. It may say less than is true: that a register or element is not
-known, or that a byte was read by several threads. It is not trusted: ``loops`` shows that it holds at the entry, and
-that an iteration preserves it.
+An invariant says by how much registers and elements change from one iteration to the next. So with the state of
+iteration 0 it gives the state of every iteration. For example, if register r is ``a + 64`` in iteration 0 and has the
+step 128, it is ``a + 64 + 128 * k_turn`` in iteration ``k_turn``; an element A(i, 0) whose kind has the step 32 is
+A(i, 32 * k_turn).
+
+An invariant may say less than is true: that a register or element is not known, or that an element of shared memory
+may have been read by several threads. It is not trusted. ``guessing`` guesses it, or a certificate contains it; then
+``loops``, ``roles`` and ``items`` show that it holds at the loop's entry and that an iteration preserves it.
 """
 
 from __future__ import annotations
@@ -25,16 +28,16 @@ from kernelproof.certificates.shared_memory import NOBODY, SEVERAL
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.ground.schema import Schema
 
-Spelled = dict[str, int]  # a polynomial
-Ranges = tuple[tuple[int, int], ...]  # first and last place of runs of elements of shared memory
+Spelled = dict[str, int]  # a polynomial as JSON (``Polynomial.spelled``)
+Ranges = tuple[tuple[int, int], ...]  # runs of elements of shared memory: the numbers of the first and the last one
 
 
 class SumPlaces(Schema):
-    """The elements of D whose sums an accumulator holds: a register that is zero in iteration 0, a sum without
-    products.
+    """The elements of D whose sums an accumulator holds. The register is zero in iteration 0: a sum of no products.
 
-    ``row``, ``col``: the parts that depend on the problem. ``rows``, ``cols``: for each warp the offsets of lane 0.
-    Lane l is l / 4 rows and 2 * (l % 4) columns further. ``width``: bytes of a sum.
+    ``row``, ``col``: the parts of their row and column that depend on the problem. ``rows``, ``cols``: for each warp
+    the offsets of lane 0. Lane l is l / 4 rows and 2 * (l % 4) columns further, as in mma.sync. ``width``: bytes of a
+    sum: 4, or 2 if the register has two sums of adjacent columns.
     """
 
     row: Spelled
@@ -45,7 +48,8 @@ class SumPlaces(Schema):
 
 
 class Invariant(Schema):
-    """What is stated of the states at a loop's head. Registers have their names in the PTX."""
+    """What is stated of the states at a loop's head. Registers have their names in the PTX. A live register that has no
+    entry keeps its value, except that its elements move by the steps of their kinds."""
 
     words: Annotated[dict[str, Spelled], Field(description="register -> its step from one iteration to the next")]
     kinds: Annotated[
@@ -61,9 +65,9 @@ class Invariant(Schema):
 
 @dataclass
 class Turns:
-    """The states at a loop's head, in every iteration (turn).
+    """The states at a loop's head in all its iterations ("turns"), by an invariant.
 
-    ``invariant`` and ``first``, the state in iteration 0, define them. ``live``: the registers that are checked.
+    ``first``: the state in iteration 0. ``live``: the registers that may be read later, which are checked.
     ``variable``: a register's name in the PTX -> its name in the emulator's text.
     """
 
@@ -73,14 +77,16 @@ class Turns:
     variable: Callable[[str], str]
 
     def at(self, turn: Polynomial, facts: Facts, kinds: Kinds) -> State:
-        """The state in an iteration."""
+        """The state in an iteration, as the invariant states it. ``turn``: the iteration's number, from 0 on.
+        ``facts``: those that words of the state get, which must know the names in ``turn``."""
         steps = self.invariant.kinds
 
         def moved(number: int) -> int:
+            """The kind that elements of a kind in iteration 0 have in this iteration."""
             kind = kinds[number]
             step = steps.get(kind.text, 0) if kind is not None else 0
             if kind is not None and kind.is_kept:
-                return 0
+                return 0  # what one iteration has stored to shared memory is not known in another one
             if kind is None or not step:
                 return number
             if kind.summed is not None:
@@ -100,7 +106,8 @@ class Turns:
         return rebound(state, lambda poly: poly, facts)
 
     def _stated(self, kinds: Kinds) -> State:
-        """The state in iteration 0, where registers and places are unknown if the invariant says so."""
+        """The state in iteration 0, weakened to what the invariant states: accumulators are sums of no products, what
+        it calls unknown is unknown, and elements that several threads may have accessed are marked SEVERAL."""
         state = self.first.copied()
         for register, places in self.invariant.sums.items():
             state.registers[self.variable(register)] = _no_sums(places, kinds)
@@ -120,12 +127,17 @@ class Turns:
         return state
 
     def check(self, turn: Polynomial, actual: State, facts: Facts, kinds: Kinds) -> None:
-        """Raise NotCertified unless everything that is stated of an iteration is true of a state."""
+        """Raise NotCertified unless everything that is stated of iteration ``turn`` is true of the state ``actual``.
+
+        In the statement, an unknown register or element may be anything, and SEVERAL covers any accesses. An element
+        that nobody has accessed satisfies every statement about its accesses.
+        """
         general = self.at(turn, facts, kinds)
         for register in sorted(self.live):
             a, b = general.registers.get(self.variable(register)), actual.registers.get(self.variable(register))
-            if a is not UNKNOWN and a is not b and not _same(a, b, kinds):
+            if a is not UNKNOWN and a is not b and not _same_register(a, b, kinds):
                 raise NotCertified(f"register {register} is not what turn after turn suggests: {a}, not {b}")
+        # Shared memory: x is what is stated, y what is the case.
         x, y = general.shared, actual.shared
         if x.kinds.any():
             match = _elements_match(Cells(x.kinds, x.rows, x.cols, 2), Cells(y.kinds, y.rows, y.cols, 2), kinds)
@@ -140,7 +152,7 @@ class Turns:
 
 
 def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
-    """An accumulator to which no product has been added."""
+    """An accumulator to which no product has been added: elements of shape (32 * warps, sums of a register)."""
     lane = np.arange(32)
     per_lane = 4 // places.width
     rows = (np.asarray(places.rows)[:, None] + lane // 4).reshape(-1, 1)
@@ -151,8 +163,8 @@ def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
     )  # fmt: skip
 
 
-def _same(a: Any, b: Any, kinds: Kinds) -> bool:
-    """Whether two registers hold the same. A zero is a sum without products."""
+def _same_register(a: Any, b: Any, kinds: Kinds) -> bool:
+    """Whether a register's value ``b`` is the stated one, ``a``. A zero ``b`` is a sum of no products."""
     if isinstance(a, Terms) or isinstance(b, Terms):
         return isinstance(a, Terms) and isinstance(b, Terms) and a.same(b)
     if isinstance(a, Cells):
@@ -168,7 +180,9 @@ def _same(a: Any, b: Any, kinds: Kinds) -> bool:
 
 
 def kind_step(a: Kind | None, b: Kind | None) -> int | None:
-    """The difference in k between elements of two kinds; None if they differ in anything else, or by no constant."""
+    """By how much k is larger in elements of kind ``b`` than in those of kind ``a``: for elements of operands the
+    difference of ``col``, for sums that of ``done``. None if they differ in anything else, or by no known number. 0 if
+    both are None."""
     if a is None or b is None or a.source != b.source or not a.row.equals(b.row):
         return 0 if a is None and b is None else None
     if a.summed is None or b.summed is None:
@@ -180,14 +194,14 @@ def kind_step(a: Kind | None, b: Kind | None) -> int | None:
 
 
 def kind_pairs(a: Lanes, b: Lanes) -> list[tuple[int, int]]:
-    """The pairs of kinds that two arrays have at the same place, in ascending order."""
-    # Each pair is one number of 64 bits, which numpy.unique can sort.
+    """The pairs of kinds that two arrays of the same shape have at the same index, in ascending order."""
+    # Each pair becomes one number of 64 bits, since numpy.unique is fast on these.
     codes = np.unique(a.reshape(-1).astype(np.int64) << 32 | b.reshape(-1).astype(np.int64))
     return [(int(code) >> 32, int(code) & 0xFFFFFFFF) for code in codes]
 
 
 def _elements_match(a: Cells, b: Cells, kinds: Kinds) -> Lanes:
-    """A mask: where two arrays hold elements that are known and the same."""
+    """A mask of the shape of ``a`` and ``b``: where both hold elements that are known and the same."""
     out = np.zeros(a.kinds.shape, bool)
     for x, y in kind_pairs(a.kinds, b.kinds):
         step = kind_step(kinds[x], kinds[y]) if x and y else None
@@ -195,11 +209,9 @@ def _elements_match(a: Cells, b: Cells, kinds: Kinds) -> Lanes:
             kind = kinds[x]
             # Kinds that differ in k by ``step`` hold the same elements where offsets of col make up for it. A sum's k
             # has no offset, so kinds of sums must have the same k.
-            shift = 0 if kind is not None and kind.summed is not None and step == 0 else step
-            summed = kind is not None and kind.summed is not None
-            if not summed or step == 0:
+            if step == 0 or kind is None or kind.summed is None:
                 where = (a.kinds == x) & (b.kinds == y)
-                out |= where & (b.rows == a.rows) & (b.cols + shift == a.cols)
+                out |= where & (b.rows == a.rows) & (b.cols + step == a.cols)
     return out
 
 
@@ -214,20 +226,20 @@ def is_zero(value: Any) -> bool:
 
 
 def bits_of(value: Any) -> int:
-    """The width of a word or an array of numbers."""
+    """The bits of a word or of an element of an array; 8 for booleans."""
     return value.bits if isinstance(value, Word) else max(8, value.dtype.itemsize * 8)
 
 
 def poly_of(value: Any) -> Polynomial:
-    """The value of a word or an array of numbers."""
+    """The value of a word or of an array of numbers, modulo 2^``bits_of``. Raises NotCertified for floats."""
     if isinstance(value, np.ndarray) and value.dtype == bool:
         value = value.astype(np.uint8)
     return polynomial(value, bits_of(value))
 
 
 def renumbered(state: State, number: Callable[[int], int]) -> State:
-    """A state in which each element of a kind has the kind with the number that a function returns for its own."""
-    table: dict[int, int] = {}
+    """A copy of a state in which elements of kind x have the kind ``number(x)``, in registers and shared memory."""
+    table: dict[int, int] = {}  # the results of ``number``
     # id of an array -> the array and its result, since registers share arrays.
     seen: dict[int, tuple[Lanes, Lanes]] = {}
 
@@ -252,7 +264,8 @@ def renumbered(state: State, number: Callable[[int], int]) -> State:
 
 
 def rebound(state: State, change: Callable[[Polynomial], Polynomial], facts: Facts) -> State:
-    """A state in which the polynomials of all words are changed by a function, and words get other facts."""
+    """A copy of a state in which the polynomials of all words and sums of A are changed by a function, and words get
+    other facts."""
     out = state.copied()
     for register, value in out.registers.items():
         if isinstance(value, Word):
@@ -263,7 +276,8 @@ def rebound(state: State, change: Callable[[Polynomial], Polynomial], facts: Fac
 
 
 def substituted(state: State, name: str, value: Polynomial, facts: Facts, kinds: Kinds) -> State:
-    """A state for the problems in which a name has a value."""
+    """A copy of a state, for the problems in which a name has a value: the value replaces the name in all registers
+    and elements. ``facts``: those of these problems."""
 
     def put(poly: Polynomial) -> Polynomial:
         return poly.substituted(name, value)
@@ -271,7 +285,7 @@ def substituted(state: State, name: str, value: Polynomial, facts: Facts, kinds:
     def number(old: int) -> int:
         kind = kinds[old]
         if kind is None or kind.is_kept:
-            return 0
+            return 0  # a kept value is one of the execution that has stored it
         summed = SummedRange(put(kind.summed.done), kind.summed.beyond) if kind.summed else None
         return kinds.number(Kind(kind.source, put(kind.row), put(kind.col), summed))
 

@@ -1,8 +1,10 @@
-"""Persistent CTAs: proves the loop around a kernel in which a CTA computes one item of work after the other.
+"""Persistent CTAs: proves the outer loop of a kernel in which a CTA computes one item of work after the other.
 
-An item is a number in registers, which grows by a step from one iteration to the next. The body of the loop is proven
-for any item: it begins in the state at the loop's entry, with that item in those registers. Where it reaches the loop's
-head again, the state must be that of the next item. So all items of a CTA follow by induction.
+An item, such as a tile of D, has a number in registers, which grows by a step from one iteration of the outer loop to
+the next. The body of the loop is proven for any item, by induction. It begins in the state at the loop's entry, with
+the item's number in those registers. Where it reaches the loop's head again, the state must be the same, with the next
+item's number. ``loops`` proves the body, which contains the main loop over k, and calls ``ItemLoop`` where it begins
+and ends.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from kernelproof.emulator.frontend.instruction import defs_uses
 
 @dataclass(frozen=True)
 class Items:
-    """What is stated of the loop over items.
+    """What is stated of the loop over items, whose numbers are polynomials.
 
-    ``entry``: the contract up to the loop, in which the first item is ``first``. ``names``: names of that contract ->
-    their values in the contract of the body. ``current``: the body's item. ``step``: the difference to the CTA's next
-    item. ``last``: whether the body's item is the CTA's last.
+    ``entry``: the contract up to the loop. ``first``: the number of the CTA's first item, in names of that contract.
+    ``names``: names of that contract -> their values in names of the body's contract. ``current``: the number of the
+    body's item. ``step``: the difference from it to the CTA's next item. ``last``: whether it is the CTA's last item.
     """
 
     entry: Contract
@@ -39,7 +41,9 @@ class Items:
 
 
 class ItemLoop:
-    """The loop over items of one kernel. ``inner``: the blocks of the main loop, or those to which it was unrolled."""
+    """The loop over items of one kernel. ``inner``: the blocks of the main loop, or those to which it was unrolled.
+    ``head``: the block at which the loop begins. ``written``: the live registers that it writes. Raises NotCertified
+    unless exactly one loop contains the blocks of ``inner`` and others."""
 
     def __init__(self, program: Program, items: Items, inner: Iterable[int], kinds: Kinds) -> None:
         self.program, self.items, self.kinds = program, items, kinds
@@ -56,13 +60,15 @@ class ItemLoop:
         self.written = [name for name in program.live(self.head) if name in written]
 
     def start(self, machine: Machine, name: str, value: Polynomial, bounds: Bounds) -> State:
-        """The state in which the body begins, for the problems in which a name has a value."""
+        """The state in which the body begins, for the problems in which the name (the number of k-tiles) has a value.
+        ``machine``: that of these problems. ``bounds``: of the names in the value. Also keeps what ``finish`` checks.
+        Raises NotCertified if the kernel ends before the loop."""
         entry = Machine(self.program, self.items.entry.where(name, value, bounds), self.kinds)
         state = entry.run(entry.start(), self.head)
         if state is None:
             raise NotCertified("a CTA ends without an item of work")
         variable = self.program.emitter.variable
-        changing = []
+        changing = []  # the registers that hold the item's number
         for register in self.written:
             held = state.registers.get(variable(register))
             if is_number(held) and poly_of(held).equals(self.items.first):
@@ -71,15 +77,16 @@ class ItemLoop:
             state = substituted(state, old, new, machine.facts, self.kinds)
         for register in changing:
             state.registers[variable(register)] = Word(self.items.current, 32, machine.facts)
-        # This invariant says that, besides the item, the body changes nothing. ``finish`` checks it.
+        # This invariant says that the body changes nothing but the item's number. ``finish`` checks that.
         nothing = Invariant(words={}, kinds={}, sums={}, unknown=(), unknown_places=(), written=(), read=())
         self.turns = Turns(nothing, state, self.program.live(self.head), variable)
         self.changing = changing
         return state
 
     def finish(self, machine: Machine, state: State | None, name: str, value: Polynomial) -> None:
-        """Check the state in which the body has ended (None at the kernel's end), for the problems in which a name has
-        a value."""
+        """Check the state in which the body has ended: at the loop's head, or at the kernel's end if it is None. The
+        problems are those in which the name has a value. Raises NotCertified unless the state is that of the next item,
+        or the kernel has ended after the last one."""
         if state is None:
             if not self.items.last:
                 raise NotCertified("a CTA ends before its last item of work")

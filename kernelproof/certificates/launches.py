@@ -1,8 +1,11 @@
-"""Turns the contract of a kernel into claims to be proven, which cover every launch that the contract allows.
+"""Turns a kernel's contract from a file into claims to be proven, which cover every launch that the contract allows.
 
-Names of the claims make a CTA's tile lie in D by construction: D has ``tile_m + below + 1`` rows of tiles and ``tile_n
-+ right + 1`` columns of tiles, where (tile_m, tile_n) is the CTA's own tile. Each order of tiles gives every CTA of the
-grid exactly one such pair, and every pair to one CTA.
+A claim is about one CTA whose numbers and sizes are named integers. They are named so that its tile lies in D by
+construction: (tile_m, tile_n) is the CTA's own tile, and ``below`` and ``right`` are the tiles below it and to its
+right. So D has tile_m + below + 1 rows of tiles and tile_n + right + 1 columns of tiles, for any values of the names
+from 0 on. Each order of tiles gives every CTA of the grid exactly one tile, and every tile to one CTA.
+
+``by_contract`` passes the claims to ``certificate``, which proves each of them.
 """
 
 from __future__ import annotations
@@ -22,18 +25,21 @@ from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.ground.errors import WrongInput, brief, printable
 
-OLDEST = 80  # architecture, as in sm_80
-MOST_ADDRESS = 1 << 60
-MOST_CTAS = ((1 << 31) - 1, 65535, 65535)  # of a grid along x, y and z
+OLDEST = 80  # the oldest architecture that is covered, sm_80
+MOST_ADDRESS = 1 << 60  # limit on an operand's address, in units of its alignment
+MOST_CTAS = ((1 << 31) - 1, 65535, 65535)  # CUDA's limits on a grid along x, y and z
 _AXES = ("x", "y", "z")
 _ONE = Polynomial.of(1)
 named = Polynomial.named
 
 
 class Tiles(NamedTuple):
-    """Some CTAs of a grid, which ``title`` describes. ``cta``: the number of one of them along x, y and z. (row, col):
-    the number of its tile, of ``rows`` x ``cols`` tiles. ``bounds``: of the names in all these. ``assumed``:
-    polynomials that are at least 0 for these CTAs."""
+    """Any one of some CTAs of a grid, which ``title`` describes.
+
+    ``cta``: its number along x, y and z. (``row``, ``col``): its tile among the ``rows`` x ``cols`` tiles of D, from 0
+    on, in tiles. ``bounds``: the least and largest value of each name in these polynomials. ``assumed``: polynomials
+    that are at least 0 for these CTAs.
+    """
 
     title: str
     cta: tuple[Polynomial, ...]
@@ -46,8 +52,8 @@ class Tiles(NamedTuple):
 
 
 def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
-    """The claims that together cover every launch of a contract. Raises WrongInput for a contract by which no kernel
-    can be proven."""
+    """The claims that together cover every launch of a contract. Raises WrongInput for a contract that is not covered
+    or does not fit the PTX, and NotCertified if no launch by it succeeds."""
     _check_target(program.target)
     program.check_launch(contract.launch.threads, contract.launch.shared)
     extents = contract.extents()
@@ -60,8 +66,7 @@ def claims(contract: KernelContract, program: Program) -> Iterator[Claim]:
 
 
 def _check_target(target: str) -> None:
-    """Raise WrongInput for PTX of architectures before sm_80: the emulator, whose instructions the proof takes, has
-    none of their devices."""
+    """Raise WrongInput for PTX of architectures before sm_80, which the emulator does not model."""
     number = re.match(r"sm_(\d+)", target)
     if number is None or int(number[1]) < OLDEST:
         raise WrongInput(
@@ -71,7 +76,7 @@ def _check_target(target: str) -> None:
 
 
 def problems(contract: KernelContract) -> tuple[str, ...]:
-    """The launches that the claims cover, in words: one condition on sizes and strides each."""
+    """The launches that the claims cover, in words: one text for each condition on sizes, strides and the grid."""
     sizes = [
         f"{name} = {size.first}" if size.first == size.last
         else f"{name} from {size.first} to {size.last}" if size.multiple == 1
@@ -84,11 +89,11 @@ def problems(contract: KernelContract) -> tuple[str, ...]:
 
 
 def orders(contract: KernelContract) -> Iterator[Tiles]:
-    """The CTAs of the grid, with the tile that each takes by the contract's order. Raises WrongInput if grid and order
-    do not fit each other."""
+    """All CTAs of the grid, each with the tile that it takes by the contract's order: as one ``Tiles``, or several that
+    together have every CTA. Raises WrongInput if grid and order do not fit each other."""
     launch = contract.launch
     rows_of_tile, cols_of_tile = (*launch.tile, 1)[:2]
-    m, n = _tiled(contract, 0, rows_of_tile), _tiled(contract, 1, cols_of_tile)
+    m, n = _most_tiles(contract, 0, rows_of_tile), _most_tiles(contract, 1, cols_of_tile)
     row, col = named("tile_m"), named("tile_n")
     bounds = {"tile_m": (0, m - 1), "below": (0, m - 1), "tile_n": (0, n - 1), "right": (0, n - 1)}
     rows, cols = row + named("below") + 1, col + named("right") + 1
@@ -97,15 +102,17 @@ def orders(contract: KernelContract) -> Iterator[Tiles]:
         col, cols = ZERO, _ONE
     tiles = Tiles("every CTA has a tile", (), row, col, rows, cols, bounds)
     grid = _grid(contract, tiles)
+    # A grid of two dimensions has as many CTAs along x and y as D has columns and rows of tiles, in either order.
     planes: dict[tuple[object, ...], tuple[Polynomial, ...]] = {
         (cols.key, rows.key, _ONE.key): (col, row, ZERO),
         (rows.key, cols.key, _ONE.key): (row, col, ZERO),
     }
+    # The number of a CTA in a grid of one dimension whose tiles follow each other along rows, or along columns.
     lines = {"rows": row * cols + col, "columns": col * rows + row}
-    known = planes.get(tuple(each.key for each in grid))
+    plane = planes.get(tuple(each.key for each in grid))
     order, _, number = launch.order.partition(" ")
-    if not launch.order and known is not None:
-        yield tiles._replace(cta=known)
+    if not launch.order and plane is not None:
+        yield tiles._replace(cta=plane)
     elif order in lines and not number and [each.key for each in grid] == [(rows * cols).key, _ONE.key, _ONE.key]:
         yield tiles._replace(cta=(lines[order], ZERO, ZERO))
     elif order == "grouped" and number.isdecimal() and 1 < int(number) <= 1 << 16:
@@ -120,11 +127,17 @@ def orders(contract: KernelContract) -> Iterator[Tiles]:
 
 
 def _grouped(tiles: Tiles, group: int, most: int) -> Iterator[Tiles]:
-    """The CTAs of an order by groups of ``group`` rows of tiles, of at most ``most`` rows.
+    """The CTAs of an order by groups of ``group`` rows of tiles, where D has at most ``most`` rows of tiles.
 
     Within a group, tiles follow each other down a column first, then along n. If the rows are no multiple of ``group``,
     the last group has fewer. A CTA's number is the number of tiles in the groups before its own, plus that in the
-    columns before its own, plus its row in the group. Each number comes from one tile only.
+    columns of its group before its own, plus its row in the group. Each number comes from one tile only.
+
+    For example, with groups of 2 and D of 3 x 2 tiles, CTAs 0 to 3 take the tiles (0,0), (1,0), (0,1), (1,1), and CTAs
+    4 and 5, in a last group of one row, (2,0) and (2,1).
+
+    Names: ``group`` counts the groups before the CTA's own, and ``local`` is its row in the group. ``more`` are the
+    rows of tiles after a full group, and ``over`` the rows below the CTA's own in a last group of fewer rows.
     """
     before, local, col, cols = named("group"), named("local"), tiles.col, tiles.cols
     bounds = tiles.bounds | {"group": (0, most // group), "local": (0, group - 1)}
@@ -134,7 +147,7 @@ def _grouped(tiles: Tiles, group: int, most: int) -> Iterator[Tiles]:
         title=f"CTAs of a group of {group} rows of tiles", cta=(full, ZERO, ZERO), row=row,
         rows=before * group + group + named("more"), bounds=bounds | {"more": (0, most)},
     )  # fmt: skip
-    height = local + named("over") + 1
+    height = local + named("over") + 1  # rows of the last group: at most group - 1, which ``assumed`` says
     last = before * group * cols + col * height + local
     yield tiles._replace(
         title=f"CTAs of a last group of fewer than {group} rows of tiles", cta=(last, ZERO, ZERO), row=row,
@@ -143,8 +156,9 @@ def _grouped(tiles: Tiles, group: int, most: int) -> Iterator[Tiles]:
     )  # fmt: skip
 
 
-def _tiled(contract: KernelContract, axis: int, tile: int) -> int:
-    """The most tiles of D along an axis. Raises WrongInput if the size is not a multiple of the tile."""
+def _most_tiles(contract: KernelContract, axis: int, tile: int) -> int:
+    """How many tiles D has at most along an axis (0: rows, 1: columns). ``tile``: a tile's rows or columns. Raises
+    WrongInput if the size is not always a multiple of that."""
     shape = _shape_of_d(contract)
     if axis >= len(shape):
         return 1
@@ -158,7 +172,8 @@ def _tiled(contract: KernelContract, axis: int, tile: int) -> int:
 
 
 def _shape_of_d(contract: KernelContract) -> tuple[str, ...]:
-    """The sizes of D's rows and columns: those of A's free index, and of B's."""
+    """The names of the sizes that are D's rows and columns: those of A's index that is not summed, and of B's if there
+    is a B."""
     meaning, extents = contract.meaning, contract.extents()
     rows = next(index for index in meaning.indices["A"] if index != meaning.summed)
     cols = [index for index in meaning.indices.get("B", ()) if index != meaning.summed]
@@ -166,7 +181,8 @@ def _shape_of_d(contract: KernelContract) -> tuple[str, ...]:
 
 
 def _sizes(contract: KernelContract, tiles: Tiles) -> dict[str, Polynomial]:
-    """The value of every size, by its name in the contract."""
+    """The polynomial of every size, by its name in the contract: for D's sizes tiles times the tile's extent, for k a
+    multiple of the name TILES, for a fixed size its value, and for others a multiple of ``<size>_units``."""
     shape = _shape_of_d(contract)
     k = contract.extents()[contract.meaning.summed]
     sizes = {name: named(f"{name}_units", size.multiple) for name, size in contract.sizes.items()}
@@ -174,6 +190,7 @@ def _sizes(contract: KernelContract, tiles: Tiles) -> dict[str, Polynomial]:
         if size.first == size.last:
             sizes[name] = Polynomial.of(size.first)
     sizes[k] = named(TILES, contract.sizes[k].multiple)
+    # D's sizes and k get polynomials of their own, so no two of them may be one size.
     if len({k, *shape}) <= len(shape):
         raise WrongInput("result: two of its indices have one size; name a size for each, with equal bounds")
     for name, count, tile in zip(shape, (tiles.rows, tiles.cols), contract.launch.tile, strict=False):
@@ -182,25 +199,26 @@ def _sizes(contract: KernelContract, tiles: Tiles) -> dict[str, Polynomial]:
 
 
 def _grid(contract: KernelContract, tiles: Tiles) -> tuple[Polynomial, ...]:
-    """CTAs along x, y and z."""
+    """The number of CTAs along x, y and z."""
     sizes = _sizes(contract, tiles)
     return tuple(polynomial(each, sizes) for each in (*contract.launch.grid, 1, 1)[:3])
 
 
 def _contract(contract: KernelContract, tiles: Tiles, program: Program) -> Contract:
-    """The contract of a claim about some CTAs."""
+    """The contract of a claim about one of some CTAs: its operands, parameters and special registers as polynomials,
+    and as facts the bounds of sizes, the limits of the contract and those of CUDA's grids."""
     sizes = _sizes(contract, tiles)
     meaning, extents = contract.meaning, contract.extents()
     k = meaning.summed
     matrices = []
-    assumed = [*tiles.assumed]
+    assumed = [*tiles.assumed]  # polynomials that are at least 0
     for name, operand in contract.operands.items():
         shape = [sizes[each] for each in operand.shape]
         ld = sizes[operand.ld] if operand.ld else shape[-1]
         assumed.append(ld - shape[-1])
         indices = meaning.indices[name]
-        # Proofs name elements A(i,k), B(j,k) and D(i,j). An operand with its indices in the other order is stored
-        # across.
+        # Proofs name elements A(i,k), B(j,k) and D(i,j). An operand that is stored with its indices in the other order
+        # is stored by columns: ``across``.
         across = len(indices) == 2 and (indices[0] == k or (name == "D" and indices[0] not in meaning.indices["A"]))
         rows, cols = (shape[1], shape[0]) if across else (shape[0], shape[1] if len(shape) > 1 else _ONE)
         ld = ld if len(shape) > 1 else _ONE
@@ -237,19 +255,20 @@ def _contract(contract: KernelContract, tiles: Tiles, program: Program) -> Contr
 def _parameters(
     contract: KernelContract, sizes: dict[str, Polynomial], matrices: dict[str, Matrix], program: Program
 ) -> dict[int, tuple[Polynomial, int]]:
-    """Byte offset -> value and bits of each parameter that may be read."""
+    """Byte offset -> value and bits of each parameter that the kernel may read. Raises WrongInput if the contract has
+    another number of parameters than the kernel, or an address where the kernel has no 8 bytes."""
     if len(contract.parameters) != len(program.offsets):
         raise WrongInput(
             f"parameters: the kernel has {len(program.offsets)}, and the contract {len(contract.parameters)}"
         )
     out = {}
-    for at, width, what in zip(program.offsets, program.widths, contract.parameters, strict=True):
-        if what == UNUSED:
+    for offset, width, value in zip(program.offsets, program.widths, contract.parameters, strict=True):
+        if value == UNUSED:
             continue
-        if what in matrices:
+        if value in matrices:
             if width != 8:
-                raise WrongInput(f"parameters: {what} is an address, and the kernel's parameter has {width} bytes")
-            out[at] = matrices[str(what)].address, 64
+                raise WrongInput(f"parameters: {value} is an address, and the kernel's parameter has {width} bytes")
+            out[offset] = matrices[str(value)].address, 64
         else:
-            out[at] = polynomial(what, sizes), 8 * width
+            out[offset] = polynomial(value, sizes), 8 * width
     return out

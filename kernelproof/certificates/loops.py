@@ -1,7 +1,8 @@
 """Proves a kernel for every number of k-tiles: few numbers one by one, all others by an invariant of the main loop.
 
-The loop is periodic: after ``period`` k-tiles its ring is at the same stage again. In its last iterations, at most
-``ahead`` k-tiles before the end, it does something else (it copies nothing more). With T k-tiles the cases are
+The main loop multiplies one k-tile after another, from a ring of stages in shared memory. It is periodic: after
+``period`` k-tiles its ring is at the same stage again. In its last iterations, at most ``ahead`` k-tiles before the
+end, it does something else (it copies nothing more). With T k-tiles the cases are
 
     T = 1, ..., ahead                       each executed from entry to exit
     T = period * q + ahead + 1 + r, q >= 0  for each r below the period: from the state of the loop's head after
@@ -10,9 +11,15 @@ The loop is periodic: after ``period`` k-tiles its ring is at the same stage aga
 The state at the loop's head is proven by induction: if T > ahead, the entry leads to the state for q = 0; and if
 T > period * q + ahead + period, a period leads from the state for q to the state for q + 1.
 
+For example, a ring of 4 stages has period 4 and ahead 3. T = 1, 2 and 3 are executed. Then one case goes from the entry
+to the loop for any T > 3, one shows that 4 k-tiles preserve the invariant, and four lead to the exit for T = 4 * q + 4,
+..., 4 * q + 7 with a symbolic q.
+
 If the compiler has unrolled the loop, an iteration takes several k-tiles, and T modulo that number decides in the entry
-how many iterations there are. Then the period is a multiple of that number too, and all of this is shown for each r by
-itself.
+how many iterations there are. Then the period is a multiple of that number too, and each r has an entry, an induction
+and an exit of its own.
+
+``certificate`` calls ``MainLoop`` for each claim about a kernel that is no pipeline. ``machine`` executes the cases.
 """
 
 from __future__ import annotations
@@ -33,10 +40,10 @@ from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.program import Program, place_of
 from kernelproof.ground.schema import Schema
 
-# Names: the number of k-tiles, the iteration of the main loop, and how many more k-tiles than the least number there
-# are.
+# Names in polynomials: the number of k-tiles; the number q of periods before the one that is executed; and the k-tiles
+# beyond the least number of a ``Family``, in its steps.
 TILES, TURN, REST = "k_tiles", "k_turn", "k_rest"
-PRODUCTS = 16 * 8 * 16  # multiplications of an mma.sync of a warp
+PRODUCTS = 16 * 8 * 16  # multiplications of one mma.sync of a warp (m16n8k16)
 WARP = 32
 
 
@@ -44,9 +51,10 @@ WARP = 32
 class Ring:
     """What is stated of a main loop.
 
-    ``period``, ``ahead``: see the module; if ``period`` is 0, both are searched for. ``least``, ``most``: the fewest
-    and the most k-tiles. ``only``: the number of k-tiles if only one is possible, else 0. ``items``: of the loop around
-    this one, if CTAs are persistent. ``peeled``: how many first iterations the invariant leaves out.
+    ``period``, ``ahead``: numbers of k-tiles, see the module; if ``period`` is 0, both are searched for. ``least``,
+    ``most``: the fewest and the most k-tiles. ``only``: the number of k-tiles if only one is possible, else 0.
+    ``items``: what is stated of the loop around this one; None if CTAs are not persistent. ``peeled``: how many
+    iterations come before iteration 0 of the invariant, because they differ from the others.
     """
 
     period: int
@@ -59,14 +67,15 @@ class Ring:
 
 
 class Case(Schema):
-    """A case of the proof that holds: what it covers, and how many instructions it took."""
+    """A case of the proof that holds. ``covers``: which problems, in words. ``instructions``: how many were executed
+    for it."""
 
     covers: str
     instructions: int
 
 
 class Phase(IntEnum):
-    """How far a proof has come. Only its later phases depend on what is stated of the ring."""
+    """How far a proof has come. A failure in FEW is no fault of the ``Ring``; one in a later phase may be."""
 
     FEW = 0  # numbers of k-tiles that are executed one by one
     ENTRY = 1  # up to the loop, for more k-tiles than those
@@ -75,23 +84,23 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Family:
-    """Numbers of k-tiles that are proven together: ``least + step * rest`` for every rest, or ``only`` unless it is
-    0."""
+    """Numbers of k-tiles that are proven together: ``least + step * rest`` for every rest from 0 on; if ``only`` is not
+    0, that number alone."""
 
     least: int
     step: int
     only: int
 
     def tiles(self, rest: Polynomial) -> Polynomial:
-        """The number of k-tiles that has a rest."""
+        """The number of k-tiles for a rest."""
         return Polynomial.of(self.only) if self.only else rest * self.step + self.least
 
 
 class MainLoop:
     """Proves a kernel for every number of k-tiles, under a contract in which their number is the name ``TILES``.
 
-    ``invariant``: what is stated of the loop. If it is None and ``guesses`` allows that, it is guessed, and is here
-    once the cases are proven.
+    ``invariant``: that of the main loop; None if ``cases`` is to guess it, which ``guesses`` must allow, and to leave
+    it here. ``phase``: how far the proof has come. Raises NotCertified for kernels that are not covered.
     """
 
     def __init__(
@@ -104,49 +113,51 @@ class MainLoop:
         self.program, self.contract, self.ring = program, contract, ring
         self.invariant, self.guesses = invariant, guesses
         self.kinds = Kinds()
+        # The work of a block: its mma.sync or, for sums of rows, the bytes that a thread loads.
         self.work = program.products if contract.is_product else program.loaded
         heads = [head for head, body in program.loops.items() if any(map(self.work, body))]
         inner = [head for head in heads if not any(h != head and h in program.loops[head] for h in heads)]
-        # Of several loops, the one with most work is the main loop; all iterations of the others are executed.
+        # The innermost loop with most work is the main loop. All iterations of other loops are executed.
         self.head = max(inner, key=lambda head: sum(map(self.work, program.loops[head])), default=None)
         self.items: ItemLoop | None = None
         if ring.items is not None:
             products = [block.index for block in program.blocks if program.products(block.index)]
-            # If the main loop was unrolled completely, the loop around the products is the one over items.
+            # If the main loop was unrolled completely, the loop that contains the products is the one over items.
             own = program.loops[self.head] if self.head is not None else set(products)
             if self.head is not None and not any(own < body for body in program.loops.values()):
                 own, self.head = set(products), None
             self.items = ItemLoop(program, ring.items, own, self.kinds)
         self.stops = () if self.head is None else (self.head,)
-        self.unrolled, self.turns = self._turns()
+        self.unrolled, self.iterations_per_tile = self._unrolling()
         self.phase = Phase.FEW
         self.period = lcm(ring.period, self.unrolled)
         self.ahead = max(ring.ahead, self.unrolled * (1 + ring.peeled) - 1, ring.least - 1)
 
-    def _turns(self) -> tuple[int, int]:
-        """The k-tiles of an iteration and the iterations of a k-tile, one of which is 1, by the loop's products or
-        loads. This is a guess: a proof with a wrong one fails."""
+    def _unrolling(self) -> tuple[int, int]:
+        """The k-tiles of an iteration and the iterations of a k-tile, of which at least one is 1: the loop's work
+        compared with that of a k-tile. This is a guess: with a wrong one the proof fails."""
         tile = self.contract.tile
         if self.head is None or tile is None:
             return 1, 1
-        work = tile.rows * tile.cols * self.contract.sum_end.in_lane(0)[(TILES,)]
+        # The coefficient of TILES in the number of k is the k of a k-tile.
+        multiplications = tile.rows * tile.cols * self.contract.sum_end.in_lane(0)[(TILES,)]
         if self.contract.is_product:
-            of_a_tile = work // (PRODUCTS * self.contract.lanes // WARP)
+            work_of_tile = multiplications // (PRODUCTS * self.contract.lanes // WARP)
         else:
-            of_a_tile = work * WIDTHS[self.contract.type_of("A")] // self.contract.lanes
-        in_loop = sum(map(self.work, self.program.loops[self.head]))
-        return max(1, in_loop // max(1, of_a_tile)), max(1, of_a_tile // max(1, in_loop))
+            work_of_tile = multiplications * WIDTHS[self.contract.type_of("A")] // self.contract.lanes
+        work_of_loop = sum(map(self.work, self.program.loops[self.head]))
+        return max(1, work_of_loop // max(1, work_of_tile)), max(1, work_of_tile // max(1, work_of_loop))
 
     def cases(self) -> Iterator[Case]:
-        """Every case, proven. Raises NotCertified at the first that is not."""
+        """Yield every case once it is proven. Raises NotCertified at the first one that is not."""
         ring = self.ring
         if ring.only and (self.head is None or ring.only <= self.ahead + 2 * self.period):
-            yield self._case_of(ring.only)
+            yield self._proven_number(ring.only)
             return
         if self.head is None:
             raise _without_loop(self.program, self.contract)
         for tiles in range(ring.least, 0 if ring.only else min(self.ahead, ring.most) + 1):
-            yield self._case_of(tiles)
+            yield self._proven_number(tiles)
         if self.unrolled == 1 or ring.only:
             yield from self._family(Family(self.ahead + 1, 1, ring.only))
             return
@@ -171,16 +182,16 @@ class MainLoop:
         turns = Turns(self.invariant, first, live, self.program.emitter.variable)
         turns.check(Polynomial.of(0), first, machine.facts, self.kinds)
         yield Case(covers=f"{name}, up to the loop", instructions=machine.steps)
-        yield self._step(family, turns)
+        yield self._proven_period(family, turns)
         for rest in range(0, self.period, family.step):
             if not family.only or (family.only - family.least - rest) % self.period == 0:
-                yield self._exit(family, turns, rest)
+                yield self._proven_exit(family, turns, rest)
 
     def _machine(self, tiles: Polynomial, bounds: Bounds) -> Machine:
-        """A machine for the problems with so many k-tiles."""
+        """A machine for the problems with ``tiles`` k-tiles. ``bounds``: of the names in that polynomial."""
         return Machine(self.program, self.contract.where(TILES, tiles, bounds), self.kinds)
 
-    def _case_of(self, tiles: int) -> Case:
+    def _proven_number(self, tiles: int) -> Case:
         """Prove one number of k-tiles by an execution from the entry to the exit."""
         number = Polynomial.of(tiles)
         machine = self._machine(number, {})
@@ -188,16 +199,16 @@ class MainLoop:
         return Case(covers=f"{tiles} k-tiles", instructions=machine.steps)
 
     def _entry(self, family: Family) -> tuple[Machine, State | None]:
-        """The machine, and the state in which it reaches the main loop after the iterations that the ring peels. The
-        state is None if all CTAs end before the loop."""
-        tiles, bounds = family.tiles(Polynomial.named(REST)), self._rests()
+        """The machine of a family's problems, and the state at the main loop's head after the iterations that the ring
+        peels. The state is None if the kernel ends before."""
+        tiles, bounds = family.tiles(Polynomial.named(REST)), self._rest_bounds()
         machine = self._machine(tiles, bounds)
         state = machine.run(self._start(machine, tiles, bounds), *self.stops)
         for _ in range(self.ring.peeled):
             state = machine.run(state, *self.stops) if state is not None else None
         return machine, state
 
-    def _rests(self) -> Bounds:
+    def _rest_bounds(self) -> Bounds:
         """The bounds of the name REST."""
         return {(REST,): (0, self.ring.most)}
 
@@ -206,18 +217,18 @@ class MainLoop:
         return machine.start() if self.items is None else self.items.start(machine, TILES, tiles, bounds)
 
     def _to_end(self, machine: Machine, state: State, rest: Polynomial) -> None:
-        """Run to the end of the CTA or of its item, and check what it has done, in the problems of a family with that
-        rest."""
+        """Run to the end of the CTA, or of its item, and check what it has done. ``rest``: the value of REST in these
+        problems."""
         if self.items is None:
             machine.run(state)
         else:
             self.items.finish(machine, machine.run(state, self.items.head), REST, rest)
 
-    def _period(self, machine: Machine, state: State) -> State:
-        """The state after a period. D and the workspace must not change in it, since an invariant says nothing of
-        them."""
+    def _after_period(self, machine: Machine, state: State) -> State:
+        """The state at the loop's head after a period of k-tiles. Raises NotCertified if it stores to D or the
+        workspace, of which an invariant says nothing."""
         before = state
-        for _ in range(self.period * self.turns // self.unrolled):
+        for _ in range(self.period * self.iterations_per_tile // self.unrolled):
             after = machine.run(state, *self.stops)
             if after is None:
                 raise NotCertified("the main loop ends before its last turn")
@@ -229,27 +240,28 @@ class MainLoop:
     def _guessed(self, family: Family, first: State, live: list[str]) -> Invariant:
         """The invariant that the loop's first period suggests."""
         rest = Polynomial.named(REST) + self.period // family.step
-        machine = self._machine(family.tiles(rest), self._rests())
+        machine = self._machine(family.tiles(rest), self._rest_bounds())
         start = substituted(first, REST, rest, machine.facts, self.kinds)
-        return guess(start, self._period(machine, start), live, self.program.emitter.variable, self.kinds)
+        return guess(start, self._after_period(machine, start), live, self.program.emitter.variable, self.kinds)
 
-    def _step(self, family: Family, turns: Turns) -> Case:
-        """Prove that a period leads from iteration TURN to the next one, where enough k-tiles are left. An iteration is
-        a period here."""
+    def _proven_period(self, family: Family, turns: Turns) -> Case:
+        """The induction step: prove that a period leads from the state for q = TURN to that for q + 1, if enough
+        k-tiles are left. ``turns`` counts periods as iterations."""
         turn = Polynomial.named(TURN)
+        # T is at least q + 1 periods more than the family's least number: then a whole period is left, and an exit.
         rest = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
         least = family.least + self.period
         most = (family.only - least) // self.period if family.only else self.ring.most // self.period
-        machine = self._machine(family.tiles(rest), {(TURN,): (0, most)} | self._rests())
-        state = self._period(machine, self._at(turns, turn, rest, machine))
+        machine = self._machine(family.tiles(rest), {(TURN,): (0, most)} | self._rest_bounds())
+        state = self._after_period(machine, self._state_at(turns, turn, rest, machine))
         expected = Turns(turns.invariant, turns.first, turns.live, turns.variable)
         expected.first = substituted(turns.first, REST, rest, machine.facts, self.kinds)
         expected.check(turn + 1, state, machine.facts, self.kinds)
         return Case(covers=f"a period of {self.period} k-tiles", instructions=machine.steps)
 
-    def _exit(self, family: Family, turns: Turns, rest: int) -> Case:
-        """Prove what follows from the loop's head to the end, with ``rest`` more k-tiles left than the family's least
-        number."""
+    def _proven_exit(self, family: Family, turns: Turns, rest: int) -> Case:
+        """Prove the way from the loop's head after q = TURN periods to the end, where ``rest`` more k-tiles are left
+        than the family's least number."""
         least = family.least + rest
         if family.only:
             turn, bounds = Polynomial.of((family.only - least) // self.period), Bounds()
@@ -257,16 +269,16 @@ class MainLoop:
             turn, bounds = Polynomial.named(TURN), {(TURN,): (0, self.ring.most // self.period)}
         left = turn * (self.period // family.step) + rest
         machine = self._machine(family.tiles(left), bounds)
-        self._to_end(machine, self._at(turns, turn, left, machine), left)
+        self._to_end(machine, self._state_at(turns, turn, left, machine), left)
         return Case(covers=f"{self.period} * q + {least} k-tiles", instructions=machine.steps)
 
-    def _at(self, turns: Turns, turn: Polynomial, rest: Polynomial, machine: Machine) -> State:
-        """The state at the loop's head in iteration ``turn``, for the problems of a family with that rest."""
+    def _state_at(self, turns: Turns, turn: Polynomial, rest: Polynomial, machine: Machine) -> State:
+        """The state at the loop's head after ``turn`` periods. ``rest``: REST's value in the machine's problems."""
         return substituted(turns.at(turn, machine.facts, self.kinds), REST, rest, machine.facts, self.kinds)
 
 
 def _without_loop(program: Program, contract: Contract) -> NotCertified:
-    """Why a kernel whose number of k-tiles is not fixed has no main loop."""
+    """The error for a kernel that has no main loop although its number of k-tiles is not fixed."""
     if not contract.is_product:
         return NotCertified("no loop loads from global memory, and the number of k-tiles is not known")
     of_wmma = (ins for ins in program.graph.instructions() if ins.base == "wmma")

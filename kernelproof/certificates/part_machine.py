@@ -1,4 +1,9 @@
-"""Split-k in a pipeline: a group of consumers stores the partial sums of its items to a workspace, and counts them."""
+"""Split-k in a pipeline: checks that consumers store the partial sums of their items to a workspace and count them.
+
+``roles`` executes a consumer on a subclass of this machine, which adds the stores, the group's barrier and the
+counter's atomic to ``box_machine``. ``slices`` says in which order these must come, and ``sum_proof`` proves how the
+partial sums are added afterwards.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +33,22 @@ class PartMachine(BoxMachine):
         }  # fmt: skip
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
-        """bar.sync: of one group alone if it stores partial sums, else of the whole CTA."""
+        """bar.sync: a consumer group that stores partial sums must synchronise alone, all others with the whole CTA."""
         if self.role == CONSUMER and self.pipeline.parts is not None:
-            self._meet(number, count, m)
+            self._group_barrier(number, count, m)
         else:
             super().sync(number, count, m)
 
     def end_item(self) -> None:
-        """Also note what the item has left in the workspace."""
+        """As in the base class; also note what the item has stored to its slab of the workspace."""
         left = self.slices.left
         super().end_item()
         if self.role == CONSUMER and self.skipped is None and self.slices.slices is not None:
             self.protocol.leave(left)
 
-    def _meet(self, number: Any, count: Any, m: Mask) -> None:
-        """A barrier that only the threads of one group of consumers use."""
+    def _group_barrier(self, number: Any, count: Any, m: Mask) -> None:
+        """bar.sync of exactly the threads of one group of consumers, at a barrier that no other group uses. Raises
+        NotCertified for any other one."""
         self._together(m)
         if self._one(count) != self.lanes:
             raise NotCertified("a barrier of more or fewer threads than those of a group")
@@ -50,13 +56,14 @@ class PartMachine(BoxMachine):
         self.slices.barrier()
 
     def store_part(self, address: Any, value: Any, size: int, m: Mask, site: int, *_: int) -> None:
-        """A group stores the partial sums of its item."""
+        """st.global: a group stores the partial sums of its item. Raises NotCertified for any other store."""
         if self.role != CONSUMER or self.pipeline.parts is None or not self.track.granted:
             raise NotCertified("a store to global memory that is not a consumer's of partial sums")
         super().global_store(address, value, size, m, site)
 
     def count_part(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> None:
-        """One thread of a group counts its item, with release for the whole device."""
+        """red.add of 1: one thread of a group counts its item in the tile's counter, with release for the whole device.
+        Raises NotCertified for any other atomic."""
         lanes = self.active(m)
         if self.role != CONSUMER or self.pipeline.parts is None or lanes is None or len(lanes) != 1:
             raise NotCertified("an atomic that does not count an item by one of a group's threads")

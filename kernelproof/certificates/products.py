@@ -1,4 +1,9 @@
-"""mma.sync on elements known by their origin: checks that fragments match and that each product is added once."""
+"""Executes mma.sync on elements known by their origin: checks that fragments match and each product is added once.
+
+``machine`` passes the registers of an mma.sync (m16n8k16) of all warps of a CTA. Registers of A must hold A(i, k) and
+those of B B(j, k), for the same 16 k, where the PTX fragment layout expects them. The result is sums of products of
+D(i, j), with these k added to those that C had.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,10 @@ from kernelproof.emulator.machine.tensor import Shape
 class Fragment:
     """The fragments of a CTA's warps: 16 rows of A or 8 columns of B each, over 16 k.
 
-    ``source``: A or B. ``place``: the part of row (or column) that depends on the problem. ``places``: the offset of
-    each row (or column), shape (warps, 16 or 8). ``base``: the part of k that depends on the problem. ``steps``: the
-    offsets of k in the order in which products pair them, the same in all warps.
+    ``source``: A or B. ``place``: the part of the row of A (or column of B) that depends on the problem. ``places``:
+    the offset of each row (or column) from there, shape (warps, 16) or (warps, 8). ``base``: the part of k that depends
+    on the problem. ``steps``: the 16 offsets of k, which are the same in all warps, in the order of the fragment's
+    positions: mma.sync multiplies elements of A and B at the same position.
     """
 
     source: str
@@ -30,16 +36,20 @@ class Fragment:
 
 
 class Products:
-    """Executes the mma.sync of a CTA's warps. ``operands``: the type of A and B. ``output``: the type of D."""
+    """Executes the mma.sync of a CTA's warps. ``operands``: the type of A and B. ``output``: the type of D. Fragments
+    and places of D are cached by the identity of arrays, because each fragment is a factor of many products."""
 
     def __init__(self, kinds: Kinds, operands: str, output: str) -> None:
         self.kinds, self.operands, self.output = kinds, operands, output
+        # ids of registers -> the registers, which keeps their ids valid, and their fragment.
         self._fragments: dict[tuple[int, ...], tuple[tuple[Cells, ...], Fragment]] = {}
-        self._places: dict[tuple[tuple[int, ...], bytes], Lanes] = {}
-        self._of_d: dict[tuple[int, int, int], list[tuple[Lanes, Lanes]]] = {}
+        self._distinct_places: dict[tuple[tuple[int, ...], bytes], Lanes] = {}  # shape and content -> the array
+        # ids of a row array and a column array of ``_distinct_places``, bytes of a sum -> the places of D's registers.
+        self._d_places: dict[tuple[int, int, int], list[tuple[Lanes, Lanes]]] = {}
 
     def fragment(self, registers: tuple[Any, ...], halves: int) -> Fragment:
-        """The fragment in the registers of A (``halves`` of 8 rows: 2) or of B (1)."""
+        """The fragment in ``registers`` of A (``halves`` = 2 halves of 8 rows) or of B (1 half of 8 columns). Raises
+        NotCertified unless they hold 16 k of rows of an operand."""
         key = tuple(map(id, registers))
         known = self._fragments.get(key)
         if known is None:
@@ -49,7 +59,7 @@ class Products:
         return known[1]
 
     def _fragment(self, registers: tuple[Any, ...], halves: int) -> Fragment:
-        """As ``fragment``, without the cache. Raises NotCertified unless registers hold 16 k of rows of an operand."""
+        """As ``fragment``, without the cache."""
         if not all(isinstance(each, Cells) and each.width == 2 for each in registers):
             raise NotCertified("an mma.sync multiplies what was not loaded from an operand")
         number = registers[0].one_kind
@@ -58,7 +68,9 @@ class Products:
             raise NotCertified("an mma.sync multiplies elements that are not of one operand")
         rows, cols = (np.stack([getattr(each, name) for each in registers], 2) for name in ("rows", "cols"))
         # In lane 4 g + t, a register holds the k 2 t and 2 t + 1 of row g. The second half of the registers holds those
-        # k + 8. In A, registers with odd numbers hold row g + 8.
+        # k + 8. In A, registers with odd numbers hold row g + 8. So the axes of ``shape`` are warp, g, t, element of a
+        # register, half of k, half of rows. Reordered, they become (warps, rows, k), of which elements of a row must
+        # have one offset of the row, and elements of a k one offset of k in all rows and warps.
         shape = (len(rows) // 32, 8, 4, 2, len(registers) // halves, halves)
         matrices = [
             x.reshape(shape).transpose(0, 5, 1, 4, 2, 3).reshape(shape[0], 8 * halves, -1) for x in (rows, cols)
@@ -66,11 +78,12 @@ class Products:
         rows, cols = matrices
         if (rows != rows[:, :, :1]).any() or (cols != cols[:1, :1, :]).any():
             raise NotCertified("the elements of a fragment of mma.sync are not 16 k of rows of an operand")
-        return Fragment(kind.source, kind.row, self._once(rows[:, :, 0]), kind.col, tuple(cols[0, 0].tolist()))
+        return Fragment(kind.source, kind.row, self._distinct(rows[:, :, 0]), kind.col, tuple(cols[0, 0].tolist()))
 
     def multiply(self, shape: Shape, a: tuple[Any, ...], b: tuple[Any, ...], c: tuple[Any, ...]) -> list[Cells]:
-        """D = A * B + C. Returns the registers of D. Raises NotCertified if A and B differ in k, or if C has sums of
-        other elements of D."""
+        """D = A * B + C of all warps. ``a``, ``b``, ``c``: the registers of the operands, each with the lanes of the
+        CTA. Returns the registers of D. Raises NotCertified if A and B differ in k, if C has sums of other elements of
+        D or already has one of the products, and for shapes and types that are not covered."""
         if shape.k != 16 or shape.kind not in ("f16", "bf16"):
             raise NotCertified(f"{shape.name} is not covered")
         if shape.kind != self.operands or (shape.acc == "f16" and self.output != "f16"):
@@ -85,16 +98,17 @@ class Products:
         return self._registers(shape, self.kinds.number(kind), left, right)
 
     def _registers(self, shape: Shape, number: int, left: Fragment, right: Fragment) -> list[Cells]:
-        """The registers of D for sums of one kind."""
+        """The registers of D, which hold sums of the kind with a ``number``."""
         width = 2 if shape.acc == "f16" else 4
         places = self._places_of_d(left, right, width)
         kinds = np.full(places[0][1].shape, number)
         return [Cells(kinds, rows, cols, width) for rows, cols in places]
 
     def _places_of_d(self, left: Fragment, right: Fragment, width: int) -> list[tuple[Lanes, Lanes]]:
-        """Rows and columns of each register of D, shape (lanes, elements of a register). ``width``: bytes of a sum."""
+        """The row and column offsets of the sums in each register of D, as two arrays of shape (lanes, sums of a
+        register). ``width``: bytes of a sum. Lane 4 g + t has the columns 2 t and 2 t + 1 of rows g and g + 8."""
         key = (id(left.places), id(right.places), width)
-        known = self._of_d.get(key)
+        known = self._d_places.get(key)
         if known is not None:
             return known
         lane, out = np.arange(32), []
@@ -103,15 +117,16 @@ class Products:
             rows = left.places[:, lane // 4 + 8 * half].reshape(-1, 1)
             cols = np.stack([right.places[:, lane % 4 * 2 + e] for e in elements], 2).reshape(len(rows), -1)
             out.append((np.broadcast_to(rows, cols.shape), cols))
-        self._of_d[key] = out
+        self._d_places[key] = out
         return out
 
-    def _once(self, places: Lanes) -> Lanes:
-        """One array for all equal ones, so that ``_places_of_d`` recognises it by its id."""
-        return self._places.setdefault((places.shape, places.tobytes()), places)
+    def _distinct(self, places: Lanes) -> Lanes:
+        """The same array for all equal ones, so that ``_places_of_d`` recognises it by its id."""
+        return self._distinct_places.setdefault((places.shape, places.tobytes()), places)
 
     def _sum(self, c: tuple[Any, ...], left: Fragment, right: Fragment) -> SummedRange:
-        """The k whose products are in C. C must be zero, or hold sums of the elements to which A and B belong."""
+        """The k whose products are in C. Raises NotCertified unless C is zero, or holds sums of the elements of D to
+        which A and B belong, in the registers of D."""
         if all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" and not each.any() for each in c):
             return SummedRange(ZERO, 0)
         numbers = {each.one_kind if isinstance(each, Cells) else 0 for each in c}

@@ -1,8 +1,15 @@
-"""Sums of elements of A, such as those of a row, known by their terms and not by their value.
+"""Sums of elements of a row of A, for kernels that compute D(i) = sum over k of A(i,k): known by their terms.
 
 The terms of a sum are some k of one row: all k below ``done`` for which k modulo ``step`` is in the set ``rests``, and
 ``done + j`` for each j in the set ``beyond``. A set is an integer with a bit for each element. So the sum that a thread
 has after any number of iterations of a loop has one form, in which only ``done`` changes.
+
+For example, 32 threads sum a row, and a step is 32 elements. After q iterations thread 5 has added the k = 5, 37, 69,
+... below 32 * q: ``done`` is 32 * q, ``rests`` is {5} and ``beyond`` is empty. After it has loaded the next element
+``beyond`` is {5} too. Once shuffles have added the sums of all threads, ``rests`` has all 32 elements: each k below
+``done`` was added once.
+
+``machine`` gives loads of A such sums, and checks with ``check_stored`` what is stored to D.
 """
 
 from __future__ import annotations
@@ -18,14 +25,21 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.emulator.machine.collectives import Warps
 
-MOST_BEYOND = 1 << 16  # limit on the bits of a set
+MOST_BEYOND = 1 << 16  # limit on the bits of ``beyond``
 WARP = 32
 
 
 class Terms(Cells):
-    """Sums per lane. ``row``: the part of their rows that depends on the problem, which is the same for all, as is
-    ``done``. ``known``: a mask of the sums that are known. ``sets``: ``rests`` and ``beyond``. All arrays have shape
-    (lanes, sums of a lane)."""
+    """The sums that a register, or a vector of registers, holds in each lane.
+
+    - ``row``: the part of their rows that depends on the problem. ``rows``: the offsets of their rows from there.
+    - ``step``, ``done``: the same for all sums. ``rests``, ``beyond`` (``sets`` of the constructor): a set per sum, as
+      arrays of Python integers.
+    - ``known``: a mask of the sums that are known. The others may be anything.
+    - ``width``: bytes of a sum. ``is_float``: whether they were last viewed as floats.
+
+    All arrays have shape (lanes, sums of a lane) and never change.
+    """
 
     __slots__ = ("beyond", "done", "is_float", "known", "rests", "row", "step")
 
@@ -33,7 +47,7 @@ class Terms(Cells):
         self, row: Polynomial, rows: Lanes, step: int, done: Polynomial, sets: tuple[Lanes, Lanes], known: Lanes,
         width: int = 4,
     ) -> None:  # fmt: skip
-        # Code that knows only ``Cells`` takes these for unknown elements.
+        # Kind number 0 makes these unknown elements for code that handles any ``Cells``.
         super().__init__(np.zeros(rows.shape, np.int64), rows, np.zeros(rows.shape, np.int64), width)
         self.row, self.step, self.done, self.known = row, step, done, known
         self.rests, self.beyond = sets
@@ -41,7 +55,10 @@ class Terms(Cells):
 
     @classmethod
     def of_elements(cls, cells: Cells, kind: Kind, known: Lanes, step: int) -> Terms:
-        """Elements of A as sums of one term each. ``kind``: that of the elements. ``known``: a mask of the lanes."""
+        """Elements of A as sums of one term each. ``kind``: that of the elements. ``known``: a mask of the lanes whose
+        elements are known, of shape (lanes,). ``step``: the k of a k-tile. Raises NotCertified if the columns of the
+        elements lie too far apart."""
+        # ``done`` becomes the multiple of ``step`` at or below the least column.
         least = int(cells.cols[known].min()) // step * step
         offsets = np.where(known[:, None], cells.cols - least, 0)
         if offsets.max() >= MOST_BEYOND:
@@ -51,53 +68,56 @@ class Terms(Cells):
         none = np.zeros(cells.rows.shape, object)
         return cls(kind.row, cells.rows, step, kind.col + least, (none, np.where(known, one, 0)), known, cells.width)
 
-    def _like(self, each: Callable[[Lanes], Lanes]) -> Terms:
-        """The sums with every array changed by a function, such as a selection of lanes."""
-        sets = (each(self.rests), each(self.beyond))
-        return Terms(self.row, each(self.rows), self.step, self.done, sets, each(self.known), self.width)
+    def _selected(self, select: Callable[[Lanes], Lanes]) -> Terms:
+        """The sums that a function selects from each array, such as those of some lanes."""
+        sets = (select(self.rests), select(self.beyond))
+        return Terms(self.row, select(self.rows), self.step, self.done, sets, select(self.known), self.width)
 
     def view(self, kind: Any) -> Terms:
-        """The same sums, seen as floats or as bits: only floats are added."""
+        """The same sums, seen as floats or as bits: only floats are added. Raises NotCertified for another width."""
         super().view(kind)
         out = self._with(self.done)
         out.is_float = np.dtype(kind).kind == "f"
         return out
 
     def part(self, start: int, stop: int) -> Terms:
-        return self._like(lambda array: array[:, start:stop])
+        """The sums from number ``start`` to before ``stop`` of each lane."""
+        return self._selected(lambda array: array[:, start:stop])
 
     def of_lanes(self, lanes: Lanes) -> Terms:
-        """The sums that some lanes have."""
-        return self._like(lambda array: array[lanes])
+        """The sums of some lanes. ``lanes``: their numbers, or a mask."""
+        return self._selected(lambda array: array[lanes])
 
-    def moved(self, step: Polynomial) -> Terms:
-        """The sums with ``done`` larger by ``step``."""
-        return self._with(self.done + step)
+    def moved(self, more: Polynomial) -> Terms:
+        """The sums with ``done`` larger by ``more``, and the other terms moved with it."""
+        return self._with(self.done + more)
 
     def _with(self, done: Polynomial) -> Terms:
-        """The sums with another ``done``."""
+        """A copy of the sums with another ``done``, seen as bits."""
         return Terms(self.row, self.rows, self.step, done, (self.rests, self.beyond), self.known, self.width)
 
     def changed(self, change: Callable[[Polynomial], Polynomial]) -> Terms:
-        """The sums with their polynomials changed by a function, for other problems."""
+        """The sums for other problems: their polynomials are changed by a function."""
         out = self._with(change(self.done))
         out.row = change(self.row)
         return out
 
     def of_width(self, width: int) -> Terms:
-        """The sums as numbers of another width."""
+        """The same sums after a conversion to a type of ``width`` bytes."""
         out = self._with(self.done)
         out.width = width
         return out
 
     def where(self, test: Lanes, other: Any) -> Terms:
-        """These sums in the lanes in which a test holds, others elsewhere. Zeros are sums without terms."""
+        """These sums in the lanes in which a test holds, ``other`` elsewhere: sums of the same row, zeros, which are
+        sums without terms, or elements, which become unknown. ``test``: shape (lanes,). Raises NotCertified for other
+        numbers, and for sums that have no common ``done``."""
         t = test[:, None]
         if isinstance(other, np.ndarray):
             other = np.broadcast_to(other, (len(self.rows),))
             if other.dtype.kind not in "iu" or other[~test].any():
                 raise NotCertified("some lanes get sums of A, and others numbers")
-            # Sums without terms, in the same places.
+            # Sums without terms, with the same rows.
             none, known = np.zeros(self.rows.shape, object), np.ones(self.rows.shape, bool)
             other = Terms(self.row, self.rows, self.step, self.done, (none, none), known, self.width)
         if not isinstance(other, Terms):
@@ -109,7 +129,9 @@ class Terms(Cells):
         return Terms(self.row, rows, self.step, done, sets, known, self.width)
 
     def _aligned(self, other: Terms) -> tuple[Polynomial, tuple[Lanes, Lanes], tuple[Lanes, Lanes]]:
-        """A common ``done``, and the sets of both sums relative to it."""
+        """A common ``done``, and the pairs (rests, beyond) of both sums relative to it. It is the smaller ``done``. The
+        sums with the larger one must have no terms below it, so that all their terms can be counted from the smaller
+        one. Raises NotCertified otherwise, or if the difference is not known."""
         if not self.row.equals(other.row) or self.width != other.width:
             raise NotCertified("sums of different rows of A meet")
         gap = other.done - self.done
@@ -124,12 +146,15 @@ class Terms(Cells):
         return self.done, (self.rests, self.beyond), (other.rests, beyond)
 
     def __add__(self, other: Any) -> Terms:
+        """The sum of floats: with the terms of both. Raises NotCertified if they have a term in common, or terms of
+        different rows, or if something else is added than zeros."""
         if isinstance(other, np.ndarray) and other.dtype.kind == "f" and not other.any() and self.is_float:
             return self
         if not (isinstance(other, Terms) and self.is_float and other.is_float):
             raise NotCertified("something else is added to a sum of elements of A")
         done, mine, its = self._aligned(other)
         known = self.known & other.known
+        # Both sums count from the same ``done``, so a common term is a common element of their sets.
         for a, b in zip(mine, its, strict=True):
             if ((a & b).astype(bool) & known).any():
                 raise NotCertified("an element of A is added twice")
@@ -144,9 +169,14 @@ class Terms(Cells):
     __radd__ = __add__
 
     def settled(self) -> Terms:
-        """The same sums with the largest ``done`` that their terms allow, so that equal sums have equal sets."""
+        """The same sums in a normal form, with the largest ``done`` that their terms allow.
+
+        ``done`` grows by a step while it is a multiple of the step and the next ``step`` bits of ``beyond`` are the
+        set ``rests``; from 0 on, they become that set. For example, with step 4, done 0 and beyond {1, 5} become done 8
+        and rests {1}.
+        """
         done, rests, beyond = self.done, self.rests, self.beyond
-        if not done.terms:
+        if not done.terms:  # no k is below 0, so ``rests`` says nothing
             rests = np.zeros_like(rests)
         while beyond.any() and not done.divided(self.step)[1].terms:
             low = beyond & ((1 << self.step) - 1)
@@ -156,7 +186,7 @@ class Terms(Cells):
         return Terms(self.row, self.rows, self.step, done, (rests, beyond), self.known, self.width)
 
     def same(self, other: Terms) -> bool:
-        """Whether the other sums equal these, wherever these are known."""
+        """Whether ``other`` has the same sums wherever these are known."""
         a, b = self.settled(), other.settled()
         if not (a.done.equals(b.done) and a.row.equals(b.row) and a.rows.shape == b.rows.shape and a.width == b.width):
             return False
@@ -164,7 +194,7 @@ class Terms(Cells):
         return bool((equal | ~a.known).all())
 
     def has_all(self, end: Polynomial) -> bool:
-        """Whether the terms of every sum are all k from 0 to before ``end``."""
+        """Whether every sum is known and has each k from 0 to before ``end`` as a term."""
         gap = end - self.done
         if not gap.is_constant or not isinstance(gap.constant, int) or not 0 <= gap.constant <= MOST_BEYOND:
             return False
@@ -172,8 +202,8 @@ class Terms(Cells):
         return below and bool((self.beyond == (1 << gap.constant) - 1).all()) and bool(self.known.all())
 
     def check_stored(self, place: Cells, target: Kind | None, tile: Tile, end: Polynomial) -> None:
-        """Raise NotCertified unless these are the sums of all k before ``end`` that belong at places of D. ``target``:
-        the kind of those; ``tile``: what the CTA writes."""
+        """Raise NotCertified unless these sums, of all k before ``end``, belong to the elements of D to which they are
+        stored. ``place``: these elements. ``target``: their kind. ``tile``: the part of D that the CTA writes."""
         if not self.has_all(end):
             raise NotCertified(f"D gets sums that do not have each element of a row up to k = {end} once")
         if target is None or not (self.row.equals(tile.row) and target.row.equals(tile.row)):
@@ -184,17 +214,19 @@ class Terms(Cells):
 
 
 def kept_places(number: int, lanes: int, size: int) -> Cells:
-    """The elements that shared memory gets if a value of ``size`` bytes per lane is stored, for which ``Kinds.keep``
-    has returned a number. ``rows``: the lane. ``cols``: which 16 bits of its value."""
+    """The elements of shared memory after each lane has stored ``size`` bytes of a value, for which ``Kinds.keep`` has
+    returned ``number``. Their row is the storing lane, their column says which 16 bits of the lane's value they are.
+    All arrays have shape (lanes, size / 2)."""
     halves = np.broadcast_to(np.arange(size // 2), (lanes, size // 2))
     owners = np.broadcast_to(np.arange(lanes)[:, None], halves.shape)
     return Cells(np.full(halves.shape, number), owners, halves, 2)
 
 
 def fetched(kept: Cells, places: Cells, lanes: Lanes, size: int) -> Cells:
-    """The value that some of ``size`` lanes load where ``kept`` has been stored; unknown in the other lanes.
+    """The value that some ``lanes`` of a CTA of ``size`` load where ``kept`` has been stored; unknown in other lanes.
 
-    ``places``: the elements that shared memory has there, as ``kept_places`` has made them.
+    ``places``: for each of the loading lanes the elements that shared memory has there, made by ``kept_places``. Raises
+    NotCertified unless each lane loads the complete value of one lane.
     """
     if places.bytes != kept.bytes or (places.cols != np.arange(places.kinds.shape[1])).any():
         raise NotCertified("a part of a sum is loaded from shared memory")
@@ -205,25 +237,29 @@ def fetched(kept: Cells, places: Cells, lanes: Lanes, size: int) -> Cells:
     return kept.of_lanes(owners).where(loading, unknown(size, kept.kinds.shape[1], kept.width))
 
 
-class _Numbers:
-    """What the emulator's collectives need of a batch: the numbers of lanes. Its findings raise NotCertified."""
+class _FullBatch:
+    """Stands for the emulator's batch and its clocks in ``Warps``: all lanes run, and findings raise NotCertified."""
 
     def __init__(self, lanes: int) -> None:
         self.size, self.lane, self.alive = lanes, np.arange(lanes) % WARP, np.ones(lanes, bool)
 
     def words(self, value: Any) -> Lanes:
+        """A value of each lane, in an array of shape (warps, 32)."""
         return np.broadcast_to(np.asarray(value).astype(np.uint32), (self.size,)).reshape(-1, WARP)
 
     def report_lanes(self, _rule: str, text: str, *_: Any, **__: Any) -> None:
+        """Raise NotCertified for a finding."""
         raise NotCertified(text)
 
     def warp_sync(self, _lanes: Any) -> None:
-        """Do nothing: in proofs, a shuffle does not order the threads of a warp."""
+        """Do nothing, since a proof does not count a shuffle as an order between threads of a warp."""
 
 
 def shuffled(mode: str, lanes: int, operands: list[Lanes], m: Any, site: int) -> tuple[Lanes, Lanes]:
-    """shfl.sync: the lane from which each lane gets its value, and whether that lane was in range. ``operands``: lane,
-    clamp and members, as in PTX."""
-    numbers: Any = _Numbers(lanes)
+    """shfl.sync by all ``lanes`` of a CTA: two arrays of shape (lanes,), the number in the CTA of the lane from which
+    each lane gets its value, and whether that lane was in range. ``operands``: lane, clamp and members, as in PTX.
+    ``m``: the mask of the lanes that execute it, or None for all. Raises NotCertified where the emulator reports an
+    error."""
+    batch: Any = _FullBatch(lanes)
     lane, clamp, members = operands
-    return Warps(numbers, numbers).shfl(mode, np.arange(lanes), lane, clamp, members, m, site)
+    return Warps(batch, batch).shfl(mode, np.arange(lanes), lane, clamp, members, m, site)

@@ -1,9 +1,19 @@
-"""Splits a number below a known size into named parts, so that the quotients that compilers compute are known.
+"""Names a number below a known size by parts, so that its quotients by 6, 5 and 13 are polynomials in these names.
 
-A compiler divides by a constant with an odd factor by a multiplication and a shift. It divides by 6 before it divides
-by 96 or 192, twice a number by 5 before it divides by 20 or 160, and four times a number by 13 before it divides by
-208. So the number is named as a sum: a multiple of the divisor, whose quotient then is a name, and the remainder. That
-is a sum too, so that each part adds its own quotient.
+A proof knows a quotient only if it is a polynomial in names. Compilers divide by a constant with an odd factor by a
+multiplication and a shift. For 96 and 192 they first divide by 6; for 20 and 160 they divide twice the number by 5; for
+208 they divide four times the number by 13. So a number x below such a size is named as a multiple of 6, 5 or 13 plus a
+remainder, and the remainder again by parts, so that each part adds its own quotient:
+
+- x = 6 * x_sixth + x_rest, with x_rest <= 5. So x / 6 = x_sixth.
+- x = 5 * x_fifth + 3 * x_half + x_rest, with x_half <= 1 and x_rest <= 2. So 2 * x / 5 = 2 * x_fifth + x_half: twice
+  the remainder reaches 5 exactly if the remainder is 3 or 4.
+- x = 13 * x_thirteenth + 4 * x_four + 7 * x_seven + 10 * x_ten + x_rest, where at most one of x_four, x_seven and x_ten
+  is 1. So 4 * x / 13 = 4 * x_thirteenth + x_four + 2 * x_seven + 3 * x_ten: four times the remainder reaches 13, 26 and
+  39 where the remainder is 4, 7 and 10.
+
+``share`` names the columns of vectors and the beginnings of shares in this way. A caller gives x its ``number`` as a
+polynomial, and its ``bounds`` and ``limits`` as facts.
 """
 
 from __future__ import annotations
@@ -11,12 +21,13 @@ from __future__ import annotations
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 
 named = Polynomial.named
-# From which remainders modulo 13 on, four times the remainder has a larger quotient by 13. At most one is a part.
+# The remainders r modulo 13 from which on 4 * r / 13 is 1, 2 and 3, by the ends of their names.
 QUARTERS = {"four": 4, "seven": 7, "ten": 10}
 
 
 def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
-    """The parts of which a number below ``size`` is the sum: name -> its factor and its largest value."""
+    """The parts of which a number below ``size`` is the sum: name -> its factor and its largest value, as in
+    {"x_sixth": (6, 15), "x_rest": (1, 5)} for size 96. Its only part is ``name`` if no divisor of the module fits."""
     if size % 6 == 0:
         return {f"{name}_sixth": (6, size // 6 - 1), f"{name}_rest": (1, 5)}
     if size % 5 == 0:
@@ -28,29 +39,32 @@ def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
 
 
 def block(size: int) -> int:
-    """The number of which one part is a multiple; the size if there is none."""
+    """The divisor of the parts for a size: 6, 5 or 13; the size itself if none of them divides it."""
     return next((factor for factor in (6, 5, 13) if size % factor == 0), size)
 
 
 def blocks(name: str, size: int) -> Polynomial:
-    """The part that is a multiple of ``block``."""
+    """The multiple of ``block`` in the number, such as 6 * x_sixth; 0 if the size is its own block."""
     own = {part: factor for part, (factor, _) in parts(name, size).items() if factor == block(size)}
     return sum((named(part, factor) for part, factor in own.items()), ZERO)
 
 
 def number(name: str, size: int) -> Polynomial:
-    """The number as a polynomial in the names of its parts."""
+    """The number as a polynomial in the names of its parts, such as 6 * x_sixth + x_rest."""
     return sum((named(part, factor) for part, (factor, _) in parts(name, size).items()), ZERO)
 
 
 def bounds(name: str, size: int) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The bounds of the number's names."""
+    """The least and the largest value of the name of each part."""
     return {(part,): (0, most) for part, (_, most) in parts(name, size).items()}
 
 
 def limits(name: str, size: int) -> tuple[Polynomial, ...]:
-    """Further polynomials that are at least 0: the remainder modulo 5 is 3 * half + rest, which must be below 5; that
-    modulo 13 is a step of QUARTERS, or none, and a rest below the next one."""
+    """Further polynomials in the parts that are at least 0.
+
+    They say that the remainder modulo 5, 3 * half + rest, is at most 4. Of the remainder modulo 13 they say that at
+    most one step of QUARTERS is in it, and that the rest is at most 3, or at most 2 after a step.
+    """
     names = parts(name, size)
     if f"{name}_half" in names:
         return (4 - named(f"{name}_half", 3) - named(f"{name}_rest"),)

@@ -1,4 +1,8 @@
-"""The controls of a role: numbers at the head of its loop over items that are known, such as its place in the ring."""
+"""The controls of a role: the registers whose numbers are known at the head of its loop over items, such as a stage.
+
+A producer or consumer of a pipeline counts its stages and parities in registers, which repeat after some items.
+``pipeline_proof`` and ``roles`` execute the loop's body for each value of these controls, and for any item.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from kernelproof.certificates.words import Word
 
 
 def of_lanes(state: RoleState, lanes: Lanes, size: int) -> RoleState:
-    """A state for some of its ``size`` lanes."""
+    """A copy of a state that has only some of its ``size`` lanes. ``lanes``: their numbers, or a mask."""
     out = state.copied()
     for register, value in out.registers.items():
         if isinstance(value, Word):
@@ -27,18 +31,19 @@ def of_lanes(state: RoleState, lanes: Lanes, size: int) -> RoleState:
 
 
 def number_key(value: Any) -> tuple[int, bytes | int]:
-    """What distinguishes a known number from others."""
+    """A key of a known number, equal for equal numbers of the same width."""
     constant = poly_of(value).constant
     return bits_of(value), constant if isinstance(constant, int) else constant.tobytes()
 
 
 def is_known(value: Any) -> bool:
-    """Whether a register holds a number that is known in each lane."""
+    """Whether a register holds a number that is known in each lane, so that it does not depend on the problem."""
     return is_number(value) and poly_of(value).is_constant
 
 
 def known_number(value: Any) -> Lanes:
-    """A known number as an array, which belongs to no facts."""
+    """A known number as an array, which unlike a ``Word`` refers to no facts. It has one element if a word is the same
+    in all lanes. Raises NotCertified if the number depends on the problem."""
     if not is_known(value):
         raise NotCertified("a number at the head of a loop depends on the problem")
     if isinstance(value, Word):
@@ -49,13 +54,15 @@ def known_number(value: Any) -> Lanes:
 
 @dataclass
 class Controls:
-    """The controls at the head of the loop over items: numbers in ``registers``, and the role's track in ``state``."""
+    """The controls at the head of the loop over items. ``registers``: the known numbers. ``state``: the role's state
+    there, whose track says how far it is in the ring."""
 
     registers: dict[str, Any]
     state: RoleState
 
     @property
     def key(self) -> object:
+        """A key that is equal for equal numbers and an equal position, item and stores of the role's track."""
         numbers = tuple((name, number_key(value)) for name, value in sorted(self.registers.items()))
         track = self.state.track
         return numbers, track.position, track.item, track.stores.key

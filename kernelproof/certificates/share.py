@@ -1,4 +1,9 @@
-"""The share of a tile's partial sums that a group of consumers adds: which vectors, and which thread adds which."""
+"""The partial sums of a tile that a group of consumers adds, and how their places belong to threads and vectors.
+
+``sum_proof`` says how groups share the vectors of all tiles. This module has the numbers for that proof, as polynomials
+in names: those of a thread, of a vector and of a share. A tile has one slab of the workspace for each slice of k. In a
+slab, sum number e of vector v of thread t (its number in the group) is at (v * threads + t) * VECTOR + e.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,14 @@ from kernelproof.certificates.pipelines import WARP, Parts
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.slices import SlabContents
 
-VECTOR = 4
-# The names of a thread's number: how many values each has, and what it adds to the number.
+VECTOR = 4  # sums of a vector
+# The parts of a thread's number in its warpgroup: name -> how many values it has, and its factor in the number. So
+# lane = lane_odd + 2 * lane_pair + 4 * row_odd + 8 * row_pair, where lane / 4 is the row of an 8 x 8 matrix of mma.
 LANES: dict[str, tuple[int, int]] = {"lane_odd": (2, 1), "lane_pair": (2, 2), "row_odd": (2, 4), "row_pair": (4, 8)}
 WARPS: dict[str, tuple[int, int]] = {"warp": (4, WARP)}
-# Names: the first vector of the share in its tile, the vectors of the share after that one, the vectors that other
-# groups have counted, and the column and row of a vector.
+# Names in polynomials. ``vector_at``: the number in its tile of the share's first vector. ``vectors_left``: the vectors
+# of the share after that one, in all tiles. ``vectors_before``: the vectors of the tile that other groups have counted.
+# ``vector_col``, ``vector_row``: a vector of the tile, as column + row * columns.
 AT, LEFT, BEFORE, VECTOR_COLUMN, VECTOR_ROW = "vector_at", "vectors_left", "vectors_before", "vector_col", "vector_row"
 named = Polynomial.named
 
@@ -31,11 +38,15 @@ named = Polynomial.named
 class Share:
     """The vectors of a tile that one group adds, and a thread of the group that adds them.
 
-    The group is number ``group`` of the ``groups`` of a CTA, and has the ``threads`` threads from ``start`` on.
-    ``first``: whether the thread is the group's first one; otherwise it is any other thread of its warpgroup number
-    ``warpgroup``. ``tile``: the tile's number. The group adds its vectors from ``at`` to before ``last``. ``meeting``:
-    the number of the group's barrier. ``slab``: what an item leaves in the workspace. ``column``: that of the first
-    vector of an iteration, None if it is any; ``further``: what is at least 0 then.
+    - ``group``, ``groups``: the group's number, and how many a CTA has. ``start``, ``threads``: its first thread's
+      number in the CTA, and how many it has.
+    - ``first``: whether the thread is the group's first one; otherwise it is any other thread of the group's warpgroup
+      number ``warpgroup``.
+    - ``meeting``: the number of the group's barrier (bar.sync).
+    - ``slab``: which sums an item stores to its slab.
+    - ``tile``: the tile's number. ``at``, ``last``: the group adds the tile's vectors from ``at`` to before ``last``.
+    - ``column``: the column of the first vector of an iteration; None for any. ``further``: polynomials that are at
+      least 0 because of that column.
     """
 
     parts: Parts
@@ -52,26 +63,26 @@ class Share:
     last: Polynomial = ZERO
     column: Polynomial | None = None
     further: tuple[Polynomial, ...] = ()
-    _checked: set[object] = field(default_factory=set)
+    _checked: set[object] = field(default_factory=set)  # the keys of places that ``check_place`` has proven
 
     @property
     def count(self) -> int:
-        """The parts of a tile."""
+        """The parts of a tile: its slices of k, which are also its slabs."""
         return self.parts.count
 
     @property
     def vectors(self) -> int:
-        """The vectors that a thread has of a tile."""
+        """The vectors of a tile that each thread has in a slab."""
         return self.parts.vectors
 
     @property
     def before(self) -> Polynomial:
-        """The vectors that other groups have counted before this one."""
+        """The number of the tile's vectors that other groups have counted before this one."""
         return named(BEFORE)
 
     @property
     def extents(self) -> dict[str, int]:
-        """How many values each name of the thread's number has."""
+        """Name in the thread's number -> how many values it has, from 0 on. Empty for the first thread."""
         return {} if self.first else {name: count for name, (count, _) in (LANES | WARPS).items()}
 
     @property
@@ -102,19 +113,27 @@ class Share:
 
     @property
     def columns(self) -> int:
-        """How many vectors a row of them has; all, if they are not a multiple of a row."""
+        """How many vectors a row of the tile's vectors has; all of them, if rows are not equally long."""
         columns, vectors = self.parts.columns, self.parts.vectors
         return columns if vectors % columns == 0 else vectors
 
     @property
     def vector(self) -> Polynomial:
-        """The number in the tile of the first vector of any iteration, as a polynomial."""
+        """The number in the tile of the first vector of an iteration: of any, or of those in ``column``."""
         column = rests.number(VECTOR_COLUMN, self.columns) if self.column is None else self.column
         return column + named(VECTOR_ROW, self.columns) if self.columns < self.vectors else column
 
     def iterations(self) -> Iterator[Share]:
-        """The share for iterations that begin in different columns, all together. Where further vectors of one may be
-        the first of a row, or of ``rests.block``, it is known in which column it begins."""
+        """This share for each set of iterations of the loop over vectors that is proven separately. Together they begin
+        with every vector of the tile.
+
+        An iteration adds ``together`` vectors, whose rows and columns are known as polynomials only if all of them lie
+        in the same block of ``rests.block`` columns. Iterations for which they do are one case. Each other column
+        within a block in which an iteration may begin is a case of its own, with a known number. For example, with rows
+        of 12 vectors, blocks of 6 and 2 vectors together, the columns 6 * i + j with j <= 4 are one case. The other
+        cases are column 5, from which the next vector is in the next block, and column 11, from which it is in the next
+        row.
+        """
         others, block = self.parts.together - 1, rests.block(self.columns)
         if not others or block == self.vectors:
             yield self
@@ -126,7 +145,7 @@ class Share:
         if most >= 0:
             yield replace(self, column=before + within, further=(most - within,))
         for column in range(max(0, most + 1), block):
-            if last:
+            if last:  # in any block of a row except for the last one, and then in the last one
                 yield replace(self, column=before + column, further=((last - 1) * block - before,))
             yield replace(self, column=Polynomial.of(last * block + column))
 
@@ -137,52 +156,57 @@ class Share:
 
     @property
     def vector_extents(self) -> dict[str, int]:
-        """How many values each name of a vector has."""
+        """Name in the number of a vector -> how many values it has, from 0 on."""
         column = {name: most + 1 for name, (_, most) in rests.parts(VECTOR_COLUMN, self.columns).items()}
         return column | {VECTOR_ROW: self.vectors // self.columns}
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds of all names."""
+        """The least and the largest value of all names of the share, its thread and its vectors."""
         out: Bounds = {(name,): (0, size - 1) for name, size in (self.extents | self.vector_extents).items()}
         return out | rests.bounds(AT, self.vectors) | {(BEFORE,): (0, self.vectors - 1), (LEFT,): (0, 1 << 40)}
 
     @property
     def limits(self) -> tuple[Polynomial, ...]:
-        """Further polynomials that are at least 0."""
+        """Further polynomials that are at least 0. That a thread is not the group's first one is among them."""
         others = () if self.first else (self.local - 1,)
         return (*rests.limits(AT, self.vectors), *self.column_limits, *others)
 
     def vector_of(self, position: Polynomial) -> tuple[Polynomial, int]:
-        """The vector of this thread to which a place in a slab belongs, and the number of the sum in the vector. Raises
-        NotCertified if the place belongs to another thread."""
+        """The vector of this thread to which a place in a slab belongs, and the number of the sum in the vector (0 to
+        3): the v and e with position = (v * threads + t) * VECTOR + e for the thread's number t. Raises NotCertified if
+        the place belongs to another thread."""
         vector, rest = (position - self.local * VECTOR).divided(VECTOR * self.threads)
         if not rest.is_constant or not isinstance(rest.constant, int) or not 0 <= rest.constant < VECTOR:
             raise NotCertified(f"the partial sum at {position} of a slab is not of this thread's vectors")
         return vector, rest.constant
 
     def turned(self, vector: Polynomial, element: int) -> Polynomial:
-        """The place in a slab of the sum that this thread has after movmatrix, where it had one of a vector before.
+        """The place in a slab of the sum that this thread has after movmatrix, where it had sum number ``element`` of
+        ``vector`` before.
 
-        A warp has 8 x 8 sums, and each lane two neighbours in row lane / 4, which movmatrix transposes.
+        movmatrix transposes 8 x 8 sums of a warp. Lane l holds the columns 2 * (l % 4) + h of row l / 4, where h is 0
+        or 1. After the transposition it has row 2 * (l % 4) + h, column l / 4 of the matrix before. That sum was held
+        by lane 4 * (2 * (l % 4) + h) + (l / 4) / 2, as its h' = (l / 4) % 2.
         """
-        lane, odd = ZERO, ZERO
+        source, half = ZERO, ZERO  # the part of the holding lane that depends on l, and h'
         if not self.first:
-            lane = named("lane_odd", 8) + named("lane_pair", 16) + named("row_pair")
-            odd = named("row_odd")
-        lane = self.local - self.lane + lane + 4 * (element % 2)
-        return (vector * self.threads + lane) * VECTOR + odd + element // 2 * 2
+            source = named("lane_odd", 8) + named("lane_pair", 16) + named("row_pair")
+            half = named("row_odd")
+        holder = self.local - self.lane + source + 4 * (element % 2)
+        return (vector * self.threads + holder) * VECTOR + half + element // 2 * 2
 
     def check_place(self, vector: Polynomial, position: Polynomial, row: Polynomial, col: Polynomial) -> None:
-        """Check that items leave at a place of a slab the sum of (row, col) of the tile, for every thread and for every
-        value of the vector that the place belongs to."""
+        """Check that items store the sum of element (row, col) of the tile to a place of their slabs, for every thread
+        and every vector. ``vector``: the number of the one that the place belongs to. ``position``: the place, as a
+        polynomial like ``row`` and ``col``. All values of the names are tried. Raises NotCertified."""
         key = position.key, row.key, col.key, vector.key, *(limit.key for limit in self.further)
         if key in self._checked:
             return
         extents = {name: size for name, size in (self.extents | self.vector_extents).items() if size > 1}
         if {*position.names(), *row.names(), *col.names()} - extents.keys():
             raise NotCertified(f"D gets sums at ({row}, {col}) of its tile, which depends on more than the thread")
-        # All values of the names, one row each; and for each name a column of values.
+        # ``points`` has a row for each combination of values, and a column for each name; ``at`` has these columns.
         points = np.array(list(product(*map(range, extents.values()))), np.int64).reshape(-1, len(extents))
         at = dict(zip(extents, points.T, strict=True))
         for limit in self.column_limits:
@@ -190,7 +214,7 @@ class Share:
             at = dict(zip(extents, points.T, strict=True))
         places = self._evaluated(position, at, len(points))
         inside = (places >= 0) & (places < len(self.slab.rows))
-        # Only vectors after the tile's last one may lie beyond the slab: nothing is stored for them.
+        # Only vectors after the tile's last one may lie beyond the slab: their sums are not stored.
         if (self._evaluated(vector, at, len(points))[~inside] < self.vectors).any():
             raise NotCertified("a partial sum lies beyond its slab")
         same = (self.slab.rows[places[inside]] == self._evaluated(row, at, len(points))[inside]) & (
@@ -202,7 +226,7 @@ class Share:
 
     @staticmethod
     def _evaluated(value: Polynomial, at: dict[str, Lanes], size: int) -> Lanes:
-        """A polynomial at ``size`` points. ``at``: name -> its value at each point."""
+        """The values of a polynomial at ``size`` points, shape (size,). ``at``: name -> its value at each point."""
         total: Any = np.zeros(size, np.int64)
         for monomial, coefficient in value.in_lane(0).items():
             total = total + coefficient * prod((at[name] for name in monomial), start=np.ones(size, np.int64))

@@ -1,9 +1,11 @@
-"""A CTA's shared memory in a proof: which elements it holds, and whether its threads' accesses are ordered.
+"""A CTA's shared memory in a proof: which elements it holds, and whether its threads' accesses are free of races.
 
-Only program order, and barriers that all threads reach, order accesses here. So of all earlier accesses only those
-matter that came after the last barrier, and copies that have not been waited for. Each element of the memory has the
-thread that wrote it since the barrier, the thread that read it (or a mark for several), and the thread that is copying
-to it. This state contains no times, so the state of a loop can be compared with that of an earlier iteration.
+Only program order and barriers of the whole CTA order accesses here. So an access can only conflict with accesses since
+the last barrier, and with copies (cp.async) that have not been waited for. For each element the state has the thread
+that wrote it since the barrier, the thread that read it (or a mark for several), and the thread that is copying to it.
+It contains no times, so the state at a loop's head can be compared with that of an earlier iteration.
+
+``machine`` calls this for every access. An access that may be a race raises NotCertified.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ from kernelproof.certificates.cells import Cells
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes
 
-NOBODY, SEVERAL = -1, -2
+NOBODY, SEVERAL = -1, -2  # in place of a thread's number
 ELEMENT = 2  # bytes of an element
 
 
 @dataclass
 class Contents:
-    """The state of all elements, each array of shape (elements,). ``kinds``, ``rows``, ``cols``: as in ``Cells``.
-    ``writer``, ``reader``: the thread that has accessed an element since the last barrier, or NOBODY or SEVERAL.
-    ``pending``: the thread that is copying to it, or NOBODY.
+    """The state of all elements, in arrays of shape (elements,).
 
-    Copies of a state share arrays, which are read-only from then on. ``own`` must be called before every change.
+    ``kinds``, ``rows``, ``cols``: which datum an element is, as in ``Cells``. ``writer``, ``reader``: the thread that
+    has written or read it since the last barrier, or NOBODY, or SEVERAL. ``pending``: the thread that is copying to it,
+    or NOBODY.
+
+    ``copied`` lets two states share their arrays and makes these read-only. ``own`` must be called before every change
+    of an array.
     """
 
     kinds: Lanes
@@ -50,7 +55,7 @@ class Contents:
         return self.kinds, self.rows, self.cols, self.writer, self.reader, self.pending
 
     def copied(self) -> Contents:
-        """A copy that changes independently."""
+        """A copy that changes independently. It shares arrays with this state until ``own`` is called."""
         for array in self._arrays:
             array.flags.writeable = False
         return replace(self, groups=list(self.groups), open=list(self.open))
@@ -64,32 +69,40 @@ class Contents:
 
 
 class SharedMemory:
-    """Accesses to a CTA's shared memory at known addresses. ``start``: the address of its first byte."""
+    """Executes the accesses of a CTA's threads to its shared memory, at known addresses.
+
+    In its methods, ``at`` has the indices of the accessed elements, shape (lanes, elements of a lane), as ``places``
+    returns them. ``lanes`` has the number of each accessing thread, shape (lanes,).
+    """
 
     def __init__(self, size: int, start: int) -> None:
+        """``size``: bytes. ``start``: the address of the first byte."""
         self.elements = -(-size // ELEMENT)
         self.state, self.start, self.bytes = Contents.empty(self.elements), start, size
 
     def places(self, address: Lanes, size: int) -> Lanes:
-        """The elements of accesses of ``size`` bytes: shape (lanes, elements of a lane). Checks bounds and alignment.
-        A byte at an even address is taken for its whole element."""
-        at = np.asarray(address).astype(np.int64) - self.start
-        if at.min() < 0 or at.max() + size > self.bytes:
-            raise NotCertified(f"an access to shared memory from byte {at.min()} to {at.max() + size} of {self.bytes}")
-        if (at % max(size, ELEMENT)).any():
+        """The indices of the elements that are accessed, shape (lanes, elements of a lane), for accesses of ``size``
+        bytes at an address per lane. An access to one byte, at an even address, counts as one to its element. Raises
+        NotCertified if an access is not aligned or not within the memory."""
+        offset = np.asarray(address).astype(np.int64) - self.start
+        if offset.min() < 0 or offset.max() + size > self.bytes:
+            raise NotCertified(
+                f"an access to shared memory from byte {offset.min()} to {offset.max() + size} of {self.bytes}"
+            )
+        if (offset % max(size, ELEMENT)).any():
             raise NotCertified(f"an access of {size} bytes to shared memory is not aligned")
-        return at[:, None] // ELEMENT + np.arange(max(1, size // ELEMENT))
+        return offset[:, None] // ELEMENT + np.arange(max(1, size // ELEMENT))
 
     def write(self, at: Lanes, lanes: Lanes, cells: Cells) -> None:
-        """Lanes store elements of 16 bits at places."""
+        """Lanes store elements of 16 bits. Raises NotCertified if that may be a race."""
         self._claim(at, lanes)
         state = self.state.own()
         state.writer[at] = lanes[:, None]
         state.kinds[at], state.rows[at], state.cols[at] = cells.kinds, cells.rows, cells.cols
 
     def _claim(self, at: Lanes, lanes: Lanes) -> None:
-        """Check that no other thread has accessed places since the last barrier, and that no copy to them is
-        pending."""
+        """Raise NotCertified if two lanes write the same element, if another thread has accessed one since the last
+        barrier, or if a copy to one is pending."""
         state, mine = self.state, lanes[:, None]
         if np.unique(at).size != at.size:
             raise NotCertified("two lanes write the same byte of shared memory in one instruction")
@@ -100,7 +113,8 @@ class SharedMemory:
                 raise NotCertified(f"shared memory is written that another thread has {what} since the last barrier")
 
     def read(self, at: Lanes, lanes: Lanes | None) -> Cells:
-        """Lanes load elements. If ``lanes`` is None, the lanes of a warp read them together."""
+        """Lanes load elements. If ``lanes`` is None, lanes of a warp load them together (ldmatrix), and any of them may
+        be the reader. Raises NotCertified if that may be a race."""
         state = self.state.own()
         if (state.pending[at] != NOBODY).any():
             raise NotCertified("shared memory is read while a copy to it is pending")
@@ -114,7 +128,8 @@ class SharedMemory:
             before = state.reader[at]
             reader = np.broadcast_to(lanes[:, None], at.shape)
             state.reader[at] = reader
-            # If several lanes read a place in this instruction, the assignment has kept one of them.
+            # If several lanes read an element in this instruction, the assignment has kept one of them, and the others
+            # find a reader that is not they. Readers since the barrier (``before``) count too.
             others = (state.reader[at] != reader) | ((before != NOBODY) & (before != reader))
             state.reader[at[others]] = SEVERAL
         return Cells(state.kinds[at], state.rows[at], state.cols[at], ELEMENT)
@@ -122,7 +137,8 @@ class SharedMemory:
     # --- asynchronous copies
 
     def copy(self, at: Lanes, lanes: Lanes, cells: Cells) -> None:
-        """Lanes begin copies to places. They may land at any time until they are waited for."""
+        """Lanes begin asynchronous copies, which may land at any time until they are waited for. Raises NotCertified if
+        they may race with earlier accesses."""
         self._claim(at, lanes)
         state = self.state.own()
         state.pending[at] = lanes[:, None]
@@ -130,23 +146,25 @@ class SharedMemory:
         state.open.append(at.reshape(-1))
 
     def commit(self) -> None:
-        """All copies since the last commit become a group. An empty group that follows no pending one is left out."""
+        """All copies since the last commit become a group. An empty group is left out if no group is pending, so that
+        states with and without it are equal."""
         state = self.state
         if state.open or state.groups:
             state.groups.append(np.sort(np.concatenate(state.open)) if state.open else np.zeros(0, np.int64))
         state.open = []
 
     def wait(self, most: int) -> None:
-        """Wait until all groups but the last ``most`` have landed. Each thread then sees its own copies; to the others
-        they are like its writes."""
+        """Wait until all groups but the last ``most`` have landed. Each thread then sees its own copies. For other
+        threads they are like its writes: ordered only after the next barrier."""
         state = self.state.own()
+        # Empty groups at the front are dropped, too, as in ``commit``.
         while state.groups and (len(state.groups) > most or not len(state.groups[0])):
             landed = state.groups.pop(0)
             state.writer[landed] = state.pending[landed]
             state.pending[landed] = NOBODY
 
     def barrier(self) -> None:
-        """All threads of the CTA meet: earlier accesses are ordered before all later ones."""
+        """A barrier of all threads of the CTA: accesses before it are ordered before those after it."""
         state = self.state.own()
         state.writer.fill(NOBODY)
         state.reader.fill(NOBODY)

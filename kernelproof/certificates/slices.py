@@ -1,11 +1,13 @@
-"""Split-k: the CTAs of a tile store partial sums to a workspace, and the CTA that arrives last adds them, in order.
+"""Split-k: checks that a CTA stores its partial sums to a workspace, and that the last CTA of a tile adds all of them.
 
-Each CTA stores its sums to its own slab of the workspace. Its threads fence and meet at a barrier, and then one thread
-counts the CTA in the tile's counter. Counters are zero before a launch, so of a tile's ``count`` CTAs exactly one finds
-``count - 1`` there, and all others less: that one arrives last. The increment wraps around at ``count - 1``, so the
-launch leaves the counter at zero. After another barrier and fence the last CTA sees all slabs. All CTAs of a tile
-execute the same text with the same threads, so the other slabs have sums of the same elements at the same places as its
-own.
+Each CTA of a tile sums a slice of its k, and stores its sums to its own slab of the workspace. Its threads execute a
+fence and a barrier, and then one thread counts the CTA in the tile's counter. Counters are zero before a launch, so of
+a tile's ``count`` CTAs exactly one finds ``count - 1`` there, and all others less: that one arrives last. The increment
+wraps around at ``count - 1``, so the launch leaves the counter at zero. After another barrier and fence the last CTA
+sees all slabs, and adds them in the order of slices. All CTAs of a tile execute the same text with the same threads, so
+the other slabs have sums of the same elements at the same places as its own.
+
+``machine`` calls ``Workspace`` at each of these instructions. ``part_machine`` uses ``ItemWorkspace`` for pipelines.
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ from kernelproof.certificates.cells import Cells
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 
-EMPTY = -1
+EMPTY = -1  # in place of the number of a kind
 
 
 @dataclass(frozen=True)
 class Slices:
-    """A CTA's slice of its tile's k: number ``own`` of ``count``. ``tile``: the number of the tile. ``elements``: how
-    many sums a slab has. ``arrived``: how many of the tile's CTAs were counted before this one."""
+    """A CTA's slice of its tile's k.
+
+    ``count``: how many slices the tile has, and so CTAs and slabs. ``own``: the number of the CTA's slice, from 0 on.
+    ``tile``: the number of the tile; its slab for slice s is number tile * count + s. ``elements``: how many sums a
+    slab has. ``arrived``: how many of the tile's CTAs were counted before this one.
+    """
 
     count: int
     own: Polynomial
@@ -41,26 +47,27 @@ class Slices:
         return self.arrived.equals(Polynomial.of(self.count - 1))
 
     def put(self, change: Callable[[Polynomial], Polynomial]) -> Slices:
-        """The slice with its polynomials changed by a function, for other problems."""
+        """The slice for other problems: its polynomials are changed by a function, except for ``arrived``."""
         return replace(self, own=change(self.own), tile=change(self.tile))
 
 
 class Stage(IntEnum):
-    """How far a CTA is with its partial sums. A stage follows the one before it. All threads reach it together, except
-    for COUNTED."""
+    """How far a CTA is with its partial sums. Each stage follows the one before it. All threads reach a stage together,
+    except for COUNTED."""
 
-    SUMMING = 0
-    STORED = 1
-    FENCED = 2
-    MET = 3  # after a barrier
+    SUMMING = 0  # no partial sum is stored yet
+    STORED = 1  # partial sums are stored
+    FENCED = 2  # all threads have executed a fence after that
+    MET = 3  # and then a barrier
     COUNTED = 4  # one thread has counted the CTA
-    TOLD = 5  # after another barrier
-    SEEING = 6  # after another fence: all slabs may be loaded
+    SYNCHRONIZED = 5  # all threads have executed another barrier
+    VISIBLE = 6  # and another fence: if the CTA arrives last, it may load all slabs
 
 
 @dataclass
 class SlabContents:
-    """What a CTA has stored to its slab: for each place the number of the kind (``EMPTY`` for none), row and column."""
+    """What a CTA has stored to its slab, and how far it is. ``kinds``, ``rows``, ``cols``: for each place of the slab,
+    in units of a sum, the number of the sum's kind (EMPTY for none) and its offsets, as in ``Cells``."""
 
     stage: Stage
     kinds: Lanes
@@ -73,17 +80,18 @@ class SlabContents:
         return cls(Stage.SUMMING, *(np.full(elements, EMPTY, np.int64) for _ in range(3)))
 
     def same(self, other: SlabContents) -> bool:
-        """Whether the same has been stored to two slabs."""
+        """Whether two CTAs have stored the same and are equally far."""
         arrays = ((self.kinds, other.kinds), (self.rows, other.rows), (self.cols, other.cols))
         return self.stage == other.stage and all(np.array_equal(mine, its) for mine, its in arrays)
 
     def copied(self) -> SlabContents:
+        """A copy that changes independently."""
         return SlabContents(self.stage, self.kinds.copy(), self.rows.copy(), self.cols.copy())
 
 
 class Partial(Cells):
-    """Sums over the slices from ``first`` to before ``end``, of ``count``. Once all slices are added, ``whole`` takes
-    their place: the elements as complete sums."""
+    """Partial sums, or what was added of them so far: the sums over the slices from ``first`` to before ``end``, of
+    ``count``. ``whole``: the complete sums of the same elements, which an addition returns once it has all slices."""
 
     __slots__ = ("count", "end", "first", "is_float", "whole")
 
@@ -93,16 +101,19 @@ class Partial(Cells):
         self.is_float = False
 
     def view(self, kind: Any) -> Partial:
-        """The same sums, seen as floats or as bits: only floats are added."""
+        """The same sums, seen as floats or as bits: only floats are added. Raises NotCertified for another width."""
         super().view(kind)
         out = Partial(self.whole, self.first, self.end, self.count)
         out.is_float = np.dtype(kind).kind == "f"
         return out
 
     def part(self, start: int, stop: int) -> Partial:
+        """The sums from number ``start`` to before ``stop`` of each lane."""
         return Partial(self.whole.part(start, stop), self.first, self.end, self.count)
 
     def __add__(self, other: Any) -> Cells:
+        """The sum, as floats, with zeros, or with the next slices: the first summand must have all slices before those
+        of the second one. Raises NotCertified otherwise, so no slice is added twice or out of order."""
         is_float = other.is_float if isinstance(other, Partial) else np.asarray(other).dtype.kind == "f"
         if not (self.is_float and is_float):
             raise NotCertified("partial sums are not added as floats")
@@ -125,7 +136,8 @@ class Partial(Cells):
 
 
 class Workspace:
-    """A CTA's use of the workspace. If k has no slices (None), every use raises NotCertified."""
+    """A CTA's use of the workspace. ``slices``: the CTA's slice; None if k has none: then every use raises
+    NotCertified. ``left``: what the CTA has stored, and how far it is."""
 
     def __init__(self, slices: Slices | None) -> None:
         self.slices = slices
@@ -138,7 +150,8 @@ class Workspace:
         return self.slices
 
     def store(self, slab: Polynomial, at: Lanes, cells: Cells) -> None:
-        """Lanes store sums to a slab, at places of shape (lanes, elements of a lane)."""
+        """Lanes store sums to slab number ``slab``, at places ``at`` in units of a sum, shape (lanes, sums of a lane).
+        Raises NotCertified if the slab is not the CTA's own, a place has a sum already, or the CTA may be counted."""
         slices, left = self._sliced(), self.left
         if left.stage >= Stage.MET:
             raise NotCertified("a CTA stores partial sums after it may have been counted")
@@ -150,9 +163,10 @@ class Workspace:
         left.stage = Stage.STORED
 
     def load(self, slab: Polynomial, at: Lanes) -> Cells:
-        """The partial sums that a CTA of the tile has stored at places of its slab."""
+        """The partial sums that a CTA of the tile has stored to slab number ``slab``, at places ``at`` as in ``store``.
+        Raises NotCertified unless the CTA arrives last and may see them."""
         slices, left = self._sliced(), self.left
-        if not slices.last or left.stage != Stage.SEEING:
+        if not slices.last or left.stage != Stage.VISIBLE:
             raise NotCertified("partial sums are loaded before all CTAs of the tile are known to have stored theirs")
         number = slab - slices.tile * slices.count
         if not number.is_constant or not isinstance(number.constant, int) or not 0 <= number.constant < slices.count:
@@ -163,22 +177,23 @@ class Workspace:
         return Partial(whole, number.constant, number.constant + 1, slices.count)
 
     def fence(self) -> None:
-        """A fence of the whole device, by all threads."""
-        moved = {Stage.STORED: Stage.FENCED, Stage.TOLD: Stage.SEEING}
-        self.left.stage = moved.get(self.left.stage, self.left.stage)
+        """A fence at the scope of the device, by all threads."""
+        following = {Stage.STORED: Stage.FENCED, Stage.SYNCHRONIZED: Stage.VISIBLE}
+        self.left.stage = following.get(self.left.stage, self.left.stage)
 
     def barrier(self) -> None:
         """A barrier of all threads."""
-        moved = {Stage.FENCED: Stage.MET, Stage.COUNTED: Stage.TOLD}
-        self.left.stage = moved.get(self.left.stage, self.left.stage)
+        following = {Stage.FENCED: Stage.MET, Stage.COUNTED: Stage.SYNCHRONIZED}
+        self.left.stage = following.get(self.left.stage, self.left.stage)
 
     @property
     def highest(self) -> int:
-        """The highest value of a counter."""
+        """The highest value of a counter, at which its increment wraps around to 0."""
         return self._sliced().count - 1
 
     def arrive(self, counter: Polynomial) -> Polynomial:
-        """One thread adds 1 to a counter. Returns the counter's value before."""
+        """One thread adds 1 to the counter of tile number ``counter``. Returns the counter's value before. Raises
+        NotCertified unless it is the CTA's tile, all is stored, and the CTA was not counted before."""
         slices = self._sliced()
         if self.left.stage != Stage.MET:
             raise NotCertified("a CTA is counted before a fence and a barrier behind its partial sums, or twice")
@@ -188,17 +203,17 @@ class Workspace:
         return slices.arrived
 
     def finish(self) -> None:
-        """Check that a CTA has stored and counted all that the last CTA adds."""
+        """Raise NotCertified if a CTA ends without having stored all sums of its slab, or without being counted."""
         if self.slices is not None and (self.left.stage < Stage.COUNTED or (self.left.kinds == EMPTY).any()):
             raise NotCertified("a CTA ends without leaving all of its partial sums")
 
 
 class ItemWorkspace(Workspace):
-    """The use of the workspace by a group of consumers, for one item. The group stores its partial sums and meets at
-    its barrier. Then one thread counts the item, with release, which covers all that was stored before the barrier."""
+    """The use of the workspace by a group of consumers, for one item. The group stores its partial sums and executes
+    its barrier. Then one thread counts the item, with release, which covers all stores before the barrier."""
 
     def fence(self) -> None:
-        """Do nothing: a group needs no fence."""
+        """Do nothing: a group needs no fence, since its count releases."""
 
     def barrier(self) -> None:
         """A barrier of all threads of the group."""

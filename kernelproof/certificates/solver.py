@@ -1,4 +1,7 @@
-"""The one place that asks an SMT solver: is a linear or polynomial inequality true for all named integers?"""
+"""Asks the SMT solver z3 whether a polynomial is at least 0 for all values that its named integers may have.
+
+``facts`` calls this for questions that bounds of the names do not answer. No other module uses z3.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ from kernelproof.ground.errors import WrongInput, installation
 # The work that z3 may do for one question, in z3's units (``rlimit``): one to a few seconds. Unlike a limit of time, it
 # gives the same answer on a busy machine.
 MOST_WORK = 50_000_000
-Terms = Mapping[Monomial, int]
+Terms = Mapping[Monomial, int]  # a polynomial, the same in all lanes: product of names -> coefficient
 
 
 class Unanswered(Exception):
-    """A question that the solver does not answer within its limit."""
+    """The solver did not answer a question within its limit of work."""
 
 
 def counterexample(
     terms: Terms, bounds: Mapping[Monomial, tuple[int, int]], assumed: Sequence[Terms]
 ) -> dict[str, int] | None:
-    """Values of the names for which a sum of monomials is negative; None if there are none.
+    """Values of the names for which a polynomial is negative although all facts hold; None if it is at least 0 always.
 
-    ``bounds``: the least and the largest value of each product of names. ``assumed``: sums that are at least 0.
-    Raises Unanswered, and WrongInput if the solver is not installed.
+    ``bounds``: the least and the largest value of a name or of a product of names. ``assumed``: polynomials that are at
+    least 0. Names without bounds are any integers. Raises Unanswered, and WrongInput if z3 is not installed.
     """
     z3 = _z3()
     names = {name for each in (terms, *assumed) for monomial in each for name in monomial}
-    # A bound of a product limits its names together, so names that share a product with the question's count too.
+    # A bounded product such as m * k relates its names, so k needs a variable too if only m is in the question.
     names |= {name for monomial in bounds for name in monomial if len(monomial) > 1 and names & set(monomial)}
     variables = {name: z3.Int(name) for name in sorted(names)}
 
@@ -59,7 +62,7 @@ def counterexample(
 
 
 def _spelled(terms: Terms) -> str:
-    """A sum of monomials in words."""
+    """A polynomial as text."""
     return " + ".join(f"{c}{'*' if x else ''}{'*'.join(x)}" for x, c in terms.items()) or "0"
 
 

@@ -1,4 +1,9 @@
-"""Executes any thread of a group of consumers that adds partial sums of tiles."""
+"""Executes any thread of a group of consumers that adds the partial sums of tiles in a split-k pipeline.
+
+``sum_proof`` runs the kernel's text on this machine, one part after another (``Phase``). The machine checks each
+barrier, atomic, load and store of the thread against what the thread has done before (``Progress``) and what its group
+has to add (``Share``).
+"""
 
 from __future__ import annotations
 
@@ -24,27 +29,33 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
 
-# The kinds of partial sums, which are known by their places in a slab of the workspace: as they were loaded; and those
-# that movmatrix has brought to where these were.
+# The sources of kinds for partial sums: SLAB for sums as they were loaded, whose ``col`` is their place in a slab.
+# TURNED for sums after movmatrix: their ``col`` is the place of the sum that the thread had in this register before.
 SLAB, TURNED = "slab", "turned slab"
-VECTOR = 4  # sums of a vector
+SUM_BYTES = 4  # bytes of a partial sum, and of a counter
 COUNTER_HALF = 1 << 16  # the low 16 bits of a counter count parts, the high ones vectors
 
 
 class SumMachine(ThreadMachine):
-    """The machine of one thread. ``share``: what its group adds. ``phase``: what the thread is doing. ``at``: in
-    VECTORS, the vector of the iteration. ``taken``: from TILE on, for each block the targets of its branches, or the
-    conditions of those that are taken both ways. ``agreed``: what it has in common with the other lanes of its warp."""
+    """The machine of one thread.
+
+    ``share``: what its group adds. ``phase``: where the thread is. ``at``: in VECTORS, the first vector of the
+    iteration. ``taken``: from TILE on, for each block with a branch, the targets to which it has led, or the keys of
+    the conditions by which both sides were executed. ``agreed``: what all lanes of a warp must have in common,
+    in the order of execution: values that they shuffle, vectors of movmatrix, and which sums an iteration has stored.
+    ``sum_proof`` compares ``taken`` and ``agreed`` between threads.
+    """
 
     def __init__(self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, share: Share) -> None:
         super().__init__(program, contract, facts, kinds, share)
         self.share, self.phase, self.at = share, Phase.START, ZERO
         self.taken: dict[int, list[object]] = {}
         self.agreed: list[object] = []
-        self.counter_value: Lanes | None = None  # in the loop that waits, what it loads
+        self.counter_value: Lanes | None = None  # what a load of the counter returns, in the loop that waits for it
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
-        """The units of a thread that adds. Instructions that the proofs of roles check do nothing."""
+        """The units of a thread that adds sums. Instructions that prepare the kernel do nothing here, because the
+        proofs of roles check them."""
         return {
             "G": {"load": self.load, "store": self.store, "grid_wait": self.nothing},
             "Q": {"apply": self.count_vectors}, "Z": {}, "S": {}, "H": {}, "C": {},
@@ -55,7 +66,7 @@ class SumMachine(ThreadMachine):
         }  # fmt: skip
 
     def nothing(self, *_: Any) -> None:
-        """Accept at the start, and only there, an instruction that prepares the kernel and has no part in the sums."""
+        """Ignore an instruction that prepares the kernel. Raises NotCertified after the start."""
         if self.phase != Phase.START:
             raise NotCertified("a thread that adds partial sums does something else")
 
@@ -65,15 +76,16 @@ class SumMachine(ThreadMachine):
         following = super()._step(block, registers)
         branches = self.program.pieces[block].condition is not None
         if branches and self.phase >= Phase.TILE and self.counter_value is None:
-            way = following.key if isinstance(following, Condition) else following
-            self.taken.setdefault(block, []).append(way)
+            target = following.key if isinstance(following, Condition) else following
+            self.taken.setdefault(block, []).append(target)
         return following
 
     def _execute(self, block: int, registers: Registers) -> None:
         if self.phase != Phase.START:
             super()._execute(block, registers)
             return
-        # Values that only items need may be unknown here. The proof of the thread's role checks everything else.
+        # At the start, a value that this machine cannot compute becomes unknown: items may need it, and the proof of
+        # the thread's role checks these. Lines without a result, such as stores, must be covered.
         for line in self.program.pieces[block].text:
             name, equals, _ = line.partition(" = ")
             try:
@@ -84,8 +96,8 @@ class SumMachine(ThreadMachine):
                 registers[name] = UNKNOWN
 
     def _met_progress(self, sides: list[tuple[Condition, Any, Progress]]) -> Progress:
-        """What has been done where two sides meet. Both must have done the same, except that one may leave out sums
-        that lie beyond D, or vectors beyond the share."""
+        """As in the base class. Both sides must also have waited, counted, synchronised and added alike. If only one
+        has returned the counter to zero, the group must not be the last one on the other side."""
         (_, _, a), (_, _, b) = sides
         if (a.waited, a.counted, a.met, a.added) != (b.waited, b.counted, b.met, b.added):
             raise NotCertified("a part of a group's threads waits, counts or meets")
@@ -99,18 +111,20 @@ class SumMachine(ThreadMachine):
         return out
 
     def beyond(self, stored: Stored) -> tuple[Polynomial, ...]:
-        """The same, or that its vector lies beyond the share."""
+        """As in the base class; a sum also need not be stored if its vector lies beyond the share."""
         return *super().beyond(stored), stored.vector - self.share.last
 
     # --- values
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
+        """As in the base class. The value, except for the warp's number in it, must agree with that of other lanes."""
         out = super().shuffle(mode, value, lane, clamp, members, m, site)
         self.agreed.append(poly_of(value).substituted("warp", ZERO).key)
         return out
 
     def movmatrix(self, value: Any, m: Mask, _site: int) -> Cells:
-        """movmatrix of two neighbours of a vector, by all lanes of a warp."""
+        """movmatrix of two adjacent sums of a vector (number 0 and 1, or 2 and 3), by all lanes of a warp. Raises
+        NotCertified for anything else."""
         value, share = settled(value), self.share
         kind = self.kinds[value.one_kind] if isinstance(value, Cells) else None
         if m is not None or self.depth or kind is None or kind.source != SLAB or (value.width, value.bytes) != (2, 4):
@@ -130,28 +144,30 @@ class SumMachine(ThreadMachine):
     # --- other groups: barriers and counters
 
     def sync(self, number: Any, count: Any, m: Mask, *_: int) -> None:
-        """bar.sync: of the CTA before its items, then of the group, once per tile."""
+        """bar.sync: of any threads at the start, which the proofs of roles check; then of the group, once per tile.
+        Raises NotCertified for any other one."""
         if self.phase == Phase.START:
             return
         share, progress = self.share, self.progress
         if self.phase != Phase.TILE or m is not None or self.depth or progress.met or progress.added:
             raise NotCertified("a barrier that is not the one of a group for a tile")
-        at, of = (np.unique(self._number(each)) for each in (number, count))
-        if at.tolist() != [share.meeting] or of.tolist() != [share.threads]:
-            raise NotCertified(f"barrier {at} of {of} threads is not the group's")
+        barriers, threads = (np.unique(self._number(each)) for each in (number, count))
+        if barriers.tolist() != [share.meeting] or threads.tolist() != [share.threads]:
+            raise NotCertified(f"barrier {barriers} of {threads} threads is not the group's")
         if share.first and not progress.waited:
             raise NotCertified("a group meets before its first thread has waited for all partial sums of a tile")
         progress.met = True
 
     def check_counter(self, address: Any) -> None:
-        """Check that an address is that of the tile's counter."""
+        """Raise NotCertified unless an address is that of the tile's counter."""
         number = self.counter(address, self.every)
         if not number.equals(self.share.tile):
             raise NotCertified(f"the counter of tile {number}, not of the group's tile")
 
     def wait_for_parts(self, block: int, registers: Registers) -> tuple[int, Registers]:
-        """Prove the loop in which the first thread waits for all parts of a tile: for every value that the counter may
-        have, it ends exactly if all parts are counted. Returns the block after the loop, and the registers there."""
+        """Prove the loop of one block in which the first thread waits for all parts of a tile: for every value that the
+        counter may have, it ends exactly if all parts are counted. Returns the block after the loop, and the registers
+        there. Raises NotCertified if the loop does anything else than to load the counter and compare it."""
         share, progress = self.share, self.progress
         if self.phase != Phase.TILE or not share.first or progress.waited or progress.met:
             raise NotCertified("a wait for a counter that is not the one of a group's first thread")
@@ -175,7 +191,8 @@ class SumMachine(ThreadMachine):
         return after, registers | dict.fromkeys(written, UNKNOWN)
 
     def count_vectors(self, kind: AtomicKind, address: Any, value: Any, _compared: Any, m: Mask, *_: int) -> Any:
-        """atom.add: the first thread counts the vectors that its group adds. Returns the counter's value before."""
+        """atom.add: the first thread counts the vectors that its group adds. Returns the counter's value before: all
+        parts, and the vectors that other groups have counted. Raises NotCertified for any other atomic."""
         share, progress = self.share, self.progress
         if self.phase != Phase.TILE or not share.first or m is not None or self.depth or progress.counted:
             raise NotCertified("an atomic that does not count a group's vectors once")
@@ -190,7 +207,8 @@ class SumMachine(ThreadMachine):
         return Word(share.before * COUNTER_HALF + share.count, 32, self.facts)
 
     def check_not_last(self) -> None:
-        """Check that other groups have vectors of the tile left to count."""
+        """Raise NotCertified if the group may be the last one to count vectors of the tile: the first thread must then
+        return the counter to zero. The other threads never do."""
         share = self.share
         if share.first and not self.facts.holds(
             Polynomial.of(share.vectors - 1) - share.before - (share.last - share.at)
@@ -198,7 +216,8 @@ class SumMachine(ThreadMachine):
             raise NotCertified("the last group to count its vectors does not return the counter to zero")
 
     def _clear(self, address: Any, value: Any, size: int, strength: int) -> None:
-        """A store to a counter: the first thread of the last group returns it to zero."""
+        """A store to a counter: the first thread of the last group returns it to zero. Raises NotCertified for any
+        other store, and if the group may not be the last one."""
         share, progress = self.share, self.progress
         self.check_counter(address)
         if (
@@ -209,7 +228,7 @@ class SumMachine(ThreadMachine):
             or progress.cleared is not False
         ):
             raise NotCertified("a counter is returned to zero by another thread, twice or too early")
-        if size != VECTOR or strength & 3 != Scope.GPU or self._number(value).any():
+        if size != SUM_BYTES or strength & 3 != Scope.GPU or self._number(value).any():
             raise NotCertified("a counter is not returned to zero for the whole device")
         if not self.facts.holds(share.before + (share.last - share.at) - share.vectors):
             raise NotCertified("a counter is returned to zero that other groups still need")
@@ -218,22 +237,24 @@ class SumMachine(ThreadMachine):
     # --- global memory
 
     def load(self, address: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> Any:
-        """ld.global of partial sums, maybe under a condition; or of a counter, in the loop that waits for it."""
+        """ld.global of partial sums, or of a counter in the loop that waits for it. Partial sums may be loaded under a
+        condition: they are then valid where it holds, and unknown if it is known to be false."""
         if self.counter_value is not None:
             self.check_counter(address)
-            if m is not None or size != VECTOR or not strength & ORDERS or strength & 3 != Scope.GPU:
+            if m is not None or size != SUM_BYTES or not strength & ORDERS or strength & 3 != Scope.GPU:
                 raise NotCertified("a wait for a counter that does not acquire for the whole device")
             return self.counter_value
         test = settled(m)
         if test is None or (isinstance(test, np.ndarray) and test.all()):
             return self._load(address, size, strength)
         if isinstance(test, np.ndarray):
-            return unknown(1, size // VECTOR, VECTOR)
+            return unknown(1, size // SUM_BYTES, SUM_BYTES)
         with self.facts.side(test):
             return self._load(address, size, strength)
 
     def _load(self, address: Any, size: int, strength: int) -> Partial:
-        """Load partial sums of one slab of the tile."""
+        """Load ``size`` bytes of partial sums of one slab of the tile, which are one slice of the sums at these places.
+        Raises NotCertified before the group's barrier, and for other places."""
         if self.phase != Phase.VECTORS or not self.progress.met:
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:
@@ -242,6 +263,7 @@ class SumMachine(ThreadMachine):
         kind = self.kinds[place.one_kind]
         if matrix.name != PARTIALS or kind is None:
             raise NotCertified("a load of what are no partial sums")
+        # A slab is a row of the workspace: the tile's are from tile * count on, one for each slice.
         number = kind.row + int(place.rows.flat[0]) - self.share.tile * self.share.count
         if (
             not number.is_constant
@@ -250,11 +272,11 @@ class SumMachine(ThreadMachine):
         ):
             raise NotCertified("partial sums are loaded from a slab that is none of the tile's")
         kinds = np.full_like(place.kinds, self.kinds.number(Kind(SLAB, ZERO, kind.col)))
-        whole = Cells(kinds, np.zeros_like(place.rows), place.cols, VECTOR)
+        whole = Cells(kinds, np.zeros_like(place.rows), place.cols, SUM_BYTES)
         return Partial(whole, number.constant, number.constant + 1, self.share.count)
 
     def store_sums(self, address: Any, value: Any, size: int, strength: int) -> None:
-        """Store sums to D, or zero to a counter."""
+        """Store sums to D, in the loop over vectors, or zero to a counter. Raises NotCertified for any other store."""
         if isinstance(address, Word) and ARRIVALS in address.poly.names():
             self._clear(address, value, size, strength)
             return
@@ -263,6 +285,7 @@ class SumMachine(ThreadMachine):
         super().store_sums(address, value, size, strength)
 
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
+        """As in the base class. The sum must also be of a vector of the iteration and of the share."""
         matrix, place = self._located(address, d.width, True, self.every)
         target, kind = self.kinds[place.one_kind], self.kinds[value.one_kind]
         if matrix.name != d.name or target is None or kind is None or kind.source not in (SLAB, TURNED):

@@ -1,23 +1,28 @@
 """Proves how a split-k pipeline adds partial sums: each group of every CTA adds an equal share of them.
 
-Each item of such a pipeline is a slice of a tile's k. A group stores the item's partial sums to the item's own slab of
-a workspace, meets at its barrier, and one thread counts the item in the tile's counter, with release. When a group has
-no item left, it takes its **share** of the vectors of all tiles: of V vectors, group g of G has those from V * g / G to
-before V * (g + 1) / G, both rounded down. So each vector belongs to one group.
+Each item of such a pipeline is a slice of a tile's k. A group of consumers stores the item's partial sums to the item's
+own slab of a workspace and executes its barrier. Then one thread counts the item in the tile's counter, with release.
+When a group has no item left, it takes its **share** of the vectors of all tiles: of V vectors, group g of G (counted
+over all CTAs) has those from V * g / G to before V * (g + 1) / G, both rounded down. So each vector belongs to one
+group.
 
 A group goes through its share tile by tile:
 
 - Its first thread waits, with acquire, until all parts of the tile are counted, and counts the group's vectors in the
-  upper half of the counter. All threads meet. Each thread then loads its vectors of all slabs of the tile, adds them in
-  the order of slices, and stores those sums that lie within D, each once.
+  upper half of the counter. All threads execute the group's barrier. Each thread then loads its vectors of all slabs of
+  the tile, adds them in the order of slices, and stores those sums that lie within D, each once.
 - Each group counts its vectors after its wait. So the group that finds all other vectors of the tile counted is the
   last one that reads the counter: it alone returns the counter to zero.
 
 No wait lasts for ever: a thread that waits for parts has no item left, neither items nor producers wait for a sum, and
 all CTAs run at the same time, so every part is counted at some time.
 
-The proof executes one thread that stands for any thread of a group, one tile for any tile, and one vector for any
-vector of it. For vectors that suffices: from one to the next, only the registers with the vector's number change.
+The proof executes one thread that stands for any thread of a group, one tile for any tile of the share, and one
+iteration of the loop over vectors for any iteration. One iteration suffices because only the registers that count
+vectors pass from one to the next: all others that the loop writes are unknown when it begins.
+
+``pipeline_proof`` calls ``SumProof`` after it has proven the roles. ``sum_machine`` executes the thread, and ``share``
+has the numbers of threads and vectors.
 """
 
 from __future__ import annotations
@@ -47,21 +52,27 @@ from kernelproof.certificates.thread_machine import Registers
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.frontend.flow.loops import reachable
 
-# Names: the first vector of a group's share, and the one after its last, counted over the vectors of all tiles.
+# Names in polynomials: the first vector of a group's share, and the one after its last, counted over all tiles.
 FIRST, END = "share_first", "share_end"
-MOST_VECTORS = 1 << 60
+MOST_VECTORS = 1 << 60  # limit on these two
 named = Polynomial.named
 
 
 class Way(NamedTuple):
-    """A thread's way through a tile. ``taken``, ``agreed``: as in ``SumMachine``."""
+    """What a thread has done in a tile that other threads must do alike: ``taken`` and ``agreed`` of ``SumMachine``."""
 
     taken: dict[int, list[object]]
     agreed: list[object]
 
 
 class SumProof:
-    """Proves what groups do after their items, under the contract of an item."""
+    """Proves what the groups of a CTA do after their items. ``contract``: that of an item. ``protocol``: what the
+    proofs of roles have shown of barriers and slabs. Raises NotCertified for a kernel whose loops are not those of the
+    module: one over tiles, in which there are a wait for a counter and a loop over vectors.
+
+    ``items``, ``tiles``, ``vectors`` and ``spin`` are the heads of the loops over items, tiles and vectors, and of the
+    wait. ``after``: the block after the loop over items.
+    """
 
     def __init__(
         self, program: Program, contract: Contract, pipeline: Pipeline, protocol: Protocol, kinds: Kinds
@@ -90,7 +101,7 @@ class SumProof:
         self.steps = 0
 
     def cases(self) -> Iterator[Case]:
-        """The sums of every group, proven. Raises NotCertified."""
+        """Yield a case for each group of the CTA once its sums are proven. Raises NotCertified."""
         self._check_slab()
         for group in range(len(self.pipeline.groups)):
             self.steps = 0
@@ -101,7 +112,7 @@ class SumProof:
             yield Case(covers=f"group {group} adds partial sums of any tile", instructions=self.steps)
 
     def _check_slab(self) -> None:
-        """Check that a slab has every sum of a tile once."""
+        """Raise NotCertified unless a slab has every sum of a tile exactly once."""
         tile = self.contract.tile
         assert tile is not None
         rows, cols = self.slab.rows, self.slab.cols
@@ -111,16 +122,19 @@ class SumProof:
             raise NotCertified("an item does not leave each sum of its tile once")
 
     def _check_together(self, ways: list[list[Way]]) -> None:
-        """Check that all threads of a group reach its barrier together, and the lanes of a warp what they exchange:
-        neither lies on one side of a branch at which threads may go different ways. ``ways``: what ``_thread`` returns
-        for the first thread, for others of its warpgroup, and then for those of further warpgroups."""
+        """Check that threads of a group execute its barriers, and lanes of a warp their shuffles and movmatrix,
+        together: none of these lies between a branch at which threads may differ and the block where its sides meet.
+        ``ways``: what ``_thread`` returns for the first thread, for others of its warpgroup, and then for those of
+        further warpgroups. Raises NotCertified."""
         blocks = self.program.blocks
-        meets = {x.index for x in blocks if any(ins.base in ("bar", "barrier", "movmatrix", "shfl") for ins in x.all())}
+        # The blocks with an instruction that threads must execute together.
+        bases = ("bar", "barrier", "movmatrix", "shfl")
+        collective = {x.index for x in blocks if any(ins.base in bases for ins in x.all())}
         for of_threads in zip(*ways, strict=True):
             for block in set[int]().union(*(way.taken for way in of_threads)):
                 join = self.program.joins[block]
                 apart = any(way.taken.get(block) != of_threads[0].taken.get(block) for way in of_threads)
-                if apart and (join is None or meets & set(reachable(blocks, blocks[block].targets, join))):
+                if apart and (join is None or collective & set(reachable(blocks, blocks[block].targets, join))):
                     raise NotCertified("threads of a group do not meet, or exchange sums, together")
             if of_threads[0].agreed != of_threads[1].agreed:
                 raise NotCertified("lanes of a warp exchange sums of different vectors")
@@ -128,8 +142,8 @@ class SumProof:
     # --- a thread's share
 
     def _thread(self, group: int, first: bool, warpgroup: int) -> list[Way]:
-        """Prove the first thread of a group, or any other thread of a warpgroup. Returns its way through a tile of
-        which the share has the last vector, and through one that it ends before."""
+        """Prove the first thread of a group, or any other thread of a warpgroup. Returns what it has done in a tile
+        whose last vector is in the share, and in a tile before whose last vector the share ends."""
         share = self._share(group, first, warpgroup)
         registers, agreed = self._to_share(share)
         ways = []
@@ -142,7 +156,8 @@ class SumProof:
         return ways
 
     def _share(self, group: int, first: bool, warpgroup: int) -> Share:
-        """The share of a group, without a tile, for its first thread or any other one of a warpgroup."""
+        """The share of a group, for its first thread or any other one of a warpgroup; its tile is not set yet. Raises
+        NotCertified if the group has no barrier of its own."""
         start, end = self.pipeline.groups[group]
         if group not in self.protocol.meetings:
             raise NotCertified("a group of consumers without a barrier of its own")
@@ -153,21 +168,23 @@ class SumProof:
 
     @staticmethod
     def _facts(facts: Facts, share: Share, *assumed: Polynomial) -> OpenFacts:
-        """The facts of a problem, those of a thread and its share, and what is assumed."""
+        """The facts of a problem and those of a thread and its share. ``assumed``: polynomials that are at least 0."""
         out = OpenFacts.of(facts, *assumed, *share.limits)
         out.bounds |= share.bounds
         return out
 
     def _to_share(self, share: Share) -> tuple[Registers, list[object]]:
-        """The registers with which a thread reaches the first tile of its share, and what it has in common with the
-        lanes of its warp until then. Registers that its items write are unknown."""
+        """The registers with which a thread reaches the loop over the tiles of its share, and the machine's ``agreed``
+        there. Registers that its items write are unknown. Proves that the loop is reached exactly if the share is not
+        empty; raises NotCertified otherwise."""
         parts, groups = self.parts, share.groups
         facts = self._facts(self.pipeline.entry.facts, share)
         facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
-        own, whole = parts.cta * groups + share.group, parts.tiles * parts.vectors
+        # The quotients of the module, V * g / G: FIRST and END are defined as these, and the text must compute them.
+        own, all_vectors = parts.cta * groups + share.group, parts.tiles * parts.vectors
         facts.fractions = [
-            Fraction(whole * own, parts.ctas * groups, named(FIRST)),
-            Fraction(whole * (own + 1), parts.ctas * groups, named(END)),
+            Fraction(all_vectors * own, parts.ctas * groups, named(FIRST)),
+            Fraction(all_vectors * (own + 1), parts.ctas * groups, named(END)),
         ]
         machine = SumMachine(self.program, self.pipeline.entry, facts, self.kinds, share)
         if not facts.holds(parts.ctas - 1 - parts.cta):
@@ -196,8 +213,12 @@ class SumProof:
         return found[0], machine.agreed
 
     def _at_tile(self, machine: SumMachine, registers: Registers) -> tuple[Registers, list[str]]:
-        """The registers with which any tile of the share is reached, and the names of those that hold the number of the
-        next vector, counted over all tiles."""
+        """The registers with which any tile of the share is reached, and the variables of those that count vectors:
+        they hold the number of the next vector, counted over all tiles.
+
+        A register that held FIRST before the loop and is written in it is taken for such a counter, which ``_tile``
+        checks. Others that the loop writes are unknown. END is spelled by the tile's own names.
+        """
         at, written = machine.share.tile * machine.share.vectors + machine.share.at, self._written(self.tiles)
         values = self.pipeline.names | {END: at + named(LEFT) + 1}
         out, counting = dict[str, Any](), list[str]()
@@ -225,9 +246,9 @@ class SumProof:
         return set(map(self.variable, registers_of(self.program, self.program.loops[head])[1]))
 
     def _tile(self, share: Share, registers: Registers, goes_on: bool) -> Way:
-        """Prove any tile of a share. ``goes_on``: whether the share has the tile's last vector (and may go on after
-        it), or ends before."""
-        # At least 0 if the share has the tile's last vector: LEFT vectors follow the one that it has first.
+        """Prove any tile of a share. ``goes_on``: whether the share has the tile's last vector, and may go on with the
+        next tile, or ends before that vector. Raises NotCertified."""
+        # At least 0 exactly if the share has the tile's last vector: LEFT vectors follow its first one in the tile.
         behind = share.at + named(LEFT) + 1 - share.vectors
         facts = self._facts(
             self.contract.facts, share, behind if goes_on else -behind - 1,
@@ -236,7 +257,8 @@ class SumProof:
         machine = SumMachine(self.program, self.contract, facts, self.kinds, share)
         machine.phase = Phase.TILE
         start, counting = self._at_tile(machine, registers)
-        at = share.tile * share.vectors + share.last  # the vector after the group's last one of the tile
+        # Both are counted over all tiles: the vector after the group's last one of this tile, and the end of its share.
+        at = share.tile * share.vectors + share.last
         end = share.tile * share.vectors + share.at + named(LEFT) + 1
 
         def reached(block: int | None, registers: Registers) -> None:
@@ -264,8 +286,8 @@ class SumProof:
     # --- the vectors of a tile
 
     def _vectors(self, machine: SumMachine, registers: Registers) -> tuple[int, Registers]:
-        """Prove the loop over the group's vectors of a tile, for any of them. Returns the block after the loop, and the
-        registers there."""
+        """Prove the loop over the group's vectors of a tile. Returns the block after the loop, and the registers there.
+        Raises NotCertified."""
         share, facts, written = machine.share, machine.facts, self._written(self.vectors)
         if machine.phase != Phase.TILE or machine.progress.added or not facts.holds(share.last - 1 - share.at):
             raise NotCertified("the vectors of a tile are added twice, or although there are none")
@@ -281,7 +303,9 @@ class SumProof:
         return exits[0], registers | dict.fromkeys(written, UNKNOWN)
 
     def _iteration(self, machine: SumMachine, registers: Registers, written: set[str], exits: list[int]) -> None:
-        """Prove any iteration of the loop over vectors, of those that the machine's share names."""
+        """Prove any iteration of the loop over vectors, of those that begin in the columns of the machine's share.
+        ``registers``: those before the loop. A register that held the share's first vector there and is written in the
+        loop is taken for a counter of vectors, which ``_next_vector`` checks."""
         share, facts = machine.share, machine.facts
         start, counting = dict(registers), list[str]()
         for name in map(self.variable, self.program.live(self.vectors)):
@@ -299,7 +323,8 @@ class SumProof:
             )  # fmt: skip
 
     def _next_vector(self, machine: SumMachine, counting: list[str], block: int | None, registers: Registers) -> None:
-        """Check what an iteration has stored, and which vector is next. ``block``: where it leads."""
+        """Check that an iteration has stored all sums of its vectors, and counts on by as many vectors. ``block``:
+        where it leads: again to the loop's head exactly if vectors of the share are left. Raises NotCertified."""
         if block is None:
             raise NotCertified("a thread ends while its group adds vectors")
         share, again = machine.share, block == self.vectors
@@ -311,7 +336,7 @@ class SumProof:
         if len(steps) != 1 or min(steps) < 1:
             raise NotCertified("no register counts the vectors of a tile")
         (step,) = steps
-        # Vectors after the last one of the share belong to another group, or do not exist.
+        # The iteration's vectors. Those after the share's last one belong to another group, or do not exist.
         vectors = [share.vector + i for i in range(step)]
         due = [x for x in vectors if machine.facts.truth(x - share.last) is not True]
         stored = machine.progress.stored.keys()
@@ -326,8 +351,8 @@ class SumProof:
 
     @staticmethod
     def _are_stored(vector: Polynomial, stored: Set[Key]) -> bool:
-        """Whether each sum of a vector is stored once. Of a pair, movmatrix exchanges both sums or none, in all lanes,
-        so that no sum is stored by two lanes."""
+        """Whether each sum of a vector is stored once: of each pair of adjacent sums, both as they were loaded or both
+        as movmatrix has exchanged them. Otherwise two lanes would store one sum, and none another one."""
         mine = {(element, turned) for key, element, turned in stored if key == vector.key}
         pairs = [{(first, turned), (first + 1, turned)} for first in range(0, VECTOR, 2) for turned in (False, True)]
         return len(mine) == VECTOR and sum(pair <= mine for pair in pairs) == VECTOR // 2

@@ -1,9 +1,11 @@
 """Executes one symbolic thread that stands for all threads of a group, to prove what they store to D.
 
-Its number is a polynomial in named unknowns, as the sizes of the problem are.
+The thread's number is a polynomial in named integers, as the sizes of the problem are: for example, any lane of a warp
+is ``lane_odd + 2 * lane_pair + 4 * row_odd + 8 * row_pair``. If the condition of a branch holds for some threads or
+problems only, both sides are executed up to the block at which they meet, each with its condition as a fact.
 
-If the condition of a branch holds for some threads or problems only, both sides are executed up to the block at which
-they meet, each with the facts that hold there.
+``machine`` executes all lanes of a CTA, with a coefficient per lane. This machine has one lane. ``sum_machine`` and
+``cluster_sum_proof`` derive from it, to prove how partial sums are added.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.state.arrays import Mask
 
-Registers = dict[str, Any]
-Reached = Callable[[int | None, Registers], None]
+Registers = dict[str, Any]  # variable of the emulator's text -> value
+Reached = Callable[[int | None, Registers], None]  # see ``ThreadMachine.follow``
 
 
 class AnyThread(Protocol):
     """A thread that stands for several.
 
-    ``thread``: its number in the CTA; ``lane``: its number in the warp. ``lane_names``: the unknowns whose values
-    select the thread; ``names_in_warp``: those of them that differ between lanes of a warp.
+    ``thread``: its number in the CTA. ``lane``: its number in the warp. ``lane_names``: the names in these numbers,
+    whose values select the thread. ``names_in_warp``: those of them that differ between lanes of a warp.
     """
 
     @property
@@ -55,9 +57,12 @@ class AnyThread(Protocol):
 
 
 class ThreadMachine(Machine, ABC):
-    """The machine of one thread that stores sums to D. ``depth``: the number of enclosing branches whose condition
-    depends on the thread's number. ``proven_loops``: head of a loop -> a function that proves the loop, and returns the
-    block after it and the registers there."""
+    """The machine of one thread that stores sums to D.
+
+    ``progress``: what the thread has done so far on the path that is executed. ``depth``: the number of enclosing
+    branches whose condition depends on the thread's number. ``proven_loops``: head of a loop -> a function that gets
+    the head and the registers there, proves the loop, and returns the block after it and the registers there.
+    """
 
     facts: OpenFacts
 
@@ -83,9 +88,10 @@ class ThreadMachine(Machine, ABC):
     def follow(
         self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
     ) -> Any:
-        """Execute from a block to ``until``, and return the registers there; None if all paths end before. ``reached``
-        is called for each path that comes to the kernel's end (with None) or to a block of ``stops``, except for the
-        first block."""
+        """Execute from a block to block ``until`` (None: no block), and return the registers there; None if all paths
+        end before. A path ends at the kernel's end or at a block of ``stops``, except if that is the first block.
+        ``reached`` is called for each such end, with the block (None at the kernel's end) and the registers. Raises
+        NotCertified."""
         first = True
         while block != until or first:
             if block in stops and not first:
@@ -103,7 +109,7 @@ class ThreadMachine(Machine, ABC):
                 block = following
                 continue
             join = self.program.joins[block]
-            after = self._both(block, following, registers, stops, reached)
+            after = self._both_sides(block, following, registers, stops, reached)
             if after is None:
                 return None
             assert join is not None
@@ -125,10 +131,12 @@ class ThreadMachine(Machine, ABC):
             raise NotCertified("a branch by a predicate that is not known")
         return node.targets[0 if bool(values.flat[0]) != piece.negated else 1]
 
-    def _both(
+    def _both_sides(
         self, block: int, test: Condition, registers: Registers, stops: Iterable[int], reached: Reached
     ) -> Registers | None:
-        """Execute both sides of a branch, and return the registers where they meet; None if both end before."""
+        """Execute both sides of a branch, ``test`` being the condition of its first target. Returns the registers at
+        the block where the sides meet; None if both end before. A register in which they differ is unknown there.
+        Raises NotCertified if the condition depends on the thread and the sides do not meet."""
         join, before = self.program.joins[block], self.progress
         by_thread = bool(test.names() & self.thread.lane_names)
         sides: list[tuple[Condition, Any, Progress]] = []
@@ -136,7 +144,7 @@ class ThreadMachine(Machine, ABC):
         for target, side in zip(self.program.blocks[block].targets, (test, ~test), strict=True):
             with self.facts.side(side):
                 self.progress = before.copied()
-                # A side may be empty.
+                # A side without blocks leads to the meeting point at once.
                 mine = dict(registers)
                 after = mine if target == join else self.follow_side(target, mine, join, stops, reached)
                 sides.append((side, after, self.progress))
@@ -160,7 +168,7 @@ class ThreadMachine(Machine, ABC):
     def follow_side(
         self, block: int, registers: Registers, until: int | None, stops: Iterable[int], reached: Reached
     ) -> Any:
-        """As ``follow``, from a block that may itself be a stop."""
+        """As ``follow``, but the first block may also be a stop or the head of a proven loop."""
         if block in stops:
             reached(block, registers)
             return None
@@ -170,7 +178,8 @@ class ThreadMachine(Machine, ABC):
         return self.follow(block, registers, until, stops, reached)
 
     def _met_progress(self, sides: list[tuple[Condition, Any, Progress]]) -> Progress:
-        """The records of both sides, merged. A sum that only one side stores must lie beyond D on the other one."""
+        """The progress where the sides of a branch meet. ``sides``: the condition, registers and progress of each. A
+        sum that only one side stores must lie beyond D on the other one; else NotCertified is raised."""
         (_, _, a), (_, _, b) = sides
         out = a.copied()
         for key in a.stored.keys() | b.stored.keys():
@@ -183,23 +192,23 @@ class ThreadMachine(Machine, ABC):
         return out
 
     def _check_beyond(self, stored: Stored) -> None:
-        """Raise NotCertified unless a sum lies beyond D, so that it need not be stored."""
+        """Raise NotCertified unless facts show that a sum need not be stored."""
         if not any(self.facts.truth(gap) for gap in self.beyond(stored)):
             raise NotCertified(f"D({stored.row}, {stored.col}) may not be stored")
 
     def beyond(self, stored: Stored) -> tuple[Polynomial, ...]:
-        """Polynomials of which one is at least 0 where a sum need not be stored: its place lies beyond D."""
+        """Polynomials, of which at least one must be at least 0 where a sum is not stored: then it lies beyond D."""
         d = self.matrix("D")
         return stored.row - d.rows, stored.col - d.cols
 
     def matrix(self, name: str) -> Matrix:
-        """The operand with a name."""
+        """The operand with a name, which must exist."""
         return next(x for x in self.contract.matrices if x.name == name)
 
     # --- values
 
     def lanes_of(self, name: str) -> Any:
-        """The symbolic value of a special register."""
+        """The value of a special register that may differ between threads."""
         if name == "%tid.x":
             return Word(self.thread.thread, 32, self.facts)
         if name == "%laneid":
@@ -207,16 +216,17 @@ class ThreadMachine(Machine, ABC):
         return np.zeros(1, "u4") if name in ("%tid.y", "%tid.z") else self._special(name)
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, _site: int) -> Any:
-        """shfl.sync by all lanes of a warp, of a value that is the same in all of them."""
-        whole = mode == "idx" and not self._number(lane).any() and (self._number(clamp) == 31).all()
-        if m is not None or self.depth or not whole or (self._number(members) != 0xFFFFFFFF).any():
+        """shfl.sync from lane 0 to all lanes of a warp, of a value that is the same in all of them: the value, and that
+        its source was in range. Raises NotCertified for any other shuffle."""
+        is_broadcast = mode == "idx" and not self._number(lane).any() and (self._number(clamp) == 31).all()
+        if m is not None or self.depth or not is_broadcast or (self._number(members) != 0xFFFFFFFF).any():
             raise NotCertified("a shuffle other than a broadcast of the warp's first lane")
         if not is_number(value) or set(poly_of(value).names()) & self.thread.names_in_warp:
             raise NotCertified("a shuffle of what differs between the lanes of a warp")
         return value, np.ones(1, bool)
 
     def divide(self, a: Any, b: Any) -> Any:
-        """A quotient, which may be a name that is defined as this quotient (``fractions``)."""
+        """As ``abstract.divide``, but the quotient may also be a name that ``facts.fractions`` defines as this one."""
         word = a if isinstance(a, Word) else b
         if isinstance(word, Word):
             x, y = (Word(polynomial(each, word.bits), word.bits, self.facts, word.signed).number() for each in (a, b))
@@ -230,7 +240,7 @@ class ThreadMachine(Machine, ABC):
     # --- D
 
     def store(self, address: Any, value: Any, size: int, m: Mask, _site: int = 0, strength: int = 0) -> None:
-        """st.global, which must be executed for all threads and problems on this side of branches, or for none."""
+        """st.global. Raises NotCertified if it is predicated and the predicate is not decided on this path."""
         test = settled(m)
         if isinstance(test, Condition):
             raise NotCertified("a store under a predicate that depends on the problem")
@@ -238,7 +248,8 @@ class ThreadMachine(Machine, ABC):
             self.store_sums(address, settled(value), size, strength)
 
     def store_sums(self, address: Any, value: Any, size: int, _strength: int) -> None:
-        """Store sums to D."""
+        """Store ``size`` bytes of sums from a byte address of D on. Raises NotCertified unless they are complete sums
+        of D's type, and the access is aligned."""
         d = self.matrix("D")
         if not isinstance(value, Cells) or isinstance(value, Partial):
             raise NotCertified("what is stored to D is not a sum over all slices")
@@ -251,18 +262,19 @@ class ThreadMachine(Machine, ABC):
 
     @abstractmethod
     def store_sum(self, address: Any, value: Cells, d: Matrix) -> None:
-        """Store one sum to D."""
+        """Note in ``progress`` that one sum is stored to D. Raises NotCertified unless it belongs to the element at the
+        byte address, and is stored for the first time."""
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Whether two values of a register are the same."""
+    """Whether two values of a register are known to be the same."""
     if a is b:
         return True
     return is_number(a) and is_number(b) and bits_of(a) == bits_of(b) and poly_of(a).equals(poly_of(b))
 
 
 def least(a: Any, b: Any) -> Any:
-    """The smaller one of two numbers, which must be known."""
+    """The smaller one of two numbers in each lane. Raises NotCertified if facts do not decide which one that is."""
     if not isinstance(a, Word) and not isinstance(b, Word):
         return np.minimum(a, b)
     for first, second in ((a, b), (b, a)):
