@@ -2,7 +2,7 @@
 
 ``published_choices``: how far at the front is a published kernel of CUDA-L2 if all legal candidates for its problem are
 sorted by modelled time? ``published_tiles``: does the model choose the tile that a search of CUTLASS's kernels chose on
-an H100? docs/timing-model.md has the answers.
+an H100? docs/timing-evidence.md has the answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """States how well the timing model orders the kernels of a problem, so that they are sorted only where that is useful.
 
-The figures come from ``cudal2gen model --part recorded --held-out`` (docs/timing-model.md). They are mean rank
+The figures come from ``cudal2gen model --part recorded --held-out`` (docs/timing-evidence.md). They are mean rank
 correlations of modelled with recorded times of Triton's tiles: of all tiles, and of those within 1.3 of the best.
 """
 
