@@ -61,13 +61,13 @@ def prove(ptx: str, contract: KernelContract) -> Attempt:
     try:
         certificate = certificates.prove(ptx, partial(claims, contract), problems(contract), contract.kernel)
     except NotCertified as error:
-        return _executed(ptx, contract, error)
+        return _attempt_after_execution(ptx, contract, error)
     except (PtxError, UnknownInstruction) as error:
         return Attempt(outcome="not certified", contract=contract, why=str(error))
     return Attempt(outcome="certified", contract=contract, certificate=certificate)
 
 
-def _executed(ptx: str, contract: KernelContract, error: NotCertified) -> Attempt:
+def _attempt_after_execution(ptx: str, contract: KernelContract, error: NotCertified) -> Attempt:
     """The attempt whose proof has failed with an error, after executions that may confirm it."""
     try:
         execution = confirm(contract, ptx, error)
@@ -83,17 +83,17 @@ def _executed(ptx: str, contract: KernelContract, error: NotCertified) -> Attemp
 def _advice(contract: KernelContract, ptx: str, error: NotCertified) -> str:
     """What to change in the contract, as the rest of a sentence; empty if nothing is known to help.
 
-    A kernel that sums rows loads ``at_once`` elements of a row per step: those of one vector load of each of its
+    A kernel that sums rows loads ``per_step`` elements of a row per step: those of one vector load of each of its
     threads. If a row's length is no multiple of that, a predicate guards the last step, and the proof cannot decide it.
     """
     if not isinstance(error, Undecided) or contract.meaning.is_product:
         return ""
     name = contract.extents()[contract.meaning.summed]
     threads = max(1, prod(contract.launch.block) // contract.launch.tile[0])
-    at_once = threads * max(map(int, re.findall(r"\bld\.global[\w.:]*\.v([248])\.", ptx)), default=1)
-    if contract.sizes[name].multiple % at_once == 0:
+    per_step = threads * max(map(int, re.findall(r"\bld\.global[\w.:]*\.v([248])\.", ptx)), default=1)
+    if contract.sizes[name].multiple % per_step == 0:
         return ""
-    return f"; give {name} a multiple of {at_once} in [sizes], the elements that the threads of a row load at once"
+    return f"; give {name} a multiple of {per_step} in [sizes], the elements that the threads of a row load at once"
 
 
 def recheck(attempt: Attempt, ptx: str) -> None:

@@ -87,7 +87,7 @@ class Kinds:
     known, from which nothing may be computed. ``kept``: the values of ``keep``, in its order."""
 
     def __init__(self) -> None:
-        self.all: list[Kind | None] = [None]  # the kind of each number
+        self._by_number: list[Kind | None] = [None]
         self._numbers: dict[object, int] = {}
         self.kept: list[Cells] = []
 
@@ -96,8 +96,8 @@ class Kinds:
         key = (kind.source, kind.row.key, kind.col.key, kind.summed.key if kind.summed else None)
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self.all)
-            self.all.append(kind)
+            number = self._numbers[key] = len(self._by_number)
+            self._by_number.append(kind)
         return number
 
     def keep(self, value: Cells) -> int:
@@ -109,12 +109,12 @@ class Kinds:
 
     def kept_by(self, number: int) -> Cells | None:
         """The value for which ``keep`` has returned a number; None for other numbers."""
-        kind = self.all[number]
+        kind = self._by_number[number]
         return self.kept[int(kind.source.split()[1])] if kind is not None and kind.is_kept else None
 
     def __getitem__(self, number: int) -> Kind | None:
         """The kind with a number; None for 0."""
-        return self.all[number]
+        return self._by_number[number]
 
 
 class Cells:

@@ -50,7 +50,7 @@ def confirm(contract: KernelContract, ptx: str, error: NotCertified) -> Executio
 def smallest(contract: KernelContract) -> Sizes:
     """The smallest sizes, with leading dimensions that are at least as long as a row. Raises WrongInput if the
     contract's limits, or the bounds of a leading dimension, exclude them."""
-    sizes = _fitting(contract, {name: size.first for name, size in contract.sizes.items()})
+    sizes = _fitting_sizes(contract, {name: size.first for name, size in contract.sizes.items()})
     if sizes is None:
         raise WrongInput("limits: the smallest sizes do not keep them; give larger limits, or other sizes")
     return sizes
@@ -76,11 +76,11 @@ def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
         more = {name: first[name] + step[name] * (count % 2) for name in others}
         candidates.append(more | {k: first[k] + step[k] * count})
     for index, candidate in enumerate(candidates):
-        sizes = _fitting(contract, first | candidate, index % 2)
+        sizes = _fitting_sizes(contract, first | candidate, index % 2)
         if sizes is None or sizes in seen:
             continue
-        stored = [_stored(contract, name, sizes) for name in contract.operands]
-        fits = all(each.rows * each.ld <= MOST_ELEMENTS for each in stored)
+        layouts = [_layout_of(contract, name, sizes) for name in contract.operands]
+        fits = all(each.rows * each.ld <= MOST_ELEMENTS for each in layouts)
         if fits and prod(sizes[x] for x in {k, *others}) <= MOST_PRODUCTS:
             seen.append(sizes)
             yield sizes
@@ -98,7 +98,7 @@ def _proof_indices(contract: KernelContract, name: str) -> tuple[str, ...]:
     return indices[::-1] if across else indices
 
 
-def _fitting(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | None:
+def _fitting_sizes(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | None:
     """The sizes with leading dimensions at least as long as a row plus ``gap`` multiples of their step; None if the
     contract has no such problem."""
     out = dict(sizes)
@@ -116,7 +116,7 @@ def _fitting(contract: KernelContract, sizes: Sizes, gap: int = 0) -> Sizes | No
     return out
 
 
-class _Stored(NamedTuple):
+class _Layout(NamedTuple):
     """An operand in memory: rows of ``cols`` elements that begin ``ld`` elements apart. Its buffer ends with the last
     row, without a gap, so that the emulator reports every access after it. A vector is one row."""
 
@@ -143,27 +143,27 @@ class _Stored(NamedTuple):
         return padded.reshape(self.rows, self.ld)[:, : self.cols]
 
 
-def _stored(contract: KernelContract, name: str, sizes: Sizes) -> _Stored:
+def _layout_of(contract: KernelContract, name: str, sizes: Sizes) -> _Layout:
     """How an operand is stored in a problem of these sizes."""
     operand = contract.operands[name]
     cols = sizes[operand.shape[-1]]
     rows = sizes[operand.shape[0]] if len(operand.shape) == 2 else 1
-    return _Stored(rows, cols, sizes[operand.ld] if operand.ld else cols, operand.type)
+    return _Layout(rows, cols, sizes[operand.ld] if operand.ld else cols, operand.type)
 
 
 def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) -> str:
     """Launch the kernel on random integers from -1 to 1, and say what is wrong; empty if nothing is."""
     memory, inputs = emulator.Memory(), dict[str, Array]()
-    stored = {name: _stored(contract, name, sizes) for name in contract.operands}
+    layouts = {name: _layout_of(contract, name, sizes) for name in contract.operands}
     buffers = {}
     random = np.random.default_rng(0)
-    for name, each in stored.items():
-        numbers = each.flat(random.integers(-1, 2, (each.rows, each.ld)).astype(np.float32))
-        inputs[name] = each.elements(numbers)
-        bits = _encoded(numbers, each.type)
+    for name, layout in layouts.items():
+        numbers = layout.flat(random.integers(-1, 2, (layout.rows, layout.ld)).astype(np.float32))
+        inputs[name] = layout.elements(numbers)
+        bits = _encoded(numbers, layout.type)
         if name == "D":
             # With ``region`` the emulator reports stores to the gaps between rows.
-            buffers[name] = memory.upload(bits, "output", name=name, region=each.inside)
+            buffers[name] = memory.upload(bits, "output", name=name, region=layout.inside)
         else:
             buffers[name] = memory.upload(bits, "input", name=name)
     arguments: list[emulator.Buffer | int] = []
@@ -181,7 +181,7 @@ def _fault(contract: KernelContract, program: emulator.Program, sizes: Sizes) ->
     errors = [str(report) for report in result.reports if report.is_error]
     if errors:
         return errors[0]
-    return _wrong_value(contract, inputs, stored["D"].elements(_decoded(buffers["D"].download(), stored["D"].type)))
+    return _wrong_value(contract, inputs, layouts["D"].elements(_decoded(buffers["D"].download(), layouts["D"].type)))
 
 
 def _wrong_value(contract: KernelContract, inputs: Mapping[str, Array], found: Array) -> str:

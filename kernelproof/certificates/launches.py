@@ -36,8 +36,8 @@ named = Polynomial.named
 class Tiles(NamedTuple):
     """Any one of some CTAs of a grid, which ``title`` describes.
 
-    ``cta``: its number along x, y and z. (``row``, ``col``): its tile among the ``rows`` x ``cols`` tiles of D, from 0
-    on, in tiles. ``bounds``: the least and largest value of each name in these polynomials. ``assumed``: polynomials
+    ``cta``: its number along x, y and z. (``row``, ``col``): its tile among the ``rows`` x ``cols`` tiles of D,
+    counted from 0. ``bounds``: the least and largest value of each name in these polynomials. ``assumed``: polynomials
     that are at least 0 for these CTAs.
     """
 

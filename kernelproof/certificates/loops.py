@@ -127,7 +127,7 @@ class MainLoop:
             if self.head is not None and not any(own < body for body in program.loops.values()):
                 own, self.head = set(products), None
             self.items = ItemLoop(program, ring.items, own, self.kinds)
-        self.stops = () if self.head is None else (self.head,)
+        self.stops = () if self.head is None else (self.head,)  # the blocks at which an execution pauses
         self.unrolled, self.iterations_per_tile = self._unrolling()
         self.phase = Phase.FEW
         self.period = lcm(ring.period, self.unrolled)
@@ -248,7 +248,8 @@ class MainLoop:
         """The induction step: prove that a period leads from the state for q = TURN to that for q + 1, if enough
         k-tiles are left. ``turns`` counts periods as iterations."""
         turn = Polynomial.named(TURN)
-        # T is at least q + 1 periods more than the family's least number: then a whole period is left, and an exit.
+        # T is at least q + 1 periods more than the family's least number. So after q periods one more is left, and then
+        # at least the k-tiles of an exit.
         rest = (turn + 1) * (self.period // family.step) + Polynomial.named(REST)
         least = family.least + self.period
         most = (family.only - least) // self.period if family.only else self.ring.most // self.period

@@ -2,15 +2,15 @@
 
 A proof knows a quotient only if it is a polynomial in names. Compilers divide by a constant with an odd factor by a
 multiplication and a shift. For 96 and 192 they first divide by 6; for 20 and 160 they divide twice the number by 5; for
-208 they divide four times the number by 13. So a number x below such a size is named as a multiple of 6, 5 or 13 plus a
-remainder, and the remainder again by parts, so that each part adds its own quotient:
+208 they divide four times the number by 13. So a number x below a multiple of 6, 5 or 13 is named as a multiple of that
+divisor plus a remainder, and the remainder again by parts, so that each part adds its own quotient:
 
 - x = 6 * x_sixth + x_rest, with x_rest <= 5. So x / 6 = x_sixth.
 - x = 5 * x_fifth + 3 * x_half + x_rest, with x_half <= 1 and x_rest <= 2. So 2 * x / 5 = 2 * x_fifth + x_half: twice
   the remainder reaches 5 exactly if the remainder is 3 or 4.
 - x = 13 * x_thirteenth + 4 * x_four + 7 * x_seven + 10 * x_ten + x_rest, where at most one of x_four, x_seven and x_ten
-  is 1. So 4 * x / 13 = 4 * x_thirteenth + x_four + 2 * x_seven + 3 * x_ten: four times the remainder reaches 13, 26 and
-  39 where the remainder is 4, 7 and 10.
+  is 1, and x_rest <= 3. So 4 * x / 13 = 4 * x_thirteenth + x_four + 2 * x_seven + 3 * x_ten: from the remainders 4, 7
+  and 10 on, four times the remainder is at least 13, 26 and 39.
 
 ``share`` names the columns of vectors and the beginnings of shares in this way. A caller gives x its ``number`` as a
 polynomial, and its ``bounds`` and ``limits`` as facts.

@@ -1,7 +1,7 @@
 """The controls of a role: the registers whose numbers are known at the head of its loop over items, such as a stage.
 
 A producer or consumer of a pipeline counts its stages and parities in registers, which repeat after some items.
-``pipeline_proof`` and ``roles`` execute the loop's body for each value of these controls, and for any item.
+``item_roles`` and ``roles`` execute the loop's body for each value of these controls, and for any item.
 """
 
 from __future__ import annotations

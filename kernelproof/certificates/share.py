@@ -185,11 +185,12 @@ class Share:
         """The place in a slab of the sum that this thread has after movmatrix, where it had sum number ``element`` of
         ``vector`` before.
 
-        movmatrix transposes 8 x 8 sums of a warp. Lane l holds the columns 2 * (l % 4) + h of row l / 4, where h is 0
-        or 1. After the transposition it has row 2 * (l % 4) + h, column l / 4 of the matrix before. That sum was held
-        by lane 4 * (2 * (l % 4) + h) + (l / 4) / 2, as its h' = (l / 4) % 2.
+        Sums 0 and 1 of a vector are in one register, and 2 and 3 in another one. movmatrix transposes the 8 x 8 sums
+        that a register has in a warp. Lane l holds the columns 2 * (l % 4) + h of row l / 4, where h is element % 2.
+        After the transposition it has the sum of row 2 * (l % 4) + h and column l / 4. Before, that sum was in lane
+        4 * (2 * (l % 4) + h) + (l / 4) / 2, as the one with h = (l / 4) % 2.
         """
-        source, half = ZERO, ZERO  # the part of the holding lane that depends on l, and h'
+        source, half = ZERO, ZERO  # what depends on l in the number of that lane, and (l / 4) % 2
         if not self.first:
             source = named("lane_odd", 8) + named("lane_pair", 16) + named("row_pair")
             half = named("row_odd")

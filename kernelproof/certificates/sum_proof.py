@@ -250,6 +250,7 @@ class SumProof:
         next tile, or ends before that vector. Raises NotCertified."""
         # At least 0 exactly if the share has the tile's last vector: LEFT vectors follow its first one in the tile.
         behind = share.at + named(LEFT) + 1 - share.vectors
+        # The last fact says that all groups together count at most the vectors of the tile.
         facts = self._facts(
             self.contract.facts, share, behind if goes_on else -behind - 1,
             share.vectors - share.before - (share.last - share.at),

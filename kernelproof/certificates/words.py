@@ -40,6 +40,7 @@ class Word:
         self.poly, self.bits, self.facts, self.signed = poly, bits, facts, signed
 
     def _with(self, poly: Polynomial) -> Word:
+        """A word of the same type with another polynomial."""
         return Word(poly, self.bits, self.facts, self.signed)
 
     # --- conversions
