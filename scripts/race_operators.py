@@ -73,7 +73,7 @@ def drawn(sample: int, seed: int = 0) -> list[str]:
 def problems(model: str, mnks: Sequence[str]) -> list[Problem]:
     """Products of these sizes, fp16 and bf16 alternating."""
     types = cycle(TYPES)
-    return [selection.problem(mnk, gpu=model, ab=next(types), acc="f32", layout="tn") for mnk in mnks]
+    return [selection.problem_of(mnk, gpu=model, ab=next(types), acc="f32", layout="tn") for mnk in mnks]
 
 
 def race(card: MeasuringDevice, chosen: Sequence[Problem], store: Path, budget: float | None) -> int:

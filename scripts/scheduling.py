@@ -44,7 +44,8 @@ class Study:
         self.results: set[str] = set()
         self.operands: set[str] = set()
         self.uniform: set[str] = set()
-        self.unguarded: set[tuple[str, str]] = set()  # opcodes whose registers are accessed without a wait, and how
+        # Accesses without a wait: opcode, and "result", "operand" or "uniform".
+        self.unguarded: set[tuple[str, str]] = set()
         self.distances: Distances = defaultdict(Counter)
         self.functions = 0
         self.instructions = 0
@@ -102,7 +103,7 @@ def functions(cubin: Path) -> list[Function]:
 
 
 def scoreboard_studies(cubin: Path) -> Studies:
-    """Studies of which opcodes take scoreboards in a cubin, by architecture."""
+    """For each architecture in a cubin, the opcodes that take scoreboards."""
     studies: Studies = defaultdict(Study)
     for function in functions(cubin):
         studies[function.sm.rstrip("af")].note_scoreboards(function)
@@ -122,8 +123,10 @@ def access_studies(known: Mapping[str, Study], cubin: Path) -> Studies:
 
 
 def latencies(distances: Distances) -> dict[str, dict[str, int]]:
-    """The bounds by kind of producer and role of the reader. For other roles the bound is the least of that kind minus
-    one.
+    """The bounds by kind of producer and role of the reader.
+
+    The entry ``ANY`` is for roles without a bound of their own. It is one cycle less than the shortest distance seen
+    for this producer, since a role that was not seen may be read sooner.
 
     Roles have bounds of their own only for producers of a whole pipe; a single opcode has too few readers of each role.
     """
@@ -135,7 +138,7 @@ def latencies(distances: Distances) -> dict[str, dict[str, int]]:
         all_cycles = sum(roles.values(), Counter[int]())  # how often each distance occurs, over all roles
         least = min(all_cycles)
         if all_cycles[least] < LEAST_SUPPORT or producer.split(".")[0] in WARPGROUP:
-            continue  # sums of a warpgroup are waited for by other means
+            continue  # too rare, or sums of a warpgroup, which are waited for by other means
         bounds = {
             role: min(cycles)
             for role, cycles in sorted(roles.items())
@@ -174,6 +177,7 @@ def main() -> None:
     corpus = {sm: f"{study.functions} functions, {study.instructions} instructions" for sm, study in ordered}
     written = {"ptxas": toolchain.discover().nvcc_version, "corpus": corpus, "facts": facts}
     text = json.dumps(written, indent=1)
+    # Each innermost object is put on one line.
     TABLE.write_text(re.sub(r"\{([^{}]*)\}", lambda match: "{" + " ".join(match.group(1).split()) + "}", text) + "\n")
 
 

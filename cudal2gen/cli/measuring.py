@@ -248,11 +248,13 @@ def write_report(
         if len(result_files) != 2:
             refuse(f"--compare: expected two FILES of measurements, got {len(result_files)}")
         before, after = (measurements([path]) for path in result_files)
-        content = report.comparison(before, after, (result_files[0].name, result_files[1].name), selection.lists)
+        content = report.comparison(before, after, (result_files[0].name, result_files[1].name), selection.selects)
     else:
         rows = [row for path in files or () if path.suffix == ".json" for row in section.load(path)]
         measured = measurements(result_files)
-        content = report.report(measured, report.needed_records(measured), selection.lists, _stock(result_files), rows)
+        content = report.report(
+            measured, report.needed_records(measured), selection.selects, _stock(result_files), rows
+        )
     for path in out or ():
         write(path, content.html() if path.suffix == ".html" else content.markdown())
         print(f"written to {path}", file=sys.stderr)

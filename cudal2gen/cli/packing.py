@@ -101,7 +101,7 @@ class Additions:
 
 
 PACK_SELECTION = Offer(
-    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS),
+    only=("mnk", "everything", "size_class", "sample", "problem_file", *FILTERS),
     wildcards=FILTERS[1:],
     defaults=dict.fromkeys(FILTERS[1:], ANY),
     helps={

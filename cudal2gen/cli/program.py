@@ -33,14 +33,18 @@ def settings(
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", "-j", envvar=JOBS, min=1, help="Processes at a time that compile or emulate; one for each core."
+            "--jobs",
+            "-j",
+            envvar=JOBS,
+            min=1,
+            help="Processes at a time that compile or emulate; by default one per core.",
         ),
     ] = None,
 ) -> None:
     """Options of every verb, which may stand before or after it.
 
-    The values are stored in environment variables, because the modules that use them read those, also in processes that
-    this one starts.
+    The values are stored in environment variables, where the modules that need them look them up. Child processes
+    inherit them.
     """
     if catalog is not None:
         os.environ["CUDAL2GEN_CATALOG"] = str(catalog)

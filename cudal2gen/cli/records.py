@@ -63,7 +63,9 @@ def list_records(
     records = [
         record
         for record in catalog.load(gpus=None if selection.gpu == ANY else [selection.gpu])
-        if selection.lists(record) and family in (None, record.family) and structure in (None, record.origin.structure)
+        if selection.selects(record)
+        and family in (None, record.family)
+        and structure in (None, record.origin.structure)
     ]
     for record in records:
         print(catalog.dump(record) if as_json else _line(record))

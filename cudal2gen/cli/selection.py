@@ -40,7 +40,7 @@ BATCHES: tuple[Batch, ...] = get_args(Batch)
 
 
 def _count(text: str) -> int:
-    """A number of at least 1, of at most five digits. Raises ValueError."""
+    """The text as a number from 1 to ``MAX_PRODUCTS``. Raises ValueError for any other text."""
     if not text.isdecimal() or not 0 < int(text) <= MAX_PRODUCTS:
         raise ValueError(f"expected a number from 1 to {MAX_PRODUCTS}")
     return int(text)
@@ -116,7 +116,7 @@ class Selection:
     sample: Annotated[
         int | None, Shared("sample", "in place of --all: this many sizes, spread over the classes", _count, short=True)
     ] = None
-    listed: Annotated[
+    problem_file: Annotated[
         Path | None,
         Shared("problems", "in place of --all: the problems of a file that tune-model wrote", Path, short=True),
     ] = None
@@ -173,27 +173,28 @@ class Selection:
         """Whether a problem, record or measurement has the selected GPU, types and layout."""
         return all(getattr(self, name) in (ANY, getattr(item, name)) for name in FILTERS)
 
-    def lists(self, item: ForProblem | Problem) -> bool:
+    def selects(self, item: ForProblem | Problem) -> bool:
         """Whether ``item`` is selected: ``admits`` it, and its size, class, fusion and batch agree too."""
         problem = item if isinstance(item, Problem) else item.problem
-        of_size = not self.mnk or (problem.m, problem.n, problem.k) in map(sizes, self.mnk)
-        return self.admits(item) and self._serves_as(problem) and self._is_of_class(problem) and of_size
+        of_size = not self.mnk or (problem.m, problem.n, problem.k) in map(parsed_sizes, self.mnk)
+        return self.admits(item) and self._has_variant(problem) and self._is_of_class(problem) and of_size
 
     @property
     def _variant(self) -> dict[str, str]:
-        """Fusion and batch by the names of a problem's fields. Ends the command for any fusion."""
+        """Fusion and batch by the names of a problem's fields. Ends the command if the fusion is the wildcard ``any``,
+        because one fusion is needed here."""
         if self.fusion == ANY:
             refuse(f"--where fusion={ANY}: name its parts, or {NONE}")
         return {"fusion": self.fusion, "batch": self.batch}
 
-    def _serves_as(self, problem: Problem) -> bool:
+    def _has_variant(self, problem: Problem) -> bool:
         """Whether the problem has the selected fusion and batch."""
         return self.fusion in (ANY, str(problem.fusion)) and self.batch in (ANY, problem.batch)
 
     def problem(self) -> Problem:
         """The one problem of ``--mnk``."""
         (mnk,) = self.mnk
-        return problem(mnk, **self._variant, **{name: getattr(self, name) for name in FILTERS})
+        return problem_of(mnk, **self._variant, **{name: getattr(self, name) for name in FILTERS})
 
     @property
     def options(self) -> str:
@@ -216,13 +217,15 @@ class Selection:
         records of this GPU. ``seed``: determines the draw of ``--sample``.
         """
         self._check_size_options()
-        if self.listed is not None:
-            return list(self._records_of_list(self.listed, source))
+        if self.problem_file is not None:
+            return list(self._records_of_list(self.problem_file, source))
         if self.mnk:
             record_for = self._record_finder(source)
             return [record_for(item) for item in self._problems_of_mnk()]
         if self.gpu == ANY:
-            admitted = [record for record in catalog.load() if self.admits(record) and self._serves_as(record.problem)]
+            admitted = [
+                record for record in catalog.load() if self.admits(record) and self._has_variant(record.problem)
+            ]
             return self._changed(self._sampled(admitted, seed))
         layouts = {record.layout for record in catalog.load()} if self.layout == ANY else set(self.layouts)
         kinds = [kind for kind in self.kinds if kind["layout"] in layouts]
@@ -245,7 +248,7 @@ class Selection:
         """
         if self.names_sizes:
             self._check_size_options()
-        if self.mnk or self.listed is not None:
+        if self.mnk or self.problem_file is not None:
             return self.records()
         records = catalog.load()
         chosen: list[Record] = []
@@ -266,12 +269,15 @@ class Selection:
                 except catalog.CatalogError:
                     continue
             library = {record.problem: record for record in stored}
+            # Without a choice of sizes, and for layouts beyond the selected ones: only measured problems. Otherwise
+            # what the user chose.
             if not self.names_sizes or of_kind.layout not in self.layouts:
                 chosen += [record for problem, record in library.items() if problem in measured]
             elif stored:
                 chosen += of_kind._sampled(library.values())
+            # Measured problems that the catalog does not have.
             if self.everything or not self.names_sizes:
-                # bench --problems measured records that were fitted to these problems: the same fit gives them again.
+                # ``bench`` measured the nearest records, adapted to these problems; ``nearest`` gives them again.
                 others = sorted(measured - set(library), key=lambda problem: problem.key)
                 chosen += [catalog.nearest(problem, records).record for problem in others]
         return chosen
@@ -284,7 +290,7 @@ class Selection:
         """
         if self.names_sizes:
             self._check_size_options()
-        if self.mnk or self.listed is not None:
+        if self.mnk or self.problem_file is not None:
             return self.records()
         own = {(record.ab, record.d, record.acc, record.layout) for record in catalog.load(gpus=[self.gpu])}
         kinds = [
@@ -296,17 +302,19 @@ class Selection:
         return list(chain(*(self._sampled(self._library(kind)) for kind in kinds)))
 
     def problems(self, seed: int = 0) -> list[Problem]:
-        """The selected problems, whether or not they have records. Unless each is named, size classes take turns."""
+        """The selected problems, whether or not they have records.
+
+        Without ``--mnk`` or ``--where problems``, consecutive problems come from different size classes.
+        """
         from cudal2gen.bench import stratified
 
         self._check_size_options()
-        if self.listed is not None:
-            return self._problems_of_list(self.listed)
+        if self.problem_file is not None:
+            return self._problems_of_list(self.problem_file)
         if self.mnk:
             return self._problems_of_mnk()
-        sizes = dict.fromkeys(record.mnk for record in catalog.load())
         kind = {name: getattr(self, name) for name in FILTERS} | self._variant
-        problems = [problem(mnk, **kind) for mnk in sizes]
+        problems = [problem_of(mnk, **kind) for mnk in dict.fromkeys(record.mnk for record in catalog.load())]
         return [problem for problem in stratified(problems, seed) if self._is_of_class(problem)][: self.sample]
 
     @property
@@ -317,7 +325,7 @@ class Selection:
             self.everything,
             self.size_class is not None,
             self.sample is not None,
-            self.listed is not None,
+            self.problem_file is not None,
         ).count(True)
 
     def _check_size_options(self) -> None:
@@ -359,12 +367,12 @@ class Selection:
         """The problems of ``--mnk``."""
         if self.gpu == ANY:
             refuse("--gpu any: --mnk needs one GPU")
-        return [problem(mnk, gpu=self.gpu, **kind) for mnk in self.mnk for kind in self.kinds]
+        return [problem_of(mnk, gpu=self.gpu, **kind) for mnk in self.mnk for kind in self.kinds]
 
     def _problems_of_list(self, path: Path) -> list[Problem]:
         """The problems of a list that the selection admits; a note counts the others."""
         problems = catalog.load_problems(path)
-        admitted = [problem for problem in problems if self.admits(problem) and self._serves_as(problem)]
+        admitted = [problem for problem in problems if self.admits(problem) and self._has_variant(problem)]
         if not admitted:
             refuse(f"{path} has no problem for {self.target}")
         if others := len(problems) - len(admitted):
@@ -374,7 +382,8 @@ class Selection:
     def _record_finder(self, source: str | None = None) -> Callable[[Problem], Record]:
         """A function that gives the record for a problem, after changes; only records of ``source`` if it is given.
 
-        A note says whose record it gives, if that of another problem or, after ``--set gpu``, of another GPU.
+        The function prints a note if the record belongs to another problem, or if ``--set gpu`` moved it to another
+        GPU.
         """
         from cudal2gen import results
         from cudal2gen.generation import answers
@@ -390,9 +399,8 @@ class Selection:
                 note(matched.note)
             record = self.changed(matched.record)
             if record.gpu != self.gpu:
-                note(
-                    f"the kernel of {self.gpu} for the limits of {record.gpu}; --gpu {record.gpu} takes its own kernel"
-                )
+                own = f"for {record.gpu}'s own give --gpu {record.gpu}"
+                note(f"this is {self.gpu}'s kernel within {record.gpu}'s limits; {own}")
             return record
 
         return record_for
@@ -428,14 +436,14 @@ class Selection:
         return list(map(self.changed, records))
 
     def changed(self, record: Record) -> Record:
-        """The record after ``--set`` and ``--fit``. If there are several records, notes name it. Raises
-        IllegalRecord."""
+        """The record after ``--set`` and ``--fit``. If several records may be selected, each note begins with the size
+        of the record that it is about. Raises IllegalRecord."""
         several = len(self.mnk) != 1 or ANY in (self.ab, self.d, self.acc, self.layout)
         title = record.mnk if several else ""
         return changed(record, self.changes, fit=self.fit, title=title)
 
 
-def sizes(mnk: str) -> tuple[int, int, int]:
+def parsed_sizes(mnk: str) -> tuple[int, int, int]:
     """m, n and k of a text such as 4096_4096_64. Ends the command for any other text."""
     parts = mnk.split("_")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
@@ -444,9 +452,9 @@ def sizes(mnk: str) -> tuple[int, int, int]:
     return m, n, k
 
 
-def problem(mnk: str, **fields: str) -> Problem:
+def problem_of(mnk: str, **fields: str) -> Problem:
     """The problem of a size such as 4096_4096_64. Ends the command if there is no such problem."""
-    m, n, k = sizes(mnk)
+    m, n, k = parsed_sizes(mnk)
     try:
         return Problem.model_validate(fields | {"m": m, "n": n, "k": k})
     except ValidationError as error:
@@ -456,19 +464,19 @@ def problem(mnk: str, **fields: str) -> Problem:
 FILTERS = ("gpu", "ab", "d", "acc", "layout")
 SHORT = ("gpu", "acc", "layout")  # the ``FILTERS`` with an option of their own; the others are values of --where
 # The fields that verbs offer if they take plain products only.
-PLAIN = ("mnk", "everything", "size_class", "sample", "listed", *FILTERS, "changes", "fit")
+PLAIN = ("mnk", "everything", "size_class", "sample", "problem_file", *FILTERS, "changes", "fit")
 GPU_HELP = "the GPU model; after a colon the CUDA index of the card, as in h200:1"
 VARIANT_FIELDS = ("fusion", "batch")  # verbs that take fused and batched products have these too
 SIZE_HELP = {"mnk": "Problem size, e.g. 4096_4096_64."}
 ALL_HELP = {"everything": "All records of --gpu, --acc, --layout and --where; each may be any."}
-# The selections of verbs on one record, on one problem, on several records, and (``Filter``) of those that list or
-# report.
+# ``OneRecord``, ``OneProblem``, ``SeveralRecords``: for verbs on one record, on one problem, on several records.
+# ``Filter``: for verbs that list or report.
 OneRecord = Annotated[
     Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS, "changes", "fit"), single=("mnk",), helps=SIZE_HELP)
 ]
 OneProblem = Annotated[Selection, Offer(only=("mnk", *FILTERS, *VARIANT_FIELDS), single=("mnk",), helps=SIZE_HELP)]
 SeveralRecords = Annotated[Selection, Offer(only=(*PLAIN, *VARIANT_FIELDS), wildcards=FILTERS, helps=ALL_HELP)]
-LISTED = (*FILTERS, *VARIANT_FIELDS)
+FILTER_FIELDS = (*FILTERS, *VARIANT_FIELDS)
 LIST_HELP = {
     "mnk": "only of this size, such as 4096_4096_64; several may be given",
     "gpu": "only of this GPU model",
@@ -477,10 +485,10 @@ LIST_HELP = {
 Filter = Annotated[
     Selection,
     Offer(
-        only=("mnk", "size_class", *LISTED),
+        only=("mnk", "size_class", *FILTER_FIELDS),
         shared=("mnk",),
-        wildcards=LISTED,
-        defaults=dict.fromkeys(LISTED, ANY),
+        wildcards=FILTER_FIELDS,
+        defaults=dict.fromkeys(FILTER_FIELDS, ANY),
         helps=LIST_HELP,
     ),
 ]

@@ -36,7 +36,9 @@ PROPOSERS = Names(("cost-model",))
 MOST_LINES = 24  # most gains that are printed but not written, so that the output fits a page
 PRUNE = 4.0  # records are not measured if their modelled time exceeds this multiple of the least modelled time
 TUNE_SELECTION = Offer(
-    only=("mnk", "everything", "size_class", "sample", "listed", *FILTERS), indexed=("gpu",), helps={"gpu": GPU_HELP}
+    only=("mnk", "everything", "size_class", "sample", "problem_file", *FILTERS),
+    indexed=("gpu",),
+    helps={"gpu": GPU_HELP},
 )
 
 

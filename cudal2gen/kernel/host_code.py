@@ -83,14 +83,14 @@ class _Scopes:
                 self._head.append(token)  # the brace ended an initialiser, and its declaration continues
 
     def _open_brace(self, place: int) -> Iterator[tuple[int, str]]:
-        """Handles a brace after a declaration's head: it opens a scope, a body, or an initialiser, after which the head
-        continues."""
+        """Handles a brace after a declaration's head. It opens a scope or a body, which ends the head, or an
+        initialiser, after which the same declaration goes on."""
         head = _without_template(self._head)
         is_code = "(" in head and not self._depth and "=" not in head
         # A constructor's list of initialised members, such as "Tile(int x) : x_{x}": this brace initialises a member.
         initializes_member = (")", ":") in itertools.pairwise(head) and head[-1] not in (")", "}")
         if self._depth or initializes_member or (not is_code and not _scope(head)):
-            self._stack.append("code")
+            self._stack.append("code")  # an initialiser, or a brace in parentheses: skipped, and the head is kept
             return
         self._head = []
         if (scope := _scope(head)) and not (is_code and self._device & set(head)):

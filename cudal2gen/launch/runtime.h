@@ -1,5 +1,6 @@
-// Opens the CUDA runtime of a process, or says in one sentence why kernels cannot use it. torch_range.py states the versions that they
-// need; the compiler's flags pass them on as CUDAL2GEN_CUDA, CUDAL2GEN_DRIVER and CUDAL2GEN_RUNTIMES.
+// Opens the CUDA runtime of a process, or says in one sentence why kernels cannot use it. torch_range.py states the versions that
+// kernels need, and the compiler's flags pass them on: CUDAL2GEN_CUDA is the major version of CUDA, CUDAL2GEN_DRIVER the branch of the
+// driver, such as 580, and CUDAL2GEN_RUNTIMES a list of names of libraries.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,7 +36,7 @@ inline void* open_runtime(char const* name, cudaError_t& error, std::string& why
   auto const version_by = [library](char const* function) {
     auto const query = reinterpret_cast<cudaError_t (*)(int*)>(dlsym(library, function));
     int version = 0;
-    return query && !query(&version) ? version : 0;  // 0: unknown, or no driver; what is called next says why
+    return query && !query(&version) ? version : 0;  // 0: unknown, or no driver; the next call of the runtime reports the reason
   };
   int const runtime = version_by("cudaRuntimeGetVersion"), driver = version_by("cudaDriverGetVersion");
   if (runtime && runtime < 1000 * CUDAL2GEN_CUDA) {

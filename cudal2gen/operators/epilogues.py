@@ -1,8 +1,8 @@
 """Computes activations, gates and their derivatives by torch, and interleaves weights for gated kernels.
 
-Z (..., n) is the product plus bias, before any activation. With a gate, D (..., n/2) is the product of two halves of Z:
-blocks of 8 columns to which the activation is applied alternate with blocks of the 8 columns by which the results are
-multiplied. 16-bit tensors are computed in fp32 and rounded once. ``kernel.fusion`` defines what kernels support.
+Z (..., n) is the product plus bias, before any activation. With a gate, blocks of 8 columns of Z1 alternate in Z with
+blocks of 8 columns of Z3, and D (..., n/2) = activation(Z1) * Z3. 16-bit tensors are computed in fp32 and rounded once.
+``kernel.fusion`` defines what kernels support.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def activate_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> t
     gradient: torch.Tensor
     if activation == "relu":
         gradient = aten.threshold_backward(grad, z, 0)
-    elif activation == "silu":  # written out: torch's own has no derivative
+    elif activation == "silu":  # written out: torch's silu_backward has no derivative of its own
         wide_z = wide(z)
         sigmoid = torch.sigmoid(wide_z)
         gradient = (wide(grad) * sigmoid * (1 + wide_z * (1 - sigmoid))).to(z.dtype)

@@ -226,8 +226,8 @@ def run_in_turns(
 
     Each problem gets ``FIRST_EVALUATIONS`` in the first round, and each further round doubles their number. The rounds
     may take 70 % of the budget (``SHORT_SHARE``). The rest is kept for longer timings of the winners of problems with a
-    gain, the largest gain first. ``after`` receives the searches at the end. Raises ValueError for a plan without a
-    budget.
+    gain, the largest gain first. ``progress`` receives the state of each round, ``after`` the searches at the end.
+    Raises ValueError for a plan without a budget.
     """
     if plan.budget_seconds is None:
         raise ValueError("run_in_turns needs a budget: set CampaignPlan.budget_seconds")
@@ -252,7 +252,8 @@ def run_in_turns(
         short = replace(plan.limits, evaluations=evaluations, batch=min(ROUND_BATCH, plan.limits.batch), longer=False)
         search_round(plan.problems, SHORT_SHARE, short)
     gains = {problem: gain for problem, search in latest.items() if (gain := _short_gain(search)) > 1}
-    # Searches run one at a time here: nothing is left to compile, and the budget does not end a search that has begun.
+    # One search at a time: the kernels are compiled already, so concurrency gains nothing, and a search that has begun
+    # runs past the budget, so several would exceed it together. No new candidates: one evaluation, and a longer timing.
     by_gain = sorted(gains, key=lambda problem: -gains[problem])
     search_round(by_gain, 1.0, replace(plan.limits, evaluations=1), in_flight=1)
     total.searches = [latest[problem] for problem in plan.problems if problem in latest]

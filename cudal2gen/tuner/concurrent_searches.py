@@ -92,8 +92,8 @@ class ThreadedHost:
 
 
 def lag(in_flight: int) -> int:
-    """The number of ranks by which learning lags (see the module). It exceeds ``in_flight`` if that is above 1, so that
-    a long search does not delay the next ones."""
+    """The number of ranks by which learning lags (see the module). If several searches run, it is twice their number,
+    so that the next ones begin while one long search still runs."""
     return 1 if in_flight == 1 else 2 * in_flight
 
 

@@ -43,7 +43,8 @@ class ProfileOutput:
     def names(self, is_kernel_named: bool, options: str) -> tuple[str, str] | None:
         """The two kernels of ``--compare``, or None if one kernel is named by other options.
 
-        Ends the command if both are given, or neither. ``options``: how the message calls the other options.
+        Ends the command if both are given, or neither. ``options``: the names, in messages, of the options that name
+        one kernel.
         """
         if self.compare is None:
             if not is_kernel_named:
@@ -103,7 +104,7 @@ def profile_kernel(
     gpu: Annotated[
         str | None,
         OneOf(tuple(GPUS)),
-        typer.Option("--gpu", help="GPU whose rates count; by default the first that runs the cubin."),
+        typer.Option("--gpu", help="GPU whose rates the prediction uses; by default the first that runs the cubin."),
     ] = None,
     kernel: Annotated[
         str | None,

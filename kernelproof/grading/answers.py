@@ -1,4 +1,4 @@
-"""Holds the criteria by which a source is graded, and one of its calls with the expected outputs."""
+"""Defines ``Criteria``, by which a kernel's source is graded, and ``CheckedCall``, a call with its expected outputs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Criteria:
 
     @property
     def counts_integers(self) -> bool:
-        """Whether integer arithmetic counts as work. It does if no input is a float, or if some input has 8 bits (whose
-        scales may be floats)."""
+        """Whether integer arithmetic counts as work. It does if no input is a float, or if some input has elements of
+        8 bits: quantised kernels compute in integers even if their scales are floats."""
         formats = [item.format for item in self.contract.inputs]
         return not any(item.is_float for item in formats) or any(item.dtype.itemsize == 1 for item in formats)
 

@@ -1,4 +1,4 @@
-"""Lists every kernel that the tests on a GPU use, so that they are compiled before a day on one."""
+"""Lists every kernel that the GPU tests use, so that all are compiled before GPU time is borrowed."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def kernels() -> list[Record]:
     return list(records.values())
 
 
-SAMPLED, SERVED, SERVED_NN = 200, 24, 4
+SIZE_COUNT, TN_COUNT, NN_COUNT = 200, 24, 4
 
 
 def sampled() -> list[tuple[int, int, int]]:
-    """Sizes off the catalog's grid: few rows, some of them odd, and weights of real layers."""
+    """Sizes (m, n, k) that the catalog lacks: m is a small, often odd batch, and (n, k) the shape of a real layer's
+    weight."""
     rng = random.Random(0)
-    return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SAMPLED)]
+    return [(rng.randint(1, MAX_ROWS), *rng.choice(LAYERS)) for _ in range(SIZE_COUNT)]
 
 
-def served(model: str) -> list[Record]:
+def served(gpu: str) -> list[Record]:
     """Records for a few of the sampled problems, with B stored both ways."""
     records = catalog.load()
-    tn = [Problem(gpu=model, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:SERVED]]
-    nn = [problem.model_copy(update={"layout": "nn"}) for problem in tn[:SERVED_NN]]
+    tn = [Problem(gpu=gpu, acc="f32", layout="tn", m=m, n=n, k=k) for m, n, k in sampled()[:TN_COUNT]]
+    nn = [problem.model_copy(update={"layout": "nn"}) for problem in tn[:NN_COUNT]]
     return [catalog.nearest(problem, records).record for problem in [*tn, *nn]]

@@ -29,7 +29,7 @@ from scripts.gpu_day import PLAN, Step
 from tests import processes
 from tests.cudal2gen import measured
 from tests.cudal2gen.devices import FakeDevice
-from tests.cudal2gen.on_gpu_kernels import SERVED, SERVED_NN, served
+from tests.cudal2gen.on_gpu_kernels import NN_COUNT, TN_COUNT, served
 from tests.cudal2gen.paths import small
 from tests.draws import THOROUGH
 
@@ -271,7 +271,7 @@ def test_both_cards_run_the_same_kernels() -> None:
         ]
         for card in gpu_day.CARDS
     }
-    assert len(names["h100"]) == sample + SERVED + SERVED_NN
+    assert len(names["h100"]) == sample + TN_COUNT + NN_COUNT
     assert names["h100"] == names["h200"]
 
 

@@ -102,7 +102,7 @@ def test_the_same_again_has_the_same_bytes(table: Table, files: dict[str, bytes]
 def test_only_what_wins_is_chosen(table: Table) -> None:
     chosen = table.chosen()
     assert [kernel.sizes.text for kernel in chosen.kernels] == ["64_64_128"]
-    assert [row.kernel for row in chosen.rows] == [0, None], "the lost problem stays as a reason"
+    assert [row.kernel for row in chosen.rows] == [0, None], "a problem that torch wins keeps its row, without a kernel"
     with pytest.raises(PackError, match="no kernel of a100 was measured faster"):
         pack.contents(packed.table([packed.RECORDS["whole"]]).chosen(), {}, Path("/nowhere"), "13.0")
 
@@ -370,7 +370,8 @@ def subprocess_alone(program: str, folder: Path) -> list[Done]:
         "HOME": os.environ["HOME"],
     }
     env |= dict.fromkeys(("CUDAL2GEN_BUILD_DIR", "CUDAL2GEN_RESULTS"), "/proc/nowhere")
-    # The emulator's stand-in for CUDA is in the cache. With a GPU, its own runtime would be found without a cache.
+    # The emulator's stand-in for CUDA is in the cache. Without a cache, a machine with a GPU would load the real CUDA
+    # runtime.
     env["CUDAL2GEN_CACHE_DIR"] = str(runtime.parents[1])
     folder.chmod(0o555)
     command = [sys.executable, "-c", program, str(folder)]

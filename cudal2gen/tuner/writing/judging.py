@@ -48,7 +48,7 @@ class Attempt:
 class Examination(NamedTuple):
     """The result of compiling and checking a kernel.
 
-    ``code``: its ``machine_code``, "" if it does not compile. ``proof``: None for a copy of a known kernel.
+    ``code``: its ``code_digest``, "" if it does not compile. ``proof``: None for a copy of a known kernel.
     """
 
     code: str
@@ -56,12 +56,12 @@ class Examination(NamedTuple):
 
 
 def examine(record: Record, launch: Fields, bounds: CheckLimits, known_codes: frozenset[str]) -> Examination:
-    """Compiles a kernel, and proves it unless its ``machine_code`` is among ``known_codes``.
+    """Compiles a kernel, and proves it unless its ``code_digest`` is among ``known_codes``.
 
     This is the expensive part of judging; callers may run it in another process.
     """
     (built,) = compiler.attempt([record])
-    code = machine_code(built, launch) if isinstance(built, Artifact) else ""
+    code = code_digest(built, launch) if isinstance(built, Artifact) else ""
     return Examination(code, None if code in known_codes else proof.prove(record, bounds))
 
 
@@ -76,8 +76,9 @@ class CopiedText(NamedTuple):
 class Judge:
     """Judges drafts for one problem. ``executor`` times kernels that are proven right.
 
-    - ``stored`` returns the attempt of an earlier start of the run for a draft, or None; it replaces a new attempt.
-    - ``known``: the trials of known kernels by ``machine_code``; None for the incumbent.
+    - ``stored`` returns the attempt that an earlier start of this run made for the draft, which is then not judged
+      again; None if there is none.
+    - ``known``: the trials of known kernels by ``code_digest``; None for the incumbent.
     - ``examine``: this module's ``examine``, or a function that runs it in another process.
     """
 
@@ -97,7 +98,7 @@ class Judge:
         except IllegalRecord:  # the incumbent's launch convention may not be allowed for texts
             return
         if isinstance(built, Artifact):
-            self.known[machine_code(built, draft.launch)] = trial
+            self.known[code_digest(built, draft.launch)] = trial
 
     def judge(self, draft: Draft, best: float = 1.0) -> Attempt | CopiedText:
         """Judges one draft. ``best``: the speed of the fastest kernel that the question shows, over the incumbent's."""
@@ -119,7 +120,8 @@ class Judge:
         return attempt
 
     def reward_of(self, trial: Trial | None, best: float) -> float:
-        """The reward of a kernel with this trial; None for the incumbent."""
+        """The reward of a kernel with this trial, None for the incumbent. ``best``: the speed of the fastest kernel
+        that was shown, relative to the incumbent, whose speed is 1."""
         if trial is None:
             return self.weights.failed + reward.RIGHT + 1.0 / best
         return reward.written(trial, self.weights, best)
@@ -139,7 +141,7 @@ class Judge:
         if trial.outcome != "compile error":
             (built,) = compiler.attempt([record])
             if isinstance(built, Artifact):
-                self.known.setdefault(machine_code(built, draft.launch), trial)
+                self.known.setdefault(code_digest(built, draft.launch), trial)
 
     def _timed_attempt(self, draft: Draft, record: Record, proven: CheckResult, best: float) -> Attempt:
         if not proven.right:
@@ -162,7 +164,7 @@ class Judge:
         return Attempt(draft, trial, proven, record, self.reward_of(trial, best))
 
 
-def machine_code(built: Artifact, launch: Fields) -> str:
+def code_digest(built: Artifact, launch: Fields) -> str:
     """A hash of a kernel's machine code and launch. Texts that differ only in what the compiler drops share it."""
     code = hashlib.sha256(json.dumps(launch, sort_keys=True).encode())
     file = built.cubin.read_bytes()

@@ -1,4 +1,5 @@
-"""Computes add, min and max of u16x2 and the SIMD video instructions, on the bytes or half-words of 32-bit words.
+"""Emulates add, min and max of u16x2, and the SIMD video instructions (vadd2, vadd4, ..), on the bytes or half-words of
+32-bit words.
 
 Words are raw uint32, shape (lanes,). Parts are int64, shape (lanes, parts), the lowest part first.
 """
@@ -52,7 +53,8 @@ def video(
     a: Array, b: Array, c: Array, count: int, operation: str, signs: tuple[bool, bool, bool], sat: bool, add: bool
 ) -> Array:
     """vadd2, vadd4 and their relatives on ``count`` parts. ``signs``: whether the results, a and b are signed. ``sat``:
-    results are clamped to the type of a part. ``add``: all results are added to the word c."""
+    results are clamped to the type of a part. ``add``: the result is one word, c plus the sum of all parts, modulo
+    2**32; otherwise the parts are packed into a word."""
     signed, signed_a, signed_b = signs
     out = _OPERATIONS[operation](_parts(a, signed_a, count), _parts(b, signed_b, count)).astype(np.int64)
     if sat:

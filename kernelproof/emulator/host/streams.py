@@ -61,9 +61,9 @@ class Streams:
         self.branches: set[int] = set()  # branches of graphs, which have clocks like streams
         self.of_threads: dict[int, int] = {}  # thread of host code -> its default stream, if each thread has one
         self.events: dict[int, _Event] = {}
-        self.last_handle = FIRST_HANDLE
+        self.last_handle = FIRST_HANDLE  # of streams, events and moments; 16 apart, like addresses
         self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
-        # Number of the moment at which an event was captured -> the branch's clock then, when the graph last ran.
+        # Number of a captured event record -> the clock of its branch at this record in the latest run of the graph.
         self.marks: dict[int, Clock] = {}
         self.history: dict[int, list[BufferAccess]] = {}  # start of a buffer -> the latest accesses to it
         self.order = HostOrder(state, self.clocks[HOST], self.history)
@@ -86,7 +86,7 @@ class Streams:
 
     @property
     def has_own_streams(self) -> bool:
-        """Has the program any stream but the default one?"""
+        """Is there any clock but those of the host and the default stream? Streams and branches of graphs have one."""
         return len(self.clocks) > 2
 
     def forget(self, buffer: Buffer) -> None:
@@ -96,8 +96,8 @@ class Streams:
         self.order.forget(buffer)
 
     def give(self, stream: int, work: Work) -> int:
-        """Do work on a stream now, or record it while the stream is under capture. Its findings name the present line
-        of host code, even if a graph does it later."""
+        """Do work on a stream now, or record it while the stream is under capture; returns CUDA's error code. Findings
+        of the work name the present line of host code, even if a graph does it later."""
         site = self.state.site
 
         def work_at_site(actual_stream: int) -> int:
@@ -132,8 +132,8 @@ class Streams:
         return clock[stream]
 
     def watch_own(self, stream: int, tick: int, address: int, count: int, *, writes: bool) -> None:
-        """Watch memory of the program's own, which is used by a copy that the host does not wait for. ``tick``: the
-        number of the copy on its stream."""
+        """Watch the ``count`` bytes of host memory at ``address`` that an asynchronous copy reads or, if it ``writes``,
+        writes, so that host code which touches them too early is found. ``tick``: the copy's number on its stream."""
         if self.state.memory.host_view is not None:
             everything = np.broadcast_to(np.True_, count)
             read, written = (None, everything) if writes else (everything, None)
@@ -254,8 +254,11 @@ class Streams:
         return SUCCESS
 
     def host_function(self, a: Words) -> int:
-        """cudaLaunchHostFunc and cudaStreamAddCallback: stream, function, its argument, whether it is the latter, whose
-        function takes stream, status and argument. The function runs now, as work on the stream."""
+        """cudaLaunchHostFunc and cudaStreamAddCallback: stream, function, its argument, and 1 for the latter.
+
+        A host function takes its argument, a callback the stream, a status and the argument. The function runs now, as
+        work on the stream.
+        """
         stream, data, callback = a[0], a[2], bool(a[3])
         plain = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(a[1])
         with_status = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(a[1])
@@ -342,7 +345,10 @@ class Streams:
     # --- graphs ---
 
     def _play(self, graph: CapturedGraph, stream: int) -> int:
-        """Do the work of a graph on a stream: captured work first, then each node after those that it waits for."""
+        """Do the work of a graph on a stream: captured work first, then each node after those that it waits for.
+
+        Branch 0 is the stream on which the graph is launched.
+        """
         begin = dict(self._issue(self._number(stream)))
         branches = {branch for branch, _ in graph.work} - {0}
         self.branches |= branches

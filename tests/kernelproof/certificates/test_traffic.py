@@ -19,7 +19,7 @@ KERNELS = Path(__file__).parents[1] / "emulator" / "kernels"
 
 
 def without_swizzle() -> Subject:
-    """The product, whose chunks of 16 bytes lie in shared memory in the order of their columns."""
+    """The product kernel without its swizzle of shared memory, so that it has bank conflicts."""
     text = (KERNELS / "multistage.cu").read_text()
     assert SWIZZLE in text
     return Subject(compiled_text(text.replace(SWIZZLE, "chunk"), "sm_80"), PRODUCT)
@@ -74,7 +74,10 @@ def test_a_certificate_states_what_an_execution_counts(subject: Callable[[], Sub
 
 @pytest.mark.slow
 def test_facts_of_a_sum_of_rows() -> None:
-    """256 threads read float4 after float4 of a row; one lane of each warp stores to shared memory, and one reads."""
+    """256 threads read float4 after float4 of a row; one lane of each warp stores to shared memory, and one reads.
+
+    A load is 512 consecutive bytes in each of 8 warps: 16 sectors, or 17 if the row begins within a sector.
+    """
     (claim,) = certified(row_sum()).claims
     (load,) = (fact for fact in claim.global_accesses if fact.operand == "A")
     assert (load.warps, load.runs, load.sectors) == (8, ((8, 512),), (128, 136))

@@ -26,10 +26,10 @@ _SPECIALS = {
 }
 # Special registers of 64 bits, by the name of their lower word.
 _PAIRS = {"SR_CLOCKLO": "%clock64", "SR_GLOBALTIMERLO": "%globaltimer"}
-# Registers with a fixed number: the upper word of generic addresses in shared memory; and SR_CgaSize, by which the
-# words of a cluster are indexed.
+# Registers with a fixed number: the upper word of generic addresses in shared memory; and SR_CgaSize. Compilers use the
+# latter only as a factor of the index into the words of bank 0 that describe the cluster, of which there is one copy.
 _FIXED_NUMBERS = {"SRZ": 0, "SR_SWINHI": Window.SHARED << SHIFT_TO_WINDOW - 32, "SR_CgaSize": 0}
-# Numbers of warps, which begin at bit 8.
+# Registers that hold the number or count of warps from bit 8 up.
 _WARP_NUMBERS = {"SR_VIRTID": "%warpid", "SR_VIRTCFG": "%nwarpid"}
 
 
@@ -63,8 +63,11 @@ def special(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("ULDC LDC LDCU", "64 128 U8 S8 U16 S16")
 def load_constant(low: Lowering, ins: Instruction) -> None:
-    """Words of a constant bank, or a part of one. LDC may add a register to the offset. That indexes a parameter or
-    another bank, or, with an index that is 0, the words of a cluster."""
+    """Words of a constant bank, or a byte or half of one word.
+
+    LDC may add an index register to the offset. What is indexed is a parameter, another constant bank, or the words
+    that describe the cluster; for these the index is 0 (see ``_FIXED_NUMBERS``).
+    """
     result, text = ins.operands
     source = operand(text)
     assert isinstance(source, Constant)
@@ -72,7 +75,8 @@ def load_constant(low: Lowering, ins: Instruction) -> None:
     count = 4 if "128" in ins.modifiers else 2 if "64" in ins.modifiers else 1
     if source.base is not None and source.base.number is not None:
         if not source.bank and low.bank.word(source.offset) in low.bank.words.values():
-            # sm_100 addresses the words of a cluster by an index that is a multiple of SR_CgaSize, which is 0 here.
+            # The index may be dropped: on sm_100 a word of the launch is only indexed by a multiple of SR_CgaSize,
+            # which is 0 here. That is assumed of ptxas, not checked.
             word = Constant(0, source.offset)
             for i in range(count):
                 low.emit("mov.b32", low.target(result, i), low.bits(word, i))
@@ -85,7 +89,7 @@ def load_constant(low: Lowering, ins: Instruction) -> None:
             low.emit(f"ld.const{vector}.{narrow or 'b32'}", target, address)
             return
         if source.bank or source.offset < low.bank.start:
-            raise low.refusal(f"an index into constant bank {source.bank} is not modelled there")
+            raise low.refusal(f"an index into constant bank {source.bank} at offset {source.offset:#x} is not modelled")
         low.emit(f"ld.param{vector}.{narrow or 'b32'}", target, f"[{index}+{source.offset - low.bank.start}]")
         return
     if narrow:
@@ -106,9 +110,12 @@ def _load_part(low: Lowering, result: str, source: Constant, narrow: str) -> Non
 
 @mnemonic("R2UR", "OR FILL")
 def to_uniform(low: Lowering, ins: Instruction) -> None:
-    """A move to a uniform register of a value that all lanes of the warp share. On hardware a predicate (with ``.OR``
-    combined with its old value) names lanes whose value differs, for which a loop repeats the move. Here each lane has
-    its own uniform registers, so there are none."""
+    """A move to a uniform register of a value that all lanes of the warp share.
+
+    On hardware the result predicate is true in lanes whose value differs from the moved one, and a loop repeats the
+    move for them; ``.OR`` combines it with its old value. Here each lane has its own uniform registers, so no lane
+    differs and the predicate is 0.
+    """
     if is_predicate(ins.operands[0]):
         if "OR" not in ins.modifiers:
             low.set_predicate(ins.operands[0], "0")
