@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -51,9 +52,9 @@ def refusal(record: TmaRing) -> str:
     """Why no proof is tried for a record; empty if a proof is tried."""
     if not record.tensor_tiles and record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
-    splits_in_clusters = record.summed_in == "workspace" and record.cluster_ctas > 1
+    along_both = record.summed_in == "workspace" and min(record.cluster) > 1
     reasons = {
-        f"split_k={record.split_k}": splits_in_clusters,
+        f"split_k={record.split_k} in clusters of {record.cluster_ctas}": along_both,
         "stream_k": record.stream_k,
         "scheduler=clc": record.claims_tiles,
         "swap_ab": record.swap_ab and record.instruction == "mma.sync",
@@ -105,22 +106,32 @@ def problems(record: TmaRing) -> tuple[str, ...]:
 def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
     """The claims that a proof of a record's kernel must show. Together they cover every launch and every item.
 
-    A claim is about all CTAs of a cluster: that of rank 0 and its peers.
+    A claim is about all CTAs of a cluster: that of rank 0 and its peers. Where items leave partial sums, there are
+    further claims about clusters in which only the first CTA's tile begins within D.
     """
-    for along_n in (0, 1):
-        for full in (True, False):
-            item = _item(along_n, full)
-            kind = "a whole band" if full else "the last and narrower band"
-            title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
-            ranks = range(record.cluster_ctas)
-            if record.summed_in == "cluster":
-                ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
-                pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
-            else:
-                ctas = [_contract(record, program, item, along_n, rank) for rank in ranks]
-                pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
-            peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
-            yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
+    in_workspace = record.summed_in == "workspace"
+    for along_n, full, beyond in product((0, 1), (True, False), (False, True)):
+        if beyond and not (in_workspace and record.cluster_ctas > 1):
+            continue
+        item = _item(along_n, full)
+        kind = "a whole band" if full else "the last and narrower band"
+        title = f"a tile of {kind}, along {'n' if along_n else 'm'}{', partly beyond D' if beyond else ''}"
+        ranks = range(record.cluster_ctas)
+        if record.summed_in == "cluster":
+            ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
+            pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
+        else:
+            places = [_place(record, rank) for rank in ranks]
+            ctas = [
+                _contract(record, program, item, along_n, place, beyond if in_workspace and rank else None)
+                for rank, place in enumerate(places)
+            ]
+            pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
+            if in_workspace:
+                parts = _parts(record, program, item, along_n, beyond)
+                pipelines = [replace(pipeline, parts=parts) for pipeline in pipelines]
+        peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
+        yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
 
 
 class _Item(NamedTuple):
@@ -163,7 +174,7 @@ def _bounds(record: TmaRing) -> Bounds:
     bounds |= {(f"{x}_vectors",): (1, MAX_EXTENT) for x in ("lda", "ldb", "ldd")}
     for x, size in zip("mnk", _extents(record), strict=True):
         bounds |= rests.bounds(f"in_{x}", size)
-    most = MOST_RESIDENT if record.summed_in == "workspace" else _most_clusters(record)
+    most = MOST_RESIDENT if record.summed_in == "workspace" else _most_items(record)
     bounds |= {("cta_x",): (0, most), ("grid_x",): (1, most)}
     bounds[(TILES,)] = (1, ceil_div(MAX_EXTENT, record.bk))
     return bounds
@@ -174,39 +185,53 @@ def _extents(record: TmaRing) -> tuple[int, int, int]:
     return record.bm * record.cluster[0], record.bn * record.cluster[1], record.bk
 
 
-def _most_clusters(record: TmaRing) -> int:
-    """An upper bound of the number of clusters that have a tile.
+def _most_items(record: TmaRing) -> int:
+    """An upper bound of the number of items of all clusters.
 
     Clusters may reach beyond D by up to three tiles along m and n, where D has at most 2^20 tiles each. So the tiles of
     all clusters are few more than those of D.
     """
     beyond = 1 << 23 if record.cluster_ctas > 1 else 0
-    return (MOST_TILES + beyond) // record.cluster_ctas
+    return (MOST_TILES + beyond * record.split_k) // record.cluster_ctas
 
 
-def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
-    """The roles of a CTA's warps, for the CTA of this rank in its cluster."""
+def _place(record: TmaRing, rank: int) -> tuple[Polynomial, Polynomial]:
+    """The place along m and n, within its cluster, of the CTA with a rank."""
+    return Polynomial.of(rank % record.cluster[0]), Polynomial.of(rank // record.cluster[0])
+
+
+def _ranks(record: TmaRing) -> Bounds:
+    """Bounds of the names of any place in a cluster."""
+    return {(name,): (0, size - 1) for name, size in zip(("rank_m", "rank_n"), record.cluster, strict=True)}
+
+
+def _rank(record: TmaRing, place: tuple[Polynomial, Polynomial]) -> Polynomial:
+    """The rank of the CTA at a place of its cluster."""
+    return place[0] + place[1] * record.cluster[0]
+
+
+def _entry(record: TmaRing, program: Program, along_n: int, place: tuple[Polynomial, Polynomial]) -> Contract:
+    """The contract of the CTA at a place of its cluster, up to its first item."""
     most_rows, most_cols = (ceil_div(MAX_EXTENT, size) for size in _extents(record)[:2])
     bounds = _bounds(record) | {
         ("tiles_m",): (1, most_rows), ("tiles_n",): (1, most_cols), ("band",): (1, MAX_BAND),
-        ("tiles_m", "tiles_n"): (1, _most_clusters(record)),
+        ("tiles_m", "tiles_n"): (1, _most_items(record) // record.split_k), **_ranks(record),
     }  # fmt: skip
     rows, cols, count = named("tiles_m"), named("tiles_n"), record.split_k
     facts = Facts(bounds, [rows * cols * count - 1 - named("cta_x"), *_limits(record)])
     if count > 1:
-        limits = named("grid_x") - 1 - named("cta_x"), MOST_TILES - rows * cols * count
+        limits = named("grid_x") - 1 - named("cta_x"), _most_items(record) - rows * cols * count
         facts = with_slices(facts.also({}, *limits), count, record.bk)
-    entry = _launch(record, program, rows, cols, named("band"), along_n, facts, rank)
+    return _launch(record, program, rows, cols, named("band"), along_n, facts, _rank(record, place))
+
+
+def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Pipeline:
+    """The roles of a CTA's warps, for the CTA of this rank in its cluster."""
     names = {"tiles_m": item.rows, "tiles_n": item.cols, "band": item.band}
-    groups = _groups(record)
-    current, parts = _item_number(record, item), None
+    entry = _entry(record, program, along_n, _place(record, rank))
+    current = _item_number(record, item)
     # Items after the CTA's next one; negative if it has no next one.
-    left = item.rows * item.cols * count - 1 - current - named("grid_x")
-    if count > 1:
-        vectors = record.bm * record.bn // (4 * (groups[0][1] - groups[0][0]))
-        vectors_at_once = ceil_div(LOADS, count)  # a thread loads each of them from all ``count`` slices
-        columns, ctas = record.cols // 8, (named("cta_x"), named("grid_x"))
-        parts = Parts(count, vectors, columns, vectors_at_once, rows * cols, item.number, *ctas)
+    left = item.rows * item.cols * record.split_k - 1 - current - named("grid_x")
     ranks = range(record.cluster_ctas)
     # CTAs in the same row or column of the cluster load boxes into each other's stages.
     of_pair = [rank, rank ^ 1] if record.paired else [rank]
@@ -217,10 +242,27 @@ def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank
     # Of A and B, by a CTA itself.
     loaded_rows = record.part_a // record.sharers_a + record.part_b // record.sharers_b
     return Pipeline(
-        record.stages, groups, ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
+        record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
         named("grid_x"), left, rank, len(ranks),
-        loaded_rows * record.bk * record.element.bytes if len(ranks) > 1 else None, senders, parts=parts,
+        loaded_rows * record.bk * record.element.bytes if len(ranks) > 1 else None, senders,
         tensor=TensorPlan(record.tensor_tiles, record.bk, record.paired) if record.tensor_tiles else None,
+    )  # fmt: skip
+
+
+def _parts(record: TmaRing, program: Program, item: _Item, along_n: int, beyond: bool) -> Parts:
+    """How the partial sums of a tile are added. ``beyond``: the claim is about clusters that reach beyond D."""
+    count, ctas, ((first, end), *_) = record.split_k, record.cluster_ctas, _groups(record)
+    across_m, across_n = (size > 1 for size in record.cluster)
+    place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
+    rank, tiles = _rank(record, place), named("tiles_m") * named("tiles_n") * ctas
+    return Parts(
+        count, record.bm * record.bn // (4 * (end - first)), record.cols // 8,
+        ceil_div(LOADS, count),  # a thread loads each vector from all ``count`` slices
+        tiles, item.number * ctas + rank, named("cta_x") * ctas + rank, named("grid_x") * ctas,
+        _entry(record, program, along_n, place),
+        _contract(record, program, item, along_n, place, False if ctas > 1 else None),
+        _contract(record, program, item, along_n, place, True) if ctas > 1 else None,
+        beyond,
     )  # fmt: skip
 
 
@@ -253,35 +295,50 @@ def _item_bounds(record: TmaRing, item: _Item) -> Bounds:
     return bounds | {tuple(sorted(("bands", name))): (0, most) for name in ("in_band", "in_band_rest", "more")}
 
 
-def _contract(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
-    """The contract of the CTA of this rank while it computes an item."""
-    bounds = _item_bounds(record, item)
+def _contract(
+    record: TmaRing, program: Program, item: _Item, along_n: int, place: tuple[Polynomial, Polynomial],
+    beyond: bool | None,
+) -> Contract:  # fmt: skip
+    """The contract of the CTA at a place of its cluster, while it computes an item. ``beyond``: whether its tile begins
+    beyond D, None if that is not stated."""
+    bounds = _item_bounds(record, item) | _ranks(record)
     count, current = record.split_k, _item_number(record, item)
-    tiles, most_tiles = item.rows * item.cols * count, _most_clusters(record)
+    items, most_items = item.rows * item.cols * count, _most_items(record)
     assumed = [
-        most_tiles - tiles, most_tiles - 1 - current, 2 * most_tiles - 1 - current - named("grid_x"),
+        most_items - items, most_items - 1 - current, 2 * most_items - 1 - current - named("grid_x"),
         MAX_BAND - item.band, *_limits(record),
     ]  # fmt: skip
     facts = Facts(bounds, assumed)
     if count > 1:
-        facts = with_slices(facts.also({}, MOST_TILES // count - 1 - item.number), count, record.bk)
+        facts = with_slices(facts.also({}, most_items // count - 1 - item.number), count, record.bk)
+    rank = _rank(record, place)
     contract = _launch(record, program, item.rows, item.cols, item.band, along_n, facts, rank)
-    row, col = (x * size for x, size in zip(item.tile, _extents(record)[:2], strict=True))
-    below, right = rank % record.cluster[0] * record.bm, rank // record.cluster[0] * record.bn
-    contract = replace(contract, tile=Tile(row + below, col + right, record.bm, record.bn))
+    row, col = (
+        (x * each + at) * size
+        for x, each, at, size in zip(item.tile, record.cluster, place, (record.bm, record.bn), strict=True)
+    )
+    contract = replace(contract, tile=Tile(row, col, record.bm, record.bn))
     if count == 1:
         return contract
+    first = named("first_tile") * record.bk
+    if beyond is not None:
+        d = contract.matrices[2]
+        start, extent = (row, d.rows) if record.cluster[0] > 1 else (col, d.cols)
+        contract = replace(contract, facts=facts.also({}, start - extent if beyond else extent - 1 - start))
+        if beyond:
+            return replace(contract, tile=None, first=first)
     slab = Polynomial.of(record.bm * record.bn)
-    partials = Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, tiles, slab, "f32", None)
+    partials = Matrix(PARTIALS, PARTIALS, ALIGNMENT, slab, items * record.cluster_ctas, slab, "f32", None)
+    tile = item.number * record.cluster_ctas + rank
     return replace(
-        contract, matrices=(*contract.matrices, partials), first=named("first_tile") * record.bk,
-        slices=Slices(count, named("slice"), item.number, record.bm * record.bn, Polynomial.of(0)),
+        contract, matrices=(*contract.matrices, partials), first=first,
+        slices=Slices(count, named("slice"), tile, record.bm * record.bn, ZERO),
     )  # fmt: skip
 
 
 def _slice_contract(record: TmaRing, program: Program, item: _Item, along_n: int, rank: int) -> Contract:
     """The contract of a CTA whose cluster adds the slices of one tile. Its only item is the slice of its rank."""
-    most, count = _most_clusters(record), record.split_k
+    most, count = _most_items(record), record.split_k
     tiles = item.rows * item.cols
     assumed = [most - tiles, most - 1 - item.number, MAX_BAND - item.band, *_limits(record)]
     facts = with_slice(Facts(_item_bounds(record, item), assumed), rank, count, record.bk)
@@ -310,7 +367,7 @@ def _launch(
     band: Polynomial,
     along_n: int,
     facts: Facts,
-    rank: int,
+    rank: Polynomial | int,
     total: Polynomial | None = None,
 ) -> Contract:
     """The contract of a launch, for the CTA of this rank. ``rows``, ``cols``: rows and columns of clusters' tiles.

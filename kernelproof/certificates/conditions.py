@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from kernelproof.certificates.facts import NO_BOUND, UNBOUNDED, Facts, NotCertified
-from kernelproof.certificates.polynomials import Lanes, Polynomial
+from kernelproof.certificates.polynomials import Lanes, Monomial, Polynomial
+from kernelproof.certificates.sieve import Sieve
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,16 @@ class Fraction:
 class OpenFacts(Facts):
     """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
     of two that divides it. ``fractions``: names that are defined as quotients. ``asks``: whether the solver is asked
-    where bounds do not decide."""
+    where bounds do not decide. ``private``: names that tell threads apart. ``above``: polynomial and number of bits ->
+    the name of what is above so many low bits of it."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
     fractions: list[Fraction] = field(default_factory=list)
     asks: bool = True
+    private: frozenset[str] = frozenset()
+    above: dict[object, str] = field(default_factory=dict)
+    _sieved: tuple[list[Polynomial], Sieve, Sieve] | None = None
+    _times: dict[object, tuple[list[Polynomial], Sieve, list[Polynomial]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, facts: Facts, *assumed: Polynomial) -> OpenFacts:
@@ -43,23 +49,59 @@ class OpenFacts(Facts):
     def learn(self, *assumed: Polynomial) -> None:
         """Assume that more polynomials are at least 0, up to the end of the side."""
         self.assumed = [*self.assumed, *map(_reduced, assumed)]
-        self._answers = {}
 
-    def _known(self, value: Polynomial) -> Lanes:
+    def _known(self, value: Polynomial, used: int) -> Lanes:
         """As in ``Facts``, but after division by the coefficients' common divisor, and also by sums of two facts."""
         value = _reduced(value)
-        answer = super()._known(value)
-        if (answer != -1).all() or not value.same_in_all_lanes:
-            return answer
-        for i, first in enumerate(self.assumed):
-            above, below = value - first, value + first + 1
-            for second in self.assumed[i:]:
-                # Either value >= first + second >= 0, or value < -(first + second) <= 0.
-                if self.interval(above - second)[0] >= 0:
-                    return np.ones_like(answer)
-                if self.interval(below + second)[1] <= 0:
-                    return np.zeros_like(answer)
-        return answer
+        if not value.same_in_all_lanes:
+            return super()._known(value, used)
+        low, high = self.interval(value)
+        if low >= 0 or high < 0:
+            return np.array([int(low >= 0)])
+        single, sums = self._sieves()
+        # Either value >= sum >= 0, or value < -sum <= 0, for one fact or the sum of two.
+        for sign, other in ((1, value), (0, -value - 1)):
+            for number in sums.below(other):
+                if self.interval(other - self._sum(single, number))[0] >= 0:
+                    return np.array([sign])
+        return super()._known(value, used)
+
+    def _sieves(self) -> tuple[Sieve, Sieve]:
+        """Sieves of what is assumed, and of that with sums of two facts."""
+        if self._sieved is None or self._sieved[0] is not self.assumed:
+            single = Sieve(self.assumed, self._far)
+            self._sieved = self.assumed, single, single.with_sums()
+        return self._sieved[1:]
+
+    def _sum(self, single: Sieve, number: int) -> Polynomial:
+        """The polynomial with a number in the second sieve."""
+        count = len(self.assumed)
+        if number < count:
+            return self.assumed[number]
+        return self.assumed[int(single.first[number - count])] + self.assumed[int(single.second[number - count])]
+
+    def _single(self, value: Polynomial, assumed: list[Polynomial]) -> Lanes:
+        """``_known`` has tried all facts."""
+        return np.array([-1]) if value.same_in_all_lanes else super()._single(value, assumed)
+
+    def _products(self, value: Polynomial, assumed: list[Polynomial]) -> Iterator[Polynomial]:
+        """As in ``Facts``, without those that cannot suffice."""
+        if not value.same_in_all_lanes:
+            yield from super()._products(value, assumed)
+            return
+        linear = [each for each in assumed if all(len(monomial) < 2 for monomial in each.terms)]
+        for name in dict.fromkeys(value.names()) if linear else ():
+            key = name, tuple(map(id, linear))
+            if key not in self._times:
+                rows = [each * Polynomial.named(name) for each in linear]
+                self._times[key] = rows, Sieve(rows, self._far), linear
+            rows, sieve, _ = self._times[key]
+            yield from (value - rows[number] for number in sieve.below(value))
+
+    def _far(self, monomial: Monomial) -> tuple[int, int]:
+        """Bounds of a product of names; one without a bound outweighs every other term."""
+        least, most = self._monomial(monomial)
+        return least, NO_BOUND << 32 if most >= UNBOUNDED else most
 
     def interval(self, value: Polynomial) -> tuple[Any, Any]:
         """As in ``Facts``, but with exact integers, which do not wrap, if coefficients are the same in all lanes."""
@@ -67,14 +109,20 @@ class OpenFacts(Facts):
             return super().interval(value)
         low = high = 0
         for monomial, coefficient in value.terms.items():
-            least, most = self._monomial(monomial) if monomial else (1, 1)
-            # A bound of UNBOUNDED or more is none: it must outweigh every other term.
-            far = NO_BOUND << 32 if most >= UNBOUNDED else most
+            least, far = self._far(monomial) if monomial else (1, 1)
             a, b = (least, far) if coefficient > 0 else (far, least)
             low, high = low + int(coefficient) * a, high + int(coefficient) * b
         return max(low, -NO_BOUND) if low < UNBOUNDED else UNBOUNDED, min(
             high, NO_BOUND
         ) if high > -UNBOUNDED else -UNBOUNDED
+
+    def higher(self, number: Polynomial, low: int, bits: int) -> Polynomial:
+        """A name for a number of ``bits`` bits, which is the same in all threads, divided by 2^low and rounded down."""
+        if self.private & {*number.names()}:
+            raise NotCertified(f"bits of {number} are not known")
+        name = self.above.setdefault((number.key, low), f"above_{len(self.above)}")
+        self.bounds[(name,)] = (0, (1 << (bits - low)) - 1)
+        return Polynomial.named(name)
 
     def holds(self, value: Polynomial) -> bool:
         """As in ``Facts``. While the solver is not asked, what bounds do not show counts as false."""
@@ -107,6 +155,7 @@ class OpenFacts(Facts):
     def side(self, condition: Condition) -> Iterator[None]:
         """Assume a condition within this context."""
         before = self.assumed, self._answers, self.multiples
+        self._answers = dict(self._answers)
         self.assume(condition)
         try:
             yield

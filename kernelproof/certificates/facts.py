@@ -53,8 +53,9 @@ class Facts:
     assumed: list[Polynomial] = field(default_factory=list)
     questions: dict[str, int] = field(default_factory=lambda: {"bounds": 0, "solver": 0})
     quotients: list[Quotient] = field(default_factory=list)
-    _products: dict[Monomial, tuple[int, int]] = field(default_factory=dict)
-    _answers: dict[object, Lanes] = field(default_factory=dict)  # of ``known``, by the polynomial
+    _bounded: dict[Monomial, tuple[int, int]] = field(default_factory=dict)
+    # Of ``known``, by the polynomial: the answer, and how many of the assumed polynomials it takes into account.
+    _answers: dict[object, tuple[Lanes, int]] = field(default_factory=dict)
 
     def also(self, bounds: dict[Monomial, tuple[int, int]], *assumed: Polynomial) -> Facts:
         """These facts and more."""
@@ -62,7 +63,7 @@ class Facts:
 
     def _monomial(self, monomial: Monomial) -> tuple[int, int]:
         """Bounds of a product of names."""
-        known = self.bounds.get(monomial) or self._products.get(monomial)
+        known = self.bounds.get(monomial) or self._bounded.get(monomial)
         if known is not None:
             return known
         low, high = 1, 1
@@ -73,7 +74,7 @@ class Facts:
         for inner, (_, most) in self.bounds.items():
             if len(inner) > 1 and (rest := _without(monomial, inner)) is not None:
                 high = min(high, most * self._monomial(rest)[1])
-        self._products[monomial] = low, high
+        self._bounded[monomial] = low, high
         return low, high
 
     def interval(self, value: Polynomial) -> tuple[Coefficient, Coefficient]:
@@ -96,38 +97,55 @@ class Facts:
     def known(self, value: Polynomial) -> Lanes:
         """For each lane (or once for all) whether a polynomial is at least 0: 1 yes, 0 no, -1 not known by bounds."""
         if not value.same_in_all_lanes:
-            return self._known(value)
-        if value.key not in self._answers:
-            self._answers[value.key] = self._known(value)
-        return self._answers[value.key]
+            return self._known(value, 0)
+        answer: Lanes
+        answer, used = self._answers.get(value.key, (np.array([-1]), -1))
+        # Assumptions are only added, so an answer stays right. One that is not known may become known by the new ones.
+        if used < 0 or (used < len(self.assumed) and answer[0] == -1):
+            answer = self._known(value, max(used, 0))
+            self._answers[value.key] = answer, len(self.assumed)
+        return answer
 
-    def _known(self, value: Polynomial) -> Lanes:
-        """The answer of ``known``: by the bounds of names, by one assumed polynomial, and by corners."""
+    def _known(self, value: Polynomial, used: int) -> Lanes:
+        """The answer of ``known``: by the bounds of names, by one assumed polynomial, and by corners. The first
+        ``used`` assumed polynomials, if any, are known not to suffice."""
+        assumed = self.assumed[used:]
         low, high = self.interval(value)
         answer = np.where(np.asarray(high) < 0, 0, np.where(np.asarray(low) >= 0, 1, -1))
         if (answer == -1).any():
-            for each in self.assumed:
-                # Either value >= each >= 0, or value < -each <= 0.
-                answer = np.where(np.asarray(self.interval(value - each)[0]) >= 0, 1, answer)
-                answer = np.where(np.asarray(self.interval(value + each + 1)[1]) <= 0, 0, answer)
-        for gap in (value - each for each in (ZERO, *self.assumed)):
+            single = self._single(value, assumed)
+            answer = np.where(single != -1, single, answer)
+        for gap in (value - each for each in (*(() if used else (ZERO,)), *assumed)):
             if not (answer == -1).any():
                 return np.atleast_1d(answer)
             answer = np.where((answer == -1) & (self._least(gap) >= 0), 1, answer)
         # An assumed polynomial times a name is at least 0 too, since names are.
-        for name in dict.fromkeys(value.names()) if (answer == -1).any() else ():
-            for each in self.assumed:
-                if all(len(monomial) < 2 for monomial in each.terms):
-                    low = self.interval(value - each * Polynomial.named(name))[0]
-                    answer = np.where((answer == -1) & (np.asarray(low) >= 0), 1, answer)
-        if (answer == -1).any() and value.same_in_all_lanes and self._follows(value):
+        for gap in self._products(value, assumed) if (answer == -1).any() else ():
+            answer = np.where((answer == -1) & (np.asarray(self.interval(gap)[0]) >= 0), 1, answer)
+        if (answer == -1).any() and value.same_in_all_lanes and self._follows(value, assumed):
             return np.ones_like(np.atleast_1d(answer))
         return np.atleast_1d(answer)
 
-    def _follows(self, value: Polynomial) -> bool:
-        """Whether a polynomial is at least a multiple of an assumed one. Multiples are tried that cancel, but for a
-        rest, one of the polynomial's negative terms."""
-        for each in self.assumed:
+    def _single(self, value: Polynomial, assumed: list[Polynomial]) -> Lanes:
+        """The answer by one of some assumed polynomials and the bounds of names."""
+        answer = np.array([-1])
+        for each in assumed:
+            # Either value >= each >= 0, or value < -each <= 0.
+            answer = np.where(np.asarray(self.interval(value - each)[0]) >= 0, 1, answer)
+            answer = np.where(np.asarray(self.interval(value + each + 1)[1]) <= 0, 0, answer)
+        return answer
+
+    def _products(self, value: Polynomial, assumed: list[Polynomial]) -> Iterator[Polynomial]:
+        """A polynomial without an assumed one, multiplied by one of its names."""
+        for name in dict.fromkeys(value.names()):
+            for each in assumed:
+                if all(len(monomial) < 2 for monomial in each.terms):
+                    yield value - each * Polynomial.named(name)
+
+    def _follows(self, value: Polynomial, assumed: list[Polynomial]) -> bool:
+        """Whether a polynomial is at least a multiple of one of these, which are at least 0. Multiples are tried that
+        cancel, but for a rest, one of the polynomial's negative terms."""
+        for each in assumed:
             for monomial, one in each.terms.items():
                 mine = value.terms.get(monomial, 0)
                 times = int(mine) // int(one) if monomial and isinstance(one, int) and mine < one < 0 else 0
@@ -136,13 +154,18 @@ class Facts:
         return False
 
     def _least(self, value: Polynomial) -> Lanes:
-        """The least value of a polynomial in each lane, by the bounds of names alone; ``-NO_BOUND`` if it is not found.
+        """The least value of a polynomial in each lane, by the bounds of names alone, or a larger negative one;
+        ``-NO_BOUND`` if it is not found.
         A polynomial that is linear in each name has its least value where every name is at one of its bounds."""
         names = sorted(set(value.names()))
         if not names:
             return np.asarray(value.constant)
         if len(names) > MOST_CORNERED or any(len(set(monomial)) < len(monomial) for monomial in value.terms):
             return np.asarray(-NO_BOUND)
+        # Most polynomials that are not known to be at least 0 are negative at one of these two.
+        for side in (0, 1):
+            if value.same_in_all_lanes and self._at_bounds(value, side) < 0:
+                return np.asarray(-1)
         corners = np.array(list(product(*(self.bounds[(name,)] for name in names))), object).reshape(-1, len(names))
         at = {name: corners[:, i] for i, name in enumerate(names)}
         total: Any = 0
@@ -155,6 +178,12 @@ class Facts:
                 return np.asarray(-NO_BOUND)
             total = total + term.astype(np.int64)[:, None] * np.asarray(coefficient).reshape(1, -1)
         return np.asarray(total).min(axis=0) if value.terms else np.asarray(0)
+
+    def _at_bounds(self, value: Polynomial, side: int) -> int:
+        """A polynomial where all names have their lower bounds, or with ``side`` 1 their upper ones."""
+        return sum(
+            int(c) * prod(self.bounds[(name,)][side] for name in monomial) for monomial, c in value.terms.items()
+        )  # fmt: skip
 
     def evaluated(self, value: Polynomial, names: dict[str, int]) -> int:
         """A polynomial that is the same in all lanes, for these values of names; others have their least value."""

@@ -8,6 +8,7 @@ partial sums are added afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kernelproof.certificates.box_machine import BoxMachine
@@ -41,10 +42,11 @@ class PartMachine(BoxMachine):
 
     def end_item(self) -> None:
         """As in the base class; also note what the item has stored to its slab of the workspace."""
-        left = self.slices.left
+        left, tile = self.slices.left, self.contract.tile
         super().end_item()
-        if self.role == CONSUMER and self.skipped is None and self.slices.slices is not None:
-            self.protocol.leave(left)
+        if self.role == CONSUMER and self.skipped is None and self.slices.slices is not None and tile is not None:
+            rows, cols = left.rows - int(tile.row.constant), left.cols - int(tile.col.constant)
+            self.protocol.leave(replace(left, rows=rows, cols=cols))
 
     def _group_barrier(self, number: Any, count: Any, m: Mask) -> None:
         """bar.sync of exactly the threads of one group of consumers, at a barrier that no other group uses. Raises

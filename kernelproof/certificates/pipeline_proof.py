@@ -15,7 +15,8 @@ from kernelproof.certificates.loops import Case
 from kernelproof.certificates.pipelines import Pipeline
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.sum_proof import SumProof
-from kernelproof.certificates.tensor_proof import TensorCta, end_of_setup
+from kernelproof.certificates.tensor_loops import end_of_setup
+from kernelproof.certificates.tensor_proof import TensorCta
 
 
 class PipelineProof:
@@ -60,8 +61,8 @@ class PipelineProof:
         if self.pipeline.adds:
             adding = [(cta.contract, cta.pipeline, cta.protocol, cta.adding) for cta in ctas]
             yield from ClusterSumProof(self.program, self.kinds, adding).cases()
-        if self.pipeline.parts is not None:
-            yield from SumProof(self.program, self.contract, self.pipeline, ctas[0].protocol, self.kinds).cases()
+        if self.pipeline.parts is not None and not self.pipeline.parts.elsewhere:
+            yield from SumProof(self.program, self.pipeline, [cta.protocol for cta in ctas], self.kinds).cases()
 
     def _barrier(self) -> int:
         """The block after the barrier of the CTA, or of its cluster. A barrier within a loop is not that one: groups

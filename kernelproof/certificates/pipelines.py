@@ -64,6 +64,10 @@ class Parts:
     ``columns`` vectors in a row, and ``together`` in an iteration of the loop that adds them. ``tiles``: how many tiles
     D has, in the contract up to the first item. ``tile``: the number of a tile, in the contract of an item. ``cta``:
     the number of a CTA. ``ctas``: how many there are; all run at the same time.
+
+    The CTA that adds, and the tile that it adds, may be of any rank in a cluster: ``entry`` is the contract of any CTA
+    up to its first item, ``within`` that of an item for any CTA whose tile begins within D, and ``beyond`` for one
+    whose tile does not (None if there is none). ``elsewhere``: another claim proves how sums are added.
     """
 
     count: int
@@ -74,6 +78,10 @@ class Parts:
     tile: Polynomial
     cta: Polynomial
     ctas: Polynomial
+    entry: Contract
+    within: Contract
+    beyond: Contract | None = None
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,9 @@ class SumMachine(ThreadMachine):
             "Q": {"apply": self.count_vectors}, "Z": {}, "S": {}, "H": {}, "C": {},
             "I": {"lanes": self.lanes_of, "constant": self.constant},
             "W": {"shfl": self.shuffle},
-            "J": {"sync": self.sync}, "Y": {"converge": lambda *_: None},
-            "B": {"fence_init": self.nothing}, "O": {"change": self.nothing},
+            "J": {"sync": self.sync}, "Y": {"converge": lambda *_: None}, "E": {}, "X": {},
+            "D": {"arrive": self.nothing, "wait": self.nothing},
+            "B": {"fence_init": self.nothing}, "O": {"change": self.nothing}, "TM": {"fence_before": lambda *_: None},
         }  # fmt: skip
 
     def nothing(self, *_: Any) -> None:

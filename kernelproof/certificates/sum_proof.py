@@ -43,14 +43,18 @@ from kernelproof.certificates.loops import Case
 from kernelproof.certificates.pipelines import WARP, Parts, Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
-from kernelproof.certificates.progress import Key, Phase
+from kernelproof.certificates.progress import Key, Phase, Progress
 from kernelproof.certificates.role_loops import after_items, exits_of, loops_of, registers_of
 from kernelproof.certificates.role_state import CONSUMER
 from kernelproof.certificates.share import AT, LEFT, VECTOR, Share
+from kernelproof.certificates.slices import SlabContents
 from kernelproof.certificates.sum_machine import COUNTER_HALF, SumMachine
+from kernelproof.certificates.tensor_loops import heads_of, meeting_of
 from kernelproof.certificates.thread_machine import Registers
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.frontend.flow.loops import reachable
+from kernelproof.emulator.frontend.instruction import defs_uses
+from kernelproof.emulator.frontend.ptx import Imm
 
 # Names in polynomials: the first vector of a group's share, and the one after its last, counted over all tiles.
 FIRST, END = "share_first", "share_end"
@@ -65,25 +69,41 @@ class Way(NamedTuple):
     agreed: list[object]
 
 
+def common_to(cluster: list[Protocol]) -> tuple[dict[int, int], SlabContents]:
+    """What the CTAs of a cluster have in common: the number of each group's barrier, and what an item leaves in its
+    slab. CTAs whose tiles lie beyond D leave nothing."""
+    leaving = [each for each in cluster if each.slab is not None]
+    first = leaving[0].slab if leaving else None
+    if first is None:
+        raise NotCertified("no item leaves partial sums")
+    for each in leaving:
+        assert each.slab is not None
+        same = np.array_equal(each.slab.rows, first.rows) and np.array_equal(each.slab.cols, first.cols)
+        if not same or each.meetings != leaving[0].meetings:
+            raise NotCertified(
+                "the CTAs of a cluster leave partial sums at different places, or meet at other barriers"
+            )
+    return leaving[0].meetings, first
+
+
 class SumProof:
-    """Proves what the groups of a CTA do after their items. ``contract``: that of an item. ``protocol``: what the
-    proofs of roles have shown of barriers and slabs. Raises NotCertified for a kernel whose loops are not those of the
+    """Proves what the groups of any CTA do after their items. ``cluster``: what the proofs of roles have shown of
+    barriers and slabs of its CTAs. Raises NotCertified for a kernel whose loops are not those of the
     module: one over tiles, in which there are a wait for a counter and a loop over vectors.
 
     ``items``, ``tiles``, ``vectors`` and ``spin`` are the heads of the loops over items, tiles and vectors, and of the
     wait. ``after``: the block after the loop over items.
     """
 
-    def __init__(
-        self, program: Program, contract: Contract, pipeline: Pipeline, protocol: Protocol, kinds: Kinds
-    ) -> None:
+    def __init__(self, program: Program, pipeline: Pipeline, cluster: list[Protocol], kinds: Kinds) -> None:
         assert pipeline.parts is not None
-        assert protocol.slab is not None
-        self.program, self.contract, self.pipeline, self.kinds = program, contract, pipeline, kinds
+        self.program, self.pipeline, self.kinds = program, pipeline, kinds
         self.parts: Parts = pipeline.parts
-        self.protocol, self.slab = protocol, protocol.slab
+        self.meetings, self.slab = common_to(cluster)
         self.variable = program.emitter.variable
-        self.items = loops_of(program, CONSUMER)[0]
+        # Where threads of all roles meet behind their items, None if they do not: the end of what is proven here.
+        self.end = meeting_of(program) if pipeline.tensor else None
+        self.items = heads_of(program)[CONSUMER] if pipeline.tensor else loops_of(program, CONSUMER)[0]
         self.after = after_items(program, self.items)
         spins = list(program.graph.spin_heads)
         around = [head for head, body in program.loops.items() if spins and spins[0] in body and head != spins[0]]
@@ -96,6 +116,14 @@ class SumProof:
         if len(outer) != 1 or self.tiles in program.loops[self.items]:
             raise NotCertified("the vectors of a tile that are not added in one loop behind all items")
         (self.vectors,) = outer
+        # The registers to which an iteration over vectors adds a number. Where they count vectors is checked.
+        self.stepped = {
+            self.variable(name)
+            for block in program.loops[self.vectors]
+            for ins in program.blocks[block].all()
+            if ins.base == "add" and any(isinstance(operand, Imm) for operand in ins.operands)
+            for name in defs_uses(ins)[0]
+        }
         if max(self.parts.count, self.parts.vectors) >= COUNTER_HALF:
             raise NotCertified("a counter has no room for all parts and vectors of a tile")
         self.steps = 0
@@ -113,7 +141,7 @@ class SumProof:
 
     def _check_slab(self) -> None:
         """Raise NotCertified unless a slab has every sum of a tile exactly once."""
-        tile = self.contract.tile
+        tile = self.parts.within.tile
         assert tile is not None
         rows, cols = self.slab.rows, self.slab.cols
         inside = (rows >= 0) & (rows < tile.rows) & (cols >= 0) & (cols < tile.cols)
@@ -151,19 +179,21 @@ class SumProof:
             at = rests.number(AT, share.vectors)
             last = Polynomial.of(share.vectors) if goes_on else at + named(LEFT) + 1
             mine = replace(share, tile=self.parts.tile, at=at, last=last)
-            way = self._tile(mine, registers, goes_on)
+            way = self._tile(mine, registers, goes_on, self.parts.within)
             ways.append(way._replace(agreed=agreed + way.agreed))
+            if self.parts.beyond is not None:
+                self._tile(mine, registers, goes_on, self.parts.beyond)
         return ways
 
     def _share(self, group: int, first: bool, warpgroup: int) -> Share:
         """The share of a group, for its first thread or any other one of a warpgroup; its tile is not set yet. Raises
         NotCertified if the group has no barrier of its own."""
         start, end = self.pipeline.groups[group]
-        if group not in self.protocol.meetings:
+        if group not in self.meetings:
             raise NotCertified("a group of consumers without a barrier of its own")
         return Share(
             self.parts, group, len(self.pipeline.groups), start, end - start, first, warpgroup,
-            self.protocol.meetings[group], self.slab,
+            self.meetings[group], self.slab,
         )  # fmt: skip
 
     @staticmethod
@@ -171,6 +201,7 @@ class SumProof:
         """The facts of a problem and those of a thread and its share. ``assumed``: polynomials that are at least 0."""
         out = OpenFacts.of(facts, *assumed, *share.limits)
         out.bounds |= share.bounds
+        out.private = frozenset(share.lane_names)
         return out
 
     def _to_share(self, share: Share) -> tuple[Registers, list[object]]:
@@ -178,7 +209,7 @@ class SumProof:
         there. Registers that its items write are unknown. Proves that the loop is reached exactly if the share is not
         empty; raises NotCertified otherwise."""
         parts, groups = self.parts, share.groups
-        facts = self._facts(self.pipeline.entry.facts, share)
+        facts = self._facts(parts.entry.facts, share)
         facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
         # The quotients of the module, V * g / G: FIRST and END are defined as these, and the text must compute them.
         own, all_vectors = parts.cta * groups + share.group, parts.tiles * parts.vectors
@@ -186,7 +217,7 @@ class SumProof:
             Fraction(all_vectors * own, parts.ctas * groups, named(FIRST)),
             Fraction(all_vectors * (own + 1), parts.ctas * groups, named(END)),
         ]
-        machine = SumMachine(self.program, self.pipeline.entry, facts, self.kinds, share)
+        machine = SumMachine(self.program, parts.entry, facts, self.kinds, share)
         if not facts.holds(parts.ctas - 1 - parts.cta):
             raise NotCertified("the number of a CTA may not be below that of CTAs")
 
@@ -201,16 +232,20 @@ class SumProof:
 
         def reached(block: int | None, registers: Registers) -> None:
             gap = named(END) - 1 - named(FIRST)
-            if not facts.holds(-gap - 1 if block is None else gap):
+            if not facts.holds(-gap - 1 if block != self.tiles else gap):
                 raise NotCertified("a group does not add its share exactly if it is not empty")
-            if block is not None:
+            if block == self.tiles:
                 found.append(registers)
 
-        machine.follow(self.after, registers, None, (self.tiles,), reached)
+        machine.follow(self.after, registers, None, self._stops(self.tiles), reached)
         self.steps += machine.steps
         if len(found) != 1:
             raise NotCertified(f"the loop over tiles is reached in {len(found)} ways")
         return found[0], machine.agreed
+
+    def _stops(self, *blocks: int) -> tuple[int, ...]:
+        """Some blocks, and that at which all threads meet."""
+        return (*blocks, *(() if self.end is None else (self.end,)))
 
     def _at_tile(self, machine: SumMachine, registers: Registers) -> tuple[Registers, list[str]]:
         """The registers with which any tile of the share is reached, and the variables of those that count vectors:
@@ -245,17 +280,18 @@ class SumProof:
         """The variables of the registers that a loop writes."""
         return set(map(self.variable, registers_of(self.program, self.program.loops[head])[1]))
 
-    def _tile(self, share: Share, registers: Registers, goes_on: bool) -> Way:
+    def _tile(self, share: Share, registers: Registers, goes_on: bool, contract: Contract) -> Way:
         """Prove any tile of a share. ``goes_on``: whether the share has the tile's last vector, and may go on with the
-        next tile, or ends before that vector. Raises NotCertified."""
+        next tile, or ends before that vector. A tile that does not begin within D has no sums, and is passed over.
+        Raises NotCertified."""
         # At least 0 exactly if the share has the tile's last vector: LEFT vectors follow its first one in the tile.
         behind = share.at + named(LEFT) + 1 - share.vectors
         # The last fact says that all groups together count at most the vectors of the tile.
         facts = self._facts(
-            self.contract.facts, share, behind if goes_on else -behind - 1,
+            contract.facts, share, behind if goes_on else -behind - 1,
             share.vectors - share.before - (share.last - share.at),
         )  # fmt: skip
-        machine = SumMachine(self.program, self.contract, facts, self.kinds, share)
+        machine = SumMachine(self.program, contract, facts, self.kinds, share)
         machine.phase = Phase.TILE
         start, counting = self._at_tile(machine, registers)
         # Both are counted over all tiles: the vector after the group's last one of this tile, and the end of its share.
@@ -264,23 +300,26 @@ class SumProof:
 
         def reached(block: int | None, registers: Registers) -> None:
             progress = machine.progress
-            if not (progress.met and progress.added) or (share.first and not (progress.waited and progress.counted)):
+            if contract.tile is None:
+                if progress != Progress():
+                    raise NotCertified("a group adds the vectors of a tile that lies beyond D")
+            elif not (progress.met and progress.added) or (share.first and not (progress.waited and progress.counted)):
                 raise NotCertified("a group does not wait for, count, meet for and add the vectors of a tile")
-            if progress.cleared is False:
+            elif progress.cleared is False:
                 machine.check_not_last()
             for name in counting:
                 value = registers.get(name)
                 if not is_number(value) or not poly_of(value).equals(at):
                     raise NotCertified("the vector behind those of a tile is not the next one of the share")
             gap = end - 1 - at
-            if not facts.holds(-gap - 1 if block is None else gap):
+            if not facts.holds(-gap - 1 if block != self.tiles else gap):
                 raise NotCertified("a share does not end behind its last vector")
 
         machine.proven_loops = {
             self.spin: machine.wait_for_parts,
             self.vectors: lambda _, registers: self._vectors(machine, registers),
         }
-        machine.follow(self.tiles, start, None, (self.tiles,), reached)
+        machine.follow(self.tiles, start, None, self._stops(self.tiles), reached)
         self.steps += machine.steps
         return Way(machine.taken, machine.agreed)
 
@@ -308,13 +347,14 @@ class SumProof:
         ``registers``: those before the loop. A register that held the share's first vector there and is written in the
         loop is taken for a counter of vectors, which ``_next_vector`` checks."""
         share, facts = machine.share, machine.facts
-        start, counting = dict(registers), list[str]()
+        start, counting = dict(registers), dict[str, Polynomial]()
         for name in map(self.variable, self.program.live(self.vectors)):
             value = registers.get(name)
-            if name in written and is_number(value) and poly_of(value).equals(share.at):
-                counting.append(name)
-                start[name] = Word(share.vector, bits_of(value), facts)
-        start |= dict.fromkeys(written - set(counting), UNKNOWN)
+            gap = poly_of(value) - share.at if name in written and is_number(value) else None
+            if gap is not None and (gap.is_constant or name in self.stepped):
+                counting[name] = gap
+                start[name] = Word(share.vector + gap, bits_of(value), facts)
+        start |= dict.fromkeys(written - counting.keys(), UNKNOWN)
         machine.at, machine.progress.stored = share.vector, {}
         known = (share.vector - share.at, share.last - 1 - share.vector, *share.column_limits)
         with facts.side(at_least(facts, *known)):
@@ -323,16 +363,19 @@ class SumProof:
                 lambda block, after: self._next_vector(machine, counting, block, after),
             )  # fmt: skip
 
-    def _next_vector(self, machine: SumMachine, counting: list[str], block: int | None, registers: Registers) -> None:
-        """Check that an iteration has stored all sums of its vectors, and counts on by as many vectors. ``block``:
-        where it leads: again to the loop's head exactly if vectors of the share are left. Raises NotCertified."""
+    def _next_vector(
+        self, machine: SumMachine, counting: dict[str, Polynomial], block: int | None, registers: Registers
+    ) -> None:  # fmt: skip
+        """Check that an iteration has stored all sums of its vectors, and counts on by as many vectors. ``counting``:
+        the registers that count, and by how much each is larger than the vector's number. ``block``: where the
+        iteration leads: again to the loop's head exactly if vectors of the share are left. Raises NotCertified."""
         if block is None:
             raise NotCertified("a thread ends while its group adds vectors")
         share, again = machine.share, block == self.vectors
         steps = set[int]()
-        for name in counting:
+        for name, gap in counting.items():
             value = registers.get(name)
-            more = poly_of(value) - share.vector if is_number(value) else ZERO
+            more = poly_of(value) - share.vector - gap if is_number(value) else ZERO
             steps.add(int(more.constant) if more.is_constant else 0)
         if len(steps) != 1 or min(steps) < 1:
             raise NotCertified("no register counts the vectors of a tile")
@@ -346,8 +389,8 @@ class SumProof:
         if {key for key, _, _ in stored} - {vector.key for vector in vectors}:
             raise NotCertified(f"a turn stores sums of more than {step} vectors")
         machine.agreed.append(frozenset(stored))
-        gap = share.last - 1 - share.vector - step
-        if not machine.facts.holds(gap if again else -gap - 1):
+        left = share.last - 1 - share.vector - step
+        if not machine.facts.holds(left if again else -left - 1):
             raise NotCertified("the loop over vectors does not end behind the last one")
 
     @staticmethod

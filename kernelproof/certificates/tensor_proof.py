@@ -10,49 +10,15 @@ from kernelproof.certificates.invariants import Invariant
 from kernelproof.certificates.item_roles import ItemRole
 from kernelproof.certificates.loops import Case
 from kernelproof.certificates.polynomials import Lanes
-from kernelproof.certificates.program import Program
-from kernelproof.certificates.role_loops import items_of_store, loops_of
+from kernelproof.certificates.role_loops import after_items, registers_of
 from kernelproof.certificates.role_state import CONSUMER, ENDING, MULTIPLIER, PRODUCER, RoleState
 from kernelproof.certificates.roles import Role
 from kernelproof.certificates.store_role import StoreRole
+from kernelproof.certificates.tensor_loops import heads_of, meeting_of
 from kernelproof.certificates.tensor_machine import TensorMachine
 from kernelproof.emulator.frontend.flow.loops import reachable
 
 ROLES = (PRODUCER, MULTIPLIER, CONSUMER)
-
-
-def heads_of(program: Program) -> dict[str, int]:
-    """The head of each role's loop over items."""
-    heads = {what: loops_of(program, what)[0] for what in (PRODUCER, MULTIPLIER)}
-    return heads | {CONSUMER: items_of_store(program)}
-
-
-def end_of_setup(program: Program) -> int:
-    """The block behind the last barrier that comes before all loops over items."""
-    heads = set(heads_of(program).values())
-    waits = ("barrier.cluster.wait", "bar.sync", "barrier.sync")
-    looped = set[int]().union(*program.loops.values())
-    found = [
-        block for block in program.blocks
-        if block.index not in looped and block.end == "wait" and any(x.op.startswith(waits) for x in block.all())
-        and heads <= reachable(program.blocks, block.targets)
-    ]  # fmt: skip
-    # All of them lie on every way, so each one but the last has all the others behind it.
-    last = [x for x in found if not {y.index for y in found} & reachable(program.blocks, x.targets)]
-    if len(last) != 1:
-        raise NotCertified("a CTA without one barrier of all its threads before they have roles")
-    return last[0].targets[0]
-
-
-def meeting_of(program: Program) -> int:
-    """The block at which threads of all roles meet behind their items."""
-    at: int | None = end_of_setup(program)
-    heads = set(heads_of(program).values())
-    while at is not None and heads & (reachable(program.blocks, [at]) | {at}):
-        at = program.joins[at]
-    if at is None:
-        raise NotCertified("threads of different roles do not meet behind their items")
-    return at
 
 
 class TensorCta(CtaProof):
@@ -96,14 +62,26 @@ class TensorCta(CtaProof):
         common = self.program, self.contract, self.protocol, self.kinds, lanes, what, 0
         role: ItemRole
         if what == CONSUMER:
-            role = StoreRole(*common, self.heads[what], self.meeting)
+            items = self.heads[what]
+            role = StoreRole(*common, items, after_items(self.program, items) if self.pipeline.parts else self.meeting)
         else:
             role = Role(*common, self.given(found), self.guesses, self.meeting)
         role.prove(entry)
-        self.ended += [(lanes, state) for state in role.adding]
+        self.ended += [(lanes, self._met(state)) for state in role.adding]
         if role.invariant is not None:
             found.append(role.invariant)
         return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
+
+    def _met(self, state: RoleState) -> RoleState:
+        """The state in which a role comes to where all threads meet. A group that adds partial sums before that must
+        leave the registers alone that are read behind it."""
+        if state.block != self.meeting:
+            between = reachable(self.program.blocks, [state.block], self.meeting)
+            if set(self.program.live(self.meeting)) & registers_of(self.program, between)[1]:
+                raise NotCertified("registers that are read where all threads meet are written behind items")
+            state = state.copied()
+            state.block = self.meeting
+        return state
 
     def _end(self) -> Case:
         """Prove what all threads do behind their items, from where they meet to their end."""

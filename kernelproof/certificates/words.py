@@ -120,7 +120,13 @@ class Word:
     # --- bits
 
     def __lshift__(self, count: Operand) -> Word:
-        return self._with(self.poly.scaled(1 << _shift_count(count)))
+        poly = self.poly.scaled(1 << _shift_count(count))
+        if isinstance(self.facts, OpenFacts) and self.facts.above:
+            names = {(name,) for name in self.facts.above.values()}
+            # Multiples of 2^bits do not change the word.
+            gone = {x for x in names & poly.terms.keys() if not np.any(np.asarray(poly.terms[x]) % (1 << self.bits))}
+            poly = Polynomial({x: c for x, c in poly.terms.items() if x not in gone})
+        return self._with(poly)
 
     def __rshift__(self, count: Operand) -> Word:
         """The number divided by a power of two and rounded down: a logical or an arithmetic shift, by ``signed``."""
@@ -212,9 +218,12 @@ class Word:
             # the top, that the number is below 2^low.
             if low == 0:
                 return Bits(self.facts, Multiple(self.poly, 1 << end, False))
+            number = Word(self.poly, self.bits, self.facts).number()
             if end == self.bits:
-                number = Word(self.poly, self.bits, self.facts).number()
                 return Bits(self.facts, AtLeast(number - (1 << low)))
+            # What is above the field is a multiple of 2^end. A shift to the left drops it.
+            higher = self.facts.higher(number, end, self.bits)
+            return self._with(number - self._rest(number, low) - higher * (1 << end))
         rest = self._rest(self.poly, end)
         return self._with(rest - self._rest(rest, low))
 

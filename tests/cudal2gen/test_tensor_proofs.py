@@ -15,6 +15,7 @@ from tests.draws import few_by
 PLAIN = tensor()
 TWO = tensor(**PAIR)
 ROW = tensor(cluster=[1, 2])
+SPLIT, ROW_SPLIT = tensor(split_k=2), tensor(cluster=[1, 2], split_k=2)
 COVERED: dict[str, Record] = {
     "pairs": TWO,
     "f32": PLAIN,
@@ -27,10 +28,16 @@ COVERED: dict[str, Record] = {
     "two pairs": tensor(pair=True, cluster=[2, 2], bn=64),
     "operands swapped": TENSORS["tensor swapped nn"],
     "operands swapped, pairs": tensor(**SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2]),
+    "slices of k": SPLIT,
+    "slices of k, a row of two": ROW_SPLIT,
+    "slices of k, pairs, operands swapped, f16": tensor(
+        **SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2], split_k=4, acc="f16"
+    ),
 }
 NOT_COVERED: dict[str, Record] = {
     "claimed tiles": tensor(**CLAIMED),
     "the last wave is shared out": tensor(stream_k=True),
+    "slices of k in clusters of four": tensor(cluster=[2, 2], split_k=2),
     "stored directly": tensor(epilogue="direct"),
     "D of fp32": TENSORS["tensor d"],
     "fused": tensor(fusion="bias_n"),
@@ -141,7 +148,7 @@ def _changes() -> list[tuple[str, Mutant]]:
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("name", COVERED)
 def test_a_covered_kernel_is_certified_and_its_certificate_holds(name: str) -> None:
     prove_and_recheck(COVERED[name])
