@@ -65,7 +65,7 @@ PYTHON = "3.12"
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)))
 
 PREBUILT = "CUDAL2GEN_PREBUILT"
-PACKS = "cudal2gen_*.whl"  # pip demands the name, so `pack` renames what --out says
+PACKS = "cudal2gen_*.whl"  # `cudal2gen pack` replaces the name in --out, as pip wants a wheel's own
 JOURNAL, LOG, LOSING, TUNED = "gpu_day.jsonl", "gpu_day.log", "losing.jsonl", "tuned.jsonl"
 REST = "log_and_report.tar.xz"  # the log, the report, and the smallest stores if there are more than MAX_FILES
 
@@ -96,13 +96,17 @@ class Step:
         return [sys.executable, *([] if words[0] == "-m" else ["-m", "cudal2gen"]), *words]
 
 
-RECORDS = "--gpu {gpu} --acc"
+RECORD_OPTIONS = "--gpu {gpu} --acc"
 PLAN = (
     Step("doctor", 1, 15, "doctor", "what the machine has"),
-    Step("first verdict", 1, 30, f"validate --mnk 64_64_64 {RECORDS} f32 --on gpu", "one kernel from end to end"),
-    Step("first timing", 1, 30, f"bench --mnk 64_64_64 {RECORDS} f32 --budget {{budget}}", "every baseline once"),
     Step(
-        "verdicts f32", 1, 100, f"validate --changed {RECORDS} f32 --on gpu", "all f32 kernels right",
+        "first verdict", 1, 30, f"validate --mnk 64_64_64 {RECORD_OPTIONS} f32 --on gpu", "one kernel from end to end",
+    ),
+    Step(
+        "first timing", 1, 30, f"bench --mnk 64_64_64 {RECORD_OPTIONS} f32 --budget {{budget}}", "every baseline once",
+    ),
+    Step(
+        "verdicts f32", 1, 100, f"validate --changed {RECORD_OPTIONS} f32 --on gpu", "all f32 kernels right",
     ),
     Step(
         "operators race", 1, 45, "-m scripts.race_operators --out {out} --budget {budget} {products}",
@@ -112,20 +116,23 @@ PLAN = (
         "tests", 1, 200, '-m pytest -svm gpu -p no:cacheprovider tests/cudal2gen/test_on_gpu.py -k "not sanitizer"',
         "paths of the templates, adversaries, streams, graphs, refusals",
     ),
-    Step("verdicts f16", 1, 90, f"validate --changed {RECORDS} f16 --on gpu", "the same for f16"),
+    Step("verdicts f16", 1, 90, f"validate --changed {RECORD_OPTIONS} f16 --on gpu", "the same for f16"),
     Step(
-        "bits", 1, 30, f"validate --sample 8 {RECORDS} f32 --on gpu --also emulator",
-        "how far the emulator's rounding is the card's",
+        "bits", 1, 30, f"validate --sample 8 {RECORD_OPTIONS} f32 --on gpu --also emulator",
+        "how many elements the emulator rounds as the card does",
     ),
-    Step("bench f32", 2, 510, f"bench --all {RECORDS} f32 --budget {{budget}}", "1000 shapes against every baseline"),
-    Step("bench f16", 3, 100, f"bench --all {RECORDS} f16 --budget {{budget}}", "as many of all classes as fit"),
     Step(
-        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORDS} f32 --where records=a100 --budget {{budget}}",
+        "bench f32", 2, 510, f"bench --all {RECORD_OPTIONS} f32 --budget {{budget}}",
+        "1000 shapes against every baseline",
+    ),
+    Step("bench f16", 3, 100, f"bench --all {RECORD_OPTIONS} f16 --budget {{budget}}", "as many of all classes as fit"),
+    Step(
+        "A100 records", 3, 40, f"bench --sample {SAMPLE} {RECORD_OPTIONS} f32 --where records=a100 --budget {{budget}}",
         "what mma.sync kernels are worth on this card",
     ),
     Step(
         "host protocols", 3, 50,
-        f"bench --sample {SAMPLE} {RECORDS} f32 --timing protocol=offline+server --timing seconds=0.4 "
+        f"bench --sample {SAMPLE} {RECORD_OPTIONS} f32 --timing protocol=offline+server --timing seconds=0.4 "
         "--budget {budget}",
         "the modes of the CUDA-L2 paper",
     ),
@@ -134,7 +141,7 @@ PLAN = (
     ),
     Step(
         "tune", 3, 65,
-        f"tune --problems {{out}}/{LOSING} {RECORDS} f32 "
+        f"tune --problems {{out}}/{LOSING} {RECORD_OPTIONS} f32 "
         "--evaluations {evaluations} --budget {budget}",
         "faster records for these problems", compiles=True,
     ),
@@ -300,8 +307,8 @@ class Journal:
 
 
 def card_of(environment: Mapping[str, str]) -> str:
-    """The model of this machine's card, by a process in the steps' environment. Empty if it is none of ``CARDS``; the
-    process then prints why."""
+    """The model of this machine's card, as a process in the steps' environment finds it. Empty if it is none of
+    ``CARDS``; the process then prints why."""
     command = [sys.executable, "-m", "scripts.gpu_day", "card"]
     try:
         process = subprocess.run(
@@ -422,8 +429,8 @@ def rehearse(out: Path, card: str = "H100", calls: Sequence[int] = (1, 2, 3), le
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "CUDAL2GEN_CATALOG": str(small),
-        "CUDAL2GEN_RESULTS": str(scratch / "results"),  # for packs: each call has its own
-        "CUDAL2GEN_CACHE_DIR": str(scratch / "cache"),  # where a device is kept to one process
+        "CUDAL2GEN_RESULTS": str(scratch / "results"),  # read while packs are made; each call below sets its own
+        "CUDAL2GEN_CACHE_DIR": str(scratch / "cache"),  # has the lock that lets one process use a device
         "CUDAL2GEN_GPU": f"tests.cudal2gen.rehearsal:{card}",
     }
     records = catalog.load(ROOT / "configs" / "kernels.jsonl", ["h200", "a100"])
@@ -537,7 +544,9 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("prepare", help="compile the plan's kernels and fetch wheels into build/gpu_day/")
     packing = verbs.add_parser("pack", help="the kernels alone, into one file")
     packing.add_argument("file", type=Path)
-    packing.add_argument("steps", nargs="*", default=[step.name for step in PLAN], help="only theirs")
+    packing.add_argument(
+        "steps", nargs="*", default=[step.name for step in PLAN], help="pack only the kernels of these steps"
+    )
     verbs.add_parser("budget", help="print the plan and what it needs")
     rehearsal = verbs.add_parser("rehearse", help="run all calls here, against an emulated device")
     rehearsal.add_argument("--out", type=Path, help="folder for results, by default a temporary one")

@@ -35,7 +35,7 @@ class Race {
       if (event) host_.event_destroy(event);
   }
 
-  // Stores the plan of the fastest kernel with its speedup, or returns CUDAL2GEN_VENDOR.
+  // Stores the plan of the fastest kernel with its speedup, or returns CUDAL2GEN_VENDOR if no kernel wins.
   int choose(cudal2gen_problem const& problem, cudal2gen_plan& best) {
     if (int const code = prepare()) return code;
     if (int const code = admit(problem)) return code;
@@ -76,6 +76,7 @@ class Race {
     }
     double us = 0;
     if (plans_.empty()) return CUDAL2GEN_OK;
+    // The first sample only warms up.
     if (int const code = sample(vendor_ ? kVendor : 0, us)) return code;
     if (int const code = sample(vendor_ ? kVendor : 0, us)) return code;
     calls_ = std::clamp(int(kSampleUs / std::max(us, 1.0)), 1, 64);
@@ -121,7 +122,7 @@ class Race {
     }
     if (logs.size() < kFewestPairs) return refuse(CUDAL2GEN_VENDOR, "the time did not suffice for " + std::to_string(kFewestPairs) + " pairs");
     if (!accepts(logs, heat_logs_)) return refuse(CUDAL2GEN_VENDOR, "no kernel was faster than the vendor's product by more than noise and bias explain");
-    best.choice.speedup = std::exp(low_median(logs));
+    best.choice.speedup = std::exp(median_lower_bound(logs));
     return CUDAL2GEN_OK;
   }
 

@@ -15,8 +15,8 @@
    cublasLtMatmul with an epilogue  problem.fusion, and cudal2gen_gemm
    cublasLtMatmulAlgoGetHeuristic   cudal2gen_plan_create; cudal2gen_plan_run then chooses nothing
    CUBLAS_GEMM_AUTOTUNE             cudal2gen_plan_autotune, against your own call of cuBLAS
-   cublasSetStream, SetWorkspace    arguments of each call; a call never waits, allocates no device memory, and may be
-                                    captured in a graph once its kernel is loaded (by a query or a plan)
+   cublasSetStream, SetWorkspace    arguments of each call. Once the kernel is loaded (by a query or a plan), cudal2gen_matmul,
+                                    _gemm and _plan_run never wait, allocate no device memory, and may be captured in a graph
    CUBLAS_STATUS_INVALID_VALUE      CUDAL2GEN_INVALID_VALUE; cudal2gen_last_error() names the argument
    CUBLAS_STATUS_NOT_SUPPORTED      CUDAL2GEN_VENDOR: call cuBLAS
 
@@ -57,7 +57,8 @@ typedef enum { CUDAL2GEN_D_SAME, CUDAL2GEN_D_F32 } cudal2gen_d;    /* the type o
 typedef enum {
   CUDAL2GEN_MEASURED, /* a kernel that was measured faster than the vendor's library at exactly these sizes */
   CUDAL2GEN_KERNEL,   /* the nearest kernel that computes the product */
-  CUDAL2GEN_INFERRED  /* as measured; for a fusion or batch that was not, the kernel with the design of the fastest plain one */
+  CUDAL2GEN_INFERRED  /* like CUDAL2GEN_MEASURED; but if this fusion or batch was not measured, a kernel of the same design as
+                         the one that was measured faster for the plain product of these sizes */
 } cudal2gen_prefer;
 
 typedef enum { CUDAL2GEN_NO_BIAS, CUDAL2GEN_BIAS_N, CUDAL2GEN_BIAS_M } cudal2gen_bias; /* one element for each column of D, or for each row */
@@ -107,14 +108,16 @@ typedef struct {
   float alpha, beta;
   void* aux; /* (m,n) in the type of D */
   int ldaux;
-  int64_t stride_a, stride_b, stride_d;       /* of a batch: from one product to the next; 0: all share A or B. Groups use */
-  int64_t stride_bias, stride_c, stride_aux;  /* stride_b alone, and stride_bias for a bias along n */
+  /* How far a matrix of one product of a batch is from that of the next; 0: all products share it (not D or aux). Groups use
+     only stride_b, and stride_bias for a bias along n. */
+  int64_t stride_a, stride_b, stride_d;
+  int64_t stride_bias, stride_c, stride_aux;
   int const* ends; /* of groups: an array on the device with the row after the last one of each group, ascending */
 } cudal2gen_operands;
 
 typedef struct {
   char const* kernel;      /* its digest, a string that lives as long as the pack; "" if none is needed (m, n or k is 0) */
-  double speedup;          /* over the vendor's library, lower end of the interval; 0 if it was not measured */
+  double speedup;          /* the vendor's time over the kernel's: the lower end of its interval; 0 if it was not measured */
   int64_t workspace_bytes; /* size of the workspace, which must be aligned to 256 bytes. It needs no initial value. Launches that
                               may run concurrently, on two streams or in a graph, must not share it. */
 } cudal2gen_answer;
@@ -170,11 +173,13 @@ typedef struct {
 typedef int (*cudal2gen_vendor)(void* context, void* stream);
 
 /* Makes a plan by measuring on this card. First up to 8 nearest kernels and the vendor's product are timed round robin, then
-   the fastest kernel and the vendor's product in 12 to 64 pairs, whose order alternates. The plan has the kernel under two
-   conditions, else CUDAL2GEN_VENDOR is returned: the lower end of the 99.5 % interval of the median ratio of the pairs is
-   at least 1.01, and the gain is at least 10 % after what addresses of operands and code may explain is subtracted (3 %,
-   constant for each contender). answer.speedup is that lower end. If vendor is null, the fastest kernel is chosen, and
-   speedup is 0. problem.prefer is ignored.
+   the fastest kernel and the vendor's product in 12 to 64 pairs, whose order varies. The plan gets the kernel only if both hold;
+   otherwise the call returns CUDAL2GEN_VENDOR:
+   - The median ratio of the pairs, the vendor's time over the kernel's, is at least 1.01 with a confidence of 99.5 %.
+     answer.speedup is this lower bound of the median.
+   - The expected gain is at least 10 %. It is the measured gain, reduced by the part that constant biases may explain: each
+     contender has one, for example from addresses, with a standard deviation of 3 %.
+   If vendor is null, the fastest kernel is chosen, and speedup is 0. problem.prefer is ignored.
 
    It waits for the stream, runs each contender hundreds of times on the same operands, so that those that fit are in the L2,
    and stops after about `milliseconds`. D must not overlap with an operand. In a captured stream nothing is timed, and

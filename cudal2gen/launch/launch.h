@@ -149,7 +149,7 @@ constexpr Element kF32 = {"f32", 4, CU_TENSOR_MAP_DATA_TYPE_FLOAT32};
 // How B and A are stored, in the order of the enum cudal2gen_layout.
 constexpr char const* kLayouts[] = {"tn", "nn", "nt", "tt"};
 
-// A box of `cols` x `rows` elements of a matrix; its swizzle is as wide as its columns. cols = 0 means that there is no box.
+// The `cols` x `rows` elements of a matrix that one TMA copy moves; the swizzle is as wide as a row of them. cols = 0: there is no box.
 struct Box {
   int cols = 0, rows = 0;
 };
@@ -192,7 +192,8 @@ struct Scratch {
   int64_t parts_at() const { return ceil_div(counter_bytes(), 256) * 256; }
 };
 
-// The facts of a kernel, as in `Launch` of kernel/launch.py, and the sizes and operands that follow from them as legal.
+// The facts of a kernel, as `Launch` of kernel/launch.py has them. From them follow the grid and the workspace of a launch, and which sizes
+// and operands are legal.
 struct Launch {
   std::string entry;
   Convention convention;
@@ -410,7 +411,9 @@ inline Refusal Launch::refuse_groups(Groups const& groups, int m, int n) const {
 // L2 eviction priorities, as createpolicy.fractional encodes them: normal, first, last.
 constexpr uint64_t kPolicies[] = {0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000};
 
-// The options of a launch, which are not compiled into the kernel; see kernel/launch.py for those of each convention.
+// The options of a launch, which are not compiled into the kernel; see kernel/launch.py for those of each convention. swizzle_stride: columns
+// of a slice of a zsplit grid. along_n, band: the order of tiles, which runs in bands of so many tiles, along n (1) or m (0). policy_a, policy_b:
+// the priorities of A and B in the L2. overlaps: whether the kernel may start before the previous one ends (option pdl).
 struct Options {
   int64_t swizzle_stride = 0;
   int along_n = 0, band = 1;

@@ -282,9 +282,9 @@ int place_parts(cudal2gen_kernel const& own, Scratch const& scratch, void* works
   return error ? own.runtime.refuse(error) : cudaSuccess;
 }
 
-// Sets the grid of a launch of `count` products, or of `groups` groups. Plain kernels have a CTA per tile: x counts columns of tiles, y rows of tiles times slices of k, z products.
-// kZsplit cuts the columns into slices of about swizzle_stride elements, which lie along z. Persistent kernels and clusters have grids
-// of one dimension, and persistent ones no more CTAs than are resident at a time.
+// Sets the grid of a launch of `count` products, or of `groups` groups. Plain kernels have a CTA per tile: x counts columns of tiles, y rows
+// of tiles times slices of k, z products. kZsplit cuts the columns into slices of about swizzle_stride elements, which lie along z.
+// Persistent kernels and clusters have grids of one dimension, and persistent ones no more CTAs than are resident at a time.
 int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int groups, dim3& grid) {
   Launch const& launch = own.launch;
   int64_t const tiles_n = ceil_div(n, launch.bn);
@@ -330,14 +330,14 @@ cudaLaunchAttribute flag(cudaLaunchAttributeID id) {
   return attribute;
 }
 
-// Launches with the attributes of the kernel. `together`: a cooperative launch. `overlaps`: a programmatic launch, which may start
+// Launches with the attributes of the kernel. `cooperative`: all CTAs must run at the same time. `overlaps`: a programmatic launch, which may start
 // before the previous kernel ends. A driver may refuse both in one launch; then the launch is repeated without the overlap.
-int launch_as(cudal2gen_kernel const& own, cudaLaunchConfig_t& config, void** arguments, bool together, bool overlaps) {
+int launch_as(cudal2gen_kernel const& own, cudaLaunchConfig_t& config, void** arguments, bool cooperative, bool overlaps) {
   cudaLaunchAttribute attributes[3];
   config.attrs = attributes;
   if (own.launch.cluster() > 1) attributes[config.numAttrs++] = cluster_of(own.launch.cluster());
-  if (together) attributes[config.numAttrs++] = flag(cudaLaunchAttributeCooperative);
-  bool const both = together && overlaps;
+  if (cooperative) attributes[config.numAttrs++] = flag(cudaLaunchAttributeCooperative);
+  bool const both = cooperative && overlaps;
   if (overlaps && (!both || own.cooperation_overlaps))
     attributes[config.numAttrs++] = flag(cudaLaunchAttributeProgrammaticStreamSerialization);
   cudaError_t error = own.runtime.launch(&config, own.function(), arguments);
@@ -356,8 +356,8 @@ extern "C" {
 
 char const* cudal2gen_message() { return message.c_str(); }
 
-// Opens the built kernel in a directory. options: text such as "swizzle_stride=2048", or null. runtime: the file name or path of
-// the CUDA runtime library; null for that of find_runtime.
+// Opens the built kernel in a directory, which has the files kernel.launch and kernel.cubin. options: text such as
+// "swizzle_stride=2048", or null. runtime: the file name or path of the CUDA runtime library; null for that of find_runtime.
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out) {
   message.clear();
   *out = nullptr;

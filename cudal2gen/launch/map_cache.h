@@ -13,15 +13,16 @@
 
 namespace cudal2gen {
 
-// Maps from what a tensor map describes to the encoded map. The key has address, columns, rows, leading dimension, box, type, and for
-// a batch the number of matrices and the elements from one to the next. Encoding takes a microsecond, so a map is kept for later calls
-// with the same operands. The cache is emptied when it is full, so its memory is bounded.
+// Finds the tensor map of an operand, or has the driver encode it. Encoding takes a microsecond, so a map is kept for later calls with the
+// same operands. The key has everything that the map depends on: address, columns, rows, leading dimension, box, type, and for a batch the
+// number of matrices and the elements from one to the next. The cache is emptied when it is full, so its memory is bounded.
 class MapCache {
  public:
   using Key = std::array<uint64_t, 9>;
-  decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  decltype(&cuTensorMapEncodeTiled) encode = nullptr;  // the driver's function, set before the first `find`
 
-  // Stores the map of a matrix, or of `depth` matrices if depth > 0. Returns false if the driver refuses to encode it.
+  // Stores the map of a matrix of so many rows, or of `depth` matrices, `stride` elements apart, if depth > 0. Returns false if the driver
+  // refuses to encode it.
   bool find(Matrix const& matrix, int64_t rows, int depth, int64_t stride, Box box, Element const& element, CUtensorMap& map) {
     Key const key = {reinterpret_cast<uint64_t>(matrix.address), uint64_t(matrix.cols), uint64_t(rows), uint64_t(matrix.ld),
                      uint64_t(box.cols), uint64_t(box.rows), uint64_t(element.map_type), uint64_t(depth),
@@ -40,7 +41,7 @@ class MapCache {
                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
         return false;
-      if (maps_.size() >= kMost) maps_.clear();
+      if (maps_.size() >= kMostMaps) maps_.clear();
       kept = maps_.emplace(key, map).first;
     }
     map = kept->second;
@@ -48,7 +49,7 @@ class MapCache {
   }
 
  private:
-  static constexpr size_t kMost = 256;
+  static constexpr size_t kMostMaps = 256;
   std::mutex mutex_;
   std::map<Key, CUtensorMap> maps_;
 };

@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+// Functions of the launcher; launcher.cpp and sized.h describe them.
 extern "C" {
 char const* cudal2gen_message();
 int cudal2gen_open(char const* directory, char const* options, char const* runtime, cudal2gen_kernel** out);
@@ -41,8 +42,9 @@ struct Kind {
   std::array<int, 5> enums;
   std::string fusion;
 
-  // Whether this is one product without fused operations, and the kind of that product with the same types and layout.
+  // Whether this is one product without fused operations.
   bool plain() const { return fusion == "none" && enums[4] == CUDAL2GEN_ALONE; }
+  // The plain product with the same types and layout.
   Kind alone() const { return {{enums[0], enums[1], enums[2], enums[3], CUDAL2GEN_ALONE}, "none"}; }
   bool operator==(Kind const& other) const { return enums == other.enums && fusion == other.fusion; }
   bool operator<(Kind const& other) const { return std::tie(enums, fusion) < std::tie(other.enums, other.fusion); }
@@ -91,7 +93,7 @@ int products_of(cudal2gen_problem const& problem);
 // Checks that a problem's enums are in range, and its sizes and number of products not negative. Returns CUDAL2GEN_OK if so.
 int check(cudal2gen_problem const& problem);
 
-// The functions of the CUDA runtime that the interface itself calls; null where the runtime lacks one.
+// The functions of the CUDA runtime that the interface calls, not the launcher; null where the runtime lacks one.
 struct HostRuntime {
   decltype(&cudaMemset2DAsync) memset_2d;
   cudaError_t (*event_create)(cudaEvent_t*);

@@ -11,10 +11,10 @@
 namespace cudal2gen {
 
 constexpr double kMargin = 0.01;    // the bound on the median of the pairs must show at least this gain
-constexpr double kGain = 0.1;       // least expected_log gain with which a kernel is accepted
+constexpr double kGain = 0.1;       // least expected gain (expected_log) with which a kernel is accepted
 constexpr double kBias = 0.03;      // standard deviation of a contender's constant bias, as a log ratio of times
-constexpr double kPrior = 1;        // weight of kBias in the estimate of the spread, in kernels
-constexpr double kClip = 0.2;   // log ratio from the kernels' median at which others are clipped
+constexpr double kPrior = 1;        // kBias^2 counts in the estimate of the spread as much as this many kernels
+constexpr double kClip = 0.2;       // a kernel's log ratio counts as at most this far from the kernels' median
 constexpr double kRisk = 0.005;     // probability that the median of the pairs lies below its bound
 
 inline double median(std::vector<double> values) {
@@ -25,7 +25,7 @@ inline double median(std::vector<double> values) {
 
 // Returns a value that is below the median with a probability of at least 1 - kRisk, for any distribution of the samples: an order
 // statistic. Returns -infinity if there are too few samples.
-inline double low_median(std::vector<double> values) {
+inline double median_lower_bound(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   double const count = double(values.size());
   // A sample is below the median with a probability of 1/2. The sample of rank r (from 1) is above the median if fewer than r samples are
@@ -53,7 +53,7 @@ inline double expected_log(double log, std::vector<double> const& field) {
 // Whether a kernel is accepted. logs: the log ratio of the vendor's time to the kernel's, for each pair of samples. field: as for
 // expected_log.
 inline bool accepts(std::vector<double> const& logs, std::vector<double> const& field) {
-  return low_median(logs) >= std::log1p(kMargin) && expected_log(median(logs), field) >= std::log1p(kGain);
+  return median_lower_bound(logs) >= std::log1p(kMargin) && expected_log(median(logs), field) >= std::log1p(kGain);
 }
 
 }  // namespace cudal2gen

@@ -1,5 +1,5 @@
-// Launches for callers to whom each argument of a call costs time. launcher.cpp implements them and torch_launcher.cpp calls them,
-// without a header of CUDA.
+// Functions that launch kernels often with the same sizes, for callers to whom each argument of a call costs time. launcher.cpp implements
+// them, and torch_launcher.cpp calls them without a header of CUDA. They return a cudaError_t, and cudal2gen_message() then says why.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,15 @@ struct Batches {
 
 extern "C" {
 
-// A launch with fixed sizes, of one product or a batch. workspace: cudal2gen_batch_workspace_bytes().
+// The kernel and the sizes of a launch, of one product or a batch. Leading dimensions count elements.
 struct cudal2gen_sized {
   cudal2gen_kernel const* kernel;
   int lda, ldb, ldd, m, n, k;
   cudal2gen::Batches batches;
 };
 
+// Enqueues D = A * B with these sizes on the stream, by a kernel without fused operations. workspace: device memory of
+// cudal2gen_batch_workspace_bytes() bytes.
 int cudal2gen_launch_sized(cudal2gen_sized const* sized, void const* a, void const* b, void* d, void* workspace, void* stream);
 
 // Enqueues D(m,n) = activation(alpha A(m,k) * B + bias + beta C) on the given stream, with those operations that the kernel has;

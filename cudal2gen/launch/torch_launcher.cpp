@@ -71,12 +71,14 @@ extern "C" {
 enum cudal2gen_third { kNone, kOut, kBias, kBiasAfter };
 
 // A planned call, filled in by Python (_Plan in call_native.py; change both, and the version below).
-//   torch_operator: if not null, this operator of torch is called with A, B and the third operand, or nothing for linear's bias.
-//   torch_overload: the name of its overload, empty for the first one.
-//   launch: else cudal2gen_launch_sized of a launcher is called with `sized` as its first argument, which is copied here,
-//   launch_fused: or, for kBias, cudal2gen_launch_fused of that launcher.
-//   scratch: the size of the workspace in elements of A's type. sizes: those of D, which is contiguous. spans: bytes from the first to
-//   the last element of A, B, and D if it is kOut.
+//   torch_operator: if not null, the call goes to this operator of torch, with A, B and the third operand; linear without a bias
+//   passes none. If null, the call launches a kernel.
+//   torch_overload: the name of the operator's overload; empty for the first one.
+//   launch, launch_fused: the functions cudal2gen_launch_sized and cudal2gen_launch_fused of a launcher. A kernel is launched by
+//   launch_fused if the third operand is kBias, else by launch.
+//   sized: the kernel and its sizes.
+//   scratch: the size of the workspace in elements of A's type. dims, sizes: the shape of D, which is contiguous. spans: bytes that A, B,
+//   and D if it is kOut, reach from their addresses.
 //   device: the CUDA device on whose current stream to launch; -1 to launch on `stream`.
 //   guard: whether another device may be the current one, so that `device` must be made current.
 struct cudal2gen_plan {
@@ -270,7 +272,7 @@ struct Operands {
            (!third.get() || key.add(third.get(), &third_address));
   }
 
-  // Whether D, the third operand, lies in the memory of A or B. Each reaches from its address as far as `spans` says.
+  // Whether D, the third operand, shares memory with A or B. spans: that of the plan.
   bool overlap(int64_t const* spans) const {
     auto const within = [&](void const* address, int64_t span) {
       int64_t const before = static_cast<char const*>(third_address) - static_cast<char const*>(address);

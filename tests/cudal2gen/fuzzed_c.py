@@ -20,7 +20,8 @@ from tests.cudal2gen.c_interface import Answer, Call, Fusion, Operands, Problem,
 SIZES = (-(2**31), -1, 0, 1, 8, 32, 33, 64, 64, 64, 96, 128, 128, 256, 4096, 1 << 24, (1 << 24) + 1, 2**31 - 1)
 STRIDES = (-(2**63), -1, 0, 8, 64 * 64, 64 * 128, 2**47, 2**62, 2**63 - 1)
 ADDRESSES = (None, 256, 1 << 20, 1 << 20, 1 << 20, 0x7F0002, 0x7F0008)
-RANGES = {"acc": 2, "layout": 4, "prefer": 3, "ab": 2, "d": 2, "batch": 3}
+# How many values each enum of a problem has in cudal2gen.h; they are 0 to count - 1.
+ENUM_SIZES = {"acc": 2, "layout": 4, "prefer": 3, "ab": 2, "d": 2, "batch": 3}
 OK, INVALID, VENDOR, BAD_PACK, MISALIGNED = 0, 1, -1, -2, 716
 NAMES = (
     "query",
@@ -47,7 +48,7 @@ class Fuzzer:
         self.pack = ctypes.c_void_p()
         assert self.api.cudal2gen_pack_open(self.folder, self.runtime, ctypes.byref(self.pack)) == OK
         self.plans: list[tuple[Any, Problem]] = []
-        # Handles of plans that were destroyed, of packs that were closed and of plans of these, and an address.
+        # Destroyed plans, closed packs, plans of closed packs, and an address that never was a handle.
         self.dead: list[Any] = [ctypes.c_void_p(ctypes.addressof(self.pack))]
 
     def one_of(self, *values: Any) -> Any:
@@ -63,12 +64,12 @@ class Fuzzer:
 
     def problem(self) -> Problem:
         sizes = {name: self.rarely(self.one_of(*SIZES), usual) for name, usual in (("m", 64), ("n", 64), ("k", 128))}
-        enums = {name: self.one_of(*range(last)) for name, last in RANGES.items()}
-        if self.random.random() < 0.6:  # sizes of kernels that the pack has
+        enums = {name: self.one_of(*range(count)) for name, count in ENUM_SIZES.items()}
+        if self.random.random() < 0.6:  # types and layout of kernels that the pack has
             enums |= {"acc": 1, "layout": 0, "ab": 0, "d": 0, "prefer": 1}
-        if self.random.random() < 0.1:  # one that the header does not have
-            name = self.one_of(*RANGES)
-            enums[name] = self.one_of(-1, RANGES[name], 99)
+        if self.random.random() < 0.1:  # a value that the header's enum does not have
+            name = self.one_of(*ENUM_SIZES)
+            enums[name] = self.one_of(-1, ENUM_SIZES[name], 99)
         fusion = Fusion(bias=self.one_of(0, 1), activation=self.one_of(0, 1))
         if self.random.random() < 0.4:
             fusion = Fusion(**{name: self.one_of(0, 0, 0, 1, 2, self.rarely(-5, 0)) for name, _ in Fusion._fields_})
@@ -155,7 +156,7 @@ class Fuzzer:
             plan, *matrices, self.reference(self.operands()), self.one_of(*ADDRESSES), None
         )
         self._agrees(code, problem is None, problem, matrices)
-        assert code != VENDOR, "a plan has chosen"
+        assert code != VENDOR, "the kernel was chosen when the plan was made"
         return int(code)
 
     def _plan_destroy(self) -> int:
@@ -166,7 +167,7 @@ class Fuzzer:
         return int(self.api.cudal2gen_plan_destroy(plan))
 
     def _refused(self, name: str) -> int:
-        """Destroys or closes nothing, or what is not open."""
+        """Passes null or a dead handle to a destroy or close function, which returns OK for null, else INVALID."""
         handle = self.one_of(None, *self.dead)
         code = getattr(self.api, f"cudal2gen_{name}")(handle)
         assert code == (OK if handle is None else INVALID)
@@ -197,11 +198,12 @@ class Fuzzer:
         self.dead += [pack, plan]
         return int(code)
 
-    def _agrees(self, code: int, null: bool, problem: Problem | None, matrices: list[Any] | None = None) -> None:
-        """Checks that cudal2gen.h allows the code. ``null``: whether an argument is missing or out of range."""
+    def _agrees(self, code: int, invalid: bool, problem: Problem | None, matrices: list[Any] | None = None) -> None:
+        """Checks that cudal2gen.h allows the code. ``invalid``: whether an argument is missing, closed or out
+        of range, apart from the problem's members and the matrices."""
         words = self.api.cudal2gen_last_error()
         assert (code == OK) == (words == b""), (code, words)
-        if null or problem is None or self._wrong(problem):
+        if invalid or problem is None or self._out_of_range(problem):
             assert code == INVALID, (code, words)
             return
         products = problem.products if problem.batch else 1
@@ -216,8 +218,8 @@ class Fuzzer:
             assert code in (OK, INVALID, VENDOR, MISALIGNED), (code, words)
 
     @staticmethod
-    def _wrong(problem: Problem) -> bool:
-        enums = any(not 0 <= getattr(problem, name) < last for name, last in RANGES.items())
+    def _out_of_range(problem: Problem) -> bool:
+        enums = any(not 0 <= getattr(problem, name) < count for name, count in ENUM_SIZES.items())
         fusion = not (0 <= problem.fusion.bias < 3 and 0 <= problem.fusion.activation < 5)
         return (
             enums or fusion or min(problem.m, problem.n, problem.k) < 0 or (problem.batch > 0 and problem.products < 0)

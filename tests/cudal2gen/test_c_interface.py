@@ -44,7 +44,7 @@ int main() {
   for (int pairs = 1; pairs <= 64; ++pairs) {
     std::vector<double> values(pairs);
     std::iota(values.begin(), values.end(), 1.0);
-    std::printf("%g ", cudal2gen::low_median(values));
+    std::printf("%g ", cudal2gen::median_lower_bound(values));
   }
 }
 """

@@ -41,7 +41,7 @@ class OperandPlaces(NamedTuple):
     """The places of an operand of several warpgroups in shared memory. ``indices``: those of its 16-byte elements in
     the batch's shared memory, shape (warpgroups, elements). ``slot_of``: for each warpgroup a number that is equal for
     warpgroups with the same operand; None if all differ. ``fits``: do all elements lie in shared memory? ``extent``:
-    the bytes [low, high) of the CTAs that contain them."""
+    the offsets [low, high) in a CTA's shared memory between which all elements of all warpgroups lie."""
 
     indices: Array
     slot_of: list[int] | None
@@ -57,10 +57,10 @@ class Warpgroups:
     """The warpgroups of a batch, numbered row by row.
 
     The wgmma groups of each warpgroup are numbered from 1 on. ``committed``, shape (warpgroups,), is the last group
-    that was committed. ``retired``, shape (4 warps, warpgroups), is the last one that each warp has waited for: a
-    warpgroup commits together, but each warp waits for itself. ``fenced``: no other instruction has touched registers
-    that wgmma uses since the last wgmma.fence. Invariants: retired <= committed; a tile whose group is larger than a
-    warp's ``retired`` is in use for that warp.
+    that was committed. ``retired``, shape (4 warps, warpgroups), is the last one that each warp has waited for: the
+    warps of a warpgroup commit together, but each waits on its own. ``fenced``: no other instruction has touched
+    registers that wgmma uses since the last wgmma.fence. Invariants: retired <= committed; a tile whose group is larger
+    than a warp's ``retired`` is in use for that warp.
     """
 
     def __init__(self, batch: BatchState, clocks: ClusterClocks, shared: ClusterMemory) -> None:
@@ -103,9 +103,9 @@ class Warpgroups:
         # Masks never change in place, so a second access under the same mask since the fence has no effect.
         if m is None or m is not self.last_touch:
             self.last_touch = m
-            self.fenced[self._groups_of(m)] = False
+            self.fenced[self._warpgroups_of(m)] = False
 
-    def _groups_of(self, m: Mask) -> Array | slice:
+    def _warpgroups_of(self, m: Mask) -> Array | slice:
         """The warpgroups of the lanes in a mask."""
         return slice(None) if m is None else distinct(self.of_lane[self.batch.lanes(m)])
 
@@ -153,9 +153,9 @@ class Warpgroups:
     def fence(self, m: Mask) -> None:
         """wgmma.fence by the lanes of ``m``."""
         self.last_touch = False
-        self.fenced[self._groups_of(m)] = True
+        self.fenced[self._warpgroups_of(m)] = True
 
-    def _complete_groups(self, m: Mask, site: int) -> list[int]:
+    def _full_warpgroups(self, m: Mask, site: int) -> list[int]:
         """The warpgroups of which all lanes are in the mask; those of which only some are, are reported."""
         batch = self.batch
         if m is None:
@@ -184,27 +184,28 @@ class Warpgroups:
         site: int,
     ) -> list[TileRegister]:
         """wgmma.mma_async; returns the accumulators ``d`` afterwards. ``a``: descriptors (uint64 per lane) or
-        registers. ``b``: descriptors. ``scale``: whether products are added to the accumulators, or replace them."""
-        groups = self._complete_groups(m, site)
+        registers. ``b``: descriptors. ``scale``: whether products are added to the accumulators, or replace
+        them; if it is an array, its shape is (lanes,)."""
+        warpgroups = self._full_warpgroups(m, site)
         old, group = self._accumulators(d)
         sums = old.sums
-        if groups:
-            starts = tuple(self.starts[q] for q in groups)
+        if warpgroups:
+            starts = tuple(self.starts[q] for q in warpgroups)
             if isinstance(a, tuple):
                 left = self._from_registers(a, form, starts)
             else:
-                left = self._operand(form.kind_a, a, 64, form.m_major_a, groups, site)
-            right = self._operand(form.kind_b, b, form.n, form.n_major_b, groups, site, transposed=True)
+                left = self._operand(form.kind_a, a, 64, form.m_major_a, warpgroups, site)
+            right = self._operand(form.kind_b, b, form.n, form.n_major_b, warpgroups, site, transposed=True)
             keep = [bool(scale)] * len(starts) if isinstance(scale, bool | int) else scale[list(starts)].tolist()
             before = old.block_of(starts, form) if any(keep) else None
-            if sums is not None and sums.starts != starts:
+            if sums is not None and sums.starts != starts:  # the old sums cover other warpgroups: write them first
                 old = Tile(old.registers, group)
             sums = Sums(starts, self._new_sums(form, left, right, before, keep))
-            self._check_fenced(groups, site)
-            group[groups] = self.committed[groups] + 1
+            self._check_fenced(warpgroups, site)
+            group[warpgroups] = self.committed[warpgroups] + 1
             if self.launch.counters is not None:
-                self.launch.counters.wgmma += len(groups)
-                self.launch.counters.wgmma_flops += len(groups) * 2 * 64 * form.n * form.k
+                self.launch.counters.wgmma += len(warpgroups)
+                self.launch.counters.wgmma_flops += len(warpgroups) * 2 * 64 * form.n * form.k
         tile = Tile(old.base, group, sums=sums)
         return [TileRegister(tile, i) for i in range(len(d))]
 
@@ -221,7 +222,7 @@ class Warpgroups:
         return add_products(-left if form.sign < 0 else left, right, total, rounding)
 
     def _accumulators(self, d: tuple[Register, ...]) -> tuple[Tile, Array]:
-        """The accumulators before an mma as one tile, and a copy of the groups that use its registers."""
+        """The accumulators before an mma as one tile, and a copy of its ``group``, the wgmma groups that use it."""
         # The usual case: the registers are all those of a tile, in order, so nothing is copied.
         first = d[0]
         if isinstance(first, TileRegister) and len(first.tile.base) == len(d):
@@ -234,9 +235,9 @@ class Warpgroups:
                 np.maximum(group, x.tile.group, out=group)
         return Tile(np.stack([self.plain(x) for x in d]), group), group
 
-    def _check_fenced(self, groups: list[int], site: int) -> None:
+    def _check_fenced(self, warpgroups: list[int], site: int) -> None:
         """Report warpgroups whose registers were accessed since their last wgmma.fence."""
-        bad = [q for q in groups if not self.fenced[q]]
+        bad = [q for q in warpgroups if not self.fenced[q]]
         if self.hazards and bad:
             start = self.starts[bad[0]]
             text = "registers have been accessed since the last wgmma.fence of this warpgroup, or there was none"
@@ -247,7 +248,7 @@ class Warpgroups:
         """The A registers of the mma just issued, as registers in use: they must not be written until its group has
         been waited for."""
         group = np.zeros(self.count, np.int64)
-        chosen = self._groups_of(m)
+        chosen = self._warpgroups_of(m)
         group[chosen] = self.committed[chosen] + 1
         for value in registers:
             if isinstance(value, TileRegister) and value.tile.lent:
@@ -262,7 +263,8 @@ class Warpgroups:
         plain = [self.plain(r) for r in registers]
         raw = np.stack([np.stack([r[s : s + 128] for r in plain]) for s in starts])
         values = elements(np.ascontiguousarray(raw).view(np.uint8), form.kind_a)
-        # Layout (PTX ISA): register r holds rows 8 * (r % 2) + lane / 4, and elements of the half r / 2 of k.
+        # Layout (PTX ISA): register r of warp w holds row 16 * w + 8 * (r % 2) + lane / 4; r / 2 selects the half of k.
+        # The axes are warpgroup, r / 2, r % 2, w, lane / 4, lane % 4 and element.
         cells = values.reshape(len(starts), 2, 2, 4, 8, 4, -1).transpose(0, 3, 2, 4, 1, 5, 6)
         return np.ascontiguousarray(cells).reshape(len(starts), 64, form.k)
 
@@ -272,14 +274,14 @@ class Warpgroups:
         descriptors: Array,
         rows: int,
         rows_contiguous: bool,
-        groups: list[int],
+        warpgroups: list[int],
         site: int,
         transposed: bool = False,
     ) -> Array:
         """A or B of every warpgroup as numbers, shape (warpgroups, rows, elements along k); with ``transposed`` the
         last two are exchanged."""
-        indices, slot_of = self._places(descriptors, rows, rows_contiguous, groups, site)
-        count = len(groups) if slot_of is None else max(slot_of) + 1
+        indices, slot_of = self._places(descriptors, rows, rows_contiguous, warpgroups, site)
+        count = len(warpgroups) if slot_of is None else max(slot_of) + 1
         if slot_of is not None:
             indices = indices[[slot_of.index(slot) for slot in range(count)]]
         raw = self.shared.views[16].take(indices)
@@ -287,47 +289,49 @@ class Warpgroups:
         return values if slot_of is None else values[slot_of]
 
     def _places(
-        self, descriptors: Array, rows: int, rows_contiguous: bool, groups: list[int], site: int
+        self, descriptors: Array, rows: int, rows_contiguous: bool, warpgroups: list[int], site: int
     ) -> tuple[Array, list[int] | None]:
         """The indices of the 16-byte elements of an operand of every warpgroup, shape (warpgroups, elements), and
         ``OperandPlaces.slot_of``. The reads are checked and tagged."""
-        starts = self.first_lanes[groups]
-        group_descriptors = descriptors[starts]
-        key = (group_descriptors.tobytes(), tuple(groups), rows, rows_contiguous)
+        starts = self.first_lanes[warpgroups]
+        descriptor_of_warpgroup = descriptors[starts]
+        key = (descriptor_of_warpgroup.tobytes(), tuple(warpgroups), rows, rows_contiguous)
         places = self.places.get(key)
         if places is None:
             if len(self.places) >= MAX_PLACES:
                 self.places.clear()
-            places = self.places[key] = self._find_places(group_descriptors, starts, rows, rows_contiguous, groups)
+            places = self.places[key] = self._find_places(
+                descriptor_of_warpgroup, starts, rows, rows_contiguous, warpgroups
+            )
         indices, slot_of, fits, extent = places
-        if fits and bool((descriptors[starts[:, None] + np.arange(128)] == group_descriptors[:, None]).all()):
+        if fits and bool((descriptors[starts[:, None] + np.arange(128)] == descriptor_of_warpgroup[:, None]).all()):
             # All threads of each warpgroup name the same operand, so one check of all warpgroups is tried first.
-            batch_rows, readers = starts // self.batch.width, np.array(groups) % self.per_row
+            batch_rows, readers = starts // self.batch.width, np.array(warpgroups) % self.per_row
             if not self.hazards or self.shared.wgmma_read(indices, extent, starts, batch_rows, readers, site):
                 return indices, slot_of
-        patterns = [self._pattern(int(descriptor), rows, rows_contiguous) for descriptor in group_descriptors]
+        patterns = [self._pattern(int(descriptor), rows, rows_contiguous) for descriptor in descriptor_of_warpgroup]
         checked = [
-            self._checked_elements(q, pattern, descriptors, site) for q, pattern in zip(groups, patterns, strict=True)
+            self._checked_elements(q, pattern, descriptors, site)
+            for q, pattern in zip(warpgroups, patterns, strict=True)
         ]
         return np.stack(checked), slot_of
 
     def _find_places(
-        self, group_descriptors: Array, starts: Array, rows: int, rows_contiguous: bool, groups: list[int]
+        self, descriptor_of_warpgroup: Array, starts: Array, rows: int, rows_contiguous: bool, warpgroups: list[int]
     ) -> OperandPlaces:
-        """Find an operand in shared memory. ``group_descriptors``: one for each warpgroup. ``starts``: their first
-        lanes."""
-        patterns = [self._pattern(descriptor, rows, rows_contiguous) for descriptor in group_descriptors.tolist()]
+        """Find an operand of several warpgroups in shared memory. ``starts``: the warpgroups' first lanes."""
+        patterns = [self._pattern(descriptor, rows, rows_contiguous) for descriptor in descriptor_of_warpgroup.tolist()]
         batch_rows = starts // self.batch.width
         indices = np.stack([pattern.chunks for pattern in patterns]) + (batch_rows * (self.shared.stride >> 4))[:, None]
         # Warpgroups of a CTA often share an operand.
         slots: dict[tuple[int, int], int] = {}
         shared_by = [
             slots.setdefault(pair, len(slots))
-            for pair in zip(batch_rows.tolist(), group_descriptors.tolist(), strict=True)
+            for pair in zip(batch_rows.tolist(), descriptor_of_warpgroup.tolist(), strict=True)
         ]
         fits = all(pattern.low >= 0 and pattern.high <= self.shared.size for pattern in patterns)
         extent = min(pattern.low for pattern in patterns), max(pattern.high for pattern in patterns)
-        return OperandPlaces(indices, shared_by if len(slots) < len(groups) else None, fits, extent)
+        return OperandPlaces(indices, shared_by if len(slots) < len(warpgroups) else None, fits, extent)
 
     def _checked_elements(self, q: int, pattern: Pattern, descriptors: Array, site: int) -> Array:
         """The indices of the 16-byte elements of one warpgroup's operand, with every check."""
@@ -348,27 +352,27 @@ class Warpgroups:
         """The 16-byte elements that a descriptor names, in the order that ``numbers`` expects."""
         return pattern(strides(descriptor), rows, rows_contiguous)
 
-    # --- groups ---
+    # --- wgmma groups ---
 
     def commit(self, m: Mask, site: int) -> None:
         """wgmma.commit_group by the lanes of ``m``."""
         self.launch.tick += 1
-        for q in self._complete_groups(m, site):
+        for q in self._full_warpgroups(m, site):
             self.committed[q] += 1
             self.group_ticks[q].append(self.launch.tick)
 
     def wait(self, pending: int, m: Mask) -> None:
-        """wgmma.wait_group: for these warps all but the ``pending`` newest groups are complete, and the reads of those
-        groups have ended."""
+        """wgmma.wait_group: the warps of ``m`` have waited for all but the ``pending`` newest wgmma groups, so the
+        operands of the completed groups have been read."""
         batch = self.batch
         lanes = batch.lanes(m)
-        groups = self.of_lane[lanes]
-        for q in distinct(groups).tolist():
+        warpgroups = self.of_lane[lanes]
+        for q in distinct(warpgroups).tolist():
             done = int(self.committed[q]) - pending
             if done <= 0:
                 continue
             row, index = divmod(q, self.per_row)
-            warps = distinct(batch.warp[lanes[groups == q]])
+            warps = distinct(batch.warp[lanes[warpgroups == q]])
             # A wait covers only the warps that execute it.
             self.retired[warps & 3, q] = np.maximum(self.retired[warps & 3, q], done)
             if self.hazards:
