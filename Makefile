@@ -27,7 +27,7 @@ pytest: .venv/dev
 # On a machine with a GPU: every path of the templates right on it, adversaries caught, streams, graphs, the launcher's
 # refusals, compute-sanitizer, and the emulator bit for bit. A few minutes, most of it compiling; nothing is stored.
 # Where torch and the compiler are installed already, without .venv: python -m pytest -m gpu -q
-# Verdicts that are stored: cudal2gen validate --all --set gpu=h200 --on gpu --also emulator
+# Verdicts that are stored: cudal2gen validate --all --gpu h200 --on gpu --also emulator
 gpu-test: .venv/dev
 	$(BIN)/python -m pytest -m gpu -q
 
