@@ -2,7 +2,8 @@
 
     python -m scripts.cold_start [ROUNDS]
 
-The CUDA runtime is a stand-in that does nothing, and nothing is measured during calls. Prints the least of the rounds.
+The CUDA runtime is a stand-in that does nothing, and no call times kernels to choose among them. Prints the least
+seconds of the rounds.
 """
 
 from __future__ import annotations

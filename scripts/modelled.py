@@ -86,8 +86,8 @@ def variants(problem: Problem) -> Iterator[Record]:
 
 
 def _raster(problem: Problem) -> dict[str, Any]:
-    """The raster fields of an mma.sync record: slices of columns, nearly as wide as a wave of 128 x 128 tiles is high.
-    Empty if two thirds of the L2 hold both operands."""
+    """The raster fields of an mma.sync record: slices of columns, about as wide as a square of one tile of 128 x 128
+    for each SM. Empty if two thirds of the L2 hold both operands."""
     chip = GPUS[problem.gpu]
     operands = problem.element.bytes * problem.k * (problem.m + problem.n)
     if operands <= chip.rates.l2_size * 2 // 3:
@@ -122,8 +122,8 @@ def _unlikely(record: Record) -> bool:
     """Whether the model is known to favour a variant too much. It never says so for Hopper.
 
     Elsewhere these are slices of k although tiles fill the GPU, two stages of cp.async in a longer loop, and for
-    Blackwell clusters of four and tiles of two instructions. The latter spare an L2 whose rate suffices for pairs: 46
-    bytes a clock and SM at the 1610 TFLOP/s that were published for 8192^3.
+    Blackwell clusters of four and tiles of two instructions. Such clusters and tiles read less from the L2, but its
+    rate is no limit for pairs of CTAs: they read 46 bytes a clock and SM at the 1610 TFLOP/s published for 8192^3.
     """
     if record.target.capability.has_wgmma:
         return False
@@ -152,8 +152,8 @@ def plainness(record: Record) -> tuple[Any, ...]:
 
 
 def merits(record: Record) -> tuple[int, bool, bool, bool, bool]:
-    """The part of ``plainness`` that counts more than how many problems share a kernel: little padding, SMs enough for
-    the memory, MMAs that hide a warp's instructions, a pair of CTAs for large problems, no predication."""
+    """The part of ``plainness`` that counts more than how many problems share a kernel: little padding, enough SMs
+    for the memory's rate, MMAs that hide a warp's instructions, a pair of CTAs for large problems, no predication."""
     padding = round(math.log2(1 + record.padding_waste))
     large = min(record.m, record.n, record.k) >= LARGE
     predicated = isinstance(record, Sm80Multistage) and record.predicated and not record.target.capability.has_wgmma

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 HOST = Path(__file__).resolve().parent / "published_host"
-# The folders of CUDA-L2: GPUs, and accumulators as they are spelled there.
+# The folders of CUDA-L2, each by its GPU and accumulator; then how names of folders and of functions spell these.
 SETS: tuple[tuple[str, Acc], ...] = (("a100", "f16"), ("a100", "f32"), ("h100", "f32"), ("3090", "f32"))
 TYPES = {"f16": "F16F16F16F16", "f32": "F32F16F16F32"}
 FUNCTION = "cuda_l2_{device}_{acc}"

@@ -43,6 +43,7 @@ def differences(first: Path, second: Path) -> list[str]:
 
 
 def build(root: Path, folder: Path, *options: str) -> None:
+    """Builds the sdist and the wheel of a checkout into a folder, or what the options of ``build`` choose."""
     command = [sys.executable, "-m", "build", *options, "--outdir", str(folder), str(root)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

@@ -126,7 +126,7 @@ static int add_any(NODE_PARAMS, driver_any_node_t *p) {
   int rc;
   if (p->type == kKernel) a.kernel = kernel_of(&p->kernel);
   else if (p->type == kCopy) a.copy.box = runtime_copy(&p->copy.box);
-  else memcpy(&a.kernel, &p->kernel, sizeof a.allocation);
+  else memcpy(&a.kernel, &p->kernel, sizeof a.allocation); /* the other parameters begin alike; those of allocations are the longest */
   rc = cudaGraphAddNode(node, graph, before, 0, n, &a);
   if (p->type == kAllocation) p->allocation = a.allocation;
   return rc;

@@ -48,6 +48,8 @@ BOTH_ASYNC(cudaMallocFromPoolAsync, (void **p, size_t n, void *pool, void *strea
 WITH_STREAM(cuMemAllocAsync, (address_t *p, size_t n, void *stream), (p, n, stream)) { DRIVER("malloc_async", W(p), W(n), W(stream)); }
 WITH_STREAM(cuMemFreeAsync, (address_t p, void *stream), (p, stream)) { DRIVER("free_async", W(p), W(stream)); }
 WITH_STREAM(cuMemAllocFromPoolAsync, (address_t *p, size_t n, void *pool, void *stream), (p, n, pool, stream)) { (void)pool; return cuMemAllocAsync(p, n, stream); }
+/* Gets or sets an attribute of a pool (cudaMemPoolAttr). Those before the release threshold are ints that allow reuse: always 1. Those after
+   it are 64-bit statistics: always 0. */
 static int pool_attribute(int attribute, void *value, int set) {
   if (attribute < kReleaseThreshold) { if (!set) *(int *)value = 1; }
   else if (attribute > kReleaseThreshold) { if (!set) *(uint64_t *)value = 0; }

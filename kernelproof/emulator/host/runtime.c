@@ -36,8 +36,11 @@ static __thread int g_depth;
 static __thread int g_per_thread;
 #define PER_THREAD(call) do { ++g_per_thread; int rc_ = (call); --g_per_thread; return rc_; } while (0)
 
+/* Sets the session's callback; 0: there is no session. */
 EXPORT void emulator_install(callback_t callback) { g_callback = callback; }
+/* Returns whether stream 0 of the call in progress is this thread's own default stream: above 0 if so. */
 EXPORT int emulator_per_thread(void) { return g_per_thread; }
+/* Sets the owner of what is registered from now on. */
 EXPORT void emulator_owner(int owner) { g_owner = owner; }
 
 static const entry_t *find(const entry_t *table, int count, const void *host) {
@@ -45,7 +48,8 @@ static const entry_t *find(const entry_t *table, int count, const void *host) {
     if (table[i].host == host) return &table[i];
   return 0;
 }
-/* Returns the device name of a host symbol, and its owner: the number that was set when its library was opened. */
+/* Returns an entry's device name, 0 if there is no entry. Stores its owner, which is the number that was set when its library was opened,
+   and the number of its fat binary. The functions below do so for the host symbol of a kernel or variable. */
 static const char *name_and_owner(const entry_t *e, int *owner, int *image) {
   if (!e) return 0;
   *owner = e->owner;
@@ -135,6 +139,7 @@ EXPORT void __cudaRegisterManagedVar(void **handle, void **pointer, char *device
   (void)device; (void)ext; (void)constant; (void)global;
   add(&g_managed, &g_managed_count, pointer, name, image_of(handle), size);
 }
+/* The same for the managed variable of a number, from 0 on. Also stores the address of the host's pointer to it. */
 EXPORT const char *emulator_managed(int number, void **pointer, int *owner, int *image) {
   if (number < 0 || number >= g_managed_count) return 0;
   *pointer = (void *)g_managed[number].host;
@@ -262,6 +267,8 @@ EXPORT int cudaMallocHost(void **p, size_t n) { CALL("malloc_host", W(p), W(n), 
 EXPORT int cudaHostAlloc(void **p, size_t n, unsigned flags) { (void)flags; return cudaMallocHost(p, n); }
 EXPORT int cudaFree(void *p) { CALL("free", W(p), 0); }
 EXPORT int cudaFreeHost(void *p) { CALL("free", W(p), 1); }
+/* d and s: target and source. n: bytes. kind: a cudaMemcpyKind. size: bytes of the element that `value` fills. In the 2D functions w is the
+   bytes of a row, h the number of rows, and dp, sp and pitch are the bytes from one row to the next. */
 static int copy(void *d, const void *s, size_t n, int kind, void *stream, int async) { CALL("memcpy", W(d), W(s), W(n), kind, W(stream), async); }
 static int fill(void *d, int value, size_t n, int size, void *stream, int async) { CALL("memset", W(d), value, W(n), size, W(stream), async); }
 static int fill2d(void *d, size_t pitch, int value, size_t w, size_t h, int size, void *stream, int async) {

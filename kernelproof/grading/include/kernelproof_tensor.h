@@ -1,7 +1,7 @@
 // A substitute for torch's C++ headers: the part of the interface that launchers of inline extensions use. It has tensors
 // in memory of the (emulated) CUDA runtime, factories, checks, dispatch by type, and the current stream. No operation here
-// computes a result: operators of torch are passed to the real torch, which also records them. They fail if the process
-// has no torch.
+// computes a result: operators of torch are passed to the real torch, which also records them. They throw NeedsTorch if
+// the process has no torch.
 #pragma once
 
 #include <kernelproof_build.h>
@@ -412,6 +412,7 @@ inline cudaDeviceProp* getCurrentDeviceProperties() {
   return &facts;
 }
 
+// The argument of type T that a Value stands for. Throws NeedsTorch if no argument of this type can be passed.
 template <class T> struct converted {
   static T from(const Value& v) {
     if constexpr (!std::is_arithmetic_v<T>) throw NeedsTorch("an argument that is no number, list or tensor");
@@ -450,14 +451,18 @@ inline void keep(const Tensor& x) { returned().push_back(x); }
 inline void keep(const std::vector<Tensor>& all) { for (auto& x : all) keep(x); }
 template <class... T> void keep(const std::tuple<T...>& all) { std::apply([](auto&... x) { (keep(x), ...); }, all); }
 
+// Calls a function with its arguments converted from values, and keeps the tensors that it returns.
 template <class R, class... A, size_t... I>
 void invoke_with(R (*function)(A...), const Value* values, std::index_sequence<I...>) {
   std::tuple<std::decay_t<A>...> arguments{converted<std::decay_t<A>>::from(values[I])...};
   if constexpr (std::is_void_v<R>) function(std::get<I>(arguments)...);
   else keep(function(std::get<I>(arguments)...));
 }
+// The `form` of Results by the type that a function returns.
 template <class R> constexpr int form_of = std::is_same_v<R, Tensor> || std::is_void_v<R> ? 0 : 2;
 template <class T> constexpr int form_of<std::vector<T>> = 1;
+// Calls a function of the extension, waits for the device, and stores its results. Returns 0; or 1 if something failed, or 2 if a part of
+// torch is needed that is missing here, both with a message.
 template <class R, class... A> int invoke(R (*function)(A...), const Value* values, int count, Results* results) {
   try {
     returned().clear();
