@@ -100,5 +100,6 @@ def test_elements_of_several_granules(granules: int, kind: type[np.generic]) -> 
     assert groups_are_equal(flat, granules)
     for i in range(len(flat)):
         assert groups_are_equal(np.where(np.arange(len(flat)) == i, -1, flat), granules) == (granules == 1)
+    assert granules == 1 or not groups_are_equal(np.repeat(np.arange(16), granules // 2), granules)
     few = draw.random(shape) < 0.2
     assert (any_granule(few) == few.reshape(40, -1).any(axis=1)).all()
