@@ -118,6 +118,8 @@ def _results(name: str, operands: tuple[str, ...]) -> int:
     if name in NO_RESULT or not operands or "[" in operands[0]:
         return 0
     count = 1
+    if name in LOADS and operands[1:3] and operands[1][:1] == "R" and "[" in operands[-1]:
+        return 2  # 256 bits: LDG.E.ENL2.256 R8, R4, [..]
     if _is_predicate(operands[0]):
         return 2 if name in SECOND_RESULT and len(operands) > 2 else 1
     while count <= 2 and count < len(operands) - 1 and _is_predicate(operands[count]) and operands[count][0] != "!":
@@ -189,6 +191,8 @@ def _widths(name: str, modifiers: list[str], operands: tuple[str, ...]) -> _Widt
         return _mma_widths(opcode, operands)
     if name in LOADS or name in STORES:
         words = max(1, access_bytes(Instruction.bare(opcode)) // 4)
+        if "ENL2" in modifiers:  # two operands, each with half of the words
+            return _Widths(words // 2, (words // 2,))
         return _Widths(words if name in LOADS else 1, (words,))
     if name in ("LDTM", "STTM"):
         words = _tensor_memory_words(modifiers)

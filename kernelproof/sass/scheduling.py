@@ -33,6 +33,7 @@ _EXCEPTIONS = frozenset(
     ("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM")
 )
 _VECTOR_REGISTERS = (1 << 256) - 1
+_UNIFORM_REGISTERS = (1 << 512) - (1 << 256)
 _ODD_REGISTERS = sum(1 << at for at in range(1, 256, 2))
 
 
@@ -57,6 +58,8 @@ class SchedulingFacts:
 
         ``used``: the mask of the producer's results that the reader uses.
         """
+        if producer.name == "R2UR" and not used & _UNIFORM_REGISTERS:
+            return 0  # the table has the latency of the uniform register, not that of the predicate
         row = self.latencies.get(latency_row(producer, self.sm), {})
         return row.get(latency_column(producer, reader, used, self.sm), row.get(ANY, 0))
 

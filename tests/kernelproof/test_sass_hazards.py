@@ -157,6 +157,19 @@ def test_the_last_of_a_queue_stands_for_those_before_it() -> None:
     assert pairs(hazards(function(far))) == [(0, 2, ("R1",))]
 
 
+def test_a_load_of_256_bits_has_two_results() -> None:
+    load = "LDG.E.ENL2.256 R8, R4, desc[UR4][R2.64] ; stall=2 write=0\n"
+    assert hazards(function(f"{load}IADD3 R12, R15, R16, RZ", "sm_100")) == []
+    for register in ("R4", "R7", "R8", "R11"):
+        assert len(hazards(function(f"{load}IADD3 R12, {register}, R16, RZ", "sm_100"))) == 1
+
+
+def test_the_predicate_of_a_move_is_there_before_its_uniform_register() -> None:
+    move = "R2UR.OR P0, UR6, R9 ; stall=8\n"
+    assert hazards(function(f"{move}PLOP3.LUT P1, PT, P0, P2, PT, 0xa2, 0x0", "sm_90a")) == []
+    assert len(hazards(function(f"{move}IADD3 R4, R5, UR6, RZ", "sm_90a"))) == 1
+
+
 def test_guards_that_exclude_each_other_do_not_meet() -> None:
     listing = f"@P0 {LOAD}@!P0 MOV R1, RZ ; stall=5\nIADD3 R4, R1, R3, RZ ; waits=0"
     assert hazards(function(listing)) == []

@@ -53,26 +53,36 @@ def shared_address(low: Lowering, text: str) -> str:
     return low.near_address(text, WINDOW_START - low.bank.shared)
 
 
-@mnemonic("LDG LD LDS LDL", f"{_HINTS} {_WIDTHS} {_STRENGTHS} CONSTANT")
+@mnemonic("LDG LD LDS LDL", f"{_HINTS} {_WIDTHS} {_STRENGTHS} CONSTANT ENL2 256")
 def load(low: Lowering, ins: Instruction) -> None:
-    """Loads of one to four registers. ``.CONSTANT`` is ld.nc."""
+    """Loads of one to eight registers. ``.CONSTANT`` is ld.nc. With ``.ENL2`` the first operand gets the last four
+    registers, and the second one the first four."""
     result, address_text, *rest = ins.operands
+    order = ".nc" if "CONSTANT" in ins.modifiers else _strength(ins)
+    if "ENL2" in ins.modifiers:
+        space, address = place(low, ins, rest[0])
+        both = ", ".join(low.targets(text, 4)[1:-1] for text in (address_text, result))
+        low.emit(f"ld{order}{space}.v8.b32", f"{{{both}}}", address)
+        return
     if rest:
         raise low.refusal("a load with a predicate is not modelled")
     kind, count = _kind(ins)
     space, address = place(low, ins, address_text)
-    order = ".nc" if "CONSTANT" in ins.modifiers else _strength(ins)
     vector = f".v{count}" if count > 1 else ""
     target = low.targets(result, count) if count > 1 else low.target(result)
     low.emit(f"ld{order}{space}{vector}.{kind}", target, address)
 
 
-@mnemonic("STG ST STS STL", f"{_HINTS} {_WIDTHS} {_STRENGTHS}")
+@mnemonic("STG ST STS STL", f"{_HINTS} {_WIDTHS} {_STRENGTHS} ENL2 256")
 def store(low: Lowering, ins: Instruction) -> None:
-    """Stores of one to four registers."""
-    address_text, source = ins.operands
+    """Stores of one to eight registers. With ``.ENL2`` each of two operands has four."""
+    address_text, source, *others = ins.operands
     kind, count = _kind(ins)
     space, address = place(low, ins, address_text)
+    if "ENL2" in ins.modifiers:
+        both = ", ".join(low.words(text, 4)[1:-1] for text in (source, *others))
+        low.emit(f"st{_strength(ins)}{space}.v8.b32", address, f"{{{both}}}")
+        return
     vector = f".v{count}" if count > 1 else ""
     value = low.words(source, count) if count > 1 else low.word(source)
     if kind[1:] in ("8", "16"):
