@@ -15,6 +15,9 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 _SIZES = ("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z")
 # The prefix of a word that holds the reciprocal of a special register, in single precision, rounded to nearest.
 RECIPROCAL = "1/"
+# The upper word of generic addresses of a thread's local memory, less one: a pointer into the stack is negative as a
+# word, so that its sum with the lower word carries.
+LOCAL_WINDOW = "local"
 
 
 def _consecutive(start: int, *names: str) -> dict[int, str]:
@@ -58,7 +61,8 @@ class Bank:
     ``parameters``: name, offset and size of each parameter. ``words``: offset of another word -> what it holds, see
     ``word``. ``base``: the byte at which parameters may begin. ``pointer``: the offset of the two words with the
     generic address of that byte. ``shared``: the shared address of a CTA's first byte. ``generic``: the offset of the
-    two words with the generic address of that byte.
+    two words with the generic address of that byte. ``local``: the offset of the two words that, added to a pointer
+    into the stack, give its generic address. ``stack``: bytes of the stack, from whose end pointers count.
     """
 
     parameters: Sequence[tuple[str, int, int]]
@@ -67,16 +71,18 @@ class Bank:
     pointer: int | None
     shared: int
     generic: int | None
+    local: int
+    stack: int
 
     @classmethod
-    def of(cls, sm: str, base: int, parameters: Sequence[tuple[str, int, int]]) -> Bank | None:
+    def of(cls, sm: str, base: int, parameters: Sequence[tuple[str, int, int]], stack: int) -> Bank | None:
         """The bank of an architecture; None if its words are not known."""
         if sm.startswith("sm_8"):
-            return cls(parameters, _AMPERE, base, pointer=None, shared=0, generic=0x18)
+            return cls(parameters, _AMPERE, base, None, shared=0, generic=0x18, local=0x20, stack=stack)
         if sm.startswith("sm_90"):
-            return cls(parameters, _HOPPER, base, pointer=0x198, shared=WINDOW_START, generic=None)
+            return cls(parameters, _HOPPER, base, 0x198, WINDOW_START, generic=None, local=0x20, stack=stack)
         if sm.startswith(("sm_10", "sm_12")):
-            return cls(parameters, _BLACKWELL, base, pointer=0x348, shared=WINDOW_START, generic=None)
+            return cls(parameters, _BLACKWELL, base, 0x348, WINDOW_START, generic=None, local=0x2F8, stack=stack)
         return None
 
     @property
@@ -96,4 +102,6 @@ class Bank:
         if self.pointer is not None and offset in (self.pointer, self.pointer + 4):
             address = (Window.PARAM << SHIFT_TO_WINDOW) + self.base - self.start
             return str(address >> 8 * (offset - self.pointer) & 0xFFFFFFFF)
+        if offset in (self.local, self.local + 4):
+            return LOCAL_WINDOW if offset > self.local else str(self.stack)
         return self.words.get(offset)

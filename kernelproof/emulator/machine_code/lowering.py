@@ -14,7 +14,7 @@ from functools import cached_property
 
 from kernelproof.emulator.frontend.operands import operands as ptx_operands
 from kernelproof.emulator.frontend.ptx import Instr, Label, Reg
-from kernelproof.emulator.machine_code.abi import RECIPROCAL, Bank
+from kernelproof.emulator.machine_code.abi import LOCAL_WINDOW, RECIPROCAL, Bank
 from kernelproof.emulator.machine_code.data import Data, Half, Word
 from kernelproof.emulator.machine_code.operands import (
     Address,
@@ -321,6 +321,10 @@ class Lowering:
         if meaning.startswith(RECIPROCAL):
             divisor = self.computed("cvt.rn.f32.u32", self.computed("mov.u32", meaning.removeprefix(RECIPROCAL)))
             return self.computed("rcp.rn.f32", divisor)
+        if meaning == LOCAL_WINDOW:
+            generic = self.computed("cvta.local.u64", self.computed("mov.b64", ZERO, kind="b64"), kind="b64")
+            upper = self.computed("shr.u64", generic, "32", kind="b64")
+            return self.computed("sub.s32", self.computed("cvt.u32.u64", upper), "1")
         return self.computed("ld.param.b32", f"[{meaning}]")
 
     def _address_of(self, half: Half) -> str:

@@ -13,6 +13,7 @@ from kernelproof.emulator.machine_code import instructions  # noqa: F401
 from kernelproof.emulator.machine_code.abi import Bank
 from kernelproof.emulator.machine_code.data import Data, variables
 from kernelproof.emulator.machine_code.idioms import REPLACED, with_allocations
+from kernelproof.emulator.machine_code.instructions.control import PRINT
 from kernelproof.emulator.machine_code.instructions.tensor_memory import load_scoreboards
 from kernelproof.emulator.machine_code.lowering import Lowering, UnknownMachineCode
 from kernelproof.emulator.machine_code.webs import separated
@@ -48,12 +49,12 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     resources = function.resources
     base = resources.parameter_base or 0
     parameters = [(f"parameter_{i}", base + offset, size) for i, (offset, size) in enumerate(resources.parameters)]
-    bank = Bank.of(function.sm, base, parameters)
+    bank = Bank.of(function.sm, base, parameters, resources.whole_stack_bytes)
     if bank is None:
         raise UnknownMachineCode(f"{function.name}: machine code of {function.sm} is not executed yet")
     schedule = hazards(function)
     function = replace(function, instructions=tuple(with_allocations(function.instructions)))
-    reachable = _reachable(function, data.functions())
+    reachable = _reachable(function, data.functions(), data.system_functions() == {PRINT})
     copy_boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
     returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
     bulk_boards = frozenset(f"SB{ins.control.read_barrier}" for ins in reachable if ins.name == "UTMACMDFLUSH")
@@ -118,9 +119,10 @@ def _names_rank(ins: Instr) -> bool:
     return isinstance(source, Reg) and source.name == _RANK
 
 
-def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Instruction]:
+def _reachable(function: MachineFunction, functions: Sequence[int], system_returns: bool) -> list[Instruction]:
     """The instructions that can be reached from the entry, in the order of addresses. A return may lead to the address
-    after any call, and a call through a register to any of ``functions``."""
+    after any call, and a call through a register to any of ``functions``. ``system_returns``: whether functions of the
+    system return."""
     by_address = {ins.address: ins for ins in function.instructions}
     returns = [ins.address + BYTES for ins in function.instructions if ins.name == "CALL"]
     reached, pending = set[int](), [function.instructions[0].address]
@@ -136,6 +138,8 @@ def _reachable(function: MachineFunction, functions: Sequence[int]) -> list[Inst
             pending += functions
         if ins.name == "RET":
             pending += returns
+        if ins.name == "CALL" and "ABS" in ins.modifiers and system_returns:
+            pending.append(address + BYTES)
         if ins.name not in JUMPS | ENDS | REPLACED | {"CALL"} or conditional(ins):
             pending.append(address + BYTES)
     return [ins for ins in function.instructions if ins.address in reached]

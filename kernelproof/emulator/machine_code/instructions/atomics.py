@@ -9,13 +9,13 @@ from kernelproof.sass import Instruction
 _OPERATIONS = "ADD MIN MAX AND OR XOR EXCH INC DEC CAS"
 # The modifiers of those that return a value only.
 _RETURNING = "CAST SPIN POPC"
-_TYPES = "32 64 S32 U32 S64 U64 F32 F64 F16x2 BF16_V2"
+_TYPES = "32 64 S32 U32 S64 U64 F32 F64 F16x2 BF16_V2 BF16x2"
 _HINTS = "E STRONG CTA SM GPU SYS FTZ RN"
 
 
 def _kind(ins: Instruction, operation: str) -> str:
     """The PTX type of an atomic; u32 if none is named."""
-    floats = {"F32": "f32", "F64": "f64", "F16x2": "f16x2", "BF16_V2": "bf16x2"}
+    floats = {"F32": "f32", "F64": "f64", "F16x2": "f16x2", "BF16_V2": "bf16x2", "BF16x2": "bf16x2"}
     for part in ins.modifiers:
         if part in floats:
             return floats[part]
@@ -74,7 +74,7 @@ def atomic(low: Lowering, ins: Instruction) -> None:
 
 
 def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
-    """A compare-and-swap that returns 1 if it has swapped, else 0."""
+    """A compare-and-swap that returns 1 if it has swapped, else 0; or a predicate that says so."""
     result, address_text, compared, new = ins.operands
     space, address = place(low, ins, address_text)
     wide = "64" in ins.modifiers
@@ -82,7 +82,11 @@ def _compare_and_swap(low: Lowering, ins: Instruction) -> None:
     before = read(compared)
     old = low.guarded_register(kind)
     low.emit(f"atom.relaxed.cta{space}.cas.{kind}", old, address, before, read(new))
-    has_swapped = low.number(low.computed(f"setp.eq.{kind}", old, before, kind="pred"))
+    swapped = low.computed(f"setp.eq.{kind}", old, before, kind="pred")
+    if is_predicate(result):
+        low.set_predicate(result, swapped)
+        return
+    has_swapped = low.number(swapped)
     if wide:
         low.set_pair(result, low.join(has_swapped, "0"))
     else:
@@ -95,9 +99,10 @@ def fence(low: Lowering, ins: Instruction) -> None:
     low.emit(f"fence.{'sc' if 'SC' in ins.modifiers else 'acq_rel'}.{_scope(ins)}")
 
 
-@mnemonic("CCTL", "IVALL E PF1 PF2")
+@mnemonic("CCTL", "IVALL E PF1 PF2 PML2 DML2")
 def control_cache(low: Lowering, ins: Instruction) -> None:
-    """With ``.IVALL``, invalidate the L1 cache, which is the second half of an acquire. Prefetches change no value."""
+    """With ``.IVALL``, invalidate the L1 cache, which is the second half of an acquire. Prefetches, and priorities
+    of lines in the L2 cache (``.PML2``, ``.DML2``), change no value."""
     if "IVALL" in ins.modifiers:
         low.emit("fence.acquire.gpu")
 

@@ -35,11 +35,27 @@ def call(low: Lowering, ins: Instruction) -> None:
         low.branch("bra", label_of(ins.target))
         return
     if "ABS" in ins.modifiers:
-        if others := low.data.system_functions() - {"__assertfail"}:
+        called = low.data.system_functions()
+        if called == {PRINT}:
+            _print(low)
+            return
+        if others := called - {"__assertfail"}:
             raise low.refusal(f"a call of {' or '.join(sorted(others))} is not modelled")
         low.emit("trap")
         return
     _jump(low, low.word(ins.operands[0].split()[0]), {place: place for place in low.data.functions()})
+
+
+PRINT = "vprintf"  # the one function of the system that returns
+
+
+def _print(low: Lowering) -> None:
+    """vprintf. The registers from R4 on have the addresses of the format and of its arguments, and get the result."""
+    addresses = [low.guarded_register("b64") for _ in range(2)]
+    for address, register in zip(addresses, ("R4", "R6"), strict=True):
+        low.emit("mov.b64", address, low.pair(register))
+    low.emit("emu_vprintf", *addresses)
+    low.set("R4", "0")
 
 
 @mnemonic("BRX")
@@ -75,7 +91,8 @@ def exit_lanes(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("LEPC")
 def load_return_address(low: Lowering, ins: Instruction) -> None:
-    """The return address for a call of a function of the system. Here these never return, so it is 0."""
+    """The return address for a call of a function of the system. Here these never return, or return to the next
+    instruction, so it is 0."""
     low.set_pair(ins.operands[0], "0")
 
 
@@ -105,7 +122,7 @@ def guide_convergence(low: Lowering, ins: Instruction) -> None:
     """Instructions that change no register and no memory."""
 
 
-@mnemonic("WARPSYNC", "ALL COLLECTIVE")
+@mnemonic("WARPSYNC", "ALL COLLECTIVE EXCLUSIVE")
 def warp_sync(low: Lowering, ins: Instruction) -> None:
     """bar.warp.sync of the lanes in a mask. With ``.COLLECTIVE`` they execute the instructions up to ENDCOLLECTIVE
     together."""

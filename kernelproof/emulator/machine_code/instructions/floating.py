@@ -20,12 +20,12 @@ def _options(ins: Instruction) -> str:
     return "".join(f".{part.lower()}" for part in ("FTZ", "SAT") if part in ins.modifiers)
 
 
-def single(low: Lowering, text: str) -> str:
-    """A source in single precision, as its bits."""
+def single(low: Lowering, text: str, plus: int = 0) -> str:
+    """A source in single precision, as its bits. ``plus``: how many registers after the one that is named."""
     source = operand(text)
     if isinstance(source, Literal):
         return str(source.single)
-    bits = low.bits(source)
+    bits = low.bits(source, plus)
     for sign in reversed(source.signs if isinstance(source, Register | Constant) else ""):
         op, mask = ("xor.b32", _SIGN) if sign == "-" else ("and.b32", _MAGNITUDE)
         if bits.isdigit():
@@ -41,6 +41,32 @@ def arithmetic(low: Lowering, ins: Instruction) -> None:
     op = {"FADD": "add", "FMUL": "mul", "FFMA": "fma"}[ins.name.removeprefix("U")]
     result, *sources = ins.operands
     low.emit(f"{op}{rounding(ins)}{_options(ins)}.f32", low.target(result), *(single(low, text) for text in sources))
+
+
+@mnemonic("FADD2 FMUL2 FFMA2", f"FTZ {ROUNDINGS}")
+def pair_arithmetic(low: Lowering, ins: Instruction) -> None:
+    """add, mul and fma of two numbers in a pair of registers each."""
+    op = {"FADD2": "add", "FMUL2": "mul", "FFMA2": "fma"}[ins.name]
+    result, *sources = ins.operands
+    for text in sources:
+        source = operand(text)
+        assert isinstance(source, Register)
+        assert tuple(source.parts) == ("F32x2", "HI_LO")
+    opcode = f"{op}{rounding(ins)}{_options(ins)}.f32"
+    values = [low.computed(opcode, *(single(low, text, plus) for text in sources)) for plus in (0, 1)]
+    for plus, value in enumerate(values):
+        low.emit("mov.b32", low.target(result, plus), value)
+
+
+@mnemonic("FMNMX3", "FTZ NAN")
+def minimum3(low: Lowering, ins: Instruction) -> None:
+    """The minimum of three numbers if the predicate holds, else the maximum."""
+    result, *texts, p = ins.operands
+    a, b, c = (single(low, text) for text in texts)
+    test = low.predicate(p)
+    assert test in ("0", "1")
+    op = f"{'min' if test == '1' else 'max'}{_options(ins)}{'.NaN' if 'NAN' in ins.modifiers else ''}.f32"
+    low.emit(op, low.target(result), low.computed(op, a, b), c)
 
 
 @mnemonic("FMNMX", "FTZ NAN")
@@ -87,7 +113,7 @@ _OF_DOUBLES = {"RCP64H": "rcp", "RSQ64H": "rsqrt"}
 _TWO_PI = "0f40C90FDB"
 
 
-@mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES)))
+@mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES, "F16", "BF16")))
 def approximate(low: Lowering, ins: Instruction) -> None:
     """Approximations, which flush subnormal numbers. SIN and COS take numbers of full turns, not radians. Functions
     that end in 64H take the upper word of a double, and give the upper word of the result."""
@@ -97,6 +123,11 @@ def approximate(low: Lowering, ins: Instruction) -> None:
         low.emit("mov.b64", f"{{{low.temp()}, {low.target(result)}}}", value)
         return
     function = _FUNCTIONS[ins.modifiers[0]]
+    if ins.modifiers[1:]:
+        kind = ins.modifiers[1].lower()
+        options = ".ftz" if (function, kind) == ("ex2", "bf16") else ""
+        _store(low, result, f"{function}.approx{options}.{kind}", kind, _value(low, source, kind))
+        return
     options = "" if function == "tanh" else ".ftz"
     value = single(low, source)
     if function in ("sin", "cos"):
@@ -123,7 +154,7 @@ def check_quotient(low: Lowering, ins: Instruction) -> None:
 
 
 def halves(low: Lowering, text: str, kind: str) -> str:
-    """A source of two halves. ``.H0_H0`` and ``.H1_H1`` take one of them twice."""
+    """A source of two halves. ``.H0_H0`` and ``.H1_H1`` take one of them twice, ``.H1`` the upper one alone."""
     source = operand(text)
     if isinstance(source, Literal):
         half = source.half if kind == "f16x2" else source.single >> 16
@@ -131,7 +162,7 @@ def halves(low: Lowering, text: str, kind: str) -> str:
     assert isinstance(source, Register | Constant)
     bits = low.bits(source)
     for part in source.parts:
-        bits = low.computed("prmt.b32", bits, "0", {"H0_H0": "0x1010", "H1_H1": "0x3232"}[part])
+        bits = low.computed("prmt.b32", bits, "0", {"H0_H0": "0x1010", "H1": "0x3232", "H1_H1": "0x3232"}[part])
     for sign in reversed(source.signs):
         number = 0x80008000 if sign == "-" else 0x7FFF7FFF
         if bits.isdigit():
@@ -225,7 +256,7 @@ def _to_integer(ins: Instruction) -> str:
     return next((mode for part, mode in modes if part in ins.modifiers), "rni")
 
 
-@mnemonic("F2I UF2I", f"F16 F32 F64 FTZ NTZ TRUNC FLOOR CEIL {_INTEGER_TYPES}")
+@mnemonic("F2I UF2I", f"F16 BF16 F32 F64 FTZ NTZ TRUNC FLOOR CEIL {_INTEGER_TYPES}")
 def to_integer(low: Lowering, ins: Instruction) -> None:
     """Conversion of a number to an integer: of f32 to s32 if no types are named."""
     origin = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
@@ -235,12 +266,22 @@ def to_integer(low: Lowering, ins: Instruction) -> None:
     _store(low, ins.operands[0], f"cvt.{mode}{ftz}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
 
 
-@mnemonic("I2F I2FP UI2F UI2FP", f"F16 F32 F64 {ROUNDINGS} {_INTEGER_TYPES}")
+@mnemonic("I2F I2FP UI2F UI2FP", f"F16 BF16 F32 F64 {ROUNDINGS} {_INTEGER_TYPES}")
 def from_integer(low: Lowering, ins: Instruction) -> None:
     """Conversion of an integer to a number: of s32 to f32 if no types are named."""
     kind = next((_FLOATS[part] for part in ins.modifiers if part in _FLOATS), "f32")
     origin = next((part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split()), "s32")
     _store(low, ins.operands[0], f"cvt{rounding(ins)}.{kind}.{origin}", kind, _value(low, ins.operands[1], origin))
+
+
+@mnemonic("I2I", f"SAT {_INTEGER_TYPES}")
+def between_integers(low: Lowering, ins: Instruction) -> None:
+    """Conversion to a narrower integer (the result's type is named first) that saturates."""
+    kind, origin = (part.lower() for part in ins.modifiers if part in _INTEGER_TYPES.split())
+    assert "SAT" in ins.modifiers
+    assert kind[1:] in ("8", "16")
+    narrow = low.computed(f"cvt.sat.{kind}.{origin}", _value(low, ins.operands[1], origin), kind="b16")
+    low.set(ins.operands[0], low.computed(f"cvt.{kind[0]}32.{kind[0]}16", narrow))
 
 
 @mnemonic("F2F FRND", f"F16 F32 F64 BF16 FTZ TRUNC FLOOR CEIL {ROUNDINGS}")

@@ -292,7 +292,7 @@ def _table(low: Lowering, a: str, b: str, c: str, table: int) -> str:
     return low.computed("lop3.b32", a, b, c, str(table))
 
 
-@mnemonic("IMNMX UIMNMX VIMNMX UVIMNMX", "U32 S32 S64 U64 RELU")
+@mnemonic("IMNMX UIMNMX VIMNMX UVIMNMX", "U32 S32 S64 U64 U16x2 S16x2 RELU")
 def minimum(low: Lowering, ins: Instruction) -> None:
     """The minimum of two numbers if the predicate holds, else the maximum. With ``.RELU``, at least zero."""
     kind = next((part.lower() for part in ins.modifiers if part != "RELU"), "s32")
@@ -306,6 +306,9 @@ def minimum(low: Lowering, ins: Instruction) -> None:
         low.set_pair(result, _extreme(low, kind, low.pair(a), low.pair(b), low.predicate(order)))
         return
     value = _extreme(low, kind, low.word(a), low.word(b), low.predicate(order))
+    if kind == "s16x2" and "RELU" in ins.modifiers:
+        low.set(result, low.computed("max.s16x2", value, "0"))
+        return
     low.set(result, _at_least_zero(low, ins, value))
 
 
@@ -331,7 +334,7 @@ def add_minimum(low: Lowering, ins: Instruction) -> None:
 
 def _extreme(low: Lowering, kind: str, a: str, b: str, order: str) -> str:
     """The minimum of two sources where ``order`` holds, else the maximum."""
-    size = f"b{kind[1:]}"
+    size = "b64" if kind[1:] == "64" else "b32"
     if order in ("0", "1"):
         return low.computed(f"{'min' if order == '1' else 'max'}.{kind}", a, b, kind=size)
     least, most = (low.computed(f"{op}.{kind}", a, b, kind=size) for op in ("min", "max"))

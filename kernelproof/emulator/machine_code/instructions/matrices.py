@@ -1,10 +1,10 @@
-"""Lowers LDSM, STSM, MOVM and HMMA: the matrix instructions of a warp."""
+"""Lowers LDSM, STSM, MOVM, HMMA, IMMA and QMMA: the matrix instructions of a warp."""
 
 from __future__ import annotations
 
 from kernelproof.emulator.machine_code.instructions.memory import shared_address
 from kernelproof.emulator.machine_code.lowering import Lowering, mnemonic
-from kernelproof.sass import Instruction
+from kernelproof.sass import Instruction, mma_shape
 
 
 def _form(ins: Instruction) -> tuple[int, str]:
@@ -33,6 +33,41 @@ def store_matrices(low: Lowering, ins: Instruction) -> None:
 def transpose(low: Lowering, ins: Instruction) -> None:
     """movmatrix."""
     low.emit("movmatrix.sync.aligned.m8n8.trans.b16", low.target(ins.operands[0]), low.word(ins.operands[1]))
+
+
+_INTEGERS = "S8 U8 S4 U4"
+_EIGHTS = "E4M3 E5M2"
+
+
+def _product(low: Lowering, ins: Instruction, shape: tuple[int, int, int], bits: int, types: str) -> None:
+    """mma.sync. ``bits``: of an element of A and B. ``types``: the modifiers of the PTX instruction after its shape."""
+    m, n, k = shape
+    left, right = m * k * bits // 1024, n * k * bits // 1024  # registers of 4 bytes in each of 32 lanes
+    total = m * n // (64 if types.startswith("f16") else 32)
+    d, a, b, c = ins.operands[:4]
+    satfinite = ".satfinite" if "SAT" in ins.modifiers else ""
+    low.emit(
+        f"mma.sync.aligned.m{m}n{n}k{k}.row.col{satfinite}.{types}", low.targets(d, total), low.words(a, left),
+        low.words(b, right), low.words(c, total),
+    )  # fmt: skip
+
+
+@mnemonic("IMMA", f"16816 16832 16864 8816 8832 SAT {_INTEGERS}")
+def multiply_integers(low: Lowering, ins: Instruction) -> None:
+    """mma.sync of integers."""
+    shape = mma_shape(ins)
+    assert shape is not None
+    left, right = (part.lower() for part in ins.modifiers if part in _INTEGERS.split())
+    _product(low, ins, shape, int(left[1:]), f"s32.{left}.{right}.s32")
+
+
+@mnemonic("QMMA", f"16816 16832 F16 F32 {_EIGHTS}")
+def multiply_bytes(low: Lowering, ins: Instruction) -> None:
+    """mma.sync of floating-point numbers of 8 bits."""
+    shape = mma_shape(ins)
+    assert shape is not None
+    sums, left, right = (part.lower() for part in ins.modifiers[1:4])
+    _product(low, ins, shape, 8, f"{sums}.{left}.{right}.{sums}")
 
 
 _SHAPES = {"1688": "m16n8k8", "16816": "m16n8k16", "1684": "m16n8k4"}

@@ -16,9 +16,11 @@ _FULL_COUNT = str(1 << 20)  # an mbarrier that expects n arrivals begins with th
 _COUNTS = "A1T0 ART0 A0TR A0TX A0T1"
 
 
-@mnemonic("SYNCS", f"EXCH ARRIVE PHASECHK CCTL TRANS64 64 TRYWAIT RED OPTOUT IV {_COUNTS}")
+@mnemonic("SYNCS", f"EXCH ARRIVE PHASECHK CCTL TRANS64 64 TRYWAIT RED OPTOUT IV IVALL {_COUNTS}")
 def synchronise(low: Lowering, ins: Instruction) -> None:
     """mbarrier.init, .arrive, .expect_tx, .complete_tx, .test_wait, .try_wait and .inval."""
+    if "IVALL" in ins.modifiers:
+        return  # it concerns a cache of mbarriers
     kind = next(part for part in ins.modifiers if part in ("EXCH", "ARRIVE", "PHASECHK", "CCTL"))
     {"EXCH": _initialise, "ARRIVE": _arrive, "PHASECHK": _wait, "CCTL": _invalidate}[kind](low, ins)
 

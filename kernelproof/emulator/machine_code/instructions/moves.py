@@ -108,13 +108,13 @@ def _load_part(low: Lowering, result: str, source: Constant, narrow: str) -> Non
     low.set(result, low.computed(f"bfe.{narrow[0]}32", word, str(8 * (source.offset & 3)), bits))
 
 
-@mnemonic("R2UR", "OR FILL")
+@mnemonic("R2UR", "OR FILL BROADCAST")
 def to_uniform(low: Lowering, ins: Instruction) -> None:
     """A move to a uniform register of a value that all lanes of the warp share.
 
     On hardware the result predicate is true in lanes whose value differs from the moved one, and a loop repeats the
     move for them; ``.OR`` combines it with its old value. Here each lane has its own uniform registers, so no lane
-    differs and the predicate is 0.
+    differs and the predicate is 0. With ``.BROADCAST`` a loop elects lanes in turn, and each moves its own value.
     """
     if is_predicate(ins.operands[0]):
         if "OR" not in ins.modifiers:

@@ -45,20 +45,21 @@ def vote(low: Lowering, ins: Instruction) -> None:
     low.set_predicate(p, low.computed(f"vote.sync.{mode}.pred", value, members, kind="pred"))
 
 
-@mnemonic("MATCH", "ANY ALL")
+@mnemonic("MATCH", "ANY ALL U64")
 def match(low: Lowering, ins: Instruction) -> None:
-    """match.sync: the mask of the lanes that have the same word."""
+    """match.sync: the mask of the lanes that have the same word, or pair of words."""
     operands = list(ins.operands)
     p = operands.pop(0) if is_predicate(operands[0]) else ""
     result, value = operands
     target, same = _result(low, result), low.temp("pred")
     mode = ins.modifiers[0].lower()
-    low.emit(f"match.{mode}.sync.b32", f"{target}|{same}" if p else target, low.word(value), _members(low))
+    size, source = ("b64", low.pair(value)) if "U64" in ins.modifiers else ("b32", low.word(value))
+    low.emit(f"match.{mode}.sync.{size}", f"{target}|{same}" if p else target, source, _members(low))
     if p:
         low.set_predicate(p, same)
 
 
-@mnemonic("REDUX", "SUM MIN MAX AND OR XOR S32 U32")
+@mnemonic("REDUX CREDUX", "SUM MIN MAX AND OR XOR S32 U32")
 def reduce(low: Lowering, ins: Instruction) -> None:
     """redux.sync. The operation is AND if none is named."""
     mode = next((part for part in ins.modifiers if part in ("SUM", "MIN", "MAX", "OR", "XOR")), "AND")
