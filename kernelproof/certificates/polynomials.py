@@ -49,6 +49,8 @@ class Polynomial:
     @classmethod
     def of(cls, value: Coefficient) -> Polynomial:
         """The constant polynomial of a number, or of a number per lane."""
+        if isinstance(value, np.ndarray | np.generic) and value.size == 1:
+            value = int(value.flat[0])  # the same in all lanes
         return cls({CONSTANT: value})
 
     @classmethod

@@ -337,8 +337,8 @@ def polynomial(value: Operand, bits: int) -> Polynomial:
     number = np.asarray(value)
     if number.dtype == object or number.dtype.kind not in "iub":
         raise NotCertified("data decide an address or a branch")
-    if number.ndim == 0:
-        unsigned = int(number) & ((1 << bits) - 1)
+    if number.size == 1:  # the same in all lanes
+        unsigned = int(number.flat[0]) & ((1 << bits) - 1)
         return Polynomial.of(unsigned - (1 << bits) if unsigned >> (bits - 1) else unsigned)
     if number.dtype.itemsize * 8 != bits:
         number = number.astype(f"{number.dtype.kind}{bits // 8}")
