@@ -21,6 +21,7 @@ from kernelproof.certificates import (
     PARTIALS,
     TILES,
     ZERO,
+    Adders,
     Bounds,
     BoxMap,
     Claim,
@@ -128,8 +129,7 @@ def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
             ]
             pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
             if in_workspace:
-                parts = _parts(record, program, item, along_n, beyond)
-                pipelines = [replace(pipeline, parts=parts) for pipeline in pipelines]
+                pipelines = [_with_parts(record, x, program, item, along_n, beyond) for x in pipelines]
         peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
         yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
 
@@ -249,21 +249,26 @@ def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank
     )  # fmt: skip
 
 
-def _parts(record: TmaRing, program: Program, item: _Item, along_n: int, beyond: bool) -> Parts:
-    """How the partial sums of a tile are added. ``beyond``: the claim is about clusters that reach beyond D."""
+def _with_parts(
+    record: TmaRing, pipeline: Pipeline, program: Program, item: _Item, along_n: int, beyond: bool
+) -> Pipeline:
+    """A pipeline with what is stated of partial sums. ``beyond``: the claim is about clusters that reach beyond D."""
     count, ctas, ((first, end), *_) = record.split_k, record.cluster_ctas, _groups(record)
     across_m, across_n = (size > 1 for size in record.cluster)
     place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
     rank, tiles = _rank(record, place), named("tiles_m") * named("tiles_n") * ctas
-    return Parts(
+    parts = Parts(
         count, record.bm * record.bn // (4 * (end - first)), record.cols // 8,
         ceil_div(LOADS, count),  # a thread loads each vector from all ``count`` slices
         tiles, item.number * ctas + rank, named("cta_x") * ctas + rank, named("grid_x") * ctas,
+    )  # fmt: skip
+    adders = Adders(
         _entry(record, program, along_n, place),
         _contract(record, program, item, along_n, place, False if ctas > 1 else None),
         _contract(record, program, item, along_n, place, True) if ctas > 1 else None,
         beyond,
-    )  # fmt: skip
+    )
+    return replace(pipeline, parts=parts, adders=adders)
 
 
 def _groups(record: TmaRing) -> tuple[tuple[int, int], ...]:

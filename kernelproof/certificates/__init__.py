@@ -30,7 +30,7 @@ from kernelproof.certificates.facts import Facts, NotCertified, Quotient
 from kernelproof.certificates.global_places import ARRIVALS, PARTIALS
 from kernelproof.certificates.items import Items
 from kernelproof.certificates.loops import TILES, Ring
-from kernelproof.certificates.pipelines import Parts, Pipeline
+from kernelproof.certificates.pipelines import Adders, Parts, Pipeline
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.slices import Slices
@@ -43,6 +43,7 @@ __all__ = [
     "PARTIALS",
     "TILES",
     "ZERO",
+    "Adders",
     "Bounds",
     "BoxMap",
     "Certificate",

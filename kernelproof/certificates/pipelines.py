@@ -64,10 +64,6 @@ class Parts:
     ``columns`` vectors in a row, and ``together`` in an iteration of the loop that adds them. ``tiles``: how many tiles
     D has, in the contract up to the first item. ``tile``: the number of a tile, in the contract of an item. ``cta``:
     the number of a CTA. ``ctas``: how many there are; all run at the same time.
-
-    The CTA that adds, and the tile that it adds, may be of any rank in a cluster: ``entry`` is the contract of any CTA
-    up to its first item, ``within`` that of an item for any CTA whose tile begins within D, and ``beyond`` for one
-    whose tile does not (None if there is none). ``elsewhere``: another claim proves how sums are added.
     """
 
     count: int
@@ -78,6 +74,17 @@ class Parts:
     tile: Polynomial
     cta: Polynomial
     ctas: Polynomial
+
+
+@dataclass(frozen=True)
+class Adders:
+    """Contracts of any CTA of a cluster, for the proof of how partial sums are added: the CTA that adds, and the one
+    whose tile it adds, may have any ranks.
+
+    ``entry``: up to the first item. ``within``: of an item, if the CTA's tile begins within D. ``beyond``: if it does
+    not, None if every tile does. ``elsewhere``: another claim has that proof.
+    """
+
     entry: Contract
     within: Contract
     beyond: Contract | None = None
@@ -94,7 +101,7 @@ class Pipeline:
     - ``entry``: the contract up to the first item, whose number is ``first``. ``names``: names of that contract ->
       their values for the item ``current``.
     - ``step``: the difference from an item to the CTA's next one. ``left``: at least 0 if there is a next one.
-    - ``parts``: how the partial sums of items are added; None if items are complete tiles.
+    - ``parts``, ``adders``: how and by whom the partial sums of items are added; None if items are complete tiles.
 
     In a cluster:
 
@@ -122,6 +129,7 @@ class Pipeline:
     returns: frozenset[int] = frozenset((0,))
     peers: tuple[tuple[Contract, Pipeline], ...] = ()
     parts: Parts | None = None
+    adders: Adders | None = None
     adds: bool = False
     tensor: TensorPlan | None = None
 

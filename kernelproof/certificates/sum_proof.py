@@ -40,7 +40,7 @@ from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
-from kernelproof.certificates.pipelines import WARP, Parts, Pipeline, Protocol
+from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.progress import Key, Phase, Progress
@@ -97,8 +97,9 @@ class SumProof:
 
     def __init__(self, program: Program, pipeline: Pipeline, cluster: list[Protocol], kinds: Kinds) -> None:
         assert pipeline.parts is not None
+        assert pipeline.adders is not None
         self.program, self.pipeline, self.kinds = program, pipeline, kinds
-        self.parts: Parts = pipeline.parts
+        self.parts, self.adders = pipeline.parts, pipeline.adders
         self.meetings, self.slab = common_to(cluster)
         self.variable = program.emitter.variable
         # Where threads of all roles meet behind their items, None if they do not: the end of what is proven here.
@@ -141,7 +142,7 @@ class SumProof:
 
     def _check_slab(self) -> None:
         """Raise NotCertified unless a slab has every sum of a tile exactly once."""
-        tile = self.parts.within.tile
+        tile = self.adders.within.tile
         assert tile is not None
         rows, cols = self.slab.rows, self.slab.cols
         inside = (rows >= 0) & (rows < tile.rows) & (cols >= 0) & (cols < tile.cols)
@@ -179,10 +180,10 @@ class SumProof:
             at = rests.number(AT, share.vectors)
             last = Polynomial.of(share.vectors) if goes_on else at + named(LEFT) + 1
             mine = replace(share, tile=self.parts.tile, at=at, last=last)
-            way = self._tile(mine, registers, goes_on, self.parts.within)
+            way = self._tile(mine, registers, goes_on, self.adders.within)
             ways.append(way._replace(agreed=agreed + way.agreed))
-            if self.parts.beyond is not None:
-                self._tile(mine, registers, goes_on, self.parts.beyond)
+            if self.adders.beyond is not None:
+                self._tile(mine, registers, goes_on, self.adders.beyond)
         return ways
 
     def _share(self, group: int, first: bool, warpgroup: int) -> Share:
@@ -209,7 +210,7 @@ class SumProof:
         there. Registers that its items write are unknown. Proves that the loop is reached exactly if the share is not
         empty; raises NotCertified otherwise."""
         parts, groups = self.parts, share.groups
-        facts = self._facts(parts.entry.facts, share)
+        facts = self._facts(self.adders.entry.facts, share)
         facts.bounds |= {(name,): (0, MOST_VECTORS) for name in (FIRST, END)}
         # The quotients of the module, V * g / G: FIRST and END are defined as these, and the text must compute them.
         own, all_vectors = parts.cta * groups + share.group, parts.tiles * parts.vectors
@@ -217,7 +218,7 @@ class SumProof:
             Fraction(all_vectors * own, parts.ctas * groups, named(FIRST)),
             Fraction(all_vectors * (own + 1), parts.ctas * groups, named(END)),
         ]
-        machine = SumMachine(self.program, parts.entry, facts, self.kinds, share)
+        machine = SumMachine(self.program, self.adders.entry, facts, self.kinds, share)
         if not facts.holds(parts.ctas - 1 - parts.cta):
             raise NotCertified("the number of a CTA may not be below that of CTAs")
 
