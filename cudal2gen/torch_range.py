@@ -24,7 +24,7 @@ ALSO_TESTED = ("2.11.0",)  # tested as well, because many servers have it
 # By the major version of the ptxas that wrote the machine code. Minor versions are compatible, and a later runtime
 # serves too.
 CUDAS = {number: CudaRelease(f"libcudart.so.{number}", driver) for number, driver in ((12, 525), (13, 580))}
-CUDA = max(CUDAS)  # the version of the kernels that nvcc's own ptxas assembles
+CUDA = max(CUDAS)  # the CUDA of kernels, unless KERNELPROOF_PTXAS names another ptxas than nvcc's own
 RUNTIME, DRIVER = CUDAS[CUDA]
 PTXAS = "12.9.86"  # the last release of CUDA 12's ptxas on PyPI, which knows every architecture of the catalog
 
@@ -59,8 +59,9 @@ def runtimes(cuda: int) -> list[str]:
     return [CUDAS[number].runtime for number in sorted(CUDAS) if number >= cuda] or [f"libcudart.so.{cuda}"]
 
 
-def other_cuda(cuda: str) -> str:
-    """A sentence on which packs work with a torch that is built for a CUDA older than ``CUDA``; "" for another torch.
+def remark_on_cuda(cuda: str) -> str:
+    """A sentence on which packs work with a torch that is built for a CUDA older than ``CUDA``, the default of packs.
+    It is "" for another torch.
 
     ``cuda``: a version such as 12.8, or "" for a build without CUDA.
     """
@@ -75,7 +76,7 @@ def other_cuda(cuda: str) -> str:
     return f"no kernels are made for CUDA {number}: torch computes"
 
 
-def old_driver(version: int, cuda: int = CUDA) -> str:
+def remark_on_driver(version: int, cuda: int = CUDA) -> str:
     """A sentence on a driver that is too old for kernels of ``cuda``; "" if it is not, or if its version is unknown.
 
     ``version``: the newest CUDA that the driver supports, 12080 for 12.8, or 0 if that is unknown.

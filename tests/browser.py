@@ -48,7 +48,8 @@ def find() -> str:
 
 
 class Page:
-    """One tab. ``faults``: texts of console errors, exceptions, and failed or attempted requests."""
+    """One tab. ``faults``: texts of console errors, exceptions and failed requests. ``requests``: the URLs of all
+    attempted requests."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -180,7 +181,7 @@ def open_page(tab: Page, path: Path) -> None:
     tab.settle()
 
 
-def place(tab: Page, selector: str) -> tuple[float, float]:
+def scroll_to(tab: Page, selector: str) -> tuple[float, float]:
     """Scrolls the first element that a selector finds into view; returns its middle."""
     point = tab.run(
         f"(() => {{ const node = document.querySelector({selector!r}); node.scrollIntoView({{block: 'center'}});"

@@ -2,7 +2,7 @@
 
 A block of a page that begins with ```` ```console ```` holds commands after ``$ `` and, below each, what it prints.
 Words after ``console`` say what the commands need beyond the wheel with its compiler (``NEEDS``); those commands are
-not run, and a warning lists them. ``$ cat FILE`` of a file that is not there makes it, from the text that is shown.
+not run, and a warning lists them. ``$ cat FILE`` creates FILE with the shown text if it does not exist yet.
 
 A command whose output has a line that begins with ``error`` must end with 1 or 2, every other one with 0. The numbers
 and hyphenated names of the output that is shown must appear; times and paths may differ.
@@ -63,6 +63,7 @@ def commands_of(page: str, text: str) -> list[Command]:
     for block in re.finditer(r"^( *)```console(.*)\n((?:.*\n)*?)\1```$", text, re.MULTILINE):
         needs = tuple(block[2].split())
         line = text.count("\n", 0, block.start(3))
+        # A continued line belongs to one command, so its newline is hidden as \0 until the lines are split.
         content = block[3].replace("\\\n", "\\\0")
         for part in re.split(r"^(?= *\$ )", content, flags=re.MULTILINE):
             first, _, shown = part.partition("\n")

@@ -134,7 +134,7 @@ def _torch(packs: Mapping[str, Pack]) -> Check:
     cuda = found[1] if found else ""
     builds = f"for CUDA {cuda}" if cuda else "a build without CUDA"
     served = any(opened.cuda <= torch_range.major(cuda) for opened in packs.values())
-    place, other = torch_range.place(version), "" if served else torch_range.other_cuda(cuda)
+    place, other = torch_range.place(version), "" if served else torch_range.remark_on_cuda(cuda)
     old = torch_range.numbers(version) < torch_range.numbers(torch_range.OLDEST)
     return Check(not (old or other), "; ".join(filter(None, [f"{version}, {builds}", place, other])))
 
@@ -174,7 +174,7 @@ def _cards(packs: Mapping[str, Pack]) -> Check:
         driver = gpu.driver_cuda()
         newest = [f"the driver supports CUDA up to {torch_range.spelled(driver)}"] if driver else []
         services = [f"{card.text}: {_service(card, packs)}" for card in cards]
-        old = {torch_range.old_driver(driver, _cuda(card, packs)) for card in cards} - {""}
+        old = {torch_range.remark_on_driver(driver, _cuda(card, packs)) for card in cards} - {""}
         return Check(not old, "; ".join([*services, *(sorted(old) or newest)]))
     file = Path("/dev/nvidiactl")
     if file.exists() or gpu.has_driver():

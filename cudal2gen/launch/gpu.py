@@ -184,7 +184,7 @@ def runtime(cuda: int = torch_range.CUDA) -> Path:
         if candidate.is_file():
             return candidate
     torch = sys.modules.get("torch")
-    other = torch_range.other_cuda(torch.version.cuda or "") if torch is not None else ""
+    other = torch_range.remark_on_cuda(torch.version.cuda or "") if torch is not None else ""
     raise GpuError(
         f"{' or '.join(names)} not found; "
         f"{other or 'install it: pip install nvidia-cuda-runtime==13.0.*, or a torch for CUDA 13'}"

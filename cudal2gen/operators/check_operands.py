@@ -95,7 +95,10 @@ def check_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def check_fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, gate: bool) -> None:
-    """Checks a fused linear layer. Raises ValueError for an unknown activation, else as ``check_linear``."""
+    """Checks a fused linear layer. ``gate``: the weight is w13, with the rows of both weights in alternating blocks.
+
+    Raises ValueError for an unknown activation, else as ``check_linear``.
+    """
     if activation not in epilogues.NAMES:
         raise ValueError(f"activation={activation!r}: must be None or one of {', '.join(epilogues.NAMES)}")
     check_tensors(**{"x": x, "w13" if gate else "weight": weight})
@@ -154,9 +157,9 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> tuple[int, ...]:
     """The shape of a grouped product's result.
 
-    If A and B have the same number of dimensions, each group has a D of its own, and the first dimension counts the
-    groups: with 3 dimensions they are a batch, with 2 they are groups of k. Otherwise the groups are rows or columns of
-    one D.
+    If both A and B have 3 dimensions, the groups are a batch; if both have 2, k is divided into groups. In both cases
+    each group has a D of its own, and the result's first dimension counts the groups. Otherwise the groups are rows or
+    columns of one D.
     """
     has_own_d = a.ndim == b.ndim
     groups = () if not has_own_d else (a.shape[0],) if offs is None else (offs.shape[0],)

@@ -21,7 +21,7 @@ from cudal2gen.launch.gpu import Contender, Gpu, KernelContender, MeasuringDevic
 from cudal2gen.results import INCUMBENT, KERNEL, Effort, Source, Timing, Trial, Verdict
 from cudal2gen.tuner.environment import trial_of
 
-# Seconds of timing for each contender. ``bench`` limits the number of rounds that they may take.
+# Seconds of timing for each contender. ``bench`` also limits the number of rounds.
 SECONDS: dict[Effort, float] = {"short": 0.02, "medium": 0.08, "long": 0.3, "final": 0.3}
 
 
@@ -212,7 +212,7 @@ def connect(
     contenders: dict[tuple[str, str], Contender] = {}
 
     def baseline(problem: Problem) -> Contender:
-        # The tuning store has cuBLASLt's choices. Results name a baseline that cannot run as absent, with a reason.
+        # The tuning store has cuBLASLt's choices. If a baseline cannot run, results list it as absent, with the reason.
         name = best_baseline(problem, stored) or f"cublaslt-autotuning-{results.stored_b(problem)}"
         if (name, problem.acc) not in contenders:
             (contenders[name, problem.acc],) = baselines.contenders([name], problem.acc, card, tuning_store)

@@ -43,7 +43,8 @@ class Dependency(NamedTuple):
     """A later instruction that uses registers of an earlier one in flight; both are indices into the function's code.
 
     ``registers``: the mask of registers that they have in common. ``cycles``: the least number of cycles between their
-    issues, counted up to the horizon. ``scoreboards``: the mask of those that guard the earlier one's registers.
+    issues; for other kinds than ``FIXED`` it is exact only below ``SETTLE``. ``scoreboards``: the mask of those that
+    guard the earlier one's registers.
     """
 
     kind: DependencyKind
@@ -63,20 +64,24 @@ Item = TypeVar("Item", Fixed, Guarded)
 class FlightState:
     """What is in flight at a point of the program: each item with the least number of cycles since its issue.
 
-    ``results``: results of fixed latency. ``loads``: results that scoreboards guard. ``reads``: operands that are read
-    some time after issue.
+    ``fixed_results``: results of fixed latency. ``guarded_results``: results that scoreboards guard.
+    ``late_operands``: operands that are read some time after issue.
     """
 
-    results: dict[Fixed, int] = field(default_factory=dict)
-    loads: dict[Guarded, int] = field(default_factory=dict)
-    reads: dict[Guarded, int] = field(default_factory=dict)
+    fixed_results: dict[Fixed, int] = field(default_factory=dict)
+    guarded_results: dict[Guarded, int] = field(default_factory=dict)
+    late_operands: dict[Guarded, int] = field(default_factory=dict)
 
     def copy(self) -> FlightState:
-        return FlightState(dict(self.results), dict(self.loads), dict(self.reads))
+        return FlightState(dict(self.fixed_results), dict(self.guarded_results), dict(self.late_operands))
 
     def join(self, other: FlightState) -> bool:
         """Adds what is in flight on another path, and returns whether anything changed."""
-        joined = (_join(self.results, other.results), _join(self.loads, other.loads), _join(self.reads, other.reads))
+        joined = (
+            _join(self.fixed_results, other.fixed_results),
+            _join(self.guarded_results, other.guarded_results),
+            _join(self.late_operands, other.late_operands),
+        )
         return any(joined)
 
 
@@ -93,22 +98,23 @@ def _join(own: dict[Item, int], other: dict[Item, int]) -> bool:
 class _Step:
     """What the analysis needs to know of an instruction. Sets of registers and of scoreboards are masks.
 
-    ``complement``: the opposite of its guard, or "" without a guard. ``stall``: cycles until the next issue.
-    ``results``: the registers that it writes, if their latency is fixed; ``loads``: if a scoreboard guards them.
-    ``late``: operands that it reads some time after issue. ``result_board``: the scoreboard of its result; ``boards``:
-    those of its result and its operands. ``waits``: scoreboards that it waits for. ``queues``: see
-    ``scheduling.queue_names``. ``horizon``: for how many cycles its results are followed.
+    ``predicated``: whether it has a guard (@P). ``complement``: the opposite of its guard, or "" without one.
+    ``stall``: cycles until the next issue. ``fixed_results``: the registers that it writes, if their latency is fixed;
+    ``guarded_results``: those, if a scoreboard guards them. ``late_operands``: the registers that it reads some time
+    after issue. ``result_board``: the scoreboard of its result; ``boards``: those of its result and its operands.
+    ``waits``: scoreboards that it waits for. ``queues``: see ``scheduling.queue_names``. ``horizon``: for how many
+    cycles its results of fixed latency are followed.
     """
 
     reads: int
     writes: int
-    guarded: bool
+    predicated: bool
     complement: str
     waits: int
     stall: int
-    results: int
-    loads: int
-    late: int
+    fixed_results: int
+    guarded_results: int
+    late_operands: int
     result_board: int
     boards: int
     queues: tuple[str | None, str]
@@ -189,40 +195,40 @@ class InFlight:
             if registers and not (step.complement and self.code[earlier].guard == step.complement):
                 found.append(Dependency(kind, earlier, at, registers, cycles, boards))
 
-        for (earlier, mask), cycles in state.results.items():
+        for (earlier, mask), cycles in state.fixed_results.items():
             if mask & reads:
                 add(DependencyKind.FIXED, earlier, mask & reads, cycles)
-        for (earlier, mask, boards), cycles in state.loads.items():
+        for (earlier, mask, boards), cycles in state.guarded_results.items():
             if mask & (reads | writes):
                 add(DependencyKind.READ, earlier, mask & reads, cycles, boards)
                 if not self._same_queue(earlier, step, 0):
                     add(DependencyKind.OVERWRITE, earlier, mask & writes & ~reads, cycles, boards)
-        for (earlier, mask, boards), cycles in state.reads.items():
+        for (earlier, mask, boards), cycles in state.late_operands.items():
             # An instruction writes its result after the operands of those before it in the same queue have been read.
             if mask & writes and not self._same_queue(earlier, step, 1):
                 add(DependencyKind.OPERAND, earlier, mask & writes, cycles, boards)
 
     def _same_queue(self, earlier: int, step: _Step, queue: int) -> bool:
-        """Whether a queue orders the result of ``step`` after that of an earlier instruction (``queue`` 0), or after
-        the reads of its operands (1)."""
+        """Whether a queue ensures that the result of ``step`` is written after an earlier instruction has written its
+        result (``queue`` 0), or has read its operands (1)."""
         own = step.queues[queue]
-        return bool(step.loads) and own is not None and self._steps[earlier].queues[queue] == own
+        return bool(step.guarded_results) and own is not None and self._steps[earlier].queues[queue] == own
 
     def _issue(self, at: int, step: _Step, state: FlightState) -> None:
         """Adds the instruction's results and operands to the state, and lets its cycles pass."""
-        overwritten = 0 if step.guarded else step.writes
-        if state.results:
-            state.results = self._aged_results(at, step, state.results, overwritten)
-        if state.loads:
-            state.loads = self._aged_items(at, step, state.loads, overwritten, step.result_board, 0)
-        if state.reads:
-            state.reads = self._aged_items(at, step, state.reads, overwritten, step.boards, 1)
-        if step.results and step.stall < step.horizon:
-            state.results[at, step.results] = step.stall
-        if step.loads:
-            state.loads[at, step.loads, step.result_board] = step.stall
-        if step.late:
-            state.reads[at, step.late, step.boards] = step.stall
+        overwritten = 0 if step.predicated else step.writes
+        if state.fixed_results:
+            state.fixed_results = self._aged_results(at, step, state.fixed_results, overwritten)
+        if state.guarded_results:
+            state.guarded_results = self._aged_items(at, step, state.guarded_results, overwritten, step.result_board, 0)
+        if state.late_operands:
+            state.late_operands = self._aged_items(at, step, state.late_operands, overwritten, step.boards, 1)
+        if step.fixed_results and step.stall < step.horizon:
+            state.fixed_results[at, step.fixed_results] = step.stall
+        if step.guarded_results:
+            state.guarded_results[at, step.guarded_results, step.result_board] = step.stall
+        if step.late_operands:
+            state.late_operands[at, step.late_operands, step.boards] = step.stall
 
     def _aged_results(self, at: int, step: _Step, results: dict[Fixed, int], overwritten: int) -> dict[Fixed, int]:
         """The results in flight after an instruction: older by its stall count, without what it overwrites."""
@@ -270,13 +276,13 @@ class InFlight:
         return _Step(
             reads=accessed.reads,
             writes=accessed.writes,
-            guarded=instruction.guard is not None,
+            predicated=instruction.guard is not None,
             complement=(guard[1:] if guard.startswith("!") else f"!{guard}") if guard else "",
             waits=waits(instruction),
             stall=max(1, control.stall),
-            results=0 if waited or result else accessed.writes,
-            loads=accessed.writes if waited else 0,
-            late=accessed.reads & late,
+            fixed_results=0 if waited or result else accessed.writes,
+            guarded_results=accessed.writes if waited else 0,
+            late_operands=accessed.reads & late,
             result_board=result,
             boards=result | operand,
             queues=queue_names(instruction, sm),
@@ -286,7 +292,7 @@ class InFlight:
 
 def _wait(state: FlightState, boards: int) -> None:
     """Removes what one of these scoreboards guards, except what was issued less than ``SETTLE`` cycles ago."""
-    for name in ("loads", "reads"):
+    for name in ("guarded_results", "late_operands"):
         items: dict[Guarded, int] = getattr(state, name)
         if any(key[2] & boards for key in items):
             kept = {key: cycles for key, cycles in items.items() if cycles < SETTLE or not key[2] & boards}

@@ -12,7 +12,7 @@ from cudal2gen import report
 from cudal2gen.generation import catalog
 from cudal2gen.results import KERNEL, Measurements
 from tests import browser
-from tests.browser import open_page, place
+from tests.browser import open_page, scroll_to
 from tests.cudal2gen.measured import H200, campaign, measurement, timing
 from tests.cudal2gen.reporting import EMPTY, HOSTILE
 
@@ -84,11 +84,11 @@ def test_size_classes_filter_the_points(tab: browser.Page, measured: Path) -> No
     assert before == SHAPES
     large = tab.run("document.querySelectorAll('#measured-1 [data-chart=\"0\"] .point.c4').length")
     assert 0 < large < SHAPES
-    tab.point(*place(tab, "input[name=class][value='4']"), click=True)
+    tab.point(*scroll_to(tab, "input[name=class][value='4']"), click=True)
     assert tab.run(VISIBLE) == SHAPES - large
     caption = tab.run("document.querySelector('#measured-1 .figure').textContent")
     assert caption.startswith(f"{SHAPES - large} of {SHAPES} shapes, geomean ")
-    tab.point(*place(tab, "input[name=class][value='4']"), click=True)
+    tab.point(*scroll_to(tab, "input[name=class][value='4']"), click=True)
     assert tab.run(VISIBLE) == SHAPES
 
 
@@ -113,7 +113,7 @@ def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) 
     assert tab.run("document.getElementById('tip').hidden")
     index = alone(tab, 0)
     m, n, k, kind, record, times, *_ = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{index}]")
-    tab.point(*place(tab, f"[data-chart='0'] .point[data-shape='{index}']"))
+    tab.point(*scroll_to(tab, f"[data-chart='0'] .point[data-shape='{index}']"))
     words = tab.run("document.getElementById('tip').innerText")
     assert " \N{MULTIPLICATION SIGN} ".join(map(str, (m, n, k))) in words
     assert tab.run(f"JSON.parse(data.textContent).classes[{kind}]") in words
@@ -126,7 +126,7 @@ def test_hover_shows_the_shape_and_the_times(tab: browser.Page, measured: Path) 
 
 def test_hover_counts_the_records_of_a_disc(tab: browser.Page, measured: Path) -> None:
     open_page(tab, measured)
-    tab.point(*place(tab, "#choices .disc"))
+    tab.point(*scroll_to(tab, "#choices .disc"))
     assert "records" in tab.run("document.getElementById('tip').innerText")
 
 
@@ -135,12 +135,12 @@ def test_a_click_and_a_link_show_the_record(tab: browser.Page, measured: Path) -
     open_page(tab, measured)
     index = alone(tab, 0)
     record = tab.run(f"JSON.parse(data.textContent).groups['measured-1'].shapes[{index}][4]")
-    tab.point(*place(tab, f"[data-chart='0'] .point[data-shape='{index}']"), click=True)
+    tab.point(*scroll_to(tab, f"[data-chart='0'] .point[data-shape='{index}']"), click=True)
     assert tab.run("document.getElementById('record').open")
     record_text = tab.run("JSON.parse(document.getElementById('record-text').textContent)")
     assert record_text == tab.run(f"JSON.parse(data.textContent).records[{record}].record")
     assert record_text["family"].startswith("sm80_")
-    tab.point(*place(tab, "dialog button"), click=True)
+    tab.point(*scroll_to(tab, "dialog button"), click=True)
     assert not tab.run("document.getElementById('record').open")
     assert tab.run("location.hash") == ""
     name = tab.run("document.querySelector('#measured-1 td a').textContent")
@@ -181,7 +181,7 @@ def test_hostile_names_stay_text(tab: browser.Page, tmp_path: Path) -> None:
     path.write_text(report.report(Measurements({card.id: card}, [hostile]), []).html())
     open_page(tab, path)
     tab.run("document.querySelector('details.all summary').click()")
-    tab.point(*place(tab, "[data-chart='0'] .point"), click=True)
+    tab.point(*scroll_to(tab, "[data-chart='0'] .point"), click=True)
     assert HOSTILE.split()[0] in tab.run("document.getElementById('record-name').textContent")
     assert tab.run("document.images.length + document.scripts.length") == 2
     assert tab.faults == []

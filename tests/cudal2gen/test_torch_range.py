@@ -63,7 +63,7 @@ def test_doctor_checks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, ok in ((12080, False), (13000, True), (13020, True)):
         monkeypatch.setattr(gpu, "driver_cuda", lambda version=version: version)
         assert machine._cards({}).ok == ok
-    assert "12.8" in torch_range.old_driver(12080)
+    assert "12.8" in torch_range.remark_on_driver(12080)
     monkeypatch.setattr(gpu, "cards", list)
     for has_file, has_library in ((True, False), (False, True), (False, False)):
         monkeypatch.setattr(Path, "exists", lambda _, has_file=has_file: has_file)

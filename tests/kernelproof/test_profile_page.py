@@ -9,7 +9,7 @@ import pytest
 
 from kernelproof import profile
 from tests import browser
-from tests.browser import open_page, place
+from tests.browser import open_page, scroll_to
 from tests.kernelproof.profiled import HOSTILE, LINES, PROFILE
 
 
@@ -54,7 +54,7 @@ def test_bars_are_as_long_as_the_stalls(tab: browser.Page, path: Path) -> None:
 def test_pointing_at_a_lane_names_the_instruction_and_a_click_leads_to_its_row(tab: browser.Page, path: Path) -> None:
     open_page(tab, path)
     assert tab.run("document.getElementById('tip').hidden")
-    _, y = place(tab, "[data-lane='warp 0']")
+    _, y = scroll_to(tab, "[data-lane='warp 0']")
     left = tab.run("document.querySelector('.timeline svg').getBoundingClientRect().x")
     tab.point(left + 92 + 8 * 5, y)  # cycle 5: warp 0 waits for its HMMA of cycle 10
     words = tab.run("document.getElementById('tip').innerText")

@@ -40,8 +40,8 @@ def _rounding(mode: str) -> Iterator[None]:
 
 
 def toward(mode: str, function: Callable[..., Array], *operands: Array) -> Array:
-    """The result of ``function`` of the operands, with all roundings by ``mode`` (rz, rm or rp). It may round twice:
-    first to more and then to fewer bits in the same direction gives the same result as rounding once.
+    """The result of ``function`` of the operands, with all roundings by ``mode`` (rz, rm or rp). ``function`` may
+    round twice, since rounding to more bits and then to fewer, in the same direction, equals rounding once.
 
     Raises EmulatorError if the processor is not supported.
     """

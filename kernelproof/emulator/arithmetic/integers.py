@@ -50,8 +50,8 @@ def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
 
 
 def prmt(a: Array, b: Array, selector: Array, mode: str) -> Array:
-    """prmt: compose each word of four of the eight bytes of the pair b:a. Byte 0 is the lowest one of ``a``, byte 7 the
-    highest one of ``b``.
+    """prmt: each byte of the result is one of the eight bytes of the pair b:a. Byte 0 is the lowest one of ``a``, and
+    byte 7 the highest one of ``b``.
 
     If ``mode`` is "", four bits of the selector belong to each byte of the result: the lower three are the number of
     the source byte. If the fourth is set, the result is not the source byte but eight copies of its sign bit.
@@ -74,8 +74,8 @@ def prmt(a: Array, b: Array, selector: Array, mode: str) -> Array:
                 "f4e": c + i,  # four bytes forward from byte c
                 "b4e": (c - i) % 8,  # four bytes backward from byte c
                 "rc8": c,  # byte c, four times
-                "ecl": np.maximum(c, i),  # byte i, but byte c below it
-                "ecr": np.minimum(c, i),  # byte i, but byte c above it
+                "ecl": np.maximum(c, i),  # byte max(c, i): bytes below c are replaced by byte c
+                "ecr": np.minimum(c, i),  # byte min(c, i): bytes above c are replaced by byte c
                 "rc16": (c & 1) * 2 + (i & 1),  # the lower or (c is odd) the upper half of a, twice
             }
             source = sources[mode].astype(np.uint32)

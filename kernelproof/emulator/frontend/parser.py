@@ -119,7 +119,9 @@ class _Parser:
                 offset = stop + 1
                 continue
             raise PtxError(self.line(offset), f"not PTX: {text[offset : offset + 40].splitlines()[0]!r}")
-        if "%envreg" in text:
+        if (
+            "%envreg" in text
+        ):  # %envreg1 and 2 are the address of this workspace, in which cooperative groups count arrivals
             out.variables[GRID_WORKSPACE] = Variable(GRID_WORKSPACE, "global", 8, 8, b"\x08" + bytes(7))
             out.linkage[GRID_WORKSPACE] = Linkage.WEAK
         if not out.target:
@@ -220,19 +222,18 @@ class _Parser:
     def function(self, out: Module, offset: int, m: re.Match[str]) -> int:
         """Parse a kernel or function, or the declaration of one, into ``out``; returns the offset after it."""
         text, line, entry = self.text, self.line(offset), m[2] == "entry"
-        results, after_name = self.group(m.end()) if not entry else ("", m.end())
-        after_name = self.skip(after_name)
-        name_m = _NAME.match(text, after_name)
+        results, after_results = self.group(m.end()) if not entry else ("", m.end())
+        name_m = _NAME.match(text, self.skip(after_results))
         if name_m is None:
             raise PtxError(line, "function without a name")
-        params, after_name = self.group(name_m.end())
-        brace, semicolon = text.find("{", after_name), text.find(";", after_name)
-        pragma = re.compile(r"\s*(?:\.pragma[^;]*;)").match(text, after_name)
+        params, after_params = self.group(name_m.end())
+        brace, semicolon = text.find("{", after_params), text.find(";", after_params)
+        pragma = re.compile(r"\s*(?:\.pragma[^;]*;)").match(text, after_params)
         if pragma is None and semicolon >= 0 and (brace < 0 or semicolon < brace):
             out.declared.add(name_m[0])
             return semicolon + 1
         fn = Function(name_m[0], entry, self.parameters(params, offset), self.parameters(results, offset), line)
-        for attribute in _ATTRIBUTE.finditer(text, after_name, brace):
+        for attribute in _ATTRIBUTE.finditer(text, after_params, brace):
             fn.attributes[attribute[1]] = tuple(int(x) for x in re.findall(r"\d+", attribute[2]))
         stop = self.closing(brace)
         self.body(fn, brace + 1, stop)
@@ -276,7 +277,8 @@ class _Parser:
                 offset = stop + 1
 
     def label(self, scopes: _Scopes, label: re.Match[str], line: int) -> int:
-        """Parse a label, or the list of branch targets that it names (.branchtargets); returns the offset after it."""
+        """Parse a label, or a labelled list (.branchtargets, .calltargets or .callprototype); returns the offset after
+        it."""
         offset = self.skip(label.end())
         if self.text.startswith((".branchtargets", ".callprototype", ".calltargets"), offset):
             stop = self.statement_end(offset)

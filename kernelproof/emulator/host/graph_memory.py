@@ -53,7 +53,7 @@ class GraphMemory:
 
     # --- when nodes are made ---
 
-    def reserve(self, nodes: MemoryNodes, nbytes: int) -> Buffer:
+    def reserve_address(self, nodes: MemoryNodes, nbytes: int) -> Buffer:
         """A buffer for a new node that allocates; it has an address, but does not exist yet. Raises EmulatorError if
         the arena is full."""
         buffer = self.memory.allocate(max(1, nbytes))
@@ -62,16 +62,20 @@ class GraphMemory:
         nodes.allocated.append(buffer)
         return buffer
 
-    def freed_by(self, nodes: MemoryNodes, address: int) -> Buffer:
-        """The buffer at ``address``, which a new node frees. Raises LaunchRefused if no graph allocates it, if a node
-        of the same graph frees it already, or if the graph that allocates it and another one would both free it."""
+    def add_free(self, nodes: MemoryNodes, address: int) -> Buffer:
+        """Record that a new node frees the buffer at ``address``, and return the buffer.
+
+        Raises LaunchRefused if no graph allocates it, if a node of the same graph frees it already, or if the graph
+        that allocates it and another one would both free it.
+        """
         buffer = next((buffer for buffer in self.owners if buffer.address == address), None)
         if buffer is None:
             raise LaunchRefused(INVALID_VALUE, f"a graph frees {address:#x}, which no node of a graph allocates")
         owner = self.owners[buffer]
         if buffer in nodes.freed:
             raise LaunchRefused(INVALID_VALUE, f"two nodes of a graph free {address:#x}")
-        if buffer in self.freed_elsewhere if nodes is owner else buffer in owner.freed:
+        freed_by_others = self.freed_elsewhere if nodes is owner else owner.freed
+        if buffer in freed_by_others:
             raise LaunchRefused(INVALID_VALUE, f"the graph that allocates {address:#x} and another one free it")
         nodes.freed.append(buffer)
         if nodes is not owner:

@@ -132,7 +132,7 @@ class MemoryCalls:
     def _allocate_in_graph(self, out: int, nbytes: int, stream: int, graph: CapturedGraph) -> int:
         """Record an allocation in a graph; writes its address to ``out``."""
         try:
-            buffer = self.graphs.memory.reserve(graph.memory, nbytes)
+            buffer = self.graphs.memory.reserve_address(graph.memory, nbytes)
         except EmulatorError:
             return OUT_OF_MEMORY
         buffer.allocated_at = self.state.site
@@ -145,7 +145,7 @@ class MemoryCalls:
             return SUCCESS
         graph = self.graphs.captured.get(a[1])
         if graph is not None:
-            freed = self.graphs.memory.freed_by(graph.memory, a[0])
+            freed = self.graphs.memory.add_free(graph.memory, a[0])
             return self.graphs.give(a[1], lambda actual_stream: self.graphs.memory.free(freed, actual_stream))
         buffer = self._buffer_to_free(a[0], "cudaFreeAsync", (DEVICE, MANAGED))
         self.streams.touch_whole(a[1], "a free", buffer)

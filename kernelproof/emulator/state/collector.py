@@ -6,8 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# New objects between two collections. A collection looks at the objects of the whole program, of which torch and triton
-# have a quarter of a million, and the objects of a launch mostly live as long as the launch.
+# New objects between two collections. A collection looks at the objects of the whole program; torch and triton alone
+# have 250 000. The objects of a launch mostly live as long as the launch, so few are found.
 NEW_OBJECTS = 50_000
 
 

@@ -1,4 +1,4 @@
-"""Proves that questions about integers are answered, and that a hard one ends by its work and not by a clock."""
+"""Proves that ``solver.counterexample`` finds counterexamples, and gives up on a hard question by work, not by time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_a_question_has_a_counterexample_or_none() -> None:
 
 
 def test_a_hard_question_ends_by_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The question is whether two cubes add up to a cube, which no solver decides."""
+    """x^3 + y^3 - z^3 is assumed to be at least 0 and asked to be at least 1; a counterexample would make it 0, so two
+    cubes would add up to a cube."""
     monkeypatch.setattr(solver, "MOST_WORK", 1_000_000)
     with pytest.raises(solver.Unanswered):
         solver.counterexample({**CUBES, (): -1}, {}, [*AT_LEAST_TWO, CUBES])
