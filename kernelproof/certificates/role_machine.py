@@ -12,29 +12,24 @@ from typing import Any
 import numpy as np
 
 from kernelproof.certificates.cells import Kinds
+from kernelproof.certificates.cluster_addresses import ClusterAddresses
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.machine import Machine, State
+from kernelproof.certificates.machine import State
 from kernelproof.certificates.pipelines import WARP, Protocol, Stores
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
-from kernelproof.certificates.role_loops import is_wait
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split, Track
+from kernelproof.certificates.waits import MOST_BYTES, WaitingMachine
 from kernelproof.emulator.frontend.flow.loops import reachable
-from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.hopper.register_pool import entry_registers
 from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
 
-MOST_BYTES = (1 << 20) - 1  # the most bytes that an mbarrier can expect in a phase (PTX ISA)
-# Instructions that a thread may execute between two tries of a wait: they change nothing but registers.
-_PURE = frozenset(("emu_waited", "selp", "setp", "mov", "add", "sub", "mul", "mad", "shl", "shr", "and", "or", "xor"))
-_MOST_BLOCKS = 8  # the most blocks between two tries of a wait
 
-
-class RoleMachine(Machine):
+class RoleMachine(WaitingMachine, ClusterAddresses):
     """A machine for the threads of one role.
 
     ``threads``: their numbers in the CTA. ``group``: the number of a group of consumers. ``tiles``: how many k-tiles an
@@ -48,12 +43,12 @@ class RoleMachine(Machine):
     ) -> None:  # fmt: skip
         self.threads, self.protocol, self.role, self.group = threads, protocol, role, group
         self.pipeline = protocol.pipeline
+        self.rank, self.ranks = self.pipeline.rank, self.pipeline.ranks
         tile = contract.tile if role == CONSUMER else None
         super().__init__(program, replace(contract, lanes=len(threads), tile=tile), kinds)
         self.tiles, self.keeps = tiles, keeps
         self.skipped: int | None = None
         self.warps = frozenset((threads // WARP).tolist())
-        self.success, self.polled = True, False
         self.track = Track(Stores.none(self.memory.elements))
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
@@ -68,7 +63,7 @@ class RoleMachine(Machine):
             "Y": {"converge": self.converge},
             "B": {
                 "init": self.initialise, "fence_init": self.fence_init, "try_wait": self.try_wait,
-                "waited": self.waited, "arrive": self.arrive,
+                "waited": self.waits, "arrive": self.arrive,
             },
             "O": {"change": self.change_registers},
         }  # fmt: skip
@@ -82,39 +77,6 @@ class RoleMachine(Machine):
         super().enter(state)
         assert isinstance(state, RoleState)
         self.track = state.track
-
-    def _next(self, block: int, registers: dict[str, Any]) -> int | None:
-        following = super()._next(block, registers)
-        if self.polled:
-            self.polled = False
-            assert following is not None
-            self._check_tries(block, following, registers)
-        return following
-
-    def _check_tries(self, block: int, following: int, registers: dict[str, Any]) -> None:
-        """Check that a wait which fails is tried again: threads come back to it with the same registers, and have done
-        nothing else."""
-        mine = dict(registers)
-        if any(not is_wait(ins) and ins.base not in _PURE for ins in self.program.blocks[block].all()):
-            raise NotCertified("between two tries of a wait, threads do more than to compute")
-        self.success = False
-        self._try_again(following, mine, block)
-        self.success = True
-        for register in self.program.live(block):
-            name = self.program.emitter.variable(register)
-            a, b = registers.get(name), mine.get(name)
-            if a is not b and not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)):
-                raise NotCertified(f"a wait is tried again with another {register}")
-
-    def _try_again(self, at: int | None, registers: dict[str, Any], block: int) -> None:
-        """Execute from ``at``, the block after a wait that has failed, until the wait's own block is reached."""
-        for _ in range(_MOST_BLOCKS):
-            if at is None or any(ins.base not in _PURE for ins in self.program.blocks[at].all()):
-                break
-            at = super()._next(at, registers)
-            if at == block:
-                return
-        raise NotCertified("a wait that fails is not tried again")
 
     def _sides(self, block: int, taken: Lanes, registers: dict[str, Any]) -> int:
         """Run both sides of a branch to the block at which they meet. Raises Split if there is none, or if a side has a
@@ -178,7 +140,7 @@ class RoleMachine(Machine):
         numbers = {"%laneid": self.threads % WARP, "%tid.x": self.threads}
         if name in ("%tid.y", "%tid.z"):
             return np.zeros(self.lanes, "u4")
-        return numbers[name].astype("u4") if name in numbers else self._special(name)
+        return numbers[name].astype("u4") if name in numbers else super().lanes_of(name)
 
     def _whole_warps(self, m: Mask) -> Lanes:
         """The lanes that execute an instruction. Raises NotCertified unless they are all lanes of their warps."""
@@ -193,14 +155,6 @@ class RoleMachine(Machine):
         """Check that an instruction's mask names all lanes of a warp."""
         if (self._number(members) != 0xFFFFFFFF).any():
             raise NotCertified("an instruction of a part of a warp is not covered")
-
-    def _one(self, value: Any, lanes: Lanes | None = None) -> int:
-        """A number that must be known, and the same in these lanes (by default in all)."""
-        number = np.broadcast_to(self._number(value), (self.lanes,))
-        number = number if lanes is None else number[lanes]
-        if (number != number[0]).any():
-            raise NotCertified("lanes use different mbarriers or phases at once")
-        return int(number[0])
 
     def converge(self, members: Any, m: Mask, *_: int) -> None:
         """Check that whole warps reach an instruction together."""
@@ -277,10 +231,6 @@ class RoleMachine(Machine):
         self._together(m)
         self.track.fenced = True
 
-    def waited(self) -> Lanes:
-        """Whether the last wait has succeeded, for each lane. It fails only while ``_check_tries`` runs."""
-        return np.full(self.lanes, self.success)
-
     def try_wait(self, address: Any, phase: Any, is_parity: bool, order: int, m: Mask, *_: int) -> None:
         """mbarrier.try_wait, by all threads of the role. Checks that its mbarrier and parity are those of the next
         transaction, or of the group's turn."""
@@ -344,13 +294,6 @@ class RoleMachine(Machine):
         self.protocol.mbarrier(self.protocol.empty, position % stages, at, "the stage")
         track.drained += 1
         return position // stages ^ 1
-
-    def cluster_places(self, address: Any, lanes: Lanes) -> tuple[Lanes, Lanes]:
-        """The ranks of the CTAs in which lanes' addresses of shared memory lie, and the addresses there."""
-        place = np.broadcast_to(self._number(address), (self.lanes,))[lanes].astype(np.int64)
-        # An address in another CTA has that CTA's rank, plus 1, above the place in shared memory.
-        ranks = np.where(place > WITHIN, (place >> RANK_SHIFT) - 1, self.pipeline.rank)
-        return ranks, place & WITHIN
 
     def arrive(
         self, address: Any, count: int, expected: Any, m: Mask, _site: int, order: int, drops: bool

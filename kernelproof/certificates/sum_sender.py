@@ -6,28 +6,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from kernelproof.certificates.cells import Cells
 from kernelproof.certificates.cluster_machine import ClusterMachine
-from kernelproof.certificates.cluster_sums import SUM_BYTES, Sent, Waited
+from kernelproof.certificates.cluster_sums import Waited
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.pipelines import FIRST_STAGE, FIRST_WARP
-from kernelproof.certificates.polynomials import Lanes
-from kernelproof.certificates.role_machine import MOST_BYTES
 from kernelproof.certificates.role_state import CONSUMER, SETUP
-from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.sum_peer import SumPeer
 from kernelproof.emulator.state.arrays import Mask
-from kernelproof.emulator.state.scopes import ORDERS
 
 
-class SumSender(ClusterMachine):
-    """The machine of a role that may send sums. ``beginners``: address of an mbarrier -> the thread that has
-    initialised it."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.beginners: dict[int, int] = {}
+class SumSender(SumPeer, ClusterMachine):
+    """The machine of a role that may send sums."""
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
         """The units of a role in a cluster, and stores to other CTAs."""
@@ -46,14 +35,9 @@ class SumSender(ClusterMachine):
         if self.role != SETUP or not self.pipeline.adds or expected is None or lanes is None:
             super().arrive(address, count, expected, m, site, order, drops)
             return
-        at = self._one(address, lanes)
-        if drops or np.any(np.asarray(count) != 1) or not order & ORDERS or self.track.announced:
-            raise NotCertified("an arrival that is not one, does not release or comes too late")
-        if len(lanes) != 1 or self.beginners.get(at) != lanes[0]:
-            raise NotCertified("bytes of sums are expected by another thread than that which initialised the mbarrier")
-        total = self._one(expected, lanes)
-        if not 0 <= total <= MOST_BYTES:
-            raise NotCertified(f"{total} bytes are expected")
+        at, total = self.announced_bytes(address, count, expected, lanes, order, drops)
+        if self.track.announced:
+            raise NotCertified("bytes of sums are expected too late")
         self.protocol.mbarrier(self.protocol.sums.arrived, 0, at, "the sums")
         self.protocol.sums.expect(total)
 
@@ -112,33 +96,10 @@ class SumSender(ClusterMachine):
         tile = self.contract.tile
         if self.role != CONSUMER or not self.pipeline.adds or tile is None:
             raise NotCertified("a store to another CTA that is not a consumer's of partial sums")
-        if not isinstance(value, Cells) or value.bytes != size:
-            raise NotCertified("what is sent to another CTA is not a sum of products")
-        self.whole_sum(value, "another CTA", SUM_BYTES, tile)
-        ranks, places = self._peers(address)
-        bars = self._peers(signal)
-        if (bars[0] != ranks).any():
-            raise NotCertified("bytes of sums count at another CTA's mbarrier than that to which they go")
-        rows, cols = value.rows - int(tile.row.constant), value.cols - int(tile.col.constant)
-        if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
-            raise NotCertified("a sum that is sent lies outside of the tile")
-        for rank in np.unique(ranks).tolist():
-            lanes = np.flatnonzero(ranks == rank)
-            peer = self.protocol.cluster[rank]
-            at = np.unique(bars[1][lanes])
-            if len(at) != 1:
-                raise NotCertified("lanes send sums to several mbarriers of a CTA")
-            peer.mbarrier(peer.sums.arrived, 0, int(at[0]), "the sums")
-            elements = self.memory.places(places[lanes].astype("u4"), size)
+        for sent, signal_at, elements in self.sums_to_peers(address, value, size, signal, tile):
+            peer = self.protocol.cluster[sent.rank]
+            peer.mbarrier(peer.sums.arrived, 0, signal_at, "the sums")
             owners = peer.owner[elements]
             if ((owners < FIRST_STAGE) | (owners >= FIRST_WARP)).any():
                 raise NotCertified("a sum is sent to shared memory that is not of the ring")
-            slots = elements[:, :: SUM_BYTES // ELEMENT] // (SUM_BYTES // ELEMENT)
-            self.track.sums = self.track.sums.send(Sent(rank, slots, rows[lanes], cols[lanes]))
-
-    def _peers(self, address: Any) -> tuple[Lanes, Lanes]:
-        """The ranks of the CTAs in which addresses lie, and the addresses there."""
-        ranks, places = self.cluster_places(address, self.every)
-        if (ranks >= self.pipeline.ranks).any():
-            raise NotCertified(f"an address in CTA {int(ranks.max())} of a cluster of {self.pipeline.ranks}")
-        return ranks, places
+            self.track.sums = self.track.sums.send(sent)
