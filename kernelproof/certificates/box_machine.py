@@ -73,7 +73,7 @@ class BoxMachine(RoleMachine):
         return row, col
 
     @staticmethod
-    def _elements(box: BoxMap, matrix: Matrix, row: Polynomial, col: Polynomial) -> tuple[Kind, Lanes, Lanes]:
+    def _box_elements(box: BoxMap, matrix: Matrix, row: Polynomial, col: Polynomial) -> tuple[Kind, Lanes, Lanes]:
         """The kind of a box's elements, and the offsets of their rows and columns, each of the box's shape."""
         shape = (box.rows, box.cols)
         rows = np.broadcast_to(int(row.constant) + np.arange(box.rows)[:, None], shape)
@@ -103,7 +103,7 @@ class BoxMachine(RoleMachine):
         row, col = self._corner(coordinates, 0)
         first = self.contract.first  # k is counted from the start of the CTA's slice
         row, col = (row - first, col) if matrix.across else (row, col - first)
-        kind, rows, cols = self._elements(box, matrix, row, col)
+        kind, rows, cols = self._box_elements(box, matrix, row, col)
         for rank in self._receivers(delivery.ranks):
             peer = protocol.cluster[rank]
             peer.bring(places, pipeline.rank, track.filling)
@@ -212,7 +212,7 @@ class BoxMachine(RoleMachine):
             self.track.stores.begin(lane, places.reshape(-1))
             state = self.memory.state
             value = Cells(state.kinds[places], state.rows[places], state.cols[places], ELEMENT)
-            target, rows, cols = self._elements(box, matrix, *self._corner(coordinates, lane))
+            target, rows, cols = self._box_elements(box, matrix, *self._corner(coordinates, lane))
             kind = self.whole_sum(value, matrix.name, matrix.width, tile)
             same = kind.row.equals(target.row) and kind.col.equals(target.col)
             if not same or (value.rows != rows).any() or (value.cols != cols).any():

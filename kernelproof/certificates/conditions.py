@@ -30,11 +30,12 @@ class Fraction:
 @dataclass
 class OpenFacts(Facts):
     """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
-    of two that divides it. ``fractions``: names that are defined as quotients. ``asks``: whether the solver is asked
-    where bounds do not decide. ``private``: names that tell threads apart. ``above``: polynomial and number of bits ->
-    the name of what is above so many low bits of it."""
+    of two that divides it. ``by_lane``: polynomials that are at least 0, and differ between lanes. ``fractions``: names
+    that are defined as quotients. ``asks``: whether the solver is asked where bounds do not decide. ``private``: names
+    that tell threads apart. ``above``: polynomial and number of bits -> the name of what is above so many low bits."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
+    by_lane: list[Polynomial] = field(default_factory=list)
     fractions: list[Fraction] = field(default_factory=list)
     asks: bool = True
     private: frozenset[str] = frozenset()
@@ -48,13 +49,15 @@ class OpenFacts(Facts):
 
     def learn(self, *assumed: Polynomial) -> None:
         """Assume that more polynomials are at least 0, up to the end of the side."""
-        self.assumed = [*self.assumed, *map(_reduced, assumed)]
+        reduced = [_reduced(each) for each in assumed]
+        self.assumed = [*self.assumed, *(each for each in reduced if each.same_in_all_lanes)]
+        self.by_lane = [*self.by_lane, *(each for each in reduced if not each.same_in_all_lanes)]
 
     def _known(self, value: Polynomial, used: int) -> Lanes:
         """As in ``Facts``, but after division by the coefficients' common divisor, and also by sums of two facts."""
         value = _reduced(value)
         if not value.same_in_all_lanes:
-            return super()._known(value, used)
+            return self._known_by_lane(value)
         low, high = self.interval(value)
         if low >= 0 or high < 0:
             return np.array([int(low >= 0)])
@@ -65,6 +68,19 @@ class OpenFacts(Facts):
                 if self.interval(other - self._sum(single, number))[0] >= 0:
                     return np.array([sign])
         return super()._known(value, used)
+
+    def _known_by_lane(self, value: Polynomial) -> Lanes:
+        """The answer for a polynomial that differs between lanes: by the bounds of names and by one assumed polynomial,
+        the newest first, since it decides most questions."""
+        low, high = self.interval(value)
+        answer = np.where(np.asarray(high) < 0, 0, np.where(np.asarray(low) >= 0, 1, -1))
+        for each in (*reversed(self.by_lane), *reversed(self.assumed)):
+            if (answer != -1).all():
+                break
+            # Either value >= each >= 0, or value < -each <= 0.
+            answer = np.where((answer == -1) & (np.asarray(self.interval(value - each)[0]) >= 0), 1, answer)
+            answer = np.where((answer == -1) & (np.asarray(self.interval(value + each + 1)[1]) <= 0), 0, answer)
+        return answer
 
     def _sieves(self) -> tuple[Sieve, Sieve]:
         """Sieves of what is assumed, and of that with sums of two facts."""
@@ -80,15 +96,12 @@ class OpenFacts(Facts):
             return self.assumed[number]
         return self.assumed[int(single.first[number - count])] + self.assumed[int(single.second[number - count])]
 
-    def _single(self, value: Polynomial, assumed: list[Polynomial]) -> Lanes:
+    def _single(self, _value: Polynomial, _assumed: list[Polynomial]) -> Lanes:
         """``_known`` has tried all facts."""
-        return np.array([-1]) if value.same_in_all_lanes else super()._single(value, assumed)
+        return np.array([-1])
 
     def _products(self, value: Polynomial, assumed: list[Polynomial]) -> Iterator[Polynomial]:
         """As in ``Facts``, without those that cannot suffice."""
-        if not value.same_in_all_lanes:
-            yield from super()._products(value, assumed)
-            return
         linear = [each for each in assumed if all(len(monomial) < 2 for monomial in each.terms)]
         for name in dict.fromkeys(value.names()) if linear else ():
             key = name, tuple(map(id, linear))
@@ -104,17 +117,22 @@ class OpenFacts(Facts):
         return least, NO_BOUND << 32 if most >= UNBOUNDED else most
 
     def interval(self, value: Polynomial) -> tuple[Any, Any]:
-        """As in ``Facts``, but with exact integers, which do not wrap, if coefficients are the same in all lanes."""
-        if not value.same_in_all_lanes:
-            return super().interval(value)
+        """As in ``Facts``, but with exact integers, which do not wrap, if only the constant differs between lanes."""
         low = high = 0
+        own: Any = 0  # the constant of each lane
         for monomial, coefficient in value.terms.items():
+            if isinstance(coefficient, np.ndarray):
+                if monomial or np.abs(coefficient).max() >= UNBOUNDED:
+                    return super().interval(value)
+                own = coefficient
+                continue
             least, far = self._far(monomial) if monomial else (1, 1)
             a, b = (least, far) if coefficient > 0 else (far, least)
             low, high = low + int(coefficient) * a, high + int(coefficient) * b
-        return max(low, -NO_BOUND) if low < UNBOUNDED else UNBOUNDED, min(
-            high, NO_BOUND
-        ) if high > -UNBOUNDED else -UNBOUNDED
+        return (
+            own + (max(low, -NO_BOUND) if low < UNBOUNDED else UNBOUNDED),
+            own + (min(high, NO_BOUND) if high > -UNBOUNDED else -UNBOUNDED),
+        )
 
     def higher(self, number: Polynomial, low: int, bits: int) -> Polynomial:
         """A name for a number of ``bits`` bits, which is the same in all threads, divided by 2^low and rounded down."""
@@ -154,22 +172,21 @@ class OpenFacts(Facts):
     @contextmanager
     def side(self, condition: Condition) -> Iterator[None]:
         """Assume a condition within this context."""
-        before = self.assumed, self._answers, self.multiples
+        before = self.assumed, self.by_lane, self._answers, self.multiples
         self._answers = dict(self._answers)
         self.assume(condition)
         try:
             yield
         finally:
-            self.assumed, self._answers, self.multiples = before
+            self.assumed, self.by_lane, self._answers, self.multiples = before
 
 
 def _reduced(value: Polynomial) -> Polynomial:
     """The polynomial divided by its coefficients' common divisor, and rounded down: it is at least 0 where the given
     one is."""
-    if not value.same_in_all_lanes:
-        return value
-    common = int(np.gcd.reduce([0, *(abs(int(c)) for monomial, c in value.terms.items() if monomial)], dtype=object))
-    return Polynomial({monomial: int(c) // common for monomial, c in value.terms.items()}) if common > 1 else value
+    coefficients = [np.ravel(np.asarray(c, object)) for monomial, c in value.terms.items() if monomial]
+    common = int(np.gcd.reduce(np.concatenate([[0], *coefficients]), dtype=object))
+    return Polynomial({monomial: c // common for monomial, c in value.terms.items()}) if common > 1 else value
 
 
 @dataclass(frozen=True)
@@ -182,9 +199,9 @@ class AtLeast:
         """The statement that this one is false."""
         return AtLeast(-self.gap - 1)
 
-    def truth(self, facts: OpenFacts) -> bool | None:
-        """Whether it is true; None if that is not known without a solver."""
-        return facts.truth(self.gap)
+    def known(self, facts: OpenFacts) -> Lanes:
+        """For each lane (or once for all) whether it is true: 1 yes, 0 no, -1 not known without a solver."""
+        return facts.known(self.gap)
 
     @property
     def key(self) -> object:
@@ -214,6 +231,10 @@ class Multiple:
         if all(int(c) % self.divisor == 0 for c in self.number.terms.values()):
             return self.holds
         return None
+
+    def known(self, facts: OpenFacts) -> Lanes:
+        truth = self.truth(facts)
+        return np.array([-1 if truth is None else int(truth)])
 
     @property
     def key(self) -> object:
@@ -250,17 +271,26 @@ class Condition:
     def __init__(self, facts: OpenFacts, atoms: tuple[Any, ...], any_of: bool = False) -> None:
         self.facts, self.atoms, self.any = facts, atoms, any_of
 
+    def known(self) -> Lanes:
+        """For each lane (or once for all) whether the condition holds: 1 yes, 0 no, -1 not known."""
+        return self._together([atom.known(self.facts) for atom in self.atoms])
+
+    def _together(self, answers: list[Lanes]) -> Lanes:
+        """The answer for the condition, by those for its atoms."""
+        out = answers[0]
+        for each in answers[1:]:
+            decisive = (out == int(self.any)) | (each == int(self.any))
+            out = np.where(decisive, int(self.any), np.where((out == -1) | (each == -1), -1, int(not self.any)))
+        return out
+
     def settled(self) -> Any:
-        """The condition, or its truth as an array if that is known by now. Atoms that are known are left out."""
-        left = []
-        for atom in self.atoms:
-            truth = atom.truth(self.facts)
-            if truth is None:
-                left.append(atom)
-            elif truth is self.any:
-                return np.array([self.any])
-        if not left:
-            return np.array([not self.any])
+        """The condition, or its truth in each lane (or once for all) if that is known by now. Atoms that hold in every
+        lane, or with ``any`` in none, are left out."""
+        answers = [atom.known(self.facts) for atom in self.atoms]
+        known = self._together(answers)
+        if (known != -1).all():
+            return known == 1
+        left = [atom for atom, answer in zip(self.atoms, answers, strict=True) if (answer != int(not self.any)).any()]
         return Condition(self.facts, tuple(left), self.any and len(left) > 1)
 
     def implied(self) -> tuple[Any, ...]:
@@ -317,7 +347,7 @@ def settled(value: Any) -> Any:
         return value.settled()
     while isinstance(value, Chosen):
         test = value.test.settled()
-        if isinstance(test, Condition):
+        if isinstance(test, Condition) or test.any() != test.all():
             return value
         value = value.yes if test.all() else value.no
     return value
@@ -338,7 +368,7 @@ class Chosen:
     def __init__(self, test: Condition, yes: Any, no: Any) -> None:
         self.test, self.yes, self.no = test, yes, no
 
-    def _each(self, operation: Callable[[Any], Any]) -> Any:
+    def each(self, operation: Callable[[Any], Any]) -> Any:
         """The value after an operation on both of its alternatives."""
         value = settled(self)
         if isinstance(value, Chosen):
@@ -346,7 +376,7 @@ class Chosen:
         return operation(value)
 
     def view(self, kind: Any) -> Any:
-        return self._each(lambda value: value.view(kind))
+        return self.each(lambda value: value.view(kind))
 
     def __add__(self, other: Any) -> Any:
         value, other = settled(self), settled(other)
@@ -354,9 +384,15 @@ class Chosen:
             if value.test.key != other.test.key:
                 raise NotCertified("values that depend on different conditions are added")
             return Chosen(value.test, value.yes + other.yes, value.no + other.no)
-        return value._each(lambda each: each + other) if isinstance(value, Chosen) else value + other
+        return value.each(lambda value: value + other) if isinstance(value, Chosen) else value + other
 
     __radd__ = __add__
+
+    def __bool__(self) -> bool:
+        raise NotCertified("what depends on the problem is taken for a predicate")
+
+    def __lshift__(self, count: Any) -> Any:
+        return self.each(lambda value: value << count)
 
     def __ne__(self, other: object) -> Any:
         value = settled(self)

@@ -46,6 +46,11 @@ class Matrix:
         """The address of the CTA's own part."""
         return Polynomial.named(self.base, self.alignment) + self.offset * self.width
 
+    @property
+    def extents(self) -> tuple[Polynomial, Polynomial]:
+        """Rows and columns in memory, where a row is ``ld`` elements."""
+        return (self.cols, self.rows) if self.across else (self.rows, self.cols)
+
     def place(self, offset: Polynomial) -> tuple[Polynomial, Polynomial]:
         """A pair (row, col) with width * (row * ld + col) = offset, a byte offset from the address. Several pairs are
         possible. The caller checks the one that is returned against the extents."""

@@ -25,11 +25,12 @@ class GlobalPlaces:
     kinds: Kinds
     lanes: int
 
-    def _located(
-        self, address: Any, size: int, written: bool, lanes: Lanes, site: int | None = None
-    ) -> tuple[Matrix, Cells]:
-        """The operand and the elements that lanes access, ``size`` bytes each. ``site``: of the instruction, whose
-        accesses are collected. Raises NotCertified unless the accesses are aligned and lie in one operand."""
+    def _placed(
+        self, address: Any, size: int, written: bool, lanes: Lanes
+    ) -> tuple[Matrix, Polynomial, Polynomial]:  # fmt: skip
+        """The operand at an address, and the row and column in memory of what lanes access there, ``size`` bytes each.
+        A row in memory is ``ld`` elements. Raises NotCertified unless accesses are aligned and to one operand; whether
+        they lie within it is not checked."""
         poly = polynomial(address, 64)
         if len(lanes) != self.lanes:
             poly = poly.of_lanes(lanes)
@@ -49,19 +50,31 @@ class GlobalPlaces:
         if (before := self.facts.known(col) == 0).any():
             carried = Polynomial.of(before.astype(np.int64))
             row, col = row - carried, col + carried * matrix.ld
-        count = size // matrix.width
-        # Up to here, (row, col) are as in memory: ``row`` counts steps of ld. A matrix stored across is transposed
-        # below.
-        extents = (matrix.cols, matrix.rows) if matrix.across else (matrix.rows, matrix.cols)
+        return matrix, row, col
+
+    def _located(
+        self, address: Any, size: int, written: bool, lanes: Lanes, site: int | None = None
+    ) -> tuple[Matrix, Cells]:
+        """The operand and the elements that lanes access, ``size`` bytes each. ``site``: of the instruction, whose
+        accesses are collected. Raises NotCertified unless the accesses are aligned and lie in one operand."""
+        matrix, row, col = self._placed(address, size, written, lanes)
+        count, (rows, cols) = size // matrix.width, matrix.extents
         for gap, what in (
-            (row, "before its first row"), (extents[0] - 1 - row, "after its last row"),
-            (col, "before the start of a row"), (extents[1] - count - col, "beyond the end of a row"),
+            (row, "before its first row"), (rows - 1 - row, "after its last row"),
+            (col, "before the start of a row"), (cols - count - col, "beyond the end of a row"),
         ):  # fmt: skip
             if not self.facts.holds(gap):
                 where = f"{matrix.name}({row}, {col})"
                 raise NotCertified(f"an access to {where} may lie {what}", refuted=self.facts.refutation(gap))
+        return matrix, self._elements(matrix, row, col, size, lanes, site)
+
+    def _elements(
+        self, matrix: Matrix, row: Polynomial, col: Polynomial, size: int, lanes: Lanes, site: int | None
+    ) -> Cells:
+        """The elements of an operand that lanes access, by their row and first column in memory."""
         if not (row.varying.same_in_all_lanes and col.varying.same_in_all_lanes):
             raise NotCertified(f"the places of lanes in {matrix.name} differ by more than constants")
+        count = size // matrix.width
         shape = (len(lanes), count)
         rows = np.broadcast_to(np.asarray(row.constant, np.int64).reshape(-1, 1), shape)
         cols = np.broadcast_to(np.asarray(col.constant, np.int64).reshape(-1, 1) + np.arange(count), shape)
@@ -70,7 +83,7 @@ class GlobalPlaces:
         if matrix.across:
             row, col, rows, cols = col, row, cols, rows
         number = self.kinds.number(Kind(matrix.name, row.varying, col.varying))
-        return matrix, Cells(np.full(shape, number), rows, cols, matrix.width)
+        return Cells(np.full(shape, number), rows, cols, matrix.width)
 
     def _slab(self, place: Cells) -> Polynomial:
         """The slab of the workspace that places are in."""

@@ -218,9 +218,7 @@ class Machine(GlobalPlaces):
 
     def finish(self) -> None:
         """Check what a CTA has done when it, or its item of work, ends."""
-        state = self.memory.state
-        if state.open or any(len(group) for group in state.groups):
-            raise NotCertified("a CTA ends while copies to its shared memory are pending")
+        self.check_landed()
         self.slices.finish()
         tile = self.contract.tile
         if tile is None or not self.contract.writes:
@@ -241,11 +239,20 @@ class Machine(GlobalPlaces):
                 f"{int((counts > 1).sum())} more than once"
             )
 
+    def check_landed(self) -> None:
+        """Check that no copy to shared memory is pending."""
+        state = self.memory.state
+        if state.open or any(len(group) for group in state.groups):
+            raise NotCertified("a CTA ends while copies to its shared memory are pending")
+
     def active(self, m: Mask) -> Lanes | None:
         """The lanes that execute an instruction; None for none."""
         if m is None:
             return self.every
-        mask = np.broadcast_to(np.asarray(m), (self.lanes,))
+        mask = np.asarray(m)
+        if mask.dtype != bool:
+            raise NotCertified("a predicate that is not known")
+        mask = np.broadcast_to(mask, (self.lanes,))
         return np.flatnonzero(mask) if mask.any() else None
 
     def quotient(self, values: Any, divisor: Any, *_: Any) -> Any:
