@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cudal2gen.kernel import Record
-from cudal2gen.kernel.launch import Tiles
+from cudal2gen.kernel.launch import Cluster, Tiles
 from cudal2gen.kernel.mma_sync import MAX_GRID_YZ, MmaSyncKernel
 from cudal2gen.kernel.problem import MAX_EXTENT
 from cudal2gen.kernel.record import Ring as RingRecord
 from cudal2gen.kernel.tma_ring import TmaRing
-from cudal2gen.validator import ring_contracts
+from cudal2gen.validator import ring_contracts, shot_contracts
 from cudal2gen.validator.slice_facts import with_slices
 from kernelproof.certificates import (
     ARRIVALS,
@@ -49,6 +49,8 @@ def refusal(record: Record) -> str:
     """Why no proof is tried for a record; empty if a proof is tried."""
     if isinstance(record, TmaRing):
         return ring_contracts.refusal(record)
+    if isinstance(record.launch, Cluster):
+        return shot_contracts.refusal(record)
     if not isinstance(record, MmaSyncKernel) or not isinstance(record.launch, Tiles):
         return f"the family {record.family} is not covered"
     reasons = {
@@ -71,6 +73,9 @@ def claims(record: Record, program: Program) -> Iterator[Claim]:
         raise NotCertified(why)
     if isinstance(record, TmaRing):
         yield from ring_contracts.claims(record, program)
+        return
+    if isinstance(record.launch, Cluster):
+        yield from shot_contracts.claims(record, program)
         return
     assert isinstance(record, MmaSyncKernel)
     assert isinstance(record.launch, Tiles)
@@ -105,6 +110,8 @@ def problems(record: Record) -> tuple[str, ...]:
     refused."""
     if isinstance(record, TmaRing):
         return ring_contracts.problems(record)
+    if isinstance(record.launch, Cluster):
+        return shot_contracts.problems(record)
     assert isinstance(record, MmaSyncKernel)
     vector, of_d = record.element.vector, record.output.vector
     k = f"k = {record.baked_k}" if record.baked_k else f"k of {record.k_step}"

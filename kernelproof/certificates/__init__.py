@@ -19,6 +19,9 @@ with a coefficient per lane, and data are known by their origin, not by their va
 - ``tensor_memory`` says how accumulators in tensor memory are used, and why that suffices. ``tensor_machine`` and
   ``tensor_products`` execute the roles of such a CTA, and ``tensor_proof`` proves them. ``store_role`` has the group
   that stores the sums.
+- ``single_shot`` proves kernels whose CTAs load all of their k at once, on ``shot_machine`` for all threads and then
+  for any thread. ``edges`` copies what lies within A and B. ``sum_peer``, ``cluster_addresses`` and ``waits`` are what
+  such CTAs and roles have in common.
 - ``facts`` has what is known of the named integers of ``polynomials``. ``solver`` asks z3 where bounds do not suffice.
 - ``contract`` states what a kernel must do. To state contracts for kernels of your own, use the names below.
 """
@@ -33,6 +36,7 @@ from kernelproof.certificates.loops import TILES, Ring
 from kernelproof.certificates.pipelines import Adders, Parts, Pipeline
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.single_shot import SingleShot
 from kernelproof.certificates.slices import Slices
 from kernelproof.certificates.tensor_memory import TensorPlan
 from kernelproof.certificates.traffic import GlobalAccess, SharedAccess
@@ -61,6 +65,7 @@ __all__ = [
     "Quotient",
     "Ring",
     "SharedAccess",
+    "SingleShot",
     "Slices",
     "TensorPlan",
     "Tile",

@@ -113,8 +113,8 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
 
 
 def _insert(a: Any, b: Any, start: Any, length: Any) -> Any:
-    """bfi: insert the low ``length`` bits of ``a`` into ``b`` from bit ``start`` on. Raises NotCertified unless both are
-    known, or the bits of ``a`` reach the top of the register: ``a << start`` and the low bits of ``b``."""
+    """bfi: insert the low ``length`` bits of ``a`` into ``b`` from bit ``start`` on. Raises NotCertified unless both
+    are known, or the bits of ``a`` reach the top of the register: ``a << start``, and the low bits of ``b``."""
     first, count = _one_number(start) & 255, _one_number(length) & 255
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.bfi(a, b, start, length)

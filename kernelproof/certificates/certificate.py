@@ -17,6 +17,7 @@ from kernelproof.certificates.loops import REST, Case, MainLoop, Phase, Ring
 from kernelproof.certificates.pipeline_proof import PipelineProof
 from kernelproof.certificates.pipelines import Pipeline
 from kernelproof.certificates.program import Program
+from kernelproof.certificates.single_shot import SingleShot, SingleShotProof
 from kernelproof.certificates.traffic import GlobalAccess, SharedAccess
 from kernelproof.certificates.words import Undecided
 from kernelproof.ground.schema import Schema
@@ -41,12 +42,12 @@ MOST_PERIOD, MOST_AHEAD, MOST_PEELED = 8, 6, 1
 
 
 class Claim(NamedTuple):
-    """Launches for which a kernel is to be proven: a title, their contract, and what is stated of the main loop, or of
-    the roles of a pipeline."""
+    """Launches for which a kernel is to be proven: a title, their contract, and what is stated of the main loop, of
+    the roles of a pipeline, or of CTAs that load all of their k at once."""
 
     title: str
     contract: Contract
-    ring: Ring | Pipeline
+    ring: Ring | Pipeline | SingleShot
 
 
 class ClaimProof(Schema):
@@ -124,6 +125,9 @@ def _proof(program: Program, claim: Claim) -> ClaimProof:
         return ClaimProof(
             title=claim.title, cases=cases, invariant=None, roles=tuple(pipeline.invariants), **_accesses(program)
         )
+    if isinstance(claim.ring, SingleShot):
+        cases = tuple(SingleShotProof(program, claim.contract, claim.ring).cases())
+        return ClaimProof(title=claim.title, cases=cases, invariant=None, **_accesses(program))
     if not claim.ring.period:
         return _proof_by_search(program, claim, claim.ring)
     loop = MainLoop(program, claim.contract, claim.ring)
@@ -192,11 +196,13 @@ def recheck(certificate: Certificate, ptx: str, claims_of: ClaimsOf, kernel: str
             raise NotCertified(f"the accesses of the certificate are not those of: {proof.title}")
 
 
-def _stated_proof(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | PipelineProof:
+def _stated_proof(program: Program, claim: Claim, proof: ClaimProof) -> MainLoop | PipelineProof | SingleShotProof:
     """The proof of a claim by the ring and invariants of a certificate, which guesses nothing."""
     ring = claim.ring
     if isinstance(ring, Pipeline):
         return PipelineProof(program, claim.contract, ring, proof.roles, guesses=False)
+    if isinstance(ring, SingleShot):
+        return SingleShotProof(program, claim.contract, ring)
     if not ring.period:
         if not proof.period:
             raise NotCertified(f"the certificate lacks the ring of: {proof.title}")

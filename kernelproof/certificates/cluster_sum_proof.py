@@ -28,7 +28,7 @@ from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.progress import Key, Stored
 from kernelproof.certificates.role_state import RoleState
-from kernelproof.certificates.share import LANES, WARPS
+from kernelproof.certificates.share import LANES
 from kernelproof.certificates.slices import Partial
 from kernelproof.certificates.thread_machine import Registers, ThreadMachine
 from kernelproof.certificates.words import Word, polynomial
@@ -36,16 +36,28 @@ from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.state.arrays import Mask
 
 CLUSTER_SUM = "sum of a cluster"
+WARPGROUP = 4  # warps
 named = Polynomial.named
 
 
 class ConsumerThread:
-    """Any thread of a CTA's consumers, which are the ``warpgroups`` from thread ``start`` on. ``extents``: how many
-    values each name of its number has, from the one that adds most to the number on."""
+    """Any thread of a CTA's consumers, which are the ``threads`` threads from thread ``start`` on. ``extents``: how
+    many values each name of its number has, from the one that adds most to the number on."""
 
-    def __init__(self, start: int, warpgroups: int) -> None:
+    def __init__(self, start: int, threads: int) -> None:
         self.start = start
-        self.steps = {"warpgroup": (warpgroups, 4 * WARP)} | WARPS | LANES
+        warps = threads // WARP
+        if threads % WARP:
+            raise NotCertified(f"sums are added by {threads} threads, which are no whole warps")
+        steps = {"warp": (warps, WARP)}
+        if warps == 2 or warps % WARPGROUP == 0:
+            # Warps may be in two columns of a tile, so the bits of their number have names.
+            steps = {
+                "warpgroup": (-(-warps // WARPGROUP), WARPGROUP * WARP),
+                "warp_pair": (1 + (warps > 2), 2 * WARP), "warp_odd": (2, WARP),
+            }  # fmt: skip
+        steps |= LANES
+        self.steps = {name: (count, step) for name, (count, step) in steps.items() if count > 1}
         names = sorted(self.steps, key=lambda name: -self.steps[name][1])
         self.extents = {name: self.steps[name][0] for name in names}
         self.names_in_warp = set(LANES)
@@ -141,9 +153,9 @@ class ClusterSumMachine(ThreadMachine):
         source = int(sources.flat[0])
         if (sources != source).any() or source == NOBODY:
             raise NotCertified("a sum is loaded to where none has come, or threads load those of different slices")
-        return Partial(self._sums(rows, cols, SUM_BYTES), source, source + 1, self.ranks)
+        return Partial(self.sums_at(rows, cols, SUM_BYTES), source, source + 1, self.ranks)
 
-    def _sums(self, rows: Lanes, cols: Lanes, width: int) -> Cells:
+    def sums_at(self, rows: Lanes, cols: Lanes, width: int) -> Cells:
         """Sums as elements of any thread. ``rows``, ``cols``: their places in D's tile, for each thread and element."""
         numbers, offsets = [], []
         for at in zip(rows.T, cols.T, strict=True):
@@ -174,7 +186,7 @@ class ClusterSumMachine(ThreadMachine):
             np.stack([self.consumer.values(each) for each in along], 1).reshape(-1, 8, 8).transpose(0, 2, 1)
             for along in places
         )
-        return self._sums(rows.reshape(-1, 2), cols.reshape(-1, 2), 2)
+        return self.sums_at(rows.reshape(-1, 2), cols.reshape(-1, 2), 2)
 
     # --- D
 
@@ -192,6 +204,37 @@ class ClusterSumMachine(ThreadMachine):
         if key in self.progress.stored:
             raise NotCertified("a sum is stored twice")
         self.progress.stored[key] = Stored(*at, ZERO, False)
+
+
+def count_stores(
+    machine: ClusterSumMachine, block: int, registers: Registers, tile: Tile, counts: Lanes
+) -> None:  # fmt: skip
+    """Prove what any thread stores from a block to its end, and add to ``counts`` how often all threads of the CTA
+    store each element of the tile."""
+    thread, ends = machine.consumer, list[dict[Key, Stored]]()
+
+    def reached(block: int | None, _: Registers) -> None:
+        if block is not None:
+            raise NotCertified("a thread goes on after its sums")
+        ends.append(machine.progress.stored)
+
+    machine.follow(block, registers, None, (), reached)
+    if not ends or any(each.keys() != ends[0].keys() for each in ends):
+        raise NotCertified("a thread stores different sums on its ways to its end")
+    for each in ends[0].values():
+        rows, cols = (thread.values(each.row - tile.row), thread.values(each.col - tile.col))
+        if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
+            raise NotCertified("a sum is stored outside of its tile")
+        counts += np.bincount(rows * tile.cols + cols, minlength=len(counts))
+
+
+def check_counts(counts: Lanes) -> None:
+    """Check that each element of a tile is stored once."""
+    if (counts != 1).any():
+        raise NotCertified(
+            f"{int((counts == 0).sum())} elements of a tile of D are not stored, "
+            f"{int((counts > 1).sum())} more than once"
+        )
 
 
 class ClusterSumProof:
@@ -212,11 +255,7 @@ class ClusterSumProof:
             protocol.sums.check()
         for cta in self.ctas:
             yield self._adds(*cta, tile, counts)
-        if (counts != 1).any():
-            raise NotCertified(
-                f"{int((counts == 0).sum())} elements of a cluster's tile are not stored, "
-                f"{int((counts > 1).sum())} more than once"
-            )
+        check_counts(counts)
 
     def _adds(
         self, contract: Contract, pipeline: Pipeline, protocol: Protocol, states: list[RoleState], tile: Tile,
@@ -226,28 +265,14 @@ class ClusterSumProof:
         if len(states) != 1:
             raise NotCertified(f"the consumers of a CTA have their sums in {len(states)} ways")
         ((start, end),) = pipeline.groups
-        thread = ConsumerThread(start, (end - start) // (4 * WARP))
+        thread = ConsumerThread(start, end - start)
         facts = OpenFacts.of(contract.facts)
         facts.bounds |= {(name,): (0, size - 1) for name, size in thread.extents.items()}
         machine = ClusterSumMachine(
             self.program, contract, facts, self.kinds, thread, protocol.sums, pipeline.rank, pipeline.ranks
         )  # fmt: skip
         registers: Registers = {name: thread.known(value, facts) for name, value in states[0].registers.items()}
-        ends: list[dict[Key, Stored]] = []
-
-        def reached(block: int | None, _: Registers) -> None:
-            if block is not None:
-                raise NotCertified("a consumer goes on after its sums")
-            ends.append(machine.progress.stored)
-
-        machine.follow(states[0].block, registers, None, (), reached)
-        if not ends or any(each.keys() != ends[0].keys() for each in ends):
-            raise NotCertified("a consumer stores different sums on its ways to its end")
-        for each in ends[0].values():
-            rows, cols = (thread.values(each.row - tile.row), thread.values(each.col - tile.col))
-            if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
-                raise NotCertified("a sum is stored outside of the cluster's tile")
-            counts += np.bincount(rows * tile.cols + cols, minlength=len(counts))
+        count_stores(machine, states[0].block, registers, tile, counts)
         return Case(
             covers=f"any consumer of CTA {pipeline.rank} adds the sums of the cluster", instructions=machine.steps
         )

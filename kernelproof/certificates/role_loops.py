@@ -87,15 +87,30 @@ def loops_of(program: Program, role: str, several: bool = True) -> tuple[int, in
 def behind_waits(program: Program, exits: list[int]) -> int:
     """The block behind the last loop that waits for an mbarrier, of those behind a loop over k-tiles."""
     behind = reachable(program.blocks, exits)
-    spins = [
-        head for head, body in program.loops.items()
-        if head in behind and any(_waits(program.blocks[block]) for block in body)
+    heads = [
+        head for head in program.loops
+        if head in behind and spins(program, head)
     ]  # fmt: skip
-    after = [exits_of(program, head) for head in spins]
-    last = [to[0] for to in after if len(to) == 1 and not set(spins) & reachable(program.blocks, to)]
+    after = [exits_of(program, head) for head in heads]
+    last = [to[0] for to in after if len(to) == 1 and not set(heads) & reachable(program.blocks, to)]
     if len(last) != 1:
         raise NotCertified("a consumer without one last wait for the sums of its cluster")
     return last[0]
+
+
+def behind_products(program: Program) -> int:
+    """The first block through which all ways lead and from which no product can be reached."""
+    at: int | None = 0
+    while at is not None:
+        if not any(multiplies(ins) for block in reachable(program.blocks, [at]) for ins in program.blocks[block].all()):
+            return at
+        at = program.joins[at]
+    raise NotCertified("a kernel without a block behind all of its products")
+
+
+def spins(program: Program, head: int) -> bool:
+    """Whether a loop waits for an mbarrier."""
+    return any(_waits(program.blocks[block]) for block in program.loops[head])
 
 
 def is_wait(ins: Instr) -> bool:

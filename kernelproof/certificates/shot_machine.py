@@ -1,0 +1,163 @@
+"""Executes a CTA that loads all of its k at once, up to the block behind its products or its last wait.
+
+``single_shot`` says what the CTAs of a cluster do that have slices of k of one tile. Sums go to shared memory that
+nothing else uses, so no mbarrier says that it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernelproof.certificates.cells import Kinds
+from kernelproof.certificates.contract import Contract
+from kernelproof.certificates.edges import EdgeMachine
+from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.polynomials import Lanes
+from kernelproof.certificates.program import Program
+from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.certificates.sum_peer import Sending, SumPeer
+from kernelproof.certificates.waits import WaitingMachine
+from kernelproof.emulator.state.arrays import Mask
+from kernelproof.emulator.state.scopes import ORDERS
+
+MBARRIER_BYTES = 8
+
+
+class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
+    """The machine of the CTA with a ``rank`` among the ``ranks`` CTAs of its cluster.
+
+    - ``granted``: the kernel that was launched before has ended.
+    - ``used``: a mask over the elements of shared memory: those that the CTA has copied to or read.
+    - ``arrived``: the address of the mbarrier at which the bytes of sums count, ``expected``: how many these are.
+    - ``fenced``: no mbarrier was initialised since the last fence for that. ``announced``: the CTA has arrived at the
+      cluster's barrier. ``met``: it has waited there.
+    - ``sendings``: what it has sent. ``waited``: it has waited for the sums that come to it.
+    """
+
+    def __init__(self, program: Program, contract: Contract, kinds: Kinds, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        super().__init__(program, contract, kinds)
+        self.granted = False
+        self.used = np.zeros(self.memory.elements, bool)
+        self.arrived: int | None = None
+        self.expected: int | None = None
+        self.fenced, self.announced, self.met, self.waited = True, False, False, False
+        self.sendings: list[Sending] = []
+
+    def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
+        """The units of a CTA up to the place where it adds or stores sums. Nothing else is stored before."""
+        mbarriers: dict[str, Callable[..., Any]] = {
+            "init": self.initialise, "fence_init": self.fence_init, "try_wait": self.try_wait, "waited": self.waits,
+            "arrive": self.arrive,
+        }  # fmt: skip
+        return {
+            "G": {"grid_wait": self.grid_wait}, "Q": {}, "S": {},
+            "H": {"load": self.load_matrices},
+            "I": {"lanes": self.lanes_of, "constant": self.constant},
+            "W": {"shfl": self.shuffle},
+            "B": mbarriers,
+            "D": {"arrive": self.announce, "wait": self.meet},
+            "E": self.addresses,
+            "F": {"store": self.send},
+            "Y": {"converge": lambda *_: None},
+        }  # fmt: skip
+
+    def check_end(self) -> None:
+        """Check what the CTA has done when it begins to add or store sums."""
+        self.check_landed()
+        if not self.granted:
+            raise NotCertified("D is stored before the kernel before is known to have ended")
+        if self.ranks > 1 and not self.waited:
+            raise NotCertified("a CTA stores to D before the sums of the cluster have come")
+
+    # --- memory
+
+    def grid_wait(self, m: Mask) -> None:
+        """griddepcontrol.wait: the kernel that was launched before this one has ended."""
+        self._together(m)
+        self.granted = True
+
+    def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, site: int, *_: int) -> None:
+        if not self.granted:
+            raise NotCertified("global memory is accessed before the kernel before is known to have ended")
+        super().issue(target, source, size, count, m, site)
+
+    def shared_places(self, address: Any, size: int, lanes: Lanes, site: int) -> Lanes:
+        places = super().shared_places(address, size, lanes, site)
+        self.used[places] = True
+        return places
+
+    # --- the cluster
+
+    def initialise(self, address: Any, count: Any, m: Mask, _site: int) -> None:
+        """mbarrier.init of the only mbarrier, by one thread, before the cluster meets."""
+        lanes = self.active(m)
+        if self.ranks == 1 or lanes is None or len(lanes) != 1 or self.arrived is not None or self.announced:
+            raise NotCertified("an mbarrier other than the one for sums, or that others may use before it is there")
+        if self._one(count, lanes) != 1:
+            raise NotCertified("the mbarrier of the sums does not expect one arrival")
+        self.arrived = self._one(address, lanes)
+        self.memory.places(np.array([self.arrived]), MBARRIER_BYTES)
+        self.beginners[self.arrived] = int(lanes[0])
+        self.fenced = False
+
+    def fence_init(self, m: Mask) -> None:
+        """A fence after the initialisation of the mbarrier, by the thread that has initialised it."""
+        lanes = self.active(m)
+        if lanes is not None and set(self.beginners.values()) <= set(lanes.tolist()):
+            self.fenced = True
+
+    def arrive(
+        self, address: Any, count: int, expected: Any, m: Mask, _site: int, order: int, drops: bool
+    ) -> None:  # fmt: skip
+        """mbarrier.arrive.expect_tx: one thread says how many bytes of sums come to this CTA."""
+        lanes = self.active(m)
+        if lanes is None:
+            return
+        if expected is None or self.expected is not None or self.announced:
+            raise NotCertified("an arrival that does not say once, before the cluster meets, how many bytes come")
+        _, self.expected = self.announced_bytes(address, count, expected, lanes, order, drops)
+
+    def announce(self, m: Mask, _releases: bool, _site: int) -> None:
+        """barrier.cluster.arrive. The fence before it publishes the mbarrier, so the arrival need not release."""
+        self._together(m)
+        if self.announced or not self.fenced or self.expected is None:
+            raise NotCertified("a CTA arrives at its cluster's barrier twice, or without a fence behind its mbarrier")
+        self.announced = True
+
+    def meet(self, m: Mask, *_: int) -> None:
+        """barrier.cluster.wait, which must come after the CTA's own arrival."""
+        self._together(m)
+        if not self.announced or self.met:
+            raise NotCertified("a wait for a cluster's barrier at which the CTA has not arrived")
+        self.met = True
+
+    def send(self, address: Any, value: Any, size: int, signal: Any, m: Mask, _site: int) -> None:
+        """st.async of complete sums over the slice to CTAs of the cluster, by all threads."""
+        self._together(m)
+        tile = self.contract.tile
+        if tile is None or not self.met or self.waited:
+            raise NotCertified("a sum is sent before the cluster has met, or too late")
+        self.sendings += self.sums_to_peers(address, value, size, signal, tile)
+
+    def try_wait(self, address: Any, phase: Any, is_parity: bool, order: int, m: Mask, *_: int) -> None:
+        """mbarrier.try_wait, by all threads, for the sums that come to this CTA."""
+        self._together(m)
+        if not is_parity or not order & ORDERS:
+            raise NotCertified("a wait for a state, or one that does not acquire, is not covered")
+        if not self.met or self.waited or self._one(address) != self.arrived or self._one(phase):
+            raise NotCertified("a wait that is not the one for the sums of the cluster")
+        self.polled = self.waited = True
+
+    # --- shared memory
+
+    @property
+    def mbarrier_elements(self) -> Lanes:
+        """The elements of shared memory that the mbarrier takes."""
+        if self.arrived is None:
+            return np.zeros(0, np.int64)
+        first = (self.arrived - self.memory.start) // ELEMENT
+        return np.arange(first, first + MBARRIER_BYTES // ELEMENT)
