@@ -27,9 +27,9 @@ ASSUMPTIONS = (
     "the launch is as the contract says: sizes, leading dimensions, alignment, grid and block",
     "A, B and D do not overlap, and nothing else writes them meanwhile",
     "shared memory begins at a multiple of 1024 bytes, and its variables lie there as the emulator lays them out",
-    "threads are ordered by program order and barriers of the whole CTA, copies by their groups; in pipelines also by "
-    "mbarriers, barriers of warps and groups, wgmma with its groups, and tcgen05 with its waits, fences and commits, "
-    "whose arrivals come in order, and elect.sync elects lane 0",
+    "threads are ordered by program order and barriers of the whole CTA, copies by their groups; in pipelines and "
+    "clusters also by mbarriers, barriers of warps and groups, wgmma with its groups, and tcgen05 with its waits, "
+    "fences and commits, whose arrivals come in order, and elect.sync elects lane 0",
     "who waits for an mbarrier sees all bytes that have come with its phase, by bulk copies or st.async",
     "CTAs that wait for each other's partial sums run at once, and counters are zero before a launch",
     "sums are sums of real numbers: in which order they are rounded is not proven",
