@@ -42,7 +42,7 @@ COVERED = [
     "small direct split_k", "nt", "tt unrolled",
 ]  # fmt: skip
 NOT_COVERED = [
-    "predicate", "multistage d split persistent", "batched zsplit split", "tensor nn, narrow boxes",
+    "predicate", "multistage d split persistent", "batched zsplit split", "once d split",
 ]  # fmt: skip
 # Twelve of the covered kernels, with every family, prefetch, raster and epilogue. Their texts are changed.
 MUTATED = [
