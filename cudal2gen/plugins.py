@@ -5,8 +5,8 @@ the plugins by entry points in every process, and may call them more than once. 
 ``CUDAL2GEN_VLLM=1`` or ``CUDAL2GEN_SGLANG=1`` is set.
 
 - If our kernels won for no number of rows of a layer's weight, the host computes the layer, also in compiled graphs.
-- For other layers, each call looks up the plan of its sizes. Graphs have the operator as one node. At sizes that are
-  not won it runs ``torch.nn.functional.linear``, as the host's function does.
+- For other layers, each call looks up the plan of its sizes. In a compiled graph the operator is one node. At sizes
+  where no kernel won, the operator runs ``torch.nn.functional.linear``, as the host's function does.
 - If the host's function may do something else than torch, the host computes the layer, because kernels were measured
   against torch. That is the case in batch-invariant modes, and for bf16 if SGLang has chosen kernels of its own
   (cutedsl, gemv, split-k). vLLM with a ``--linear-backend`` does not call the function that is replaced.
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import torch
 
 OPERATOR = "cudal2gen::linear"
-WHERE = "where a kernel was measured faster"
-BY_TORCH = ("AUTO", "TORCH")  # backends of SGLang by which it computes bf16 layers as torch does
+SCOPE = "where a kernel was measured faster"  # in messages: the layers for which OPERATOR is used
+TORCH_BACKENDS = ("AUTO", "TORCH")  # backends of SGLang by which it computes bf16 layers as torch does
 SGLANG_HOOK = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
 
 
@@ -44,15 +44,15 @@ class UnknownHook(Exception):
 class Host:
     """A server of models that has a plugin.
 
-    ``variable``: the environment variable that turns the plugin on. ``layers``: the function that computes unquantised
-    linear layers; ``parameters``: its parameters. ``exceptions``: for the host's log, what the host still computes
-    itself.
+    ``variable``: the environment variable that turns the plugin on. ``function``: the dotted path of the function that
+    computes unquantised linear layers; ``parameters``: the names of its parameters. ``exceptions``: for the host's log,
+    what the host still computes itself.
     """
 
     name: str
     package: str
     variable: str
-    layers: str
+    function: str
     parameters: tuple[str, ...]
     exceptions: str = ""
 
@@ -78,17 +78,17 @@ class Host:
         """Raises UnknownHook if the function has other parameters than those known here."""
         parameters = tuple(inspect.signature(function).parameters)
         if parameters != self.parameters:
-            raise UnknownHook(f"{self.layers} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})")
+            raise UnknownHook(f"{self.function} takes ({', '.join(parameters)}), not ({', '.join(self.parameters)})")
 
     def state(self) -> str:
         """What the plugin does on this machine, in a sentence."""
         installed = f"{self.name} {self.version}" if self.version else f"{self.name} is not installed"
         if self.enabled:
-            return f"{installed}; its plugin is on: {self.layers} computes by {OPERATOR} {WHERE}"
+            return f"{installed}; its plugin is on: {self.function} computes by {OPERATOR} {SCOPE}"
         return f"{installed}; its plugin is off, {self.variable}=1 turns it on"
 
 
-# Hook points of vLLM 0.33.0 (since 0.10) and of SGLang 0.5.23.
+# Checked with vLLM 0.33.0, where the function is the same since 0.10, and with SGLang 0.5.23.
 VLLM = Host(
     "vLLM", "vllm", "CUDAL2GEN_VLLM", "vllm.model_executor.layers.utils.default_unquantized_gemm",
     ("layer", "x", "weight", "bias"),
@@ -98,17 +98,17 @@ SGLANG = Host(
     "; apply_into, and additions within a product (apply_with_addend), stay SGLang's",
 )  # fmt: skip
 HOSTS = (VLLM, SGLANG)
-REPLACEMENTS: dict[str, Callable[..., Any]] = {}  # replacements that this process has installed, by host
+REPLACEMENTS: dict[str, Callable[..., Any]] = {}  # host's name -> the function that this process has put in place
 
 
 def vllm() -> None:
-    """The plugin of vLLM, group ``vllm.general_plugins``: replaces what ``dispatch_unquantized_gemm()`` returns on a
-    CUDA GPU."""
+    """The plugin of vLLM, an entry point of ``vllm.general_plugins``: replaces what ``dispatch_unquantized_gemm()``
+    returns on a CUDA GPU."""
     _register(VLLM, _replace_in_vllm)
 
 
 def sglang() -> None:
-    """The plugin of SGLang, group ``sglang.srt.plugins``: a hook around ``UnquantizedLinearMethod.apply``."""
+    """The plugin of SGLang, an entry point of ``sglang.srt.plugins``: hooks ``UnquantizedLinearMethod.apply``."""
     _register(SGLANG, _hook_in_sglang)
 
 
@@ -122,7 +122,7 @@ def _register(host: Host, replace: Callable[[], bool]) -> None:
         host.logger.warning("cudal2gen leaves %s %s as it is: %s", host.name, host.version or "(no version)", error)
         return
     if replaced:
-        host.logger.info("cudal2gen: %s computes by %s %s%s", host.layers, OPERATOR, WHERE, host.exceptions)
+        host.logger.info("cudal2gen: %s computes by %s %s%s", host.function, OPERATOR, SCOPE, host.exceptions)
 
 
 def _replace_in_vllm() -> bool:
@@ -130,7 +130,7 @@ def _replace_in_vllm() -> bool:
 
     Raises ImportError, AttributeError or UnknownHook if vLLM is not as known here.
     """
-    path, _, name = VLLM.layers.rpartition(".")
+    path, _, name = VLLM.function.rpartition(".")
     layers = importlib.import_module(path)
     default = getattr(layers, name)
     if default is REPLACEMENTS.get(VLLM.name):
@@ -140,11 +140,11 @@ def _replace_in_vllm() -> bool:
     if chosen is not default:
         raise UnknownHook(f"its layers compute by {getattr(chosen, '__name__', chosen)}")
     settings = getattr(layers, "envs", None)
-    layer_of = _Layers(lambda _: bool(getattr(settings, "VLLM_BATCH_INVARIANT", False)))
+    compute = _OurLayers(lambda _: bool(getattr(settings, "VLLM_BATCH_INVARIANT", False)))
 
     @wraps(default)
     def gemm(layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-        d = layer_of(x, weight, bias)
+        d = compute(x, weight, bias)
         return default(layer, x, weight, bias) if d is None else d
 
     # dispatch_unquantized_gemm looks up the function in its module at each call, so all its callers get this one.
@@ -162,7 +162,7 @@ def _hook_in_sglang() -> bool:
 
     from kernelproof.ground.element import BF16
 
-    path, method_class, name = SGLANG.layers.rsplit(".", 2)
+    path, method_class, name = SGLANG.function.rsplit(".", 2)
     layers = importlib.import_module(path)
     apply = getattr(getattr(layers, method_class), name)
     hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
@@ -171,17 +171,17 @@ def _hook_in_sglang() -> bool:
     SGLANG.check(apply)
     if torch.version.hip is not None:
         raise UnknownHook("it runs on ROCm")
-    layer_of = _Layers(lambda dtype: _sglang_defers(layers, dtype == BF16.torch_dtype))
+    compute = _OurLayers(lambda dtype: _sglang_defers(layers, dtype == BF16.torch_dtype))
 
-    def around(
+    def apply_or_ours(
         original: Callable[..., Any], method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> Any:
         packed = getattr(layer, "use_intel_amx_backend", False)  # the weight is stored in another order
-        d = None if packed else layer_of(x, layer.weight, bias)
+        d = None if packed else compute(x, layer.weight, bias)
         return original(method, layer, x, bias) if d is None else d
 
-    hooks.HookRegistry.register(SGLANG.layers, around, hooks.HookType.AROUND)
-    REPLACEMENTS[SGLANG.name] = around
+    hooks.HookRegistry.register(SGLANG.function, apply_or_ours, hooks.HookType.AROUND)
+    REPLACEMENTS[SGLANG.name] = apply_or_ours
     return True
 
 
@@ -189,21 +189,22 @@ def _sglang_defers(layers: ModuleType, bf16: bool) -> bool:
     """Whether SGLang's function may compute by something else than torch's linear layer.
 
     It does so in its batch-invariant mode, and for bf16 if it has chosen other kernels. Versions of SGLang without such
-    choices compute by torch.
+    choices compute by torch. ``layers``: SGLang's module of unquantised layers. ``bf16``: whether operands are bf16.
     """
     batch_invariant = getattr(layers, "is_batch_invariant_mode_enabled", None)
     if batch_invariant is not None and batch_invariant():
         return True
     backend = getattr(layers, "get_bf16_gemm_backend", None)
-    chosen = backend is not None and backend().name not in BY_TORCH
+    chosen = backend is not None and backend().name not in TORCH_BACKENDS
     return bf16 and (chosen or bool(getattr(layers, "_enable_bf16_splitk_gemm", False)))
 
 
-class _Layers:
-    """Computes linear layers in place of a host. A call with x, weight and bias returns the result, or None if the host
-    has to compute the layer itself.
+class _OurLayers:
+    """Computes linear layers in place of a host. A call with x (..., k), weight (n,k) and bias (n,) or None returns
+    the result (..., n), or None if the host has to compute the layer itself.
 
-    ``defers`` says for a type of operands whether the host may compute by something else than torch's linear layer.
+    ``defers`` says for a type of operands whether the host may compute by something else than torch's linear layer; the
+    host then computes such layers.
     """
 
     def __init__(self, defers: Callable[[torch.dtype], bool]) -> None:

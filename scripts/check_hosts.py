@@ -30,7 +30,7 @@ def main(names: list[str]) -> int:
         os.environ[host.variable] = "1"
         register()
         if host.name in plugins.REPLACEMENTS:
-            print(f"{host.name} {host.version}: {host.layers} is as expected")
+            print(f"{host.name} {host.version}: {host.function} is as expected")
         else:
             failed = True
     return int(failed)

@@ -44,7 +44,10 @@ from cudal2gen.results import L2, MIN_US, Conditions, Environment, Measurement, 
 from kernelproof.ground.errors import Failure
 
 SAMPLE_US = 200.0  # intended device time of one sample; short kernels are launched repeatedly to fill it
+MIN_LAUNCH_US = 2.0  # even a launch with nearly no work takes about this long in a graph
 MAX_CALLS = 64  # most launches in one sample
+# A contender's copies to and from padded matrices: how often a sample makes them, and samples, whose median counts.
+PADDING_CALLS, PADDING_SAMPLES = 8, 5
 # A round gives each contender two samples. With fewer than three rounds (six pairs), noise alone often makes all pairs
 # differ in the same direction, and the bootstrap interval would then exclude 1.
 MIN_ROUNDS, MAX_ROUNDS = 3, 15
@@ -109,7 +112,8 @@ Turn = Callable[[BoundContender, Samples], None]  # takes one sample of a conten
 
 
 def states(problem: Problem, protocol: ProtocolName, l2_bytes: int, products: int = 1) -> tuple[L2, ...]:
-    """The L2 states in which a problem with this number of ``products`` is measured."""
+    """The L2 states in which a problem is measured. ``l2_bytes``: size of the card's L2. ``products``: as in
+    ``Settings``."""
     if exceeds(problem, l2_bytes, products):
         return ("exceeded",)
     return ("cold", "hot") if protocol == "device" else ("hot",)
@@ -125,15 +129,15 @@ def calls_per_sample(problem: Problem, environment: Environment, products: int =
 
     It follows from a lower bound of the time, not from a measurement, so that it is the same in every run.
     """
-    least_us = max(environment.floor_us(problem, cold=True, products=products), 2.0)
+    least_us = max(environment.floor_us(problem, cold=True, products=products), MIN_LAUNCH_US)
     return min(MAX_CALLS, max(1, int(SAMPLE_US / least_us)))
 
 
 def _set_count(count: int, work: Sequence[Condition]) -> int:
-    """How many sets of operands are needed.
+    """How many sets of operands are needed. ``count``: launches in one sample.
 
     With a cold L2 each launch of a sample has a set of its own, so that no launch finds its operands in the cache.
-    Otherwise a race between algorithms determines the number; operands that exceed the L2 need one set.
+    Otherwise only the race between a library's algorithms needs several. Operands that exceed the L2 need one set.
     """
     l2_states = {item.l2 for item in work}
     return 1 if "exceeded" in l2_states else count if "cold" in l2_states else min(count, RACE_CALLS)
@@ -341,8 +345,8 @@ def _padding_us(device: MeasuringDevice, entry: BoundContender, operands: Operan
     copies = entry.contender.stages(operands)[1] if isinstance(entry.contender, PaddingContender) else None
     if copies is None:
         return None
-    graph = device.capture([copies] * 8)
-    return median(device.elapsed_us(graph, device.evict) / 8 for _ in range(5))
+    graph = device.capture([copies] * PADDING_CALLS)
+    return median(device.elapsed_us(graph, device.evict) / PADDING_CALLS for _ in range(PADDING_SAMPLES))
 
 
 def _timing(entry: BoundContender, samples: Samples, calls: int, error: float, padding_us: float | None) -> Timing:
@@ -373,7 +377,10 @@ def _conditions(readings: Sequence[CardReading]) -> Conditions:
 def _check_plausible(
     problem: Problem, environment: Environment, samples: dict[str, Samples], cold: bool, products: int
 ) -> None:
-    """Raises TooGood if a contender's fastest sample is shorter than the card allows."""
+    """Raises TooGood if a contender's fastest sample is shorter than the card allows.
+
+    ``cold``: A and B must have come from device memory, so that its bandwidth is a limit as well.
+    """
     floor = max(environment.floor_us(problem, cold, products), MIN_US)
     for name, times in samples.items():
         fastest = min([*times.event_us, *times.wall_us])
@@ -391,6 +398,6 @@ def _warm_up(device: MeasuringDevice, call: Call, seconds: float) -> None:
     """Keeps the device busy for some seconds, so that its clocks and temperature settle before the timing."""
     end = device.now() + seconds
     while device.now() < end:
-        for _ in range(20):
+        for _ in range(20):  # several per synchronisation, so that the device does not idle between calls
             call()
         device.synchronize()

@@ -40,8 +40,8 @@ def _spells_several(change: str, edit: Edit) -> bool:
     """Whether a setting gives a list or a range to a field that takes one value, as only ``try`` accepts."""
     name, _, text = change.partition("=")
     before, after = edit.record.model_dump(mode="json").get(name), edit.fields.get(name)
-    listed = isinstance(after, list) and not isinstance(before, list) and text[:1] != "["
-    return listed or RANGE.fullmatch(text) is not None
+    spells_list = isinstance(after, list) and not isinstance(before, list) and text[:1] != "["
+    return spells_list or RANGE.fullmatch(text) is not None
 
 
 def spelled_edit(record: Record, changes: Sequence[str]) -> Edit:
@@ -96,11 +96,14 @@ def _fitted(edit: Edit, title: str) -> Record:
 
 
 def _field(name: str, text: str, old: Any) -> Any:
-    """A field's value from its spelling: JSON, or ``2,2,1`` or ``2x2x1`` for a list and ``multi:3`` for a prefetch."""
+    """A field's value from its spelling: JSON, or ``2,2,1`` or ``2x2x1`` for a list and ``multi:3`` for a prefetch.
+
+    ``old``: the field's value so far, which tells whether the field takes a list.
+    """
     if name == "prefetch" and not text.startswith("{"):
         kind, _, distance = text.partition(":")
         return {"kind": kind, "distance": _value(distance) if distance else None}
-    if text.startswith("[") and isinstance(value := _value(text), str):
+    if text.startswith("[") and isinstance(value := _value(text), str):  # no JSON, such as [a,b] without quotes
         text = value.strip("[]")
     if isinstance(old, list) and not text.startswith("[") and text != "null":
         parts = text.split("x") if SHAPE.fullmatch(text) else text.split(",")

@@ -95,7 +95,7 @@ class Additions:
         if illegal:
             note(f"{illegal} of {illegal + len(variants)} kernels of --also are not legal, and left out")
         existing = {(record.problem, record.name) for record in records}
-        # Kernels that differ in their layout alone are one kernel in another layout.
+        # Two records that differ only in layout become the same record in a layout of --also; it is packed once.
         distinct = {(record.problem, record.name): record for record in variants}
         return [*records, *(record for key, record in distinct.items() if key not in existing)]
 
@@ -250,7 +250,7 @@ def _machine_code_verdicts(table: Table, built: dict[str, Artifact], compilation
     if unexecuted:
         reasons = "; ".join(sorted(set(unexecuted.values()))[:3])
         note(f"the machine code of {counted(len(unexecuted), 'kernel')} is packed without a verdict: {reasons}")
-    ptxas = compilation.toolchain().cuda  # a cubin of CUDA 12 does not state it
+    ptxas = compilation.toolchain().cuda  # for cubins of CUDA 12, which do not state the version of their ptxas
     certified = {digest for digest, proof in proofs().items() if proof.outcome == "certified"}
     return {
         digest: (

@@ -101,11 +101,15 @@ class Trials:
         from cudal2gen.tuner.environment import Replay
 
         if self.chosen == "model" or self.settings.search.ray:
-            refuse("--recordings: are searched here and alone; leave out --environment model and search.ray")
+            refuse(
+                "--recordings: recorded trials are searched on this machine and without other trials; leave out "
+                "--environment model and search.ray"
+            )
         return Replay(recorded.trials(self.recordings, admits))
 
     def executor(self, records: Sequence[Record], seed: int) -> Executor:
-        """The executor for the environments gpu and model. Ends the command if a device or Ray is missing."""
+        """The executor for the environments gpu and model. ``records``: the catalog, whose kernels are the incumbents.
+        Ends the command if a device or Ray is missing."""
         return self._ray(records, seed) if self.settings.search.ray else self._local(records, seed)
 
     def _local(self, records: Sequence[Record], seed: int) -> Executor:
@@ -167,6 +171,9 @@ class LanguageModel:
     def proposer(self, lessons: Memory, pool: Sequence[Record], run: str, alone: bool = False) -> LlmProposer:
         """The proposer of a run. Raises WrongInput and MissingLibrary.
 
+        ``lessons``: notes for its questions. ``pool``: records among which similar problems are found. ``run``: the
+        run's name in the transcript. ``alone``: no other proposer takes part in the search.
+
         A GPU must not wait for answers, so exchanges run while it measures. Trials of a model or of recordings cost
         nothing, so they wait for each answer. If trials are measured, questions also show machine code, because the
         kernels are built anyway.
@@ -177,11 +184,12 @@ class LanguageModel:
         return LlmProposer(
             self.chat(run), lessons, pool, alone=alone,
             in_background=measured and self.trials.settings.llm.replay is None,
-            evidence=_machine_code() if measured else None,
+            evidence=_code_describer() if measured else None,
         )  # fmt: skip
 
     def chat(self, run: str) -> Chat:
-        """The connection over which a run asks the model. Raises WrongInput and MissingLibrary."""
+        """The connection over which a run asks the model. ``run``: the run's name in the transcript. Raises WrongInput
+        and MissingLibrary."""
         from cudal2gen.tuner.language_model import chat
 
         settings = self.trials.settings.llm
@@ -203,7 +211,7 @@ class LanguageModel:
         )  # fmt: skip
 
 
-def _machine_code() -> Callable[[Record], list[str]]:
+def _code_describer() -> Callable[[Record], list[str]]:
     """A function that describes a record's machine code in lines, for questions to the model.
 
     If the CUDA toolkit is missing, the only line says so.

@@ -74,13 +74,14 @@ def write_kernels(
             refuse(f"{problem.title}: the catalog has no record to start from")
     language_models = [LanguageModel(server, trials) for server in llm.split(",")]
     chats = _chats(language_models, trials, seed)
+    # A process for each core; a single session examines one kernel at a time.
     with crew.provers(None if len(problems) * len(chats) > 1 else 1) as examine:
         sessions = _sessions(problems, chats, trials, incumbents, seed, rounds, examine)
         show = partial(page.write, store.with_name(f"{store.stem}-progress.html"), trials.transcript, store)
         try:
             crew.run(sessions, trials.settings.write.at_once, show)
-            for written in sessions:
-                _conclude(written, store, dry_run=dry_run, put_modelled=put_modelled)
+            for session in sessions:
+                _conclude(session, store, dry_run=dry_run, put_modelled=put_modelled)
         except SystemExit:
             print(language_models[0].interruption(chats[0].usage, store), file=sys.stderr)
             raise
@@ -88,11 +89,11 @@ def write_kernels(
             sessions[0].executor.close()
     for chat in chats:
         print(language_models[0].cost(chat.usage))
-    print(f"trials in {store}; how it went in {store.stem}-progress.html beside them")
-    for written in sessions:
-        if (failure := written.unavailable) is not None and not (isinstance(failure, NotSent) and failure.for_good):
+    print(f"trials are in {store}, and their progress in {store.stem}-progress.html beside it")
+    for session in sessions:
+        if (failure := session.unavailable) is not None and not (isinstance(failure, NotSent) and failure.for_good):
             raise failure.final
-    if not any(written.attempts for written in sessions):
+    if not any(session.attempts for session in sessions):
         raise Failure("no answer had a kernel: the transcript has them, with what was wrong")
 
 
@@ -128,13 +129,13 @@ def _sessions(
         for chat in chats:
             incumbent = incumbents(problem)
             assert incumbent is not None
-            written = session.Session(
+            current = session.Session(
                 problem, incumbent, chat, executor, memory.load(memory.lessons_path(trials.store)), limits,
                 partial(results.append, path=store), chat.run, profiler=profiler, metrics=_metrics(trials),
                 examine=examine,
             )  # fmt: skip
-            written.restore(stored)
-            sessions.append(written)
+            current.restore(stored)
+            sessions.append(current)
     return sessions
 
 
@@ -149,30 +150,30 @@ def _store(trials: Trials) -> Path:
     return results.store("written-trials")
 
 
-def _conclude(written: Session, store: Path, *, dry_run: bool, put_modelled: bool) -> None:
+def _conclude(session: Session, store: Path, *, dry_run: bool, put_modelled: bool) -> None:
     """Prints the result of a session, writes a proposal of its best kernel, and puts the record into the catalog if the
     options say so."""
     from cudal2gen.tuner.writing import outcome
 
-    outcomes = [attempt.trial.outcome for attempt in written.attempts]
+    outcomes = [attempt.trial.outcome for attempt in session.attempts]
     counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes))
-    print(f"{written.problem.title}: {len(outcomes)} kernels written{f': {counts}' if counts else ''}")
-    if (winner := written.winner) is None:
+    print(f"{session.problem.title}: {len(outcomes)} kernels written{f': {counts}' if counts else ''}")
+    if (winner := session.winner) is None:
         print("  none is beyond doubt faster than the catalog's record")
         return
     assert winner.record is not None
     ratio = winner.trial.faster_than("incumbent")
-    measured = written.executor.name == "gpu"
+    measured = session.executor.name == "gpu"
     how = "measured" if measured else "modelled, not measured"
     print(f"  {winner.record.name}: {ratio.value if ratio else 1:.3f} times as fast ({how})")
-    page = store.with_name(f"{store.stem}-proposals") / f"{written.problem.mnk}-{winner.record.name[-10:]}.md"
-    write(page, outcome.proposal(written, winner))
+    page = store.with_name(f"{store.stem}-proposals") / f"{session.problem.mnk}-{winner.record.name[-10:]}.md"
+    write(page, outcome.proposal(session, winner))
     print(f"  proposal in {page}")
     if dry_run or not (measured or put_modelled):
         why = "this is a dry run" if dry_run else "its time is modelled; --put-modelled puts it all the same"
         print(f"  not written: {why}")
         return
-    print(f"  written to {catalog.put(outcome.catalog_record(written, winner))}")
+    print(f"  written to {catalog.put(outcome.catalog_record(session, winner))}")
 
 
 def _executor(

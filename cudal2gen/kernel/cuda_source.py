@@ -22,7 +22,7 @@ from kernelproof.ground.integers import ceil_div
 DERIVED_FACTS = frozenset(Launch.model_fields) | {"predicated", "baked_k", "baked_n"}
 # Fields whose values the text was written for. ``padding`` is not among them: a caller may pad for an unchanged text.
 LAUNCH_FIELDS = ("bm", "bn", "bk", "stages", "split_k", "block", "dynamic_smem", "call", "baked")
-SEALED_FIELDS = ("text", "entry", "operation", *LAUNCH_FIELDS)
+SEALED_FIELDS = ("text", "entry", "operation", *LAUNCH_FIELDS)  # fields that the seal covers
 ENTRY = "gemm"  # the kernel's name in a text that was made from another record
 
 
@@ -239,7 +239,7 @@ class CudaSource(Ring):
 
     @property
     def estimated_registers(self) -> int:
-        return self.accumulator_registers + 40
+        return self.accumulator_registers + 40  # for addresses and operands: a guess, since the text is not analysed
 
     @property
     def tile(self) -> str:
@@ -288,7 +288,7 @@ def as_text(record: Record, rendered: str) -> tuple[str, Fields]:
         "bm": record.bm,
         "bn": record.bn,
         "bk": record.k_step,
-        "stages": min(16, record.ring_steps),
+        "stages": min(16, record.ring_steps),  # the field allows at most 16
         "split_k": record.split_k,
         "block": record.threads,
         "dynamic_smem": record.smem_bytes,

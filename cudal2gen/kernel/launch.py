@@ -122,7 +122,7 @@ class Launch(Schema):
     """The facts that the launcher needs about any kernel. Each calling convention has a subclass with more facts.
 
     ``entry``: the kernel's name in the cubin. ``smem_bytes``: dynamic shared memory of a CTA. ``bk``: elements of k per
-    step; a kernel needs as many steps as it has slices.
+    step. ``split_k``: slices of k; each has at least one step.
     """
 
     convention: ClassVar[str]

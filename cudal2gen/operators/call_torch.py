@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def _as_typed(product: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The product without autocast."""
+    """The function ``product``, with autocast off while it runs."""
 
     @wraps(product)
     def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -107,7 +107,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 def torch_pair(
     x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """D and Z of x and the two separate weights of a gate."""
+    """D (..., N) and Z (..., 2N) of x (..., K) and the two weights (N,K) of a gate, which are not interleaved."""
     import torch
 
     widened = epilogues.wide if _summed_in_16_bits(x) else _same
@@ -120,9 +120,10 @@ def torch_pair(
 def torch_grouped(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """A grouped product, contiguous, by torch's own grouped product on a GPU.
+    """A grouped product as of ``torch.nn.functional.grouped_mm``, contiguous, by torch's own grouped product on a GPU.
 
-    For operands that this does not take, each group has a product of its own, and the host waits for ``offs``.
+    For operands that this does not take, each group has a product of its own, and the host waits for ``offs``, the end
+    of each group. Without ``offs`` A and B are batches of matrices.
     """
     import torch
 
@@ -150,7 +151,7 @@ def torch_grouped(
 def own_matmul(
     a: torch.Tensor, b: torch.Tensor, acc: str = "f32", out_dtype: torch.dtype | None = None  # noqa: ARG001
 ) -> torch.Tensor:  # fmt: skip
-    """``torch.matmul`` by torch's functions alone."""
+    """``torch.matmul`` by torch's functions alone. ``acc`` has no effect: torch chooses the accumulator."""
     import torch
 
     return torch.matmul(a, b) if out_dtype in (None, a.dtype) else torch.matmul(a.to(out_dtype), b.to(out_dtype))
@@ -168,7 +169,7 @@ def own_matmul_out(
 
 @_as_typed
 def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear layer by torch's functions alone."""
+    """x (..., K) times weight (N,K) transposed, plus bias (N,), by torch's functions alone."""
     import torch
 
     return torch.nn.functional.linear(x, weight, bias)
@@ -185,7 +186,7 @@ def own_fused(
 
 @_as_typed
 def own_pair(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activation: str) -> torch.Tensor:
-    """D of a gated layer by torch's functions alone."""
+    """D (..., N) of a gated layer of x (..., K) and weights (N,K), by torch's functions alone."""
     return epilogues.activate(own_linear(x, w1), activation) * own_linear(x, w3)
 
 

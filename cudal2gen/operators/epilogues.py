@@ -26,7 +26,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def activate(z: torch.Tensor, activation: str) -> torch.Tensor:
-    """The activation of Z, in Z's type."""
+    """The activation of Z, in Z's shape and type. ``activation``: one of ``ACTIVATIONS`` except "none"."""
     from torch.nn import functional
 
     if activation == "relu":
@@ -54,7 +54,7 @@ def activate_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> t
 
 
 def apply(z: torch.Tensor, activation: str, gate: bool) -> torch.Tensor:
-    """D from Z, in Z's type."""
+    """D from Z, in Z's type: (..., n), or (..., n/2) with a gate."""
     if not gate:
         return activate(z, activation)
     z1, z3 = split_columns(wide(z))
@@ -83,7 +83,7 @@ def split_columns(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join_columns(z1: torch.Tensor, z3: torch.Tensor) -> torch.Tensor:
-    """Undoes ``split_columns``."""
+    """Undoes ``split_columns``: Z (..., n) from its halves, each (..., n/2)."""
     import torch
 
     blocks = z1.shape[-1] // HALF
@@ -91,17 +91,21 @@ def join_columns(z1: torch.Tensor, z3: torch.Tensor) -> torch.Tensor:
 
 
 def interleave(w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
-    """The weight (2h,k) that ``swiglu`` takes, from W1 and W3 (h,k): alternately 8 rows of W1 and 8 of W3. Biases (h,)
-    are interleaved in the same way.
+    """The weight (2h,k) that ``swiglu`` takes, from W1 and W3 (h,k): alternately 8 rows of W1 and 8 of W3. Two biases
+    (h,) give one of (2h,) in the same way.
 
-    Raises ValueError if h is no multiple of 8 or the shapes of W1 and W3 differ.
+    Raises ValueError if h is no multiple of 8 or the shapes of W1 and W3 differ, TypeError for values that are no
+    tensors.
     """
     check_pair(w1, w3)
     return join_columns(w1.t(), w3.t()).t().contiguous() if w1.ndim > 1 else join_columns(w1, w3)
 
 
 def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Undoes ``interleave``: W1 and W3 (h,k) from w13 (2h,k). Raises ValueError if 2h is no multiple of 16."""
+    """Undoes ``interleave``: W1 and W3 (h,k) from w13 (2h,k), or two biases (h,) from one of (2h,).
+
+    Raises ValueError if 2h is no multiple of 16 or ``w13`` has more dimensions, TypeError if it is no tensor.
+    """
     check_tensors(w13=w13)
     if w13.ndim not in (1, 2) or w13.shape[0] % GATE_COLS:
         raise ValueError(f"w13: expected rows in blocks of {GATE_COLS}, got the shape {tuple(w13.shape)}")

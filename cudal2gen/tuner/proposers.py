@@ -35,8 +35,9 @@ class Nearest(FixedStrategy):
     """Proposes the records of the nearest problems, nearest first. For a record that is illegal for this problem it
     proposes the most similar legal candidate.
 
-    ``pool``: the records to choose from; a comparison of proposers removes its held-out problems from it. ``ordered``:
-    records are proposed in the order of the pool instead.
+    ``pool``: the records to choose from; a comparison of proposers removes its held-out problems from it.
+    ``neighbours``: how many records are used at most. ``ordered``: records are proposed in the order of the pool, and
+    not by distance.
     """
 
     name = "nearest"
@@ -63,7 +64,7 @@ class Nearest(FixedStrategy):
 
 def distance(first: Problem, second: Problem) -> float:
     """The distance of two problems, in doublings: the sum of |log2| of their extents' ratios, with 20 more for another
-    GPU and 10 more for another layout."""
+    GPU and 10 more for another layout. So a problem of the same GPU and layout is nearly always nearer than another."""
     sizes = [(first.m, second.m), (first.n, second.n), (first.k, second.k)]
     penalty = 20.0 * (first.gpu != second.gpu) + 10.0 * (first.layout != second.layout)
     return penalty + sum(abs(math.log2(a / b)) for a, b in sizes)
@@ -99,7 +100,9 @@ class Heuristics(FixedStrategy):
 
 
 def _most_similar(candidates: Candidates, config: Any, source: str) -> Record:
-    """The candidate whose tile, split-k, cluster and number of stages differ least from those of a configuration."""
+    """The candidate whose tile, split-k, cluster and number of stages differ least from a configuration of
+    nvidia-matmul-heuristics. Factors differ by |log2| of their ratio. Stages matter less than tiles, so one more or
+    less counts a tenth of a doubling."""
 
     def difference(record: Record) -> float:
         cluster = getattr(record, "cluster", (1, 1))
@@ -156,7 +159,7 @@ class Mixture:
 
 
 def awaits(proposer: Proposer) -> bool:
-    """Whether a proposer, or a member of a mixture, can wait for a server."""
+    """Whether a proposer, or a member of a mixture, may have to wait for a language model's server."""
     if isinstance(proposer, Mixture):
         return any(map(awaits, proposer.members))
     return isinstance(proposer, SlowProposer)
@@ -166,7 +169,7 @@ TRIES = 20  # draws for each proposal before a proposer gives up
 
 
 def _new_proposals(question: Question, count: int, draw: Callable[[], Record]) -> list[Proposal]:
-    """Distinct draws that were not proposed before."""
+    """Up to ``count`` distinct draws that were not proposed before. ``draw`` returns a random legal record."""
     keys, proposals = set(question.proposed_keys), []
     for _ in range(TRIES * count):
         record = draw()

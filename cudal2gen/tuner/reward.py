@@ -24,7 +24,7 @@ from cudal2gen.results import INCUMBENT, Trial
 
 COMPILED, RIGHT = 0.1, 0.3  # rewards of a written kernel that compiles but is wrong, and of one that is right
 EQUAL = 0.01  # relative difference up to which two speeds count as equal
-SMOOTHED = 1.5  # number of standard deviations to which ``smoothed`` clips rewards
+MAX_DEVIATIONS = 1.5  # number of standard deviations to which ``smoothed`` clips rewards
 DISCOUNT = 0.4  # factor by which a reward counts less for each earlier answer of the conversation
 
 
@@ -62,7 +62,7 @@ def reward(cases: Sequence[RewardCase], length: int, alpha: float, beta: float) 
 def of_trials(trials: Sequence[Trial], weights: RewardWeights) -> float:
     """The reward of one record, whose trials are its test cases; ``failed`` if any of them failed.
 
-    Raises ValueError if the reference was not timed together with the record.
+    Raises ValueError without trials, or if the reference was not timed together with the record.
     """
     if not all(trial.measured for trial in trials):
         return weights.failed
@@ -72,7 +72,7 @@ def of_trials(trials: Sequence[Trial], weights: RewardWeights) -> float:
 
 
 def speed(trial: Trial, weights: RewardWeights) -> float:
-    """t_ref / t_custom of one measured trial."""
+    """t_ref / t_custom of one measured trial. Raises ValueError if the reference was not timed together with it."""
     reference = weights.reference or trial.baseline or INCUMBENT
     if not weights.lower_bound and (reference_timing := trial.timing(reference)):
         return reference_timing.median_us / trial.median_us
@@ -102,12 +102,14 @@ def written(trial: Trial, weights: RewardWeights, best: float) -> float:
 
 
 def smoothed(rewards: Sequence[float]) -> list[float]:
-    """The rewards of one question's answers in standard deviations from their mean, clipped at ``SMOOTHED`` (CUDA-L1).
+    """The rewards of one question's answers in standard deviations from their mean, clipped at ``MAX_DEVIATIONS``
+    (CUDA-L1).
 
     A single lucky kernel, or a cheat that was not detected, then has no more influence on a model than the others.
     """
-    mean, deviation = fmean(rewards), pstdev(rewards)
-    return [min(max((value - mean) / (deviation + 1e-9), -SMOOTHED), SMOOTHED) for value in rewards]
+    mean = fmean(rewards)
+    deviation = pstdev(rewards) + 1e-9  # not 0 if all rewards are equal
+    return [min(max((value - mean) / deviation, -MAX_DEVIATIONS), MAX_DEVIATIONS) for value in rewards]
 
 
 def returns(rewards: Sequence[float]) -> list[float]:

@@ -104,13 +104,16 @@ def draw(
     *,
     k: int = 1,
 ) -> FusedOperands[NDArray[Any]] | FusedOperands[torch.Tensor]:
-    """Operands of one kind of ``INPUTS``, drawn from NumPy's or torch's generator, without the NaN of ``special``.
+    """Operands of one kind of ``INPUTS``, drawn from NumPy's or torch's generator. The kinds ``cancelling`` and
+    ``special`` give normal ones, without NaN and infinities.
 
     Normal operands are scaled to the size of sums of ``k`` products. Otherwise the error bound of such sums would hide
     a wrong bias or C.
     """
     kind = "integers" if inputs in ("binary", "sparse", "integers") else "normal"
-    extent, scale = {"none": 0, "n": n, "m": m}[fusion.bias], 1 << (k.bit_length() // 2 if kind == "normal" else 0)
+    extent = {"none": 0, "n": n, "m": m}[fusion.bias]  # length of the bias
+    # About sqrt(k), the standard deviation of a sum of k products of normal numbers; a power of two scales exactly.
+    scale = 1 << (k.bit_length() // 2 if kind == "normal" else 0)
     # One branch per library, because their arrays do not mix.
     if isinstance(rng, np.random.Generator):
         vector = operands(kind, extent, 1, 1, rng, element)[0][:, 0] * scale if extent else None
@@ -152,6 +155,7 @@ def evaluation_error(activation: Activation, z: Array, result: Array) -> Array:
     if activation == "gelu":
         error = NORMAL_ERROR * abs(z) + 4 * SINGLE_ERROR * abs(result) + FLUSHED
     elif activation in ("silu", "gelu_tanh"):
+        # |x f(x)|, rounded up: log2(e) x for silu; 2 sqrt(2 / pi) log2(e) (x + 0.044715 x^3) for gelu_tanh.
         exponent = 1.45 * abs(z) if activation == "silu" else abs(z) * (2.31 + 0.103 * z * z)
         # The exponent has a few relative roundings; e^x - 1 < 2 x for an exponent's small error x.
         error = (4 * exponent + SIGMOID_ULPS) * SINGLE_ERROR * abs(result) + FLUSHED

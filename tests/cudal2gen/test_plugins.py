@@ -200,7 +200,7 @@ def test_the_host_computes_layers_that_no_kernel_wins(
     for _ in range(3):  # hosts may call a plugin several times
         enabled.register()
     (message,) = [record for record in caplog.records if "cudal2gen" in record.name]
-    where = f"cudal2gen: {enabled.host.layers} computes by cudal2gen::linear where a kernel was measured faster"
+    where = f"cudal2gen: {enabled.host.function} computes by cudal2gen::linear where a kernel was measured faster"
     assert message.getMessage() == where + enabled.host.exceptions
     layer, x, bias = drawn(dtype)
     for term in (bias, None):
@@ -379,7 +379,7 @@ def test_a_script_checks_what_is_installed(checkout: Path, tmp_path: Path) -> No
     done = check("vllm", "sglang", hosts=STAND_INS)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(" is as expected")[0].split(": ")[1] for line in done.stdout.splitlines()] == [
-        host.layers for host in plugins.HOSTS
+        host.function for host in plugins.HOSTS
     ]
     (tmp_path / "vllm").mkdir()
     wrong = check("vllm", hosts=tmp_path)

@@ -34,7 +34,7 @@ from kernelproof.ground.errors import WrongInput
 
 __all__ = ["Measuring", "Mode", "Watch", "mode_of"]
 
-KEPT = (
+ADVICE = (  # the end of the warning that the store cannot be used
     "what was measured counts until this process ends; make room there or allow writing, or name another folder by "
     "CUDAL2GEN_RESULTS"
 )
@@ -44,7 +44,7 @@ class Measuring:
     """Measures during the calls of a process, separately for each device.
 
     ``plans``: the plans whose calls are observed. ``packs``: the packs with their kernels. If nothing can be measured,
-    one warning states the reason.
+    one warning states the reason. In all methods ``index`` is CUDA's number of the device.
     """
 
     def __init__(self, mode: Mode, plans: Plans, packs: Packs) -> None:
@@ -63,7 +63,8 @@ class Measuring:
         self, device: LaunchDevice, pack: Pack, problem: Problem, request: Request, prefer: Prefer, extra_us: float
     ) -> Choice:
         """``Table.choose`` for a pack's table and the measurements of calls, including those for other numbers of rows
-        in the same bucket. Raises as ``Table.choose`` and ``Packs.table``."""
+        in the same bucket. ``extra_us``: time that our kernel needs besides its launch, such as copies. Raises as
+        ``Table.choose`` and ``Packs.table``."""
         table, products = self.table(device, pack, request.device), request.batches.products
         if self.mode != "off" and prefer == "measured":
             of_bucket = buckets.choose(table, problem, request.operands, extra_us, products)
@@ -109,7 +110,7 @@ class Measuring:
             reason = str(error)
             if isinstance(error, OSError):
                 reason = f"cannot use {error.filename or tuner.store.file}: {error.strerror or error}"
-            self._packs.warn(f"no autotuning: {reason}; {KEPT}")
+            self._packs.warn(f"no autotuning: {reason}; {ADVICE}")
 
     def drop(self) -> None:
         """Ends the race in the background."""
@@ -131,7 +132,11 @@ class Variant(NamedTuple):
 
 
 class Watch:
-    """Measures what is missing for one request on a device. ``busy``: whether another thread is measuring it now."""
+    """Measures what is missing for one request on a device. ``busy``: whether another thread is measuring it now.
+
+    In all methods ``hot`` means: measure the sizes of the request themselves, because they are called often, and not
+    the ends of their bucket (see ``buckets``).
+    """
 
     def __init__(self, measuring: Measuring, device: LaunchDevice, pack: Pack, request: Request) -> None:
         self._measuring, self._device, self._pack = measuring, device, pack
@@ -176,7 +181,7 @@ class Watch:
         plan.run = watched
 
     def due(self, *, hot: bool = False) -> bool:
-        """Whether measurements are missing. ``hot``: those of the sizes themselves and not of their bucket."""
+        """Whether measurements are missing."""
         return next(self._targets(hot), None) is not None
 
     def pause(self, *, hot: bool = False) -> int:
@@ -202,8 +207,8 @@ class Watch:
         return True
 
     def advance(self, owner: object, arguments: Arguments, *, hot: bool = False) -> bool:
-        """Runs the race during a call: completely, or in mode ``background`` one step of it. Returns whether the race
-        has ended."""
+        """Runs the race during a call of ``owner``, a plan: completely, or in mode ``background`` one step of it.
+        Returns whether the race has ended."""
         tuner = self._alive()
         if tuner is None:
             return True

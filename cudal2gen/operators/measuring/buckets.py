@@ -1,11 +1,11 @@
 """Groups products of few rows into buckets of rows, for each of which one measurement of a weight suffices.
 
 Servers compute products with many different small numbers of rows. Up to ``LARGEST`` rows, a product takes the time of
-reading its weight: a row needs two operations for each 16-bit element of the weight, and GPUs reach their peak at 153
-(A100, 80 GB) to 295 (H100 SXM) operations per byte, by their data sheets. So the time is nearly the same for all rows
-of a bucket (b/2, b], where b is a power of two. A bucket is measured at both ends, and a kernel is used for it if it
-wins at both. A shape that is called ``HOT_CALLS`` times is measured itself. Above ``LARGEST`` rows the time is
-proportional to their number, so each number of rows has its own measurement.
+reading its weight: each row needs two operations for each 16-bit element of the weight, so r rows need r operations per
+byte, and GPUs reach their peak at 153 (A100, 80 GB) to 295 (H100 SXM) operations per byte, by their data sheets. So the
+time is nearly the same for all rows of a bucket (b/2, b], where b is a power of two. A bucket is measured at both ends,
+and a kernel is used for it if it wins at both. A shape that is called ``HOT_CALLS`` times is measured itself. Above
+``LARGEST`` rows the time is proportional to their number, so each number of rows has its own measurement.
 
 In grouped products, as in a mixture of experts, the rows of all groups are counted together, and the last bucket ends
 at ``LARGEST`` rows per group on average. The number of rows of each group is known on the device only, and differs from
@@ -55,7 +55,7 @@ def bucket(problem: Problem, products: int = 1) -> Bucket:
     return Bucket(least, min(most, largest))  # ``largest`` is no power of two if the number of groups is none
 
 
-def at(problem: Problem, rows: int) -> Problem:
+def with_rows(problem: Problem, rows: int) -> Problem:
     """The problem with another number of rows."""
     return problem if rows == problem.m else problem.model_copy(update={"m": rows})
 
@@ -64,16 +64,16 @@ def measured(table: Table, problem: Problem, products: int = 1) -> tuple[Row, ..
     """The measurements of a problem's bucket: its upper and lower end, or only the upper one if no kernel wins there.
     Empty if a measurement is missing."""
     least, most = bucket(problem, products)
-    if (upper := table.measured(at(problem, most), products)) is None:
+    if (upper := table.measured(with_rows(problem, most), products)) is None:
         return ()
     if not upper.wins or least == most:
         return (upper,)
-    lower = table.measured(at(problem, least), products)
+    lower = table.measured(with_rows(problem, least), products)
     return () if lower is None else (lower, upper)
 
 
 def wins(table: Table, problem: Problem, products: int = 1) -> bool:
-    """Whether a kernel beats torch by measurements of the problem or of its bucket."""
+    """Whether one kernel beats torch by measurements of the problem, or else at all measured ends of its bucket."""
     row = table.measured(problem, products)
     rows = (row,) if row is not None else measured(table, problem, products)
     return bool(rows) and all(end.wins for end in rows) and len({end.kernel for end in rows}) == 1

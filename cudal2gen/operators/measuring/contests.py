@@ -174,7 +174,7 @@ class Contest:
     def computed(self) -> Problem:
         """The problem without the rows after the last group, which are not computed."""
         ends = self._tensors().ends
-        return self.problem if ends is None else buckets.at(self.problem, max(1, int(ends[-1])))
+        return self.problem if ends is None else buckets.with_rows(self.problem, max(1, int(ends[-1])))
 
     def compare(self, result: Any) -> tuple[float, str]:
         """The largest error of a call's result, and what is wrong with the result, "" if it is right."""

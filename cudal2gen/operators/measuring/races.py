@@ -122,7 +122,7 @@ class Autotuner:
         elif buckets.measured(table, problem, products):
             return None
         else:
-            target = RaceTarget(buckets.at(problem, most), products, least)
+            target = RaceTarget(buckets.with_rows(problem, most), products, least)
         return None if target in self.tried else target
 
     def advance(self, owner: object, begin: Callable[[], Iterator[None]]) -> bool:
@@ -384,7 +384,7 @@ class _Race:
         measurements: list[Measurement] = []
         for duel in range(1 + self.target.is_bucket):
             if duel:  # the second duel, at the bucket's least rows
-                contest = self.contests.on(buckets.at(self.target.problem, self.target.least))
+                contest = self.contests.on(buckets.with_rows(self.target.problem, self.target.least))
                 self.watch.ready(contest)
                 use = _use(best.kernel, self.target._replace(problem=contest.problem), contest)
                 lower = self._first_run(contest, best.kernel, use) if use else None

@@ -11,13 +11,14 @@ import numpy as np
 from cudal2gen.results import ratios
 from cudal2gen.timing.evidence.section import Finding
 
-RESAMPLES = 1000
+RESAMPLES = 1000  # resamples of a bootstrap interval
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def development(n: int, k: int) -> bool:
-    """Whether problems of these extents are for development; the others are held out."""
+    """Whether problems with this n and k are for development; the others, about half, are held out. A hash decides, so
+    that the split never changes; m has no influence, so that nearly equal problems are on the same side."""
     return int(hashlib.sha256(f"{n}_{k}".encode()).hexdigest(), 16) % 2 == 0
 
 
@@ -29,7 +30,8 @@ def rank_correlation(x: Array, y: Array) -> float:
 def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]]], float]) -> tuple[float, float]:
     """The 95 % bootstrap interval of a statistic over ``count`` problems.
 
-    ``statistic`` gets the places of the problems in each resample.
+    ``statistic`` gets the indices of the problems in a resample, an array of ``count`` numbers from 0 to ``count`` - 1
+    with repetitions, and returns the figure for these problems.
     """
     generator = np.random.default_rng(0)
     values = [statistic(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
@@ -40,7 +42,8 @@ def interval(count: int, statistic: Callable[[np.ndarray[Any, np.dtype[np.int64]
 def mean_finding(
     part: str, subject: str, figure: str, values: Sequence[float], target: str | None, baselines: dict[str, float]
 ) -> Finding:
-    """The finding of a mean over problems. ``values``: one per problem."""
+    """The finding whose value is the mean over problems. ``values``: one per problem. The others are fields of
+    ``Finding``."""
     array = np.array(values)
-    low, high = interval(len(array), lambda places: float(array[places].mean()))
+    low, high = interval(len(array), lambda indices: float(array[indices].mean()))
     return Finding(part, subject, figure, len(array), float(array.mean()), low, high, target, baselines)

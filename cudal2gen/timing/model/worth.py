@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from cudal2gen.kernel import Problem
 
-MIN_CORRELATION = 0.3  # the least rank correlation with which an order is useful
-SHORT_K = 128  # up to this k the main loop has few steps, and most of the time passes before and after it
-RECORDED = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the GPU whose recordings are used for it
+# The least rank correlation near the best with which an order is useful. The limit is a choice: only short k on A100
+# (0.21) is below it.
+MIN_CORRELATION = 0.3
+SHORT_K = 128  # up to this k the main loop has few steps, and prologue and epilogue take most of the time
+RECORDED_GPUS = {"a100": "a100", "h100": "h100", "h200": "h100"}  # GPU -> the GPU whose recordings are used for it
 
 
 class Worth(NamedTuple):
@@ -32,8 +34,8 @@ class Worth(NamedTuple):
         return self.near >= MIN_CORRELATION
 
 
-# By the recorded GPU, and whether k is short.
-ORDERS = {
+# (GPU of the recordings, whether k is at most SHORT_K) -> worth
+WORTHS = {
     ("a100", True): Worth("a100", 0.36, 0.21),
     ("a100", False): Worth("a100", 0.94, 0.62),
     ("h100", True): Worth("h100", 0.55, 0.41),
@@ -43,8 +45,8 @@ ORDERS = {
 
 def worth(problem: Problem) -> Worth | None:
     """How well the model orders kernels for problems of this kind; None if there are no recordings for the GPU."""
-    gpu = RECORDED.get(problem.gpu)
-    return ORDERS[gpu, problem.k <= SHORT_K] if gpu else None
+    gpu = RECORDED_GPUS.get(problem.gpu)
+    return WORTHS[gpu, problem.k <= SHORT_K] if gpu else None
 
 
 def sorts(problem: Problem) -> bool:

@@ -23,8 +23,8 @@ def last_list(text: str, name: str) -> list[Any] | None:
     """
     items = None
     for answer in _objects(text):
-        if isinstance(listed := answer.get(name), list):
-            items = listed
+        if isinstance(value := answer.get(name), list):
+            items = value
     return items
 
 

@@ -17,13 +17,18 @@ from cudal2gen.tuner.memory import Note
 
 LONGEST_TEXT = 40_000  # most characters of a kernel's text in a prompt
 LONGEST_DIFF, LONGEST_REPORT = 4_000, 2_500  # most characters of a diff, and of the report on a failure
+MOST_FAULTS = 8  # most faults that a correction lists, so that the message stays short
 _FOLDER = "writing"  # the folder of the prompts' templates
 CONVENTIONS = ("tiles", "cluster", "tma")  # launch conventions; each has a page of the same name in the folder
 
 
 class ShownKernel(NamedTuple):
-    """A right kernel in a prompt. ``time``: its time in words. ``is_complete``: the prompt has its complete text, and
-    not a diff."""
+    """A right kernel in a prompt.
+
+    ``time``: its time in words. ``why``: the idea that its author gave. ``evidence``: lines with facts of its profile.
+    ``listing``: the machine code where warps wait in the main loop. ``is_complete``: the prompt has its complete text,
+    and not a diff.
+    """
 
     label: str
     time: str
@@ -36,7 +41,11 @@ class ShownKernel(NamedTuple):
 
 
 class FailedKernel(NamedTuple):
-    """A failed kernel in a prompt. ``diff``: the changes of its text against the text of ``base``."""
+    """A failed kernel in a prompt.
+
+    ``why``: the idea that its author gave. ``outcome`` and ``reason``: what failed; ``report`` has the details.
+    ``diff``: the changes of its text against the text of the kernel labelled ``base``.
+    """
 
     outcome: str
     reason: str
@@ -97,8 +106,8 @@ def question(
 
 
 def correction(faults: Sequence[str], count: int) -> str:
-    """The message that lists the faults of an answer and asks for ``count`` corrected kernels."""
-    lines = "\n".join(f"- {fault}" for fault in faults[:8])
+    """The message that lists the first faults of an answer and asks for ``count`` corrected kernels."""
+    lines = "\n".join(f"- {fault}" for fault in faults[:MOST_FAULTS])
     return f"Refused:\n\n{lines}\n\nAnswer again in the same form, with {count} corrected kernels only."
 
 

@@ -16,7 +16,7 @@ from kernelproof.ground.errors import brief
 
 _NOT_GLOBAL = re.compile(r"\.(?:param|shared|local|const)\b")  # state spaces other than global memory
 _FLOAT = re.compile(r"\.(?:b?f(?:16|32|64)(?:x2)?|[bsu]16)$")  # comparisons of numbers, also as 16 bits
-_HALF = re.compile(r"ld\.shared\b.*\.(?:b16|u16|f16|bf16)$")  # loads of one 16-bit number
+_HALF = re.compile(r"ld\.shared\b.*\.(?:b16|u16|f16|bf16)$")  # loads of one 16-bit number from shared memory
 # Instructions without a destination: all of their operands are sources.
 _WITHOUT_RESULT = (
     "st.",
@@ -92,19 +92,20 @@ def _names(operand: object) -> Iterator[str]:
 
 
 def _origins(instructions: Collection[Instr], sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """For each register and symbol the pointers on which its value depends. A loaded value depends on none.
+    """For each register and symbol the pointers on which its value depends.
 
+    Values from memory, tensor cores and other lanes count as depending on none: they are contents, not addresses.
     Dependencies are propagated through all instructions until nothing changes, so their order does not matter.
     """
     origins = {name: frozenset((source,)) for name, source in sources.items()}
-    loads = ("ld", "atom", "mma", "wgmma", "tcgen05", "shfl")
+    content_ops = ("ld", "atom", "mma", "wgmma", "tcgen05", "shfl")
     grown = True
     while grown:
         grown = False
         for item in instructions:
             if not item.operands or item.op.startswith(_WITHOUT_RESULT):
                 continue
-            if item.op.startswith(loads) and not item.op.startswith("ld.param"):
+            if item.op.startswith(content_ops) and not item.op.startswith("ld.param"):
                 continue
             pointers = _pointers(item.operands[1:], origins)
             for register in _names(item.operands[0]):
