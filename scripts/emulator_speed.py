@@ -4,9 +4,9 @@
     python scripts/emulator_speed.py add-98k matmul-256 --rounds 5
     python scripts/emulator_speed.py --without-interpreter
 
-Prints a Markdown table of CPU seconds: the least of ``--rounds`` calls after a first one, which compiles. A call that
-takes longer than ``--patience`` seconds is not repeated. Every contender runs in a process of its own, on one
-thread, and its results are compared with NumPy's. Needs triton and torch.
+Prints a Markdown table of CPU seconds: the least of ``--rounds`` calls after a first one, which compiles, in each of
+``--processes`` processes. The contenders' processes alternate. A call that takes longer than ``--patience`` seconds is
+not repeated. Every process uses one thread, and its results are compared with NumPy's. Needs triton and torch.
 """
 
 from __future__ import annotations
@@ -274,6 +274,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--device", default="sm_80")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=1, help="of each contender")
     parser.add_argument("--patience", type=float, default=5.0)
     parser.add_argument("--without-interpreter", action="store_true")
     parser.add_argument("--contender", choices=CONTENDERS, help="measure one in this process, and print JSON")
@@ -290,7 +291,11 @@ def main() -> None:
         )
         return
     contenders = [name for name in CONTENDERS if name != "interpreter" or not arguments.without_interpreter]
-    columns = {name: measure_in_process(name, arguments) for name in contenders}
+    columns: dict[str, dict[str, float]] = {name: {} for name in contenders}
+    for _ in range(arguments.processes):
+        for name in contenders:
+            for case, seconds in measure_in_process(name, arguments).items():
+                columns[name][case] = min(seconds, columns[name].get(case, math.inf))
     print("| seconds of one core | " + " | ".join(CONTENDERS[name] for name in contenders) + " |")
     print("|---|" + "---:|" * len(contenders))
     for case in arguments.cases:

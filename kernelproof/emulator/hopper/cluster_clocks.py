@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kernelproof.emulator.state.arrays import Array, Mask, distinct
+from kernelproof.emulator.state.arrays import Array, Mask, Scalar, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.reports import EmulatorError
 from kernelproof.emulator.state.warp_clocks import WarpClocks
@@ -302,7 +302,8 @@ class ClusterClocks(WarpClocks):
         if whole and len(waiting) == len(warps):
             self.base[row] = self.launch.tick
 
-    def warp_sync(self, m: Mask) -> None:
+    def warp_sync(self, m: Mask, members: Scalar = 0xFFFFFFFF) -> None:  # noqa: ARG002
+        """See ``WarpClocks.warp_sync``. Here some lanes of a warp synchronise all of it."""
         if not self.launch.options.hazards:
             return
         self.launch.tick += 1

@@ -365,7 +365,7 @@ class Barriers:
         if scheduler.alone:
             if not isinstance(members, int) or members != 0xFFFFFFFF:
                 self._require_own_lane(members, batch.running(m), site)
-            self.clocks.warp_sync(m)
+            self.clocks.warp_sync(m, members)
             return resume, m, False
         mask = batch.running(m).copy()
         self._require_own_lane(members, mask, site)
@@ -395,7 +395,7 @@ class Barriers:
     def _free_warps(self, leaving: Array, arrived: Array) -> None:
         """Let the lanes ``leaving``, of those that have ``arrived``, go on after bar.warp.sync."""
         self.scheduler.release(WARP_BARRIER, leaving)
-        self.clocks.warp_sync(leaving)
+        self.clocks.warp_sync(leaving, self.members)
         self._keep(WARP_BARRIER, arrived & ~leaving)
 
 

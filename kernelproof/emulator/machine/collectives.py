@@ -64,7 +64,7 @@ class Warps:
     def _synchronise(self, members: Scalar, m: Mask, site: int) -> Array:
         """The members synchronise: what they did before happens before what they do next."""
         active = self._require_members(members, m, site)
-        self.clocks.warp_sync(m)
+        self.clocks.warp_sync(m, members)
         return active
 
     def _groups(self, members: Scalar, active: Array) -> Array:

@@ -139,7 +139,7 @@ class DeviceRaces:
         out = cta == own_cta
         in_own_cta = np.flatnonzero(out)
         if in_own_cta.size:
-            out[in_own_cta] = self.clocks.covers(row[in_own_cta], warp[in_own_cta], local[in_own_cta], tick[in_own_cta])
+            out[in_own_cta] = self.clocks.covers(lanes[in_own_cta], local[in_own_cta], tick[in_own_cta])
         if batch.cluster_size > 1:
             self._add_cluster_order(out, row, warp, cta, local >> 5, tick, reads)
         undecided = np.flatnonzero(~out) if self.state.order.active else ()

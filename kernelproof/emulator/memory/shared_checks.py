@@ -69,7 +69,7 @@ class SharedChecks(SharedTags):
         warp_of = np.where(several, actor - SEVERAL, actor >> 5)
         thread = np.where(several, warp_of << 5, actor)
         own: Array = (actor == batch.thread[lanes]) & ~several
-        ordered = own | self.clocks.covers(batch.row_of[lanes], batch.warp[lanes], thread, ticks, several)
+        ordered = own | self.clocks.covers(lanes, thread, ticks, several)
         if self.device_order is not None and self.device_order.active and not ordered.all():
             undecided = np.flatnonzero(~ordered)
             ordered[undecided] = self.ordered_by_device(

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kernelproof.emulator.state.arrays import Array, Mask
+from kernelproof.emulator.state.arrays import Array, Mask, Scalar
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.lane_releases import LaneReleases
+from kernelproof.emulator.state.lane_syncs import LaneSyncs
 
 
 class WarpClocks:
@@ -33,7 +34,7 @@ class WarpClocks:
 
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
-        self.releases = LaneReleases(batch)
+        self.releases, self.lane_syncs = LaneReleases(batch), LaneSyncs(batch)
         self.together = batch.warps_per_cta
         # Where the parts of a clock begin. Each has all columns; subclasses have several.
         self.parts: tuple[int, ...] = (0,)
@@ -56,10 +57,11 @@ class WarpClocks:
             return np.asarray(self.base[row])
         return np.asarray(self.table[row, warp, other + self.together * by_all_lanes])
 
-    def covers(self, row: Array, warp: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
-        """Per element: does the access of a thread of the same CTA at a tick happen before a warp's present?
+    def covers(self, lanes: Array, thread: Array, tick: Array, several: Array | bool = False) -> Array:
+        """Per element: does the access of a thread of the same CTA at a tick happen before a lane's present?
         ``several``: the access is by this thread or another of its warp, so a release by any lane of the warp
         suffices."""
+        row, warp = self.batch.row_of[lanes], self.batch.warp[lanes]
         out: Array = tick < self.horizon(row, warp, thread >> 5, np.logical_not(several))
         if self.releases.active and not out.all():
             undecided = np.flatnonzero(~(out | several))
@@ -67,6 +69,12 @@ class WarpClocks:
             out[undecided] = self.releases.cover(
                 row[undecided] * self.batch.width + thread[undecided], tick[undecided], until
             )
+        if self.lane_syncs.active and not out.all():
+            undecided = np.flatnonzero(~out & (thread >> 5 == warp))
+            out[undecided] = self.lane_syncs.cover(
+                lanes[undecided], thread[undecided] & 31, tick[undecided],
+                np.broadcast_to(several, len(tick))[undecided],
+            )  # fmt: skip
         return out
 
     def released_by_others(self, row: Array, warp: Array, thread: Array, tick: Array) -> Array:
@@ -79,6 +87,10 @@ class WarpClocks:
         """The clocks of some warps, per thread of their CTAs, shape (warps, width): a new array."""
         others = np.arange(self.batch.warps_per_cta)
         horizon = np.broadcast_to(self.horizon(rows[:, None], warps[:, None], others), (len(rows), len(others)))
+        if self.lane_syncs.active:
+            horizon, each = horizon.copy(), np.arange(len(rows))
+            by_some_lanes = self.lane_syncs.last[rows * self.batch.warps_per_cta + warps]
+            horizon[each, warps] = np.maximum(horizon[each, warps], by_some_lanes)
         return horizon.repeat(32, axis=1)
 
     def contents(self, row: int, warp: int) -> bytes:
@@ -139,7 +151,10 @@ class WarpClocks:
             self.set(clock, column + self.together, tick)
             return
         self.releases.add(lanes, tick)
-        gathered = int(self.releases.gathered[row, warp])
+        gathered = max(
+            int(self.releases.gathered[row, warp]),
+            int(self.lane_syncs.last[row * self.batch.warps_per_cta + warp]),
+        )
         for part in self.parts:
             entry = column + self.together + part
             clock[entry] = max(int(clock[entry]), gathered)
@@ -165,14 +180,22 @@ class WarpClocks:
         joined[warps] = joined[warps + self.together] = tick
         horizon[waiting] = joined if released is None else np.maximum(joined, released)
 
-    def warp_sync(self, m: Mask) -> None:
-        """The lanes of ``m`` have synchronised with the others of their warp: their earlier accesses happen before all
-        later ones of the warp. A warp's clock has that in the entries for the warp itself."""
+    def warp_sync(self, m: Mask, members: Scalar = 0xFFFFFFFF) -> None:
+        """The lanes of ``m`` have synchronised with those of their warp that ``members`` names: earlier accesses of
+        these happen before their later ones. If they are all lanes of the warp, its clock has that in the entries for
+        the warp itself."""
         if not self.launch.options.hazards:
             return
-        table = self.rows()
         self.launch.tick += 1
-        row, warp = np.nonzero(self.warps_in(m))
+        synchronised = self.warps_in(m)
+        if not isinstance(members, int) or members != 0xFFFFFFFF:
+            arriving, words = self.batch.running(m).reshape(-1, 32), self.batch.words(members)
+            partial = self.lane_syncs.partial_warps(arriving, words)
+            if partial.any():
+                self.lane_syncs.meet(arriving & partial[:, None], words, self.launch.tick)
+                synchronised = synchronised & ~partial.reshape(synchronised.shape)
+        table = self.rows()
+        row, warp = np.nonzero(synchronised)
         table[row, warp, warp] = table[row, warp, warp + self.together] = self.launch.tick
 
     def warps_in(self, m: Mask) -> Array:

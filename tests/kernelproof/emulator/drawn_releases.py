@@ -72,9 +72,12 @@ def _guarded(mask: int, text: str) -> str:
     return text if mask == ALL else test + text
 
 
-def draw(seed: int, right: bool, way: str = "mbarrier", events: int = 80) -> tuple[str, bool]:
+def draw(
+    seed: int, right: bool, way: str = "mbarrier", events: int = 80, whole_warps: float = 1, syncs: float = 0.15
+) -> tuple[str, bool]:
     """The body of a kernel of ``THREADS`` threads (see ``hopper_ptx``), and whether accesses race. If ``right``, none
-    do; otherwise the last access may. ``way``: how lanes arrive."""
+    do; otherwise the last access may. ``way``: how lanes arrive. ``whole_warps``: the share of ``bar.warp.sync`` by all
+    lanes of a warp. ``syncs``: the share of ``bar.warp.sync`` among events."""
     rng, order, racing = random.Random(seed), Order(), False
     code: list[list[str]] = [[] for _ in range(WARPS)]
     arrived: list[tuple[int, np.ndarray]] = []
@@ -102,9 +105,10 @@ def draw(seed: int, right: bool, way: str = "mbarrier", events: int = 80) -> tup
             lines.append("" if writes else "xor.b32 %w, %w, %x2;")
             if racing:
                 break
-        elif kind < 0.6:
-            lines.append("bar.warp.sync -1;")
-            order.meet(lanes)
+        elif kind < 0.45 + syncs:
+            mask = ALL if whole_warps == 1 else _mask(rng, whole_warps)
+            lines.append(_guarded(mask, f"bar.warp.sync {mask};"))
+            order.meet(lanes[[lane for lane in range(32) if mask >> lane & 1]])
         elif kind < 0.8 and len(arrived) < BARRIERS:
             mask = _mask(rng, 0.15)
             some = lanes[[lane for lane in range(32) if mask >> lane & 1]]

@@ -42,7 +42,7 @@ ATOMIC = (
 )
 GLOBAL = (
     "@%P st.release.gpu.global.u32 [%q+1024], 1;",
-    "wait: ld.acquire.gpu.global.u32 %v, [%q+1024]; setp.eq.u32 %Q, %v, 0; @%Q bra wait;",
+    "wait: ld.acquire.gpu.global.u32 %v, [%q+1024]; setp.ne.u32 %Q, %v, 1; @%Q bra wait;",
 )
 WAYS = {
     "mbarrier": MBARRIER,
@@ -88,7 +88,7 @@ def body(
       add.u64 %d3, %q, %d1; add.u32 %a0, %a0, %s; add.u32 %a1, %a1, %s; add.u32 %a2, %a2, %s;
       setp.eq.u32 %P, %t, 0; st.shared.u32 [%a0+2048], 0;
       {init} @%P st.shared.u32 [%bar+8], 0;
-      {"st.shared.u32 [%a0], 0;" if clears else ""}
+      {"st.shared.u32 [%a0], 0;" if clears else ""} {"@%P st.global.u32 [%q+1024], 0;" if "%q" in release else ""}
       bar.sync 0;
       setp.gt.u32 %E, %t, 31; @%E bra other;
       {write}
@@ -226,6 +226,57 @@ def test_lanes_of_a_warp_poll_one_word_in_two_loops(adverse: bool) -> None:
           both: bar.warp.sync -1; ld.shared.u32 %v, [%s];""",
     )
     assert found(text, adverse) == ([7] * 32, set())
+
+
+@ADVERSE
+@pytest.mark.parametrize(("between", "ordered"), [("setp.lt.u32 %E, %t, 2; @%E bar.warp.sync 3;", True), ("", False)])
+@pytest.mark.parametrize("space", ["shared", "global"])
+@pytest.mark.parametrize("way", ["store", "fenced", "atomic", "global"])
+def test_a_lane_releases_for_one_that_it_has_met(
+    way: str, space: str, between: str, ordered: bool, adverse: bool
+) -> None:
+    at = {"shared": "%s", "global": "%q"}[space]
+    write = f"setp.eq.u32 %Q, %t, 1; @%Q st.{space}.u32 [{at}], 7;"
+    assert found(body(WAYS[way], between, write=write, read=f"ld.{space}.u32 %v, [{at}];"), adverse) == (
+        [7] * 32,
+        set() if ordered else {f"{space}-race"},
+    )
+
+
+# Lanes write, some of them synchronise, and each reads what a neighbour at some distance has written.
+TILES = """shl.b32 %a0, %t, 2; add.u32 %a0, %a0, %s; xor.b32 %a1, %t, {distance}; shl.b32 %a1, %a1, 2;
+  add.u32 %a1, %a1, %s; shr.u32 %u, %t, {tile}; shl.b32 %u, %u, {tile}; mov.u32 %n, {mask}; shl.b32 %n, %n, %u;
+  {write}; {sync} ld.{space}.u32 %v, {read}; mul.wide.u32 %d0, %t, 4; add.u64 %d1, %q, %d0;
+  st.global.u32 [%d1+128], %v;"""
+
+
+@ADVERSE
+@pytest.mark.parametrize("sync", ["bar.warp.sync %n;", "shfl.sync.idx.b32 %w, %t, 0, 31, %n;"])
+@pytest.mark.parametrize(("tile", "distance", "races"), [(3, 7, False), (3, 8, True), (4, 15, False), (4, 31, True)])
+@pytest.mark.parametrize("space", ["shared", "global"])
+def test_lanes_of_two_tiles_do_not_meet(
+    space: str, tile: int, distance: int, races: bool, sync: str, adverse: bool
+) -> None:
+    place = {"shared": ("[%a0]", "[%a1]"), "global": ("[%d2]", "[%d3]")}[space]
+    text = TILES.format(
+        tile=tile, distance=distance, mask=(1 << (1 << tile)) - 1, sync=sync, space=space, read=place[1],
+        write=f"mul.wide.u32 %d2, %t, 4; add.u64 %d2, %q, %d2; xor.b32 %x0, %t, {distance}; mul.wide.u32 %d3, %x0, 4;"
+        f"add.u64 %d3, %q, %d3; st.{space}.u32 {place[0]}, %t",
+    )  # fmt: skip
+    y = np.zeros(64, np.uint32)
+    out, result = run(text, np.zeros(1, np.uint32), y, options=Options(adverse=adverse), check_outputs=False)
+    assert {report.kind for report in result.reports} == ({f"{space}-race"} if races else set())
+    assert races or out[32:].tolist() == [lane ^ distance for lane in range(32)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize(("seed", "syncs"), [(0, 0.55), (1, 0.55), (2, 0.55), (3, 0.55), (10, 0.15), (23, 0.15)])
+def test_drawn_programs_race_where_only_some_lanes_meet(seed: int, syncs: float, right: bool, ampere: Device) -> None:
+    text, races = draw(seed, right, ("released", "fenced")[seed % 2], whole_warps=0.2, syncs=syncs)
+    y = np.zeros(THREADS, np.uint32)
+    _, result = run(text, np.zeros(1, np.uint32), y, block=THREADS, device=ampere, check_outputs=False)
+    assert ("shared-race" in {report.kind for report in result.reports}) == races
 
 
 @pytest.fixture
