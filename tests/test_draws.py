@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+# A test module: seven cases of which one in three is taken, two of which one in two is taken, and a test without cases.
 CASES = """
 import pytest
 
@@ -46,13 +47,14 @@ def collected(folder: Path, *arguments: str, profile: str = "ci") -> list[str]:
 )
 @pytest.mark.slow
 def test_a_case_in_three_is_taken(arguments: tuple[str, ...], profile: str, number: int, tmp_path: Path) -> None:
+    """The profile ``thorough`` takes all cases, and a case that -k selects is always taken."""
     names = collected(tmp_path, *arguments, profile=profile)
     assert len(names) == number, names
     if not arguments and profile == "ci":
         assert names == [*(f"test_cases[case{case}]" for case in (0, 3, 6)), "test_others[0]", "test_alone"]
 
 
-CONSTANT = 918273645
+CONSTANT = 918273645  # a number that no other module has
 
 
 def drawn() -> list[int]:
@@ -69,6 +71,7 @@ def drawn() -> list[int]:
 
 
 def test_modules_that_other_tests_import_change_no_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default Hypothesis also draws constants of imported modules, here a hundred numbers."""
     path = tmp_path / "imported.py"
     before = drawn()
     path.write_text(f"NUMBERS = [{', '.join(str(CONSTANT + number) for number in range(100))}]\n")

@@ -28,7 +28,11 @@ RECORDS = space.candidates(SMALL, 200).records[:60]
 
 
 class Builder:
-    """A ``background_builds.Build`` that compiles nothing. ``pause``: returns the seconds that a batch takes."""
+    """A ``background_builds.Build`` that compiles nothing and keeps the batches that it was given.
+
+    ``pause``: returns the seconds that a batch takes. ``gate``: while it is cleared, no batch ends. ``cores``: those
+    that the last batch was given.
+    """
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0) -> None:
         self.pause, self.batches, self.cores = pause, list[list[Record]](), 0
@@ -44,10 +48,11 @@ class Builder:
 
     @property
     def built(self) -> list[Record]:
+        """The records of all batches, in the order in which they came."""
         return [record for batch in self.batches for record in batch]
 
 
-class Near(Worker):
+class LocalWorker(Worker):
     """A worker that evaluates in a thread of this process, and logs what it evaluates."""
 
     def __init__(self, build: Any) -> None:
@@ -79,9 +84,8 @@ def test_each_record_is_compiled_once_in_batches_that_the_cores_bound() -> None:
     assert build.built == list(RECORDS)
     assert max(map(len, build.batches)) == 2 * MOST_EACH
     assert build.cores == 2
-    ahead.wait(
-        space.candidates(SMALL.model_copy(update={"k": 128}), 50).records[:1]
-    )  # never added: nothing to wait for
+    # Records of another problem were never added, so there is nothing to wait for.
+    ahead.wait(space.candidates(SMALL.model_copy(update={"k": 128}), 50).records[:1])
     ahead.close()
 
 
@@ -147,21 +151,24 @@ def test_the_order_of_stored_trials_does_not_depend_on_the_speed_of_compilers() 
     pauses = iter([0.03, 0.0, 0.0, 0.02] * 100)
     for store, pause in zip(stores, (lambda: 0.0, lambda: next(pauses)), strict=True):
         build = Builder(pause)
-        near = Near(build)
-        assert near.in_flight() == 12
-        host = ThreadedHost(near, 5)
-        concurrent_searches.run_searches(searches(store, near), host, 5, lambda _: None, lambda _: None)
+        worker = LocalWorker(build)
+        assert worker.in_flight() == 12
+        host = ThreadedHost(worker, 5)
+        concurrent_searches.run_searches(searches(store, worker), host, 5, lambda _: None, lambda _: None)
         host.close()
-        near.close()
+        worker.close()
         short = {trial.name for trial in store if trial.effort == "short"}
         assert short == {record.name for record in build.built}, "all of it was compiled ahead, and nothing else"
     assert stores[0] == stores[1]
+    # Short, medium and long trials of each of the eight problems; without an incumbent there is no final one.
     assert len(stores[0]) == 8 * (12 + 8 + 3)
+    # The first 20 trials are five batches of four.
     assert len({trial.problem for trial in stores[0][:20]}) == 5, "five problems take turns"
 
 
-class Served(Random):
-    """A proposer that waits for a server before it answers."""
+class WaitingProposer(Random):
+    """A proposer that waits for a server, for which ``event`` stands, before it answers. ``late``: whether the event
+    did not come within 60 s."""
 
     def __init__(self, event: threading.Event) -> None:
         super().__init__(0)
@@ -179,15 +186,15 @@ class Served(Random):
 
 
 def test_an_answer_of_a_server_holds_up_its_own_problem_alone() -> None:
-    event, near = threading.Event(), Near(Builder())
-    served = Mixture([Served(event)])
+    event, worker = threading.Event(), LocalWorker(Builder())
+    waiting = Mixture([WaitingProposer(event)])
 
     def begin(rank: int) -> RankedSearch | None:
         if rank == 2:
             return None
         contest = Search(space.candidates(problem(rank), 60), None)
         steps = search.steps(
-            contest, Random(1) if rank else served, near, lambda _: None, SearchLimits(8, 4, prune=None)
+            contest, Random(1) if rank else waiting, worker, lambda _: None, SearchLimits(8, 4, prune=None)
         )
         return RankedSearch(rank, contest, steps)
 
@@ -197,8 +204,8 @@ def test_an_answer_of_a_server_holds_up_its_own_problem_alone() -> None:
         ended.append(ranked.rank)
         event.set()
 
-    concurrent_searches.run_searches(begin, ThreadedHost(near, 2), 2, end, lambda _: None)
-    near.close()
+    concurrent_searches.run_searches(begin, ThreadedHost(worker, 2), 2, end, lambda _: None)
+    worker.close()
     assert ended == [1, 0]
 
 
@@ -211,13 +218,13 @@ def test_turns_find_a_problems_candidates_once_and_compile_its_incumbent_first(t
 
     incumbents = {sized: space.candidates(sized, 100, 1).records[-1] for sized in problems}
     build = Builder()
-    near = Near(build)
+    worker = LocalWorker(build)
     plan = campaign.CampaignPlan(
         problems, incumbents.get, lambda _: Random(7), tmp_path / "trials.jsonl", "r", SearchLimits(16, prune=None),
         budget_seconds=60, find_candidates=candidates,
     )  # fmt: skip
-    standing = campaign.run_in_turns(plan, near)
-    near.close()
+    standing = campaign.run_in_turns(plan, worker)
+    worker.close()
     assert looks == problems
     assert build.built[0] == incumbents[problems[0]]
     assert {len(contest.evaluations) for contest in standing.searches} == {16}
@@ -226,6 +233,8 @@ def test_turns_find_a_problems_candidates_once_and_compile_its_incumbent_first(t
 @pytest.mark.slow
 @pytest.mark.parametrize(("cores", "busy", "in_turn"), [(2, 0.75, 0.6), (16, 0.95, 0.6)])
 def test_a_gpu_is_busy_while_others_compile(cores: int, busy: float, in_turn: float) -> None:
+    """In a replay, a GPU measures for more than ``busy`` of the time if records are compiled ahead. If they are
+    compiled when they are needed, it measures for less than ``in_turn``, however many cores there are."""
     plans = [campaign_time.plan(problem(number), 8, campaign_time.SmallBatches(number)) for number in range(16)]
     machine = campaign_time.on_one_machine(plans, cores, ahead=True)
     before = campaign_time.on_one_machine(plans, cores, ahead=False)

@@ -58,11 +58,12 @@ BATCHED: dict[str, Record] = {
     "fused once": once(**STRIDED, fusion="bias_n+residual+relu", split_k=2, k=256),
 }
 
-# tests/cudal2gen/test_validator.py gives a verdict for each macro in them.
+# A part suffices, because test_validator.py executes every branch of the templates, those of batches included.
 EXECUTED = drawn(list(BATCHED), 4)
 
 
 def own(record: Record, batch: int, shared_b: bool = False) -> Shape:
+    """The record's own problem, with ``batch`` products in a launch."""
     stride = record.launch_options.get("swizzle_stride")
     return Shape(record.m, record.n, record.k, stride, batch=batch, shared_b=shared_b)
 
@@ -115,6 +116,7 @@ def test_a_verdict_tries_batches_of_batched_records_only() -> None:
 
 
 def test_room_between_products_is_forbidden_ground(library: Path) -> None:
+    """A verdict places elements between one product's B or D and the next, which no kernel may touch."""
     record = BATCHED["direct"]
     shape = own(record, 2)
     _, b, d = (problems.batches(record, shape)[index] for index in (1, 2, 3))
@@ -127,6 +129,7 @@ def test_room_between_products_is_forbidden_ground(library: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "wgmma", "wgmma direct, any n", "once"])
 def test_products_may_lie_side_by_side_in_d(name: str, library: Path) -> None:
+    """All products are columns of one matrix D, with 8 columns between them that no kernel may write."""
     record = BATCHED[name]
     (artifact,) = compiler.build([record])
     m, n, k, count = record.m, 64, 128, 3
@@ -152,6 +155,7 @@ def test_products_may_lie_side_by_side_in_d(name: str, library: Path) -> None:
 
 
 # --- faults are seen ---
+# Each fault has a text of the generated CUDA, and the text that replaces it.
 
 FAULTS: dict[str, tuple[str, str]] = {
     "the batch of a product is off by one": ("product_of(gemm, blockIdx.z)", "product_of(gemm, blockIdx.z + 1)"),
@@ -160,7 +164,8 @@ FAULTS: dict[str, tuple[str, str]] = {
     "B advances by A's stride": ("gemm.b += batch * gemm.batches.b", "gemm.b += batch * gemm.batches.a"),
     "D advances by A's stride": ("gemm.d += batch * gemm.batches.d", "gemm.d += batch * gemm.batches.a"),
     "D does not advance": ("gemm.d += batch * gemm.batches.d;", ""),
-    # Products that share counters are right in the order in which CTAs run here: counters return to zero between them.
+    # That products share counters could not be seen: here CTAs of one product run after those of another, and counters
+    # are zero again in between. This fault therefore places them before the scratch.
     "a product's counters before the first": ("gemm.arrivals += batch * tiles;", "gemm.arrivals -= batch * tiles;"),
     "products share partial sums": ("gemm.partials += batch * tiles * kSplitK * (kBM * kBN);", ""),
 }
@@ -199,6 +204,8 @@ def test_a_second_output_excludes_a_batch() -> None:
         small(**STRIDED, acc="f32", fusion="aux+silu")
 
 
+# The record's changed fields, batches at m = n = 32 and k = 64, and a part of the error. A and B have 32 * 64 elements
+# and D 32 * 32. A grid has at most 65535 products along z, and a launch at most 2**30 tiles.
 REFUSED = [
     ({}, Batches(0), "a batch of 0 products"),
     ({}, Batches(2, 64, 64, 8), "matrices D of a batch overlap"),
@@ -228,6 +235,7 @@ def test_batches_that_no_launch_takes_are_refused(
 
 @pytest.mark.slow
 def test_scratch_is_of_all_products(library: Path) -> None:
+    """Scratch has a counter of 4 bytes for each tile, rounded up to 256 bytes, and each slice's partial sums in f32."""
     for name in ("zsplit split", "wgmma workspace"):
         record = BATCHED[name]
         (artifact,) = compiler.build([record])

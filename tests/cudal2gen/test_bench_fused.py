@@ -21,8 +21,8 @@ pytestmark = pytest.mark.torch
 
 
 class Timed:
-    """A baseline that torch computes on the CPU, and that takes ``us`` microseconds. ``spoils``: operands that it
-    leaves out."""
+    """A baseline that torch computes on the CPU, and that takes ``us`` microseconds by the device's clock. ``spoils``:
+    wrong values in place of operands, by name, as if the baseline left them out."""
 
     def __init__(self, device: FakeDevice, name: str, us: float, **spoils: Any) -> None:
         (self.contender,) = baselines.contenders([name], "f32", device, Path("none"))
@@ -101,8 +101,9 @@ def test_groups_are_measured_against_those_of_torch() -> None:
     (operands,) = device.operands(of, 1, 0, 3)
     reference = Reference(of, operands)
 
-    def product(late: int) -> Any:
-        return torch._grouped_mm(operands.a, operands.b_nn, offs=operands.ends + late)
+    def product(shift: int) -> Any:
+        """The product with every group's end moved by this number of rows."""
+        return torch._grouped_mm(operands.a, operands.b_nn, offs=operands.ends + shift)
 
     assert reference.error(device, lambda: product(0))[1] == ""
     assert "wrong result" in reference.error(device, lambda: product(-1))[1]
@@ -138,6 +139,8 @@ def test_a_kernel_may_round_once() -> None:
 
 
 def test_a_batch_of_another_number_of_products_is_not_stored_yet() -> None:
+    """A measurement of 5 products with a cold L2 is stored. Then with 5 products only a hot L2 is left to measure, and
+    with 4 products both states are."""
     environment = ENVIRONMENT.model_copy(update={"l2_bytes": 1 << 20})
     device, record = FakeDevice(environment=environment), small(gpu="h200", acc="f32", batch="strided")
     stored = measured(device, [FakeKernel(device, record, 8.0)], COLD, record.problem, products=5)

@@ -1,4 +1,8 @@
-"""Proves that running clusters compute the tiles that they claim from a full grid, and that its faults are found."""
+"""Proves that running clusters compute the tiles that they claim, and that faults of the claims are found.
+
+A kernel with ``scheduler=clc`` has a cluster for each tile. A running cluster claims the tile of one that has not
+started, by clusterlaunchcontrol.try_cancel. Its CTAs learn of the claimed tile, an item, from slots in shared memory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from kernelproof.emulator.state.queue import CtaQueue
 from tests.cudal2gen.paths import PATHS, tensor
 
 PAIR = PATHS["tensor claimed pair"]
-ALWAYS = "setp.eq.u32 p, 0, 0;"
+ALWAYS = "setp.eq.u32 p, 0, 0;"  # sets the predicate of a wait or a query in place of the instruction
 BEGUN = PAIR.smem_bytes - 16  # the mbarrier on which the first CTA's loading thread arrives with each item
 # An arrival that expects the bytes of an item, and the same arrival without them.
 EXPECTED = r"mbarrier\.arrive\.expect_tx\.relaxed\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), 4;"
@@ -39,12 +43,14 @@ BUILT_AHEAD = [PAIR]
 
 
 def executed(artifact: Artifact, library: Path, adverse: bool = False, shape: Shape | None = None) -> Case:
-    """The result of executing the pair's kernel on drawn 0 and 1."""
+    """The result of executing the pair's kernel on drawn 0 and 1. ``adverse``: in the adverse order, in which every
+    third request fails without a reason."""
     return run_case(PAIR, artifact, library, shape or own_shape(PAIR), "binary", adverse=adverse)[0]
 
 
 @pytest.fixture(scope="module")
 def artifact() -> Artifact:
+    """The compiled kernel of ``PAIR``."""
     return compiler.build([PAIR])[0]
 
 
@@ -63,6 +69,8 @@ def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, m
     shape = Shape(600, 320, 64)
     clusters = ceil_div(shape.m, 2 * PAIR.bm) * ceil_div(shape.n, PAIR.bn)
     assert executed(artifact, library, shape=shape).findings == ()
+    # An answer is the first of the two CTAs of the claimed cluster. The first two clusters are CTAs 0 to 3; each gets
+    # None when no cluster is left.
     assert answers == [*range(4, 2 * clusters, 2), None, None]
     answers.clear()
     assert executed(artifact, library, adverse=True, shape=shape).findings == ()
@@ -70,7 +78,8 @@ def test_running_clusters_compute_all_tiles(artifact: Artifact, library: Path, m
 
 
 def _near_request(text: str, pattern: str, by: str, after: bool) -> str:
-    """Replaces the first match after the request, or the last one before it."""
+    """A PTX text in which ``by`` replaces the first match after the request for another cluster's tile, or the last
+    match before it."""
     at = text.index("clusterlaunchcontrol.try_cancel")
     if after:
         return text[:at] + re.sub(pattern, by, text[at:], count=1)
@@ -98,6 +107,7 @@ def _unthrottled(text: str) -> str:
     return before[: wait.start()] + ALWAYS + before[wait.end() :] + request + rest
 
 
+# By fault: the edit of the PTX, and the rule that reports it. A slot has 11 readers.
 FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
     "the response is not awaited": (
         lambda text: _near_request(text, r"mbarrier\.try_wait\.parity\.shared::cta[^;]*;", ALWAYS, after=True),
@@ -180,6 +190,7 @@ def test_faults_of_the_protocol_are_reported(fault: str, artifact: Artifact, lib
 def _claims_first(scheduler: Scheduler) -> tuple[int, Array]:
     """Chooses the next thread of a scheduler: claiming threads run whenever they can, that of the first cluster first,
     as if loads were slow."""
+    # A mask of all lanes: warp 3 of a cluster's first CTA claims.
     claiming = np.arange(scheduler.batch.size) % (PAIR.cluster_ctas * PAIR.threads) // 32 == 3
     for head, mask in list(scheduler.deferred.items()):  # clusters that poll in a loop would wait for all others
         if (mask & claiming).any():
@@ -204,7 +215,7 @@ def test_a_cluster_holds_one_tile_that_it_has_not_begun(
     """There are four tiles, two waves of the device's two clusters, and the first cluster claims as early as it can.
     Without its wait, on which no result depends, it claims both tiles of the second wave before it has begun its
     own."""
-    # for each cluster: the claimed tiles minus the tiles that it begins with
+    # For each cluster: +1 when it claims a tile, -1 when it begins one.
     changes: tuple[list[int], list[int]] = [], []
     cancel, respond, count_down = CtaQueue.cancel, ClusterLaunches._respond, MBarriers._count_down
     granted: list[bool] = []

@@ -1,4 +1,4 @@
-"""Proves that the documentation builds without a warning, names existing commands and options, and that its Python
+"""Proves that the documentation builds without a warning, names only existing commands and options, and that its Python
 runs.
 """
 
@@ -23,12 +23,13 @@ from tests.commands import run
 
 
 def pages(checkout: Path) -> list[Path]:
+    """The Markdown files of the documentation, and those of the checkout that are shown with it."""
     return [*sorted((checkout / "docs").rglob("*.md")), checkout / "CONTRIBUTING.md", checkout / "CHANGELOG.md"]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The documentation, built without a warning."""
+    """The folder of the built documentation. A warning fails the build."""
     target = tmp_path_factory.mktemp("site")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(target)]
@@ -53,6 +54,7 @@ def test_the_reference_has_what_users_call(site: Path) -> None:
 
 @pytest.mark.slow
 def test_every_command_has_a_section_with_its_options(site: Path) -> None:
+    """A row of a section has four cells; the first has the spellings of an option, and the last its meaning."""
     page = (site / "commands" / "index.html").read_text()
     for verb, options in commands().items():
         (section,) = re.findall(rf'<h2 id="{verb}">(.*?)(?:<h2|</article>)', page, re.DOTALL)
@@ -133,7 +135,10 @@ def command_lines(text: str) -> list[list[str]]:
 
 
 def test_command_lines_of_readme_and_docs_parse(checkout: Path) -> None:
-    """Each verb's own parser checks options, values and the number of arguments."""
+    """Each verb's own parser checks options, values and the number of arguments.
+
+    ``contribute`` and ``grade`` need no command line in a code block.
+    """
     group = typer.main.get_command(cli.app)
     verbs = set()
     for path in [checkout / "README.md", *pages(checkout)]:
@@ -154,7 +159,7 @@ def test_commands_within_sentences_exist(checkout: Path) -> None:
     mentioned = set()
     for path in [checkout / "README.md", *pages(checkout)]:
         if path.name == "CHANGELOG.md":
-            continue  # of earlier versions
+            continue  # it names things of earlier versions
         for verb, rest in re.findall(r"`cudal2gen ([a-z][a-z-]*)([^`]*)`", path.read_text()):
             assert verb in options_by_command, f"{path.name}: {verb}"
             words = shlex.split(rest.split(" -- ")[0])
@@ -187,7 +192,7 @@ def test_files_that_are_named_exist(checkout: Path) -> None:
     for path in pages(checkout):
         text = path.read_text()
         if path.name == "CHANGELOG.md":
-            continue  # of earlier versions
+            continue  # it names things of earlier versions
         for name in re.findall(
             r"`((?:cudal2gen|kernelproof|tests|scripts|configs|templates|examples|docs)/[\w./]+)`", text
         ):
@@ -198,6 +203,7 @@ def test_files_that_are_named_exist(checkout: Path) -> None:
 
 @pytest.mark.slow
 def test_the_python_of_the_guide_runs(checkout: Path, tmp_path: Path) -> None:
+    """The program in docs/edit.md prints two lines that end with True: two comparisons hold."""
     (program,) = re.findall(r"```python\n(.*?)```", (checkout / "docs" / "edit.md").read_text(), re.DOTALL)
     variables = os.environ | {"CUDAL2GEN_RESULTS": str(tmp_path)}
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=variables)
@@ -219,5 +225,5 @@ def test_the_notes_of_the_guide_are_the_notes(checkout: Path) -> None:
     for part in examples:
         command, notes = part.split("\n", 1)
         _, *options = command.split()
-        process = run("show", *options)  # what serves the problem is the same for every verb
+        process = run("show", *options)  # notes do not depend on the verb
         assert process.stderr.split() == notes.split(), command

@@ -1,5 +1,5 @@
-"""An interrupted run uses the answers that it has paid for, and a server that refuses, restarts or streams is
-survived."""
+"""Proves that an interrupted run uses the answers of the language model that it has paid for, and that a run survives a
+server that refuses, restarts or streams."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ from tests.packages import require
 require("openai")
 
 RUN = "model llm seed 0"
+# Proposals of the scripted model: a base and its changes. The last one is illegal.
 IDEAS = [("incumbent", {"stages": 3}), ("incumbent", {"raster_group": 9}), ("incumbent", {"stages": 90})]
 
 
 def talk(server: Server, folder: Path, budget: int | None = None, run: str = RUN) -> Chat:
-    """A chat with the scripted server that appends to the folder's transcript. ``budget``: its tokens, None for no
-    limit."""
+    """A chat with the scripted server that appends to the folder's transcript. ``budget``: most tokens of its answers
+    and questions, None for no limit. ``run``: the name of the run, whose answers it uses again."""
     return chat.connect(endpoint(server), folder / "llm.jsonl", None, budget, run)
 
 
 def proposed(server: Server, folder: Path, trials: Sequence[Trial] = (), run: str = RUN) -> list[Any]:
-    """The first proposals after a new start."""
+    """The first proposals after a new start: for each its kernel, or the rule that it violates. ``trials``: those that
+    earlier starts have stored."""
     proposals = LlmProposer(talk(server, folder, run=run), Memory()).propose(question(tuple(trials)), 4)
     return [proposal.record.kernel_key if proposal.record else proposal.violation for proposal in proposals]
 
@@ -99,6 +101,8 @@ def test_a_budget_and_its_counts_are_those_of_all_starts(tmp_path: Path) -> None
 
 def test_a_question_whose_answer_is_lost_counts_its_prompt(tmp_path: Path) -> None:
     class Interrupted:
+        """A connection on which a signal ends the process before the answer comes."""
+
         live = True
 
         def send(self, *_: Any) -> chat.Reply:
@@ -127,6 +131,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
     ]
 
     def searched(server: Server, folder: Path, store: Callable[[Sequence[Trial]], None] | None = None) -> list[Trial]:
+        """The stored trials after a search that resumes the folder's. ``store``: called in place of storing."""
         file = folder / "trials.jsonl"
         kept = results.trials(file) if file.is_file() else []
         model = ModelEnvironment(lambda _: incumbent(), seed=5)
@@ -139,7 +144,8 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         return results.trials(file)
 
     def end(_: object) -> None:
-        """Waits for exchanges in the background: a process would end with its threads, and this exception does not."""
+        """Stands for the end of the process. Threads would end with it, but not by an exception: their exchanges are
+        waited for."""
         for thread in threading.enumerate():
             if thread.name == "llm":
                 thread.join()
@@ -157,7 +163,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         assert len(server.requests) == 3
 
 
-# Name -> the server's step, the text of the error, the number of requests, and whether the refusal is for good.
+# By name: what the server answers, a part of the error, the number of requests, and whether the chat asks nothing more.
 REFUSALS = {
     "401": (
         fails(401, f"Incorrect API key provided: {KEY}."),
@@ -229,11 +235,13 @@ def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
         place = executor.InProcess(ModelEnvironment(lambda _: incumbent(), seed=5))
         search.run(contest, proposer, place, lambda _: None, search.SearchLimits(evaluations=2, batch=2, prune=None))
     assert contest.stop_reason == "2 evaluations"
-    assert sum(clock.pauses) > 60, "more than three batches would have been empty"
+    # After three batches without a record a search ends. If the proposer did not wait, nine refusals would be enough.
+    assert sum(clock.pauses) > 60
 
 
 def test_a_stream_that_nobody_asked_for_is_read() -> None:
     def event(delta: dict[str, Any], **more: Any) -> bytes:
+        """A part of a streamed completion; ``more``: further fields of its choice."""
         return (
             b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta} | more], "model": "m"}).encode() + b"\n\n"
         )
@@ -275,7 +283,7 @@ def test_a_check_has_no_secrets_in_its_environment(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's folder and an empty catalog of the test's own."""
+    """Gives each test a user's folder and an empty catalog of its own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("CUDAL2GEN_CATALOG", str(tmp_path / "catalog" / "kernels.jsonl"))
     catalog.save([], tmp_path / "catalog" / "kernels.jsonl")
@@ -295,7 +303,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
     texts: dict[str, list[str]] = {}
 
     def run(server: Server, folder: Path, most: int) -> Session:
-        """A start that ends when ``most`` trials are stored."""
+        """Starts the session on the trials in ``stored``. A signal ends it when it has stored ``most`` more."""
         count = 0
 
         def store(trials: Sequence[Trial]) -> None:
@@ -336,6 +344,7 @@ def test_a_session_that_ended_by_patience_asks_again(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def start(server: Server) -> Session:
+        """Starts the session again, with the trials and the transcript of earlier starts."""
         session = test_writing.session(server, tmp_path, trials, rounds=60, kernels=1)
         session.chat = talk(server, tmp_path, run="writer")
         session.run_name, session.say = "writer", heard.append
@@ -351,7 +360,7 @@ def test_a_session_that_ended_by_patience_asks_again(tmp_path: Path) -> None:
         asked, stored = len(server.requests), len(trials)
         assert stored == 2, "two texts with one launch are two trials"
         again = start(server)
-    assert len(server.requests) == asked + 2 * 3, "two more questions, each with its corrections"
+    assert len(server.requests) == asked + 2 * 3, "two more questions, each with two corrections"
     assert len(trials) == stored, "nothing is stored twice"
     assert again.unavailable is None
     assert sum("asks as many again" in text for text in heard) == 2

@@ -22,7 +22,8 @@ WIDE, TIGHT, THREE_CONSUMERS = [40, 232], [24, 240], [32, 160]
 
 
 def sm90_fields(bm: int, bn: int, registers: list[int] | None = WIDE, **changes: Any) -> dict[str, Any]:
-    """The fields of a record of sm90_wgmma with two consumers."""
+    """The fields of a record of sm90_wgmma, by default with two consumers. ``registers``: those of the producer and of
+    consumers; None for no setmaxnreg."""
     fields = {"bm": bm, "bn": bn, "atom_n": bm if changes.get("swap_ab") else bn, "registers": registers, "stages": 3}
     return fields | {"consumers": 2} | changes
 
@@ -72,6 +73,7 @@ SPILLING: list[dict[str, Any]] = [
     sm90_fields(256, 192, **DIRECT),
     sm90_fields(160, 256, swap_ab=True, **DIRECT),
 ]
+# Points at which ptxas refuses to compile, because one wgmma needs more registers than a thread has.
 FATAL: list[dict[str, Any]] = [
     sm90_fields(192, 208, THREE_CONSUMERS, consumers=3),
     sm90_fields(128, 112, [24, 104], min_blocks=2),
@@ -79,7 +81,7 @@ FATAL: list[dict[str, Any]] = [
 
 
 def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
-    """A record whose rules were not checked."""
+    """A record of sm90_wgmma with these fields, whose rules were not checked."""
     whole = WGMMA | fields
     whole |= {name: tuple(whole[name]) for name in ("cluster", "registers") if whole[name] is not None}
     problem = Problem(**{name: whole.pop(name) for name in Problem.model_fields if name in whole})
@@ -87,14 +89,16 @@ def unchecked(fields: dict[str, Any]) -> Sm90Wgmma:
 
 
 def register_rules(record: Sm90Wgmma | Sm120Mma) -> list[str]:
-    # Another rule covers shared memory, and ptxas does not check it.
-    """The broken rules that are about registers."""
+    """The broken rules that are about registers. Others, such as that of shared memory, are none of ptxas's."""
     return [rule for rule in record.violations() if "registers" in rule]
 
 
 def sm120_record(cols: int, rows: int = 128, registers: list[int] | None = WIDE, **changes: Any) -> Sm120Mma:
-    """A record of sm120_mma whose rules were not checked. With ``registers`` it has two consumers in pingpong, without
-    them one consumer and no setmaxnreg."""
+    """A record of sm120_mma whose rules were not checked.
+
+    ``rows``, ``cols``: its tile, before ``swap_ab`` exchanges them. With ``registers`` it has two consumers in
+    pingpong, with None one consumer and no setmaxnreg.
+    """
     swap_ab = changes.get("swap_ab", False)
     schedule_fields = {"schedule": "pingpong", "consumers": 2} if registers else {"consumers": 1}
     whole = WARPS | {"bm": cols if swap_ab else rows, "bn": rows if swap_ab else cols, **DIRECT, **schedule_fields}
@@ -155,6 +159,7 @@ def test_what_the_rules_of_warps_refuse_spills(record: Sm120Mma) -> None:
 
 
 def test_an_overfull_accumulator_serialises_wgmma() -> None:
+    """ptxas warns with C7512 that it waits after each wgmma."""
     findings = compiler.build([unchecked(SPILLING[0])])[0].ptxas.findings
     assert any("C7512" in finding and "serialized" in finding for finding in findings), findings
 

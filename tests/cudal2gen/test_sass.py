@@ -28,6 +28,7 @@ def prefetch(kind: str) -> dict[str, Any]:
     return {"prefetch": {"kind": kind, "distance": 2 if kind == "multi" else None}}
 
 
+# Records of sm80_multistage: one for each kind of prefetch, and three whose epilogue or loop is different.
 RECORDS = {kind: multistage(bk=64, **prefetch(kind)) for kind in KINDS} | {
     "direct": multistage(bk=64, **STRAIGHT),
     "direct in two rounds": multistage(stages=1, bk=32, m=2048, bm=128, bn=256, **STRAIGHT),
@@ -38,7 +39,7 @@ BUILT_AHEAD = list(RECORDS.values())
 
 
 def tile_mmas(record: Sm80Multistage) -> int:
-    """The MMAs of a warp for a k-tile."""
+    """How many MMAs a warp executes for a k-tile."""
     return record.warp_m * record.warp_n * record.k_blocks
 
 
@@ -54,9 +55,12 @@ def summaries() -> dict[str, Summary]:
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_main_loop_is_one_k_tile(name: str, summaries: dict[str, Summary]) -> None:
-    """The loop has the MMAs, ldmatrix and copies that a k-tile needs, and no spills."""
+    """The loop has the MMAs, ldmatrix and copies that a k-tile needs, and no spills.
+
+    An ldmatrix loads A for one MMA tile, or B for two. An HMMA occupies its tensor core for 8 cycles or more.
+    """
     record, summary = RECORDS[name], summaries[name]
-    vectors = (record.bm + record.bn) * record.bk // 8
+    vectors = (record.bm + record.bn) * record.bk // 8  # copies of 16 bytes, which are 8 halves
     copies = 0 if record.stages == 1 else vectors // record.threads
     assert summary.rolled
     assert summary.counts["HMMA"] == tile_mmas(record)
@@ -78,7 +82,8 @@ def test_predicated_copies_leave_the_main_loop_one_basic_block(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["direct", "direct in two rounds"])
 def test_a_direct_epilogue_computes_few_addresses(name: str, summaries: dict[str, Summary]) -> None:
-    """An MMA tile has four stores, a load, and a store to D. Addresses and barriers are at most 60 more."""
+    """For an MMA tile there are four stores to shared memory, a load from it, and a store to D. Addresses and barriers
+    are at most 60 instructions more."""
     record = RECORDS[name]
     assert summaries[name].epilogue <= 6 * record.mma_tiles + 60
 
@@ -86,6 +91,8 @@ def test_a_direct_epilogue_computes_few_addresses(name: str, summaries: dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", OF_ARCHITECTURES)
 def test_a_cubin_without_lines_is_the_same_code(arch: str, tmp_path: Path) -> None:
+    """Only the sections of lines and PTX become empty, which saves more than 35 % of the bytes. The other sections move
+    in the file, aligned as before, and their contents and instructions are the same."""
     (artifact,) = compiler.build([OF_ARCHITECTURES[arch]])
     whole = artifact.cubin.read_bytes()
     stripped = without_lines(whole)
@@ -112,6 +119,12 @@ def test_a_cubin_without_lines_is_the_same_code(arch: str, tmp_path: Path) -> No
 
 
 def test_a_file_of_another_layout_stays_as_it_is() -> None:
+    """Returned unchanged are: no ELF file, a cubin with bytes after its end, one with a section that begins within the
+    section before, and one with a byte other than 0 between two sections.
+
+    In an ELF file of 64 bits the offset of the section table is at byte 0x28. A section's header has 64 bytes, with the
+    section's offset at byte 0x18.
+    """
     (artifact,) = compiler.build([OF_ARCHITECTURES["sm_90a"]])
     whole = artifact.cubin.read_bytes()
     line = next(section for section in sections(whole) if section.name == ".debug_line")
@@ -128,7 +141,7 @@ def test_a_file_of_another_layout_stays_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_every_family_has_a_main_loop_and_an_epilogue() -> None:
-    """One kernel of each path of the templates that has MMAs, Hopper's included."""
+    """``make test`` takes one path of each family, because no family has 1000; ``make thorough`` takes all paths."""
     names = drawn_by(lambda name: PATHS[name].family, list(PATHS), 1000)
     for name, artifact in zip(names, compiler.build([PATHS[name] for name in names]), strict=True):
         summary = sass.summarise(artifact.cubin, tile_mmas=1)

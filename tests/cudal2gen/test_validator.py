@@ -44,65 +44,67 @@ EXECUTED = {name: number for number, name in enumerate(PATHS) if name in BRANCHE
 BUILT_AHEAD = [PATHS[name] for name in EXECUTED]
 
 
-WHOLE = 64  # one path in this many has a complete verdict; for the others see ``share`` and ``mixed``
-PART = 24  # the others have the problem with all inputs, and one other problem in this many
+COMPLETE_STEP = 64  # one path in this many has a complete verdict; the others have ``some_shapes`` and ``some_kinds``
+SHAPE_STEP = 24  # the others have the problem with all inputs, and one in this many of the other problems
 # Every path has binary inputs, which show wrong copies and products. Wrong rounding and propagation are faults of
 # macros that several paths share, so neighbouring paths have different inputs.
-MIXES = (("binary", "integers", "normal"), ("binary", "special"), ("binary", "integers"))
+KINDS_OF_INPUTS = (("binary", "integers", "normal"), ("binary", "special"), ("binary", "integers"))
 
 
-def share(record: Record, number: int) -> list[Shape]:
+def some_shapes(record: Record, number: int) -> list[Shape]:
     """The problem that is executed with all inputs, and a part of the others, which differs between neighbouring paths.
-    In ``make thorough`` all problems."""
+    In ``make thorough`` all problems. ``number``: that of the path."""
     shapes = stress_shapes(record)
-    if THOROUGH or number % WHOLE == 0:
+    if THOROUGH or number % COMPLETE_STEP == 0:
         return shapes
     thorough = thorough_shape(record, shapes)
-    return [shape for place, shape in enumerate(shapes) if shape == thorough or place % PART == number % PART]
+    rest = number % SHAPE_STEP
+    return [shape for place, shape in enumerate(shapes) if shape == thorough or place % SHAPE_STEP == rest]
 
 
-def quick(name: str) -> bool:
-    """Whether a path's whole verdict takes about a second, which it does without mbarriers."""
-    return not PATHS[name].waits_by_mbarriers
+def marks(name: str, number: int) -> list[pytest.MarkDecorator]:
+    """``slow``, unless the path has a complete verdict that takes about a second, as it does without mbarriers."""
+    quick = number % COMPLETE_STEP == 0 and not PATHS[name].waits_by_mbarriers
+    return [] if quick else [pytest.mark.slow]
 
 
-def mixed(shape: Shape, thorough: bool, exact: int, number: int) -> list[str]:
-    """The inputs of a problem. Of those that only the thorough problem has, a part is taken."""
-    return [each for each in kinds(shape, thorough, exact) if each in (*MIXES[number % len(MIXES)], "sparse")]
+def some_kinds(shape: Shape, thorough: bool, exact: int, number: int) -> list[str]:
+    """``problems.kinds``, the kinds of inputs of a problem, without those that path ``number`` leaves to others."""
+    taken = (*KINDS_OF_INPUTS[number % len(KINDS_OF_INPUTS)], "sparse")
+    return [kind for kind in kinds(shape, thorough, exact) if kind in taken]
 
 
 @pytest.mark.parametrize(
     ("number", "name"),
-    [
-        pytest.param(number, name, marks=[] if number % WHOLE == 0 and quick(name) else [pytest.mark.slow], id=name)
-        for name, number in EXECUTED.items()
-    ],
+    [pytest.param(number, name, marks=marks(name, number), id=name) for name, number in EXECUTED.items()],
 )
 def test_every_path_is_right(number: int, name: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = THOROUGH or number % WHOLE == 0
-    inputs = {"binary", "integers", "normal", "special"} if whole else {*MIXES[number % len(MIXES)]}
-    monkeypatch.setattr(emulated, "stress_shapes", partial(share, number=number))
+    whole = THOROUGH or number % COMPLETE_STEP == 0
+    some = {*KINDS_OF_INPUTS[number % len(KINDS_OF_INPUTS)]}
+    inputs = {"binary", "integers", "normal", "special"} if whole else some
+    monkeypatch.setattr(emulated, "stress_shapes", partial(some_shapes, number=number))
     if not whole:
-        monkeypatch.setattr(emulated, "kinds", partial(mixed, number=number))
+        monkeypatch.setattr(emulated, "kinds", partial(some_kinds, number=number))
     record = PATHS[name]
     verdict = validator.validate(record, compiler.build([record])[0], library)
     assert verdict.findings == []
     assert verdict.passed
     assert {case.inputs for case in verdict.cases} >= inputs
     assert all(case.ctas for case in verdict.cases)
-    # A and B are copied once for each CTA that needs them, vector by vector, without repetition. C and a bias are added
-    # to that.
+    # A and B, of 2 bytes an element, are loaded once for each CTA that needs them. With split_k, each slice's partial
+    # sums in f32 are loaded once more. A bias and C would add to that, so kernels with fusion are left out.
     if record.family == "sm80_multistage" and not record.predicated and not record.fusion:
         largest = thorough_shape(record, stress_shapes(record))
         tiles = -(-largest.m // record.bm) * -(-largest.n // record.bn)
         k = -(-largest.k // record.bk) * record.bk  # with padding
-        expected = tiles * (record.bm + record.bn) * k * 2
-        split = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
-        assert verdict.counters["bytes ld.global"] == expected + split
+        operand_bytes = tiles * (record.bm + record.bn) * k * 2
+        partial_bytes = tiles * record.bm * record.bn * 4 * record.split_k if record.split_k > 1 else 0
+        assert verdict.counters["bytes ld.global"] == operand_bytes + partial_bytes
     multiplied = {name for name in verdict.counters if re.match("(wg)?mma_|tcgen05_", name)}
     multiplies = record.work.instruction.partition(".")[0]
     assert multiplied == {f"{multiplies}_per_k_tile"}
-    # TMA loads every k-tile once per cluster row of A and cluster column of B, for every CTA that needs it.
+    # TMA delivers every k-tile to every CTA. It loads A once for the CTAs that lie along n in a cluster, and B once for
+    # those that lie along m, because they share it by multicast.
     if "bytes tma load" in verdict.counters:
         largest = thorough_shape(record, stress_shapes(record))
         across, along = getattr(record, "cluster", (1, 1))
@@ -124,6 +126,7 @@ def choices(annotation: Any) -> list[Any]:
     return [value for part in parts for value in ([None] if part is NoneType else choices(part))]
 
 
+# By family and field: the values that are legal in other families only.
 ILLEGAL = {("sm90_small", "batch"): {"grouped"}, ("sm80_direct", "layout"): {"nt", "tt"}}
 
 
@@ -167,6 +170,7 @@ def test_every_branch_of_the_templates_is_executed(checkout: Path) -> None:
 
 DRAWN = 8 if THOROUGH else 2  # records of one example
 SMALL_TILES = records.filter(lambda record: record.bm * record.bn <= 128 * 128)
+# Changes of fields of sm80_multistage, of which ``variants`` combines some.
 CHANGES: list[dict[str, Any]] = [
     {"stages": 1, "g2s_slot": 0},
     {"stages": 2},
@@ -186,8 +190,8 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def variants(lines: list[Record], rng: random.Random, number: int) -> list[Record]:
-    """Legal records with one to three of CHANGES. All texts differ from each other and from that of the catalog's
-    line."""
+    """``number`` legal records: each is one of ``lines``, the catalog's, with one to three of CHANGES, apart from those
+    that would be illegal. All texts differ from each other and from that of the catalog's line."""
     drawn: dict[str, Record] = {}
     while len(drawn) < number:
         line = record = rng.choice(lines)
@@ -199,10 +203,10 @@ def variants(lines: list[Record], rng: random.Random, number: int) -> list[Recor
     return list(drawn.values())
 
 
-def right(records: list[Record], library: Path) -> None:
-    """Checks that records are right: the first by a whole verdict, the others by their ``share`` of the problems."""
+def check_records(records: list[Record], library: Path) -> None:
+    """Checks that records are right: the first by a whole verdict, the others by ``some_shapes``."""
     for number, (record, artifact) in enumerate(zip(records, compiler.build(records), strict=True)):
-        with mock.patch.object(emulated, "stress_shapes", partial(share, number=number)):
+        with mock.patch.object(emulated, "stress_shapes", partial(some_shapes, number=number)):
             assert validator.validate(record, artifact, library).findings == [], catalog.dump(record)
 
 
@@ -213,13 +217,13 @@ class TestRecordsDrawnAtRandom:
     @given(st.lists(SMALL_TILES, min_size=DRAWN, max_size=DRAWN, unique_by=lambda record: record.name))
     @settings(max_examples=40 if THOROUGH else 1, phases=NO_SHRINKING)
     def test_legal_records_are_right(self, library: Path, drawn: list[Record]) -> None:
-        right(drawn, library)
+        check_records(drawn, library)
 
     @given(st.integers(0, 2**32))
     @settings(max_examples=20 if THOROUGH else 1, phases=NO_SHRINKING)
     def test_mutations_of_catalog_lines_are_right(self, library: Path, seed: int) -> None:
         mutated = variants(catalog.load(places.shipped("configs") / "kernels.jsonl"), random.Random(seed), DRAWN)
-        right(mutated, library)
+        check_records(mutated, library)
 
 
 @pytest.mark.slow
@@ -242,6 +246,7 @@ def test_verdicts_of_many_kernels_come_from_processes(library: Path) -> None:
 
 
 def test_shapes_stress_a_record() -> None:
+    """The record's tile is 32 * 32 * 64, its ring has three stages, and its own problem is four k-tiles long."""
     shapes = stress_shapes(small(stages=3))
     sizes = {(shape.m, shape.n, shape.k // 64) for shape in shapes}
     assert (32, 32, 1) in sizes
@@ -291,7 +296,7 @@ def test_a_padded_problem_runs_at_its_own_size(layout: str, library: Path) -> No
 
 
 def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None:
-    """The published test with 0 and 1 could not notice this."""
+    """Sums of products of 0 and 1 are exact in fp16 too, so a test with these inputs alone does not notice it."""
     honest, swapped = small(acc="f32"), compiler.build([small()])[0]
     shape = Shape(64, 96, 320)
     binary, _ = validator.run_case(honest, swapped, library, shape, "binary")
@@ -305,6 +310,8 @@ def test_an_fp16_accumulator_in_an_fp32_kernel_is_noticed(library: Path) -> None
     "record", [small(), small(split_k=3), direct(), direct(split_k=3)], ids=lambda record: record.name
 )
 def test_the_order_of_k_has_every_k_once(record: Record) -> None:
+    """``k_order`` has a list for each slice of k, and in it a list for each group of up to 8 k that are added at
+    once."""
     for k in (96, 200, 328):
         order = record.k_order(k)
         assert len(order) == record.split_k
@@ -362,14 +369,15 @@ def test_a_descriptor_that_keeps_the_rank_is_noticed(library: Path, tmp_path: Pa
 def test_boxes_of_a_right_kernel_are_checked_as_a_whole(
     name: str, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check element by element and lane by lane would take several times as long."""
-    closer: list[str] = []
+    """TMA's boxes are checked at once. The checks by element and by lane, which take several times as long, are for
+    boxes with a finding, so a right kernel never calls them."""
+    slow_checks: list[str] = []
     for unit, method in ((ClusterMemory, "async_read"), (ClusterMemory, "_report_early_write"), (Bulk, "_store_box")):
-        look = getattr(unit, method)
+        check = getattr(unit, method)
 
-        def counted(*arguments: Any, look: Any = look, method: str = method) -> None:
-            closer.append(method)
-            look(*arguments)
+        def counted(*arguments: Any, check: Any = check, method: str = method) -> None:
+            slow_checks.append(method)
+            check(*arguments)
 
         monkeypatch.setattr(unit, method, counted)
     record = PATHS[name]
@@ -377,7 +385,7 @@ def test_boxes_of_a_right_kernel_are_checked_as_a_whole(
     case, execution = validator.run_case(record, compiler.build([record])[0], library, shape, "binary")
     assert case.passed
     assert execution.ctas
-    assert closer == []
+    assert slow_checks == []
 
 
 def test_a_refused_launch_is_a_finding(library: Path) -> None:

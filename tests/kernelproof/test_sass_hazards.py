@@ -1,4 +1,8 @@
-"""Proves that schedules of ptxas have no hazard, and that each removed wait is found."""
+"""Proves that schedules of ptxas have no hazard, and that each removed wait is found.
+
+A hazard is a register that is read or written before an earlier instruction has written or read it. An instruction of
+fixed latency is waited for by stall counts, and one of variable latency by a scoreboard that it sets.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,21 @@ from tests.draws import THOROUGH
 from tests.kernelproof.emulator import drawn_programs
 from tests.kernelproof.emulator.build import assembled
 
-LINE = re.compile(r"(?:@(\S+) )?(\S+) ?(.*)$")
+LINE = re.compile(r"(?:@(\S+) )?(\S+) ?(.*)$")  # of an instruction: guard, opcode, operands
 REGISTER = re.compile(r"-?R(\d+)")
-SEEDS = range(500, 560 if THOROUGH else 503)
+SEEDS = range(500, 560 if THOROUGH else 503)  # of drawn programs, other ones than those of other tests
+# By target: the least version of PTX that drawn programs need for it.
 TARGETS = {"sm_80": 8.0, "sm_86": 8.0, "sm_89": 8.0, "sm_90a": 9.0, "sm_100a": 9.0, "sm_120a": 9.0}
 
 
 def function(listing: str, sm: str = "sm_80") -> Function:
     """The function of a listing. A line has an instruction and, after a semicolon, the parts of its control word that
-    differ from a stall of 1: ``stall=4 write=0 read=1 waits=02 reuse=1``. A jump has the number of a line, as in
-    ``@5``."""
+    differ from a stall of 1, such as ``stall=4 write=0 read=1 waits=02 reuse=1``.
+
+    ``write``, ``read``: the scoreboard that the instruction sets until it has written or read its registers; ``waits``:
+    the scoreboards that it waits for, a digit each; ``reuse``: the mask of operands that are kept for the next
+    instruction. A jump has the number of a line, counted from 0, as in ``@5``.
+    """
     return Function("k", 32, tuple(_instruction(at, line) for at, line in enumerate(listing.strip().split("\n"))), sm)
 
 
@@ -54,7 +63,8 @@ def _instruction(at: int, line: str) -> Instruction:
 
 
 def _slots(operands: tuple[str, ...]) -> int:
-    """The bits of the operands' register numbers in the encoding."""
+    """The bits of an encoding that hold the numbers of the source registers: from bit 24, 32 and 64 on, one byte each.
+    255 is RZ, and stands here for operands that are no register."""
     numbers = [REGISTER.match(operand) for operand in operands[1:]]
     return sum(int(match[1] if match else 255) << place for match, place in zip(numbers, (24, 32, 64), strict=False))
 
@@ -64,6 +74,7 @@ def pairs(found: list[RegisterHazard]) -> list[tuple[int, int, tuple[str, ...]]]
     return [(hazard.earlier.address // 16, hazard.later.address // 16, hazard.registers) for hazard in found]
 
 
+# By what is waited for: a listing without a hazard, a part of it, and a text in its place that makes one hazard.
 LOAD = "LDG.E R1, desc[UR4][R2.64] ; stall=2 write=0\n"
 STORE = "STG.E desc[UR4][R2.64], R1 ; stall=2 read=3\n"
 WAITS_FOR = {
@@ -91,9 +102,9 @@ WAITS_FOR = {
 
 @pytest.mark.parametrize("name", WAITS_FOR)
 def test_a_missing_wait_is_found(name: str) -> None:
-    listing, wait, none = WAITS_FOR[name]
+    listing, wait, missing = WAITS_FOR[name]
     assert hazards(function(listing)) == []
-    assert len(hazards(function(listing.replace(wait, none)))) == 1
+    assert len(hazards(function(listing.replace(wait, missing)))) == 1
 
 
 LOOP = """
@@ -115,6 +126,7 @@ def test_waits_are_followed_around_loops() -> None:
 
 
 def test_of_two_paths_the_shorter_counts() -> None:
+    """A sum is there after 4 cycles. The path over the jump takes 1 + 3, the other one 10 more."""
     listing = """
         IADD3 R1, R2, R3, RZ
         @P0 BRA @4 ; stall=3
@@ -148,7 +160,8 @@ def test_a_subroutine_returns_after_its_own_call() -> None:
 
 
 def test_the_last_of_a_queue_stands_for_those_before_it() -> None:
-    """Loads of shared memory end in order; loads of global memory do not."""
+    """Loads of shared memory end in the order of their issue, so waiting for the last suffices. So do FCHK and MUFU,
+    which share a queue. Loads of global memory may overtake each other."""
     shared = "LDS R1, [R2]\nLDS R3, [R4] ; stall=2 write=0\nIADD3 R5, R1, R3, RZ ; waits=0"
     assert hazards(function(shared)) == []
     checked = "FCHK P0, R1, R2 ; stall=8\nMUFU.EX2 R3, R4 ; stall=2 write=1\n@P0 FADD R5, R3, R3 ; waits=1"
@@ -197,22 +210,24 @@ def coded(listing: str, *codes: int) -> Function:
     return replace(made, instructions=tuple(replace(item, code=code) for item, code in pairs))
 
 
-SHIFT, SHIFT_BY_LITERAL, ADD, FORM = 0x219, 0x419, 0x221, 0x20C
+# The low 12 bits of encodings: the opcode, and which operands are registers or literals.
+SHIFT, SHIFT_BY_LITERAL, ADD, COMPARE, MOVE_LITERAL = 0x219, 0x419, 0x221, 0x20C, 0x802
 
 
 def bits(opcode: int, a: int = 255, b: int = 255, c: int = 255) -> int:
-    """The bits of an opcode and its form, and of registers in the fields of operands A, B and C."""
+    """The bits of an opcode and its form, and of register numbers in the fields of operands A, B and C; 255 is RZ."""
     return opcode | a << 24 | b << 32 | c << 64
 
 
 @pytest.mark.parametrize("read", [9, 7])
 def test_a_literal_moves_the_register_before_it_to_another_field(read: int) -> None:
-    """The second shift reads slot B, in which the first has kept R9, and so frees it."""
+    """The first shift keeps R9 in slot B, and the second shift writes R9. The comparison would read the old R9 from the
+    slot, but the second shift has freed it: its register operand is in slot B, because of the literal."""
     listing = f"""
         SHF.R.U32.HI R10, RZ, R9.reuse, R10 ; stall=5 reuse=2
         SHF.L.U64.HI R9, RZ, R{read}, 0x10000 ; stall=5
         ISETP.NE.AND P0, PT, R12, R9, PT"""
-    codes = bits(SHIFT, 255, 9, 10), bits(SHIFT_BY_LITERAL, 255, 0, read), bits(FORM, 12, 9)
+    codes = bits(SHIFT, 255, 9, 10), bits(SHIFT_BY_LITERAL, 255, 0, read), bits(COMPARE, 12, 9)
     assert hazards(coded(listing, *codes)) == []
 
 
@@ -222,7 +237,7 @@ def test_the_second_register_of_an_addition_is_in_the_third_slot(kept: int, stal
         FADD R4, R4, R5.reuse ; stall=5 reuse={kept}
         MOV R5, 0x7 ; stall=5
         FADD R6, R4, R5"""
-    codes = bits(ADD, 4, 5), bits(0x802, 255, 7), bits(ADD, 4, 5)
+    codes = bits(ADD, 4, 5), bits(MOVE_LITERAL, 255, 7), bits(ADD, 4, 5)
     assert len(hazards(coded(listing, *codes))) == stale
 
 

@@ -14,7 +14,7 @@ from kernelproof.emulator import Counters
 from tests.kernelproof.certificates.subjects import PRODUCT, Subject, product, row_sum
 from tests.kernelproof.emulator.build import compiled_text
 
-SWIZZLE = "chunk ^ ((row >> 1) & 3)"
+SWIZZLE = "chunk ^ ((row >> 1) & 3)"  # where multistage.cu stores a chunk of 16 bytes of a row
 KERNELS = Path(__file__).parents[1] / "emulator" / "kernels"
 
 
@@ -33,7 +33,7 @@ def certified(subject: Subject) -> Certificate:
 
 
 def counted(subject: Subject, m: int, n: int, k: int, ctas: int) -> Counters:
-    """The counters of a launch of the product."""
+    """The counters of a launch of the product on zeros: A is (m, k), B is (n, k), and D is (m, n)."""
     memory = emulator.Memory()
     a, b = (memory.upload(np.zeros((rows, k), np.float16), "input") for rows in (m, n))
     d = memory.upload(np.zeros((m, n), np.float16), "output")
@@ -47,7 +47,7 @@ def counted(subject: Subject, m: int, n: int, k: int, ctas: int) -> Counters:
 
 
 def kind_of(opcode: str) -> str:
-    """The kind under which counters count the accesses of an opcode to shared memory."""
+    """The kind under which counters count the accesses of an opcode to shared memory, such as ``st.shared``."""
     base, *parts = opcode.split(".")
     return "cp.async" if base == "cp" else base if base == "ldmatrix" else f"{base}.{parts[0]}"
 
@@ -55,6 +55,8 @@ def kind_of(opcode: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("subject", "conflicts"), [(product, False), (without_swizzle, True)])
 def test_a_certificate_states_what_an_execution_counts(subject: Callable[[], Subject], conflicts: bool) -> None:
+    """A fact is about one instruction, and the counters add up all instructions of a kind. Therefore the counted mean
+    of a request lies between the least and the largest stated number of the kind's instructions."""
     kernel = subject()
     (claim,) = (claim for claim in certified(kernel).claims if claim.shared_accesses)
     counters = counted(kernel, 128, 128, 96, 1)
@@ -76,7 +78,8 @@ def test_a_certificate_states_what_an_execution_counts(subject: Callable[[], Sub
 def test_facts_of_a_sum_of_rows() -> None:
     """256 threads read float4 after float4 of a row; one lane of each warp stores to shared memory, and one reads.
 
-    A load is 512 consecutive bytes in each of 8 warps: 16 sectors, or 17 if the row begins within a sector.
+    A load is one run of 512 consecutive bytes in each of 8 warps: 16 sectors of 32 bytes, or 17 if the row begins
+    within a sector, which makes 128 to 136. The store is one run of 4 bytes, in one sector, by one warp.
     """
     (claim,) = certified(row_sum()).claims
     (load,) = (fact for fact in claim.global_accesses if fact.operand == "A")
@@ -88,6 +91,7 @@ def test_facts_of_a_sum_of_rows() -> None:
 
 @pytest.mark.slow
 def test_a_certificate_with_other_facts_does_not_hold() -> None:
+    """The load of A is said to touch one sector, which is less than it does."""
     subject = row_sum()
     attempt = by_contract.prove(subject.ptx, subject.contract)
     by_contract.recheck(attempt, subject.ptx)

@@ -56,13 +56,19 @@ def test_the_user_s_line_comes_before_those_of_headers() -> None:
 
 
 def report(kind: str, line: int, ptx: int, other: int, buffer: str = "tile") -> Report:
-    """A shared-memory race of a load with the store before it, at these lines of CUDA and PTX."""
+    """A finding about a load from shared memory and the store before it.
+
+    ``line`` and ``other``: CUDA lines of the load and the store. ``ptx``: the PTX line of the load. It has a count of
+    3, and its thread 40 is lane 8 of warp 1.
+    """
     access = Participant(Site(ptx, "ld.shared.f32 %f1, [%r1]", (Frame("a.cu", line, "k"),)), (0, 0, 0), (40,))
     earlier = Participant(Site(ptx - 1, "st.shared.f32 [%r1], %f1", (Frame("a.cu", other, "k"),)), (0, 0, 0), (3,))
     return Report(kind, "text", "k", access, earlier, Place(Space.SHARED, 4, buffer), 3)
 
 
 def test_one_report_per_cause() -> None:
+    """Three PTX instructions of one CUDA line are one cause, counted 3 * 3 times. A finding with another line of the
+    store, another buffer or another rule is a cause of its own, and the merged reports stay as they were."""
     unrolled = [report("shared-race", 9, ptx, 5) for ptx in (20, 30, 40)]
     others = [report("shared-race", 9, 50, 6), report("shared-race", 9, 60, 5, "other"), report("in-flight", 9, 60, 5)]
     merged = by_cause([*unrolled, *others])
@@ -71,6 +77,8 @@ def test_one_report_per_cause() -> None:
 
 
 def test_errors_come_first_and_are_not_hidden() -> None:
+    """An error comes after 50 more lint findings of one kind than the limit of a kind. The list begins with the error.
+    It has as many lint findings as the limit, and a last one that counts the other 50."""
     reports = Reports("k", [Site(i + 1, f"mbarrier.init {i}") for i in range(2 * Reports.LIMIT)])
     for site in range(Reports.LIMIT + 50):
         reports.add("phase-at-exit", "text", site)
@@ -82,6 +90,7 @@ def test_errors_come_first_and_are_not_hidden() -> None:
 
 
 def test_an_error_that_is_everywhere_hides_no_other() -> None:
+    """The limit holds for each kind: one report beyond it counts the others of that kind."""
     reports = Reports("k", [Site(i + 1, f"tcgen05.ld {i}") for i in range(2 * Reports.LIMIT)])
     for site in range(Reports.LIMIT + 1):
         reports.add("tensor-memory-race", "text", site)
@@ -94,6 +103,9 @@ def test_an_error_that_is_everywhere_hides_no_other() -> None:
 
 @pytest.mark.parametrize("all_doubtful", [True, False])
 def test_findings_beyond_the_limit_are_counted(all_doubtful: bool) -> None:
+    """A doubtful race is no error once its value is known not to matter. The report that counts findings beyond the
+    limit is doubtful only if all of them are; here the last four are not, unless ``all_doubtful``. It also counts the
+    findings that are adopted from another execution."""
     sites = [Site(i + 1, f"ld.shared {i}") for i in range(3 * Reports.LIMIT)]
     reports, others = Reports("k", sites), Reports("k", sites)
     for site in range(Reports.LIMIT + 7):
@@ -155,6 +167,11 @@ KERNEL = """
 
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_both_sides_of_a_race(snapshot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A race has the PTX line, thread and place of its store, also if memory is too large for a second execution.
+
+    Line 12 of ``KERNEL`` is the load, line 11 the store. The first racing load is that of thread 0, of the word of
+    thread 32 at byte 128; all 64 loads race.
+    """
     if not snapshot:
         monkeypatch.setattr("kernelproof.emulator.host.execution.SNAPSHOT_LIMIT", 0)
     memory = Memory()

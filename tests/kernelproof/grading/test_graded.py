@@ -12,7 +12,8 @@ HOSTILE = "</td><script>alert(1)</script> | `x` [a](b)\n# title"
 
 
 def graded() -> GradedSet:
-    """A set of a right, a wrong and an unchecked solution, with hostile texts in all words."""
+    """A set of a right, a wrong and an unchecked solution. ``HOSTILE`` stands for every text that a solution can
+    choose: its name, the message of a finding, and what was not checked."""
     wrong = Finding.of("wrong-value", HOSTILE, HOSTILE)
     return GradedSet(
         entries=[
@@ -34,6 +35,7 @@ def test_a_set_is_counted_and_read_back() -> None:
 def test_no_text_of_a_solution_leaves_its_cell() -> None:
     page, summary = graded().html(), graded().markdown()
     assert "<script" not in page
+    # Heads of three tables, one broken rule, three solutions, and what is not right about two of them.
     assert page.count("<tr>") == 3 + 1 + 3 + 2
     for line in summary.splitlines():
         assert not line.startswith("# title")
@@ -43,6 +45,8 @@ def test_no_text_of_a_solution_leaves_its_cell() -> None:
 
 
 def test_solutions_find_the_reference_of_their_name(tmp_path: Path) -> None:
+    """In a folder of references, suffixes do not count and a reference may be a folder. A task (a folder with
+    task.yml) or a single file is the reference of all solutions."""
     for name in ("s/1.py", "s/2.py", "s/3.cu", "r/1.py", "r/3/func_forward.py", "r/9.py", "t/task.yml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
