@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernelproof.certificates import rests
-from kernelproof.certificates.conditions import AtLeast, Chosen, Condition, Multiple, OpenFacts, chosen, settled
+from kernelproof.certificates.conditions import (
+    AtLeast,
+    Chosen,
+    Condition,
+    Multiple,
+    OpenFacts,
+    at_least,
+    chosen,
+    settled,
+)
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.words import Word
@@ -44,6 +53,44 @@ def truth(condition: Any, value: int) -> bool:
         return number >= 0 if isinstance(each, AtLeast) else (number % each.divisor == 0) is each.holds
 
     return (any if condition.any else all)(map(atom, condition.atoms))
+
+
+LANES = st.lists(st.integers(-MOST, 2 * MOST), min_size=3, max_size=3).map(np.array)
+
+
+@given(LANES, LANES, LANES, st.booleans())
+def test_an_answer_for_a_lane_holds_for_every_value(low: Any, high: Any, assumed: Any, negated: bool) -> None:
+    """The condition is low <= x <= high, with other numbers in each lane, or its negation."""
+    x, known = Polynomial.named("x"), facts()
+    condition = at_least(known, x - Polynomial.of(low), Polynomial.of(high) - x)
+    condition = ~condition if negated else condition
+    side = at_least(known, x - Polynomial.of(assumed))
+    alone = np.broadcast_to(condition.known(), 3)
+    with known.side(side):
+        beside = np.broadcast_to(condition.known(), 3)
+    for lane in range(3):
+        for answer, least in ((alone[lane], 0), (beside[lane], assumed[lane])):
+            truths = {(low[lane] <= value <= high[lane]) != negated for value in range(max(0, least), MOST + 1)}
+            assert not truths or answer == -1 or truths == {answer == 1}
+    assert (np.broadcast_to(condition.known(), 3) == alone).all(), "a side's facts are forgotten behind it"
+
+
+@given(LANES, st.integers(-MOST, MOST))
+def test_one_bound_in_each_lane_is_decided_where_bounds_suffice(lanes: Any, assumed: int) -> None:
+    x, known = Polynomial.named("x"), facts()
+    condition = at_least(known, x - Polynomial.of(lanes))
+    with known.side(at_least(known, x - assumed)):
+        answers = np.broadcast_to(condition.known(), 3)
+    least = max(0, assumed)
+    assert all(answer == 1 for answer, each in zip(answers, lanes, strict=True) if each <= least)
+    assert all(answer == 0 for answer, each in zip(answers, lanes, strict=True) if each > MOST)
+
+
+def test_what_depends_on_the_problem_is_no_predicate() -> None:
+    known = facts()
+    choice = chosen(word(known) < np.uint32(3), np.array([True]), np.array([False]), np.where)
+    with pytest.raises(NotCertified):
+        bool(choice)
 
 
 @given(st.sampled_from(COMPARISONS[:6]), st.sampled_from(COMPARISONS[:6]), st.integers(0, 3), st.integers(0, 9))
