@@ -5,6 +5,8 @@ a few names. The proof of the role has shown what registers hold for each thread
 polynomial in these names go on as such, and the others are not known. The thread loads sums, at each place all threads
 those of one slice, adds the sums of all slices in their order, and stores them to D if they lie within it. Each element
 of the tile is stored once by all threads of all CTAs together.
+
+``count_stores`` follows threads whose registers hold complete sums in the same way (``single_shot``).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ named = Polynomial.named
 
 
 class ConsumerThread:
-    """Any thread of a CTA's consumers, which are the ``threads`` threads from thread ``start`` on. ``extents``: how
+    """Any thread of those that store sums, which are the ``threads`` threads from thread ``start`` on. ``extents``: how
     many values each name of its number has, from the one that adds most to the number on."""
 
     def __init__(self, start: int, threads: int) -> None:

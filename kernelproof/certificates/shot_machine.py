@@ -15,6 +15,7 @@ from kernelproof.certificates.cells import Kinds
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.edges import EdgeMachine
 from kernelproof.certificates.facts import NotCertified
+from kernelproof.certificates.pipelines import MBARRIER_BYTES
 from kernelproof.certificates.polynomials import Lanes
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.shared_memory import ELEMENT
@@ -22,8 +23,6 @@ from kernelproof.certificates.sum_peer import Sending, SumPeer
 from kernelproof.certificates.waits import WaitingMachine
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
-
-MBARRIER_BYTES = 8
 
 
 class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
