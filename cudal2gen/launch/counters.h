@@ -1,6 +1,7 @@
 // Holds the counters of kernels that add partial sums of a tile in device memory. A kernel finds its counters at zero and leaves them
 // at zero, so they are set once, when the kernel is opened. Two launches that may run concurrently must not share counters: there is
-// a block of them for each stream, and for each stream within each capture of a graph. A launch neither allocates nor sets counters.
+// a block of them for each stream, and for each stream within each capture of a graph. A launch that has a block neither
+// allocates nor sets counters.
 #ifndef CUDAL2GEN_COUNTERS_H
 #define CUDAL2GEN_COUNTERS_H
 

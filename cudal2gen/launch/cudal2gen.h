@@ -139,18 +139,20 @@ int cudal2gen_pack_close(cudal2gen_pack* pack);
 /* Says which kernel would compute a problem. The first query whose answer is a kernel loads it. */
 int cudal2gen_query(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer);
 
-/* Enqueues one plain product on the stream. Leading dimensions count elements; workspace may be null if none is needed. */
+/* Enqueues one plain product on the stream, a cudaStream_t. a, b, d: device addresses. Leading dimensions count elements.
+   workspace: device memory of workspace_bytes as cudal2gen_query says; null if none is needed. */
 int cudal2gen_matmul(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b,
                      int ldb, void* d, int ldd, void* workspace, void* stream);
 
-/* Enqueues any problem; operands may be null for a plain product. */
+/* Enqueues any problem, with arguments like those of cudal2gen_matmul; operands may be null for a plain product. */
 int cudal2gen_gemm(cudal2gen_pack* pack, cudal2gen_problem const* problem, void const* a, int lda, void const* b, int ldb,
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream);
 
-/* Chooses the kernel once for many calls of one problem: cudal2gen_plan_run then only launches it. answer may be null. A plan
-   is constant, so threads may share it. Destroy it also after its pack is closed. Destroying null does nothing. */
+/* Chooses and loads the kernel once for many calls of one problem. answer may be null. A plan is constant, so threads may share
+   it. Destroy it also after its pack is closed. Destroying null does nothing. */
 int cudal2gen_plan_create(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_answer* answer,
                           cudal2gen_plan** plan);
+/* Enqueues the plan's product, with arguments like those of cudal2gen_gemm. */
 int cudal2gen_plan_run(cudal2gen_plan const* plan, void const* a, int lda, void const* b, int ldb, void* d, int ldd,
                        cudal2gen_operands const* operands, void* workspace, void* stream);
 int cudal2gen_plan_destroy(cudal2gen_plan* plan);
@@ -175,15 +177,15 @@ typedef int (*cudal2gen_vendor)(void* context, void* stream);
 /* Makes a plan by measuring on this card. First up to 8 nearest kernels and the vendor's product are timed round robin, then
    the fastest kernel and the vendor's product in 12 to 64 pairs, whose order varies. The plan gets the kernel only if both hold;
    otherwise the call returns CUDAL2GEN_VENDOR:
-   - The median ratio of the pairs, the vendor's time over the kernel's, is at least 1.01 with a confidence of 99.5 %.
-     answer.speedup is this lower bound of the median.
+   - With a confidence of 99.5 %, the median ratio of the pairs (the vendor's time over the kernel's) is at least 1.01.
+     answer.speedup is the lower bound of the median with this confidence.
    - The expected gain is at least 10 %. It is the measured gain, reduced by the part that constant biases may explain: each
      contender has one, for example from addresses, with a standard deviation of 3 %.
    If vendor is null, the fastest kernel is chosen, and speedup is 0. problem.prefer is ignored.
 
    It waits for the stream, runs each contender hundreds of times on the same operands, so that those that fit are in the L2,
-   and stops after about `milliseconds`. D must not overlap with an operand. In a captured stream nothing is timed, and
-   CUDAL2GEN_VENDOR is returned. */
+   and stops after about `milliseconds`: above 0 and at most 60000. If they do not suffice for 12 pairs, or if the stream is
+   captured, so that nothing can be timed, the call returns CUDAL2GEN_VENDOR. D must not overlap with an operand. */
 int cudal2gen_plan_autotune(cudal2gen_pack* pack, cudal2gen_problem const* problem, cudal2gen_call const* call,
                             cudal2gen_vendor vendor, void* context, double milliseconds, cudal2gen_answer* answer,
                             cudal2gen_plan** plan);

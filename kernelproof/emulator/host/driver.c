@@ -21,18 +21,18 @@ EXPORT int cuGetProcAddress_v2(const char *symbol, void **f, int version, uint64
   (void)version; (void)flags;
   *f = driver_function(symbol);
   if (status) *status = *f ? 0 : 1;
-  return *f ? 0 : 500;
+  return *f ? 0 : kErrorSymbolNotFound;
 }
 EXPORT int cuGetProcAddress(const char *symbol, void **f, int version, uint64_t flags) { return cuGetProcAddress_v2(symbol, f, version, flags, 0); }
 
 /* --- device and context --- */
-EXPORT int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
+EXPORT int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? kErrorInvalidDevice : 0; }
 EXPORT int cuDeviceGetCount(int *n) { *n = 1; return 0; }
 EXPORT int cuDeviceGetName(char *name, int n, int device) { (void)device; DRIVER("device_name", W(name), n); }
 EXPORT int cuDeviceTotalMem_v2(size_t *n, int device) { size_t available; (void)device; DRIVER("mem_info", W(&available), W(n)); }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) { DRIVER("device_attribute", W(value), attribute, device); }
 EXPORT int cuDeviceComputeCapability(int *major, int *minor, int device) {
-  int rc = cuDeviceGetAttribute(major, 75, device);
+  int rc = cuDeviceGetAttribute(major, 75, device); /* ..COMPUTE_CAPABILITY_MAJOR, and below ..MINOR */
   return rc ? rc : cuDeviceGetAttribute(minor, 76, device);
 }
 EXPORT int cuDevicePrimaryCtxRetain(void **c, int device) { (void)device; *c = &g_context; return 0; }
@@ -91,9 +91,9 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, void *f,
 }
 /* Finds the block size with which the most threads fit on an SM, the largest of several, and a grid that fills the device. */
 EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *f, size_t (*shared_of)(int), size_t shared, int limit, unsigned flags) {
-  int sms, most, count, rc = cuDeviceGetAttribute(&sms, 16, 0);
+  int sms, most, count, rc = cuDeviceGetAttribute(&sms, 16, 0); /* ..MULTIPROCESSOR_COUNT */
   (void)flags;
-  if (!rc) rc = cuFuncGetAttribute(&most, 0, f);
+  if (!rc) rc = cuFuncGetAttribute(&most, 0, f); /* ..MAX_THREADS_PER_BLOCK */
   if (limit > 0 && !rc && limit < most) most = limit;
   *grid = *block = 0;
   for (int threads = most, best = 0; !rc && threads > 0; threads = (threads - 1) / 32 * 32) {
@@ -107,6 +107,7 @@ EXPORT int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *f, size
 }
 
 /* --- launches --- */
+/* Launches a kernel. Its parameters are params, or one block of memory that extra names. */
 static int driver_launch(void *f, const driver_config_t *c, void **params, void **extra) {
   void *packed = 0;
   for (void **e = params ? 0 : extra; e && *e; e += 2)
@@ -125,7 +126,7 @@ EXPORT int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned
   return driver_launch(f, &c, params, 0);
 }
 
-/* --- memory --- */
+/* --- memory. Kinds of copies are those of cudaMemcpyKind: 1 to the device, 2 to the host, 3 within the device, 4 by the addresses --- */
 typedef uint64_t address_t;
 EXPORT int cuMemAlloc_v2(address_t *p, size_t n) { DRIVER("malloc", W(p), W(n)); }
 EXPORT int cuMemAllocPitch_v2(address_t *p, size_t *pitch, size_t width, size_t height, unsigned element) {

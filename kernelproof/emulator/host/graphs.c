@@ -58,9 +58,9 @@ static int pool_attribute(int attribute, void *value, int set) {
   return 0;
 }
 #define POOLS(api)                                                                                                         \
-  EXPORT int api##DeviceGetDefaultMemPool(void **pool, int device) { *pool = &g_pool; return device ? 101 : 0; }           \
-  EXPORT int api##DeviceGetMemPool(void **pool, int device) { *pool = &g_pool; return device ? 101 : 0; }                  \
-  EXPORT int api##DeviceSetMemPool(int device, void *pool) { (void)pool; return device ? 101 : 0; }                        \
+  EXPORT int api##DeviceGetDefaultMemPool(void **pool, int device) { *pool = &g_pool; return device ? kErrorInvalidDevice : 0; }           \
+  EXPORT int api##DeviceGetMemPool(void **pool, int device) { *pool = &g_pool; return device ? kErrorInvalidDevice : 0; }                  \
+  EXPORT int api##DeviceSetMemPool(int device, void *pool) { (void)pool; return device ? kErrorInvalidDevice : 0; }                        \
   EXPORT int api##MemPoolCreate(void **pool, const void *properties) { (void)properties; *pool = &g_pool; return 0; }      \
   EXPORT int api##MemPoolDestroy(void *pool) { (void)pool; return 0; }                                                     \
   EXPORT int api##MemPoolTrimTo(void *pool, size_t kept) { (void)pool; (void)kept; return 0; }                             \
@@ -134,7 +134,7 @@ static int record_kernel_node(void *node, const kernel_node_t *k) {
 /* Stores the recorded parameters of a node of this type. */
 static int params_of(void *node, int type, void *out, size_t size) {
   node_record_t *m = find_record(node);
-  if (!m || m->type != type) return g_last_error = 1;
+  if (!m || m->type != type) return g_last_error = kErrorInvalidValue;
   memcpy(out, &m->kernel, size);
   return 0;
 }
@@ -220,7 +220,7 @@ EXPORT int cudaGraphAddMemFreeNode(void **node, void *graph, void *const *before
 }
 EXPORT int cudaGraphNodeGetType(void *node, int *type) {
   node_record_t *m = find_record(node);
-  if (!m) return g_last_error = 1;
+  if (!m) return g_last_error = kErrorInvalidValue;
   *type = m->type;
   return 0;
 }
@@ -269,6 +269,6 @@ BOTH_ASYNC(cudaGraphInstantiateWithParams, (void **executable, void *graph, inst
 static int graph_memory(int attribute, void *value) { CALL("graph_memory", W(attribute), W(value)); }
 static int graph_memory_reset(int attribute) { CALL("graph_memory_reset", W(attribute)); }
 static int graph_memory_trim(void) { CALL("graph_memory_trim", 0); }
-EXPORT int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) { return device ? 101 : graph_memory(attribute, value); }
-EXPORT int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) { (void)value; return device ? 101 : graph_memory_reset(attribute); }
-EXPORT int cudaDeviceGraphMemTrim(int device) { return device ? 101 : graph_memory_trim(); }
+EXPORT int cudaDeviceGetGraphMemAttribute(int device, int attribute, void *value) { return device ? kErrorInvalidDevice : graph_memory(attribute, value); }
+EXPORT int cudaDeviceSetGraphMemAttribute(int device, int attribute, void *value) { (void)value; return device ? kErrorInvalidDevice : graph_memory_reset(attribute); }
+EXPORT int cudaDeviceGraphMemTrim(int device) { return device ? kErrorInvalidDevice : graph_memory_trim(); }

@@ -32,7 +32,7 @@ static __thread struct { uintptr_t page; int access; } g_open_pages[kMostOpenPag
 static __thread int g_open_page_count;
 
 /* Adds a page of which some bytes are forbidden. Returns 0 if this machine cannot single-step, or there are too many pages. */
-EXPORT int emulator_partial(uintptr_t page, int access, const unsigned char *mask) {
+EXPORT int emulator_add_partial_page(uintptr_t page, int access, const unsigned char *mask) {
 #if defined(__x86_64__)
   partial_t *p = &g_partial[g_partial_count];
   if (g_partial_count == kMostPartial) return 0;
@@ -48,7 +48,7 @@ EXPORT int emulator_partial(uintptr_t page, int access, const unsigned char *mas
 #endif
 }
 /* Forgets all pages of which some bytes are forbidden. */
-EXPORT void emulator_no_partial(void) { g_partial_count = 0; }
+EXPORT void emulator_forget_partial_pages(void) { g_partial_count = 0; }
 
 /* Stores the call stack of a runtime call in g_frames if memory is guarded. */
 static void note_caller(void) {
@@ -105,7 +105,7 @@ EXPORT int emulator_watch_own(uintptr_t start, uintptr_t end, int access) {
   return 1;
 }
 /* Ends the protection of the pages that begin at start. */
-EXPORT void emulator_leave_own(uintptr_t start) {
+EXPORT void emulator_unwatch_own(uintptr_t start) {
   for (int i = 0; i < g_watched_count; ++i)
     if (g_watched[i].start == start) {
       mprotect((void *)start, g_watched[i].end - start, PROT_READ | PROT_WRITE);
@@ -216,7 +216,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
   uintptr_t at = (uintptr_t)info->si_addr;
   (void)number;
   if (g_inside && watched_start(at)) { /* the session itself copies */
-    emulator_leave_own(watched_start(at));
+    emulator_unwatch_own(watched_start(at));
     return;
   }
   if (g_callback && is_guarded(at)) {
@@ -246,7 +246,7 @@ EXPORT void emulator_guard(uintptr_t start, uintptr_t end) {
   sigaction(SIGTRAP, &own, &g_previous_trap);
 }
 /* Returns whether faults still reach this handler. A program may have installed its own. */
-EXPORT int emulator_guards(void) {
+EXPORT int emulator_is_guarding(void) {
   struct sigaction now;
   return !sigaction(SIGSEGV, 0, &now) && now.sa_sigaction == on_fault;
 }

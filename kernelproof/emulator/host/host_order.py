@@ -84,10 +84,10 @@ class HostOrder:
         self.own_memory.settle()
         while self.opened:
             view.protect(*self.opened.pop(), PageAccess.NONE)
-        if self.watches and not standin().emulator_guards():
+        if self.watches and not standin().emulator_is_guarding():
             self._give_up(view)
         if self.has_partial:
-            standin().emulator_no_partial()
+            standin().emulator_forget_partial_pages()
             self.has_partial = False
         for buffer, watch in list(self.watches.items()):
             pending = self._pending(buffer)
@@ -213,7 +213,7 @@ class HostOrder:
                 mask[access.bytes_of(access.read, page * PAGE, PAGE)] |= 1
                 mask[access.bytes_of(access.written, page * PAGE, PAGE)] |= 3
             place = self.memory.base + buffer.start + page * PAGE
-            if standin().emulator_partial(place, int(watch.pages[page]), mask.tobytes()):
+            if standin().emulator_add_partial_page(place, int(watch.pages[page]), mask.tobytes()):
                 self.has_partial = True
                 return True
         watch.pages[page] = PageAccess.FULL

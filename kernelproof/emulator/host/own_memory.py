@@ -91,10 +91,10 @@ class OwnMemory:
             first, end = max(copied.address - page, 0), min(copied.address + copied.count - page, PAGE)
             mask[first : max(first, end)] |= 1 if copied.access.written is None else 3
         allowed = PageAccess.NONE if any(copied.access.written is not None for copied in copies) else PageAccess.READ
-        return bool(standin().emulator_partial(page, int(allowed), mask.tobytes()))
+        return bool(standin().emulator_add_partial_page(page, int(allowed), mask.tobytes()))
 
     def _drop(self, copies: list[CopiedRange]) -> None:
         """End the protection of ranges and forget them."""
         for copied in copies:
             self.copies.remove(copied)
-            standin().emulator_leave_own(ctypes.c_size_t(copied.pages))
+            standin().emulator_unwatch_own(ctypes.c_size_t(copied.pages))

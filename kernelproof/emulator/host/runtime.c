@@ -20,7 +20,10 @@ typedef struct { const void *host; const char *name; int owner, image; size_t si
 typedef struct { const void *wrapper, *group; int owner; } image_t;
 
 #define EXPORT __attribute__((visibility("default")))
-enum { kErrorNoDevice = 100, kErrorInvalidConfiguration = 9, kErrorNotSupported = 801 };
+enum {
+  kErrorInvalidValue = 1, kErrorInvalidConfiguration = 9, kErrorInvalidSymbol = 13, kErrorNoDevice = 100, kErrorInvalidDevice = 101,
+  kErrorSymbolNotFound = 500, kErrorNotSupported = 801
+};
 
 static callback_t g_callback;
 static int g_owner; /* the owner of what is registered now: a number that the session sets before it opens a library */
@@ -300,7 +303,7 @@ EXPORT int cudaMemcpyFromSymbolAsync(void *d, const void *symbol, size_t n, size
 EXPORT int cudaGetSymbolAddress(void **p, const void *symbol) { CALL("symbol_address", W(p), W(symbol)); }
 EXPORT int cudaGetSymbolSize(size_t *n, const void *symbol) {
   const entry_t *e = find(g_variables, g_variable_count, symbol);
-  if (!e) return g_last_error = 13;
+  if (!e) return g_last_error = kErrorInvalidSymbol;
   *n = e->size;
   return 0;
 }
@@ -315,7 +318,7 @@ EXPORT int cudaMemAdvise(const void *p, size_t n, int advice, int device, int id
 
 /* --- device --- */
 EXPORT int cudaGetDevice(int *device) { CALL("get_device", W(device)); }
-EXPORT int cudaSetDevice(int device) { return device ? (g_last_error = 101) : 0; }
+EXPORT int cudaSetDevice(int device) { return device ? (g_last_error = kErrorInvalidDevice) : 0; }
 EXPORT int cudaGetDeviceCount(int *n) { CALL("device_count", W(n)); }
 EXPORT int cudaDeviceGetAttribute(int *value, int attr, int device) { CALL("device_attribute", W(value), attr, device); }
 EXPORT int cudaGetDeviceProperties(void *out, int device) { CALL("device_properties", W(out), device); }
@@ -367,7 +370,7 @@ EXPORT int cudaGetDriverEntryPointByVersion(const char *symbol, void **f, unsign
   (void)version; (void)flags;
   *f = driver_function(symbol);
   if (status) *status = *f ? 0 : 1; /* cudaDriverEntryPointSymbolNotFound */
-  return *f ? 0 : (g_last_error = 500);
+  return *f ? 0 : (g_last_error = kErrorSymbolNotFound);
 }
 EXPORT int cudaGetDriverEntryPoint(const char *symbol, void **f, unsigned long long flags, int *status) {
   return cudaGetDriverEntryPointByVersion(symbol, f, 0, flags, status);

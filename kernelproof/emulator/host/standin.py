@@ -131,7 +131,7 @@ def standin() -> ctypes.CDLL:
     library.emulator_managed.restype = ctypes.c_char_p
     library.emulator_managed.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), number, number]
     library.emulator_guard.restype, library.emulator_guard.argtypes = None, [ctypes.c_size_t, ctypes.c_size_t]
-    library.emulator_partial.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
+    library.emulator_add_partial_page.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p]
     library.emulator_install(_callback)
     return library
 

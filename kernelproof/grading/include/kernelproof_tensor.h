@@ -189,6 +189,7 @@ inline Operator& torch_operator() {
 // The code needs a part of torch that is missing here, so it cannot be graded.
 struct NeedsTorch : std::runtime_error { using std::runtime_error::runtime_error; };
 
+// The operators of torch that code may call as functions and as methods of a tensor.
 #define KERNELPROOF_OPERATORS(X) \
   X(abs) X(add) X(addmm) X(amax) X(amin) X(argmax) X(argmin) X(bmm) X(clamp) X(clone) X(conv1d) X(conv2d) X(conv3d) \
   X(conv_transpose1d) X(conv_transpose2d) X(conv_transpose3d) X(cos) X(cumprod) X(cumsum) X(div) X(exp) X(expand) \
@@ -264,14 +265,15 @@ class Tensor {
     return t == type_ ? *this : operate("to", *this, t);
   }
   Tensor to(Device) const { return *this; }
+  // A negative size is the one that the others leave. The result shares memory if this tensor is contiguous.
   Tensor view(IntArrayRef sizes) const {
     int64_t known = 1, open = -1;
     for (size_t i = 0; i < sizes.size(); i++) sizes[i] < 0 ? open = int64_t(i) : known *= sizes[i];
     if (open >= 0) sizes[open] = numel() / known;
     Tensor out = contiguous();
-    Tensor form(sizes, type_, data_);
-    if (form.numel() != numel()) fail("view: another number of elements");
-    out.sizes_ = form.sizes_, out.strides_ = form.strides_;
+    Tensor shaped(sizes, type_, data_);
+    if (shaped.numel() != numel()) fail("view: another number of elements");
+    out.sizes_ = shaped.sizes_, out.strides_ = shaped.strides_;
     return out;
   }
   Tensor reshape(IntArrayRef sizes) const { return view(std::move(sizes)); }
