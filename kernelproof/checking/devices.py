@@ -41,7 +41,7 @@ def target(name: str) -> str:
 
 
 def nearest(sm: str) -> str:
-    """The device on which to run code of an architecture: the first whose capability is the same or later; if none is,
-    the last device."""
+    """The device on which to run code of an architecture such as sm_86: the first whose capability is the same or
+    later; if none is, the last device. A text without digits counts as sm_80."""
     number = int(re.sub(r"\D", "", sm) or 80)
     return next((name for name in _CHIPS if int(name[3:]) >= number), list(_CHIPS)[-1])

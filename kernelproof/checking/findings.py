@@ -27,7 +27,7 @@ def frames(report: Report) -> tuple[Frame, ...]:
 
 
 def local(frame: Frame) -> Frame:
-    """The line, with a relative file name if the file lies below the working directory."""
+    """A source line whose file name is relative if the file lies below the working directory."""
     path, folder = Path(frame.file), Path.cwd()
     return frame._replace(file=str(path.relative_to(folder))) if path.is_relative_to(folder) else frame
 
@@ -83,14 +83,15 @@ def extents(dims: tuple[int, int, int]) -> str:
 
 
 def flat_counters(counters: dict[str, Any]) -> dict[str, int]:
-    """The emulator's counters as flat names and integers, without the table of opcodes and without most zeros.
+    """The emulator's counters as flat names and integers, without the table of opcodes. Zeros are left out, except
+    those of shared and global memory.
 
     Bank conflicts are the shared-memory wavefronts beyond the fewest possible.
     """
     out = {name: value for name, value in counters.items() if isinstance(value, int) and value}
     out |= {f"bulk {name}": value for name, value in counters["bulk"].items() if value}
-    for kind, banks in counters["shared"].items():
-        out[f"{kind} conflicts"] = banks["wavefronts"] - banks["ideal"]
+    for kind, accesses in counters["shared"].items():
+        out[f"{kind} conflicts"] = accesses["wavefronts"] - accesses["ideal"]
     for kind, traffic in counters["global"].items():
         out[f"{kind} sectors"], out[f"{kind} ideal sectors"] = traffic["sectors"], traffic["ideal_sectors"]
         out[f"{kind} bytes"] = traffic["bytes"]

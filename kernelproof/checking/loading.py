@@ -15,8 +15,9 @@ COMPILED = (".ptx", ".cubin")  # suffixes of files that need no compiler
 def load(source: str | Path, nvcc_args: str = "") -> emulator.Program:
     """Load the kernels of a CUDA, PTX or cubin file.
 
-    ``nvcc_args``: options for the compiler; the architecture is that of ``-arch``, or sm_80. Raises WrongInput if there
-    is no such file, MissingTool if there is no compiler, and Failure with the compiler's errors.
+    ``nvcc_args``: options for the compiler; the architecture is that of ``-arch``, or sm_80. PTX and cubin files are
+    not compiled, so they ignore it. Raises WrongInput if there is no such file, MissingTool if there is no compiler,
+    and Failure with the compiler's errors.
     """
     path = Path(source)
     if not path.is_file():

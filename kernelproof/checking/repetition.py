@@ -18,9 +18,9 @@ from kernelproof.emulator.host.execution import KernelLaunch, Snapshot
 from kernelproof.emulator.memory.arena import Memory
 from kernelproof.emulator.memory.device_state import AccessedGranules
 
-# A launch: what it runs on which arguments; the contents of memory are not part of it.
+# A launch: identity of its module, kernel, geometry and parameters. The contents of memory are not part of it.
 _Key = tuple[int, str, object, bytes]
-# Most bytes that all stored effects together may hold, and most that all stored accesses may.
+# The most bytes of all stored effects together, and of all stored accesses together.
 EFFECTS_LIMIT, ACCESSES_LIMIT = 1 << 29, 1 << 27
 
 
@@ -72,6 +72,7 @@ class Repetitions:
         self._modules[key[0]] = launch.module
         yield
         self._keep_accesses(key, launch.touched())
+        # None: memory was too large to be copied, so the effect is not known.
         changed = before.changed() if before is not None else None
         if changed == []:
             self._unchanging[key] = self._version()

@@ -79,7 +79,8 @@ def print_comparison(first: Profile, second: Profile) -> None:
 def profile_of_file(path: Path, gpu: str | None, kernel: str | None = None, launch: Path | None = None) -> Profile:
     """The profile of a cubin on a GPU model, of a .cu file compiled for that GPU, or a profile that ``--json`` saved.
 
-    Raises WrongInput, MissingTool without nvcc, and Failure with the compiler's errors.
+    ``gpu``, ``kernel``, ``launch``: the values of these options; None if not given. Ends the command if there is no
+    such file. Raises WrongInput, MissingTool without nvcc, and Failure with the compiler's errors.
     """
     from kernelproof import profile
     from kernelproof.checking import compilation, devices

@@ -52,6 +52,7 @@ def _line(site: Site) -> str:
 
 
 def rotations(constants: Iterable[float], most: int) -> list[tuple[float, ...]]:
-    """All rotations of the first ``most`` constants: lists in which each of them comes first once."""
+    """All rotations of the first ``most`` constants, one for each call that plants them in its inputs: each constant
+    comes first once."""
     first = list(constants)[:most]
     return [(*first[number:], *first[:number]) for number in range(len(first))]

@@ -11,6 +11,8 @@ from kernelproof.ground.errors import WrongInput
 # The rates in ``chips`` are those that GPUs reach under load. Boost clocks and data-sheet bandwidths are up to a fifth
 # higher; the factor makes sure that no honest time falls below the floor.
 HEADROOM = 1.25
+# The rate of the L2 in ``chips`` is that of loads. Reads and writes together are allowed twice as much.
+L2_DIRECTIONS = 2
 
 
 class Floor(NamedTuple):
@@ -41,17 +43,19 @@ def chip(name: str) -> Chip:
 
 
 def floor(target: Chip, flops: float, nbytes: int, operands: str) -> Floor:
-    """The least time of a problem of ``flops`` operations that reads and writes ``nbytes``.
+    """The least time of a problem of ``flops`` operations that reads and writes ``nbytes``. ``operands``: the type of
+    the matrices that it multiplies, such as ``f16``.
 
     Every doubt is decided in the kernel's favour: it uses the fastest instruction, with sums in fp16, and as much data
     as the L2 holds is in the L2 before the launch.
     """
     rates = target.rates
     operand_bytes = 1 if rank(operands) < rank("bf16") else 2  # one byte also for narrower types, two also for tf32
-    rate = target.tensor_flops(False, operand_bytes) * target.sms * rates.mhz * HEADROOM  # per microsecond
+    flops_per_clock = target.tensor_flops(fp32_sums=False, operand_bytes=operand_bytes)
+    rate = flops_per_clock * target.sms * rates.mhz * HEADROOM  # per microsecond
     return Floor(
         arithmetic=flops / rate,
-        l2=nbytes / (rates.l2_bytes * target.sms * rates.mhz * HEADROOM * 2),
+        l2=nbytes / (rates.l2_bytes * L2_DIRECTIONS * target.sms * rates.mhz * HEADROOM),
         dram=max(0, nbytes - rates.l2_size) / (rates.dram_bytes_us * HEADROOM),
         latency=rates.latency_us / HEADROOM,
     )

@@ -29,7 +29,8 @@ class Reference:
         self.function, self.contract, self.arrays = function, contract, arrays
 
     def __call__(self, values: Mapping[str, Array], shape: Shape) -> list[Array]:
-        """Compute the outputs (fp64, or int64 for integers) in the order of the contract. Raises WrongInput."""
+        """Compute the outputs (fp64, or int64 for integers) in the order of the contract. ``values``: the inputs by
+        name. Raises WrongInput if the function fails, or if its results do not have the outputs' number and shapes."""
         if self.arrays == "torch":
             import torch
 
@@ -68,12 +69,14 @@ class Reference:
 
 
 def _array(part: Any, item: ContractBuffer, shape: Shape) -> Array:
-    """A result as an array of an output's shape. Raises WrongInput."""
+    """A result (NumPy array, torch tensor or number) as an array of an output's shape. Raises WrongInput for another
+    shape."""
     if hasattr(part, "detach"):
         part = part.detach().cpu().double() if item.format.is_float else part.detach().cpu()
         part = part.numpy()
     array = np.asarray(part)
     extents = item.shape(shape)
+    # A result may have other axes of extent 1 than the buffer, as after a sum with or without ``keepdims``.
     if (
         array.shape != extents
         and array.size == np.prod(extents)

@@ -120,7 +120,7 @@ def capability(file: bytes) -> int:
     """The compute capability of a cubin, such as 80; 0 if the file is no cubin."""
     if not is_elf(file) or len(file) < 0x40:
         return 0
-    (flags,) = struct.unpack_from("<I", file, 0x30)
+    (flags,) = struct.unpack_from("<I", file, 0x30)  # e_flags; byte 8 of the header is the version of the ABI
     # The lowest byte of the flags has the capability in cubins of CUDA 12, and the second byte in those of CUDA 13.
     return int(flags >> 8 & 0xFF if file[8] >= NEW_ABI else flags & 0xFF)
 
@@ -135,6 +135,8 @@ def sections(file: bytes) -> list[Section]:
 
     Raises struct.error if the file ends before its table of sections does.
     """
+    # From the ELF header: the offset of the table (e_shoff), the size and the number of its entries (e_shentsize,
+    # e_shnum), and the number of the section with the names (e_shstrndx).
     (table,) = struct.unpack_from("<Q", file, 0x28)
     size, count, names = struct.unpack_from("<HHH", file, 0x3A)
     rows = [struct.unpack_from(SECTION, file, table + size * index) for index in range(count)]
@@ -165,6 +167,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     while at + 4 <= len(data):
         kind, attribute, size = struct.unpack_from("<BBH", data, at)
         at += 4
+        # The value of another format is in the two bytes of ``size`` itself.
         if kind == SIZED:
             yield attribute, data[at : at + size]
             at += size

@@ -18,7 +18,8 @@ from kernelproof.sass.flow import Block, Graph, Loop
 from kernelproof.sass.pipes import MMA
 from kernelproof.sass.trips import trips
 
-# Opcodes of copies from global to shared memory, of stores to global memory, and of those by which a warp waits.
+# Opcodes of copies from global to shared memory, of stores to global memory, and of instructions by which a warp waits
+# (a loop that polls reads the flag by a load).
 COPIES = frozenset(("UTMALDG", "UBLKCP", "LDGSTS"))
 STORES = frozenset(("STG", "ST", "UTMASTG", "UTMAREDG", "RED", "REDG", "ATOMG", "ATOM"))
 WAITS = frozenset(("SYNCS", "USETMAXREG", "NANOSLEEP", "LD", "LDG", "LDS", "BAR"))
@@ -84,19 +85,19 @@ class Loops:
     @cached_property
     def tiles(self) -> CodeLoop | None:
         """The loop over tiles of a persistent kernel. None if each CTA has one tile, or if k has an outer loop."""
-        around = [item for item in self.all if item.role is Role.TILES]
+        candidates = [item for item in self.all if item.role is Role.TILES]
         if self.main is not None:
-            around = [item for item in around if self.main.loop.blocks < item.loop.blocks]
-        return min(around, key=lambda item: len(item.loop.blocks), default=None)
+            candidates = [item for item in candidates if self.main.loop.blocks < item.loop.blocks]
+        return min(candidates, key=lambda item: len(item.loop.blocks), default=None)
 
     @cached_property
     def producer(self) -> CodeLoop | None:
         """The innermost loop of warps that copy and have no MMAs. None if the warps with MMAs copy too."""
         copies = [item for item in self.all if item.role is Role.COPY]
         innermost = [item for item in copies if not any(other.loop.blocks < item.loop.blocks for other in copies)]
-        around = [item.loop.blocks for item in self.all if item.role in (Role.TILES, Role.MMA)]
-        own = [item for item in innermost if not any(item.loop.blocks < blocks for blocks in around)]
-        return max(own, key=lambda item: count(item.iteration, COPIES), default=None)
+        with_mmas = [item.loop.blocks for item in self.all if item.role in (Role.TILES, Role.MMA)]
+        of_producers = [item for item in innermost if not any(item.loop.blocks < blocks for blocks in with_mmas)]
+        return max(of_producers, key=lambda item: count(item.iteration, COPIES), default=None)
 
     def iteration(self, loop: Loop) -> tuple[Instruction, ...]:
         """The instructions of one iteration on its longest path.

@@ -36,9 +36,10 @@ class Machine:
     """The hardware that a sub-core's warps run on, and the ring of stages in shared memory that they use.
 
     ``sub_cores``: sub-cores of the SM that run the same warps and share its memory unit. ``l2_bytes``: bytes per clock
-    that the SM gets from the L2. ``l2_cycles``: latency of a load from the L2 if the queue is empty. ``fill_bytes``:
-    bytes that TMA loads into one stage of the ring. ``stages``: stages of the ring. ``copy_groups``: how many of a
-    warp's cp.async groups copy anything (the last iterations of a main loop commit empty groups); by default all.
+    that the SM gets from the L2. ``l2_cycles``: latency of a load from the L2 if the queue is empty, by default that of
+    an A100. ``fill_bytes``: bytes that TMA loads into one stage of the ring. ``stages``: stages of the ring.
+    ``copy_groups``: how many of a warp's cp.async groups copy anything (the last iterations of a main loop commit empty
+    groups); by default all.
     """
 
     sm: str
@@ -81,8 +82,9 @@ class Operation:
     pipe and the address unit. ``result_cycles``, ``read_cycles``: cycles until the result is available, and until the
     operands have been read. ``bytes``: bytes that the warp moves beyond the SM. ``throttle``: the stall while its pipe
     is full; ``reason``: the stall of instructions that wait for its result. ``depbar``: see ``_depbar``.
-    ``warpgroups``: for a wait for groups of wgmma, how many may still be in flight; else None. ``ends_group``: for a
-    wgmma, whether it ends a group; else None. ``members``: the warps that a barrier of the CTA waits for; 0 means all.
+    ``waits``: the scoreboards that it waits for. ``open_groups``: for a wait for groups of wgmma, how many may still be
+    in flight; else None. ``ends_group``: for a wgmma, whether it ends a group; else None. ``members``: the warps that a
+    barrier of the CTA waits for; 0 means all.
     """
 
     __slots__ = (
@@ -94,6 +96,7 @@ class Operation:
         "instruction",
         "kind",
         "members",
+        "open_groups",
         "pipe",
         "read_barrier",
         "read_cycles",
@@ -102,7 +105,6 @@ class Operation:
         "stall",
         "throttle",
         "waits",
-        "warpgroups",
         "write_barrier",
     )  # fmt: skip
 
@@ -126,9 +128,9 @@ class Operation:
             self.kind, self.pipe, self.address_cycles = Kind.PLAIN, Pipe.NONE, 0
             self.write_barrier = self.read_barrier = None
         self.depbar = _depbar(instruction)
-        self.ends_group = self.warpgroups = None
+        self.ends_group = self.open_groups = None
         if name == "WARPGROUP" and "DEPBAR" in instruction.modifiers:
-            self.warpgroups = int(instruction.operands[-1], 16)
+            self.open_groups = int(instruction.operands[-1], 16)
         if self.kind is Kind.WARPGROUP_MMA:
             self.ends_group = any(operand.startswith("gsb") for operand in instruction.operands)
         self.members = 0

@@ -96,7 +96,7 @@ class _Warp:
         self.rings = [_in_ring(code) for code, _ in parts]
         # In a loop with wgmma an iteration releases the fill of the iteration before, since its own is still being
         # read. The last fill is released after the loop.
-        self.lag = int(any(op.warpgroups for code, _ in parts for op in code if op.warpgroups is not None))
+        self.lag = int(any(op.open_groups for code, _ in parts for op in code if op.open_groups is not None))
         self.released_fills = 0
 
     def advance(self, cycle: float) -> None:
@@ -130,8 +130,8 @@ class _Warp:
             pending = sorted(self.scoreboards[barrier])
             if len(pending) > most and pending[-1 - most][0] > ready:
                 ready, reason = pending[-1 - most]
-        if operation.warpgroups is not None and len(self.group_ends) > operation.warpgroups:
-            end = self.group_ends[-1 - operation.warpgroups]
+        if operation.open_groups is not None and len(self.group_ends) > operation.open_groups:
+            end = self.group_ends[-1 - operation.open_groups]
             if end > ready:
                 ready, reason = end, Stall.GMMA
         self.ready, self.reason = ready, reason

@@ -77,7 +77,7 @@ class EmitterFacts:
     instruction or a branch uses. ``checked_loads``: loads (by identity) whose value a compare-and-swap checks.
     ``symbols``: variable -> (state space, offset). ``hopper``: the kernel needs the units of sm_90. ``polls``: the
     kernel has loops that wait for memory. ``origins``: 64-bit register -> pointers that it may be computed from.
-    ``machine_code``: the lines of instructions are addresses.
+    ``machine_code``: the kernel is lowered from a cubin, so the line of an instruction is its address.
     """
 
     kinds: dict[str, str]
@@ -215,6 +215,7 @@ class Emitter:
     def bits(self, name: str) -> int:
         """Width of a register in bits; 1 for a predicate."""
         kind = self.kinds[name]
+        # Registers of 8-bit types are kept in 16 bits, the narrowest type that most instructions of PTX have.
         return 1 if kind == "pred" else 8 * max(2, TYPE_BYTES[kind])
 
     def is_uniform(self, name: str) -> bool:
@@ -382,6 +383,7 @@ class Emitter:
         if not isinstance(op, Reg):
             raise self.fail("destination expected")
         if op.name == "_":
+            # The destination that drops a result. The text may still have effects, such as those of an atomic.
             self.line(value.text)
             return
         name = self.variable(op.name)

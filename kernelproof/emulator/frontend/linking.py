@@ -61,7 +61,8 @@ def _add(out: Module, module: Module) -> None:
 
 
 def _rename_locals(module: Module, present: Mapping[str, Linkage], number: int) -> Module:
-    """The module with its local names changed so that they differ from all present ones."""
+    """The module, which is the ``number``-th, with names changed so that no local one equals a name in ``present``, and
+    no name equals a local one there."""
     names = {
         name: f"{name}@@file{number}"
         for name, linkage in module.linkage.items()
@@ -91,8 +92,8 @@ def _rename_function(function: Function, names: Mapping[str, str]) -> Function:
         for item in function.body
     ]
     targets = {
-        label: tuple(names.get(target, target) for target in listed)
-        for label, listed in function.branch_targets.items()
+        name: tuple(names.get(target, target) for target in targets_of_list)
+        for name, targets_of_list in function.branch_targets.items()
     }
     return replace(function, name=names.get(function.name, function.name), body=body, branch_targets=targets)
 

@@ -16,8 +16,9 @@ from kernelproof.emulator.state.arrays import Array
 
 
 class Strides(NamedTuple):
-    """The byte fields of a descriptor: its start ``address``, the ``leading`` and the ``stride`` offset. ``base`` is
-    the offset of the swizzle pattern, ``span`` the bytes of a row of that pattern (16: no swizzle)."""
+    """The fields of a descriptor, in bytes: its start ``address``, the ``leading`` and the ``stride`` offset, and the
+    ``span`` of a row of the swizzle pattern (16: no swizzle). ``base``: the row of 128 bytes, modulo 8, at which the
+    pattern begins."""
 
     address: int
     leading: int
@@ -59,7 +60,8 @@ def pattern(strides: Strides, rows: int, rows_contiguous: bool) -> Pattern:
         else:
             linear = r % 8 * span + r // 8 * stride + chunk * 16
     linear = linear.reshape(-1) + address
-    # The swizzle: bits 4 to 6 of the address are xored with bits 7 to 9; for shorter spans with fewer bits, log2(wide).
+    # The swizzle: bits 4 to 6 of the address are xored with bits 7 to 9 less ``base``. A row of fewer 16-byte elements
+    # than 8 uses fewer of these bits, log2(chunks_per_row).
     linear ^= (((linear >> 7) - base) & (chunks_per_row - 1)) << 4
     offsets = linear - WINDOW_START
     return Pattern(offsets, offsets >> 4, int(offsets.min()), int(offsets.max()) + 16)

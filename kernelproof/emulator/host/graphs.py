@@ -76,8 +76,9 @@ class _Branch:
 
 
 class Graphs:
-    """The graphs of a session, and the graphs that record at present. ``new_handle`` makes a handle and writes it
-    through a pointer; ``play`` runs a graph on a stream; ``memory`` manages the memory that graphs allocate."""
+    """The graphs of a session, and the graphs that record at present. ``new_handle``: makes a handle, writes it to an
+    address in host memory and returns it. ``play``: runs a graph on a stream and returns a cudaError_t. ``memory``:
+    manages the memory that graphs allocate."""
 
     def __init__(
         self, new_handle: Callable[[int], int], play: Callable[[CapturedGraph, int], int], memory: GraphMemory
@@ -215,7 +216,7 @@ class Graphs:
     def begin_node(self, a: Words) -> int:
         """Add a node to a graph; work that is given to NODE_STREAM from now on is its work. Words: out, graph,
         nodes that the new node waits for, their number."""
-        graph, predecessors = self._graph(a[1]), set(_listed(a[2], a[3]))
+        graph, predecessors = self._graph(a[1]), set(_handles(a[2], a[3]))
         if not predecessors <= graph.nodes.keys():
             return INVALID_VALUE
         node = self.new_handle(a[0])
@@ -254,7 +255,7 @@ class Graphs:
     def add_edges(self, a: Words) -> int:
         """cudaGraphAddDependencies: graph, nodes, the node that waits for each of them, their number."""
         graph = self._graph(a[0])
-        for first, second in zip(_listed(a[1], a[3]), _listed(a[2], a[3]), strict=True):
+        for first, second in zip(_handles(a[1], a[3]), _handles(a[2], a[3]), strict=True):
             if not {first, second} <= graph.nodes.keys():
                 return INVALID_VALUE
             graph.predecessors[second].add(first)
@@ -272,6 +273,6 @@ class Graphs:
         return SUCCESS
 
 
-def _listed(pointer: int, count: int) -> tuple[int, ...]:
+def _handles(pointer: int, count: int) -> tuple[int, ...]:
     """The 64-bit handles of an array in host memory."""
     return struct.unpack(f"<{count}Q", string_at(pointer, 8 * count)) if count else ()

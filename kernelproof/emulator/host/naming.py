@@ -26,7 +26,8 @@ class Naming:
         self.memory, self.function, self.block, self.facts = memory, function, block, facts
 
     def name(self, report: Report) -> None:
-        """Name the place of a report, and the allocations that its message mentions."""
+        """Name the place of a report, and the allocations that its message mentions. An access to freed memory, which
+        was reported as out of bounds, becomes ``use-after-free``."""
         place = report.place
         if place is None or place.buffer:
             return
@@ -103,6 +104,7 @@ class Naming:
         function = self.function
         names = parameters(text, plain_name(function.name), len(function.params))
         for number, (param, offset) in enumerate(zip(function.params, function.offsets, strict=True)):
+            # Every aligned word of 8 bytes may be a pointer, since a parameter may be a struct.
             for byte in range(0, param.size - 7, 8):
                 (address,) = struct.unpack_from("<Q", self.block, offset + byte)
                 if buffer.start <= address - self.memory.base < max(buffer.end, buffer.start + 1):

@@ -39,7 +39,7 @@ class BatchSizes:
         return max(1, lanes // self.threads // self.cluster) * self.cluster
 
     def next(self, max_size: int) -> int:
-        """The number of CTAs of the next batch, at most ``limit``."""
+        """The number of CTAs of the next batch, at most ``max_size``."""
         count = min(max_size, self.planned.pop(0) if self.planned else self.size)
         self.launch.batches.append(count)
         return count
@@ -51,7 +51,8 @@ class BatchSizes:
             return
         if self.steps is not None and count > self.steps[0]:
             old_count, old_steps = self.steps
-            # ``count / old_count`` is 2 after a doubling; the limit grows with it.
+            # ``count / old_count`` is 2 after a doubling; the limit grows with it. One step is added, so that batches
+            # of very few steps do not count as slower by chance.
             if steps > MAX_STEP_GROWTH * (old_steps + 1) * count / old_count / 2:
                 self.size = self.max_size = old_count
                 return

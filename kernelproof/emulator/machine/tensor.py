@@ -45,7 +45,8 @@ class MmaProduct:
 
     Invariant: ``block`` is None while the product is pending; then D is ``block[:, row : row + 16, column : column +
     8]``. ``c`` are registers, or the product whose D is this product's C. ``level`` is the length of the chain of
-    pending products that C depends on, so products of one level are independent of each other.
+    pending products that C depends on, so products of one level are independent of each other. ``out``: the accumulator
+    registers, after the first read.
     """
 
     __slots__ = ("a", "b", "block", "c", "column", "level", "out", "row", "shape", "unit")
@@ -105,7 +106,7 @@ class Grid(NamedTuple):
 
 class Products:
     """The finished products of a grid, in one ``block`` of shape (warps, 16 * rows, 8 * columns). ``accumulators``:
-    their registers, product by product."""
+    their registers, product by product. ``out``: the bits of these registers, after the first read."""
 
     __slots__ = ("accumulators", "block", "grid", "out")
 
@@ -234,7 +235,7 @@ class TensorUnit:
                 node.row = node.column = 0
             return
         out, rows, columns = self._multiply(shape, nodes)
-        sum_type = np.float64 if shape.kind == "s8" else np.float32
+        sum_type = np.float64 if shape.kind == "s8" else np.float32  # fp64 holds the sums of s8 exactly
         previous = _common_block(nodes, rows, columns)
         if previous is not None and previous.shape == out.shape and previous.dtype == sum_type:
             out += previous
@@ -304,6 +305,7 @@ class TensorUnit:
     def _matrix(self, c: Fragment, shape: Shape, sum_type: DTypeLike) -> Array | None:
         """The registers of C as a matrix, shape (warps, 16, 8); None if it is zero."""
         warps = self.size // 32
+        # Accumulators that a kernel sets to zero mostly share one array, which is tested only once.
         if all(x is c[0] for x in c) and not np.any(c[0]):
             return None
         raw = np.array(c, np.uint32)

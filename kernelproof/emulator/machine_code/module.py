@@ -40,7 +40,8 @@ def read_cubin(path: Path) -> Module:
     return Module(
         target=functions[0].sm, version="", kernels=kernels, functions={}, declared=set(),
         variables={variable.name: variable for variable in variables(data)}, files={},
-        text=f"cubin {hashlib.sha256(path.read_bytes()).hexdigest()}",  # names its variables in a memory
+        # Launches of equal texts share their variables, and a cubin has no text; so its digest takes that place.
+        text=f"cubin {hashlib.sha256(path.read_bytes()).hexdigest()}",
     )  # fmt: skip
 
 
@@ -55,13 +56,15 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
     schedule = hazards(function)
     function = replace(function, instructions=tuple(with_allocations(function.instructions)))
     reachable = _reachable(function, data.functions(), data.system_functions() == {PRINT})
+    # LDGDEPBAR commits a group of asynchronous copies to a scoreboard, UTMACMDFLUSH one of bulk stores.
     copy_boards = frozenset(f"SB{ins.control.write_barrier}" for ins in reachable if ins.name == "LDGDEPBAR")
-    returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
     bulk_boards = frozenset(f"SB{ins.control.read_barrier}" for ins in reachable if ins.name == "UTMACMDFLUSH")
+    returns = tuple(ins.address + BYTES for ins in reachable if ins.name == "CALL")
     low = Lowering(
         bank, data, function.instructions, copy_boards, bulk_boards, load_scoreboards(reachable, function.sm), returns,
         resources.whole_stack_bytes,
     )  # fmt: skip
+    # The addresses that need a label: a call through a register may lead to any function.
     targets = {target for ins in reachable for target in (ins.target, *ins.targets)} | set(returns)
     if any(ins.name == "CALL" and ins.target is None for ins in reachable):
         targets |= set(data.functions())
@@ -74,7 +77,7 @@ def _lowered(function: MachineFunction, data: Data) -> Function:
             low.label(ins.address)
         low.lower(ins)
     body, kinds = separated(_without_rank(reachable, low.body), low.kinds)
-    # Parameters may have gaps between them. Each is aligned to its own offset, so that it lies there.
+    # Parameters may have gaps between them. Each but the first is aligned to its own offset, so that it lies there.
     params = [Variable(name, "param", size, start - bank.start or 16) for name, start, size in parameters]
     attributes: dict[str, tuple[int, ...]] = {}
     if resources.cluster:

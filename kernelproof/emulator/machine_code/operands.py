@@ -11,15 +11,16 @@ REGISTER = re.compile(r"([-~|]*)(U?R)(\d+|Z)\|?(\.64)?(?:\.reuse)?((?:\.\w+)*?)\
 PREDICATE = re.compile(r"(!?)(U?P)(\d+|T)$")
 CONSTANT = re.compile(r"([-~|]*)cx?\[(0x[0-9a-f]+)\]\[([^\]]+)\]((?:\.\w+)*)\|?$")
 INTEGER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
-ADDRESS = re.compile(r"(?:desc\[(?P<window>UR\d+)\])?\[(?P<inside>[^\]]*)\]$")
+# ``desc[..]`` names the descriptor of global memory, which does not change the address.
+ADDRESS = re.compile(r"(?:desc\[UR\d+\])?\[(?P<inside>[^\]]*)\]$")
 TERM = re.compile(r"(U?R)(\d+|Z)((?:\.\w+)*)$")
 NAMED_FLOATS = {"INF": "7f800000", "QNAN": "7fffffff", "SNAN": "7f8fffff"}
 
 
 class Register(NamedTuple):
     """A register of the files R and UR. ``number``: None for the zero register. ``signs``: the operators before it
-    (``-``, ``~``, ``|``), the outermost first. ``wide``: it names a pair of registers. ``parts``: its modifiers, such
-    as ``H0_H0``."""
+    (``-``, ``~``, and ``|`` for the absolute value), the outermost first. ``wide``: it names a pair of registers.
+    ``parts``: its modifiers, such as ``H0_H0``."""
 
     file: str
     number: int | None
@@ -73,7 +74,7 @@ class Literal(NamedTuple):
         sign, name = (0x8000, self.text[1:]) if self.text[0] == "-" else (0, self.text.removeprefix("+"))
         if name in NAMED_FLOATS:
             # The exponents of both formats are all ones; a half has 13 bits less of the mantissa.
-            return sign | int(NAMED_FLOATS[name], 16) >> 13 & 0x7FFF | (0x7C00 if name == "INF" else 0)
+            return sign | int(NAMED_FLOATS[name], 16) >> 13 & 0x7FFF
         return int(struct.unpack("<H", struct.pack("<e", float(self.text)))[0])
 
 

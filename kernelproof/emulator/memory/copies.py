@@ -32,7 +32,8 @@ class Copy:
         return self.destination.lanes
 
     def part(self, chosen: Array, everyone: Array) -> Copy:
-        """The copy restricted to some of its lanes (bool per lane of the copy)."""
+        """The copy restricted to the lanes that the mask ``chosen`` marks (bool per lane of the copy). ``everyone``:
+        the numbers of all lanes of the batch."""
         group = self.group if self.group is None or isinstance(self.group, int) else self.group[chosen]
         destination = self.destination
         lanes = (everyone if destination.lanes is None else destination.lanes)[chosen]
@@ -133,9 +134,9 @@ class AsyncCopies:
         for copy in self.open_copies:
             chosen = mask[self._lanes(copy)]
             if chosen.any():
-                group = copy.part(chosen, self.batch.everyone)
-                group.group = committed[self._lanes(group)]
-                self.committed_copies.append(group)
+                part = copy.part(chosen, self.batch.everyone)
+                part.group = committed[self._lanes(part)]
+                self.committed_copies.append(part)
             if not chosen.all():
                 remaining.append(copy.part(~chosen, self.batch.everyone))
         self.open_copies = remaining
@@ -154,12 +155,12 @@ class AsyncCopies:
     def wait(self, pending: int, m: Mask) -> None:
         """cp.async.wait_group: all but the ``pending`` newest groups of the lanes in ``m`` land. Later accesses of
         these lanes see the data. Other threads need a barrier in addition."""
-        together = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
-        if not together:
+        all_lanes_agree = isinstance(self.committed, int) and (m is None or self.batch.is_everyone(m))
+        if not all_lanes_agree:
             self.shared.write_deferred_copies()
         remaining: list[Copy] = []
         for copy in self.committed_copies:
-            if together and isinstance(self.committed, int) and isinstance(copy.group, int):
+            if all_lanes_agree and isinstance(self.committed, int) and isinstance(copy.group, int):
                 if copy.group < self.committed - pending:
                     self._land(copy)
                 else:

@@ -205,7 +205,8 @@ class DeviceHazards:
         """Is a weak access known to happen after all accesses that have left tags of these kinds at its granules? If
         not, each tag must be checked by itself. ``kinds``: arrays of tags, one per granule of the buffer. ``covered``,
         ``per_lane``: see ``_all_granules``. ``reads``: the tags are of reads."""
-        # For one kind of tags and one granule per lane, this would take as long as those checks.
+        # Strong accesses may be allowed to race, which only the checks of single tags decide. For one kind of tags and
+        # one granule per lane, this would take as long as those checks.
         if access.strong or len(kinds) * per_lane < 2:
             return not kinds
         of_kinds = [take(kind, covered) for kind in kinds]
@@ -366,8 +367,8 @@ class DeviceHazards:
         if not (tags.write_run(run) if writes else tags.read_run(run)):
             return False
         if strong >> SIZE_SHIFT:
-            size = tags.record_write_size if writes else tags.record_read_size
-            size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
+            record_size = tags.record_write_size if writes else tags.record_read_size
+            record_size(slice(run.start, run.stop), strong >> SIZE_SHIFT)
         return True
 
     def _run(self, access: GlobalAccess, shift: int) -> GranuleRun:

@@ -15,7 +15,8 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 _LOW_WORD = np.uint64(0xFFFFFFFF)
 _WINDOW_SHIFT, _OWNER_SHIFT = np.uint64(SHIFT_TO_WINDOW), np.uint64(32)
 # A generic address of a local variable has the numbers of its CTA and thread in these bits, from bit 32 on. Numbers of
-# CTAs wrap at 2^14, so use by a thread of a CTA that far away is missed. It is never reported wrongly.
+# CTAs wrap at 2^14, so use by a thread of a CTA that far away is missed. A thread's use of its own variables is never
+# reported.
 _CTA_BITS, _THREAD_BITS = 14, 10
 
 
@@ -105,6 +106,8 @@ class ParameterBlock:
             lanes = np.flatnonzero(bad)
             text = f"reads {width} bytes at byte {int(offsets[lanes[0]])} of {len(self.block)} of kernel parameters"
             self.batch.report_lanes("global-out-of-bounds", text, site, lanes)
+        # Offsets of reported and of inactive lanes are clipped. Beyond the block lie 16 bytes of zeros or more, since
+        # the widest access has 16.
         raw = np.frombuffer(self.block.ljust(-(-len(self.block) // 16) * 16 + 16, b"\0"), np.uint8)
         offsets = np.clip(offsets, 0, len(raw) - width)
         out = np.ascontiguousarray(raw[offsets[:, None] + np.arange(width)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelproof.emulator.state.arrays import Array
 
-# The most addresses that a cache holds, summed over lanes: 8 MiB each for the address, the element and the offset.
+# The most addresses that a cache holds, summed over lanes: at most 8 MiB each for addresses, elements and offsets.
 MAX_LANE_ADDRESSES = 1 << 20
 
 

@@ -149,7 +149,8 @@ class SharedMemory(SharedChecks):
         """Tag a read of the bytes that were located last, or defer that. ``together``: see ``LateRead``."""
         read = LateRead(*self.extent, width, lanes, elements, self.stamp, together)
         if not self.defers or self.late_reads.is_full:
-            self._write_deferred_tags([*self.late_reads.take(0, 1 << 32, 0), read])
+            everything = self.late_reads.take(low=0, high=1 << 32, fresh=0)
+            self._write_deferred_tags([*everything, read])
         else:
             self.late_reads.reads.append(read)
 
@@ -206,7 +207,7 @@ class SharedMemory(SharedChecks):
         return same & (self._is_plain(elements, width) | self.are_flags(elements, width)) if self.strong_rows else same
 
     def write_pending(self, lanes: Array | None, elements: Array, width: int, site: int, offset: Array) -> LateCopy:
-        """Start a copy by threads to elements, which were located last. They are poison until it lands."""
+        """Start a copy by threads to the elements that ``locate`` returned last. They are poison until it lands."""
         copy = LateCopy(*self.extent, lanes, elements, width)
         if self.hazards:
             if self._extent_may_race(lanes) and self._elements_may_race(elements, width):
@@ -269,12 +270,15 @@ class SharedMemory(SharedChecks):
         # Most elements were last written by an atomic, and no thread has read them since. They need no check.
         read = self.rows[width][1][elements] >= self._fresh_of(lanes)
         todo = plain | any_granule(read)
+        # Volatile reads do not race with atomics, so earlier reads count only at elements without volatile ones.
         volatile = self.are_volatile(elements, width)
-        for part, reads in ((todo & ~volatile, True), (todo & volatile, False)):
+        for part, after_reads in ((todo & ~volatile, True), (todo & volatile, False)):
             chosen = np.flatnonzero(part)
             if chosen.size:
                 strong_before = partial(np.invert, plain[chosen])
-                self._check_write(lanes[chosen], width, elements[chosen], site, offset[chosen], strong_before, reads)
+                self._check_write(
+                    lanes[chosen], width, elements[chosen], site, offset[chosen], strong_before, after_reads
+                )
 
     def _is_plain(self, elements: Array, width: int) -> Array:
         """A mask of the elements that were last written by a plain access, not by an atomic or a write of a flag. Only

@@ -6,7 +6,8 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
-# In tags of shared memory, actors below this number are threads of the CTA, and SEVERAL + w is several lanes of warp w.
+# In tags of shared memory, actors below this number are threads of the CTA, which has at most 1024. SEVERAL + w stands
+# for several lanes of warp w.
 SEVERAL = 1024
 
 

@@ -80,7 +80,8 @@ class Extensions:
         self, name: str, sources: str | Sequence[str], _extra_cflags: Any = None,
         extra_cuda_cflags: Sequence[str] | None = None, *_: Any, **__: Any,
     ) -> ModuleType:  # fmt: skip
-        """Build an extension from files that the solution has written in its sandbox."""
+        """Build an extension from files that the solution has written in its sandbox. ``sources``: their paths. Raises
+        OSError for a file that is not there, and RuntimeError as ``load_inline`` does."""
         texts = []
         for path in [sources] if isinstance(sources, str) else sources:
             with open(path, encoding="utf-8") as file:  # noqa: PTH123
@@ -166,6 +167,7 @@ class Extensions:
         if isinstance(arg, int):
             return ArgumentValue(INTEGER, integer=arg, number=float(arg))
         if isinstance(arg, float):
+            # C++ may read a number as an int64, too; one that does not fit is 0 there.
             return ArgumentValue(NUMBER, integer=int(arg) if abs(arg) < 1 << 62 else 0, number=arg)
         self._give_up(f"an argument of type {type(arg).__name__}")
         raise AssertionError
@@ -194,10 +196,10 @@ class Extensions:
             results[0].values[0] = self._value(out)
         except EmulatorError as error:
             self.device.obstacles.append(str(error))
-            results[0].message = str(error).encode()[:399]
+            results[0].message = _message(str(error))
             return 1
         except BaseException as error:
-            results[0].message = f"{type(error).__name__}: {error}".encode()[:399]
+            results[0].message = _message(f"{type(error).__name__}: {error}")
             return 1
         return 0
 
@@ -212,6 +214,11 @@ class Extensions:
         if value.kind == TYPE:
             return TYPES[value.dtype]
         return {INTEGER: value.integer, NUMBER: value.number}.get(value.kind)
+
+
+def _message(text: str) -> bytes:
+    """The text as it fits into ``Results.message``, with a zero byte after it."""
+    return text.encode()[: Results.message.size - 1]
 
 
 def _text(sources: str | Sequence[str] | None) -> str:

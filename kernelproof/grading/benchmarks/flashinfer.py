@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from kernelproof.ground.errors import WrongInput, invalid, parse_json, reading
 
 MOST_WORKLOADS = 2  # how many of a definition's workloads are used: the smallest ones
-DRAWN_EXTENTS = (3, 40)  # least and largest extent of an axis in a case that is drawn
+DRAWN_EXTENTS = (3, 40)  # range of an axis's extent in a case that is drawn, before it is made odd
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -60,8 +60,9 @@ class Source(BaseModel):
 
 
 class Build(BaseModel):
-    """How a solution is built. ``destination_passing_style``: whether outputs are the last arguments of its function;
-    otherwise the function returns them."""
+    """How a solution is built. ``entry_point``: ``FILE::FUNCTION``. ``destination_passing_style``: whether outputs are
+    the last arguments of its function; otherwise the function returns them. ``binding``: how Python calls C++;
+    None stands for tvm-ffi."""
 
     language: str
     entry_point: str = Field(pattern=r"^[^:]+::\w+$")
@@ -83,7 +84,7 @@ class Solution(BaseModel):
         return path, function
 
     def inlined(self) -> str:
-        """The CUDA and C++ files as one text, with the solution's own headers in place of includes."""
+        """The CUDA and C++ files as one text. The solution's own headers replace the includes of them, each once."""
         known = {source.path: source.content for source in self.sources}
         included: set[str] = set()
 
@@ -132,9 +133,10 @@ def cases(path: Path, definition: Definition, seed: int) -> tuple[list[dict[str,
         raise WrongInput(f"{path}: no workload beside it gives the scalar {missing[0]}")
     chosen = sorted(stated, key=lambda case: prod(case.values()))[:MOST_WORKLOADS]
     varying = sorted(set(definition.axes) - set(fixed))
+    # With constraints no case is drawn, since its extents might violate them. Odd extents are no multiples of a tile.
     if varying and not definition.constraints:
         rng = random.Random(seed)
-        chosen.append({**fixed, **{name: rng.randint(*DRAWN_EXTENTS) | 1 for name in varying}})  # odd extents
+        chosen.append({**fixed, **{name: rng.randint(*DRAWN_EXTENTS) | 1 for name in varying}})
     return chosen or [fixed], scalars
 
 

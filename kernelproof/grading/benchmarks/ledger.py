@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+# What an operator computes: products of matrices, sums over elements, or each element by itself.
 Kind = Literal["products", "sums", "elements"]
 # Operators that allocate, move, reshape or convert, or draw random numbers. They do none of a reference's work.
 _MOVES = frozenset((
@@ -98,7 +99,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
     def add_operator(
         self, func: Any, inputs: list[Any], outputs: list[Any], args: Any = (), kwargs: Any = None, result: Any = None
     ) -> None:
-        """Record an operator that has run."""
+        """Record an operator that has run. ``inputs``, ``outputs``: the tensors among its arguments and results.
+        ``args``, ``kwargs``, ``result``: the same arguments and results as a whole, from which torch counts products.
+        """
         name = func._schema.name.partition("::")[2] if hasattr(func, "_schema") else str(func)
         origin = self.union(map(address, inputs))
         if name not in _MOVES:
@@ -108,17 +111,19 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
         mutates = getattr(getattr(func, "_schema", None), "is_mutable", False)
         for tensor in outputs:
             if (at := address(tensor)) in read and not mutates:
-                continue  # a view
+                continue  # a view: the storage keeps its origin
             self.origins[at] = origin
             self.kept.append(tensor)
+        # An operator without results writes its first argument, by torch's convention.
         if mutates and not outputs:
             for tensor in inputs[:1]:
                 self.origins[address(tensor)] = origin
 
     def add_launch(self, kernel: str, read: Iterable[int], written: Iterable[int]) -> None:
-        """Record a launch that read and wrote some storages, given by their addresses."""
+        """Record a launch of the kernel named ``kernel``. ``read``, ``written``: addresses of storages."""
         self.launches.append(kernel)
         written = set(written)
+        # A launch may write only a part of a storage, so the earlier origin of what it writes remains.
         origin = self.union({*read, *written}) | Origin(launches=frozenset((len(self.launches) - 1,)))
         for at in written:
             self.origins[at] = origin
@@ -134,7 +139,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
         return Origin(frozenset(operators), frozenset(launches))
 
     def work(self, origin: Origin) -> dict[str, int]:
-        """The work of an origin's operators, by kind."""
+        """The work of an origin's operators by kind, in the units of ``Operator.work``."""
         out: Counter[str] = Counter()
         for number in origin.operators:
             out[self.operators[number].kind] += self.operators[number].work
@@ -167,7 +172,7 @@ def _operator(
     if count is not None:
         try:
             return Operator(name, "products", int(count(*args, **kwargs, out_val=result)))
-        except Exception:  # a formula for other arguments
+        except Exception:  # torch's formula does not take these arguments, so the sizes below decide
             pass
     sizes = [prod(tensor.shape) for tensor in inputs], [prod(tensor.shape) for tensor in outputs]
     largest = [max(part, default=0) for part in sizes]

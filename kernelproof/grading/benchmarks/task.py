@@ -14,6 +14,7 @@ from kernelproof.ground.errors import WrongInput, reading
 
 # KernelBench compares fp32 by 1e-2 in its first versions and by 1e-4 since; solutions were written for both.
 KERNELBENCH_TOLERANCE = 1e-2
+# In a task.yml: the block after ``tests:``, one test in it, such as - {"size": 128}, and a file that the task names.
 _TESTS = re.compile(r"^tests:\s*$(.*?)^\S", re.M | re.S)
 _TEST = re.compile(r"-\s*(\{.*\})\s*$", re.M)
 _FILE = re.compile(r"\"name\":\s*\"([\w.]+)\",\s*\"source\":\s*\"([^\"@]+)\"")
@@ -23,10 +24,10 @@ _FILE = re.compile(r"\"name\":\s*\"([\w.]+)\",\s*\"source\":\s*\"([^\"@]+)\"")
 class BenchmarkTask:
     """What a solution has to do.
 
-    ``text``: the reference. ``cases``: the shapes; None stands for the shape in a KernelBench reference, made smaller.
-    Outputs may differ from the reference by ``absolute`` + ``relative`` * |reference|. ``modules``: the texts of files
-    that the reference and the solution may import, by name. Cases whose inputs have more than ``most_elements``
-    elements together are left out.
+    ``text``: the reference, or the JSON definition of FlashInfer-Bench. ``cases``: the shapes; None stands for the
+    shape in a KernelBench reference, made smaller. Outputs may differ from the reference by ``absolute`` + ``relative``
+    * |reference|. ``modules``: the texts of files that the reference and the solution may import, by name. Cases whose
+    inputs have more than ``most_elements`` elements together are left out.
     """
 
     format: Format
@@ -75,7 +76,7 @@ def _gpu_mode(text: str, path: Path, description: Path) -> BenchmarkTask:
     if not description.exists():
         raise WrongInput(f"{path}: its task.yml, which has the shapes, is not beside it")
     about = _read(description)
-    tests = _TESTS.search(about + "\nend:")
+    tests = _TESTS.search(about + "\nend:")  # the added key ends the block of tests if it is the last one
     cases = [_case(match[1]) for match in _TEST.finditer(tests[1])] if tests else []
     if not cases:
         raise WrongInput(f'{description}: no tests in a form that is read, such as - {{"size": 128, "seed": 1}}')

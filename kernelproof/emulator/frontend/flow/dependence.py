@@ -30,9 +30,10 @@ def memory_dependence(blocks: list[Block]) -> Dependence:
     joins = immediate_postdominators(blocks)
     loaded: set[str] = set()
     controlled: set[int] = set()  # blocks whose execution depends on loaded values
-    size = -1
-    while size != len(loaded) + len(controlled):
-        size = len(loaded) + len(controlled)
+    known = -1
+    # Both sets only grow; they are complete when a pass over all blocks adds nothing.
+    while known != len(loaded) + len(controlled):
+        known = len(loaded) + len(controlled)
         for block, instructions in zip(blocks, lists, strict=True):
             for ins in instructions:
                 defs, uses = defs_uses(ins)
@@ -56,9 +57,9 @@ def loaded_registers(blocks: list[Block]) -> set[str]:
     """
     instructions = [(*defs_uses(ins), _loads(ins) and ins.base != "atom") for block in blocks for ins in block.all()]
     loaded: set[str] = set()
-    size = -1
-    while size != len(loaded):
-        size = len(loaded)
+    known = -1
+    while known != len(loaded):
+        known = len(loaded)
         for defs, uses, is_load in instructions:
             if is_load or not loaded.isdisjoint(uses):
                 loaded.update(defs)

@@ -183,8 +183,8 @@ def _compared_loads(swap: Instr, writers: dict[str, list[Instr]]) -> set[int]:
 
 
 def _address_expression(operand: Operand, writers: dict[str, list[Instr]], depth: int = 8) -> object:
-    """An expression that is equal for equal addresses. It looks through moves, cvta and additions of registers that are
-    written once."""
+    """A value that two address operands share only if their addresses are equal. It looks through moves, cvta and
+    additions of registers that are written once, at most ``depth`` instructions back."""
     if isinstance(operand, Mem):
         return _address_expression(operand.base, writers), operand.offset
     if not isinstance(operand, Reg) or depth == 0 or len(writers.get(operand.name, ())) != 1:

@@ -154,6 +154,7 @@ def read_flags(ins: Instr, used: set[str]) -> frozenset[str]:
 
 def _may_preserve(ins: Instr) -> bool:
     """May an atomic leave memory unchanged, that is, write the value that it has read?"""
+    # The literal 0 preserves memory in add, or and xor, and the literal -1 in and.
     operand = ins.operands[-1]
     literal = isinstance(operand, Imm) and operand.value in (0, -1)
     return literal or not {"cas", "min", "max"}.isdisjoint(ins.parts)

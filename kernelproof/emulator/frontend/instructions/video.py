@@ -29,9 +29,10 @@ def video(e: Emitter, ins: Instr) -> None:
     whole words, without selectors."""
     d, a, b, c = ins.operands
     operation, count = ins.base[1:-1], int(ins.base[-1])
-    types = [part == "s32" for part in ins.parts if part in ("s32", "u32")]
+    signed = [part == "s32" for part in ins.parts if part in ("s32", "u32")]  # of the result, a and b
+    # vset has an order (such as lt) in place of an operation, and its result, 0 or 1, has no type.
     if operation == "set":
-        operation, types = next(part for part in ins.parts[1:] if part not in ("s32", "u32", "add")), [False, *types]
+        operation, signed = next(part for part in ins.parts[1:] if part not in ("s32", "u32", "add")), [False, *signed]
     words = ", ".join(e.array(op, "u4") for op in (a, b, c))
-    flags = f"{tuple(types)}, {'sat' in ins.parts}, {'add' in ins.parts[1:]}"
+    flags = f"{tuple(signed)}, {'sat' in ins.parts}, {'add' in ins.parts[1:]}"
     e.assign(d, Value(f"A.video({words}, {count}, {operation!r}, {flags})", "u4", False))
