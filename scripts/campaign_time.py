@@ -341,7 +341,7 @@ def machine_table(plans: Sequence[SearchPlan]) -> str:
 def table(plans: Sequence[SearchPlan], times: Times) -> tuple[str, list[curve.Curve]]:
     """Times and utilisation by the number of GPUs, as Markdown and as curves."""
     columns = (
-        "busy in the tenths of that time",
+        "GPUs busy in each tenth of the time",
         "GPUs",
         "hours",
         "GPUs busy",

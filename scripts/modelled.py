@@ -45,7 +45,7 @@ TIE = 1.03  # the model cannot separate variants within 3 %, so the plainer and 
 MAX_PUBLISHED_LOSS = 1.10
 LARGE = 4096  # from these extents on 46 of 57 published H100 kernels share operands in pairs of CTAs
 WIDE = 2048  # from these extents of D on, GPUs other than Hopper take tiles of published kernels: is_wide
-PRESENT = 2.0  # weight of a problem for a kernel that the catalog has already
+PRESENT_WEIGHT = 2.0  # weight of a problem for a kernel that the catalog has already
 
 MODELLED = ("h200", "rtx4090", "rtx5090", "b200")
 ACCS: tuple[Acc, ...] = ("f32", "f16")
@@ -244,13 +244,13 @@ def cover(offers: list[list[Record]], present: set[str]) -> list[Record]:
     """For each problem one of its ``offers``, chosen so that few kernels are needed; in the order of ``offers``.
 
     The kernel that serves most problems without a record is chosen first (a greedy set cover). A problem counts
-    ``PRESENT`` times for a kernel whose name is in ``present``, because the catalog has it already.
+    ``PRESENT_WEIGHT`` times for a kernel whose name is in ``present``, because the catalog has it already.
     """
     uncovered = dict(enumerate({record.name: record for record in reversed(offer)} for offer in offers))
     chosen: dict[int, Record] = {}
     while uncovered:
         counts = Counter(name for by_name in uncovered.values() for name in by_name)
-        best = max(counts, key=lambda name: (counts[name] * (PRESENT if name in present else 1.0), name))
+        best = max(counts, key=lambda name: (counts[name] * (PRESENT_WEIGHT if name in present else 1.0), name))
         for place in [place for place, by_name in uncovered.items() if best in by_name]:
             chosen[place] = uncovered.pop(place)[best]
     return [chosen[place] for place in range(len(offers))]

@@ -140,6 +140,7 @@ class Key {
   }
 
  private:
+  // Mixes a word into the hash: an odd factor spreads its bits upwards, and the shift brings them back down.
   void add(int64_t word) {
     words_[count_++] = word;
     hash_ = (hash_ ^ uint64_t(word)) * 0x9e3779b97f4a7c15;

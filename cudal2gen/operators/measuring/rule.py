@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 BIAS = 0.03  # standard deviation of a contender's bias, as a log ratio of times
 GAIN = 0.1  # least expected gain over torch with which a kernel is accepted
-PRIOR = 1.0  # weight of ``BIAS`` in the estimate of the spread, in kernels
-FARTHEST = 0.2  # log ratio from the kernels' median at which first samples are clipped, because they may be spikes
+PRIOR = 1.0  # ``BIAS`` counts in the estimate of the spread as much as this many kernels
+FARTHEST = 0.2  # a first sample's log ratio counts as at most this far from the median: beyond it may be a spike
 RISK = 0.005  # probability that the median of the pairs lies below its bound
 
 
