@@ -25,7 +25,7 @@ from kernelproof.ground.errors import Failure
 if TYPE_CHECKING:
     from cudal2gen.tuner.benchmark import BenchmarkPlan
 
-HELD_OUT = Annotated[
+HeldOutProblems = Annotated[
     Selection,
     Offer(
         only=("sample", "gpu", "acc"),
@@ -36,7 +36,7 @@ HELD_OUT = Annotated[
 
 @verb(app, "compare")
 def compare(
-    selection: HELD_OUT,
+    selection: HeldOutProblems,
     recordings: Annotated[
         tuple[Path, ...],
         typer.Option("--recordings", metavar="PATH", help=f"AutoHeuristic's files ({RECORDINGS}). Repeatable."),
@@ -64,7 +64,7 @@ def export(
 ) -> None:
     """Write a language model's answers with their rewards.
 
-    The file has each question, its answers and the rewards that they earned, to train the model by TRL (SFT, GRPO).
+    The files have the questions, answers and the rewards that these earned, to train the model by TRL (SFT, GRPO).
     """
     from cudal2gen import results
     from cudal2gen.tuner import exports
@@ -91,7 +91,11 @@ def _plan(selection: Selection, acc: Acc) -> BenchmarkPlan:
 
 
 def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: int | None) -> str:
-    """The tables that compare the proposers on recorded measurements. Raises WrongInput."""
+    """The tables that compare the proposers on recorded measurements. Raises WrongInput.
+
+    ``paths``: AutoHeuristic's files. ``sample``: the number of problems to search in. ``seeds``: how often training and
+    searches are repeated. None stands for the default of ``RankingPlan``.
+    """
     from cudal2gen.timing.recordings import autoheuristic
     from cudal2gen.tuner import ranking
 
@@ -103,7 +107,8 @@ def compared_on_recordings(paths: tuple[Path, ...], sample: int | None, seeds: i
 
 
 def compared_in_the_model(plan: BenchmarkPlan, seeds: int | None) -> str:
-    """The tables that compare the proposers in ``seeds`` model environments, by one search of each problem in each."""
+    """The tables that compare the proposers in ``seeds`` model environments (None: as many as the plan says), by one
+    search of each problem in each."""
     from cudal2gen.tuner import benchmark
 
     plan = replace(plan, environments=seeds or plan.environments)

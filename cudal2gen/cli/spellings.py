@@ -26,7 +26,12 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
 
     Ends the command if a setting makes no sense, or if there are more combinations than ``limit``.
     """
-    families = [text for setting in settings if setting.startswith("family=") for text in setting[7:].split(",")]
+    families = [
+        family
+        for setting in settings
+        if setting.startswith("family=")
+        for family in setting.removeprefix("family=").split(",")
+    ]
     choices: dict[str, list[Values]] = {}
     for setting in settings:
         name, equals, _ = setting.partition("=")
@@ -73,16 +78,17 @@ def _parts(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _range(setting: str, match: re.Match[str], listed: Sequence[object]) -> Values:
+def _range(setting: str, match: re.Match[str], accepted: Sequence[object]) -> Values:
     """The numbers of a range, both ends included.
 
     ``a..b`` are the values from a to b that the field accepts; ``a..b..step`` counts in steps, as in a shell.
+    ``accepted``: the values that the field accepts, if they are few; otherwise empty, and ``a..b`` counts by 1.
     """
     first, last, step = (int(group) if group else 0 for group in match.groups())
     numbers = range(first, last + 1, step or 1)
     if match[3] == "0" or not numbers:
         refuse(f"--set {setting}: {match[0]} is no range; write the smaller number first, as in 2..5")
-    if step or not (integers := [value for value in listed if type(value) is int]):
+    if step or not (integers := [value for value in accepted if type(value) is int]):
         return numbers
     values = [str(value) for value in integers if value in numbers]
     if not values:

@@ -51,7 +51,7 @@ Progress = Callable[[int, int], None]  # is called with the numbers of finished 
 
 NVCC_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-DNDEBUG", "-lineinfo")
 LAUNCHER_FLAGS = ("-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudal2gen.so")
-FAMILY_TARGETS = (12, 9)  # the first CUDA that knows architectures such as sm_100f
+FIRST_CUDA_WITH_F = (12, 9)  # the first CUDA that knows family-specific architectures such as sm_100f
 SPLITTER = Path(__file__).with_name("ptx_split.py")  # run by ninja, for each batch
 SOURCES = places.PACKAGE / "launch"  # of the host launchers
 LAUNCHER_HEADERS = (
@@ -182,7 +182,8 @@ def build(
 
     Raises BuildError with a line for each kernel that does not compile (its text and the compiler's messages stay in
     ``build/failed``), after the others are built, and ToolchainError without a compiler. A spill or a stack frame
-    does not raise, see ``Ptxas.findings``. ``progress`` receives the numbers of finished kernels and of all kernels.
+    does not raise, see ``Ptxas.findings``. ``jobs``: how many compilers run at a time, by default one for each core.
+    ``progress`` receives the numbers of finished kernels and of all kernels.
     """
     outcomes = attempt(records, build_dir=build_dir, tools=tools, jobs=jobs, progress=progress)
     if failures := dict.fromkeys(str(outcome) for outcome in outcomes if isinstance(outcome, BuildError)):
@@ -208,10 +209,10 @@ def attempt(
     missing = {item.digest: item for item in items if _open(root / item.digest) is None}
     if missing and not tools.compiles:
         raise _not_prebuilt(root, tools, [item.name for item in missing.values()])
-    unknown = next((item.arch for item in missing.values() if item.arch.endswith("f")), "")
-    if unknown and release_of(tools.cuda) < FAMILY_TARGETS:
+    f_arch = next((item.arch for item in missing.values() if item.arch.endswith("f")), "")
+    if f_arch and release_of(tools.cuda) < FIRST_CUDA_WITH_F:
         raise ToolchainError(
-            f"{unknown}: ptxas {tools.cuda} does not know it, {'.'.join(map(str, FAMILY_TARGETS))} does: pip install "
+            f"{f_arch}: ptxas {tools.cuda} does not know it, {'.'.join(map(str, FIRST_CUDA_WITH_F))} does: pip install "
             f"--target FOLDER nvidia-cuda-nvcc-cu12=={torch_range.PTXAS}"
         )
     failures: dict[str, str] = {}
@@ -231,7 +232,10 @@ def attempt(
 
 
 def launcher(*, build_dir: Path | None = None, tools: Toolchain | None = None) -> Path:
-    """The shared library of the generic launcher and of packs, compiled at its first use, which takes seconds."""
+    """The shared library of the generic launcher and of packs, compiled at its first use, which takes seconds.
+
+    Raises BuildError, and ToolchainError without a compiler.
+    """
     tools = tools or discover()
     flags = launcher_flags(tools)
     root = build_dir or places.build_dir()
@@ -358,7 +362,7 @@ def _build_locked(
     Kernels of a batch that fails are compiled again one by one.
     """
     with scratch_folder(root) as scratch:
-        size = max(1, min(BATCH, -(-len(items) // jobs)))
+        size = max(1, min(BATCH, -(-len(items) // jobs)))  # smaller batches if there would be fewer than ``jobs``
         batches = _batches(items, size)
         total = len(items)
 
@@ -429,8 +433,8 @@ def _temporary_files() -> Iterator[dict[str, str]]:
 
 def _sandbox_command(scratch: Path, tools: Toolchain) -> list[str]:
     """The command that runs another one in a sandbox, where it reads the toolchain only and writes to ``scratch``."""
-    views = (*toolchain_folders(tools), sys.prefix, sys.base_prefix, SPLITTER)
-    box = TEXT_BOX._replace(readable=tuple(map(str, views)), writable=(str(scratch),))
+    readable = (*toolchain_folders(tools), sys.prefix, sys.base_prefix, SPLITTER)
+    box = TEXT_BOX._replace(readable=tuple(map(str, readable)), writable=(str(scratch),))
     return sandbox.command(box, [])
 
 

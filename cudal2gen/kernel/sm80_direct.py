@@ -35,16 +35,16 @@ class Sm80Direct(MmaSyncKernel):
     def k_order(self, k: int) -> list[list[list[int]]]:
         """The slices of the base class, with each step's k in the order in which lanes load it.
 
-        Four lanes load a step, each 16 bytes: for 2-byte elements, lane l loads k = 8 l to 8 l + 7. A group takes one
-        pair of neighbours from every lane. So the first MMA's two groups are 8 l + {0, 1} and 8 l + {2, 3}, the
-        second's are 8 l + {4, 5} and 8 l + {6, 7}.
+        Four lanes load a step, each 16 bytes: for 2-byte elements, lane l loads k = 8 l to 8 l + 7. An MMA sums its k
+        in two groups, each of which has one pair of neighbours from every lane. So the first MMA's two groups are
+        8 l + {0, 1} and 8 l + {2, 3}, the second's are 8 l + {4, 5} and 8 l + {6, 7}.
         """
-        halves = [[lane * self.element.vector + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
+        groups = [[lane * self.element.vector + pair + e for lane in range(4) for e in (0, 1)] for pair in (0, 2, 4, 6)]
         return [
             [
-                [start + offset for offset in half if start + offset < k]
+                [start + offset for offset in group if start + offset < k]
                 for start in range(part[0][0], part[-1][-1] + 1, self.k_step)
-                for half in halves
+                for group in groups
             ]
             for part in super().k_order(k)
         ]
@@ -67,7 +67,8 @@ class Sm80Direct(MmaSyncKernel):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """Tiles of one warp, for problems too small to fill a ring."""
+        """Tiles of one warp, for problems too small to fill a ring: D has at most 2^18 elements and k at most 64 steps.
+        These limits are a choice that keeps the tuner's search small."""
         step = 2 * problem.element.mma_k
         if problem.m * problem.n > 1 << 18 or problem.k > 64 * step:
             return

@@ -41,11 +41,12 @@ _OPERATORS: dict[Run, str] = {torch_matmul: "aten::matmul", torch_linear: "aten:
 def bind(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, layout: Layout) -> Run:
     """A function that calls a kernel with operands like those of ``request``.
 
-    It raises LaunchError if the launcher refuses the operands.
+    ``use``: the sizes to launch, and which operands are copied to padded memory. ``layout``: how A and B are stored.
+    The function raises LaunchError if the launcher refuses the operands.
     """
     problem = request.problem
     assert problem is not None
-    bound = (
+    bind_kind = (
         _bind_grouped
         if problem.grouped
         else _bind_fused
@@ -54,7 +55,7 @@ def bind(device: LaunchDevice, kernel: OpenKernel, use: Use, request: Request, l
         if any(use.copied)
         else _bind_direct
     )
-    run = bound(device, kernel, use, request, layout)
+    run = bind_kind(device, kernel, use, request, layout)
     if request.finish is not None:
         run = _with_finish(run, request.finish)
     if request.pair:

@@ -58,6 +58,7 @@ class NativeLaunch(NamedTuple):
     - ``function`` and ``sized``: the results of the kernel's ``sized_call``; ``fused``: that of its ``fused_call``.
     - ``scratch``: the size of its scratch memory, in elements of A's type.
     - ``shape``: the shape of D; ``fp32``: whether D is in fp32.
+    - ``place``: where it runs.
     """
 
     function: int

@@ -149,6 +149,7 @@ def _section(anchor: str, before: Group, after: Group) -> Section:
 
 
 def _changes(kernel_pairs: list[Pair], verdict: str) -> Table:
+    """The table of pairs with this verdict ("faster" or "slower"), the largest change first."""
     changes = [pair for pair in kernel_pairs if pair.verdict == verdict]
     changes.sort(key=lambda pair: pair.ratio.value, reverse=verdict == "faster")
     title = "Regressions" if verdict == "slower" else "Improvements"

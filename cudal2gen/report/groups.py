@@ -25,8 +25,8 @@ SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
 # above it needs a check by hand.
 SUSPICIOUS_TFLOPS = 800.0
 WORST = 20  # how many of the lowest speedups a report lists
-INTERFACES = ("torch.matmul", "cublas", "cublaslt-heuristic", "cublaslt-autotuning")
-LAYOUTS = ("nn", "tn", "max")
+INTERFACES = ("torch.matmul", "cublas", "cublaslt-heuristic", "cublaslt-autotuning")  # baselines, without an ending
+ENDINGS = ("nn", "tn", "max")  # endings of baselines' names: how B is stored, or the faster of both
 
 Key = tuple[str, str, str, str, str, str, float | None]  # card, GPU, types, layout, protocol, L2, load
 
@@ -87,8 +87,8 @@ class Doubt(NamedTuple):
 class Group:
     """Measurements under the same conditions, one of each problem.
 
-    The conditions are the card, the GPU model of the problems, types (with fusion and batch), layout, protocol, L2
-    state and load.
+    The conditions are the card (``name``), the GPU model of the problems (``gpu``), types (with fusion and batch),
+    layout, protocol, L2 state and load (``target_qps``: mean calls per second, or None).
     """
 
     def __init__(self, key: Key, environments: Sequence[Environment], measurements: Sequence[Measurement]) -> None:
@@ -268,15 +268,15 @@ def by_conditions(measurements: Measurements, predicate: Callable[[Measurement],
             environments = [
                 environment for id_, environment in measurements.environments.items() if id_ in environment_ids
             ]
-            groups.append(Group((*key[:5], state, key[6]), environments, ordered))
+            groups.append(Group((*key[:5], state, key[6]), environments, ordered))  # the L2 state in its place
     return groups
 
 
 def _order(name: str) -> tuple[bool, int, str, int, str]:
-    """The sort key of a contender: our kernel, then the interfaces in the paper's order, then others; within an
-    interface nn, tn, max."""
+    """The sort key of a contender: our kernel, then the interfaces in CUDA-L2's order, then others; within an interface
+    nn, tn, max."""
     stem, _, last = name.rpartition("-")
-    if last not in LAYOUTS:
+    if last not in ENDINGS:
         stem, last = name, ""
     rank = INTERFACES.index(stem) if stem in INTERFACES else len(INTERFACES)
-    return name != KERNEL, rank, stem, LAYOUTS.index(last) if last else 0, name
+    return name != KERNEL, rank, stem, ENDINGS.index(last) if last else 0, name

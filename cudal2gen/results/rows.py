@@ -38,7 +38,7 @@ ProtocolName = Literal["device", "offline", "server"]
 L2 = Literal["cold", "hot", "exceeded"]
 # How a tuner's trial ended. All outcomes but "measured" are failures with a reason.
 Outcome = Literal["measured", "illegal", "compile error", "wrong result", "spill", "time-out", "too good"]
-Effort = Literal["short", "medium", "long", "final"]
+Effort = Literal["short", "medium", "long", "final"]  # how long a trial is timed; "final" decides between the best
 Source = Literal["gpu", "replay", "model"]  # where a trial's times come from: a GPU, an earlier measurement, or a model
 
 KERNEL, INCUMBENT = "cudal2gen", "incumbent"
@@ -508,8 +508,9 @@ class Trial(ProblemRow):
 class Algorithm(TypedRow):
     """The fastest cuBLASLt algorithm of one problem on one card.
 
-    ``blob``: the library's opaque description of it, in hexadecimal. ``candidates``: how many algorithms were timed.
-    ``rank``: the winner's place (from 0) in the order of the library's heuristic.
+    ``name``: the card's. ``library``: the version of cuBLASLt. ``blob``: the library's opaque description of the
+    algorithm, in hexadecimal. ``candidates``: how many algorithms were timed. ``rank``: the winner's place (from 0) in
+    the order of the library's heuristic.
     """
 
     kind: Literal["algorithm"] = "algorithm"

@@ -39,6 +39,7 @@ from kernelproof.ground.pages import grid
 CHECKPOINTS = (4, 8, 16, 32)  # numbers of evaluations after which regrets are compared
 CLOSE = 0.98  # a search is close if its selected record reaches this fraction of the best known speed
 MAX_IDLE = 5  # answers in a row without a new record after which a search ends
+RESAMPLES = 2000  # resamples of a bootstrap interval
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class BenchmarkPlan:
     - ``environments``: number of model environments, each with its own hidden terms and its own campaign.
     - ``seeds``: searches of each proposer for each problem and environment.
     - ``evaluations``: evaluations of each of the campaign's problems; ``batch``: most proposals of an answer.
+    - ``seed``: everything random follows from it.
     """
 
     gpu: str = "h200"
@@ -101,11 +103,14 @@ def split(records: Sequence[Record], plan: BenchmarkPlan) -> tuple[list[Problem]
 
 
 def best_known(environment: ModelEnvironment, candidates: space.Candidates, refined: int = 16) -> float:
-    """The least true time in µs: over all structures, and over all free fields of the ``refined`` best structures."""
+    """The least true time in µs: over all structures, and over all free fields of the ``refined`` best structures.
+
+    All values of the free fields of all structures would take too long.
+    """
     times = environment.true_us(candidates.records)
     best = float(times.min())
     for row in np.argsort(times)[:refined].tolist():
-        heads = candidates.heads[candidates.records[row].family]
+        heads = candidates.heads[candidates.records[row].family]  # the values of each group of free fields
         choices = itertools.product(*(range(len(values)) for values in heads.values()))
         records = [candidates.compose(row, dict(zip(heads, choice, strict=True)), "best known") for choice in choices]
         best = min(best, float(environment.true_us(records).min()))
@@ -121,7 +126,10 @@ class TimedEnvironment(Environment, Protocol):
 def search(
     environment: TimedEnvironment, proposer: Proposer, candidates: space.Candidates, evaluations: int, batch: int
 ) -> list[Trial]:
-    """The trials of a proposer's evaluations, in order; fewer if it has no more proposals."""
+    """The trials of a proposer's first ``evaluations`` evaluations, in order; fewer if it has no more proposals.
+
+    ``batch``: most proposals of an answer.
+    """
     trials: list[Trial] = []
     keys: set[object] = set()
     idle = 0
@@ -172,11 +180,11 @@ def until_close(times: Sequence[float], best: float) -> float:
 def interval(regrets: NDArray[np.float64]) -> tuple[tuple[float, ...], tuple[tuple[float, float], ...]]:
     """Means of regrets of shape (environments, problems, counts), with 95 % bootstrap intervals.
 
-    Each of 2000 resamples draws environments (or training seeds) and problems.
+    Each resample draws environments (or training seeds) and problems.
     """
     rng = np.random.default_rng(0)
-    environments = rng.integers(0, len(regrets), (2000, len(regrets)))
-    problems = rng.integers(0, regrets.shape[1], (2000, regrets.shape[1]))
+    environments = rng.integers(0, len(regrets), (RESAMPLES, len(regrets)))
+    problems = rng.integers(0, regrets.shape[1], (RESAMPLES, regrets.shape[1]))
     draws = zip(environments, problems, strict=True)
     means = [regrets[environment_rows][:, problem_rows].mean((0, 1)) for environment_rows, problem_rows in draws]
     low, high = ratios.percentile_interval(means).tolist()

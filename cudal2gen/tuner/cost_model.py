@@ -25,12 +25,14 @@ from cudal2gen.tuner.facts import NUMBERS, Facts, Floats, Tokens, coordinates, f
 from cudal2gen.tuner.regression import Ensemble, TrainingRows, centred
 
 NEAR_BEST = 0.15  # distance from a problem's best, in log time, at which a record's weight has fallen by e
-SCALE = 1.0  # standard deviation of a problem's own constant factor, in log time
+FACTOR_SPREAD = 1.0  # standard deviation of a problem's own constant factor, in log time
 SPREAD, LENGTH = 0.12, 1.8  # standard deviation (log time) and length scale of the process before any training
 LENGTHS = (0.8, 1.2, 1.8, 2.7, 4.0)  # length scales that ``_fit_process`` tries, in the units of facts.coordinates
 NOISE = 0.006  # standard deviation of a measurement, in log time
 MIN_PROBLEMS = 4  # least number of problems for training; with fewer the timing model is not corrected
 FITTED_PROBLEMS, FITTED_RECORDS = 24, 64  # most problems, and most records of each, to which the process is fitted
+LEAST_WEIGHT = 0.02  # added to all weights, so that slow records count a little
+SPREAD_FACTORS = (0.5, 0.75, 1.0, 1.5)  # spreads that ``_fit_process`` tries, over the residuals' standard deviation
 
 
 class TimedRecords(NamedTuple):
@@ -87,7 +89,8 @@ class CostModel:
         return times
 
     def posterior(self, observed: Inputs, log_us: NDArray[np.float64], noise: float = NOISE) -> Posterior:
-        """The model after trials of the problem at hand."""
+        """The model after trials of the problem at hand: of the records ``observed``, whose times have the logarithms
+        ``log_us`` of shape (records,). ``noise``: the standard deviation of a measurement, in log time."""
         return Posterior(self, observed, log_us, noise)
 
 
@@ -114,7 +117,7 @@ class Posterior:
         """The means and the standard deviations, each of shape (records,). ``members``: the inputs' ``prior``."""
         mean = members.mean(0).astype(np.float64) + self._constant
         deviations = (members - members.mean(0)) / math.sqrt(len(members))
-        variance = SCALE**2 + self._model.spread**2 + (deviations**2).sum(0)
+        variance = FACTOR_SPREAD**2 + self._model.spread**2 + (deviations**2).sum(0)
         if len(self._weights):
             cross = self._covariance(inputs, deviations, self._observed, self._deviations)
             mean = mean + cross @ self._weights
@@ -130,7 +133,7 @@ class Posterior:
         ``a`` and ``b`` are the members' deviations from their mean, of shape (members, records), over sqrt(members).
         """
         kernel = _kernel(first.coordinates, second.coordinates, self._model.length)
-        covariance: NDArray[np.float64] = SCALE**2 + self._model.spread**2 * kernel + (a.T @ b)
+        covariance: NDArray[np.float64] = FACTOR_SPREAD**2 + self._model.spread**2 * kernel + (a.T @ b)
         return covariance
 
 
@@ -151,7 +154,7 @@ Described = tuple[Facts, TimedRecords]
 
 
 def train(problems: Iterable[TimedRecords], seed: int = 0, members: int = 8, epochs: int = 40) -> CostModel:
-    """A model trained on these problems.
+    """A model trained on these problems, by an ensemble of ``members`` networks.
 
     It is untrained if fewer than ``MIN_PROBLEMS`` of them have two records or more.
     """
@@ -171,9 +174,10 @@ def train_described(problems: Sequence[Described], seed: int = 0, members: int =
     tokens = Tokens(names)
     samples = _samples(tokens, described)
     ensemble = regression.fit(samples, members=members, epochs=epochs, seed=seed)
-    lengths = np.array([len(problem.records) for _, problem in described])
-    target = centred(samples.target[None], samples.weight[None], lengths)[0]
-    predicted = centred(ensemble.left_out(samples)[None], samples.weight[None], lengths)[0]
+    counts = np.array([len(problem.records) for _, problem in described])
+    # Relative to the problem's mean, because a problem's own constant factor does not matter.
+    target = centred(samples.target[None], samples.weight[None], counts)[0]
+    predicted = centred(ensemble.left_out(samples)[None], samples.weight[None], counts)[0]
     weighted = samples.weight * predicted
     scale = float(np.clip(weighted @ target / (weighted @ predicted + 1e-9), 0, 1))
     ensemble.arrays["w3"] *= np.float32(scale)  # the output is linear in w3
@@ -185,7 +189,7 @@ def _samples(tokens: Tokens, described: Sequence[Described]) -> TrainingRows:
     blocks: list[tuple[Floats, Floats, Floats]] = []
     for record_facts, problem in described:
         log_us = np.log(np.array(problem.us, np.float32))
-        weight = np.exp(-(log_us - log_us.min()) / NEAR_BEST) + 0.02
+        weight = np.exp(-(log_us - log_us.min()) / NEAR_BEST) + LEAST_WEIGHT
         blocks.append(
             (
                 np.concatenate([record_facts.numbers, tokens.one_hot(record_facts.tokens)], 1),
@@ -214,15 +218,16 @@ def _fit_process(samples: TrainingRows, residual: Floats) -> tuple[float, float]
     spread = float(np.sqrt(np.mean(np.concatenate([own for _, own in residuals]) ** 2)))
     best = (-math.inf, spread, LENGTH)
     for length in LENGTHS:
-        for factor in (0.5, 0.75, 1.0, 1.5):
+        for factor in SPREAD_FACTORS:
             fit = sum(_likelihood(places, own, factor * spread, length) for places, own in residuals)
             best = max(best, (fit, factor * spread, length))
     return best[1:]
 
 
 def _likelihood(places: Floats, residual: NDArray[np.float64], spread: float, length: float) -> float:
-    """The logarithm of the likelihood of one problem's residuals, up to a constant."""
-    covariance = spread**2 * _kernel(places, places, length) + SCALE**2
+    """The logarithm of the likelihood of one problem's residuals, up to a constant. ``places``: the records'
+    coordinates. With the covariance L L^T it is -|L^-1 residual|^2 / 2 - log det L."""
+    covariance = spread**2 * _kernel(places, places, length) + FACTOR_SPREAD**2
     covariance[np.diag_indices(len(residual))] += NOISE**2
     factor = np.linalg.cholesky(covariance)
     solved = np.linalg.solve(factor, residual)

@@ -34,8 +34,8 @@ Drawn_co = TypeVar("Drawn_co", NDArray[Any], "torch.Tensor", covariant=True)
 Order = Sequence[Sequence[Sequence[int]]]
 
 INPUTS = ("binary", "sparse", "integers", "normal", "cancelling", "special")
-BOUNDED = ("normal", "cancelling")
-BOUND = "error bound of the accumulator"
+BOUNDED = ("normal", "cancelling")  # kinds of inputs that are compared by an error bound
+BOUND = "error bound of the accumulator"  # this criterion in words
 CHUNK = 1 << 27  # elements of D that are compared at a time, in fp64
 # The largest m * n * k for which the bound of an fp16 accumulator is computed for every element of D; above, it is
 # computed for some rows only. The bound takes a pass over all of D in fp64 for every 8 of k.
@@ -227,7 +227,8 @@ def operands(
 
 def _draw_operands(inputs: str, m: int, n: int, k: int, draws: Draws[Array], element: Element) -> tuple[Array, Array]:
     if inputs in ("binary", "sparse"):
-        # The mean of the reference is k times the square of the density.
+        # The mean of the reference is k times the square of the density. For sparse inputs it is a quarter of the
+        # largest exact integer, so that practically no element reaches that integer.
         density = 0.5 if inputs == "binary" else min(0.5, (element.exact / 4 / k) ** 0.5)
         return draws.bits(density, m, k), draws.bits(density, n, k)
     if inputs == "integers":

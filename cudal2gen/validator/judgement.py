@@ -33,14 +33,14 @@ def judge(
     digest = built.artifact.digest
     verdict = validate(device, built.record, digest, lambda record: built.open(device, record), baseline)
     cases, tools = list(verdict.cases), dict(verdict.tools)
-    lines: list[Rounding] = []
+    roundings: list[Rounding] = []
     if sanitize is not None:
         sanitizer_cases, answers = run_sanitizer(device, built, sanitize)
         cases, tools = cases + sanitizer_cases, tools | answers
     if emulator and verdict.passed:
-        agreement_cases, lines = against_emulator(device, built)
+        agreement_cases, roundings = against_emulator(device, built)
         cases += agreement_cases
-    return verdict.model_copy(update={"cases": tuple(cases), "tools": tools}), lines
+    return verdict.model_copy(update={"cases": tuple(cases), "tools": tools}), roundings
 
 
 def judge_all(
@@ -64,14 +64,15 @@ def judge_all(
 def run_sanitizer(
     device: VerdictDevice, built: BuiltKernel, number: int, timeout_s: float = 120
 ) -> tuple[list[Case], dict[str, str]]:
-    """Runs compute-sanitizer on one small launch on CUDA device ``number``.
+    """Runs compute-sanitizer on one small launch on CUDA device ``number``, each of its tools for at most ``timeout_s``
+    seconds.
 
-    Returns a case for each tool that ran, and the answer of each tool. Kernels that wait at mbarriers are not
-    run under racecheck, which does not follow bulk copies.
+    Returns a case for each tool that ran, and the answer of each tool by the tool's name. Kernels that wait at
+    mbarriers are not run under racecheck, which does not follow bulk copies.
     """
     record = built.record
     shapes = stress_shapes(record)
-    ragged = [shape for shape in shapes if shape.m % record.bm] or shapes
+    ragged = [shape for shape in shapes if shape.m % record.bm] or shapes  # partial tiles find accesses out of bounds
     shape = max(ragged, key=lambda shape: shape.m * shape.n * shape.k)
     launch = sanitizer.launch_of(record, shape, built.artifact.directory, built.library, device.runtime_library)
     cases, answers = [], {}

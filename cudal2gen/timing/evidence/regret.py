@@ -23,14 +23,16 @@ from kernelproof.ground.errors import MissingLibrary
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
 NEAR = 1.3  # a tile is near the best if its time is at most this multiple of the best time
 FEWEST = 5  # the fewest tiles for which a rank correlation is computed
+CHOICES = 16  # choices of nvidia-matmul-heuristics for a problem
 
-Score = Callable[[Recording, Tile], float]  # the tile with the least score is chosen
+Score = Callable[[Recording, Tile], float]  # the score of one tile of a recording; the tile with the least is chosen
 
 
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     """Mean regret for each GPU, of the model's first choice and of the best of its first three.
 
-    Raises WrongInput if the folder has no recordings.
+    ``held_out``: on the problems that are held out (``development``) instead of the others. Raises WrongInput if the
+    folder has no recordings.
     """
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
@@ -122,13 +124,14 @@ def _heuristics() -> MatmulHeuristics | None:
 
 
 def _distance(heuristics: MatmulHeuristics, gpu: str, recording: Recording, tile: Tile) -> float:
-    """How far a tile is from the nearest of the library's choices.
+    """The ``Score`` of a tile by the library: how far it is from the nearest of the library's first choices.
 
-    The distance is the sum of the extents' ratios in octaves, and of the choice's place among sixteen.
+    The distance is the sum of |log2| of the extents' ratios, plus the choice's place as a fraction of 1, so that the
+    place only decides between tiles that are equally near.
     """
-    choices = heuristics.answers(triton.problem_of(gpu, recording.sizes), 16)
+    choices = heuristics.answers(triton.problem_of(gpu, recording.sizes), CHOICES)
     return min(
-        place / 16
+        place / CHOICES
         + sum(
             abs(math.log2(own / other))
             for own, other in (

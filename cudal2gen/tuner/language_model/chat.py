@@ -93,7 +93,7 @@ class Chat:
       for its question, and nothing is sent.
     - ``budget``: most tokens of the run, in and out; ``problem_budget``: most tokens of one problem. A question that
       would exceed one of them is not sent.
-    - ``pause`` and ``clock`` measure in seconds; tests replace them.
+    - ``pause`` waits for a number of seconds, ``clock`` gives the time in seconds; tests replace them.
 
     After a server rejects a response format, all further questions use a simpler one. After a failure the chat backs
     off, longer each time up to ``MAX_BACKOFF_S`` seconds, or until the time that the server names. Questions during a
@@ -145,7 +145,8 @@ class Chat:
 
         Returns False without waiting after any other failure, and if the back-off ends more than ``LATEST_RETRY``
         seconds after the first failure since an answer. Also returns False if ``stop`` ends the wait. ``announce``
-        receives the number of seconds before the wait begins. A replay does not wait.
+        receives the number of seconds before the wait begins. A replay does not wait: it returns once whether the last
+        recorded failure was a rate limit or an overload, since the recorded run asked again then.
         """
         if not self.wire.live:
             limited, self._limited = self._limited, False
@@ -165,7 +166,8 @@ class Chat:
         self, request: ChatRequest, reply: Reply, problem: Problem, proposals: Sequence[Fields] = (), *,
         stage: Stage | None = None, reward: float | None = None, fault: str = "", right: bool | None = None,
     ) -> None:  # fmt: skip
-        """Adds the outcome of an answer to the transcript, if the chat has one. ``stage``: by default the problem's."""
+        """Adds the outcome of an answer to the transcript, if the chat has one. ``stage``: by default the problem's.
+        The other arguments are fields of ``AnswerOutcome``."""
         key = answer_key(request.digest, reply.text)
         self.history.conclude(key)
         outcome = AnswerOutcome(
@@ -181,7 +183,7 @@ class Chat:
         self._record(outcome)
 
     def keep(self, problem: Problem, of: str, content: Fields) -> None:
-        """Adds a ``State`` to the transcript, if there is a transcript."""
+        """Adds a ``State`` to the transcript, if there is a transcript. ``of`` names what ``content`` describes."""
         self._record(State(run=self.run, problem=problem.title, of=of, content=content))
 
     def _check(self, request: ChatRequest, problem: Problem) -> None:
@@ -305,7 +307,7 @@ class Chat:
                 self._failing_since = self.clock()
             if error.status in FORMAT_ERRORS and self._failures == 1:
                 return  # perhaps only this question was too long
-            factor = 2.0 ** min(self._failures - 1, 30)
+            factor = 2.0 ** min(self._failures - 1, 30)  # the limit only prevents an overflow
             seconds = error.retry_after or min(max(MIN_BACKOFF_S, duration_s) * factor, MAX_BACKOFF_S)
             quick = duration_s < QUICK_FAILURE_S and not error.retry_after
             self._skips = min(factor, MAX_SKIPPED) if quick else math.inf
