@@ -373,8 +373,8 @@ class Barriers:
         arrived = mask if arrived is None else arrived | mask
         words = batch.words(members)
         named = bits_of(words)
-        missing = self._warp_lacks(named, arrived) & mask
         self.members[mask] = words.reshape(-1)[mask]
+        missing = self._warp_lacks(named, arrived) & mask
         scheduler.sleep(WARP_BARRIER, mask, resume, site)
         ready = np.repeat((mask & ~missing).reshape(-1, 32).any(axis=1), 32)
         if ready.any():
@@ -388,8 +388,10 @@ class Barriers:
         return scheduler.pick()
 
     def _warp_lacks(self, named: Array, arrived: Array) -> Array:
-        """Per lane: has a living lane that it names not arrived?"""
-        absent = (self.batch.alive & ~arrived).reshape(-1, 1, 32)
+        """Per lane: has a living lane that it names not arrived with the same mask?"""
+        members = self.members.reshape(-1, 32)
+        here = arrived.reshape(-1, 1, 32) & (members[:, None, :] == members[:, :, None])
+        absent = self.batch.alive.reshape(-1, 1, 32) & ~here
         return np.asarray((named.reshape(-1, 32, 32) & absent).any(axis=2).reshape(-1))
 
     def _free_warps(self, leaving: Array, arrived: Array) -> None:

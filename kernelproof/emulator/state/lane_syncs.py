@@ -15,9 +15,9 @@ class LaneSyncs:
     """``ticks[warp, lane, other]``: accesses of the other lane before this tick happen before the lane's present, by
     synchronisations of some lanes of the warp. Those of whole warps are in the clocks of warps.
 
-    ``groups``: per warp, which lanes have met which ones at the last synchronisation. If the same lanes meet again,
-    they know the same already. ``last``: per warp, the tick of its last such synchronisation. A release by some lanes
-    counts as covering what any lane of the warp did before.
+    ``groups``: per warp and lane, the lanes that it has met at the last synchronisation, and ``met``: the tick of that,
+    which is not in ``ticks`` yet. If the same lanes meet again, only that tick changes. ``last``: per warp, the tick of
+    its last such synchronisation. A release by some lanes counts as covering what any lane of the warp did before.
     """
 
     def __init__(self, batch: BatchState) -> None:
@@ -25,6 +25,7 @@ class LaneSyncs:
         # Whether there is any such synchronisation. Until then the arrays are not made.
         self.active = False
         self.last: Array = np.zeros(batch.size >> 5, np.int64)
+        self.met: Array = np.zeros((0, 32), np.int64)
         self.ticks: Array = np.zeros((0, 32, 32), np.int64)
         self.groups: Array = np.zeros((0, 32, 32), bool)
 
@@ -39,22 +40,28 @@ class LaneSyncs:
     def meet(self, arriving: Array, words: Array, tick: int) -> None:
         """Lanes of some warps, shape (warps, 32), meet those of them that their masks name."""
         if not self.active:
-            self.active = True
+            self.active, self.met = True, np.zeros((len(words), 32), np.int64)
             self.ticks, self.groups = (np.zeros((len(words), 32, 32), kind) for kind in (np.int64, bool))
         warps = np.flatnonzero(arriving.any(axis=1))
         groups = bits_of(words[warps]) & arriving[warps, None, :] & arriving[warps, :, None]
-        known = self.ticks[warps]
         changed = np.flatnonzero((groups != self.groups[warps]).any(axis=(1, 2)))
         for start in range(0, len(changed), STEP):
             some = changed[start : start + STEP]
-            learned = np.where(groups[some, :, :, None], known[some, None, :, :], 0).max(axis=2)
-            known[some] = np.maximum(known[some], learned)
-        known[groups] = tick
-        self.ticks[warps], self.groups[warps], self.last[warps] = known, groups, tick
+            known = self._known(warps[some])
+            # Each lane learns what the lanes that it meets know.
+            learned = np.where(groups[some, :, :, None], known[:, None, :, :], 0).max(axis=2)
+            self.ticks[warps[some]], self.groups[warps[some]] = np.maximum(known, learned), groups[some]
+        self.met[warps] = np.where(arriving[warps], tick, 0)
+        self.last[warps] = tick
+
+    def _known(self, warps: Array, *lanes: Array) -> Array:
+        """``ticks`` of warps, or of a lane of each, with those of the last synchronisation."""
+        at = warps, *lanes
+        return np.asarray(np.maximum(self.ticks[at], np.where(self.groups[at], self.met[at][..., None], 0)))
 
     def cover(self, lanes: Array, others: Array, ticks: Array, several: Array) -> Array:
         """Per element: does the access of lane ``others`` of a lane's own warp at a tick happen before the lane's
         present? ``several``: it is by any lane of the warp, of which one that the lane has met suffices."""
-        known = self.ticks[lanes >> 5, lanes & 31]
+        known = self._known(lanes >> 5, lanes & 31)
         until = np.where(several, known.max(axis=1), known[np.arange(len(lanes)), others])
         return np.asarray(ticks < until)

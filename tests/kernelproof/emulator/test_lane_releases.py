@@ -269,9 +269,29 @@ def test_lanes_of_two_tiles_do_not_meet(
     assert races or out[32:].tolist() == [lane ^ distance for lane in range(32)]
 
 
+@ADVERSE
+def test_lanes_wait_for_those_that_name_the_same_lanes(adverse: bool) -> None:
+    # Lane 2 meets lane 1, which waits for a flag, and then lane 0, which is early.
+    text = """setp.eq.u32 %P, %t, 0; @%P st.shared.u32 [%s], 0; mov.u32 %w, 0; bar.warp.sync -1;
+      setp.gt.u32 %Q, %t, 2; @%Q bra last; @%P bra early; setp.eq.u32 %Q, %t, 2; @%Q bra middle;
+      wait: ld.acquire.cta.shared.u32 %v, [%s]; setp.ne.u32 %E, %v, 1; @%E bra wait;
+      st.shared.u32 [%s+16], %t; bar.warp.sync 6; bra done;
+      middle: bar.warp.sync 6; ld.shared.u32 %v, [%s+16]; add.u32 %v, %v, 1; st.shared.u32 [%s+20], %v;
+      bar.warp.sync 5; bra done;
+      early: bar.warp.sync 5; ld.shared.u32 %w, [%s+20]; bra done;
+      last: setp.eq.u32 %Q, %t, 31; @%Q st.release.cta.shared.u32 [%s], 1;
+      done: mul.wide.u32 %d0, %t, 4; add.u64 %d1, %q, %d0; st.global.u32 [%d1], %w;"""
+    options = Options(adverse=adverse)
+    out, result = run(text, np.zeros(1, np.uint32), np.zeros(32, np.uint32), options=options, check_outputs=False)
+    assert {report.kind for report in result.reports if report.is_error} == set()
+    assert out[0] == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize(("seed", "syncs"), [(0, 0.55), (1, 0.55), (2, 0.55), (3, 0.55), (10, 0.15), (23, 0.15)])
+@pytest.mark.parametrize(
+    ("seed", "syncs"), [(0, 0.55), (1, 0.55), (2, 0.55), (3, 0.55), (10, 0.15), (23, 0.15)]
+)
 def test_drawn_programs_race_where_only_some_lanes_meet(seed: int, syncs: float, right: bool, ampere: Device) -> None:
     text, races = draw(seed, right, ("released", "fenced")[seed % 2], whole_warps=0.2, syncs=syncs)
     y = np.zeros(THREADS, np.uint32)
