@@ -31,3 +31,4 @@ class ClusterMachine(PartMachine):
         self._together(m)
         if self.role != SETUP or not self.track.announced or not self.track.fenced:
             raise NotCertified("a wait for a cluster's barrier at which the CTA has not arrived")
+        self.track.gathered = True

@@ -47,6 +47,8 @@ class CtaProof:
             raise NotCertified("threads go different ways before the CTA's barrier") from None
         if not isinstance(state, RoleState):
             raise NotCertified("a CTA ends before its barrier")
+        if self.pipeline.ranks > 1 and not state.track.gathered:
+            raise NotCertified("the CTAs of a cluster do not wait for each other before they have roles")
         self.machine = machine
         # This is done for all roles before the first one is proven, so that every setmaxnreg has been executed.
         self.entries = [self._entries(of_lanes(state, part, len(threads)), part) for part in self.parts]

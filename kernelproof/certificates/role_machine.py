@@ -224,7 +224,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             raise NotCertified("an mbarrier that is not initialised by one thread before the CTA's barrier")
         place = int(self.shared_places(address, 8, lanes, site)[0, 0])
         self.protocol.initialise(self._one(address, lanes), place, self._one(count, lanes))
-        self.track.fenced = self.track.announced = False
+        self.track.fenced = self.track.announced = self.track.gathered = False
 
     def fence_init(self, m: Mask) -> None:
         """A fence after the initialisation of mbarriers, by all threads."""

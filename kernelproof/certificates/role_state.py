@@ -32,7 +32,7 @@ class Track:
     - ``item``: the number of its item, modulo two turns of all groups. ``step``: the k-tiles of it that have passed.
     - ``granted``: the kernel that was launched before has ended.
     - ``fenced``: no mbarrier was initialised since the last fence for that. ``announced``: none was initialised since
-      the CTA has arrived at its cluster's barrier.
+      the CTA has arrived at its cluster's barrier, and ``gathered``: since it has waited there.
 
     A producer also has these:
 
@@ -74,6 +74,7 @@ class Track:
     granted: bool = False
     fenced: bool = True
     announced: bool = False
+    gathered: bool = False
     published: bool = False
     sums: SumTrack = field(default_factory=SumTrack)
     tensor: TensorTrack = field(default_factory=TensorTrack)

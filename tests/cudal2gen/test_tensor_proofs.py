@@ -120,6 +120,9 @@ FAULTS: dict[str, Edit] = {
     "the second CTA multiplies too": Edit(r"and\.b32( \s*%r\d+, %r\d+, )1;", r"and.b32\g<1>0;", 0, TWO),
     "a multiplier may end too early": Edit(TRY_WAIT, NO_WAIT, 4, TWO),
     "an instruction of one CTA": Edit(r"tcgen05\.commit\.cta_group::2", "tcgen05.commit.cta_group::1", 0, TWO),
+    "CTAs do not wait for each other to begin": Edit(
+        r"barrier\.cluster\.arrive[^;]*;\s*barrier\.cluster\.wait[^;]*;(?=\s*bar)", "", 0, TWO,
+    ),
     "CTAs do not wait for each other in the end": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;(?=\s*setp)", "", 0, TWO),
     "a stage is handed back to the own CTA alone": Edit(r"(tcgen05\.commit[^;]*), %rs\d+;", r"\1, 1;", 0, ROW),
 }  # fmt: skip
