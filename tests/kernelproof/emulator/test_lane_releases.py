@@ -289,9 +289,7 @@ def test_lanes_wait_for_those_that_name_the_same_lanes(adverse: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("right", [True, False])
-@pytest.mark.parametrize(
-    ("seed", "syncs"), [(0, 0.55), (1, 0.55), (2, 0.55), (3, 0.55), (10, 0.15), (23, 0.15)]
-)
+@pytest.mark.parametrize(("seed", "syncs"), [(0, 0.55), (1, 0.55), (2, 0.55), (3, 0.55), (10, 0.15), (23, 0.15)])
 def test_drawn_programs_race_where_only_some_lanes_meet(seed: int, syncs: float, right: bool, ampere: Device) -> None:
     text, races = draw(seed, right, ("released", "fenced")[seed % 2], whole_warps=0.2, syncs=syncs)
     y = np.zeros(THREADS, np.uint32)
