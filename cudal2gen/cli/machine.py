@@ -156,7 +156,7 @@ def _calls(packs: Mapping[str, Pack]) -> Check:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Check(False, f"no torch; they need torch {oldest} or newer")
+        return Check(False, f"no torch; such calls need torch {oldest} or newer")
     if torch_range.numbers(version) < torch_range.numbers(oldest):
         return Check(False, f"Python makes calls: torch {version} has no stable ABI of {oldest}")
     if files := [str(opened.torch_library) for opened in packs.values() if opened.torch_library]:

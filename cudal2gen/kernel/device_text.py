@@ -33,7 +33,7 @@ _INCLUDE = re.compile(rf"<(?:{'|'.join(_HEADERS)})>")
 _TOKEN = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'|[\"']", re.S)
 _SPLICE = re.compile(r"\\[ \t]*\n")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(\w*)[ \t]*(.*)$", re.M)
-_CONSTRUCTS = {
+_CONSTRUCTS = {  # pattern -> what it finds, and what to write instead
     r"\b_Pragma\b": "_Pragma: write #pragma",
     # Macros of headers, such as _CCCL_HAS_INCLUDE, pass their argument to __has_include, so these names are refused.
     r"\b\w*(?i:has_(?:include|embed))\w*\b": "__has_include: CUDA's headers always exist",

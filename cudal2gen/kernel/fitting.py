@@ -217,8 +217,9 @@ class _Search:
     ) -> Iterator[tuple[Fields, list[str]]]:
         """Sets with one more move, of fields that affect the broken rules, and the rules that each set breaks.
 
-        A field moves only once from the seed. Moves that mend no rule are left out, and so are moves that cost more
-        than ``most``. Of moves that lead to the same broken rules, only the nearest few are kept.
+        A field moves only once from the seed. Moves that mend no rule are left out, even if they break no other one,
+        and so are moves that cost more than ``most``. Of moves that lead to the same broken rules, only the nearest few
+        are kept.
         """
         before = _outcome(broken)
         for name in self.start:
@@ -333,7 +334,8 @@ def _changes_cost(shared: Fields, flat: Fields) -> float:
 
 
 def _distance(old: Any, new: Any) -> float:
-    """The distance of two values: the logarithm of the ratio of numbers, 1 for values without an order."""
+    """The distance of two values: the logarithm (base 2) of the ratio of numbers, at most 3; 1 for values without an
+    order; 0.5 to or from null, since a part that is added or left out changes less than a kind."""
     if old == new:
         return 0.0
     if old is None or new is None:
@@ -342,7 +344,7 @@ def _distance(old: Any, new: Any) -> float:
         return sum(_distance(*pair) + _warps_cost(pair[1]) for pair in zip(old, new, strict=True))
     if any(isinstance(value, bool) or not isinstance(value, int) for value in (old, new)):
         return 1.0
-    return min(3.0, abs(math.log2(max(new, 0.5) / max(old, 0.5))))
+    return min(3.0, abs(math.log2(max(new, 0.5) / max(old, 0.5))))  # 0 counts as 0.5, because it has no logarithm
 
 
 def _warps_cost(value: Any) -> float:

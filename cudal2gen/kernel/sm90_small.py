@@ -137,7 +137,8 @@ class Sm90Small(SmemTiles, Sm90Kernel):
 
     @classmethod
     def candidates(cls, problem: Problem) -> Iterator[Fields]:
-        """For problems limited by latency: a power of two of chunks, and up to 8 CTAs that share the k of a tile."""
+        """For problems limited by latency, with at most 2^20 elements of D: a power of two of chunks, at most 8, and up
+        to 8 CTAs that share the k of a tile. These limits are a choice that keeps the tuner's search small."""
         if problem.m * problem.n > 1 << 20:
             return
         chunks = ceil_div(problem.k, problem.element.chunk)

@@ -122,7 +122,7 @@ class Sm90Wgmma(Warpgroups):
         bm = ceil_div(problem.m, 16) * 16 if swap_ab else 128
         # Wide tiles if they occupy at least half of the 132 SMs of an H100 or H200.
         bn = 256 if not swap_ab and ceil_div(problem.m, bm) * ceil_div(problem.n, 256) >= 66 else 128
-        stages = min(8, 220_000 // ((bm + bn) * CHUNK_BYTES))
+        stages = min(8, 220_000 // ((bm + bn) * CHUNK_BYTES))  # of 232448 bytes of a CTA; the rest stores D
         return {
             "bm": bm,
             "bn": bn,
@@ -193,6 +193,7 @@ class Sm90Wgmma(Warpgroups):
         if self.registers is not None and (broken := list(self.pool_violations(*self.registers))):
             yield from broken
             return
+        # A wgmma has 64 * atom_n sums, shared by 128 threads; a register holds one in fp32 or two in fp16.
         atom = self.atom_n // (4 if self.acc == "f16" else 2)
         if atom + ATOM_REGISTERS > self.entry_registers:
             yield (

@@ -49,7 +49,8 @@ class Candidates:
 
     @cached_property
     def heads(self) -> dict[str, Mapping[str, Sequence[Fields]]]:
-        """The free fields of every family of these structures: by their name, the alternatives (``free_fields``)."""
+        """The free fields of every family of these structures: family -> name of a head -> alternatives. A head is a
+        group of free fields that are chosen together, as ``free_fields`` of the family states."""
         return {name: FAMILIES[name].free_fields(self.problem) for name in self.families}
 
     @cached_property

@@ -139,7 +139,8 @@ class Warpgroups(TmaRing):
 
     @property
     def estimated_registers(self) -> int:
-        """Registers that ptxas will report: exactly those at entry with setmaxnreg, otherwise a rough estimate."""
+        """Registers that ptxas will report: exactly those at entry with setmaxnreg, otherwise a rough estimate, with 38
+        registers for all but the sums."""
         return self.entry_registers if self.registers else min(self.entry_registers, self.accumulator_registers + 38)
 
     @property
@@ -159,7 +160,8 @@ class Warpgroups(TmaRing):
 
     @classmethod
     def swapped_tiles(cls, problem: Problem) -> list[Tile]:
-        """Tiles of D^T = B^T A^T, which has many rows if D has few; none if D has many."""
+        """Tiles of D^T = B^T A^T, for a D with fewer rows than a wgmma computes: D^T has fewer columns instead, which
+        wgmma allows in steps of 8. Empty for a D with more rows."""
         if problem.m > cls.atom_rows:
             return []
         bm = ceil_div(problem.m, 16) * 16

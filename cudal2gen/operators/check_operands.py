@@ -99,8 +99,8 @@ def check_fused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
     Raises ValueError for an unknown activation, else as ``check_linear``.
     """
-    if activation not in epilogues.NAMES:
-        raise ValueError(f"activation={activation!r}: must be None or one of {', '.join(epilogues.NAMES)}")
+    if activation not in epilogues.ACTIVATION_NAMES:
+        raise ValueError(f"activation={activation!r}: must be None or one of {', '.join(epilogues.ACTIVATION_NAMES)}")
     check_tensors(**{"x": x, "w13" if gate else "weight": weight})
     check_linear(x, weight, bias)
     if gate and weight.shape[0] % GATE_COLS:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cudal2gen.operators.epilogues import HALF
+from cudal2gen.operators.epilogues import BLOCK_COLS
 
 if TYPE_CHECKING:
     import torch
@@ -73,9 +73,9 @@ class Derived:
             del self._copies[key]
         rows, depth = w1.shape
         weight = empty(w1, 2 * rows, depth)
-        pairs = weight.view(rows // HALF, 2, HALF, depth)
+        pairs = weight.view(rows // BLOCK_COLS, 2, BLOCK_COLS, depth)
         for half, source in enumerate((w1, w3)):
-            pairs[:, half].copy_(source.detach().view(rows // HALF, HALF, depth))
+            pairs[:, half].copy_(source.detach().view(rows // BLOCK_COLS, BLOCK_COLS, depth))
         storages = StorageWeakRef(w1.untyped_storage()), StorageWeakRef(w3.untyped_storage())
         return DerivedCopy(storages, versions, weight, *_record_event(weight))
 

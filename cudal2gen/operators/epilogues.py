@@ -16,8 +16,8 @@ from kernelproof.ground.element import F32
 if TYPE_CHECKING:
     import torch
 
-HALF = GATE_COLS // 2  # columns of a block
-NAMES = tuple(name for name in ACTIVATIONS if name != "none")
+BLOCK_COLS = GATE_COLS // 2  # columns of a block of Z1 or Z3
+ACTIVATION_NAMES = tuple(name for name in ACTIVATIONS if name != "none")
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def activate(z: torch.Tensor, activation: str) -> torch.Tensor:
-    """The activation of Z, in Z's shape and type. ``activation``: one of ``ACTIVATIONS`` except "none"."""
+    """The activation of Z, in Z's shape and type. ``activation``: one of ``ACTIVATION_NAMES``."""
     from torch.nn import functional
 
     if activation == "relu":
@@ -78,7 +78,7 @@ def pair_backward(grad: torch.Tensor, z: torch.Tensor, activation: str) -> tuple
 
 def split_columns(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The half of Z to which the activation is applied, and the half by which it is multiplied, each (..., n/2)."""
-    pairs = z.unflatten(-1, (z.shape[-1] // GATE_COLS, 2, HALF))
+    pairs = z.unflatten(-1, (z.shape[-1] // GATE_COLS, 2, BLOCK_COLS))
     return pairs[..., 0, :].flatten(-2), pairs[..., 1, :].flatten(-2)
 
 
@@ -86,8 +86,8 @@ def join_columns(z1: torch.Tensor, z3: torch.Tensor) -> torch.Tensor:
     """Undoes ``split_columns``: Z (..., n) from its halves, each (..., n/2)."""
     import torch
 
-    blocks = z1.shape[-1] // HALF
-    return torch.stack((z1.unflatten(-1, (blocks, HALF)), z3.unflatten(-1, (blocks, HALF))), -2).flatten(-3)
+    blocks = z1.shape[-1] // BLOCK_COLS
+    return torch.stack((z1.unflatten(-1, (blocks, BLOCK_COLS)), z3.unflatten(-1, (blocks, BLOCK_COLS))), -2).flatten(-3)
 
 
 def interleave(w1: torch.Tensor, w3: torch.Tensor) -> torch.Tensor:
@@ -118,6 +118,6 @@ def deinterleave(w13: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def check_pair(w1: torch.Tensor, w3: torch.Tensor) -> None:
     """Raises ValueError for weights that cannot be interleaved, TypeError for values that are no tensors."""
     check_tensors(w1=w1, w3=w3)
-    if w1.ndim not in (1, 2) or w1.shape != w3.shape or w1.shape[0] % HALF:
+    if w1.ndim not in (1, 2) or w1.shape != w3.shape or w1.shape[0] % BLOCK_COLS:
         shapes = f"{tuple(w1.shape)} and {tuple(w3.shape)}"
-        raise ValueError(f"w1 and w3: expected one shape (h,k) with h a multiple of {HALF}, got {shapes}")
+        raise ValueError(f"w1 and w3: expected one shape (h,k) with h a multiple of {BLOCK_COLS}, got {shapes}")

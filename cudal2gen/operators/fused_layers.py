@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cudal2gen.kernel.fusion import Activation
-from cudal2gen.operators.epilogues import HALF
+from cudal2gen.operators.epilogues import BLOCK_COLS
 from cudal2gen.operators.fused_operators import gated_pair, linear
 from cudal2gen.operators.grouped import grouped_mm
 from cudal2gen.operators.layers import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 # Classes of activations in transformers that compute the same formula as torch's.
-TRANSFORMERS: dict[str, Activation] = {
+TRANSFORMERS_ACTIVATIONS: dict[str, Activation] = {
     "GELUActivation": "gelu", "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "SiLUActivation": "silu",
     "FastGELUActivation": "gelu_tanh", "AccurateGELUActivation": "gelu_tanh",
 }  # fmt: skip
@@ -98,7 +98,7 @@ def activation_of(module: torch.nn.Module) -> Activation | None:
     if kind is torch.nn.GELU:
         return "gelu_tanh" if module.approximate == "tanh" else "gelu"
     if kind.__module__ == "transformers.activations":
-        return TRANSFORMERS.get(kind.__name__)
+        return TRANSFORMERS_ACTIVATIONS.get(kind.__name__)
     return "relu" if kind is torch.nn.ReLU else "silu" if kind is torch.nn.SiLU else None
 
 
@@ -122,7 +122,7 @@ def _is_pair(gate: torch.nn.Module, activation: torch.nn.Module, up: torch.nn.Mo
     if type(gate) is not torch.nn.Linear or type(up) is not torch.nn.Linear or activation_of(activation) is None:
         return False
     plain = gate.bias is None and up.bias is None and gate.weight.shape == up.weight.shape
-    return plain and gate.weight.shape[0] % HALF == 0 and gate.weight.dtype in TYPES
+    return plain and gate.weight.shape[0] % BLOCK_COLS == 0 and gate.weight.dtype in TYPES
 
 
 def _fusable_pairs(children: Iterable[tuple[str, torch.nn.Module]]) -> str:
@@ -171,6 +171,7 @@ def _children(nodes: list[torch.fx.Node], argument: torch.fx.Node) -> tuple[str,
 def _gate_of(nodes: list[torch.fx.Node]) -> tuple[Any, ...]:
     """For a trace of ``down(act(gate(x)) * up(x))`` the names of gate, activation and up, and the names of the chain
     after the product; empty for another trace."""
+    # The nodes are: the input, three calls of children in some order, the product, the calls after it, the output.
     products = [node for node in nodes if node.op == "call_function" and node.target is operator.mul]
     if len(products) != 1 or len(nodes) < 6 or products[0] is not nodes[4]:
         return ()

@@ -279,10 +279,11 @@ def _pair_aux_backward(ctx: Any, grad: torch.Tensor | None, grad_z: torch.Tensor
 
 
 def _pair_gradients(
-    ctx: Any, x: torch.Tensor, weights: Pair, z: torch.Tensor, grad: torch.Tensor | None, grad_z: torch.Tensor | None
+    ctx: Any, x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], z: torch.Tensor,
+    grad: torch.Tensor | None, grad_z: torch.Tensor | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of a gated layer's arguments (x, w1, w3, activation). ``grad`` and ``grad_z``: as in
-    ``_gradients``."""
+    """The gradients of a gated layer's arguments (x, w1, w3, activation). ``weights``: w1 and w3. ``grad`` and
+    ``grad_z``: as in ``_gradients``."""
     # For each of D and Z that has a gradient, the two halves of Z's gradient that follow from it.
     sum_gradients = [] if grad is None else [epilogues.pair_backward(grad, z, ctx.activation)]
     sum_gradients += [] if grad_z is None else [epilogues.split_columns(grad_z)]

@@ -93,7 +93,8 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """The gradients of the arguments (a, b, offs, bias, out_dtype). Those of a and b are grouped products too.
 
     The groups of an operand with two dimensions are ranges of its rows or columns. Its gradient is zero in those after
-    the last group.
+    the last group. Batch invariance concerns each row's result, so the gradient of b, which sums over all rows of a
+    group, is computed without it.
     """
     a, b, offs = ctx.saved_tensors
     bias_gradient = grad.sum_to_size(ctx.bias_shape).to(ctx.dtype) if ctx.needs_input_grad[3] else None

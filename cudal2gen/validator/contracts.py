@@ -267,10 +267,10 @@ def _contract(record: MmaSyncKernel, grid: _Grid, offsets: list[int], arrived: P
         (named("all_tiles", record.k_step) if slices else k, 32),
         (named(PARTIALS, ALIGNMENT), 64), (named(ARRIVALS, 4), 64),
     )  # fmt: skip
-    if len(arguments) + record.batched != len(offsets):
-        raise NotCertified(f"the kernel has {len(offsets)} parameters, not the launcher's {len(arguments)}")
+    if (expected := len(arguments) + record.batched) != len(offsets):
+        raise NotCertified(f"the kernel has {len(offsets)} parameters, not the launcher's {expected}")
     parameters = dict(zip(offsets, arguments, strict=False))
-    if record.batched:
+    if record.batched:  # the last parameter is a struct of 8-byte members: the number of products, then the distances
         parameters |= {offsets[-1] + 8 * i: (stride, 64) for i, stride in enumerate(strides, 1)}
     bounds = grid.bounds | {(name,): (1, _MOST_ADDRESS) for name in ("a", "b", "d", "partials", "arrivals")}
     types = {"lda": element, "ldb": element, "ldd": output}

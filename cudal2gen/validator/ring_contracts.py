@@ -188,8 +188,8 @@ def _extents(record: TmaRing) -> tuple[int, int, int]:
 def _most_items(record: TmaRing) -> int:
     """An upper bound of the number of items of all clusters.
 
-    Clusters may reach beyond D by up to three tiles along m and n, where D has at most 2^20 tiles each. So the tiles of
-    all clusters are few more than those of D.
+    Clusters may reach beyond D by up to three tiles along m and n, where D has at most 2^20 tiles each. So the clusters
+    have at most 3 * 2^20 + 3 * 2^20 + 9 tiles more than D, which is less than 2^23.
     """
     beyond = 1 << 23 if record.cluster_ctas > 1 else 0
     return (MOST_TILES + beyond * record.split_k) // record.cluster_ctas
@@ -234,12 +234,12 @@ def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank
     left = item.rows * item.cols * record.split_k - 1 - current - named("grid_x")
     ranks = range(record.cluster_ctas)
     # CTAs in the same row or column of the cluster load boxes into each other's stages.
-    of_pair = [rank, rank ^ 1] if record.paired else [rank]
-    places = [(x % record.cluster[0], x // record.cluster[0]) for x in of_pair]
+    own_ranks = [rank, rank ^ 1] if record.paired else [rank]  # a pair of CTAs multiplies together
+    own_places = [(x % record.cluster[0], x // record.cluster[0]) for x in own_ranks]
     senders = frozenset(
-        x for x in ranks for at_m, at_n in places if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n
+        x for x in ranks for at_m, at_n in own_places if x % record.cluster[0] == at_m or x // record.cluster[0] == at_n
     )
-    # Of A and B, by a CTA itself.
+    # Rows of A and B that the CTA itself loads for a stage; other CTAs of its row or column load the rest.
     loaded_rows = record.part_a // record.sharers_a + record.part_b // record.sharers_b
     return Pipeline(
         record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), entry, named("cta_x"), names, current,
@@ -258,6 +258,7 @@ def _with_parts(
     place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
     rank, tiles = _rank(record, place), named("tiles_m") * named("tiles_n") * ctas
     parts = Parts(
+        # Consumers share a tile's vectors of four fp32 sums. Of every 8 columns a thread has one vector.
         count, record.bm * record.bn // (4 * (end - first)), record.cols // 8,
         ceil_div(LOADS, count),  # a thread loads each vector from all ``count`` slices
         tiles, item.number * ctas + rank, named("cta_x") * ctas + rank, named("grid_x") * ctas,
@@ -309,6 +310,7 @@ def _contract(
     bounds = _item_bounds(record, item) | _ranks(record)
     count, current = record.split_k, _item_number(record, item)
     items, most_items = item.rows * item.cols * count, _most_items(record)
+    # Each of these is at least 0. The third one bounds the number of the CTA's next item, so that it does not overflow.
     assumed = [
         most_items - items, most_items - 1 - current, 2 * most_items - 1 - current - named("grid_x"),
         MAX_BAND - item.band, *_limits(record),
@@ -357,7 +359,10 @@ def _slice_contract(record: TmaRing, program: Program, item: _Item, along_n: int
 
 
 def _slice_pipeline(record: TmaRing, cta: Contract, item: _Item, rank: int) -> Pipeline:
-    """The roles of the warps of a CTA whose cluster adds the slices of one tile. ``cta``: its ``_slice_contract``."""
+    """The roles of the warps of a CTA whose cluster adds the slices of one tile. ``cta``: its ``_slice_contract``.
+
+    The CTA has one item: the step to its next item is 0, and -1 says that there is none.
+    """
     return Pipeline(
         record.stages, _groups(record), ceil_div(MAX_EXTENT, record.bk), cta, item.number, {}, item.number, ZERO,
         Polynomial.of(-1), rank, record.split_k, None, frozenset((rank,)), adds=True,

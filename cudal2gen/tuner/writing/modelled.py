@@ -78,9 +78,9 @@ class ModelledTimes:
                 continue
             timings = [_timing(KERNEL, profiled.time.us)]
             incumbent = self._incumbent(problem)
-            other = self._profiler.profile(as_text(incumbent)) if incumbent is not None else ""
-            if isinstance(other, Profile) and other.time:
-                timings.append(_timing(INCUMBENT, other.time.us))
+            reference = self._profiler.profile(as_text(incumbent)) if incumbent is not None else ""
+            if isinstance(reference, Profile) and reference.time:
+                timings.append(_timing(INCUMBENT, reference.time.us))
             trials.append(trial_of(self, problem, record, effort, "measured", timings=tuple(timings)))
         return trials
 

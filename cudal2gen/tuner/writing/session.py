@@ -152,11 +152,11 @@ class Session:
             if trial.run == self.run_name and self._answers:
                 self._earlier_trials[_key(trial)] = trial
             elif not self._earlier_trials:
-                self._restore(trial)
+                self._restore_attempt(trial)
         if self._answers:
-            self._say(f"takes up {len(self._answers)} answers and {len(self._earlier_trials)} trials")
+            self._say(f"resumes with {len(self._answers)} stored answers and {len(self._earlier_trials)} stored trials")
 
-    def _restore(self, trial: Trial) -> None:
+    def _restore_attempt(self, trial: Trial) -> None:
         """Adds a stored trial to the attempts, if its record is still legal and its text exists."""
         try:
             record = parse(trial.record)
@@ -258,13 +258,14 @@ class Session:
             self.chat.keep(self.problem, f"{BASES}{digest}", content)
 
     def _reading(
-        self, attempts: Sequence[Attempt], others: Sequence[float], faults: Sequence[str], correction: str
+        self, attempts: Sequence[Attempt], other_rewards: Sequence[float], faults: Sequence[str], correction: str
     ) -> ReadAnswer:
-        """The outcome of an answer. Its reward is the mean over its new kernels (``attempts``) and ``others``, the
-        rewards of copies and of drafts that could not be read."""
-        rewards = [*(attempt.reward for attempt in attempts), *others] or [self.limits.weights.failed]
+        """The outcome of an answer. Its reward is the mean over its new kernels (``attempts``) and ``other_rewards``,
+        those of copies and of drafts that could not be read. ``correction``: the message that asks for better kernels;
+        empty for none."""
+        rewards = [*(attempt.reward for attempt in attempts), *other_rewards] or [self.limits.weights.failed]
         fields = [attempt.trial.record for attempt in attempts]
-        right = bool(attempts) and not others and all(attempt.trial.measured for attempt in attempts)
+        right = bool(attempts) and not other_rewards and all(attempt.trial.measured for attempt in attempts)
         return ReadAnswer(fields, sum(rewards) / len(rewards), "; ".join(faults), correction, right)
 
     def _speed(self, attempt: Attempt) -> float:
