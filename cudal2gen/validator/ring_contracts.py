@@ -53,9 +53,9 @@ def refusal(record: TmaRing) -> str:
     """Why no proof is tried for a record; empty if a proof is tried."""
     if not record.tensor_tiles and record.instruction not in ("mma.sync", "wgmma"):
         return f"the family {record.family} is not covered"
-    along_both = record.summed_in == "workspace" and min(record.cluster) > 1
+    in_clusters = record.cluster_ctas > 1 and not (record.tensor_tiles and min(record.cluster) == 1)
     reasons = {
-        f"split_k={record.split_k} in clusters of {record.cluster_ctas}": along_both,
+        f"split_k={record.split_k} in clusters": record.summed_in == "workspace" and in_clusters,
         "stream_k": record.stream_k,
         "scheduler=clc": record.claims_tiles,
         "swap_ab": record.swap_ab and record.instruction == "mma.sync",
