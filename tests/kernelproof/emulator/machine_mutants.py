@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from kernelproof.emulator.machine_code.idioms import with_allocations
 from kernelproof.sass import Control, Function, Graph, Instruction, RegisterLiveness, access
 from kernelproof.sass.editing import OPERANDS, RESULT, rescheduled, with_register
 from kernelproof.sass.pipes import MEMORY
 from kernelproof.sass.registers import STACK, read_operands, register_names, unread_instructions
+from tests.kernelproof.emulator.machine_walks import Use, Walker
 
 NOP = Instruction.bare("NOP")
 SCHEDULED = frozenset(("stall", "wait", "write barrier", "read barrier"))  # kinds that change only control words
@@ -145,11 +147,16 @@ KINDS = {
 }  # fmt: skip
 
 
-def reason(mutant: Mutant, before: Function, after: Function) -> str:
-    """Why a mutant that neither the schedule nor the results show computes the same; empty if no reason is known."""
+def reason(mutant: Mutant, before: Function, after: Function, uses: set[Use]) -> str:
+    """Why a mutant that neither the schedule nor the results show computes the same; empty if no reason is known.
+
+    ``uses``: those without a wait before the change, of opcodes for which ptxas does not always wait.
+    """
     old = {item.address: item for item in before.instructions}
     new = {item.address: item for item in after.instructions}
     addresses = sorted(mutant.codes)
+    if mutant.kind not in SCHEDULED and all(_replaced(before, address) for address in addresses):
+        return "the emulator has one instruction for this code of the system"
     if mutant.kind == "swap":
         first, second = (old[address] for address in addresses)
         if any(item.name == "MOV" and item.operands[0] == item.operands[1] for item in (first, second)):
@@ -165,7 +172,36 @@ def reason(mutant: Mutant, before: Function, after: Function) -> str:
         if new[address].text == old[address].text:
             return "the field holds no register in this form"
         return "" if _matters(before, address) or _matters(after, address) else "no result depends on the instruction"
-    return "no two instructions meet too early on any path"
+    return schedule_reason(before, after, uses)
+
+
+# Instructions whose scoreboard decides what the emulator does: it counts groups of copies, or loads of tensor memory.
+COUNTED = frozenset(("LDGDEPBAR", "UTMACMDFLUSH", "LDTM"))
+
+
+def changes_execution(function: Function, mutant: Mutant) -> bool:
+    """Whether the emulator may execute the function otherwise after a change of control words."""
+    changed = next(item for item in function.instructions if item.address in mutant.codes)
+    return changed.name in COUNTED or (
+        mutant.kind == "wait" and any(item.name == "LDTM" for item in function.instructions)
+    )
+
+
+def _replaced(function: Function, address: int) -> bool:
+    """Whether an instruction belongs to the code that ptxas generates to allocate or release tensor memory."""
+    return any(
+        item.target is not None and item.opcode.startswith("TMEM_") and item.address <= address < item.target
+        for item in with_allocations(function.instructions)
+    )
+
+
+def schedule_reason(before: Function, after: Function, known: set[Use]) -> str:
+    """Why other control words are no fault; empty if no reason is known."""
+    walker = Walker(after, before)
+    uses = walker.uses() - known
+    if not uses:
+        return "no register is used before another wait"
+    return "ptxas leaves no more time in other places" if all(map(walker.allowed, uses)) else ""
 
 
 def _elsewhere(first: Instruction, second: Instruction) -> bool:

@@ -1,0 +1,138 @@
+"""Walks the paths behind single instructions of machine code, to say what a changed schedule lets happen too early.
+
+This is a second way to find what ``kernelproof.sass.hazards`` finds by a data-flow analysis. It asks more: every opcode
+to which ptxas gave a scoreboard in this function counts as one that must be waited for, and every use of a result of
+fixed latency within ``FOLLOWED`` cycles is listed, whether its latency is known or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kernelproof.sass import Function, access, queue_names, waits
+from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR
+from kernelproof.sass.paths import Paths, Point
+from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, facts, latency_column, latency_row
+
+FOLLOWED = 40  # cycles for which results of fixed latency are followed
+
+
+class Use(NamedTuple):
+    """An instruction ``later`` that uses ``registers`` of ``earlier`` without a wait; both are indices.
+
+    ``how``: ``fixed`` if it reads a result of fixed latency, so many ``cycles`` after its issue; ``result`` or
+    ``operand`` if it uses a result, or overwrites an operand, for which a scoreboard stands.
+    """
+
+    earlier: int
+    later: int
+    how: str
+    registers: int
+    cycles: int
+
+
+class _Pending(NamedTuple):
+    """What of an instruction is pending on a path, as masks of registers, and of scoreboards that guard them."""
+
+    cycles: int
+    fixed: int
+    result: int
+    operand: int
+    result_boards: int
+    operand_boards: int
+
+
+class Walker:
+    """Walks one function. ``before``: the function as ptxas scheduled it."""
+
+    def __init__(self, function: Function, before: Function) -> None:
+        schedule = facts(function.sm)
+        assert schedule is not None
+        self.facts: SchedulingFacts = schedule
+        self.code, self.sm, self.paths = function.instructions, function.sm, Paths(function)
+        self.results = set(schedule.scoreboards) | {
+            item.name for item in before.instructions if item.control.write_barrier is not None
+        }
+        self.operands = set(schedule.late | schedule.late_uniform) | {
+            item.name for item in before.instructions if item.control.read_barrier is not None
+        }
+
+    def uses(self) -> set[Use]:
+        """All uses without a wait, of every instruction."""
+        starts = {at: start for start, end in self.paths.ends.items() for at in range(start, end)}
+        return {use for at, start in starts.items() for use in self._behind(at, start)}
+
+    def _behind(self, at: int, start: int) -> Iterator[Use]:
+        item = self.code[at]
+        if item.guard in NEVER:
+            return
+        own, control = access(item), item.control
+        guarded = item.name in self.results
+        board = 0 if control.write_barrier is None else 1 << control.write_barrier
+        other = 0 if control.read_barrier is None else 1 << control.read_barrier
+        first = _Pending(
+            max(1, control.stall), 0 if guarded else own.writes, own.writes if guarded else 0,
+            own.reads & (VECTOR | UNIFORM) if item.name in self.operands else 0, board, board | other,
+        )  # fmt: skip
+        paths, seen = [(Point(start), at + 1, first)], set[tuple[Point, _Pending]]()
+        while paths:
+            point, index, pending = paths.pop()
+            found: list[Use] = []
+            left = self._along(at, point, index, pending, found)
+            yield from found
+            for follower, known in self.paths.after(point) if left else ():
+                if known and (follower, left) not in seen:
+                    seen.add((follower, left))
+                    paths.append((follower, follower.start, left))
+
+    def _along(self, at: int, point: Point, index: int, pending: _Pending, found: list[Use]) -> _Pending | None:
+        """What is pending at the end of a block; None if nothing is."""
+        for later in range(index, self.paths.ends[point.start]):
+            pending = self._step(at, later, pending, found)
+            if later == at or not (pending.fixed or pending.result or pending.operand):
+                return None
+        return pending
+
+    def _step(self, at: int, later: int, pending: _Pending, found: list[Use]) -> _Pending:
+        """What is pending after an instruction on the path; its uses are appended to ``found``."""
+        cycles, fixed, result, operand, result_boards, operand_boards = pending
+        item, earlier = self.code[later], self.code[at]
+        if cycles >= SETTLE:
+            result = 0 if waits(item) & result_boards else result
+            operand = 0 if waits(item) & operand_boards else operand
+        if item.guard not in NEVER:
+            own, queues, before = access(item), queue_names(item, self.sm), queue_names(earlier, self.sm)
+            loads = item.name in self.facts.scoreboards
+            after_result = loads and queues[0] is not None and queues[0] == before[0]
+            after_operand = loads and queues[1] == before[1]
+            if earlier.guard is None or item.guard != _opposite(earlier.guard):
+                touched = result & own.reads | (0 if after_result else result & own.writes & ~own.reads)
+                overwritten = 0 if after_operand else operand & own.writes
+                uses = ("fixed", fixed & own.reads), ("result", touched), ("operand", overwritten)
+                found += [Use(at, later, how, mask, cycles if how == "fixed" else 0) for how, mask in uses if mask]
+            if item.guard is None:
+                fixed, result, operand = (mask & ~own.writes for mask in (fixed, result, operand))
+            taken = 0 if item.control.write_barrier is None else 1 << item.control.write_barrier
+            either = taken | (0 if item.control.read_barrier is None else 1 << item.control.read_barrier)
+            result_boards |= taken if queues[0] is not None and queues[0] == before[0] else 0
+            operand_boards |= either if queues[1] == before[1] else 0
+        cycles = min(FOLLOWED, cycles + max(1, item.control.stall))
+        return _Pending(cycles, fixed if cycles < FOLLOWED else 0, result, operand, result_boards, operand_boards)
+
+    def allowed(self, found: Use) -> bool:
+        """Whether ptxas is known to let this use happen: its opcode is not always waited for, or the latency for the
+        role of the reader is kept, or the longest one if the table has none for that role."""
+        earlier, later = self.code[found.earlier], self.code[found.later]
+        if found.how == "fixed":
+            known = self.facts.latencies.get(latency_row(earlier, self.sm), {})
+            predicates = found.registers & ~(VECTOR | UNIFORM)
+            others = [bound for role, bound in known.items() if predicates or role not in ("branch", "guard")]
+            role = latency_column(earlier, later, found.registers, self.sm)
+            return found.cycles >= known.get(role, max(others, default=FOLLOWED))
+        late = self.facts.late if found.registers & VECTOR else self.facts.late_uniform
+        return earlier.name not in (self.facts.scoreboards if found.how == "result" else late)
+
+
+def _opposite(guard: str) -> str:
+    return guard[1:] if guard.startswith("!") else f"!{guard}"
