@@ -1,4 +1,4 @@
-"""Proves that the options which choose problems give the records that they name."""
+"""Proves that the options of the command line which choose problems give the records that they name."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def test_list_filters(own_catalog: dict[str, str]) -> None:
 
 @pytest.mark.slow
 def test_any_selects_all(own_catalog: dict[str, str], tmp_path: Path) -> None:
+    """The catalog has one size on two GPUs with two accumulators each."""
     kinds = [("a100", "f16"), ("a100", "f32"), ("h200", "f16"), ("h200", "f32")]
     kept = [record for record in catalog.load() if record.mnk == "64_64_64" and (record.gpu, record.acc) in kinds]
     catalog.save(kept, Path(own_catalog["CUDAL2GEN_CATALOG"]))
@@ -70,7 +71,7 @@ def test_choices_are_taken_in_any_case(own_catalog: dict[str, str]) -> None:
 
 @pytest.fixture
 def sizes(own_catalog: dict[str, str]) -> dict[str, str]:
-    """A catalog with six sizes, of all classes."""
+    """Environment variables that name a catalog with six sizes, one or more of each size class, on all GPUs."""
     mnks = {"64_64_64", "64_4096_64", "256_256_4096", "128_128_128", "4096_4096_64", "16384_16384_16384"}
     records = [record for record in catalog.load() if record.mnk in mnks]
     catalog.save(records, Path(own_catalog["CUDAL2GEN_CATALOG"]))
@@ -107,9 +108,9 @@ def test_a_selection_of_a_list_is_fitted_to_its_sizes(
     problems = [{"gpu": gpu, "acc": "f16", "layout": "tn", "m": 120, "n": 120, "k": 72} for gpu in ("a100", "h200")]
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    assert [record.mnk for record in Selection(listed=path).records()] == ["120_120_72"]
+    assert [record.mnk for record in Selection(problem_file=path).records()] == ["120_120_72"]
     assert "note: 1 problems of" in capsys.readouterr().err
-    assert [(item.gpu, item.mnk) for item in Selection(listed=path, gpu="any").records()] == [
+    assert [(item.gpu, item.mnk) for item in Selection(problem_file=path, gpu="any").records()] == [
         ("a100", "120_120_72"),
         ("h200", "120_120_72"),
     ]
