@@ -1,4 +1,4 @@
-"""Records whose text has a planted fault. Each has a name of its own, so that many can be compiled together."""
+"""Makes records whose CUDA text has a planted fault. Each has a name of its own, so that many are compiled together."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from cudal2gen.kernel.launch import Launch
 
 @dataclass(frozen=True)
 class Faulty:
-    """A record for the compiler in whose text ``before`` is replaced by ``after``."""
+    """A record for the compiler in whose text ``before`` is replaced by ``after``, wherever it occurs.
+
+    It has the attributes of a ``Record`` that the compiler reads.
+    """
 
     record: Record
     before: str
     after: str
-    TEXTUAL = False
+    TEXTUAL = False  # as for a family whose text comes from templates
 
     @property
     def name(self) -> str:
+        """The record's name and a digest of the fault."""
         return f"{self.record.name}_{hashlib.sha256(repr((self.before, self.after)).encode()).hexdigest()[:8]}"
 
     @property
@@ -37,6 +41,7 @@ class Faulty:
 
     @property
     def text(self) -> str:
+        """The CUDA text with the fault. Fails if the right text has no place for it."""
         text = render(self.record)
         assert self.before in text, "the fault has a place"
         return text.replace(self.before, self.after).replace(self.record.name, self.name)

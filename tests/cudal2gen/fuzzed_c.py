@@ -52,9 +52,11 @@ class Fuzzer:
         self.dead: list[Any] = [ctypes.c_void_p(ctypes.addressof(self.pack))]
 
     def one_of(self, *values: Any) -> Any:
+        """A drawn one of these values. A value that is repeated is drawn more often."""
         return self.random.choice(values)
 
     def rarely(self, other: Any, usual: Any) -> Any:
+        """The other value in 8 % of draws. An argument is usually right, or most calls would end at the first check."""
         return other if self.random.random() < 0.08 else usual
 
     def a_pack(self) -> tuple[Any, bool]:
@@ -63,6 +65,7 @@ class Fuzzer:
         return pack, pack is self.pack
 
     def problem(self) -> Problem:
+        """A problem that the pack's kernels usually serve, with drawn values in place of some members."""
         sizes = {name: self.rarely(self.one_of(*SIZES), usual) for name, usual in (("m", 64), ("n", 64), ("k", 128))}
         enums = {name: self.one_of(*range(count)) for name, count in ENUM_SIZES.items()}
         if self.random.random() < 0.6:  # types and layout of kernels that the pack has
@@ -77,6 +80,7 @@ class Fuzzer:
         return Problem(fusion=self.one_of(Fusion(), fusion), products=products, **sizes, **enums)
 
     def operands(self) -> Operands | None:
+        """Drawn operands beside the matrices; None for a null pointer."""
         if self.random.random() < 0.3:
             return None
         strides = {f"stride_{name}": self.one_of(*STRIDES) for name in ("a", "b", "d", "bias", "c", "aux")}
@@ -85,6 +89,7 @@ class Fuzzer:
         return Operands(ldc=self.one_of(*SIZES), ldaux=self.one_of(*SIZES), **strides, **addresses, **numbers)
 
     def matrices(self) -> list[Any]:
+        """The addresses of A, B and D, each followed by its leading dimension."""
         usual = ((1 << 20, 128), (1 << 21, 128), (1 << 22, 64))
         return [
             value
@@ -93,6 +98,7 @@ class Fuzzer:
         ]
 
     def reference(self, value: Any) -> Any:
+        """A pointer to a structure; None, which is null, for None."""
         return None if value is None else ctypes.byref(value)
 
     def call(self) -> int:
@@ -144,6 +150,7 @@ class Fuzzer:
         return self._kept(code, plan, problem)
 
     def _kept(self, code: int, plan: Any, problem: Problem | None) -> int:
+        """Keeps a plan that was made, for later calls. Returns the code."""
         assert bool(plan) == (code == OK)
         if plan and problem is not None:
             self.plans.append((plan, problem))

@@ -49,6 +49,7 @@ STRIDED, GROUPED = (
     for layout, batch in (("tn", "strided"), ("nn", "grouped"))
 )
 PREDICATED = packed.RECORDS["predicated"]
+# By kernel: the microseconds on the clock.
 FAST = {each.name: 200.0 for each in (PREDICATED, BIAS, SILU, STRIDED, GROUPED, *GATES)}
 
 
@@ -74,7 +75,8 @@ def once(device: EmulatedDevice, opened: pack.Pack, clock: Clock) -> Iterator[di
 
 
 def summary() -> list[str]:
-    """The measured problems, each with its rival."""
+    """The measured problems in the order of their races, each with its number of products and the function of torch
+    that was its rival."""
     return [f"{row.mnk}{row.problem.suffix} x{row.products} {row.timings[1].contender}" for row in measurements()]
 
 
@@ -103,6 +105,8 @@ def test_a_table_that_was_damaged_after_the_opening_is_computed_by_torch(
 
 
 def test_buckets_are_powers_of_two() -> None:
+    """Up to 256 rows, a bucket ends at a power of two and begins after the one before. More rows, and rows of strided
+    batches, have no bucket. Groups have buckets up to 256 rows for each group, here of 8 and of 3."""
     problem = Problem(gpu="a100", acc="f32", layout="tn", m=1, n=8, k=8)
     for rows in range(1, 600):
         least, most = buckets.bucket(problem.model_copy(update={"m": rows}))
@@ -139,10 +143,11 @@ def test_one_race_serves_all_rows_of_a_bucket(device: EmulatedDevice, once: disp
     assert "16_24_64 x1 torch.matmul" in summary()
 
 
-class Slow(Clock):
-    """A clock on which torch is fast with 5 rows."""
+class TorchWinsFiveRows(Clock):
+    """A clock on which torch takes 100 us for 5 rows, and 300 us for others."""
 
     def elapsed_us(self, call: Callable[[], Any], times: int) -> float:
+        """As for ``Clock``. ``call`` returns D, which has the rows."""
         self.torch_us = 100.0 if call().shape[0] == 5 else 300.0
         return super().elapsed_us(call, times)
 
@@ -150,7 +155,7 @@ class Slow(Clock):
 @pytest.mark.slow
 def test_a_bucket_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b, expected = drawn(device, (8, 24, 64))
-    with process(opened, Timed(device, Slow(device, FAST, 300.0))) as dispatcher:
+    with process(opened, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
         for rows in (6, 8, 5):
             assert torch.equal(cudal2gen.matmul(a[:rows], b.t()), expected[:rows])
         assert dispatcher.stats() == {
@@ -365,7 +370,7 @@ def test_one_race_serves_all_rows_of_a_bucket_of_groups(
 def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDevice, opened: pack.Pack) -> None:
     a, b, _ = drawn(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
-    with process(opened, Timed(device, Slow(device, FAST, 300.0))) as dispatcher:
+    with process(opened, Timed(device, TorchWinsFiveRows(device, FAST, 300.0))) as dispatcher:
         for rows in (6, 8, 5):
             cudal2gen.grouped_mm(a[:rows], weights, offs=ends_on(device, 1, 2, 3, 4, 5))
         counts = dispatcher.stats()
@@ -375,6 +380,8 @@ def test_a_bucket_of_groups_is_lost_where_its_least_rows_are(device: EmulatedDev
 
 @pytest.mark.parametrize("ends", [(0, 1, 1, 5), (7, 7, 7, 7), (0, 0, 0, 0), (0, 0, 0, 1), (0, 6, 7, 9)], ids=str)
 def test_groups_share_out_other_rows_as_the_call_does(ends: Any, device: EmulatedDevice) -> None:
+    """A race at an end of the bucket, 5 or 8 rows, scales the ends of the call's 7 rows and rounds them up. It repeats
+    the rows that belong to groups. Ends beyond 7 count as 7."""
     a, _, _ = drawn(device, (7, 4, 8))
     a[ends[-1] :].fill_(float("nan"))
     weights, offs = device.empty(4, 8, 8), ends_on(device, *ends)
@@ -395,14 +402,14 @@ def test_operands_that_leave_nothing_to_compare_are_raced_again(
     mode: races.Mode, rows: int, ends: tuple[int, ...], device: EmulatedDevice, opened: pack.Pack, clock: Clock
 ) -> None:
     a, b, _ = drawn(device, (rows, 5 * 24, 64))
-    empty = a.clone()
+    finite = a.clone()
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
     a.fill_(0 if not ends[-1] else float("inf"))
     with process(opened, Timed(device, clock), mode) as dispatcher:
         for _ in range(6):
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, *ends))
         assert (summary(), Store(A100).first_runs.entries()) == ([], {})
-        a.copy_(empty)
+        a.copy_(finite)
         for _ in range(20 if mode == "once" else 120):
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 1, 2, 2, 4))
         assert sorted(summary()) == [f"{bucket}_24_64 grouped x5 torch.grouped_mm" for bucket in (5, 8)]
@@ -413,11 +420,13 @@ def test_operands_that_leave_nothing_to_compare_are_raced_again(
 def test_races_with_nothing_to_compare_come_to_an_end(
     mode: races.Mode, device: EmulatedDevice, opened: pack.Pack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[int] = []
+    begun: list[int] = []  # for each race the number of its call
     calls = 0
-    judges = contests.Contest.comparable.fget
-    assert judges is not None
-    monkeypatch.setattr(contests.Contest, "comparable", property(lambda each: (begun.append(calls), judges(each))[1]))
+    comparable = contests.Contest.comparable.fget
+    assert comparable is not None
+    monkeypatch.setattr(
+        contests.Contest, "comparable", property(lambda each: (begun.append(calls), comparable(each))[1])
+    )
     monkeypatch.setattr(races, "MAX_INCONCLUSIVE", 5)
     a, b, _ = drawn(device, (8, 5 * 24, 64))
     weights = device.empty(5, 64, 24).copy_(b.view(5, 24, 64).mT)
@@ -425,6 +434,7 @@ def test_races_with_nothing_to_compare_come_to_an_end(
         for place in range(100):
             calls = place
             cudal2gen.grouped_mm(a, weights, offs=ends_on(device, 0, 0, 0, 0, 0))
+    # The pauses double: before the last three of five races they are 3, 7 and 15 calls.
     assert [later - earlier for earlier, later in pairwise(begun)] == (
         [1, 4, 8, 16] if mode == "once" else [2, 4, 8, 16]
     )

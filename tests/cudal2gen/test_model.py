@@ -1,4 +1,18 @@
-"""Proves the cheap form of the timing model against bounds worked out by hand and known orders of kernels."""
+"""Proves the cheap form of the timing model against bounds worked out by hand and known orders of kernels.
+
+The bounds have these constants of ``kernelproof.ground.chips`` and of ``cudal2gen.timing.model``:
+
+- H200: 1700 MHz; per clock and SM 4096 FLOP, of which several warpgroups sustain 0.93, 128 bytes from shared memory and
+  40 from the L2; a load takes 0.7 us from device memory, and 263 clocks from the L2; the TMA adds 170 clocks.
+- A100: 1380 MHz; per clock and SM 2048 FLOP, of which mma.sync sustains 0.85, 128 bytes from shared memory and 40 from
+  the L2, or up to 64 if few SMs load; a load takes 0.6 us, and 262 clocks from the L2.
+- All: 1.6 us for a launch, 0.35 for the first tensor map, 0.3 before the first load, and 0.3 for an epilogue without
+  its stores. An SM stores 64 bytes per clock by TMA, and 20 otherwise.
+- Partial sums: three round trips to the L2 and one for every eight loads of 16 bytes. Within a cluster two trips of 180
+  clocks, and 13 bytes per clock.
+
+A half has 2 bytes.
+"""
 
 from __future__ import annotations
 
@@ -60,19 +74,21 @@ def test_bounds_by_hand() -> None:
     assert estimate.bounds_us["latency"] == pytest.approx(steps * (0.7 + 170 / 1700) / 3)
     bounds = [estimate.bounds_us[name] for name in ("mma", "shared memory", "L2", "latency", "device memory")]
     assert len(estimate.bounds_us) == len(bounds)
+    # The main loop takes the norm of the five bounds with exponent 16, because the TMA copies.
     assert max(bounds) < estimate.main_us < max(bounds) * 5 ** (1 / 16)
     # The launch and the tensor map, the descriptors and the first load, and the drain and stores of four tiles in
     # sequence.
     store_us = 128 * 256 * 2 / 64 / 1700
-    around = 1.6 + 0.35 + 0.3 + 0.7 + 170 / 1700 + 4 * (0.3 + store_us)
-    assert estimate.around_us == pytest.approx(around)
-    assert estimate.us == pytest.approx(estimate.main_us + around)
+    outside_us = 1.6 + 0.35 + 0.3 + 0.7 + 170 / 1700 + 4 * (0.3 + store_us)
+    assert estimate.around_us == pytest.approx(outside_us)
+    assert estimate.us == pytest.approx(estimate.main_us + outside_us)
 
 
 def test_an_epilogue_during_another_tiles_main_loop_takes_shared_memory_and_no_time() -> None:
     fields: dict[str, Any] = {"bn": 128, "atom_n": 128, "schedule": "pingpong"}
     estimate = model.estimate(large(**fields))
-    # The 1024 tiles of 128 x 128 are 7 waves of 132 and one of 100. A tile of D passes shared memory twice.
+    # The 1024 tiles of 128 x 128 are 7 waves of 132 and one of 100, of 64 k-tiles. A tile of D passes shared memory
+    # twice in the course of these.
     moved = (2 * (64 + 128) + 128 + 128) * 64 * 2 + 2 * 128 * 128 * 2 / 64
     assert estimate.bounds_us["shared memory"] == pytest.approx(8 * 64 * moved / 128 / 1700)
     assert estimate.around_us == pytest.approx(1.6 + 0.35 + 0.3 + 0.7 + 0.1 + 0.3 + 128 * 128 * 2 / 64 / 1700)
@@ -107,6 +123,8 @@ def test_bounds_of_mma_sync_by_hand() -> None:
     ],
 )
 def test_a_lone_ctas_chain_of_waits_by_hand(bm: int, bn: int, bk: int, repeat: list[int], clocks: float) -> None:
+    """``clocks``: those of one of four k-tiles. A k-block of 16 takes at least 38 clocks. From a k-tile's last MMA to
+    the next one's first pass 100 clocks, which MMAs in flight shorten."""
     swizzle = {"smem_swizzle": [2, 3, 3] if bk == 32 else [3, 3, 3]}
     record = multistage(
         m=bm, n=bn, k=4 * bk, bm=bm, bn=bn, bk=bk, mma_repeat=repeat, padding="none", stages=3, split_k=1, c_batch=1,
@@ -130,7 +148,10 @@ def test_an_sm_takes_its_share_of_the_l2_and_what_its_port_passes() -> None:
 
 
 def test_what_the_l2_forgets_between_waves_by_hand() -> None:
-    """16384 squared on an A100: 108 tiles of 128 x 128 at a time, in slices of 2048 columns with 16 tiles per row."""
+    """16384 cubed on an A100: 108 tiles of 128 x 128 at a time, in slices of 2048 columns with 16 tiles per row.
+
+    A wave needs 7 rows of tiles and 16 columns of A and B from device memory; D is written once.
+    """
     record = multistage(m=16384, n=16384, k=16384, raster="zsplit", swizzle_stride=2048, padding="none", split_k=1)
     rows, columns = 7 * 128, 16 * 128
     per_wave = 2 * 16384 * (rows + columns)
@@ -150,13 +171,13 @@ def test_fragments_from_global_memory_by_hand() -> None:
     assert estimate.bounds_us["L2"] == pytest.approx(4 * fragments / 64 / 1380)
 
 
-def sums_us(record: Record, together: int = 1) -> float:
-    """The modelled microseconds of a record's sums over slices. ``together``: how many products run at once."""
-    return memory.sums_us(record, record.work, record.target.rates, record.target.sms, together)
+def sums_us(record: Record) -> float:
+    """The modelled microseconds of a record's sums over slices of k, with one CTA at a time on an SM."""
+    return memory.sums_us(record, record.work, record.target.rates, record.target.sms, 1)
 
 
 def test_partial_sums_by_hand() -> None:
-    """Partial sums take three round trips to the L2, one more per eight loads, and the time of the moved bytes."""
+    """Partial sums take round trips to the L2, and the time of the bytes that are stored and loaded."""
     # Four tiles have 16 slices each. Each of 64 CTAs stores 128 x 256 floats and adds as many, with 32 loads per
     # thread.
     shared = large(m=128, n=1024, k=16384, split_k=16, reduce="workspace")
@@ -298,13 +319,14 @@ def test_variants_are_legal_and_many(modelled: ModuleType) -> None:
     problem = Problem(gpu="h200", acc="f32", layout="tn", m=64, n=4096, k=4096)
     offered = list(modelled.variants(problem))
     assert len(offered) > 300
-    assert {record.family for record in offered} == {"sm90_wgmma"} | {record.family for record in offered}
+    assert "sm90_wgmma" in {record.family for record in offered}
     assert any(record.swap_ab for record in offered)
     assert all(parse(record.model_dump(mode="json")) == record for record in offered[::29])
 
 
 def test_few_kernels_serve_many_problems(modelled: ModuleType) -> None:
-    """The kernel that most problems could use is taken first. A kernel that the catalog has already counts twice."""
+    """``cover`` chooses one of each problem's offers. The kernel that most problems could use is taken first, and one
+    that the catalog has already counts twice."""
     wide, narrow, split = large(), large(bn=128, atom_n=128), large(bn=192, atom_n=192)
     offers = [[narrow, wide], [narrow], [split, narrow]]
     assert modelled.cover(offers, set()) == [narrow, narrow, narrow]

@@ -1,9 +1,9 @@
 """Proves that mutants of built kernels are noticed by the checks, or are equivalent.
 
-``make test`` takes every sixth kernel of each family that computes a plain product of fp16, and of these every fifth
-mutant of each kind (every tenth of more than ``MANY``). For every tenth kernel that computes more it takes a mutant of
-each kind and one of each arithmetic opcode. It also takes faults of the rendered text of groups, gated pairs, aux and A
-(k,m). ``make thorough`` executes all of them, and those of claimed tiles.
+A mutant is a change of one instruction of the PTX. ``make test`` takes a few kernels of plain products of fp16, and
+every fifth of their mutants of each kind, or every tenth if a kernel has more than ``MANY``. It also takes every second
+fault that is planted in the rendered CUDA of groups, gated pairs, aux and A (k,m). ``make thorough`` takes all kernels,
+mutants and faults, and also kernels that compute more or claim tiles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.draws import THOROUGH, drawn, drawn_by, few_by
 
 pytestmark = pytest.mark.slow
 
-# One kernel of every family, prefetch kind, epilogue, raster, padding and layout. ``make test`` takes a sixth of them.
+# One kernel of every family, prefetch kind, epilogue, raster, padding and layout. ``make test`` takes every tenth of a
+# family, the first included, and executes one in four of these.
 MUTATED = drawn_by(lambda name: PATHS[name].family, [
     "single",
     "single one stage",
@@ -63,7 +64,7 @@ MUTATED = drawn_by(lambda name: PATHS[name].family, [
     *(["tensor claimed pair"] if THOROUGH else []),
 ], 10)  # fmt: skip
 
-MANY = 100
+MANY = 100  # if a kernel has more mutants, a smaller share of them is executed
 
 # Kernels that compute more: fused kernels, batches, bf16 and fp32 output, in every family.
 MORE = [
@@ -84,9 +85,9 @@ MORE = [
     "multistage bf16 nn ragged",
 ]
 
-# One in this many mutants may be equivalent. The share is larger if few mutants are drawn. A cluster that sums one tile
-# has a redundant end: the producer's warps only keep the barriers' count, and the CTA's other warps wait for the same
-# readers.
+# By kernel: fewer than one in this many mutants may be equivalent. The share is larger if few mutants are drawn. A
+# cluster that sums one tile has a redundant end: the producer's warps only keep the barriers' count, and the other
+# warps of the CTA wait for the same readers.
 MAX_EQUIVALENT = (
     dict.fromkeys(MUTATED, 8 if THOROUGH else 6)
     | {"wgmma cluster split 8 swapped": 7}
@@ -94,8 +95,8 @@ MAX_EQUIVALENT = (
     | {name: 3 for name in MUTATED if name.startswith("tensor")}
 )
 
-# Faults of texts. ``make thorough`` takes every kernel of groups, gated pairs, aux or an A (k,m); ``make test`` one
-# kernel for every second spelling.
+# Faults of texts, each with a path. ``make thorough`` plants each in every kernel of groups, gated pairs, aux or an A
+# (k,m) whose text has it; ``make test`` plants every second one, in one kernel of the first family that has it.
 SMALL_FIRST = ("sm80_direct", "sm80_multistage", "sm90_small", "sm90_wgmma", "sm100_tcgen05", "sm120_mma")
 PLANTED = few_by(
     lambda case: case[1].before,
@@ -150,7 +151,8 @@ def test_a_faulty_text_is_noticed(name: str, fault: TextFault, library: Path) ->
 
 
 def place(mutant: Mutant) -> tuple[str, ...]:
-    """The class of a mutant: its kind, for arithmetic also what it changes. Each argument is a class of its own."""
+    """The class of a mutant, of which one is executed: its kind, for arithmetic also its opcode, and for ``nudge`` and
+    ``first`` also its operand."""
     if mutant.kind in ("nudge", "first"):
         return mutant.kind, mutant.name
     return mutant.kind, mutant.name.split()[1] if mutant.kind in ARITHMETIC else ""
@@ -162,7 +164,7 @@ def built(name: str) -> Artifact:
 
 
 def explained(name: str, library: Path, executed: list[Mutant]) -> Counter[str]:
-    """How often each reason explains a surviving mutant. Fails if a survivor has no known reason."""
+    """How often each reason explains why a mutant in ``executed`` survives. Fails if a survivor has no known reason."""
     record, artifact = PATHS[name], built(name)
     ptx = artifact.ptx.read_text()
     reasons, unexplained = Counter[str](), []

@@ -17,7 +17,7 @@ from cudal2gen.operators.measuring import races, rule  # noqa: E402
 
 pytestmark = pytest.mark.torch
 KERNELS = 8  # as many as take part in a race
-SLOWER = -math.log(1.01)
+SLOWER = -math.log(1.01)  # log ratio of torch's time to that of a kernel that is 1 % slower
 
 
 class Kind(NamedTuple):
@@ -54,7 +54,8 @@ KINDS = {
 
 
 class Simulated:
-    """Races of one kind. ``true``: log ratios of torch's time to each kernel's, of shape (races, kernels)."""
+    """Races of one kind, which are simulated together. ``true``: log ratios of torch's time to each kernel's without
+    disturbances, of shape (races, kernels)."""
 
     def __init__(self, kind: Kind, true: Any, seed: int) -> None:
         self.kind, self.true, self.random = kind, true, np.random.default_rng(seed)
@@ -65,17 +66,22 @@ class Simulated:
         self.cold, self.taken = np.zeros(self.count, bool), 0
 
     def sample(self, contender: Any) -> Any:
-        """The log times of one contender of each race."""
+        """The log times of a sample of one contender in each race, of shape (races,). ``contender``: its number in each
+        race, 0 for torch."""
         kind, random = self.kind, self.random
         self.cold ^= random.random(self.count) < kind.flips
         self.taken += 1
         spiked = random.random(self.count) < kind.spikes
         disturbed = random.normal(0, kind.noise, self.count) + spiked * random.uniform(0.1, 1.0, self.count)
         clock = kind.drift * self.taken / 200 + kind.ripple * math.sin(math.pi / 4 * (2 * self.taken + 1))
-        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + clock
+        return self.times[self.rows, contender] + disturbed + 0.3 * self.cold + clock  # exp(0.3) is 35 % more
 
     def pairs(self, contenders: list[Any], rounds: int) -> list[Any]:
-        """Log ratios of torch to each contender, two for each round, sampled forwards and backwards."""
+        """Log ratios of torch to each contender, of shape (races, 2 * rounds).
+
+        A round samples torch and the contenders forwards and then backwards, or the other way round. Which comes first
+        follows the Thue-Morse sequence, so that drifts and periods of the clocks cancel out.
+        """
         columns: list[list[Any]] = [[] for _ in range(len(contenders) + 1)]
         field = [np.zeros(self.count, int), *contenders]
         for count in range(rounds):
@@ -86,7 +92,10 @@ class Simulated:
         return [vendor - kernel for kernel in kernels]
 
     def run(self) -> tuple[Any, Any]:
-        """Whether each race takes a kernel, and the true log ratio of its best one."""
+        """Whether each race takes a kernel, and the true log ratio of the one that won, each of shape (races,).
+
+        As in ``races``, first samples choose finalists, a heat chooses the best of them, and a duel with torch decides.
+        """
         torch_ = np.zeros(self.count, int)
         first = np.stack(
             [
@@ -107,15 +116,16 @@ class Simulated:
         return taken, self.true[self.rows, best - 1]
 
 
-def mixed(count: int, seed: int) -> Any:
-    """Log ratios of kernels. The best kernel of a race is on average 8.4 % faster than torch, or torch is the best."""
+def drawn_ratios(count: int, seed: int) -> Any:
+    """True log ratios of torch to kernels, of shape (races, kernels). On average the best contender of a race, which
+    may be torch, takes 8.4 % less time than torch."""
     return np.random.default_rng(seed).normal(-0.04, 0.09, (count, KERNELS))
 
 
 def gained(kind: Kind, count: int, seed: int = 1) -> tuple[float, float, float]:
-    """The share of the possible gain that is kept, that gain, and the share of races that take a kernel which is at
-    least 1 % slower than torch."""
-    true = mixed(count, seed)
+    """Three figures of ``count`` races: the share of the possible gain that is kept; the possible gain, as a share of
+    torch's time; and the share of races that take a kernel which is at least 1 % slower than torch."""
+    true = drawn_ratios(count, seed)
     taken, log = Simulated(kind, true, seed).run()
     possible = np.maximum(1 - np.exp(-true.max(axis=1)), 0).mean()
     return (
@@ -149,13 +159,15 @@ def test_a_bias_rarely_favours_a_slower_kernel(name: str, most: float) -> None:
 
 
 def test_few_pairs_prove_nothing() -> None:
+    """All of 7 pairs are above their median with a probability of 2**-7, more than the risk of 0.5 %."""
     assert [rule.bound_rank(pairs) for pairs in (1, 7, 8, 12, 60)] == [0, 0, 1, 2, 20]
     for pairs, taken in ((7, False), (8, True)):
         assert bool(rule.accepts(np.full(pairs, 0.5), np.array([0.5]))) == taken
 
 
 def test_the_lead_over_a_narrow_field_is_a_bias() -> None:
-    """The same winner races once with kernels as fast as torch, and once with kernels that are much slower."""
+    """A kernel that is 12 % faster than torch is not accepted among kernels that are as fast as torch, because the best
+    of them may be favoured by a bias. Among kernels with large differences one that is 15 % faster is."""
     pairs = np.full(60, math.log(1.12))
     narrow = np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.0, 0.03, math.log(1.12)])
     wide = np.array([-0.3, 0.2, -0.2, -0.1, 0.15, -0.4, 0.25, math.log(1.12)])

@@ -31,8 +31,8 @@ __all__ = ["exact", "opened", "reference", "store"]  # fixtures
 
 
 class Watching(Clock):
-    """A clock that notes the first operand of each timed call, and whether the L2 was cold. ``host``: microseconds of
-    the host by the name of the launched kernel, "" for torch."""
+    """A clock that counts samples, and those with a cold L2. ``host``: microseconds of the host for a call by the name
+    of the launched kernel, "" for torch."""
 
     def __init__(self, *arguments: Any, host: dict[str, float] | None = None) -> None:
         super().__init__(*arguments)
@@ -50,6 +50,7 @@ class Watching(Clock):
         return times * self.host.get(launches[0] if launches else "", 0.0)
 
 
+# The clock's microseconds of each kernel on the device.
 TIMES = {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}
 
 
@@ -57,7 +58,8 @@ TIMES = {NAMES["whole"]: 200.0, NAMES["predicated"]: 250.0}
 def test_the_l2_is_cold_before_each_sample(
     device: EmulatedDevice, opened: pack.Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The calls of a sample use different operands, one set for each call."""
+    """The calls of a sample use different operands, one set for each call. A sample of torch has one call of 300 us, or
+    four of 9 us, because a sample takes at least 30 us."""
     counts: list[int] = []
     real = contests.Contest.rotate
     monkeypatch.setattr(contests.Contest, "rotate", lambda own, count: (counts.append(count), real(own, count))[1])
@@ -101,7 +103,8 @@ def test_operands_beyond_the_l2_are_cold_by_themselves(
 def test_the_slower_one_of_host_and_device_counts(
     torch_us: float, kernel_us: float, wins: float, device: EmulatedDevice, opened: pack.Pack
 ) -> None:
-    """On the device the kernels take 200 and 250 us, and torch 300 us."""
+    """On the device the kernels take 200 and 250 us, and torch 300 us. ``torch_us``, ``kernel_us``: those of the host.
+    ``wins``: torch's time divided by the kernel's, of which each is the longer of both."""
     host = dict.fromkeys(TIMES, kernel_us) | {"": torch_us}
     a, b, expected = drawn(device)
     with process(opened, Timed(device, Watching(device, TIMES, 300.0, host=host))):
@@ -120,6 +123,8 @@ def test_the_budget_pays_for_what_else_a_sample_takes(
     evicting_us: float, fits: bool, device: EmulatedDevice, opened: pack.Pack
 ) -> None:
     class Evicting(Watching):
+        """A clock on which it takes ``evicting_us`` to make the L2 cold."""
+
         def evict(self) -> None:
             super().evict()
             self.seconds += evicting_us / 1e6
@@ -162,9 +167,9 @@ def test_planned_calls_are_timed_as_c_makes_them(
         assert torch.equal(by_torch(), torch.mm(a, b))
         own.close()
         call()
-        assert len(reference.streams) == 2, "then it is Python's"
+        assert len(reference.streams) == 2, "after the race Python makes the call"
         assert torch.equal(by_torch(), torch.mm(a, b))
-        assert kernel_calls(dispatcher) == 0, "a race's calls are nobody's"
+        assert kernel_calls(dispatcher) == 0, "calls of a race are not counted as calls of a user"
         x, weight = a, b.t().contiguous()
         layer = contests.Contests(device, request_linear(x, weight, False), Arguments(x, weight), of_card, False)
         assert torch.equal(layer.on(problem.model_copy(update={"layout": "tn"})).planned_by_torch()(), torch.mm(a, b))

@@ -24,7 +24,7 @@ from cudal2gen.results.choice import Table, TableKernel
 from kernelproof.ground import chips
 from tests.cudal2gen.strategies import multistage, wgmma
 
-LARGE = ("h200", "f32", "tn")
+H200_F32 = ("h200", "f32", "tn")  # GPU, accumulator and layout
 
 
 def problem(gpu: str, acc: str, layout: str, m: int, n: int, k: int) -> Problem:
@@ -41,6 +41,7 @@ def distance(m: int, n: int, k: int, record: Record, gpu: str = "h200") -> float
 
 
 def test_a_distance_counts_octaves() -> None:
+    """The distance adds up the octaves between both problems over m, n and k."""
     record = wgmma(m=1024, n=1024, k=1024)
     assert distance(1024, 1024, 1024, record) == 0
     assert distance(512, 1024, 1024, record) == pytest.approx(1)
@@ -56,14 +57,18 @@ def test_a_distance_counts_octaves() -> None:
     [(4097, 4096), (4095, 4096), (5, 8), (3, 4), (9, 8), (33, 64), (65, 128), (1, 1), (300, 512), (20000, 4096)],
 )
 def test_rows_take_the_record_that_holds_them_unless_it_is_far(extent: int, nearest: int) -> None:
+    """``extent`` rows are served by the record of ``nearest`` rows. So 9 rows are served by that of 8, at 0.17 octaves
+    which count three times, and not by that of 16, at 0.83 octaves; 33 rows are too many for the one tile of 32."""
     few = [wgmma(m=m, bm=max(16, m), atom_n=max(16, m), bn=128, swap_ab=True) for m in (1, 2, 4, 8, 16, 32, 64)]
     records = [*few, *(wgmma(m=m) for m in (128, 256, 512, 4096))]
-    match = catalog.nearest(problem(*LARGE, extent, 4096, 4096), records)
+    match = catalog.nearest(problem(*H200_F32, extent, 4096, 4096), records)
     assert match.record.m == extent
     assert match.note is None or f" {nearest}_4096_4096" in match.note
 
 
 def test_a_gpu_is_as_far_as_its_sms_are_fewer() -> None:
+    """Between models of one capability the ratio of SMs counts: log2(132 / 78) = 0.759 octaves from H20 to H200. The
+    first stand-in of another capability is one octave away, the second one and a half."""
     assert chips.distance("h100", "h100") == 0
     assert chips.distance("h100", "h200") == chips.OTHER_MODEL
     assert chips.distance("h20", "h200") == pytest.approx(chips.OTHER_MODEL + 0.759, abs=1e-3)
@@ -97,8 +102,8 @@ def test_one_record_of_a_gpu_hides_none_of_its_relatives() -> None:
 def test_one_record_of_a_gpu_hides_few_of_its_stand_ins() -> None:
     lent = [multistage(m=size, n=size, k=1024) for size in (512, 1024, 4096)]
     own = revise(lent[1], gpu="rtx4090", stages=2)
-    whose = {(1024, 1024): "", (900, 1000): "1024_1024_1024", (512, 512): "a100", (4096, 4096): "a100"}
-    for (m, n), source in whose.items():
+    sources = {(1024, 1024): "", (900, 1000): "1024_1024_1024", (512, 512): "a100", (4096, 4096): "a100"}
+    for (m, n), source in sources.items():
         match = catalog.nearest(problem("rtx4090", "f16", "tn", m, n, 1024), [own, *lent])
         assert source in (match.note or ""), (m, n)
         assert (match.note is not None and "a100" in match.note) == (source == "a100"), (m, n)
@@ -145,7 +150,8 @@ def test_a_gpu_without_records_is_lent_some_and_says_whose(gpu: str, acc: str, l
 
 
 def planned(record: Record, own: Problem, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Use]:
-    """The kernel of ``matmul``'s plan with a pack that has this record, and how it is launched."""
+    """The name of the kernel of ``matmul``'s plan with a pack that has only this record, and how it is launched. The
+    pack and the device are stand-ins: nothing is compiled or bound."""
     pack = Pack(Path("nowhere"), {"gpu": own.gpu})
     pack.__dict__["table"] = Table(own.gpu, [TableKernel(record.name, record.model_dump(mode="json"))], [])
     chip = GPUS[own.gpu]

@@ -15,13 +15,13 @@ from kernelproof.emulator.state.participants import Space
 from kernelproof.ground import toolchain
 
 PROGRAMS = Path(__file__).parent / "causes"
+# Two instances of a template.
 KERNELS = ("_Z4scanILi64EEvPf", "_Z4scanILi128EEvPf")
 
 
-def report(
-    kind: str, line: int, other: int = 0, buffer: str = "tile", kernel: str = KERNELS[0], count: int = 3
-) -> Report:
-    """A finding at a line of a.cu; ``other``: the line of a race's other side."""
+def report(kind: str, line: int, other: int = 0, buffer: str = "tile", kernel: str = KERNELS[0]) -> Report:
+    """A finding at a line of a.cu that occurred three times. ``other``: the line of a race's other side, 0 if the
+    finding has none."""
     first = Participant(Site(line + 100, "ld.shared.f32 %f1, [%r1]", (Frame("a.cu", line, "k"),)), (0, 0, 0), (40,))
     second = Participant(Site(other + 100, "st.shared.f32 [%r1], %f1", (Frame("a.cu", other, "k"),)), (0, 0, 0), (3,))
     place = Place(Space.SHARED, 4, buffer)
@@ -29,7 +29,7 @@ def report(
 
 
 def shown(*reports: Report) -> list[tuple[str, int, int, int]]:
-    """Rule, line, count and number of others of each cause."""
+    """For each cause the rule, line and count of the finding that is shown, and the number of findings behind it."""
     return [
         (r.kind, r.access.site.home.line if r.access.site.home else 0, r.count, len(r.also)) for r in grouped(reports)
     ]
@@ -59,6 +59,7 @@ def test_consequences_of_a_race_follow_it() -> None:
 
 
 def test_accesses_beyond_one_buffer_are_one() -> None:
+    """38 stores beyond one buffer, three times each, are one cause. Findings without a buffer stay apart by line."""
     stores = [report("global-out-of-bounds", line, buffer="out") for line in range(10, 48)]
     key = report("global-out-of-bounds", 5, buffer="key")
     assert shown(*stores, key) == [("global-out-of-bounds", 5, 3, 0), ("global-out-of-bounds", 10, 114, 37)]
@@ -80,6 +81,7 @@ def test_a_known_finding_hides_no_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "causes", "least"), [("scan", 1, 10), ("quicksort", 2, 20), ("blocks", 2, 15)])
 @pytest.mark.slow
 def test_programs_with_one_mistake(name: str, causes: int, least: int, tmp_path: Path) -> None:
+    """A program whose one mistake has ``least`` findings or more is shown with ``causes`` causes in every format."""
     library = compilation.library([PROGRAMS / f"{name}.cu"], [], "sm_80", toolchain.discover())
     result = supervision.run(plan.CheckPlan("sm_80", library, main=(name,)), f"{name}.cu", 120, 4)
     findings = list(result.findings.values())

@@ -51,8 +51,9 @@ def run(body: str, x: np.ndarray, y: np.ndarray, **settings: Any) -> tuple[np.nd
 def tensor_map(
     buffer: Any, dims: tuple[int, ...], pitches: tuple[int, ...], box: tuple[int, ...], swizzle: int
 ) -> bytes:
-    """The 128 bytes of a tensor map of fp16 elements. ``dims``: extents, innermost first; ``pitches``: bytes from one
-    row, plane and so on to the next; ``swizzle``: CUDA's number, 0 for none, 1, 2 and 3 for 32, 64 and 128 bytes."""
+    """The 128 bytes of a tensor map of fp16 elements, CUDA's type 6. ``dims``, ``box``: extents in elements, innermost
+    first; ``pitches``: bytes from one row, plane and so on to the next; ``swizzle``: CUDA's number, 0 for none, 1, 2
+    and 3 for 32, 64 and 128 bytes."""
     return TensorMap(6, buffer.address, dims, pitches, box, (1,) * len(dims), 0, swizzle, 0, 0).encode()
 
 

@@ -16,8 +16,13 @@ WORDS = 256
 def kinds(
     body: str, target: str = "sm_80", block: int = 64, grid: int = 1, values: Any = None, **how: Any
 ) -> list[str]:
-    """The ids of the errors of a kernel. It has buffers %p and %q (in and out, 256 words) and %r (an input), the
-    thread's number %t, and the addresses of its words of %p in %g and of %q in %h."""
+    """The ids of the errors of a kernel with this body.
+
+    It has buffers %p and %q of 256 words, which it may change, and %r, an input; the thread's number %t; the addresses
+    of the thread's words of %p in %g and of %q in %h; shared memory from %s on; and %n, which is 0. Parameter ``shift``
+    is the distance from %p to %q in bytes. ``values``: the contents of %p in place of 0, 1, 2 and so on; ``how``:
+    further arguments of the launch.
+    """
     text = f""".version 8.6\n.target {target}\n.address_size 64
     .const .align 16 .b8 table[64]; .shared .align 128 .b8 s[8192];
     .visible .entry k(.param .u64 p, .param .u64 q, .param .u64 r, .param .u32 n, .param .u64 shift) {{
@@ -40,6 +45,7 @@ def kinds(
 OWN = "mov.u64 %i, own; cvta.local.u64 %i, %i; st.v2.u32 [%i], {%t, %t}; setp.eq.u32 %P, %t, 0;"
 # Each thread copies 16 bytes from %p to its own address %a.
 COPY = "shl.b32 %a, %t, 4; add.u32 %a, %a, %s; mov.u64 %w, %p; cp.async.ca.shared.global [%a], [%w], 16;"
+# By rule: bodies that break it.
 DEFECTS = {
     "read-only-path": [
         "st.global.u32 [%g], 7; ld.global.nc.u32 %a, [%g]; st.global.u32 [%h], %a;",
@@ -169,6 +175,7 @@ DEFECTS = {
         "mov.u32 %a, %envreg1; mov.u32 %b, %envreg2; mov.b64 %i, {%b, %a}; red.add.u32 [%i+4], 1;",
     ],
 }  # fmt: skip
+# Each thread stores zeros to 128 bytes of shared memory, so that loads of matrices read defined memory.
 ZERO = "shl.b32 %d, %t, 7; add.u32 %d, %d, %s; more: st.shared.u32 [%d], 0; add.u32 %d, %d, 4; and.b32 %c, %d, 127;"
 FILLED = ZERO + "setp.ne.u32 %R, %c, 0; @%R bra more; bar.sync 0;"
 
@@ -222,9 +229,10 @@ def test_right_programs(body: str) -> None:
     assert kinds(body) == []
 
 
+# An mbarrier of 64 threads at byte 64 of shared memory, and an arrival on it.
 BARRIER = "setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared.b64 [s+64], 64; bar.sync 0;"
 ARRIVE = "bar.sync 0; mbarrier.arrive.shared.b64 %w, [s+64];"
-OVERWRITES = {
+OVERWRITES = {  # writes into its 8 bytes
     "a store": "@%P st.shared.u32 [s+68], 0;",
     "a wide store": "@%P mov.u32 %a, 0; @%P st.shared.v4.u32 [s+64], {%a, %a, %a, %a};",
     "an atomic": "@%P red.shared.add.u32 [s+64], 1;",
@@ -255,6 +263,7 @@ def test_a_barrier_that_is_not_overwritten(body: str) -> None:
 
 @pytest.mark.parametrize(("opcode", "value"), [("div.u32", 0xFFFFFFFF), ("rem.u32", 70)])
 def test_a_quotient_by_zero_is_what_hardware_gives(opcode: str, value: int) -> None:
+    """A quotient has all bits set, and a remainder is the dividend, which is 70."""
     memory = Memory()
     text = f""".version 8.6\n.target sm_80\n.address_size 64
     .visible .entry k(.param .u64 p, .param .u32 n) {{ .reg .b64 %p; .reg .b32 %n, %a; ld.param.u64 %p, [p];
@@ -266,6 +275,7 @@ def test_a_quotient_by_zero_is_what_hardware_gives(opcode: str, value: int) -> N
 
 
 def test_a_grid_barrier_of_a_cooperative_launch() -> None:
+    """%envreg1 and %envreg2 hold the address of the grid's barrier, which only a cooperative launch has."""
     assert kinds("mov.u32 %a, %envreg2; st.global.u32 [%g], 0;", cooperative=True) == []
 
 
@@ -274,6 +284,7 @@ def test_the_report_names_both_buffers() -> None:
     text = """.version 8.6\n.target sm_80\n.address_size 64
     .visible .entry k(.param .u64 p, .param .u64 shift) { .reg .b64 %p, %w;
       ld.param.u64 %p, [p]; ld.param.u64 %w, [shift]; add.u64 %p, %p, %w; st.global.u32 [%p], 1; ret; }"""
+    # A buffer without a name is named by its parameter.
     for number, (pointer, target) in enumerate((("first", "second"), ("", "second"))):
         a, b = (memory.upload(np.zeros(8, np.uint32), "inout", name=name) for name in (pointer, target))
         result = emulator.load(text).launch("k", 1, 1, [a, np.int64(b.address - a.address)], memory=memory)

@@ -14,6 +14,7 @@ from tests.kernelproof.emulator.hopper_ptx import (
     tensor_map,
 )
 
+# Extents of the tensor and of the box, and the coordinates of the box, innermost first; the number of the swizzle.
 LOADS = [
     ((37,), (64,), (24,), 0), ((64, 20), (64, 8), (0, 0), 3), ((72, 20), (64, 8), (64, 16), 3),
     ((72, 20), (32, 8), (-8, -3), 2), ((40, 9), (16, 16), (33, -2), 1), ((24, 6, 5), (8, 4, 3), (20, 4, -1), 0),
@@ -43,6 +44,8 @@ def test_tensor_load(dims: tuple[int, ...], box: tuple[int, ...], at: tuple[int,
     for index in np.ndindex(*box[::-1]):
         place = [c + i for c, i in zip(at[::-1], index, strict=True)]
         inside = all(0 <= p < d for p, d in zip(place, dims[::-1], strict=True))
+        # The byte of the element in the box. A swizzle of ``span`` bytes adds, by exclusive or, the number of the line
+        # of 128 bytes to the number of the chunk of 16 bytes within the span.
         linear = int(np.ravel_multi_index(index, box[::-1])) * 2
         linear ^= ((linear >> 7) % (span // 16)) << 4
         assert got[linear // 2] == (x[tuple(place)] if inside else 0)
@@ -70,7 +73,7 @@ def test_tensor_store(reduce: bool) -> None:
     text = entry(body, ".param .align 64 .b8 map[128]")
     result = launch(text, [tensor_map(y, (20, 10), (80,), (32, 8), 0)], memory)
     assert result.reports == []
-    want = start.copy()
+    want = start.copy()  # column t of the box has the value t; its corner is at column -8 and row 6
     want[6:10, 0:20] = np.arange(8, 28) + (7 if reduce else 0)
     np.testing.assert_array_equal(y.download(), want)
 
@@ -94,6 +97,7 @@ def test_reductions_of_several_ctas_are_atomic(op: str, start: int | None, kinds
     result = launch(text, [tensor_map(y, (8, 4), (16,), (8, 4), 0)], memory, grid=2, check_outputs=False)
     assert [r.kind for r in result.reports if r.is_error] == kinds
     if not kinds:
+        # Thread t of CTA c adds t + c.
         np.testing.assert_array_equal(y.download().reshape(-1), 7 + 2 * np.arange(32) + 1)
 
 
@@ -214,6 +218,7 @@ def test_threads_that_read_what_a_bulk_copy_brings() -> None:
     x = np.arange(256, dtype=np.uint16)
     got, result = run(body.replace("WAIT", wait), x, np.empty((64, 4), np.uint32), block=64)
     assert result.reports == []
+    # Thread 1 gets halves 2 and 3 of the first row of each of four matrices of 8 x 8 halves.
     assert got[1].view(np.uint16).tolist() == [2, 3, 66, 67, 130, 131, 194, 195]
     # One warp waits, and the other does not. The data has arrived, but is not visible to the other.
     half = "setp.gt.u32 %E, %t, 31; @%E bra over; WAIT over:".replace("WAIT", wait)

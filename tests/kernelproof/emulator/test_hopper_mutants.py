@@ -13,22 +13,23 @@ from kernelproof.emulator import EmulatorError, Mutant, Options, PtxError, Sever
 from tests.draws import THOROUGH, drawn_by
 from tests.kernelproof.emulator.hopper import gemm, load, text
 
-# Problems with fewer and more k-tiles than stages, several tiles per CTA, and an edge, each with the number of launched
-# clusters.
+# Sizes m, n, k, each with the number of launched clusters. They have fewer and more k-tiles than stages, several tiles
+# per CTA, and tiles that exceed the matrix.
 PROBLEMS = [((256, 256, 448), 1), ((136, 136, 256), 0)]
 ASYNCHRONOUS = re.compile(r"narrow|mbarrier|wgmma|bulk|cluster|fence|setmaxnreg|griddep|bar\.|mapa")
 
 
 @cache
 def alone(name: str, which: int) -> str:
-    """The text of one kernel of a fixture."""
+    """The PTX of kernel number ``which`` of the file ``name``, counted from 0, without the file's other kernels."""
     whole = text(name)
     at = [m.start() for m in re.finditer(r"(?:\.visible\s+)?\.entry", whole)] + [len(whole)]
     return whole[: at[0]] + whole[at[which] : at[which + 1]]
 
 
 def finding(source: str, name: str, entry: str) -> str:
-    """The first thing that is noticed about a text; empty if nothing is."""
+    """What is first noticed about a PTX text: a finding, a refused launch, wrong values or an error; empty if nothing
+    is. ``name``: the file whose host code launches it; ``entry``: the host's function."""
     try:
         program = load(source, name)
         for (mnk, clusters), adverse in product(PROBLEMS, (False, True)):
@@ -45,8 +46,8 @@ def finding(source: str, name: str, entry: str) -> str:
 
 
 def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mutant]]:
-    """The number of mutants of each kind, and the mutants that nothing notices. A third of each kind is taken, in
-    ``make thorough`` all."""
+    """The number of executed mutants of each kind, and those that nothing notices. Only changes of asynchronous
+    instructions are taken: a sixth of each kind, and in ``make thorough`` all."""
     total, left = Counter[str](), []
     asynchronous = [
         mutant
@@ -64,8 +65,8 @@ def survivors(name: str, which: int, entry: str) -> tuple[Counter[str], list[Mut
 # For each (kind, instruction): the reason why a survivor changes nothing.
 EQUIVALENT = {
     ("count", "mbarrier.init.shared::cta.b64"): "the barriers that order pingpong consumers are not used here",
-    ("discount", "mbarrier.init.shared::cta.b64"): "the same",
-    ("drop", "bar.sync"): "the cluster barrier before it orders the same",
+    ("discount", "mbarrier.init.shared::cta.b64"): "as for count",
+    ("drop", "bar.sync"): "the cluster barrier before it orders the same accesses",
 }
 
 
@@ -86,7 +87,8 @@ def test_mutants_of_a_cluster_with_multicast() -> None:
         }
 
 
-# Mutants that must be noticed, and the words of their findings.
+# Changes that must be noticed: the file, the kernel's number and the host's function (see ``finding``), a pattern and
+# its replacement, and a pattern of the finding.
 NOTICED = [
     ("tma_gemm", 2, "tn_f16_2x1", r"fence\.proxy\.async\.shared::cta;", "", "without a fence.proxy.async"),
     ("tma_gemm", 2, "tn_f16_2x1", r"(wgmma\.wait_group\S*) 1;", r"\1 2;", "a wgmma of"),

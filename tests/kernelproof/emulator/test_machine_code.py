@@ -1,4 +1,4 @@
-"""Proves that machine code of sm_80 computes what its PTX computes, with the same findings, and what is refused."""
+"""Proves that machine code computes what its PTX computes, with the same findings, and that unknown code is refused."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def test_a_matrix_product_is_exact(kernel: str) -> None:
     assert result.reports == []
 
 
+# Writes the sizes of block and grid and both numbers among its parameters.
 SIZES = """.version 8.0
 .target sm_80
 .address_size 64
@@ -81,6 +82,7 @@ def test_sizes_and_parameters_are_where_the_launch_puts_them(target: str) -> Non
     assert out.bytes().view(np.uint32).tolist() == [5, 6, 7, 2, 3, 4, 200, 9]
 
 
+# Threads of different warps exchange words by shared memory: a race without the barrier.
 RACE = """.version 8.0
 .target sm_80
 .address_size 64
@@ -99,6 +101,7 @@ mul.wide.u32 %a1, %r0, 4; add.s64 %a2, %a0, %a1; st.global.b32 [%a2], %r5; ret;
 
 @pytest.mark.parametrize(("dropped", "findings"), [("", []), ("bar.sync 0;", ["shared-race"])])
 def test_a_race_is_named_by_its_address(dropped: str, findings: list[str]) -> None:
+    """A site's line is the address of its instruction, which has 16 bytes."""
     memory = Memory()
     out = memory.upload(np.zeros(128, np.uint32), "output")
     program = emulator.load(assembled(RACE.replace(dropped, "")))
@@ -159,6 +162,7 @@ def test_a_cubin_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> Non
 
 
 def test_machine_code_runs_on_its_family_alone() -> None:
+    """Code of sm_86 runs on sm_86 and sm_89, but not on sm_80 or sm_90."""
     program = emulator.load(assembled(SIZES.replace("sm_80", "sm_86"), target="sm_86"))
     for chip, refused in (("a100", True), ("rtx3090", False), ("rtx4090", False), ("h200", True)):
         device, memory = Device.of(GPUS[chip]), Memory()
@@ -177,6 +181,7 @@ def test_machine_code_runs_on_its_family_alone() -> None:
     ],
 )
 def test_a_check_of_a_cubin_ends_in_one_line(name: str, env: dict[str, str], code: int, tmp_path: Path) -> None:
+    """The exit status is 2 for a file that is no whole cubin, and 3 without nvdisasm. The error has one line."""
     content = assembled(RACE).read_bytes()
     path = tmp_path / name
     path.write_bytes(content[:1500] if name == "cut.cubin" else content)
@@ -216,7 +221,8 @@ int main() {
 @pytest.mark.parametrize("only", ["", " -gencode=arch=compute_80,code=sm_80"])
 @pytest.mark.parametrize(("between", "code"), [("__syncthreads()", 0), ("", 1)])
 def test_a_program_runs_by_its_machine_code(only: str, between: str, code: int) -> None:
-    """A quotient calls a subroutine. Findings name the address and the line of CUDA."""
+    """A sum whose quotient calls a subroutine of machine code. Without the barrier ``between`` its steps it races.
+    ``only``: compiled for sm_80 alone, without PTX."""
     command = [
         "check",
         str(stored(PROGRAM, "total.cu")),

@@ -1,5 +1,7 @@
-"""Proves that PyTorch tensors can be arguments, that kernels have short names, and that a thread can take a lock for
-its CTA.
+"""Proves that PyTorch tensors can be arguments of a launch.
+
+Also proves that a kernel can be launched by its short name, which parameters a kernel only reads, and that a thread can
+take a lock for its CTA.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ FLOATS = ["float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_
 
 
 def increment(name: str = "k") -> str:
-    """A kernel of this name that adds one to each number."""
+    """The PTX of a kernel of this name that adds 1 to each of 32 bytes."""
     return INCREMENT.replace("NAME", name)
 
 
 @pytest.mark.parametrize("kind", INTEGERS + FLOATS)
 def test_tensors_of_every_type_are_changed_in_place(kind: str) -> None:
+    """The argument is a view from byte 8 on, so the kernel changes bytes 8 to 39 of the whole tensor."""
     whole = torch.zeros(80, dtype=torch.uint8).view(getattr(torch, kind))
     item = whole.element_size()
     view = whole[8 // item :]
@@ -44,6 +47,7 @@ def test_tensors_of_every_type_are_changed_in_place(kind: str) -> None:
 
 
 def test_a_tensor_in_two_arguments_is_one_buffer() -> None:
+    """Element 0 is written by the pointer to the tensor, and read by that to its view from element 1 on."""
     text = """.visible .entry k(.param .u64 x, .param .u64 y) {
       .reg .b32 %v; .reg .b64 %p, %q;
       ld.param.u64 %p, [x]; ld.param.u64 %q, [y]; mov.u32 %v, 5; st.global.u32 [%p], %v;
@@ -95,7 +99,7 @@ def test_short_names_where_one_kernel_has_them() -> None:
         program.launch("three", 1, 32, [x])
 
 
-# Writes by y, by y or z, and (if the last line is present) by an address in memory.
+# Writes through the pointer y, through y or z, and with LAST also through an address that it loads from ``pointers``.
 WRITES = """
 .visible .entry k(.param .u64 x, .param .u64 y, .param .u64 z, .param .u64 pointers) {
   .reg .b32 %v; .reg .b64 %x, %p, %q, %g; .reg .pred %P;
@@ -107,13 +111,15 @@ WRITES = """
 
 
 def test_parameters_that_are_only_read() -> None:
+    """Without LAST they are x and ``pointers``. A store through a loaded address may go anywhere, so none is left."""
     assert emulator.load(HEAD + WRITES.replace("LAST", "")).read_only("k") == {0, 3}
     last = "ld.param.u64 %x, [pointers]; ld.global.u64 %x, [%x]; st.global.u32 [%x], %v;"
     assert emulator.load(HEAD + WRITES.replace("LAST", last)).read_only("k") == set()
     assert emulator.load(HEAD + WRITES.replace("LAST", "red.shared.add.u32 [%v], 1;")).read_only("k") == {0, 3}
 
 
-# Thread 0 tries the lock, and passes the value that it read to the others in shared memory.
+# Thread 0 tries to take the lock, and passes the value that it read to the other threads in shared memory. All threads
+# repeat this until the value is 0; then thread 0 increments the count.
 LOCK = """
 .extern .shared .align 16 .b8 s[];
 .visible .entry k(.param .u64 lock, .param .u64 count) {
