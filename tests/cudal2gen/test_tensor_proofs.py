@@ -126,6 +126,21 @@ FAULTS: dict[str, Edit] = {
     "CTAs do not wait for each other in the end": Edit(r"barrier\.cluster\.(arrive|wait)[^;]*;(?=\s*setp)", "", 0, TWO),
     "a stage is handed back to the own CTA alone": Edit(r"(tcgen05\.commit[^;]*), %rs\d+;", r"\1, 1;", 0, ROW),
 }  # fmt: skip
+BEYOND, ROWS_ALONE = r"or\.pred( \s*%p\d+, )(%p\d+), %p\d+;(?=\s*@%p\d+ bra[^;]*;\s*{})", r"or.pred\1\2, \2;"
+SLICE_FAULTS: dict[str, Edit] = {
+    "sums of a tile beyond D are stored": Edit(BEYOND.format(r"sub\.s32"), ROWS_ALONE, 0, ROW_SPLIT),
+    "a tile beyond D is waited for": Edit(BEYOND.format(r"setp\.ne\.s32"), ROWS_ALONE, 0, ROW_SPLIT),
+    "slabs of a tile overlap": Edit(r"(mul\.wide\.s32 \s*%rd\d+, %r\d+, )32768;", r"\g<1>16384;", 0, ROW_SPLIT),
+    "another tile is counted": Edit(
+        r"(mul\.wide\.s32 \s*%rd\d+, %r\d+, )4;(?=[^;]*;\s*red\.)", r"\g<1>8;", 0, ROW_SPLIT,
+    ),
+    "a group does not meet before it counts": Edit(r"bar\.sync %r\d+, 128;", "", 0, ROW_SPLIT),
+    "an item is counted without release": Edit(r"red\.release", "red.relaxed", 0, ROW_SPLIT),
+    "one part of a tile is waited for": Edit(r"(and\.b32 \s*%r\d+, %r\d+, )65534;", r"\g<1>65535;", 0, ROW_SPLIT),
+    "accumulators are handed back before their sums are loaded": Edit(
+        rf"({PTX_LD}.*?wait::ld\.sync\.aligned;)(.*?)(mbarrier\.arrive\.shared::cta[^;]*;)", r"\3\1\2", 0, ROW_SPLIT,
+    ),
+}  # fmt: skip
 HARMLESS: dict[str, tuple[Edit, str]] = {
     "no fence behind the wait for accumulators": (
         Edit(AFTER, "", 0, PLAIN), "the one behind the next wait, for a k-tile, comes before all products, too",
@@ -167,6 +182,13 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused(fault: str) -> None:
     edit = FAULTS[fault]
+    assert why_refused(edit.record, edit.applied(ptx_of(edit.record)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", SLICE_FAULTS)
+def test_a_fault_with_slices_of_k_is_refused(fault: str) -> None:
+    edit = SLICE_FAULTS[fault]
     assert why_refused(edit.record, edit.applied(ptx_of(edit.record)))
 
 
