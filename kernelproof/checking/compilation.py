@@ -48,6 +48,7 @@ _RDC = "-rdc=true"
 _REGISTRATION = re.compile(rb"__cudaRegisterLinkedBinary_\w+")
 # The messages of GNU ld and gold, and of lld, about a library that they cannot find.
 _NOT_FOUND = re.compile(r"(?:cannot find|unable to find library) -l:?([^\s:]+)")
+MOST_FAULTS = 12  # most lines of a compiler's output in a message; the later ones mostly follow from the first
 # The lines of a compiler's output that say what is wrong, and with which types.
 _FAULT = re.compile(r"\berror\b|fatal|undefined|multiple definition|(?:operand|argument) types are")
 # The CUDA runtime and the driver, in the forms in which programs link them.
@@ -326,7 +327,7 @@ def _compile(
         if foreign is not None and sandbox.namespace_obstacle():
             lines = [line for line in lines if line.startswith(tuple(map(str, sources)))] or ["it does not compile"]
         faults = [line for line in lines if _FAULT.search(line)]
-        raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:12]))
+        raise Failure("nvcc failed:\n" + "\n".join((faults or lines)[:MOST_FAULTS]))
 
 
 def _digest(*parts: str | bytes) -> str:

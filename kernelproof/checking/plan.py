@@ -100,6 +100,7 @@ def argument(text: str | int | float, buffers: Mapping[str, BufferSpec]) -> Argu
         kind = np.dtype(DTYPES[typed[1]])
         scalar: np.generic = kind.type(float(typed[2]) if kind.kind == "f" else int(typed[2], 0))
         return scalar
+    # A float may have C's suffix, as in 0.5f.
     for read in (lambda text: int(text, 0), float):
         try:
             number: int | float = read(text.rstrip("f") if read is float else text)

@@ -34,7 +34,7 @@ def sampler(count: int, seed: int) -> Callable[[tuple[int, int, int]], list[int]
         if total <= count:
             return list(range(total))
         corners = {x + gx * (y + gy * z) for x in (0, gx - 1) for y in (0, gy - 1) for z in (0, gz - 1)}
-        sample = np.random.default_rng(seed).choice(total, min(total, count), replace=False)
+        sample = np.random.default_rng(seed).choice(total, count, replace=False)
         return sorted({*corners, *map(int, sample)})
 
     return chosen_ctas

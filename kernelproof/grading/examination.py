@@ -219,6 +219,7 @@ class Examination:
                 self._compare_with_previous(self.answers[-2], answer)
         if "constants" in self.task.kinds:
             for constants in branches.rotations(self.outcomes.unmet_constants(self.device.ptx), MOST_CONSTANTS):
+                # Constants in most elements are drawn twice, since conditions at two places seldom hold in one draw.
                 for kind in (*inputs.DIRECTED, inputs.DIRECTED[-1]):
                     answer = self._call(kind, counters=True, constants=constants)
                     self._compare_with_previous(self.answers[-2], answer)

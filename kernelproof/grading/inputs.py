@@ -39,6 +39,14 @@ EXACT = ("integers", "binary", "zeros", "ones")
 FACTORS = (1.0, -1.0, 64.0, -64.0, 1024.0)
 INTEGER_LIMIT = 100  # integer inputs without a range are drawn from 0 to this, excluded
 START_ELEMENTS = 8  # how many elements at the start of an input are planted, since a source may look at them
+IDENTITY_PROBABILITY = 0.7  # of an input of the kind "identity"; products of identities alone would hide errors
+PLANTED_PART = 16  # of the kind "constants": one of so many elements gets a constant
+# Powers of two by which "adversarial" numbers are multiplied: the least, and the largest for f16 (whose sums of
+# products would overflow) and for other types.
+LEAST_POWER, LARGEST_POWER_F16, LARGEST_POWER = -6, 3, 4
+# Changes of single elements: how much is added to an integer, and the magnitude that a float gets. Normal numbers are
+# much smaller, so the change is visible in a sum of them.
+INTEGER_STEP, CHANGED_MAGNITUDE = 17, 24.0
 
 
 def draw(
@@ -65,11 +73,11 @@ def _with_planted_values(values: Array, kind: str, rng: np.random.Generator, con
             values.reshape(-1)[:START_ELEMENTS] = 0
         case "equal rows" if values.ndim > 1:
             values[...] = values[:1]
-        case "identity" if values.ndim > 1 and rng.random() < 0.7:
+        case "identity" if values.ndim > 1 and rng.random() < IDENTITY_PROBABILITY:
             values = np.broadcast_to(np.eye(*values.shape[-2:]), values.shape).copy()
         case "constants":
             flat = values.reshape(-1)
-            for number, place in enumerate(rng.integers(0, flat.size, max(1, flat.size // 16))):
+            for number, place in enumerate(rng.integers(0, flat.size, max(1, flat.size // PLANTED_PART))):
                 flat[place] = constants[number % len(constants)]
             flat[:START_ELEMENTS] = flat[-1] = constants[0]
         case "constants in one half" | "constants in the other half":
@@ -100,7 +108,8 @@ def _values(item: ContractBuffer, kind: str, shape: Shape, rng: np.random.Genera
         return rng.integers(0, INTEGER_LIMIT, extents)
     normal: Array = rng.standard_normal(extents)
     if kind == "adversarial":
-        normal = normal * 2.0 ** rng.integers(-6, 4 if item.format.name == "f16" else 5, extents)
+        largest = LARGEST_POWER_F16 if item.format.name == "f16" else LARGEST_POWER
+        normal = normal * 2.0 ** rng.integers(LEAST_POWER, largest + 1, extents)
     return normal
 
 
@@ -156,8 +165,8 @@ def _other_value(item: ContractBuffer, before: float, shape: Shape, rng: np.rand
         # A random step of 1 to high - low - 1, around the range's end: it never leads back to the old value.
         return float(low + (int(before) - low + 1 + int(rng.integers(0, max(1, high - low - 1)))) % (high - low))
     if not item.format.is_float:
-        return before + 17
-    return 24.0 if before <= 0 else -24.0
+        return before + INTEGER_STEP
+    return CHANGED_MAGNITUDE if before <= 0 else -CHANGED_MAGNITUDE
 
 
 def changed(contract: Contract, bits: Mapping[str, Array], change: InputChange, factor: float) -> dict[str, Array]:

@@ -97,6 +97,7 @@ class Results(ctypes.Structure):
 def library(text: str, function: str, device: str, arguments: tuple[str, ...], seconds: float) -> Path:
     """Compile an extension's text into a library with an entry point that calls ``function``.
 
+    ``device``: a name as in ``checking.devices``. ``arguments``: further options of nvcc. ``seconds``: the time limit.
     Raises MissingPart if the first error is about a part of torch, and Failure with the compiler's errors otherwise.
     """
     return extension(text, [function], device, arguments, seconds)
@@ -241,6 +242,7 @@ class HostCalls(RepeatedCalls):
         Raises HostFailure for a wrong type or number of elements, or memory that does not belong to the device.
         """
         kind, sizes = DTYPES[value.dtype], tuple(value.sizes[: value.dims])
+        # ``value.strides`` has MAX_DIMS entries; those beyond the tensor's dimensions do not matter.
         if any(n > 1 and a != b for n, a, b in zip(sizes, value.strides, strides(sizes), strict=False)):
             raise HostFailure(f"{item.name} is not contiguous")
         extents = item.shape(self.shape)

@@ -79,7 +79,7 @@ def broken_relations(
         with np.errstate(invalid="ignore"):
             followed = relation.follow(buffers[name], np.abs(old - before.values))
             error = min(_largest_magnitude(followed), _largest_magnitude(new - item.values))
-            allowed = 2 * tolerance.noise(item) + MOST_OWN_ERRORS * error
+            allowed = 2 * tolerance.noise(item) + MOST_OWN_ERRORS * error  # both calls round
             difference = np.abs(new - relation.follow(buffers[name], old))
         differs = np.isfinite(difference) & (difference > allowed)
         if differs.any():

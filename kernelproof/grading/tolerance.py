@@ -115,9 +115,10 @@ class Precision:
     def usual_error(self, magnitude: Array) -> Array:
         """An estimate of the root mean square of the error of a sum as in ``error``, for products of normal numbers.
 
-        The error of n additions grows as sqrt(n) * sqrt(sum of the squared products). For products of normal numbers
-        the second root is 1.6 * magnitude / sqrt(n), so the error is 1.6 * magnitude times the unit roundoff. Operands
-        of a narrower type add an error per product that is larger by three orders of magnitude.
+        The error of n additions grows as sqrt(n) * sqrt(sum of the squared products). A product of two normal numbers
+        has the mean square 1 and the mean magnitude 2 / pi. So the second root is pi / 2 * magnitude / sqrt(n), and the
+        error is pi / 2, about 1.6, times magnitude times the unit roundoff. Operands of a narrower type add an error
+        per product that is larger by three orders of magnitude.
         """
         unit = {"f64": 2.0**-53, "f16": F16.unit_roundoff}.get(self.accumulator, 2.0**-24)
         rounding = OPERAND_ROUNDOFF.get(self.operands, 0.0) if self.rounds_operands else 0.0

@@ -61,7 +61,8 @@ class Verdict(BaseModel):
     - ``right``: all shapes and inputs were executed and compared, and no rule is broken.
     - ``outcome`` also distinguishes a wrong source from one that could not be checked; ``not_checked`` says why.
     - ``remarks`` are no errors: benign findings, lints, and checks that were left out.
-    - ``calls``: how often the launches were executed.
+    - ``kernels``: those that ran. ``shapes``: the stated ones, then the drawn ones. ``device``: the emulated GPU.
+    - ``calls``: how often the launches were executed. ``seconds``: how long the grade took.
     - ``floor_us``: the least time in microseconds that the GPU needs for each stated shape, if a GPU is named.
     """
 

@@ -207,7 +207,8 @@ def _enter_namespaces(box: Sandbox) -> None:
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         with suppress(OSError), open("/proc/sys/kernel/pid_max", "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(str(max(box.processes + THREADS, 301)))  # newer kernels have one limit per namespace
+            # Newer kernels have one limit per namespace. They refuse limits below 301, since 300 numbers are reserved.
+            file.write(str(max(box.processes + THREADS, 301)))
         _mount(binds, links)
         # Capabilities are dropped last, because mounting needs them. No program that is started later gets them back.
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

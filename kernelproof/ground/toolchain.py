@@ -281,7 +281,7 @@ def nvcc_command(nvcc: Path, arguments: Sequence[str], files: Sequence[Path], ta
 def unread_by_shells(arguments: Sequence[str]) -> list[str]:
     """Returns arguments of nvcc unchanged. Raises WrongInput for the first one in which nvcc's shell would interpret a
     character. Definitions and folders may have special characters; other words may not."""
-    before = "-O"
+    before = "-O"  # stands before the first word: an option that takes no value
     for word in arguments:
         quoted = _DEFINITION.fullmatch(word) or _PATH_OPTION.fullmatch(word)
         if not _PLAIN.fullmatch(word) and not (quoted and _COMPLETE.fullmatch(before)):

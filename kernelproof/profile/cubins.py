@@ -180,7 +180,7 @@ class _CubinKernel:
         }
         tensor_us = self.loop.tensor_cycles * self.launch.iterations * generations / mhz
         bounds = {"tensor cores": tensor_us, "machine code": parts["main loop"]}
-        per_sm = ceil_div(self.launch.ctas, sms)
+        ctas_of_busiest_sm = ceil_div(self.launch.ctas, sms)
         return figures.Time(
             us=sum(parts.values()),
             parts=parts,
@@ -188,7 +188,7 @@ class _CubinKernel:
             bound=self.loop.bound,
             ctas=self.launch.ctas,
             waves=self.launch.ctas / (self.occupancy.ctas * sms),
-            tail_share=1 - self.launch.ctas / (per_sm * sms),
+            tail_share=1 - self.launch.ctas / (ctas_of_busiest_sm * sms),
             floor_us=LAUNCH_US + tensor_us,
         )
 

@@ -80,6 +80,7 @@ def pipe_use(instruction: Instruction, sm: str, chip: Chip | None = None) -> Pip
     if name in MEMORY:
         return _memory(instruction)
     pipe = PIPES.get(name) or (Pipe.UNIFORM if name.startswith("U") and name[1:] in PIPES else Pipe.ALU)
+    # As ptxas spaces it, CS2R runs apart from the ALU on sm_8x and sm_12x.
     if name == "CS2R" and not sm.startswith(("sm_9", "sm_10")):
         return PipeUse(Pipe.NONE)
     if name in SECOND_FP32_LANES and sm.startswith("sm_12"):

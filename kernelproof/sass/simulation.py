@@ -67,16 +67,16 @@ class _Warp:
     previous issue; ``stall_end``: the cycle in which its stall count has passed. ``ends``: the cycle in which the last
     operation of each repetition was issued. ``scoreboards``: for each of the six, the cycles in which its holders free
     it, each with the reason of the stall of a warp that waits for it. ``group_ends``: the cycle in which each committed
-    group of wgmma ends. ``groups`` and ``copies_landed``: the committed groups of cp.async, and the cycle in which the
-    last copy lands. ``waited_fills`` and ``released_fills``: how many of ``fills`` the warp has waited for, and how
-    many it has released. ``lag``: by how many fills a release in a loop is late. ``rings``: for each part,
-    ``_in_ring``.
+    group of wgmma ends. ``copy_commits`` and ``copies_landed``: how many groups of cp.async were committed, and the
+    cycle in which the last copy lands. ``waited_fills`` and ``released_fills``: how many of ``fills`` the warp has
+    waited for, and how many it has released. ``lag``: by how many fills a release in a loop is late. ``rings``: for
+    each part, ``_in_ring``.
     """
 
     __slots__ = (
-        "at", "copies_landed", "cta", "ends", "fills", "group_ends", "groups", "index", "iteration", "lag", "operation",
-        "operations", "part", "parts", "previous_cycle", "produces", "ready", "reason", "released_fills", "rings",
-        "scoreboards", "stall_end", "waited_fills",
+        "at", "copies_landed", "copy_commits", "cta", "ends", "fills", "group_ends", "index", "iteration", "lag",
+        "operation", "operations", "part", "parts", "previous_cycle", "produces", "ready", "reason", "released_fills",
+        "rings", "scoreboards", "stall_end", "waited_fills",
     )  # fmt: skip
 
     def __init__(self, index: int, stream: Stream, parts: list[tuple[list[Operation], int]]) -> None:
@@ -89,7 +89,7 @@ class _Warp:
         self.stall_end = self.ready = stream.start
         self.reason = Stall.WAIT
         self.scoreboards: list[list[tuple[float, Stall]]] = [[] for _ in range(6)]
-        self.copies_landed, self.groups = 0.0, 0
+        self.copies_landed, self.copy_commits = 0.0, 0
         self.group_ends = list[float]()
         self.waited_fills = 0
         self.ends = list[float]()
@@ -271,7 +271,8 @@ class _SubCore:
         Returns the cycles in which its result is available and in which its operands have been read.
         """
         machine = self.machine
-        empty = operation.kind is Kind.COPY and machine.copy_groups is not None and warp.groups >= machine.copy_groups
+        copies_nothing = machine.copy_groups is not None and warp.copy_commits >= machine.copy_groups
+        empty = operation.kind is Kind.COPY and copies_nothing
         start = max(cycle, self.addresses)
         self.addresses = start + operation.address_cycles
         busy = operation.busy_cycles * machine.sub_cores
@@ -283,7 +284,7 @@ class _SubCore:
         # The other sub-cores issue the same instruction. On average half of theirs are served before this one.
         last = finished + (busy - operation.busy_cycles) / 2
         if operation.kind is Kind.COMMIT:
-            warp.groups += 1
+            warp.copy_commits += 1
             return max(warp.copies_landed, last + operation.result_cycles), start + operation.read_cycles
         result = last + operation.result_cycles
         if operation.bytes and not empty:

@@ -17,7 +17,7 @@ FIXTURE, MARK = "cuda_emulator", "emulated"
 MISSING = "kernelproof_missing"  # the ini option
 TITLE = "CUDA findings"  # of the section of a test report
 _EMULATOR = pytest.StashKey["CudaEmulator"]()
-_MARK_ALONE = pytest.StashKey[bool]()
+_MARK_ALONE = pytest.StashKey[bool]()  # set if a test has the fixture only because of its mark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import MOVER, Array, Mask
 from kernelproof.emulator.state.batch_state import BatchState
 
-# The fourth word of a response: a cluster was cancelled, or none.
+# The fourth word of a response: a cluster was cancelled, or none. Its upper bytes spell "CLC".
 CANCELLED, NOT_CANCELLED = 0x434C4301, 0x434C4300
 RULE = "cluster-launch-control"
 NBYTES = 16  # of a response

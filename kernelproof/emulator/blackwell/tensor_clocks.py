@@ -29,11 +29,11 @@ class TensorClocks(ClusterClocks):
     def _product_columns(self) -> int:
         return 2 * self.warps
 
-    def agent(self, group: int) -> str:
-        """The agent of one of a CTA's columns, in words for reports."""
-        if group < self.warps:
-            return f"a tcgen05.mma of warp {group}"
-        return f"tensor memory accesses of warp {group - self.warps}"
+    def agent(self, reader: int) -> str:
+        """Whose accesses a column orders, in words for reports. ``reader``: its number among the CTA's columns."""
+        if reader < self.warps:
+            return f"a tcgen05.mma of warp {reader}"
+        return f"tensor memory accesses of warp {reader - self.warps}"
 
     def product_column(self, row: int, warp: int) -> int:
         """The column of a warp's tcgen05.mma."""

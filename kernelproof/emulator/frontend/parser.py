@@ -100,7 +100,7 @@ class _Parser:
                     out.version = directive[2].strip()
                 offset = directive.end()
                 continue
-            if text.startswith(".section", offset):
+            if text.startswith(".section", offset):  # information for debuggers
                 offset = self.closing(text.index("{", offset)) + 1
                 continue
             func = _FUNC.match(text, offset)
@@ -122,6 +122,7 @@ class _Parser:
         if (
             "%envreg" in text
         ):  # %envreg1 and 2 are the address of this workspace, in which cooperative groups count arrivals
+            # The first word holds the size, 8 bytes; the second one counts arrivals, none at first.
             out.variables[GRID_WORKSPACE] = Variable(GRID_WORKSPACE, "global", 8, 8, b"\x08" + bytes(7))
             out.linkage[GRID_WORKSPACE] = Linkage.WEAK
         if not out.target:
@@ -371,7 +372,8 @@ class _Scopes:
         """Add a label to the function's body."""
         if self.open:
             scope = self.open[-1]
-            scope.labels[name] = name = f"{name}@{scope.number}"
+            scope.labels[name] = f"{name}@{scope.number}"
+            name = scope.labels[name]
         self.function.body.append(Label(name, line))
 
     def register(self, variable: Variable) -> None:

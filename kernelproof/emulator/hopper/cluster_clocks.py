@@ -78,9 +78,10 @@ class ClusterClocks(WarpClocks):
         """The number of columns per CTA for matrix products that read shared memory: one per warpgroup."""
         return -(-self.warps // 4)
 
-    def agent(self, group: int) -> str:
-        """The agent of a CTA's column of matrix products, in words for reports."""
-        return f"a wgmma of warpgroup {group}"
+    def agent(self, reader: int) -> str:
+        """Whose reads a column of matrix products orders, in words for reports. ``reader``: its number among the CTA's
+        columns of matrix products."""
+        return f"a wgmma of warpgroup {reader}"
 
     def empty(self) -> Array:
         """A clock whose entries are all 0."""

@@ -12,7 +12,15 @@ import numpy as np
 
 from kernelproof.emulator.hopper.async_reads import Elements, Extent, ProductPlaces
 from kernelproof.emulator.hopper.cluster_clocks import ClusterClocks
-from kernelproof.emulator.hopper.cluster_order import ACTOR, NARROW, PSEUDO, RANK_THREADS, SEVERAL, ClusterOrder
+from kernelproof.emulator.hopper.cluster_order import (
+    ACTOR,
+    NARROW,
+    PSEUDO,
+    RANK_THREADS,
+    SEVERAL,
+    THREAD_OF_ACTOR,
+    ClusterOrder,
+)
 from kernelproof.emulator.hopper.peers import WITHIN, Peers
 from kernelproof.emulator.memory.late_copies import faults_of_undefined
 from kernelproof.emulator.memory.shared import WINDOW_START, SharedAccess
@@ -128,8 +136,8 @@ class ClusterMemory(ClusterOrder):
             :, None
         ]
         if self.recorded is not None:
-            for of_group, column in zip(elements, own_columns.tolist(), strict=True):
-                self.recorded.record_read(of_group, 16 // self.granule, column, site)
+            for of_warpgroup, column in zip(elements, own_columns.tolist(), strict=True):
+                self.recorded.record_read(of_warpgroup, 16 // self.granule, column, site)
         return True
 
     def product_reads(self, places: ProductPlaces, lane: int, column: int) -> tuple[int, int] | None:
@@ -160,7 +168,7 @@ class ClusterMemory(ClusterOrder):
         tags = self.rows[16][0].take(elements, axis=0).reshape(len(elements), -1)
         rank = (batch.rank[rows].astype(self.TAG) << self.TAG(RANK_THREADS))[:, None]
         # The bits of an actor above the 10 of the thread are the rank if, and only if, it is a single thread.
-        if self.recorded is not None or ((tags ^ rank) & self.TAG(ACTOR ^ 1023)).any():
+        if self.recorded is not None or ((tags ^ rank) & self.TAG(ACTOR ^ THREAD_OF_ACTOR)).any():
             return False
         warps, width = batch.warp[lanes], batch.width
         # Per lane and thread of its CTA: writes of the thread before this tick are fenced and visible to the lane.
@@ -172,7 +180,7 @@ class ClusterMemory(ClusterOrder):
             np.minimum(limit[i], np.repeat(visible_ticks, 32)[:width], out=limit[i])
             limit[i, batch.thread[lane]] = own_fence
         ticks = (tags >> self.TAG(self.BITS)).astype(np.int64) - 1 + self.t0
-        thread = (tags & self.TAG(1023)).astype(np.int64)
+        thread = (tags & self.TAG(THREAD_OF_ACTOR)).astype(np.int64)
         if (ticks >= np.take_along_axis(limit, thread, axis=1)).any():
             return False
         # All reads are correct. Only now may tags change, because False means that nothing has been done.
@@ -217,6 +225,7 @@ class ClusterMemory(ClusterOrder):
         tags, element_of_tag = self._writers_of(tags, elements, lane, site, reader_name)
         bad = ~self._ordered(np.full(len(tags), lane), tags, READ_AFTER_WRITE)
         self._report_race(f"{reader_name} reads", READ_AFTER_WRITE, bad, tags, element_of_tag, lane, row, site)
+        # Threads write through the generic proxy, and only then a fence must lie between.
         generic = ((tags & ACTOR) < SEVERAL) & ~bad & (tags > self.LONG_PAST)
         if generic.any():
             self._check_proxy(tags[generic], lane, element_of_tag[generic], site, f"{reader_name} reads", row)
@@ -296,7 +305,7 @@ class ClusterMemory(ClusterOrder):
         actor, ticks, column = self._split(tags)
         # The lane of the batch that wrote: the rows of a cluster follow each other, each with ``width`` lanes.
         first = self.peers.row_of_rank(row, 0)
-        writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023)
+        writer = (first + (actor >> RANK_THREADS)) * batch.width + (actor & THREAD_OF_ACTOR)
         # Either of two fences is enough: the writer's own, after its write; or one of the warp that issues the access,
         # if the write happens before that fence.
         bad = ticks >= self.proxy_fenced[writer]

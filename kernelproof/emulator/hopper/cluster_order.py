@@ -23,6 +23,7 @@ from kernelproof.emulator.state.sites import Site
 #   PSEUDO + column of the clocks     asynchronous work
 # The three ranges do not overlap, and comparing an actor with SEVERAL and PSEUDO tells them apart.
 RANK_THREADS = 10
+THREAD_OF_ACTOR = (1 << RANK_THREADS) - 1
 SEVERAL, PSEUDO = 1 << 14, 1 << 15
 ACTOR = (1 << 16) - 1
 NARROW = "they are of different CTAs, and the synchronisation between is of CTA scope only"
@@ -32,7 +33,7 @@ NARROW = "they are of different CTAs, and the synchronisation between is of CTA 
 def _column_of_actor(warps: int, columns: int) -> Array:
     """A table, actor -> the column of the clocks by which its accesses are ordered."""
     actor = np.arange(1 << 16)
-    thread = (actor >> RANK_THREADS) * warps + ((actor & 1023) >> 5)
+    thread = (actor >> RANK_THREADS) * warps + ((actor & THREAD_OF_ACTOR) >> 5)
     several = ((actor - SEVERAL) >> 5) * warps + ((actor - SEVERAL) & 31)
     table = np.where(actor < SEVERAL, thread, np.where(actor < PSEUDO, several, actor - PSEUDO))
     return np.minimum(table, columns - 1)
@@ -124,7 +125,7 @@ class ClusterOrder(SharedMemory):
             until[i] = clocks.of_lane(int(lanes[i]))[column[i]]
         # The rows of a cluster follow each other, each with ``width`` lanes.
         first = rows - batch.rank[rows]
-        return (first + (actor >> RANK_THREADS)) * batch.width + (actor & 1023), until
+        return (first + (actor >> RANK_THREADS)) * batch.width + (actor & THREAD_OF_ACTOR), until
 
     def _some_lanes_released(self, lanes: Array, tags: Array, hazard: str) -> Array:
         actor, ticks, column = self._split(tags)
@@ -157,7 +158,7 @@ class ClusterOrder(SharedMemory):
         threads: tuple[int, ...] = ()
         agent = ""
         if actor < SEVERAL:
-            rank, threads = actor >> RANK_THREADS, (actor & 1023,)
+            rank, threads = actor >> RANK_THREADS, (actor & THREAD_OF_ACTOR,)
         elif actor < PSEUDO:
             rank, agent = (actor - SEVERAL) >> 5, f"a lane of warp {(actor - SEVERAL) & 31}"
         else:
@@ -165,8 +166,8 @@ class ClusterOrder(SharedMemory):
             if column >= clocks.barriers:
                 return Participant(site, agent="a bulk copy")
             if column < clocks.bulk:
-                rank, group = divmod(column - clocks.wgmma, clocks.groups)
-                agent = clocks.agent(group)
+                rank, async_reader = divmod(column - clocks.wgmma, clocks.groups)
+                agent = clocks.agent(async_reader)
             else:
                 rank, warp = divmod(column - clocks.bulk, clocks.warps)
                 agent = f"a bulk store of warp {warp}"

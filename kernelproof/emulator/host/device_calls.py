@@ -10,11 +10,12 @@ from kernelproof.emulator.host.runtime_state import Call, RuntimeState, put
 from kernelproof.emulator.host.standin import Words
 from kernelproof.emulator.state.options import RESERVED_SHARED, Device
 
-PROPERTIES_BYTES = 1008
+PROPERTIES_BYTES = 1008  # of cudaDeviceProp in CUDA 13
 
 
 def attributes(d: Device) -> dict[int, int]:
-    """cudaDeviceAttr -> value; attributes that are not listed are 0."""
+    """cudaDeviceAttr -> value; other attributes are 0. Clocks, the bus and textures are those of an A100 for every
+    device, since the emulator models none of them."""
     return {
         1: 1024,  # maxThreadsPerBlock
         2: 1024,  # maxBlockDimX, Y, Z
@@ -28,9 +29,9 @@ def attributes(d: Device) -> dict[int, int]:
         10: 32,  # warpSize
         11: 2**31 - 1,  # maxPitch
         12: d.registers_per_sm,  # maxRegistersPerBlock
+        13: 1_410_000,  # clockRate, kHz
         14: 512,  # textureAlignment
         15: 1,  # gpuOverlap
-        13: 1_410_000,  # clockRate, kHz
         16: d.sm_count,  # multiProcessorCount
         19: 1,  # canMapHostMemory
         31: 1,  # concurrentKernels
@@ -43,10 +44,10 @@ def attributes(d: Device) -> dict[int, int]:
         51: 32,  # texturePitchAlignment
         75: d.capability[0],  # computeCapabilityMajor, Minor
         76: d.capability[1],
-        81: d.smem_per_sm_bytes,  # maxSharedMemoryPerMultiprocessor
         78: 1,  # streamPrioritiesSupported
         79: 1,  # globalL1CacheSupported
         80: 1,  # localL1CacheSupported
+        81: d.smem_per_sm_bytes,  # maxSharedMemoryPerMultiprocessor
         82: d.registers_per_sm,  # maxRegistersPerMultiprocessor
         83: 1,  # managedMemory
         89: 1,  # concurrentManagedAccess
@@ -110,30 +111,32 @@ class DeviceCalls:
         d = self.state.device
         # Offsets of cudaDeviceProp in CUDA 13.
         fields: list[tuple[int, str, tuple[int, ...]]] = [
-            (288, "Q", (self.state.memory.capacity,)),
-            (296, "Q", (STATIC_SHARED_LIMIT,)),
-            (304, "i", (d.registers_per_sm,)),
-            (308, "i", (32,)),
-            (312, "Q", (2**31 - 1,)),
-            (320, "i", (1024,)),
-            (324, "3i", (1024, 1024, 64)),
-            (336, "3i", (2**31 - 1, 65535, 65535)),
-            (352, "Q", (65536,)),
-            (360, "2i", d.capability),
-            (368, "2Q", (512, 32)),
-            (384, "i", (d.sm_count,)),
+            (288, "Q", (self.state.memory.capacity,)),  # totalGlobalMem
+            (296, "Q", (STATIC_SHARED_LIMIT,)),  # sharedMemPerBlock
+            (304, "i", (d.registers_per_sm,)),  # regsPerBlock
+            (308, "i", (32,)),  # warpSize
+            (312, "Q", (2**31 - 1,)),  # memPitch
+            (320, "i", (1024,)),  # maxThreadsPerBlock
+            (324, "3i", (1024, 1024, 64)),  # maxThreadsDim
+            (336, "3i", (2**31 - 1, 65535, 65535)),  # maxGridSize
+            (352, "Q", (65536,)),  # totalConstMem
+            (360, "2i", d.capability),  # major, minor
+            (368, "2Q", (512, 32)),  # textureAlignment, texturePitchAlignment
+            (384, "i", (d.sm_count,)),  # multiProcessorCount
             (392, "i", (1,)),  # canMapHostMemory
-            (560, "i", (1,)),
+            (560, "i", (1,)),  # concurrentKernels
             (584, "2i", (3, 1)),  # asyncEngineCount, unifiedAddressing
+            # memoryBusWidth, l2CacheSize, persistingL2CacheMaxSize, maxThreadsPerMultiProcessor, and whether there are
+            # priorities of streams and L1 caches for global and local memory
             (592, "7i", (5120, d.l2_bytes, persisting_l2(d), d.threads_per_sm, 1, 1, 1)),
-            (624, "Q", (d.smem_per_sm_bytes,)),
-            (632, "i", (d.registers_per_sm,)),
+            (624, "Q", (d.smem_per_sm_bytes,)),  # sharedMemPerMultiprocessor
+            (632, "i", (d.registers_per_sm,)),  # regsPerMultiprocessor
             (636, "i", (1,)),  # managedMemory
             (656, "2i", (1, 1)),  # concurrentManagedAccess, computePreemptionSupported
             (668, "i", (1,)),  # cooperativeLaunch
-            (672, "Q", (d.smem_optin_bytes,)),
-            (688, "2i", (d.blocks_per_sm, persisting_l2(d))),
-            (696, "Q", (RESERVED_SHARED,)),
+            (672, "Q", (d.smem_optin_bytes,)),  # sharedMemPerBlockOptin
+            (688, "2i", (d.blocks_per_sm, persisting_l2(d))),  # maxBlocksPerMultiProcessor, accessPolicyMaxWindowSize
+            (696, "Q", (RESERVED_SHARED,)),  # reservedSharedMemPerBlock
             (720, "i", (1,)),  # memoryPoolsSupported
             (748, "i", (int(d.capability[0] >= 9),)),  # clusterLaunch
         ]

@@ -46,7 +46,8 @@ def as_dim(value: Dim) -> Dim3:
 
 
 class Program:
-    """The kernels of a PTX file or cubin, and the library of its host launcher if there is one."""
+    """The kernels of a PTX file or cubin, and the library of its host launcher if there is one. ``name``: the file, for
+    messages. ``owner``: the owner number of the launcher, see ``owners``; 0 without one."""
 
     def __init__(self, text: str | Module, name: str = "") -> None:
         self.module = parse(text) if isinstance(text, str) else text

@@ -478,12 +478,12 @@ class Meetings:
         absent = absent.reshape(-1, 32)
         if members is None:
             # Four warps are a warpgroup; the last warpgroup of a CTA may have fewer. Shapes: ``missing`` has (CTAs,
-            # warps, padded to complete warpgroups), ``by_group`` (CTAs, warpgroups).
-            warps, groups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
-            missing = np.zeros((batch.count, groups * 4), bool)
+            # warps, padded to complete warpgroups), ``lacking`` (CTAs, warpgroups).
+            warps, warpgroups = batch.warps_per_cta, -(-batch.warps_per_cta // 4)
+            missing = np.zeros((batch.count, warpgroups * 4), bool)
             missing[:, :warps] = absent.any(axis=1).reshape(batch.count, warps)
-            by_group = missing.reshape(batch.count, groups, 4).any(axis=2)
-            return np.repeat(np.repeat(by_group, 4, axis=1)[:, :warps].reshape(-1), 32)
+            lacking = missing.reshape(batch.count, warpgroups, 4).any(axis=2)
+            return np.repeat(np.repeat(lacking, 4, axis=1)[:, :warps].reshape(-1), 32)
         if isinstance(members, int):
             return np.repeat((absent & bits_of(np.array(members, np.uint32))).any(axis=1), 32)
         # Shape (warps, 32 lanes, 32 named lanes).

@@ -13,7 +13,8 @@ from kernelproof.emulator.state.arrays import Array, Mask, Scalar, bits_of, word
 from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# Operation of redux -> the value of lanes that take no part, and the function that combines the values of a warp.
+# Operation of redux -> the value of lanes that take no part, and the function that combines the values of a warp, shape
+# (warps, 32, 32), int64. The neutral value of min and of max lies beyond all 32-bit integers.
 _REDUCTIONS: dict[str, tuple[int, Callable[[Array], Array]]] = {
     "add": (0, lambda v: np.asarray(v.sum(axis=2))),
     "min": (1 << 40, lambda v: np.asarray(v.min(axis=2))),
@@ -54,8 +55,8 @@ class Warps:
             text = "the member mask names lanes that do not execute the instruction, or omits the lane that does"
             self.batch.report_lanes("warp-divergence", text, site, bad)
         elif not isinstance(members, int):
-            together = bits_of(words) & active[:, None, :]
-            unequal = active & (together & (words[:, None, :] != words[:, :, None])).any(axis=2)
+            executing = bits_of(words) & active[:, None, :]
+            unequal = active & (executing & (words[:, None, :] != words[:, :, None])).any(axis=2)
             if unequal.any():
                 text = "lanes that execute the instruction together name different members"
                 self.batch.report_lanes("warp-divergence", text, site, np.flatnonzero(unequal))

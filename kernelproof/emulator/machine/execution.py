@@ -69,9 +69,9 @@ def _resident_limit(launch: LaunchState, count: int) -> int:
     if not kernel.cancels and not kernel.polling:
         return count
     shared_bytes = kernel.shared_static + geometry.shared_bytes
-    per_sm = 1 if kernel.cancels else device.resident(geometry.threads, shared_bytes)
+    ctas_per_sm = 1 if kernel.cancels else device.resident(geometry.threads, shared_bytes)
     size = geometry.cluster_size
-    return max(size, per_sm * device.sm_count // size * size)
+    return max(size, ctas_per_sm * device.sm_count // size * size)
 
 
 class Execution:
@@ -199,7 +199,8 @@ class Execution:
 
 
 def in_clusters(ctas: Array, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> Array:
-    """The CTAs of all clusters that contain one of ``ctas``, cluster by cluster and by rank within each."""
+    """The CTAs of all clusters that contain one of ``ctas``, cluster by cluster and by rank within each. All are linear
+    numbers: x + gx * (y + gy * z)."""
     (gx, gy, _), (cx, cy, cz) = grid, cluster
     x, y, z = ctas % gx, ctas // gx % gy, ctas // (gx * gy)
     # Linear numbers: the first CTA of each cluster, then the distance of each rank from it.

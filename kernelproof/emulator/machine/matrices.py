@@ -125,15 +125,18 @@ class MatrixInstructions:
         Element e of lane l is element l * n + e of the matrix: counted row by row for an accumulator, and in memory's
         order for A and B."""
         m, n, k = _extents(tile.size)
-        # Elements smaller than a byte share bytes along k.
-        packed = max(1, 8 // ELEMENT_BITS[tile.kind])
-        k //= packed
+        # Elements smaller than a byte share bytes along k. From here on, such a byte counts as one element.
+        per_byte = max(1, 8 // ELEMENT_BITS[tile.kind])
+        k //= per_byte
         rows, columns = {"a": (m, k), "b": (k, n)}.get(tile.part, (m, n))
+        # Elements are counted line by line. A line, ``length`` elements, is a row, or a column of A or B in col layout.
+        # ``contiguous``: the elements of a line are neighbours in memory. ``step``: from a line (or else from an
+        # element of a line) to the next one in memory.
         length = rows if tile.part in "ab" and tile.layout == "col" else columns
         count = rows * columns // 32
         element_bytes = max(8, ELEMENT_BITS[tile.kind]) // 8
         if stride is not None:
-            stride = stride // packed
+            stride = stride // per_byte
         contiguous = tile.part in "ab" or tile.layout == "row"
         step = stride.astype(np.int64) if stride is not None else np.int64(length if contiguous else rows)
         chunk = min(count, 16 // element_bytes, length) if contiguous else 1

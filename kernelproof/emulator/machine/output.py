@@ -40,6 +40,7 @@ def _pieces(form: str) -> tuple[str | tuple[str, tuple[tuple[str, int], ...]], .
         dot = f".{precision or ''}" if _DOT.match(m[0]) else ""
         if kind == "p":
             flags, kind = flags + "#", "x"
+        # Python's % has no hexadecimal floats (a, A), so these are printed as by g.
         out.append((f"%{flags}{width or ''}{dot}{'g' if kind in 'aA' else kind}", tuple(arguments)))
     out.append(form[end:])
     return tuple(out)

@@ -181,7 +181,8 @@ class Scheduler:
         return self.pick()
 
     def switch(self, index: Array, targets: tuple[int, ...], m: Mask) -> Step:
-        """brx.idx: a branch to one of several blocks per lane."""
+        """brx.idx: each lane goes to the block in ``targets`` that its ``index`` selects. PTX leaves open what a larger
+        index does; here it selects the last block."""
         for i in np.unique(index if m is None else index[m]):
             chosen = index == i
             self.park(targets[min(int(i), len(targets) - 1)], chosen if m is None else chosen & m)
@@ -330,6 +331,7 @@ class Scheduler:
         """Report that no lane can run any more, and where each group waits. CTAs whose lanes wait at the same places
         are reported once."""
         groups = [(sleeper.mask, sleeper.site) for sleeper in self.waiting]
+        # A polling loop gets a negative number as its place, since sites are numbered from 0 on.
         groups += [(mask, -1 - head) for head, mask in self.deferred.items()]
         by_row = [np.asarray(mask.reshape(self.batch.count, self.batch.width).any(axis=1)) for mask, _ in groups]
         rows_at: dict[frozenset[int], list[int]] = {}
@@ -406,7 +408,7 @@ def _barrier_name(barrier: Barrier, row: int) -> str:
 
 
 def ranges(numbers: Array) -> str:
-    """Numbers as text: 1, 2, 3, 7 becomes ``1-3, 7``."""
+    """Numbers as text: 1, 2, 3, 7 becomes ``1-3, 7``. Only the first six parts are written."""
     out = []
     values = sorted(int(n) for n in numbers)
     start = previous = values[0]

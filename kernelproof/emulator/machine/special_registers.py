@@ -32,7 +32,7 @@ class Environment(NamedTuple):
         """The environment that a seed draws. Seed 0 has zeros, and SMs in their order."""
         if not seed:
             return cls(0, np.arange(sm_count), 0)
-        rng = np.random.default_rng([seed, 5])
+        rng = np.random.default_rng([seed, 5])  # 5: draws from the same seed elsewhere have other numbers
         return cls(int(rng.integers(1 << 40, 1 << 60)), rng.permutation(sm_count), int(rng.integers(1, 1 << 20)))
 
 
@@ -42,14 +42,14 @@ class SpecialRegisters:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self._values: dict[str, Array] = {}
-        # The value of the clock per lane. ``reads_clock``: whether a lane has read it.
-        self.time: Array = np.zeros(batch.size, np.uint64)
         self.environment = Environment.of(batch.launch.options.environment, batch.launch.device.sm_count)
-        self.time += np.uint64(self.environment.clock)
+        # The value of the clock per lane. ``reads_clock``: whether a lane has read it.
+        self.time: Array = np.full(batch.size, self.environment.clock, np.uint64)
         self.reads_clock = False
 
     def lanes(self, name: str) -> Array:
-        """A special register that differs between threads, uint32 per lane. It is computed once."""
+        """A special register that differs between threads, uint32 per lane. It is computed once. Raises EmulatorError
+        for an unknown name."""
         out = self._values.get(name)
         if out is None:
             out = self._values[name] = self._compute(name)
@@ -108,7 +108,7 @@ class SpecialRegisters:
         return of_ctas[name]
 
     def constant(self, name: str) -> int:
-        """A special register that has one value in the whole launch."""
+        """A special register that has one value in the whole launch. Raises EmulatorError for an unknown name."""
         launch, geometry = self.launch, self.launch.geometry
         by_axis = {
             "%ntid": geometry.block,

@@ -340,8 +340,9 @@ class Lowering:
         return ("!" if source.negated else "") + self._named(source.file, source.number)
 
     def sum64(self, text: str) -> str:
-        """An address of 64 bits as a number."""
+        """An address of 64 bits as a number: the source to which ``address`` adds the offset, and then the offset."""
         parsed = self._parsed_address(text)
+        # ``address`` gives [source], [source+offset] or [source-offset].
         base = self.address(text)[1:-1].partition("+")[0].partition("-")[0]
         return self.computed("add.s64", base, str(parsed.offset & (1 << 64) - 1), kind="b64") if parsed.offset else base
 

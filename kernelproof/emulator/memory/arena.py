@@ -120,8 +120,8 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def _reserve(capacity: int, *, shared: bool) -> Array:
-    """Reserve address space, which takes memory only where it is touched. If the system refuses, try half of it, and so
-    on."""
+    """Reserve ``capacity`` bytes of address space, which takes memory only where it is touched. ``shared``: a second
+    mapping can show the same bytes. If the system refuses, try half of it, and so on down to 64 MiB. Raises OSError."""
     kind = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE
     while True:
         try:

@@ -185,17 +185,16 @@ class _Groups:
         self.places: Array = places[self.starts]
 
     @property
-    def index(self) -> Array:
+    def ordinals(self) -> Array:
         """By rank: how many elements of the same place come before."""
         return np.asarray(np.arange(len(self.order)) - np.repeat(self.starts, self.sizes))
 
     def rounds(self) -> Iterator[Array]:
         """Yield elements in rounds: in each, all places differ, and elements of one place come in their order."""
-        index = self.index
-        by_index = np.argsort(index, kind="stable")
+        by_ordinal = np.argsort(self.ordinals, kind="stable")
         start = 0
-        for count in np.bincount(index):
-            yield self.order[by_index[start : start + count]]
+        for count in np.bincount(self.ordinals):
+            yield self.order[by_ordinal[start : start + count]]
             start += count
 
 
@@ -282,10 +281,10 @@ def _sums(combine: np.ufunc, inverse: np.ufunc, before: Array, values: Array, gr
 def _running_results(combine: np.ufunc, values: Array, groups: _Groups) -> Array:
     """By rank: an element combined with all earlier elements of its place (a parallel scan: every pass doubles how many
     are combined)."""
-    index, step, largest = groups.index, 1, int(groups.sizes.max())
+    ordinals, step, largest = groups.ordinals, 1, int(groups.sizes.max())
     while step < largest:
         both = combine(values[step:], values[:-step])
-        values = np.concatenate((values[:step], np.where(index[step:] >= step, both, values[step:])))
+        values = np.concatenate((values[:step], np.where(ordinals[step:] >= step, both, values[step:])))
         step *= 2
     return values
 
@@ -301,7 +300,7 @@ def _counter_values(op: str, before: Array, values: Array, groups: _Groups) -> A
         return None
     last = bounds if op == "inc" else np.zeros_like(bounds)
     start = np.where(before > bounds, last, before).astype(np.uint64)
-    steps = (groups.index + 1).astype(np.uint64)
+    steps = (groups.ordinals + 1).astype(np.uint64)
     start, cycle = np.repeat(start, groups.sizes), np.repeat(cycle, groups.sizes)
     steps %= cycle
     return np.asarray(((start + (steps if op == "inc" else cycle - steps)) % cycle).astype(values.dtype))

@@ -15,6 +15,9 @@ from kernelproof.emulator.state.batch_state import BatchState
 from kernelproof.emulator.state.scopes import CHECKED, Scope, scope_of
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
+# Warps are compared before threads if the runs of lanes that have the same warps have this mean length or more.
+MIN_RUN_LENGTH = 4
+
 
 class DeviceRaces:
     """Decides whether tagged accesses to global memory happen before what lanes of a batch do now."""
@@ -45,7 +48,7 @@ class DeviceRaces:
                 return None
         elif not strong and not all(self._is_own(lanes, tags, i) for i in (0, -1)):
             starts, _ = runs_of(self._warps_of(lanes), tags >> 5)
-            if 4 * len(starts) <= len(tags):
+            if MIN_RUN_LENGTH * len(starts) <= len(tags):
                 first = starts if lanes is None else lanes[starts]
                 if self._warps_ordered(first, tags[starts], False, reads).all():
                     return None
@@ -68,7 +71,7 @@ class DeviceRaces:
         return None if ordered.all() else bad
 
     def _is_own(self, lanes: Array | None, tags: Array, i: int) -> bool:
-        """Whether the tag of element ``i`` is of the lane itself."""
+        """Whether the lane with the tag number ``i`` left this tag itself."""
         return int(tags[i]) & THREAD == int(self.batch.gthread[i if lanes is None else lanes[i]])
 
     def _warps_of(self, lanes: Array | None) -> Array:
@@ -85,7 +88,7 @@ class DeviceRaces:
         strong if ``strong``?"""
         # Neighbouring lanes mostly find tags of one warp and one moment, so warps are compared first.
         starts, lengths = runs_of(lanes >> 5, tags >> 5)
-        if 4 * len(starts) > len(tags):
+        if MIN_RUN_LENGTH * len(starts) > len(tags):
             return self._threads_ordered(lanes, tags, strong, reads)
         out = self._warps_ordered(lanes[starts], tags[starts], strong, reads).repeat(lengths)
         undecided = np.flatnonzero(~out)

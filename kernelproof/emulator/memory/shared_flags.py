@@ -139,8 +139,8 @@ class SharedFlags:
         keep: bool = False,
     ) -> None:
         """Note strong writes. A release publishes the clock of everything before it, a relaxed write the clock that its
-        warp has fenced. ``values``: the values before and after, if they are recorded. ``together``: all lanes for
-        which the first one writes. ``keep``: see ``Flags.write``."""
+        warp has fenced. ``values``: the values before and after, if they are recorded. ``represented_lanes``: all
+        lanes for which the first one writes; None: each lane writes for itself. ``keep``: see ``Flags.write``."""
         batch, scope, release = self.batch, scope_of(strong), bool(strong & ORDERS)
         for i, place in enumerate(offset.tolist()):
             lane = i if lanes is None else int(lanes[i])

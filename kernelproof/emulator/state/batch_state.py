@@ -111,7 +111,7 @@ class BatchState:
         out = self._constants.get(key)
         if out is None:
             out = np.full(self.size, bool(value) if width == 0 else value, bool if width == 0 else MOVER[width])
-            if len(self._constants) < 512:
+            if len(self._constants) < 512:  # a kernel may compute constants without end; these arrays are large
                 self._constants[key] = out
         return out
 

@@ -109,9 +109,9 @@ class Counters:
         """Count a shared-memory access. Hardware serves 8 lanes at a time if each accesses 16 bytes, 16 lanes for 8
         bytes and 32 for less. Such a group needs as many wavefronts as the most different words in one bank."""
         entry = self.shared_banks.setdefault(kind, Banks())
-        phase = 8 if width == 16 else 16 if width == 8 else 32
-        wide = address.astype(np.int64).reshape(-1, phase)
-        active = np.ones(wide.shape, bool) if m is None else m.reshape(-1, phase)
+        group_size = 8 if width == 16 else 16 if width == 8 else 32
+        wide = address.astype(np.int64).reshape(-1, group_size)
+        active = np.ones(wide.shape, bool) if m is None else m.reshape(-1, group_size)
         entry.requests += int(active.reshape(-1, 32).any(axis=1).sum())
         entry.ideal += int(active.any(axis=1).sum())
         # Distinct words per bank: identical addresses are one broadcast. The arrays have the shape (groups of lanes,
@@ -122,7 +122,7 @@ class Counters:
         first = np.ones(ordered.shape, bool)
         first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
         first &= ordered >= 0
-        banks = 128 // unit
+        banks = 128 // unit  # a wavefront has at most 128 bytes
         slot = np.arange(len(ordered))[:, None] * banks + ordered % banks
         per_bank = np.bincount(slot[first], minlength=len(ordered) * banks).reshape(-1, banks)
         entry.wavefronts += int(per_bank.max(axis=1).sum())

@@ -35,6 +35,7 @@ class WarpClocks:
     def __init__(self, batch: BatchState) -> None:
         self.batch, self.launch = batch, batch.launch
         self.releases, self.lane_syncs = LaneReleases(batch), LaneSyncs(batch)
+        # The distance from a warp's column for some lanes to its column for all lanes together.
         self.together = batch.warps_per_cta
         # Where the parts of a clock begin. Each has all columns; subclasses have several.
         self.parts: tuple[int, ...] = (0,)

@@ -91,6 +91,7 @@ class RoomDevice(SessionHooks):
         at = place - buffer.address
         entry = next((item for item in self.storages.values() if item[0] is buffer), None)
         if entry is None:
+            # ``set_`` below needs a storage of whole elements.
             storage = torch.empty(buffer.nbytes // size * size, dtype=torch.uint8)
             self.ledger.kept.append(storage)
             self.ledger.origins[address(storage)] = self.ledger.union([self.key(buffer)])

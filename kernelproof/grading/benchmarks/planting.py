@@ -14,6 +14,8 @@ from kernelproof.grading.formats import FORMATS, Array
 # The formats of torch's floating-point types, by their names.
 _FORMATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 
+SHARE_OF_ZEROS = 0.3  # of "some zeros": most rows then have both zeros and other values
+
 
 @dataclass
 class Draw:
@@ -49,11 +51,12 @@ def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
     kinds: dict[str, Callable[[Array], Array]] = {
         "one changed element": lambda bits: _with_changed_element(bits, rng), "equal rows": _with_equal_rows,
         "permuted rows": lambda bits: rng.permutation(bits) if bits.ndim > 1 else bits,
-        "some zeros": lambda bits: np.where(rng.random(bits.shape) < 0.3, np.zeros_like(bits), bits),
+        "some zeros": lambda bits: np.where(rng.random(bits.shape) < SHARE_OF_ZEROS, np.zeros_like(bits), bits),
         "eight zeros at the start": _with_zeros_at_start,
     }  # fmt: skip
     for kind, change in kinds.items():
         arrays = list(draw.arrays)
+        # Equal rows in one array alone often leave the outputs with different rows, so all arrays get them.
         chosen: Sequence[int] = places[:1] if kind != "equal rows" else places
         for place in chosen:
             arrays[place] = arrays[place]._replace(bits=change(arrays[place].bits))
@@ -61,7 +64,7 @@ def planted_draws(draw: Draw, rng: np.random.Generator) -> Iterator[Draw]:
 
 
 def _with_changed_element(bits: Array, rng: np.random.Generator) -> Array:
-    """The array with its largest pattern of bits in one more, random place."""
+    """The array with its largest pattern of bits, which is a value of the draw, in one more, random place."""
     out = bits.copy().reshape(-1)
     out[int(rng.integers(out.size))] = out[int(np.argmax(out))]
     return out.reshape(bits.shape)

@@ -110,6 +110,7 @@ def set_(e: Emitter, ins: Instr) -> None:
     if combine:
         text = f"({text} {LOGIC_OPERATORS[combine]} ({e.predicate_array(ins.operands[3])}))"
     bits = 16 if dst in ("f16", "bf16") else width_of(dst)
+    # The bits of 1.0, or all ones for an integer result.
     true = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000}.get(dst, (1 << bits) - 1)
     k = f"u{bits // 8}"
     e.assign(d, Value(f"np.where({text}, {k}.type({true}), {k}.type(0))", k, False))
