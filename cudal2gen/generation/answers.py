@@ -50,14 +50,14 @@ def answer(problem: Problem, measured: Measurements) -> catalog.Match:
     return Answers(measured)(problem)
 
 
-def measured_records(kind: Problem, measured: Measurements) -> list[Record]:
-    """Records of the measured problems that have the GPU and the kind of the problem ``kind``.
+def measured_records(problem: Problem, measured: Measurements) -> list[Record]:
+    """Records of all measured problems that have the GPU and the kind of ``problem``.
 
     For a problem without a record of its own ``bench`` measured the nearest record, which is found here again.
     """
     all_problems = {item.problem for item in measured.measurements}
-    problems = {problem for problem in all_problems if (problem.gpu, *problem.kind) == (kind.gpu, *kind.kind)}
-    records = catalog.load() if problems else []
-    own = {record.problem: record for record in records if record.problem in problems}
-    ordered = sorted(problems, key=lambda item: item.key)
-    return [own.get(problem) or catalog.nearest(problem, records).record for problem in ordered]
+    alike = {item for item in all_problems if (item.gpu, *item.kind) == (problem.gpu, *problem.kind)}
+    records = catalog.load() if alike else []
+    own = {record.problem: record for record in records if record.problem in alike}
+    ordered = sorted(alike, key=lambda item: item.key)
+    return [own.get(item) or catalog.nearest(item, records).record for item in ordered]

@@ -25,7 +25,7 @@ from kernelproof.ground.errors import WrongInput
 if TYPE_CHECKING:
     import torch
 
-OFFERED = "offered_linear"
+OFFERED = "offered_linear"  # name of the operator that Inductor times instead of ``linear``
 FIRST = "2.13"  # the first torch with all parts of the interface
 # Numbers of rows between which another kernel is often the best: a decoded token, small batches, a prefill.
 SPLIT_POINTS = (1, 16, 64, 256, 1024, 4096)
@@ -47,6 +47,8 @@ def cudal2gen_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _plan(key: tuple[Any, ...], request: Callable[[], Request]) -> CallPlan:
+    """The plan by the nearest kernel. ``key``: all that the plan depends on. ``request`` makes the request of a call
+    that has no plan yet."""
     dispatcher = current().any_kernel
     return dispatcher.plans.get(key) or dispatcher.plan(key, request())
 

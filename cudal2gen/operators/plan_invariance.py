@@ -34,7 +34,8 @@ NOT_MEASURED = "no kernel was measured faster for any number of rows of this wei
 
 
 class SharedKernel(NamedTuple):
-    """The kernel for every number of rows: its number in the table, or None for torch; and the reason."""
+    """The kernel for every number of rows: its number in the table, or None for torch; and the reason. ``short``: the
+    reason without numbers, as in ``Choice``."""
 
     number: int | None
     reason: str

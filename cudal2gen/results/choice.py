@@ -367,10 +367,10 @@ class Table:
         # In a grouped launch m already counts the rows of all groups, so its work must not be multiplied by their
         # number; in a batch every product has all m rows.
         grouped = kernel.record.problem.grouped
-        groups, its_groups = (products, row.products) if grouped else (1, 1)
+        groups, row_groups = (products, row.products) if grouped else (1, 1)
         more_products = 1.0 if grouped else products / row.products
         useful = more_products * math.prod(sizes) / math.prod(row.sizes)
-        tiled = _work(kernel.record, use.launched, groups) / _work(kernel.record, packed.launched, its_groups)
+        tiled = _work(kernel.record, use.launched, groups) / _work(kernel.record, packed.launched, row_groups)
         tiled *= more_products
         kernel_us = row.us * tiled
         more = max(0.0, self._copied_us(kernel, use, sizes) - self._copied_us(kernel, packed, row.sizes) * tiled)

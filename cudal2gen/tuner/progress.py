@@ -15,11 +15,13 @@ from cudal2gen.tuner.search import Search
 if TYPE_CHECKING:
     from rich.table import Table
 
-SECONDS = 10.0  # least time between two lines of a log
+LOG_SECONDS = 10.0  # least time between two lines of a log
+ROWS = 12  # most searches that the view on a terminal shows
 
 
 def line(state: CampaignState, seconds: float) -> str:
-    """Problems, evaluations, improvements and failures by outcome, in one line."""
+    """Problems, evaluations, improvements and failures by outcome, in one line. ``seconds``: since the campaign
+    began."""
     failures = ", ".join(f"{count} {outcome}" for outcome, count in state.failures.most_common()) or "no failures"
     return (
         f"{len(state.searches)} of {state.problems} problems, {state.evaluations} evaluations in "
@@ -42,7 +44,7 @@ def table(state: CampaignState, seconds: float) -> Table:
     view = Table(title=line(state, seconds), title_justify="left", box=None, pad_edge=False)
     for name in ("problem", "evaluations", "best so far", "by", "failures"):
         view.add_column(name)
-    for search in state.started[-12:]:
+    for search in state.started[-ROWS:]:
         best = min(
             (trial for trial in search.short_trials if trial.measured), key=lambda trial: trial.cost, default=None
         )
@@ -66,7 +68,7 @@ def live_view() -> Iterator[Callable[[CampaignState], None]]:
     last = [time.monotonic()]
 
     def print_line(state: CampaignState) -> None:
-        if time.monotonic() - last[0] > SECONDS:
+        if time.monotonic() - last[0] > LOG_SECONDS:
             last[0] = time.monotonic()
             print(line(state, last[0] - state.start_time), file=out, flush=True)
 

@@ -28,8 +28,8 @@ GUARD = 4096  # guard elements before and after each matrix
 
 
 class GuardedMatrix:
-    """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, all of which has the bits ``around`` at
-    first.
+    """A matrix of ``rows`` by ``cols`` elements inside a larger allocation, in which each element has the bits
+    ``guard_bits`` at first.
 
     ``stride``: elements from one row to the next. ``count``: how many such matrices there are, as a tensor of three
     dimensions, with ``gap`` elements between them; None for one matrix of two dimensions.
@@ -43,7 +43,7 @@ class GuardedMatrix:
         rows: int,
         cols: int,
         stride: int,
-        around: int,
+        guard_bits: int,
         *,
         count: int | None = None,
         gap: int = 0,
@@ -51,13 +51,13 @@ class GuardedMatrix:
         import torch
 
         bits: torch.dtype = getattr(torch, element.bits)
-        self.name, self._around = name, around
+        self.name, self._guard_bits = name, guard_bits
         # GUARD elements, the products one after the other, GUARD elements. Each product has ``rows`` rows of ``stride``
         # elements, the first ``cols`` of which belong to the matrix, and then ``gap`` elements.
         step, number = rows * stride + gap, count or 1
         memory = typed(empty, element.torch_dtype)(2 * GUARD + number * step)
         self._bits = memory.view(bits)
-        self._bits.fill_(around)
+        self._bits.fill_(guard_bits)
         products = memory[GUARD : GUARD + number * step].unflatten(0, (number, step))
         inside = products[:, : rows * stride].unflatten(1, (rows, stride))
         matrices = inside[:, :, :cols]
@@ -82,7 +82,7 @@ class GuardedMatrix:
             (f"between rows of {self.name}", self._between),
             (f"between products of {self.name}", self._between_products),
         ):
-            if places := _places(bits != self._around):
+            if places := _places(bits != self._guard_bits):
                 yield f"written-outside: {places} {place}"
 
 

@@ -130,6 +130,7 @@ def batches(record: Record, shape: Shape, packed: bool = False) -> Batches:
     sizes = shape.launched(record)
     (m, n, k), (lda, ldb, ldd) = sizes, strides(record, sizes, packed)
     vector = record.element.vector
+    # The spaces differ in length, so that a kernel that takes one operand's distance for another reads wrong data.
     gap = 0 if packed else vector
     size_a, size_b = (m if record.along_k.a else k) * lda, (n if record.along_k.b else k) * ldb
     # If D is stored in vectors, its matrices must start at multiples of them.
@@ -184,7 +185,7 @@ def _groups(record: Record, shapes: list[Shape]) -> Iterator[Shape]:
     ragged = max(shapes, key=lambda shape: (shape.n % record.element.vector > 0, shape.m * shape.n))
     bm = record.bm
     edges = (1, 2, bm - 1, bm, bm + 1, 0, 3)
-    small_groups = tuple(number * 7 % 4 for number in range(72))
+    small_groups = tuple(number * 7 % 4 for number in range(72))  # 0, 3, 2 and 1 rows in turn
     yield replace(ragged, m=bm + 1, groups=(0, 0, 0))
     yield replace(ragged, m=sum(edges), groups=edges)
     yield replace(ragged, m=sum(small_groups), groups=small_groups)
@@ -274,7 +275,7 @@ def thorough_shape(record: Record, shapes: list[Shape]) -> Shape:
 def kinds(shape: Shape, thorough: bool, exact: int) -> Iterator[str]:
     """The kinds of inputs with which a problem is executed. ``exact``: the integer up to which D's type is exact."""
     yield "binary"
-    if shape.k > 2 * exact:
+    if shape.k > 2 * exact:  # sums of binary inputs, k / 4 on average, may then exceed ``exact``
         yield "sparse"
     if thorough:
         yield from ("integers", "normal", "special")

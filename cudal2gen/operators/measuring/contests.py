@@ -62,7 +62,7 @@ class Contest:
             shape = (problem.m, problem.d_cols)
         elif not problem.batched:
             a, shape = _rows(device, a, request, problem.m, request.sizes.m), (problem.m, problem.d_cols)
-        elif not problem.grouped:
+        elif not problem.grouped:  # a strided batch, whose results lie one after the other
             third, batches = None, batches._replace(d=problem.m * problem.n)
         if not (problem.fusion or problem.batched):
             # Operands may be vectors, and batch dimensions may be rows of A or repeats of B: here all are matrices.

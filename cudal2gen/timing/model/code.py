@@ -126,21 +126,21 @@ def estimate_code(record: Record, function: Function, resident: int | None = Non
     rates, sms, work = record.target.rates, memory.usable_sms(record), record.work
     resident = resident or max(1, record.ctas_per_sm(function.registers))
     sm_ctas = ceil_div(record.ctas, sms)
-    concurrent_ctas = min(sm_ctas, resident)  # CTAs that run on the busiest SM at a time
-    workload = Workload(record, Ways(function), machine_of(record, sms, concurrent_ctas))
-    timeline, cycles, iteration = _busiest_sm(workload, sm_ctas, concurrent_ctas)
+    ctas_at_once = min(sm_ctas, resident)  # CTAs that run on the busiest SM at a time
+    workload = Workload(record, Ways(function), machine_of(record, sms, ctas_at_once))
+    timeline, cycles, iteration = _busiest_sm(workload, sm_ctas, ctas_at_once)
     sm_us = cycles / rates.mhz
-    main_us = min(sm_us, sm_ctas / concurrent_ctas * iteration * workload.iterations / rates.mhz)
-    dram_us = memory.dram_bytes(record, work, rates, sms * concurrent_ctas) / rates.dram_bytes_us
+    main_us = min(sm_us, sm_ctas / ctas_at_once * iteration * workload.iterations / rates.mhz)
+    dram_us = memory.dram_bytes(record, work, rates, sms * ctas_at_once) / rates.dram_bytes_us
     # Stores overlap the part of the time in which the SMs do not multiply; the SMs wait for the other stores.
     # Persistent CTAs do not run in step, so some store while others multiply.
     in_waves = not workload.ways.consumer.next_tile
     stores_us = _stores_us(record) * min(1.0, main_us / sm_us) if in_waves else 0.0
-    around_us = LAUNCH_US + memory.sums_us(record, work, rates, sms, concurrent_ctas)
+    around_us = LAUNCH_US + memory.sums_us(record, work, rates, sms, ctas_at_once)
     if work.tensor_maps:
         around_us += memory.DESCRIPTOR_US
     us = around_us + max(sm_us, dram_us - stores_us + rates.latency_us) + stores_us
-    return CodeEstimate(us, sm_us, main_us, dram_us, stores_us, around_us, iteration, concurrent_ctas, timeline)
+    return CodeEstimate(us, sm_us, main_us, dram_us, stores_us, around_us, iteration, ctas_at_once, timeline)
 
 
 def _stores_us(record: Record) -> float:
@@ -154,13 +154,13 @@ def _stores_us(record: Record) -> float:
     return max(0.0, stored - L2_SHARE * rates.l2_size) / rates.dram_bytes_us
 
 
-def machine_of(record: Record, sms: int, concurrent_ctas: int) -> Machine:
-    """An SM that runs ``concurrent_ctas`` CTAs of a record, and shares the L2 with the other SMs that have CTAs."""
+def machine_of(record: Record, sms: int, ctas_at_once: int) -> Machine:
+    """An SM that runs ``ctas_at_once`` CTAs of a record, and shares the L2 with the other SMs that have CTAs."""
     rates = record.target.rates
     return Machine(
         record.arch,
         record.target,
-        sub_cores=min(SUB_CORES, concurrent_ctas * record.threads // 32),
+        sub_cores=min(SUB_CORES, ctas_at_once * record.threads // 32),
         l2_bytes=l2_share(rates, sms, record.ctas),
         l2_cycles=rates.l2_clocks,
         fill_bytes=record.work.l2_bytes,
@@ -168,17 +168,17 @@ def machine_of(record: Record, sms: int, concurrent_ctas: int) -> Machine:
     )
 
 
-def _busiest_sm(workload: Workload, sm_ctas: int, concurrent_ctas: int) -> tuple[Timeline, float, float]:
-    """Simulates an SM that computes ``sm_ctas`` tiles, ``concurrent_ctas`` of them at a time.
+def _busiest_sm(workload: Workload, sm_ctas: int, ctas_at_once: int) -> tuple[Timeline, float, float]:
+    """Simulates an SM that computes ``sm_ctas`` tiles, ``ctas_at_once`` of them at a time.
 
     Returns the simulation of the first tiles, the cycles of all, and the cycles of an iteration of the main loop.
     Persistent CTAs take one tile after the other; other CTAs come in waves.
     """
     if workload.ways.consumer.next_tile:
-        return _sub_core(workload, concurrent_ctas, ceil_div(sm_ctas, concurrent_ctas))
-    timeline, cycles, iteration = _sub_core(workload, concurrent_ctas, 1)
-    cycles *= sm_ctas // concurrent_ctas
-    if remainder := sm_ctas % concurrent_ctas:
+        return _sub_core(workload, ctas_at_once, ceil_div(sm_ctas, ctas_at_once))
+    timeline, cycles, iteration = _sub_core(workload, ctas_at_once, 1)
+    cycles *= sm_ctas // ctas_at_once
+    if remainder := sm_ctas % ctas_at_once:
         cycles += _sub_core(workload, remainder, 1)[1]
     return timeline, cycles, iteration
 

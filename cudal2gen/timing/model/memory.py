@@ -50,7 +50,8 @@ class Tiled(Protocol):
 
 
 def usable_sms(tiled: Tiled) -> int:
-    """How many SMs clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs."""
+    """How many SMs clusters can use. Clusters of four and more leave some idle, because GPCs have 16 or 18 SMs: 15 of
+    16 are assumed to be usable, rounded down to whole clusters."""
     ctas = tiled.cluster_ctas
     return tiled.target.sms // ctas * ctas if ctas <= 2 else tiled.target.sms * 15 // 16 // ctas * ctas
 
@@ -63,7 +64,7 @@ def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, concurrent_ctas: int) 
     problem = tiled.problem
     once, column_bytes = problem.traffic_bytes, problem.element.bytes * problem.k
     operands = column_bytes * (problem.m + problem.n)
-    if operands <= rates.l2_size * 2 // 3:
+    if operands <= rates.l2_size * 2 // 3:  # A and B stay in the L2, of which D and other data take the rest
         return once
     # A wave of CTAs covers a rectangle of tiles, in the order of the raster. It loads this rectangle's rows of A and
     # columns of B, and the model assumes that the L2 keeps none of them for the next wave.
@@ -79,31 +80,31 @@ def dram_bytes(tiled: Tiled, work: CtaWork, rates: Rates, concurrent_ctas: int) 
     return max(once, tiles / wave * per_wave + problem.output.bytes * problem.m * problem.n)
 
 
-def sums_us(tiled: Tiled, work: CtaWork, rates: Rates, sms: int, together: int) -> float:
+def sums_us(tiled: Tiled, work: CtaWork, rates: Rates, sms: int, ctas_at_once: int) -> float:
     """Time of the sums of a split k, in microseconds.
 
     Within clusters, CTAs send each other the parts that they do not add themselves. Otherwise partial sums are written
-    to the L2 and read back. Both take round trips and move bytes. ``together``: CTAs that an SM runs at a time.
+    to the L2 and read back. Both take round trips and move bytes. ``ctas_at_once``: CTAs that an SM runs at a time.
     """
     if tiled.split_k > 1 and work.summed_by == "cluster":
         sent = ceil_div(tiled.ctas, sms) * tiled.bm * tiled.bn * 4 * (tiled.split_k - 1) / tiled.split_k
         return (PEER_TRIPS * PEER_CLOCKS + sent / PEER_BYTES) / rates.mhz
-    stored, loaded = _partial_sums(tiled, work, sms, together)
+    stored, loaded = _partial_sums(tiled, work, sms, ctas_at_once)
     if not stored:
         return 0.0
-    threads = together * (128 * work.issuers if work.asynchronous else tiled.threads)
-    loads = ceil(loaded * tiled.bm * tiled.bn / 4 / threads)
+    threads = ctas_at_once * (128 * work.issuers if work.asynchronous else tiled.threads)
+    loads = ceil(loaded * tiled.bm * tiled.bn / 4 / threads)  # of 16 bytes, or four fp32 sums, for each thread
     trips = SUM_TRIPS + ceil_div(loads, SUM_LOADS)
-    moved = (stored + loaded) * tiled.bm * tiled.bn * 4
+    moved = (stored + loaded) * tiled.bm * tiled.bn * 4  # bytes
     return (trips * rates.l2_clocks + moved / rates.l2_bytes) / rates.mhz
 
 
-def _partial_sums(tiled: Tiled, work: CtaWork, sms: int, together: int) -> tuple[float, float]:
+def _partial_sums(tiled: Tiled, work: CtaWork, sms: int, ctas_at_once: int) -> tuple[float, float]:
     """How many fp32 tiles of partial sums the busiest SM writes, and how many it reads."""
     if tiled.shares_last_wave:
         # Each CTA of the SM stores one partial tile, and so do the SM's CTAs of the last wave, whose tiles are shared.
-        last_wave = tiled.ctas % (sms * together)
-        stored = together + last_wave / sms if last_wave else 0.0
+        last_wave = tiled.ctas % (sms * ctas_at_once)
+        stored = ctas_at_once + last_wave / sms if last_wave else 0.0
         return stored, stored
     if tiled.split_k == 1:
         return 0.0, 0.0

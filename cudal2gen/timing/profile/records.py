@@ -99,7 +99,7 @@ class _SimulatedKernel:
         return occupancy_of(self.record, self.function.registers)
 
     @cached_property
-    def per_sm(self) -> int:
+    def sm_tiles(self) -> int:
         """CTA tiles of the busiest SM."""
         return busiest_sm(self.record)
 
@@ -111,7 +111,7 @@ class _SimulatedKernel:
         launch = LAUNCH_US + (memory.DESCRIPTOR_US if record.work.tensor_maps else 0)
         first = [ends[0] for ends in self.timeline.ends if ends]
         # The busiest SM runs this many sets of resident CTAs one after the other, each with a prologue of its own.
-        generations = self.per_sm / modelled.resident
+        generations = self.sm_tiles / modelled.resident
         sm_us = modelled.sm_us + modelled.stores_us
         main_us = modelled.main_us
         outside = modelled.sm_us - main_us
@@ -150,13 +150,13 @@ class _SimulatedKernel:
         """Microseconds of the busiest SM's tiles at the rate of its tensor cores."""
         record, problem = self.record, self.record.problem
         rate = problem.tensor_flops if record.work.asynchronous else problem.mma_sync_flops
-        flops = 2 * self.per_sm * record.bm * record.bn * record.k_step * self.workload.tile_steps
+        flops = 2 * self.sm_tiles * record.bm * record.bn * record.k_step * self.workload.tile_steps
         return flops / rate / record.target.rates.mhz
 
     def _advice(self) -> Iterator[figures.Advice]:
         """Changes that shorten the modelled time: another resident CTA, less waiting, no idle end, other fields."""
         more = advice.more_residents(self.occupancy, self.record.accumulator_registers)
-        if more and self.per_sm > self.occupancy.ctas:
+        if more and self.sm_tiles > self.occupancy.ctas:
             after = estimate_code(self.record, self.function, self.occupancy.ctas + 1).us
             yield figures.Advice(change=more, figure="time", form="machine code", before=self.estimate.us, after=after)
         if self.workload.ways.consumer.iteration and self.workload.iterations > 1:

@@ -76,7 +76,7 @@ class TensorMemoryKernel:
         return estimate(self.record)
 
     @property
-    def tiles(self) -> int:
+    def k_tiles(self) -> int:
         """How many k-tiles the busiest SM multiplies."""
         record = self.record
         return busiest_sm(record) * ceil_div(ceil_div(record.k, record.k_step), record.split_k)
@@ -91,7 +91,7 @@ class TensorMemoryKernel:
     @cached_property
     def bounds(self) -> dict[str, float]:
         """Microseconds of the main loop if it needed only one part of the chip, by part."""
-        tensor = self.tensor_cycles * self.tiles / self.record.target.rates.mhz
+        tensor = self.tensor_cycles * self.k_tiles / self.record.target.rates.mhz
         other_bounds = {name: us for name, us in self.estimate.bounds_us.items() if name != "mma"}
         return {"tensor cores": tensor, **other_bounds}
 
@@ -106,7 +106,7 @@ class TensorMemoryKernel:
     def loop(self) -> figures.MainLoop:
         """The main loop of the warp whose thread multiplies."""
         main_us, bounds = self.estimate.main_us, self.bounds
-        cycles = main_us * self.record.target.rates.mhz / self.tiles
+        cycles = main_us * self.record.target.rates.mhz / self.k_tiles
         return figures.MainLoop(
             unit="k-tile",
             rolled=True,
@@ -153,7 +153,7 @@ class TensorMemoryKernel:
     def roles(self) -> tuple[figures.WarpRole, ...]:
         """The roles of warps: those that load, multiply and store."""
         record = self.record
-        unit = f"{record.atom_cols} columns"
+        unit = f"{record.atom_cols} columns"  # two instructions load them from tensor memory
         return (
             self._role("loads", 1, "k-tile", self.copies),
             self._role("multiplies", 1, "k-tile", self.products),

@@ -46,7 +46,8 @@ class Base(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A text in normal form, with all fields of its launch."""
+    """A text in normal form, with all fields of its launch. ``base``: the label of the kernel that it was made from;
+    ``why``: the reason why it should be faster."""
 
     base: str
     why: str
@@ -82,7 +83,7 @@ def drafts(reply: Reply, bases: Mapping[str, Base], most: int) -> tuple[list[Dra
     if not ideas:
         return [], [answer_text.why_unreadable(reply, FORM, "answer with one patch")]
     sound, faults = [], []
-    for number, item in enumerate(ideas[: 2 * most], 1):
+    for number, item in enumerate(ideas[: 2 * most], 1):  # more than ``most``, because some may be faulty
         try:
             idea = item if isinstance(item, Idea) else Idea.model_validate(item)
             sound.append(_draft(idea, bases))
