@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -465,7 +466,7 @@ int cudal2gen_torch_connect(char const* name) {
   for (auto const& op : operators)
     for (char const* key : {"CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutocastCPU", "AutocastCUDA",
                             "Conjugate", "Negative"}) {
-      OperatorKernel const kernel = *key == 'C' ? op.kernel : op.unplanned;
+      OperatorKernel const kernel = std::string_view(key) == "CompositeExplicitAutograd" ? op.kernel : op.unplanned;
       TorchLibraryOpaque* library = nullptr;  // never freed: its end would remove the kernels
       if (kernel && (torch.aoti_torch_library_init_impl(name, key, "torch_launcher.cpp", 0, &library) ||
                      torch.torch_library_impl(library, op.name, kernel, kTorchVersion))) {
