@@ -267,6 +267,7 @@ class TritonMatmul(Baseline):
 
         a, b, d = operands.a, operands.b_nn, operands.d
         (m, k), n = a.shape, d.shape[1]
+        # On the CPU Triton interprets the kernel, for tests; any small number of CTAs will do.
         sms = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
         ctas = min(sms, ceil_div(m, configuration["BM"]) * ceil_div(n, configuration["BN"]))
         launch = partial(

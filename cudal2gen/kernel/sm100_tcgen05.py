@@ -112,7 +112,7 @@ class Sm100Tcgen05(TmaRing):
             "bn": bn,
             "swap_ab": swap_ab,
             "bk": problem.element.chunk,
-            "stages": min(8, 200_000 // ((bm + bn) * CHUNK_BYTES)),
+            "stages": min(8, 200_000 // ((bm + bn) * CHUNK_BYTES)),  # of 232448 bytes of a CTA; the rest stores D
             "cluster": [1, 1],
             "pair": False,
             "accumulators": 2,
@@ -227,7 +227,7 @@ class Sm100Tcgen05(TmaRing):
 
     @property
     def estimated_registers(self) -> int:
-        return min(REGISTERS_THREAD, self.accumulator_registers + 64)
+        return min(REGISTERS_THREAD, self.accumulator_registers + 64)  # for addresses and the epilogue: a guess
 
     @property
     def barrier_bytes(self) -> int:

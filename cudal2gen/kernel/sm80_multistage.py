@@ -261,7 +261,8 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def estimated_registers(self) -> int:
-        """Accumulators, live fragments and addressing; a rough guide for pruning, ptxas decides."""
+        """Accumulators, live fragments, and about 32 registers of addressing, 8 more with predicates; a rough guide for
+        pruning, ptxas decides."""
         live = {"none": 1, "single_intra_tile": 2, "staggered": 2}.get(self.prefetch.kind, 1 + self.prefetch_distance)
         fragments = (4 * self.warp_m + 2 * self.warp_n) * min(live, self.k_blocks)
         if self.prefetch.kind == "staggered":
@@ -284,6 +285,7 @@ class Sm80Multistage(Ring, SmemTiles, MmaSyncKernel):
 
     @property
     def loads_fused_early(self) -> bool:
+        # The bias takes 8 registers during the main loop.
         return super().loads_fused_early and self.estimated_registers + COPY_REGISTERS < self.register_limit - 8
 
     @property

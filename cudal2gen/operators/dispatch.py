@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PREFER = "CUDAL2GEN_PREFER"
 MEANWHILE = "another thread measures products on this device; torch computes until it has ended"
 ROWS = tuple(1 << octave for octave in range(16))  # numbers of rows for which ``may_win`` looks for a kernel
-BIAS_US = 3.0  # microseconds of the second launch that a plain kernel with a bias needs, and the vendor's does not
+BIAS_US = 3.0  # microseconds of the second launch that a bias needs after a plain kernel, and not after the vendor's
 
 
 class Dispatcher:
@@ -270,6 +270,7 @@ class Dispatcher:
             extra_us = 0.0
             if request.finish is not None:
                 # A plain kernel with a bias or an activation needs one more pass over D; the vendor's product does not.
+                # The pass is assumed to reach half of the bandwidth, as copies do (``choice.COPY_SHARE``).
                 moved = 2 * problem.output.bytes * problem.m * problem.n
                 extra_us = BIAS_US + moved / (self._packs.table(pack).bandwidth / 2)
             return self._measuring.choose(device, pack, problem, request, self.prefer, extra_us)
@@ -277,6 +278,7 @@ class Dispatcher:
             raise self._packs.not_understood(error) from None
 
     def _device(self, index: int) -> LaunchDevice:
+        """The device with this index, as in a ``Request``."""
         if self.device is not None:
             return self.device
         if index not in self._cuda:
@@ -284,6 +286,7 @@ class Dispatcher:
         return self._cuda[index]
 
     def _pack(self, device: LaunchDevice) -> Pack:
+        """The pack for a device. Raises ByTorch if there is none."""
         return self._packs.serving(device, needs_races=self.prefer == "measured" and self.mode == "off")
 
     @property

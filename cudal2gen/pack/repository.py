@@ -24,10 +24,10 @@ from cudal2gen.results.choice import Table
 from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import ELEMENTS
 
-VARIANT = "build/torch-cuda"
+VARIANT = "build/torch-cuda"  # the folder of the variant for CUDA, by which ``kernels`` finds it
 KERNELS_MINIMUM = "0.17.0"  # the first version of the package ``kernels`` that has these metadata and layers
 MODULES = ("__init__.py", "_ops.py", "layers.py", "library.py", "operators.py")
-WORKLOADS = 8  # workloads of the benchmark
+WORKLOADS = 8  # most products of the benchmark
 
 
 class BenchmarkProduct(NamedTuple):
@@ -64,15 +64,15 @@ def repository(pack: Mapping[str, bytes], table: Table) -> dict[str, bytes]:
         "workloads": workloads(table),
         "elements": tuple(ELEMENTS.values()),  # numbered as in cudal2gen.h
     }
-    syntax = Environment(
+    templates = Environment(
         loader=FileSystemLoader(places.shipped("templates") / "hf"), undefined=StrictUndefined, **SYNTAX
     )
-    variant = {module: syntax.get_template(f"{module}.j2").render(values).encode() for module in MODULES}
+    variant = {module: templates.get_template(f"{module}.j2").render(values).encode() for module in MODULES}
     variant |= {f"pack/{path}": content for path, content in pack.items()}
     files = {f"{VARIANT}/{path}": content for path, content in variant.items()}
     files[f"{VARIANT}/metadata.json"] = as_json(_metadata(values, architectures(table), variant))
     for path in ("README.md", "benchmarks/benchmark.py"):
-        files[path] = syntax.get_template(f"{path.rpartition('/')[2]}.j2").render(values).encode()
+        files[path] = templates.get_template(f"{path.rpartition('/')[2]}.j2").render(values).encode()
     return files
 
 

@@ -9,6 +9,8 @@ from kernelproof.ground.chips import GPUS
 from kernelproof.ground.element import F16
 from kernelproof.ground.errors import MissingLibrary
 
+RATED = 16  # choices whose least modelled time stands for that of a library's kernel
+
 
 class RatedConfiguration(NamedTuple):
     """A configuration of CUTLASS, as the library's own object, and its modelled time in microseconds."""
@@ -44,10 +46,11 @@ class MatmulHeuristics:
         return [RatedConfiguration(result["kernel"], result["runtime"] * 1e6) for result in results]
 
     def least_us(self, problem: Problem) -> float:
-        """The least modelled time of the library's first sixteen choices, in microseconds."""
-        return min(answer.us for answer in self.answers(problem, 16))
+        """The least modelled time of the library's first ``RATED`` choices, in microseconds."""
+        return min(answer.us for answer in self.answers(problem, RATED))
 
     def _interface(self, gpu: str, precision: str, name: str, layout: Any) -> Any:
+        """The library's object for a GPU, precision and layout, made once. ``name``: our name of the ``layout``."""
         key = (gpu, precision, name)
         if key not in self._interfaces:
             chip = GPUS[gpu]

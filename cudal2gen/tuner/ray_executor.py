@@ -41,6 +41,8 @@ AHEAD = 4  # concurrent searches for each GPU: one is measured while others comp
 THREADS = 1024  # most threads of the driver; each job or part of a job has one, which sleeps until the job ends
 UPDATE_SECONDS = 0.1  # least seconds between two queries of the cluster's state
 PING_SECONDS = 20.0  # most seconds in which an idle worker must answer a ping
+MAX_START_FAULTS = 3  # workers in a row that fail at their start, after which no further ones are started
+LONGEST_LINE = 300  # most characters of a line of an error
 
 
 class Unreachable(MissingTool):
@@ -147,8 +149,8 @@ class IdleWorkers:
                 self._workers.append(worker)
 
     def get(self, rank: int, seconds: float) -> Any:
-        """A worker; None if none becomes idle for this job within ``seconds``, which are multiplied by 1 plus an eighth
-        of the number of waiting jobs."""
+        """A worker; None if none becomes idle for this job within ``seconds``. If many jobs wait, it waits longer: by
+        ``seconds`` for every eight of them."""
         with self._lock:
             if self._workers:  # no job waits while a worker is idle
                 return self._workers.popleft()
@@ -352,6 +354,7 @@ class RayExecutor:
         raise Unreachable("the executor was closed")
 
     def _absence(self) -> str:
+        """Why there is no worker, in words."""
         count = self._ray.cluster_resources().get(self._resource, 0)
         reason = f"the last one that started: {self._fault}" if self._fault else "none became free"
         return f"no worker started within {self._patience:g} s; the cluster has {count:g} of {self._resource}; {reason}"
@@ -369,8 +372,8 @@ class RayExecutor:
                 if self._ray.wait([identity], timeout=0)[0]:
                     self._starting.remove((actor, identity))
                     self._register(actor, identity)
-            if self._faults >= 3:
-                raise Unreachable(f"three workers in a row failed at their start: {self._fault}")
+            if self._faults >= MAX_START_FAULTS:
+                raise Unreachable(f"{MAX_START_FAULTS} workers in a row failed at their start: {self._fault}")
             count = int(self._ray.cluster_resources().get(self._resource, 0))
             for _ in range(count - len(self._workers) - len(self._starting) - len(self._misfits)):
                 actor = self._measurer.remote(self._make)
@@ -417,7 +420,7 @@ def parts(job: EvaluationJob, count: int) -> list[EvaluationJob]:
 
 
 def _lines(error: object) -> list[str]:
-    return [line.strip()[:300] for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return [line.strip()[:LONGEST_LINE] for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 def _first_line(error: object) -> str:

@@ -344,7 +344,7 @@ def test_without_a_card_it_says_so(cluster: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_environment_that_does_not_start_is_not_started_for_ever(node: Callable[[], Any], tmp_path: Path) -> None:
     node()
-    with pytest.raises(Unreachable, match="three workers in a row failed at their start: OSError: no CUDA device"):
+    with pytest.raises(Unreachable, match="3 workers in a row failed at their start: OSError: no CUDA device"):
         RayExecutor(partial(simulated_gpu.Absent, tmp_path / "log"), resource=CARD, patience=PATIENCE)
 
 
