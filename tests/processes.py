@@ -18,12 +18,12 @@ END_S, LIFE_S = 30.0, 120.0
 
 
 def marked(name: object) -> dict[str, str]:
-    """This environment with a variable that descendants inherit."""
+    """This process's environment with a variable that descendants inherit, by which ``alive`` finds them."""
     return os.environ | {MARK: str(name)}
 
 
 def alive(name: object) -> dict[int, str]:
-    """The processes with that mark that have not ended, and their command lines."""
+    """The processes that were started with ``marked(name)`` and have not ended: the command line of each by its id."""
     variable = f"{MARK}={name}".encode()
     commands = {}
     for entry in Path("/proc").iterdir():

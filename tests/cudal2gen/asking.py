@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cudal2gen.kernel import FAMILIES, Problem, Record, parse, space
@@ -22,6 +21,7 @@ PROBLEM = Problem(gpu="h200", acc="f32", layout="tn", m=4096, n=4096, k=4096)
 SMALL = Problem(gpu="h200", acc="f16", layout="tn", m=256, n=256, k=256)
 KEY = "sk-not-to-be-seen"  # the key of the server, which no output may contain
 NO_NOTES = Memory()
+# The family's plain record for ``SMALL``.
 SMALL_RECORD = parse(space.base(SMALL, "sm90_wgmma") | FAMILIES["sm90_wgmma"].plain(SMALL))
 
 
@@ -89,11 +89,12 @@ def document(request: dict[str, Any]) -> Any:
     return json.loads(request["messages"][1]["content"])
 
 
+# An answer of the model with one legal proposal.
 GOOD = json.dumps({"proposals": [{"base": "incumbent", "changes": {"stages": 3}, "why": ""}]})
 
 
-def search_trials(proposer: Any, store: Path) -> list[Trial]:
-    """Runs a search in the model environment and returns its trials."""
+def search_trials(proposer: Any) -> list[Trial]:
+    """The trials of a search of twelve evaluations, four at a time, in the model environment. Nothing is stored."""
     environment = ModelEnvironment(lambda _: incumbent(), seed=5)
     contest = search.Search(candidates(), incumbent())
     settings = search.SearchLimits(evaluations=12, batch=4, prune=None)

@@ -60,6 +60,7 @@ PINGPONG: dict[str, Any] = {"consumers": 2, "schedule": "pingpong"}
 SWAPPED: dict[str, Any] = {"swap_ab": True, "bm": 32, "bn": 64}
 IN_CLUSTER: dict[str, Any] = {"reduce": "cluster", "epilogue": "direct"}
 SINGLE_SHOT_SMALL: dict[str, Any] = {"bm": 32, "bn": 32, "k_chunks": 3, "m": 64, "n": 64, "k": 128}
+# One tile of 192 x 192, whose fragments leave few registers, and five k-tiles.
 FEW_STEPS: dict[str, Any] = {
     "bm": 192,
     "bn": 192,
@@ -383,6 +384,7 @@ TRANSPOSED: dict[str, Record] = {
     "tensor tt swapped pair": tensor(layout="tt", **SWAPPED_TENSOR | {"bm": 64}, pair=True, cluster=[1, 2]),
 }
 
+# All records by name. A name says what is special about its record.
 PATHS: dict[str, Record] = {
     "single": small(),
     "single f32": small(acc="f32"),

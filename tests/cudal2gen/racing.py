@@ -54,14 +54,19 @@ def own(warned: Iterable[WarningMessage]) -> list[str]:
 
 
 class Clock:
-    """A meter by which a call takes the time that is set for the record of the kernel that it launches, or for
-    torch."""
+    """A meter of races by which a call takes the time that is set for the kernel that it launches, or for torch.
+
+    ``times_us``: microseconds by the kernel's name, 250 for others; ``torch_us``: those of a call that launches none.
+    ``seconds``: the time on this clock; ``evicted``: how often the L2 was made cold; ``busy``: set by a test to have a
+    device that is not idle.
+    """
 
     def __init__(self, device: EmulatedDevice, times_us: Mapping[str, float], torch_us: float) -> None:
         self.device, self.times_us, self.torch_us = device, times_us, torch_us
         self.environment, self.busy, self.seconds, self.evicted = A100, False, 0.0, 0
 
     def elapsed_us(self, call: Callable[[], object], times: int) -> float:
+        """The device's time of ``times`` calls. Only one of them is made."""
         before = len(self.device.session.launches)
         call()
         launches = [launch.kernel for launch in self.device.session.launches[before:]]
@@ -70,6 +75,7 @@ class Clock:
         return us * times
 
     def host_us(self, call: Callable[[], object], times: int) -> float:
+        """The host's time of ``times`` calls."""
         return 0.0
 
     def evict(self) -> None:
@@ -100,7 +106,7 @@ class Timed(OperatorDevice):
 
 @contextmanager
 def process(opened: pack.Pack, device: OperatorDevice, mode: races.Mode = "once") -> Iterator[dispatch.Dispatcher]:
-    """The dispatcher of a simulated process."""
+    """The dispatcher of a simulated process, which has read nothing yet that earlier ones stored."""
     with dispatch.replaced(dispatch.Dispatcher([opened], device, mode=mode)) as dispatcher:
         yield dispatcher
 
@@ -112,7 +118,7 @@ def tuner_of(dispatcher: dispatch.Dispatcher) -> races.Autotuner | None:
 
 
 def drawn(device: EmulatedDevice, sizes: tuple[int, int, int] = SIZES) -> tuple[Any, Any, Any]:
-    """A, B (n,k) and their product."""
+    """A (m,k), B (n,k), both of integers from -2 to 2, and their product (m,n), all in fp16."""
     m, n, k = sizes
     a, b = device.empty(m, k), device.empty(n, k)
     for matrix in (a, b):
@@ -125,11 +131,12 @@ def measurements() -> list[results.Measurement]:
     return results.measurements(results.store("autotune")).measurements
 
 
+# The names of kernels by the short names of their records.
 NAMES = {name: record.name for name, record in packed.RECORDS.items()}
 
 
 def raced(device: EmulatedDevice) -> dict[str, int]:
-    """Launches of kernels by their short names."""
+    """How often each kernel was launched on the device, by the short names of kernels with launches."""
     counts = dict.fromkeys(NAMES, 0)
     for launch in device.session.launches:
         counts[next(name for name, full in NAMES.items() if full == launch.kernel)] += 1

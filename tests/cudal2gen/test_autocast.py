@@ -38,7 +38,7 @@ OPERATORS = {"linear": LINEAR, "gelu": GELU, "matmul": MATMUL}
 
 
 def drawn(*shape: int) -> Any:
-    """Small integers, which every type represents exactly."""
+    """fp32 numbers that are integers from -2 to 2, which every type represents exactly."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(sum(shape))).float()
 
 
@@ -83,6 +83,7 @@ def test_types_are_those_of_torch(name: str) -> None:
         else:
             assert result == expected
         results.append(result)
+    # Each of two casts allows any pair of three types, and fp64 with fp64. Without a cast both types must be equal.
     assert sum(result is not None for result in results) == 2 * (9 + 1) + 4
 
 
@@ -295,11 +296,13 @@ def test_a_gpus_tensors_follow_its_autocast() -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack for a device that runs no kernel."""
     return idle_device.open_pack(tmp_path_factory.mktemp("packs"))
 
 
 @pytest.fixture
 def dispatcher(tmp_path_factory: pytest.TempPathFactory, opened: pack.Pack) -> Iterator[dispatch.Dispatcher]:
+    """The dispatcher of that device with this pack. It chooses a kernel wherever one serves."""
     with emulated(idle_device.IdleDevice(tmp_path_factory.mktemp("runtime")), [opened], prefer="kernel") as own:
         yield own
 

@@ -25,7 +25,8 @@ from tests.cudal2gen.strategies import STRAIGHT, direct, multistage, prefetch
 
 SMALL = {"bm": 32, "bn": 32, "bk": 32, "mma_repeat": [1, 1, 1], "c_batch": 1, "m": 64, "n": 64, "k": 64}
 RECORDS = [direct(), direct(acc="f32"), multistage(**SMALL), multistage(**SMALL, **prefetch("none"))]
-FAMILIES = RECORDS[::2]
+FAMILIES = RECORDS[::2]  # one record of each of the two families
+# The files of a built kernel.
 FILES = {"kernel.cu", "kernel.ptx", "kernel.cubin", "kernel.launch", "ptxas.json"}
 
 # Requests one kernel in a separate process.
@@ -81,6 +82,7 @@ def start(build_dir: Path, nvcc: Path) -> subprocess.Popen[str]:
 
 
 def contents(folder: Path) -> set[str]:
+    """The names in a folder."""
     return {path.name for path in folder.iterdir()}
 
 
@@ -88,6 +90,8 @@ def contents(folder: Path) -> set[str]:
 def test_prebuilt_kernels_are_found_without_their_compiler(
     alone: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A file of versions stands for a compiler that was used elsewhere. If these are the versions of this machine's
+    compiler, it is used."""
     versions = tmp_path / "toolchain.json"
     here = toolchain.discover()
     other = {"nvcc": "13.0.1", "cutlass": here.cutlass_version}

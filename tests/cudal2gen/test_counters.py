@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 # The records count tickets of slices, parts in a workspace, parts of a stream, and parts that CTAs of a cluster send
 # each other.
 SHARING = ["split_k persistent", "wgmma workspace", "wgmma stream", "wgmma cluster split 2", "once split 2"]
-# Fault -> before, after.
+# By fault: a part of the rendered CUDA text, and the text that replaces it.
 FAULTS = {
     "one ticket too few": ("== kSplitK - 1", "== kSplitK - 2"),
     "the first ticket": ("== kSplitK - 1", "== 0"),
@@ -49,6 +49,7 @@ FAULTS = {
     "slices in one place": ("(rank * vectors_of(to)", "(0 * vectors_of(to)"),
     "parts that count on the sender": ("at_rank(shared.arrived(), to)", "at_rank(shared.arrived(), rank)"),
 }
+# Each fault in the first record whose text has a place for it, in ``make thorough`` in all of them.
 PLANTED = few_by(
     lambda planted: planted[1],
     [(name, fault) for name in SHARING for fault, (before, _) in FAULTS.items() if before in render(PATHS[name])],

@@ -28,6 +28,7 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog.save([], tmp_path / "catalog" / "kernels.jsonl")
 
 
+# By text: a part of the reason for which it is refused.
 REFUSED = {
     '#include "/etc/passwd"': "include",
     "#include </etc/passwd>": "include",
@@ -227,6 +228,7 @@ def test_macros_of_a_text_reach_no_other_kernel(tmp_path: Path) -> None:
     assert together[1].cubin.read_bytes() == alone[0].cubin.read_bytes()
 
 
+# Texts that take a compiler more time or memory than it is allowed.
 BOMBS = {
     "macros": "#define A0 x x x x x x x x x x\n"
     + "".join(f"#define A{i} {' '.join([f'A{i - 1}'] * 10)}\n" for i in range(1, 10))

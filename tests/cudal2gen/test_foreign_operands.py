@@ -1,5 +1,6 @@
-"""Proves that operands other than plain CPU and CUDA tensors are computed as torch's own functions compute them:
-subclasses with rules of their own, nested tensors, sharded models, tensors of other devices.
+"""Proves that operators leave operands other than plain CPU and CUDA tensors to torch's own functions.
+
+They are subclasses with rules of their own, nested tensors, weights of sharded models, and tensors of other devices.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Quantized(torch.Tensor):  # type: ignore[misc]
         return function(*(each.whole() if isinstance(each, cls) else each for each in arguments), **(options or {}))
 
     def whole(self) -> Any:
+        """The fp16 numbers that the tensor stands for."""
         return self.codes.half() * self.scale
 
 
@@ -65,13 +67,16 @@ class Scaled(torch.Tensor):  # type: ignore[misc]
 
 
 def codes(rows: int, cols: int) -> Any:
+    """Drawn int8 numbers from -3 to 3."""
     return torch.randint(-3, 4, (rows, cols), dtype=torch.int8)
 
 
 def normal(*shape: int) -> Any:
+    """Normally distributed fp16 numbers."""
     return torch.randn(shape).half()
 
 
+# By operator: a call of ours and the same by torch, of x (rows, k) and a weight (n, k).
 CALLS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]] = {
     "matmul": (lambda x, w: cudal2gen.matmul(x, w.t()), lambda x, w: x @ w.t()),
     "linear": (cudal2gen.linear, functional.linear),

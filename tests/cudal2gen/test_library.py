@@ -29,6 +29,7 @@ VERSIONS = {"nvcc": "13.0.88", "cutlass": "4.2.0"}  # the compilers of the store
 
 @pytest.fixture(scope="module")
 def catalogued() -> list[catalog.Record]:
+    """All records of the checkout's catalog."""
     return catalog.load(places.shipped("configs") / "kernels.jsonl")
 
 
@@ -79,6 +80,7 @@ def test_the_library_compiles_without_spills(records: list[catalog.Record], buil
     for record, artifact in zip(built, artifacts, strict=True):
         assert artifact.ptxas.smem_static_bytes == 0
         if record.family == "sm80_multistage":
+            # How many CTAs the 65536 registers of an SM serve. A warp gets its registers in units of 256.
             by_registers = 65536 // (-(-artifact.ptxas.registers * 32 // 256) * 256) // (record.threads // 32)
             assert by_registers >= record.min_blocks, record.mnk
     assert seconds < 2 * 8 * 60, "eight minutes of two cores"

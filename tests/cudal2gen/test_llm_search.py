@@ -45,10 +45,10 @@ from tests.packages import require
 require("openai")
 
 
-def test_a_search_goes_on_without_the_model(tmp_path: Path) -> None:
+def test_a_search_goes_on_without_the_model() -> None:
     warnings: list[str] = []
     with serving(fails(401), forever=True) as server:
-        trials = search_trials(Mixture([llm_proposer(server, warnings), Random(1)]), tmp_path)
+        trials = search_trials(Mixture([llm_proposer(server, warnings), Random(1)]))
     assert len([trial for trial in trials if trial.effort == "short"]) == 12
     assert {trial.proposer for trial in trials} == {"random"}
     assert len(warnings) == 1

@@ -191,11 +191,11 @@ def test_times_to_retry(value: str, seconds: float | None) -> None:
     assert retry_after({"retry-after": value}, 1000.0) == seconds
 
 
-def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on(tmp_path: Path) -> None:
+def test_a_budget_of_tokens_is_spent_once_and_the_search_goes_on() -> None:
     warnings: list[str] = []
     with serving(proposes(("incumbent", {"stages": 3})), forever=True) as server:
         proposer = llm_proposer(server, warnings, tokens=6000)
-        trials = search_trials(Mixture([proposer, Random(1)]), tmp_path)
+        trials = search_trials(Mixture([proposer, Random(1)]))
         count = len(server.requests)
     assert 1 <= count <= 5
     assert proposer.usage.tokens == 1200 * count <= 6000

@@ -57,10 +57,10 @@ def test_a_transcript_replays_bit_for_bit(tmp_path: Path) -> None:
     with serving(*script, forever=True) as server:
         wire = ServerWire(endpoint(server, price_in=1.0))
         online = LlmProposer(Chat(wire, first, pause=lambda _: None), Memory(), warn=str)
-        before = search_trials(online, tmp_path / "a")
+        before = search_trials(online)
         assert server.requests[1]["response_format"] == {"type": "json_object"}
     replayed = LlmProposer(Chat(ReplayWire(first), second), Memory(), warn=str)
-    after = search_trials(replayed, tmp_path / "b")
+    after = search_trials(replayed)
     assert [trial.model_dump_json() for trial in after] == [trial.model_dump_json() for trial in before]
     assert len([trial for trial in before if trial.measured]) > 8
     assert first.read_bytes() == second.read_bytes()

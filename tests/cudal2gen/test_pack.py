@@ -57,6 +57,7 @@ def files(table: Table) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(files: dict[str, bytes], tmp_path: Path) -> Path:
+    """The table's pack, as a folder of the test's own."""
     return pack.write_folder(files, tmp_path / "pack")
 
 
@@ -209,6 +210,7 @@ def restate(folder: Path, facts: dict[str, object]) -> None:
 
 # --- of other versions ---
 
+# Opens the pack at argv[2] with the package's version set to argv[1], and launches the kernel that the table chooses.
 RUN = """
 import sys
 from pathlib import Path

@@ -16,6 +16,7 @@ from tests.cudal2gen.strategies import STAGED_8, STAGED_16, STRAIGHT, TO_GLOBAL,
 from tests.cudal2gen.test_renderer import CODE_CHANGES, DATA_CHANGES, pair
 from tests.draws import THOROUGH, drawn
 
+# By part of an instruction: the letter that stands for it in ``order``.
 TOKENS = {
     "ldmatrix": "L",
     "mma.sync": "M",
@@ -84,6 +85,7 @@ def count(lines: list[str], pattern: str) -> int:
     return sum(bool(re.search(pattern, line)) for line in lines)
 
 
+# Changes of a record whose instructions are counted.
 COUNTED: Sequence[dict[str, Any]] = drawn([
     {},
     {"acc": "f32"},
@@ -123,7 +125,8 @@ def test_a_k_tile_has_the_instructions_that_follow_from_the_record(changes: dict
         assert count(instructions(ptx(record)), local) == 0
 
 
-# c: the tile's copies. Slot 0, ring of 3.
+# By prefetch kind: the main loop's instructions in the notation of ``order``, with copies in slot 0 of a ring of three
+# stages. An M8 is one of four k-blocks.
 ORDERS = {
     "single": "L4 C16 F1 M8 L4 M8 L4 M8 W1 B1 L4 M8",
     "multi": "L4 C16 F1 M8 L4 M8 W1 B1 L4 M8 L4 M8",
@@ -153,6 +156,7 @@ def test_prefetch_kinds_differ_pairwise() -> None:
         assert loops[a] != loops[b], (a, b)
 
 
+# The prefetch kinds in straight-line code.
 UNROLLED: list[dict[str, Any]] = [{"bake": ["k"], "k": 256, "unroll_k": True, **kind} for kind in KINDS.values()]
 
 
@@ -172,7 +176,8 @@ def live_fragments(record: Sm80Multistage) -> int:
 
 
 def test_prefetch_kinds_keep_as_many_fragments_as_they_say() -> None:
-    """One warp's fragment of a k-block: 8 registers of A, 8 of B."""
+    """A warp's fragments of one k-block are 8 registers of A and 8 of B. ``none`` holds one k-block's, ``single`` two,
+    and ``multi`` one more than its distance."""
     live = {kind: live_fragments(_one_warp(**change)) for kind, change in zip(KINDS, UNROLLED, strict=True)}
     assert live["none"] == 16
     assert live["single"] == live["single_intra_tile"] == 32
@@ -208,7 +213,8 @@ EPILOGUES = {
     "direct in two rounds": STRAIGHT | {"stages": 1, "bk": 32},
     "global": TO_GLOBAL,
 }
-# barriers, stores to shared memory, loads from it, stores to global memory, per thread; 16 MMA tiles.
+# For an epilogue of 16 MMA tiles of a warp, how many of these a thread executes: barriers, stores to shared memory,
+# loads from it, stores to global memory.
 ROUNDS = {
     "staged": (16, 64, 16, 16),
     "staged in one round": (2, 64, 16, 16),
@@ -270,6 +276,7 @@ def test_a_code_field_changes_the_ptx(field: str) -> None:
     assert anonymous(before) != anonymous(after)
 
 
+# By field of sm80_direct: a change of it, with the fields that the change needs.
 DIRECT_CHANGES: dict[str, dict[str, Any]] = {
     "ab": {"acc": "f32", "ab": "bf16"},
     "acc": {"acc": "f32"},

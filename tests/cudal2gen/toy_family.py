@@ -1,5 +1,7 @@
-"""A family of kernels in two files, this one and ``toy_templates/toy.cu.j2``: a thread per element of D sums by
-FMAs."""
+"""Defines a small family of kernels for tests, in two files: this one and ``toy_templates/toy.cu.j2``.
+
+Each thread computes elements of D by FMAs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ WARPS = (1, 2, 4)
 
 
 class Toy(Record):
-    """Each warp computes rows of 32 elements of D, one thread an element; no shared memory, no padding needed."""
+    """Each warp computes rows of 32 elements of D, with a thread for each column. It uses no shared memory, and its
+    caller need not pad."""
 
     family: Literal["toy"]
     warps: Annotated[int, Field(ge=1, le=32, description="warps of a CTA")]

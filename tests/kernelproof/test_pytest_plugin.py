@@ -18,6 +18,7 @@ pytest_plugins = ["pytester"]
 CACHE = places.user_cache()  # pytester's sessions have another home
 SOURCE = Path(__file__).parent / "checked" / "program.cu"
 PLUGIN = ("-p", "kernelproof.testing.plugin")
+# ``reverse`` launches a kernel that races unless ``synchronised``.
 HEAD = """
 import ctypes
 import numpy as np
@@ -29,6 +30,7 @@ def reverse(emulator, synchronised):
     emulator.load(PTX).launch("reversed", block=64, args=[x, emulator.output(y), synchronised])
     return y
 """
+# Host code that launches 96 threads. With ``excess`` 1 one of them accesses an element too many.
 LAUNCHER = """
 __global__ void add(const float *x, float *y, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -68,6 +70,7 @@ def run(session: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
 
 
 def test_importing_it_is_nearly_free() -> None:
+    """Every pytest session imports an installed plugin, so the import brings fewer than ten modules and no numpy."""
     statement = "import sys, pytest; before = set(sys.modules); import kernelproof.testing.plugin\nprint(*sorted("
     statement += "set(sys.modules) - before))"
     output = subprocess.run([sys.executable, "-c", statement], capture_output=True, text=True, check=True).stdout

@@ -1,5 +1,6 @@
-"""Proves that attacks by graded texts and by clients reach neither a planted file, nor a variable, nor a listening
-socket.
+"""Proves that attacks by graded texts, and by clients of the MCP server, reach nothing outside of the sandbox.
+
+The targets that are planted outside are a file, a variable, a process and listening sockets (``Trap``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kernelproof.mcp_server import answers
 from kernelproof.mcp_server.requests import Request
 from tests import processes
 
-SECRET = "a5d1c0ffee"
+SECRET = "a5d1c0ffee"  # the content of the planted file, variable and process
 ATTACKS = Path(__file__).parent / "hosts" / "attacks.cu"
 # Attacks that have no effect, so that the program continues and its result is right.
 VAIN = [
@@ -41,20 +42,25 @@ VAIN = [
     "leave a daemon", "kill all others", "kill the first process", "print for ever", "fill a file",
     "make files for ever",
 ]  # fmt: skip
-# Attacks that end the program or are ended by a limit.
+# Attacks that end the program.
 ENDS = ["answer with garbage", "close all files", "exit", "exit at once", "abort", "kill itself", "crash"]
+# Attacks that a limit of time, memory or processes ends.
 EXCESSES = [
     "answer in part",
     "loop for ever", "sleep for ever", "stop itself", "fork for ever", "make threads for ever", "fill the memory",
     "fill the memory by children",
 ]  # fmt: skip
-LARGE = ["fill the disk"]
+LARGE = ["fill the disk"]  # has no effect outside, like those of VAIN, but takes long
 NAMES = [*VAIN, *ENDS, *EXCESSES, *LARGE]
 
 
 @dataclass
 class Trap:
-    """The targets of attacks: a folder with a secret, a secret variable, and sockets."""
+    """The targets of attacks that are files or sockets.
+
+    ``folder`` has the file ``secret`` and the socket ``s``. ``stream`` and ``datagrams`` listen at ``port``, ``file``
+    at ``s``, and ``name`` at the abstract address ``hidden``.
+    """
 
     folder: Path
     stream: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
@@ -74,14 +80,17 @@ class Trap:
 
     @property
     def port(self) -> int:
+        """The port of the sockets for TCP and UDP."""
         return int(self.stream.getsockname()[1])
 
     @property
     def hidden(self) -> str:
+        """The name of the Unix socket without a file."""
         return f"doors-{self.port}"
 
     @property
     def ends(self) -> tuple[socket.socket, ...]:
+        """All listening sockets."""
         return self.stream, self.file, self.name, self.datagrams
 
     def untouched(self) -> None:
@@ -99,8 +108,8 @@ class Trap:
 
 @pytest.fixture(scope="module")
 def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trap]:
-    # The initial variables of all processes contain it, since children get it when they start.
     """What a sandboxed program must not reach: files, sockets, a process and a variable, until the tests have ended."""
+    # Children get the variable when they start, so the system shows it among the initial variables of all of them.
     os.environ["DOORS_SECRET"] = SECRET
     holder = subprocess.Popen(["sleep", "600", SECRET])
     planted = Trap(tmp_path_factory.mktemp("outside"))
@@ -129,7 +138,8 @@ def definitions(trap: Trap) -> str:
 
 
 def graded(text: str, attack: str = "none", seconds: float = 30.0, gib: float = 2.0) -> Verdict:
-    """The verdict on a program that makes an attack."""
+    """The verdict on a program that makes one of ``NAMES``, and then doubles x. ``seconds``, ``gib``: its limits of
+    time and of memory."""
     call = {"function": "run", "args": ["x", NAMES.index(attack)]}
     return check_source(
         text, lambda x: 2 * x, [{"n": 64}], buffers={"x": "in:f32[n]", "y": "out:f32[n]"}, call=call, run_host=True,
@@ -139,7 +149,7 @@ def graded(text: str, attack: str = "none", seconds: float = 30.0, gib: float = 
 
 @pytest.fixture(scope="module")
 def program(trap: Trap) -> str:
-    """The attacks, with the trap's places."""
+    """The CUDA text of all attacks, with the trap's places."""
     return definitions(trap) + ATTACKS.read_text()
 
 
@@ -173,10 +183,10 @@ def test_host_code_beyond_its_limits_is_ended_with_all_that_it_started(attack: s
     assert verdict.outcome == "wrong"
     assert verdict.rules <= {"time-limit", "host-failure"}
     trap.untouched()
-    assert not [pid for pid in process_tree.session(os.getpid()) if pid != os.getpid() and kin(pid)]
+    assert not [pid for pid in process_tree.session(os.getpid()) if pid != os.getpid() and runs_attacks(pid)]
 
 
-def kin(pid: int) -> bool:
+def runs_attacks(pid: int) -> bool:
     """Whether a process has opened a compiled program, as those of ``attacks.cu`` have."""
     try:
         return f"{places.user_cache() / 'check'}/" in Path(f"/proc/{pid}/maps").read_text()
@@ -299,7 +309,7 @@ def test_headers_of_the_folders_that_are_named_are_read(trap: Trap, tmp_path: Pa
         assert SECRET not in str(failure.value)
 
 
-# File names that clients send to the server. {} is the folder outside.
+# File names that clients send to the server. {} is the folder outside, and {name} its last part.
 OUTSIDE = [
     "{}/secret", "{}", "../{name}/secret", "./../{name}/secret", "link", "folder/secret", "chain", "/etc/passwd",
     "/proc/self/environ", "/proc/self/root{}/secret", "/proc/self/cwd/../{name}/secret", "/dev/stdin", "/dev/zero", "/",
@@ -323,6 +333,7 @@ def root(tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("door", ["path", "buffer", "argument", "headers"])
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_files_outside_of_the_roots_are_refused(name: str, door: str, root: Path, trap: Trap) -> None:
+    """``door``: the part of a request that has the name."""
     name = name.replace("{}", str(trap.folder)).replace("{name}", trap.folder.name)
     launch = plan.LaunchEntry(entry="f", block=1, args=[f"in:u8[4]={name}"] if door == "argument" else [])
     fields: dict[str, object] = {"path": name} if door == "path" else {"source": "__global__ void f() {}"}
@@ -365,6 +376,8 @@ def test_a_text_that_names_another_source_reads_nothing_of_it(root: Path) -> Non
 @pytest.mark.slow
 def test_a_program_within_walls_is_limited_and_its_end_is_told() -> None:
     def end(*words: str, **limits: object) -> tuple[int, str]:
+        """The exit code and output of a command in a sandbox with these limits. A signal's code is 128 plus its
+        number."""
         box = sandbox.Sandbox()._replace(**limits)  # type: ignore[arg-type]
         done = subprocess.run(sandbox.command(box, words), capture_output=True, text=True, check=False)
         return done.returncode, done.stdout

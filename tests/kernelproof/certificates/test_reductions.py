@@ -10,12 +10,14 @@ from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.reductions import Terms, fetched, kept_places, shuffled
 
-LANES, STEP = 32, 64
+LANES, STEP = 32, 64  # the lanes of a warp, and the elements of a row in a k-tile
+# The first element of the k-tile of any iteration.
 ITERATION = Polynomial.named("iteration", STEP)
 
 
 def elements(first: int, iteration: Polynomial = ZERO) -> Terms:
-    """Lane l's element first + l of a k-tile."""
+    """In lane l the element ``first`` + l of a k-tile, as a sum of one term. ``iteration``: the k-tile's first
+    element."""
     rows = np.zeros((LANES, 1), np.int64)
     cells = Cells(np.ones_like(rows), rows, np.arange(LANES)[:, None] + first, 4)
     return Terms.of_elements(cells, Kind("A", ZERO, iteration), np.ones(LANES, bool), STEP).view("f4")
@@ -31,6 +33,8 @@ def total(terms: Terms) -> Terms:
 
 
 def test_all_iterations_have_all_terms_once() -> None:
+    """Each lane adds two elements of every k-tile. By induction over iterations all lanes together have all elements.
+    A sum that lacks half of a k-tile has not, and sums of different iterations are different."""
     first = (elements(0) + elements(32)).view("f4")
     assert not total(elements(0)).has_all(Polynomial.of(STEP))
     assert total(first).has_all(Polynomial.of(STEP))
@@ -63,6 +67,8 @@ def test_only_floats_are_added_and_to_nothing_but_zero() -> None:
 
 
 def test_what_lanes_keep_in_shared_memory_is_theirs() -> None:
+    """Lanes 8 to 11 load what lanes 0 to 3 have stored, which are the sums of elements 0 to 3 (a bit for each). Sums of
+    4 bytes are not loaded by halves."""
     kinds, value = Kinds(), elements(0)
     places = kept_places(kinds.keep(value), LANES, 4)
     assert kinds.kept_by(places.one_kind) is value

@@ -25,7 +25,11 @@ def program(name: str) -> Program:
 
 @dataclass
 class Case:
-    """A launch. Its arguments are in the kernel's order: arrays with a role, and outputs with their expected values."""
+    """A launch of a kernel of ``file``.
+
+    ``args``: the kernel's arguments in order. An array is an input; ``Out``, ``InOut`` and ``Scratch`` are buffers with
+    another role; all else is passed by value. ``kinds``: the rules that the launch breaks.
+    """
 
     file: str
     kernel: str
@@ -95,6 +99,7 @@ def source_line(file: str, text: str) -> int:
     return hits[0]
 
 
+# Inputs, and outputs of which only the shape and the type count (those made by ``np.empty``).
 rng = np.random.default_rng(7)
 A = rng.integers(0, 3, (20, 40)).astype(np.float16)
 B = rng.integers(0, 3, (24, 40)).astype(np.float16)
@@ -202,6 +207,7 @@ CORRECT_SHARED = [
     Case(SHARED, "garbage_dropped", 1, 128, [X128, Out(I128, np.where(T >= 28, X128[::-1], 5)), 100]),
     Case(SHARED, "nested_loops", 1, 128, [X128, Out(I128, NESTED), 10]),
 ]
+# Each with a part of the only source line that a finding must name; "" for no particular line.
 WRONG_SHARED = [
     (
         Case(

@@ -1,5 +1,8 @@
-"""Proves that flags and counters order exactly what they should: a waiting thread gets the oldest value that ends its
-wait, and is ordered after the write of that value.
+"""Proves that flags and counters order exactly what they should.
+
+A waiting thread gets the oldest value that ends its wait, and is ordered after the write of that value. The kernels and
+their arguments are described in kernels/flags.cu. Unless a test says otherwise, ``reader`` is the waiting CTA or warp,
+and ``lanes`` the number of threads that the emulator executes at a time, None for all.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ I32 = np.int32
 def executed(
     name: str, *arguments: Any, grid: int = 2, block: int = 32, adverse: bool = False, lanes: int | None = None
 ) -> tuple[list[Any], set[str]]:
-    """The arrays after a launch, and the kinds of findings. An argument that is an int in a tuple is the size of an
-    array of zeros."""
+    """The arrays after a launch of kernel ``name``, and the kinds of errors. An argument that is an int in a tuple is
+    the size of an array of zeros; other arguments are passed by value."""
     program = emulator.load(compiled("flags", ".ptx").read_text())
     memory = emulator.Memory()
     arrays = [memory.upload(np.zeros(a, I32), "inout") if isinstance(a, tuple) else a for a in arguments]
@@ -42,6 +45,7 @@ ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 def test_who_waits_for_too_few_arrivals(
     name: str, least: int, kinds: set[str], reader: int, lanes: int | None, adverse: bool
 ) -> None:
+    """Each of five CTAs, or warps, has the part 1 + its number; the reader adds up the other four."""
     (_, _, out), found = executed(name, (160,), (1,), (32,), reader, least, grid=5, adverse=adverse, lanes=lanes)
     assert found == kinds
     assert kinds or (out == 15 - reader - 1).all()
@@ -65,6 +69,7 @@ def test_a_barrier_of_the_grid(least: int, kinds: set[str], lanes: int | None, a
         "grid_barrier", (256,), (1,), (256,), 3, least, grid=4, block=64, adverse=adverse, lanes=lanes
     )
     assert found == kinds
+    # In three rounds the four CTAs store 0 to 11, and each adds up all of them.
     assert kinds or (out == sum(range(12))).all()
 
 
@@ -78,6 +83,7 @@ def test_the_last_of_several_ctas(last: int, plain: bool, kinds: set[str], adver
 
 @ADVERSE
 def test_decoupled_look_back(adverse: bool) -> None:
+    """CTA i contributes 1 + i to the running sum."""
     left, found = executed("look_back", (8,), (8,), (8,), (8,), grid=8, adverse=adverse)
     assert found == set()
     assert (left[3] == np.cumsum(np.arange(1, 9))).all()
@@ -130,7 +136,7 @@ def test_an_old_hint_does_no_harm(reader: int) -> None:
 def test_locks(kind: int, fences: bool, kinds: set[str], adverse: bool) -> None:
     left, found = executed("locked", (1,), (1,), (1,), kind, fences, grid=6, adverse=adverse)
     assert found == kinds
-    assert left[0][0] == 21
+    assert left[0][0] == 21  # 1 to 6, which the six CTAs add
 
 
 @ADVERSE

@@ -68,6 +68,8 @@ def test_generic_addresses_and_atomics_of_peers() -> None:
     assert (got == np.concatenate([np.arange(32, 64), np.arange(32)]) + 100).all()
 
 
+# In a cluster of two CTAs each thread stores a word to the other CTA, whose mbarrier counts 128 bytes, waits for the
+# words of the other CTA, and reads one that another thread has sent.
 ASYNC_STORE = """
   add.u32 %bar, %s, 1024; mov.u32 %n, %cluster_ctarank; xor.b32 %x0, %n, 1; mad.lo.u32 %v, %t, 4, %s;
   setp.ne.u32 %P, %t, 0; @%P bra ready;
@@ -102,6 +104,7 @@ STORE = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%x1], %
 TO_PLACE = "mapa.shared::cluster.u32 %x1, %v, %x0;"
 WAITED = "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %P, [%bar], 0; @!%P bra again;"
 BEGIN = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+# By variant: a part of ASYNC_STORE, and the text that replaces it.
 STORES = {
     "right": ("", ""),
     "twice": (STORE, STORE * 2),
@@ -210,6 +213,8 @@ def test_named_barriers_of_a_block_that_is_no_multiple_of_128() -> None:
     assert result.reports[0].kind == "barrier-divergence"
 
 
+# Threads of a CTA; the registers to which the first warpgroup lowers its own, and to which the others raise theirs; the
+# findings.
 @pytest.mark.parametrize(("threads", "dec", "inc", "kinds"), [
     (384, 40, 232, []), (384, 24, 240, []), (384, 40, 240, ["registers"]), (384, 44, 200, ["registers"]),
     (384, 16, 200, ["registers"]),

@@ -16,6 +16,7 @@ from kernelproof.emulator.host.standin import standin
 from tests.kernelproof.emulator.hopper import gemm
 from tests.kernelproof.emulator.test_host import Config, Runtime
 
+# A kernel that does only what ``body`` says.
 EMPTY = "\n.version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry k() {{ {body} ret; }}\n"
 
 
@@ -36,6 +37,8 @@ class Encoder:
         self.function = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function.value or 0)
 
     def __call__(self, **changed: Any) -> int:
+        """The code of a call whose arguments are right except for ``changed``. ``offset``: bytes by which the map is
+        misaligned. The map is then at the address ``at``."""
         a: dict[str, Any] = {
             "kind": 6, "rank": 2, "address": 1 << 20, "dims": (64, 100), "strides": (128,), "box": (64, 8),
             "steps": (1, 1), "interleave": 0, "swizzle": 3, "promotion": 2, "fill": 0, "offset": 0, **changed,
@@ -52,6 +55,7 @@ class Encoder:
         )  # fmt: skip
 
 
+# Arguments of ``Encoder`` that cuTensorMapEncodeTiled refuses.
 REFUSED = [
     {"address": (1 << 20) + 8}, {"strides": (120,)}, {"strides": (1 << 40,)}, {"box": (64, 257)}, {"box": (0, 8)},
     {"box": (128, 8)}, {"box": (12, 8), "swizzle": 0}, {"steps": (1, 0)}, {"steps": (1, 9)}, {"rank": 0}, {"rank": 6},
@@ -81,6 +85,7 @@ def test_tensor_maps_are_checked_and_kept() -> None:
         assert standin().cudaGetDriverEntryPointByVersion(b"cuNothing", ctypes.byref(unknown), 12000, 0, None) == 500
 
 
+# Settings of launches that are refused, with a part of the reason.
 CLUSTERS = [
     ({"grid": 6, "cluster": 4}, "no multiple"), ({"grid": (2, 3), "cluster": (1, 2)}, "no multiple"),
     ({"grid": 32, "cluster": 32}, "allowed are 16"), ({"grid": 1, "device": Device()}, "for sm_90a alone"),
@@ -113,6 +118,8 @@ def test_largest_shared_memory_and_clusters() -> None:
 
 def cluster_launch(x: int) -> tuple[Config, Any]:
     """The configuration of 16 CTAs in clusters of ``x`` along x, and its attributes, which must outlive it."""
+    # Two cudaLaunchAttribute of 72 bytes, with the value from byte 8 on: 4 is the cluster's dimension, and 6
+    # programmatic stream serialization.
     attributes = np.zeros(144, np.uint8)
     attributes[0] = 4
     attributes[8:20].view(np.uint32)[:] = x, 1, 1
@@ -128,6 +135,7 @@ def test_clusters_above_eight_need_an_attribute(tmp_path: Path) -> None:
         code, kernel = runtime.kernel(tmp_path / "kernel.cubin", "k")
         assert code == 0
         number = ctypes.c_int()
+        # CTAs of a cluster, and the codes without and with attribute 14, NonPortableClusterSizeAllowed.
         for size, before, after in ((4, 0, 0), (16, 912, 0), (32, 9, 9)):
             config, _buffers = cluster_launch(size)
             runtime.c.cudaKernelSetAttributeForDevice(kernel, 14, 0, 0)

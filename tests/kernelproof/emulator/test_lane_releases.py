@@ -19,7 +19,8 @@ from tests.kernelproof.emulator.hopper_ptx import run
 
 ADVERSE = pytest.mark.parametrize("adverse", [False, True])
 
-# The ways in which lane 0 of warp 0 releases and warp 1 waits. [%bar] is an mbarrier, [%bar+8] a flag in shared memory.
+# The ways in which lane 0 of warp 0 releases and warp 1 waits, each a pair of texts. %P is true in thread 0 alone.
+# [%bar] is an mbarrier, [%bar+8] a flag in shared memory, and [%q+1024] one in global memory.
 MBARRIER = (
     "@%P mbarrier.arrive.shared::cta.b64 _, [%bar];",
     "wait: mbarrier.try_wait.parity.shared::cta.b64 %Q, [%bar], 0; @!%Q bra wait;",
@@ -52,6 +53,7 @@ WAYS = {
     "atomic": ATOMIC,
     "global": GLOBAL,
 }
+# Instructions that all lanes of a warp execute together.
 TOGETHER = {
     "bar.warp.sync": "bar.warp.sync -1;",
     "shfl": "shfl.sync.idx.b32 %v|%Q, %t, 0, 31, -1;",
@@ -77,7 +79,13 @@ def body(
     clears: bool = True,
     arrivals: int = 1,
 ) -> str:
-    """Warp 0 writes, and lane 0 releases; warp 1 waits, and each of its lanes reads what another lane has written."""
+    """Warp 0 writes, and lane 0 releases; warp 1 waits, and each of its lanes reads what another lane has written.
+
+    In shared memory %a0 is the address of the thread's own word, and for warp 1 %a1 is that of the word of lane
+    31 - lane in warp 0. %d2 and %d3 - 128 are the same in y. Warp 1 stores what it has read 2048 bytes behind %d2.
+    ``between``: what warp 0 executes between write and release. ``clears``: whether all words are first set to 0.
+    ``arrivals``: those that the mbarrier counts.
+    """
     release, wait = way
     # A kernel without mbarriers runs on sm_80.
     init = f"@%P mbarrier.init.shared::cta.b64 [%bar], {arrivals};" if "mbarrier" in release else ""
@@ -103,13 +111,14 @@ def body(
 
 @cache
 def found(text: str, adverse: bool) -> tuple[list[int], set[str]]:
-    """The values that warp 1 has read, and the kinds of findings."""
+    """The values that warp 1 has read, and the kinds of errors."""
     y = np.zeros(1024, np.uint32)
     out, result = run(text, np.zeros(1, np.uint32), y, block=64, options=Options(adverse=adverse), check_outputs=False)
+    # Warp 1 has threads 32 to 63, and stores from word 512 on.
     return out[544:576].tolist(), {report.kind for report in result.reports if report.is_error}
 
 
-WRITTEN = [lane ^ 31 for lane in range(32)]
+WRITTEN = [lane ^ 31 for lane in range(32)]  # what the lanes of warp 1 read: the numbers of the writing lanes
 
 
 @ADVERSE
@@ -146,7 +155,7 @@ def test_every_lane_releases_by_an_atomic(adverse: bool) -> None:
 @ADVERSE
 @pytest.mark.parametrize(("arrives", "kinds"), [(31, set()), (30, {"shared-race"}), (15, {"shared-race"})])
 def test_those_lanes_release_that_have_written(arrives: int, kinds: set[str], adverse: bool) -> None:
-    # Lanes 0 to 31 - 16 write, and each lane up to the given one arrives.
+    # All lanes write, and each lane up to the given one arrives.
     release = f"setp.le.u32 %P, %t, {arrives}; {MBARRIER[0]}"
     assert found(body((release, MBARRIER[1]), "", arrivals=arrives + 1), adverse) == (WRITTEN, kinds)
 
@@ -243,7 +252,8 @@ def test_a_lane_releases_for_one_that_it_has_met(
     )
 
 
-# Lanes write, some of them synchronise, and each reads what a neighbour at some distance has written.
+# Each lane writes, synchronises with the other lanes of its tile of 2**tile lanes, and reads what the lane at exclusive
+# or with ``distance`` has written. ``mask``: the lanes of the first tile.
 TILES = """shl.b32 %a0, %t, 2; add.u32 %a0, %a0, %s; xor.b32 %a1, %t, {distance}; shl.b32 %a1, %a1, 2;
   add.u32 %a1, %a1, %s; shr.u32 %u, %t, {tile}; shl.b32 %u, %u, {tile}; mov.u32 %n, {mask}; shl.b32 %n, %n, %u;
   {write}; {sync} ld.{space}.u32 %v, {read}; mul.wide.u32 %d0, %t, 4; add.u64 %d1, %q, %d0;

@@ -1,4 +1,4 @@
-"""Proves which instructions findings name after an edit of a schedule, and how the command ends."""
+"""Proves that a wait which is removed from machine code is found, and that the finding names both instructions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SOURCE = """__global__ void shifted(const float* x, float* y) {
 
 @pytest.fixture(scope="module")
 def cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A kernel with source lines."""
+    """The compiled kernel of ``SOURCE``, with source lines."""
     return Path(shutil.copy(build.cubin(SOURCE, "-lineinfo"), tmp_path_factory.mktemp("schedules")))
 
 
 def instruction(cubin: Path, name: str) -> Instruction:
-    """The first instruction of a name."""
+    """The first instruction with this opcode, without modifiers."""
     return next(item for item in disassemble(cubin)[0].instructions if item.name == name)
 
 
