@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.paths import Paths, Point
 from kernelproof.sass.registers import RegisterAccess, access
-from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, queue_names, waits
+from kernelproof.sass.scheduling import MEMORY, SETTLE, SchedulingFacts, drains, queue_names, waits
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
 VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)  # masks of the vector and of the uniform registers
@@ -184,6 +184,9 @@ class InFlight:
             if found is not None:
                 self._find(at, step, state, found)
             self._issue(at, step, state)
+            if drains(self.code[at]):
+                pending = state.late_operands.items()
+                state.late_operands = {key: age for key, age in pending if self._steps[key[0]].queues[1] != MEMORY}
         return state
 
     def _find(self, at: int, step: _Step, state: FlightState, found: list[Dependency]) -> None:

@@ -22,6 +22,7 @@ from kernelproof.sass.pipes import Pipe, pipe_use
 from kernelproof.sass.registers import access
 
 TABLE = Path(__file__).with_name("scheduling.json")  # written by scripts/scheduling.py
+MEMORY = "memory"  # the queue of instructions with addresses, in which operands are read
 ANY = "any"  # the role of readers that the table does not name
 # Cycles from the issue of an instruction until waits see the scoreboard that it takes. ptxas never waits earlier.
 SETTLE = 2
@@ -110,7 +111,13 @@ def queue_names(instruction: Instruction, sm: str) -> tuple[str | None, str]:
     """
     unit = pipe_use(instruction, sm)
     results = str(unit.pipe) if unit.pipe in IN_ORDER else None
-    return results, "memory" if unit.address_cycles else results or instruction.name
+    return results, MEMORY if unit.address_cycles else results or instruction.name
+
+
+def drains(instruction: Instruction) -> bool:
+    """Whether the operands of everything before an instruction in the queue of memory have been read once it is
+    through: ptxas overwrites the operand of a store after a BAR.SYNC without another wait."""
+    return instruction.name == "BAR" and "SYNC" in instruction.modifiers and instruction.guard is None
 
 
 def waits(instruction: Instruction) -> int:

@@ -170,6 +170,12 @@ def test_the_last_of_a_queue_stands_for_those_before_it() -> None:
     assert pairs(hazards(function(far))) == [(0, 2, ("R1",))]
 
 
+def test_a_barrier_of_the_cta_ends_the_reads_of_a_store() -> None:
+    store = "STS [R2], R1\nBAR.SYNC 0x0\nMOV R1, R5"
+    assert hazards(function(store)) == []
+    assert len(hazards(function(store.replace("SYNC", "ARV")))) == 1
+
+
 def test_a_load_of_256_bits_has_two_results() -> None:
     load = "LDG.E.ENL2.256 R8, R4, desc[UR4][R2.64] ; stall=2 write=0\n"
     assert hazards(function(f"{load}IADD3 R12, R15, R16, RZ", "sm_100")) == []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kernelproof.sass import Function, access, queue_names, waits
 from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR
 from kernelproof.sass.paths import Paths, Point
-from kernelproof.sass.scheduling import SETTLE, SchedulingFacts, facts, latency_column, latency_row
+from kernelproof.sass.scheduling import MEMORY, SETTLE, SchedulingFacts, drains, facts, latency_column, latency_row
 
 FOLLOWED = 40  # cycles for which results of fixed latency are followed
 
@@ -111,6 +111,8 @@ class Walker:
                 overwritten = 0 if after_operand else operand & own.writes
                 uses = ("fixed", fixed & own.reads), ("result", touched), ("operand", overwritten)
                 found += [Use(at, later, how, mask, cycles if how == "fixed" else 0) for how, mask in uses if mask]
+            if drains(item) and before[1] == MEMORY:
+                operand = 0
             if item.guard is None:
                 fixed, result, operand = (mask & ~own.writes for mask in (fixed, result, operand))
             taken = 0 if item.control.write_barrier is None else 1 << item.control.write_barrier
