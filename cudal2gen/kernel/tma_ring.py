@@ -18,7 +18,7 @@ from kernelproof.ground.integers import ceil_div
 MAX_BAND = 64  # tiles across a band
 MAX_BOX = 256  # rows or columns of one TMA box
 STORE_BUFFERS = 2  # store buffers per warp
-GROUPS = (1, 4, 8, 16)  # widths of bands, in tiles, that the tuner tries
+BAND_WIDTHS = (1, 4, 8, 16)  # in tiles: those that the tuner tries as raster_group
 # For the tuner: most stages that it tries, and bytes of shared memory that it leaves for mbarriers and other words.
 MOST_STAGES, RESERVED_BYTES = 8, 512
 # Data fields of a record that was not tuned.
@@ -396,7 +396,7 @@ class TmaRing(Ring, Sm90Kernel):
         """The order of tiles, and L2 hints for the operands."""
         return {
             "raster_axis": [{"raster_axis": axis} for axis in "mn"],
-            "raster_group": [{"raster_group": group} for group in GROUPS],
+            "raster_group": [{"raster_group": group} for group in BAND_WIDTHS],
             "hint_a": [{"hint_a": hint} for hint in get_args(Hint)],
             "hint_b": [{"hint_b": hint} for hint in get_args(Hint)],
         }

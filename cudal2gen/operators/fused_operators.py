@@ -226,7 +226,7 @@ def _fake_pair_aux(x: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor, activati
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:
     x, weight, bias, ctx.activation, ctx.gate = inputs
-    ctx.rows, ctx.layer = overload_name("matmul", batch_invariant), overload_name("linear", batch_invariant)
+    ctx.rows_by, ctx.layer = overload_name("matmul", batch_invariant), overload_name("linear", batch_invariant)
     ctx.set_materialize_grads(False)
     if isinstance(output, tuple):
         ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None, output[1])
@@ -258,7 +258,7 @@ def _gradients(
     if grad_z is None:
         return None, None, None, None, None
     needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
-    return *linear_gradients(x, weight, grad_z, needs, ctx.rows), None, None
+    return *linear_gradients(x, weight, grad_z, needs, ctx.rows_by), None, None
 
 
 def _keep_pair(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -83,7 +83,7 @@ def _fake_grouped_mm(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
-    ctx.rows = overload_name("grouped_mm", batch_invariant)
+    ctx.rows_by = overload_name("grouped_mm", batch_invariant)
     a, b, offs, bias, _ = inputs
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None, offs)
     ctx.dtype, ctx.ranks, ctx.bias_shape = a.dtype, (a.ndim, b.ndim), None if bias is None else bias.shape
@@ -102,7 +102,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     product, (rank_a, rank_b) = _OPS["grouped_mm"], ctx.ranks
     a_gradient = b_gradient = None
     if ctx.needs_input_grad[0]:
-        a_gradient = _OPS[ctx.rows](grad, b.mT, offs)
+        a_gradient = _OPS[ctx.rows_by](grad, b.mT, offs)
         a_gradient = _zero_after_groups(a_gradient, offs, -2 if rank_b == 3 else -1) if rank_a == 2 else a_gradient
     if ctx.needs_input_grad[1]:
         b_gradient = product(a.mT, grad, offs)

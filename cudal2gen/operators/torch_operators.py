@@ -89,7 +89,7 @@ def _matmul(
     batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     level = invariance(batch_invariant)
-    kind = level * _ALL_KINDS if out_dtype is None and acc == "f32" else _kind(acc, out_dtype, level)
+    kind = level * _KINDS_PER_LEVEL if out_dtype is None and acc == "f32" else _kind(acc, out_dtype, level)
     d: torch.Tensor | None = NATIVE.planned(a, b, kind)
     if d is not None:
         return d
@@ -211,7 +211,7 @@ def run_linear(
 ) -> torch.Tensor:
     """The operator ``linear`` on tensors of any device."""
     level = invariance(batch_invariant)
-    kind, d = _LINEAR + level * _ALL_KINDS, None
+    kind, d = _LINEAR + level * _KINDS_PER_LEVEL, None
     d = NATIVE.planned(x, weight, kind) if bias is None else NATIVE.planned_biased(x, weight, bias, kind)
     if d is not None:
         return d
@@ -254,7 +254,7 @@ def _fake_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     a, b, acc, _ = inputs
-    ctx.rows = overload_name("matmul", batch_invariant)
+    ctx.rows_by = overload_name("matmul", batch_invariant)
     # A tensor that no requested gradient needs is not kept, so that its memory can be freed.
     ctx.save_for_backward(a if b.requires_grad else None, b if a.requires_grad else None)
     ctx.acc, ctx.dtype, ctx.shapes = acc, a.dtype, (a.shape, b.shape)
@@ -265,7 +265,7 @@ def _keep_matmul(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
 def _matmul_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b = ctx.saved_tensors
     grad = grad.to(ctx.dtype)  # the gradient of an fp32 result: operands of a product have one type
-    gradients = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows, ctx.columns)
+    gradients = matmul_gradients(a, b, grad, ctx.shapes, ctx.needs_input_grad[:2], ctx.acc, ctx.rows_by, ctx.columns)
     return *gradients, None, None
 
 
@@ -326,7 +326,7 @@ def _summed(gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant: bool = False) -> None:  # noqa: ARG001
     x, weight, bias = inputs
-    ctx.rows = overload_name("matmul", batch_invariant)
+    ctx.rows_by = overload_name("matmul", batch_invariant)
     ctx.save_for_backward(x if weight.requires_grad else None, weight if x.requires_grad else None)
     ctx.biased = bias is not None
 
@@ -334,7 +334,7 @@ def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Any, batch_invariant
 def _linear_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
     needs = (*ctx.needs_input_grad[:2], ctx.biased and ctx.needs_input_grad[2])
-    return linear_gradients(x, weight, grad, needs, ctx.rows)
+    return linear_gradients(x, weight, grad, needs, ctx.rows_by)
 
 
 def linear_gradients(
@@ -394,7 +394,7 @@ def _operators(batch_invariant: bool) -> tuple[Operator, ...]:
 def _kind(acc: str, out_dtype: Any, level: int) -> int:
     """The kind of a call of ``matmul`` (see ``_KINDS``). ``level``: see ``invariance``."""
     kind = _KINDS.get((acc, out_dtype), _NO_KIND)
-    return kind if kind == _NO_KIND else kind + level * _ALL_KINDS
+    return kind if kind == _NO_KIND else kind + level * _KINDS_PER_LEVEL
 
 
 OPS = register(*_operators(batch_invariant=False), *_operators(batch_invariant=True))
@@ -405,4 +405,4 @@ _PAIRS = ((acc, dtype) for acc in ("f32", "f16") for dtype in _OUT_DTYPES)
 _KINDS: dict[tuple[str, Any], int] = {pair: number for number, pair in enumerate(_PAIRS)}
 _NO_KIND = -1
 _LINEAR = len(_KINDS)  # the kind of a call of ``linear``
-_ALL_KINDS = _LINEAR + 1  # the number of kinds at one level of invariance; level i adds i times this number
+_KINDS_PER_LEVEL = _LINEAR + 1  # the number of kinds at one level of invariance; level i adds i times this number

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
     Ranks = np.ndarray[Any, np.dtype[np.int64]]
 
-RESAMPLES = 2000
+RESAMPLES = 2000  # resamples of a bootstrap interval
 
 Pair = tuple[Sequence[float], Sequence[float]]  # (samples of the baseline, samples of the contender)
 

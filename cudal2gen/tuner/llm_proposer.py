@@ -38,13 +38,13 @@ def _warn(text: str) -> None:
 class _Dialogue:
     """The state of the exchanges about one problem.
 
-    - ``paid``: proposals from answers to an earlier start of the run, which are proposed before a question is asked.
+    - ``earlier``: proposals from answers to an earlier start of the run, which are proposed before a question is asked.
     - ``proposed``: the proposed records by their keys.
     - ``useless``: number of answers in a row without a usable proposal; ``skips``: rounds until the next question.
     - ``exchange``: the exchange that runs in the background, if there is one.
     """
 
-    paid: list[Proposal] = field(default_factory=list)
+    earlier: list[Proposal] = field(default_factory=list)
     proposed: dict[object, Record] = field(default_factory=dict)
     useless: int = 0
     skips: int = 0
@@ -94,13 +94,13 @@ class LlmProposer(FixedStrategy):
     name = record_answers.PROPOSER
 
     def __init__(
-        self, talk: Chat, memory: Memory, pool: Sequence[Record] = (), budget: int = 1500, patience: int = 2,
+        self, chat: Chat, memory: Memory, pool: Sequence[Record] = (), budget: int = 1500, patience: int = 2,
         *, in_background: bool = False, warn: Callable[[str], None] = _warn, evidence: Evidence | None = None,
         alone: bool = False,
     ) -> None:  # fmt: skip
         self._alone = alone
         self._evidence = evidence
-        self._chat, self._memory, self._pool, self._budget = talk, memory, pool, budget
+        self._chat, self._memory, self._pool, self._budget = chat, memory, pool, budget
         self._patience, self._in_background, self._warn = patience, in_background, warn
         self._warnings: set[str] = set()
         self._dialogues: dict[Problem, _Dialogue] = {}
@@ -125,9 +125,9 @@ class LlmProposer(FixedStrategy):
             return []
         dialogue = self._dialogues.get(question.problem)
         if dialogue is None:
-            dialogue = self._dialogues[question.problem] = _Dialogue(self._paid(question.problem))
-        proposals = _unproposed(dialogue.paid, question, count)
-        dialogue.paid = [paid for paid in dialogue.paid if paid not in proposals]
+            dialogue = self._dialogues[question.problem] = _Dialogue(self._earlier_proposals(question.problem))
+        proposals = _unproposed(dialogue.earlier, question, count)
+        dialogue.earlier = [item for item in dialogue.earlier if item not in proposals]
         if legal := [proposal.record for proposal in proposals if proposal.record]:
             dialogue.proposed |= {record.kernel_key: record for record in legal}
             return proposals
@@ -171,7 +171,7 @@ class LlmProposer(FixedStrategy):
             dialogue.exchange = None  # it began during the back-off, so it sent no question
         return True
 
-    def _paid(self, problem: Problem) -> list[Proposal]:
+    def _earlier_proposals(self, problem: Problem) -> list[Proposal]:
         """The proposals from the last answers to earlier starts of the run, some of which may have no trial yet.
 
         The answers to the last two questions and their corrections suffice. When the run ended, the records of the last
@@ -248,7 +248,7 @@ class LlmProposer(FixedStrategy):
     ) -> tuple[ReadAnswer, list[Fault]]:
         """Adds an answer's new, legal proposals to ``proposals``. Returns the result of reading, and the faults of the
         answer's other proposals."""
-        ideas, faults = record_answers.parse_ideas(reply, 4 * count)
+        ideas, faults = record_answers.parse_ideas(reply, 4 * count)  # more than ``count``, because some may be illegal
         known_keys = set(question.proposed_keys) | ({question.incumbent.kernel_key} if question.incumbent else set())
         answered: list[Proposal] = []  # all proposals of this answer
         for idea in ideas:

@@ -35,6 +35,7 @@ Recordings = Mapping[Problem, Recording]
 # Regrets: (GPU, proposer) -> (seed, the problem's key) -> a regret for each number of trials.
 Regrets = dict[tuple[str, str], dict[tuple[int, object], list[float]]]
 CHECKPOINTS = (1, 2, 4, 8)  # numbers of trials after which regrets of searches are compared
+FIRST_CHOICES = (1, 3)  # numbers of a ranking's first records of which the best counts
 TARGETS = {"a100": 0.015, "h100": 0.02}  # most top-1 regret of the cost model on each GPU
 
 
@@ -45,6 +46,7 @@ class RankingPlan:
     - ``folds``: number of parts into which the sizes are divided.
     - ``seeds``: number of repetitions, each with other folds and newly trained models.
     - ``searched``: number of held-out problems of each GPU in which proposers search.
+    - ``seed``: the first seed; the draw of the searched problems follows from it too.
     """
 
     folds: int = 4
@@ -179,12 +181,12 @@ def compare(
     for fold in folds(recordings, plan, progress):
         for problem, recording in fold.held_out.items():
             for name, order in _orders(fold, problem, recording).items():
-                regrets = [min(order[:count]) / min(order) - 1 for count in (1, 3)]
+                regrets = [min(order[:count]) / min(order) - 1 for count in FIRST_CHOICES]
                 ranked.setdefault((problem.gpu, name), {})[fold.seed, problem.key] = regrets
             if problem in replays:
                 for name, regrets in _searches(fold, problem, replays[problem]).items():
                     searched.setdefault((problem.gpu, name), {})[fold.seed, problem.key] = regrets
-    return _rows(ranked, (1, 3)), _rows(searched, CHECKPOINTS)
+    return _rows(ranked, FIRST_CHOICES), _rows(searched, CHECKPOINTS)
 
 
 def sample(recordings: Recordings, plan: RankingPlan) -> set[Problem]:

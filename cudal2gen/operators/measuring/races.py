@@ -312,7 +312,8 @@ class _Race:
 
     @property
     def _least_samples(self) -> int:
-        """The least number of samples of a heat and the duels, if torch competes with one kernel."""
+        """The least number of samples of a heat and the duels (one, or two for a bucket), if torch competes with one
+        kernel: a round takes two samples of each of the two."""
         return 4 * MIN_ROUNDS * (2 + self.target.is_bucket)
 
     def _copies_more(self, contest: Contest, kernel: TableKernel) -> bool:
@@ -340,8 +341,10 @@ class _Race:
         finalists = ranked[:FINALISTS]
         while finalists:
             slowest = max(entrant.sample_us for entrant in finalists)
-            duels = (1 + self.target.is_bucket) * (vendor_us + slowest)
-            if self._covers(2 * MIN_ROUNDS * (vendor_us + sum(entrant.sample_us for entrant in finalists) + duels)):
+            # For one sample of each contender, in the heat and in the duels; any finalist may reach the duels.
+            heat_us = vendor_us + sum(entrant.sample_us for entrant in finalists)
+            duels_us = (1 + self.target.is_bucket) * (vendor_us + slowest)
+            if self._covers(2 * MIN_ROUNDS * (heat_us + duels_us)):
                 break
             finalists.pop()
         vendor: list[Sample] = []
