@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import NamedTuple
 
 from cudal2gen.kernel.problem import MAX_EXTENT
@@ -107,31 +106,24 @@ def problems(record: TmaRing) -> tuple[str, ...]:
 def claims(record: TmaRing, program: Program) -> Iterator[Claim]:
     """The claims that a proof of a record's kernel must show. Together they cover every launch and every item.
 
-    A claim is about all CTAs of a cluster: that of rank 0 and its peers. Where items leave partial sums, there are
-    further claims about clusters in which only the first CTA's tile begins within D.
+    A claim is about all CTAs of a cluster: that of rank 0 and its peers.
     """
-    in_workspace = record.summed_in == "workspace"
-    for along_n, full, beyond in product((0, 1), (True, False), (False, True)):
-        if beyond and not (in_workspace and record.cluster_ctas > 1):
-            continue
-        item = _item(along_n, full)
-        kind = "a whole band" if full else "the last and narrower band"
-        title = f"a tile of {kind}, along {'n' if along_n else 'm'}{', partly beyond D' if beyond else ''}"
-        ranks = range(record.cluster_ctas)
-        if record.summed_in == "cluster":
-            ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
-            pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
-        else:
-            places = [_place(record, rank) for rank in ranks]
-            ctas = [
-                _contract(record, program, item, along_n, place, beyond if in_workspace and rank else None)
-                for rank, place in enumerate(places)
-            ]
-            pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
-            if in_workspace:
-                pipelines = [_with_parts(record, x, program, item, along_n, beyond) for x in pipelines]
-        peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
-        yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
+    for along_n in (0, 1):
+        for full in (True, False):
+            item = _item(along_n, full)
+            kind = "a whole band" if full else "the last and narrower band"
+            title = f"a tile of {kind}, along {'n' if along_n else 'm'}"
+            ranks = range(record.cluster_ctas)
+            if record.summed_in == "cluster":
+                ctas = [_slice_contract(record, program, item, along_n, rank) for rank in ranks]
+                pipelines = [_slice_pipeline(record, cta, item, rank) for rank, cta in enumerate(ctas)]
+            else:
+                ctas = [_contract(record, program, item, along_n, _place(record, rank)) for rank in ranks]
+                pipelines = [_pipeline(record, program, item, along_n, rank) for rank in ranks]
+                if record.summed_in == "workspace":
+                    pipelines = [_with_parts(record, x, program, item, along_n) for x in pipelines]
+            peers = tuple(zip(ctas[1:], pipelines[1:], strict=True))
+            yield Claim(title, ctas[0], replace(pipelines[0], peers=peers))
 
 
 class _Item(NamedTuple):
@@ -249,10 +241,8 @@ def _pipeline(record: TmaRing, program: Program, item: _Item, along_n: int, rank
     )  # fmt: skip
 
 
-def _with_parts(
-    record: TmaRing, pipeline: Pipeline, program: Program, item: _Item, along_n: int, beyond: bool
-) -> Pipeline:
-    """A pipeline with what is stated of partial sums. ``beyond``: the claim is about clusters that reach beyond D."""
+def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: _Item, along_n: int) -> Pipeline:
+    """A pipeline with what is stated of partial sums. Only the tile of a cluster's first CTA always begins within D."""
     count, ctas, ((first, end), *_) = record.split_k, record.cluster_ctas, _groups(record)
     across_m, across_n = (size > 1 for size in record.cluster)
     place = named("rank_m") if across_m else ZERO, named("rank_n") if across_n else ZERO
@@ -263,13 +253,16 @@ def _with_parts(
         ceil_div(LOADS, count),  # a thread loads each vector from all ``count`` slices
         tiles, item.number * ctas + rank, named("cta_x") * ctas + rank, named("grid_x") * ctas,
     )  # fmt: skip
+    cases = (False, True) if ctas > 1 else (None,)
     adders = Adders(
         _entry(record, program, along_n, place),
-        _contract(record, program, item, along_n, place, False if ctas > 1 else None),
-        _contract(record, program, item, along_n, place, True) if ctas > 1 else None,
-        beyond,
+        *(_contract(record, program, item, along_n, place, beyond) for beyond in cases),
     )
-    return replace(pipeline, parts=parts, adders=adders)
+    if not pipeline.rank:
+        return replace(pipeline, parts=parts, adders=adders)
+    own = _place(record, pipeline.rank)
+    stores = tuple(_contract(record, program, item, along_n, own, beyond) for beyond in cases)
+    return replace(pipeline, parts=parts, adders=adders, stores=stores)
 
 
 def _groups(record: TmaRing) -> tuple[tuple[int, int], ...]:
@@ -303,7 +296,7 @@ def _item_bounds(record: TmaRing, item: _Item) -> Bounds:
 
 def _contract(
     record: TmaRing, program: Program, item: _Item, along_n: int, place: tuple[Polynomial, Polynomial],
-    beyond: bool | None,
+    beyond: bool | None = None,
 ) -> Contract:  # fmt: skip
     """The contract of the CTA at a place of its cluster, while it computes an item. ``beyond``: whether its tile begins
     beyond D, None if that is not stated."""

@@ -61,7 +61,7 @@ class PipelineProof:
         if self.pipeline.adds:
             adding = [(cta.contract, cta.pipeline, cta.protocol, cta.adding) for cta in ctas]
             yield from ClusterSumProof(self.program, self.kinds, adding).cases()
-        if self.pipeline.adders is not None and not self.pipeline.adders.elsewhere:
+        if self.pipeline.adders is not None:
             yield from SumProof(self.program, self.pipeline, [cta.protocol for cta in ctas], self.kinds).cases()
 
     def _barrier(self) -> int:

@@ -82,13 +82,12 @@ class Adders:
     whose tile it adds, may have any ranks.
 
     ``entry``: up to the first item. ``within``: of an item, if the CTA's tile begins within D. ``beyond``: if it does
-    not, None if every tile does. ``elsewhere``: another claim has that proof.
+    not, None if every tile does.
     """
 
     entry: Contract
     within: Contract
     beyond: Contract | None = None
-    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,8 @@ class Pipeline:
     - ``peers``: contracts and pipelines of the CTAs with larger ranks, in the order of their ranks.
     - ``adds``: the CTAs have slices of k of one tile, one item each, and add their sums; see ``cluster_sums``.
 
-    ``tensor``: accumulators in tensor memory, None if there are none; see ``tensor_memory``.
+    ``tensor``: accumulators in tensor memory, None if there are none; see ``tensor_memory``. ``stores``: contracts of
+    the group that stores them, one for each case that it tells apart; empty if it has the CTA's contract.
     """
 
     stages: int
@@ -132,6 +132,7 @@ class Pipeline:
     adders: Adders | None = None
     adds: bool = False
     tensor: TensorPlan | None = None
+    stores: tuple[Contract, ...] = ()
 
     @property
     def leader(self) -> int:

@@ -18,6 +18,7 @@ from kernelproof.certificates.tensor_products import TensorProducts
 from kernelproof.certificates.warpgroup_machine import WarpgroupMachine
 from kernelproof.certificates.words import Word
 from kernelproof.emulator.blackwell.accesses import TensorAccess
+from kernelproof.emulator.blackwell.tensor_memory import COLUMNS
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 
@@ -91,6 +92,7 @@ class TensorMachine(TensorProducts):
         places = self.shared_places(address, size, self.every, site)
         if size != WORD or (places != self.protocol.tensor.word).any() or not self.track.published:
             raise NotCertified("a load from shared memory that is not of the published address of tensor memory")
+        self.facts.bounds.setdefault((BASE,), (0, COLUMNS))
         return Word(Polynomial.named(BASE), 32, self.facts)
 
     def free(self, group: int, address: Any, columns: Any, m: Mask, _site: int) -> None:

@@ -59,18 +59,29 @@ class TensorCta(CtaProof):
         ((lanes, entry),) = self.reached[what]
         if not np.array_equal(lanes, self.parts[1]) if what == CONSUMER else len(lanes) != 1:
             raise NotCertified(f"{title}: {len(lanes)} threads")
-        common = self.program, self.contract, self.protocol, self.kinds, lanes, what, 0
-        role: ItemRole
-        if what == CONSUMER:
-            items = self.heads[what]
-            role = StoreRole(*common, items, after_items(self.program, items) if self.pipeline.parts else self.meeting)
-        else:
-            role = Role(*common, self.given(found), self.guesses, self.meeting)
-        role.prove(entry)
-        self.ended += [(lanes, self._met(state)) for state in role.adding]
-        if role.invariant is not None:
-            found.append(role.invariant)
-        return Case(covers=f"{title}, any item and any number of k-tiles", instructions=role.instructions)
+        roles = self._stores(lanes) if what == CONSUMER else [self._role(what, lanes, found)]
+        for role in roles:
+            role.prove(entry.copied())
+            self.ended += [(lanes, self._met(state)) for state in role.adding]
+            if role.invariant is not None:
+                found.append(role.invariant)
+        steps = sum(role.instructions for role in roles)
+        return Case(covers=f"{title}, any item and any number of k-tiles", instructions=steps)
+
+    def _role(self, what: str, lanes: Lanes, found: list[Invariant]) -> ItemRole:
+        return Role(
+            self.program, self.contract, self.protocol, self.kinds, lanes, what, 0, self.given(found), self.guesses,
+            self.meeting,
+        )  # fmt: skip
+
+    def _stores(self, lanes: Lanes) -> list[ItemRole]:
+        """The group that stores, for each case that it tells apart."""
+        items = self.heads[CONSUMER]
+        after = after_items(self.program, items) if self.pipeline.parts else self.meeting
+        return [
+            StoreRole(self.program, contract, self.protocol, self.kinds, lanes, CONSUMER, 0, items, after)
+            for contract in self.pipeline.stores or (self.contract,)
+        ]  # fmt: skip
 
     def _met(self, state: RoleState) -> RoleState:
         """The state in which a role comes to where all threads meet. A group that adds partial sums before that must
