@@ -28,7 +28,7 @@ settings.register_profile(
     "ci", deadline=None, max_examples=30, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.register_profile("thorough", parent=settings.get_profile("ci"), derandomize=False, max_examples=1000)
-# They start first, so that no worker is left with a long test when the others have ended.
+# The files that start first, so that no worker is left with a long test when the others have ended.
 LONGEST = [
     "test_gpu_day.py", "test_installed.py", "test_multistage.py", "test_library.py", "test_ray.py", "test_fuzz_cli.py",
     "test_validator.py", "test_mutation.py", "test_tune_cli.py",
@@ -114,4 +114,5 @@ def _stores_of_the_checkout_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def checkout() -> Path:
+    """The root of this checkout."""
     return CHECKOUT

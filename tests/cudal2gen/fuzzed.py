@@ -39,6 +39,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     lambda values: st.lists(values, max_size=4) | st.dictionaries(TEXTS, values, max_size=3),
     max_leaves=6,
 )
+# JSON texts that are nested deeply.
 DEEP = st.sampled_from([f"{'[' * depth}{']' * depth}" for depth in (200, 900, 5000)])
 
 
@@ -49,7 +50,7 @@ def examples(quick: int, thorough: int = 10_000) -> Callable[[Any], Any]:
 
 @st.composite
 def mutated(draw: st.DrawFn, lines: list[str]) -> bytes:
-    """A line of JSON objects with values replaced, keys removed or repeated, or its bytes damaged."""
+    """One of ``lines``, each a JSON object, with values replaced, keys removed or added, or its bytes damaged."""
     fields = json.loads(draw(st.sampled_from(lines)))
     names = list(fields)
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)):
@@ -88,6 +89,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
     return content
 
 
+# Contents of a file that need not be JSON.
 ANYTHING = st.one_of(VALUES.map(lambda value: json.dumps(value).encode()), DEEP.map(str.encode), st.binary(max_size=40))
 
 

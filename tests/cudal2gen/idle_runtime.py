@@ -17,6 +17,7 @@ import pytest
 from kernelproof.ground.toolchain import discover
 
 KERNEL_NODE, MEMCPY_NODE, MEMSET_NODE = 0, 1, 2  # cudaGraphNodeType
+# Functions that only return success.
 NOTHING = (
     *("cudaGetDevice", "cudaFuncGetAttributes", "cudaGetLastError", "cudaEventSynchronize", "cudaFree"),
     *("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWithFlags", "cudaStreamSynchronize", "cudaStreamDestroy"),
@@ -168,6 +169,7 @@ def refuse_both(library: Path, refuses: bool) -> None:
 
 
 def _number(library: Path, name: str) -> int:
+    """A variable of the library of type int."""
     return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), name).value
 
 

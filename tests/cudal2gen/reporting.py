@@ -12,10 +12,12 @@ from kernelproof.ground.pages import Section, Table
 from tests.cudal2gen.measured import H200, measurement, timing
 
 EMPTY = Measurements({}, [])
+# A text that is markup in HTML, in a script and in Markdown.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` <b>&amp; \u2028\n# x"
 
 
 def store_of(*measurements: Measurement, environment: results.Environment = H200) -> Measurements:
+    """A store of these measurements and of the environment in which they were made."""
     return Measurements({environment.id: environment}, list(measurements))
 
 

@@ -20,6 +20,7 @@ from kernelproof.ground.chips import GPUS
 from tests.cudal2gen.strategies import multistage, wgmma
 
 MODELLED = ("rtx4090", "rtx5090", "b200")
+# The GPUs and accumulators that have a record for each size of the grid.
 KINDS = (("a100", "f16"), ("a100", "f32"), ("rtx3090", "f32"), *product(MODELLED, ("f16", "f32")))
 
 
@@ -38,6 +39,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def problem(m: int, n: int, k: int, gpu: str = "a100", acc: str = "f16", layout: str = "tn") -> Problem:
+    """The problem of these sizes with fp16 operands."""
     return Problem.model_validate({"gpu": gpu, "acc": acc, "layout": layout, "m": m, "n": n, "k": k})
 
 
@@ -169,6 +171,7 @@ def test_no_record_of_the_accumulator_is_an_error(small: Path) -> None:
     ],
 )
 def test_a_bad_line_is_named_by_file_line_field_and_rule(small: Path, spoil, message: str) -> None:  # type: ignore[no-untyped-def]
+    # ``spoil`` changes the text of the second line.
     lines = small.read_text().splitlines()
     lines[1] = spoil(lines[1])
     small.write_text("\n".join(lines) + "\n")

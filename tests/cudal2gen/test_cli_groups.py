@@ -16,8 +16,8 @@ import kernelproof.cli
 from kernelproof.ground.command_line.groups import Offer, OneOf, Shared, verb
 from kernelproof.ground.command_line.program import VerbGroup
 
-MOST_OF_A_VERB = 20
-MOST_IN_ALL = 170
+MOST_OF_A_VERB = 20  # options
+MOST_IN_ALL = 170  # options of both programs and all their verbs
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Paint:
 
 
 app = typer.Typer(cls=VerbGroup, rich_markup_mode=None)
-calls: list[tuple[object, ...]] = []
+calls: list[tuple[object, ...]] = []  # for each call of a verb, the arguments that it received
 
 
 @verb(app, "plain")
@@ -95,7 +95,8 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
 
 @dataclass(frozen=True)
 class Wall:
-    """A group whose fields share an option."""
+    """A group whose fields ``site``, ``height`` and ``stone`` share the option --where. Those with ``short`` have an
+    option of their own as well."""
 
     site: Annotated[str, OneOf(("north", "south"), "any"), Shared("site", "where it stands", short=True)] = "north"
     height: Annotated[int, Shared("height", "in metres", int, short=True)] = 2

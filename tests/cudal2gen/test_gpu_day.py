@@ -33,7 +33,7 @@ from tests.cudal2gen.on_gpu_kernels import NN_COUNT, TN_COUNT, served
 from tests.cudal2gen.paths import small
 from tests.draws import THOROUGH
 
-ENVIRONMENT = "as its environment"
+NO_NAME = "no name"  # stands for the card's name in rows without one
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -276,6 +276,7 @@ def test_both_cards_run_the_same_kernels() -> None:
 
 
 def test_losers_are_of_the_card_and_of_the_latest_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losers are problems of f32 whose latest kernel was slower than cuBLASLt, which takes 10 us here."""
     monkeypatch.setenv("CUDAL2GEN_RESULTS", str(tmp_path))
     h100 = measured.H200.model_copy(update={"id": "h100", "gpu": "h100", "name": "NVIDIA H100 80GB HBM3"})
 
@@ -358,8 +359,8 @@ def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
     stores = (tmp_path / "brought-3").glob("*.jsonl")
     by_name = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in stores}
     for name in ("measurements.jsonl", "a100-records.jsonl", "operators.jsonl"):
-        kinds = {(row["kind"], row["gpu"], row.get("name", ENVIRONMENT)) for row in by_name[name]}
-        assert kinds == {("environment", "h100", "NVIDIA H100 80GB HBM3"), ("measurement", "h100", ENVIRONMENT)}, name
+        kinds = {(row["kind"], row["gpu"], row.get("name", NO_NAME)) for row in by_name[name]}
+        assert kinds == {("environment", "h100", "NVIDIA H100 80GB HBM3"), ("measurement", "h100", NO_NAME)}, name
     page = (last / "report.html").read_text()
     assert "aims on NVIDIA H100 80GB HBM3" in page
     assert "NVIDIA H200" not in page
@@ -368,7 +369,8 @@ def test_the_whole_day_in_rehearsal(tmp_path: Path) -> None:
 def race_of_operators(
     own_us: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float = 0.0
 ) -> tuple[list[str], int]:
-    """The table of a race on a stand-in clock, by which torch.matmul takes 10 us; ``wrong``: added to D."""
+    """The lines of the table of a race, and the number of faults in it. By the stand-in clock our operator takes
+    ``own_us`` and torch.matmul 10 us. ``wrong``: a number that is added to our D."""
     import cudal2gen
 
     card = FakeDevice()

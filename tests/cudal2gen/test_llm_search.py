@@ -55,7 +55,8 @@ def test_a_search_goes_on_without_the_model() -> None:
 
 
 class Handshakes:
-    """An environment whose evaluations end once an exchange with the server has begun and ended during them.
+    """An environment whose evaluations end once an exchange with the server has begun and ended during them, except
+    for the last of ``evaluations``. ``overlaps`` counts these exchanges.
 
     The server answers only during an evaluation, so if exchanges and evaluations were not concurrent, neither would
     end.
@@ -82,6 +83,8 @@ class Handshakes:
         return self.model.evaluate(problem, records, effort)
 
     def answers(self, groups: Iterator[int]) -> Any:
+        """A step of the scripted server: it waits for an evaluation, and proposes the next two ``raster_group``."""
+
         def step(handler: Any) -> None:
             self.request.set()
             assert self.evaluation.wait(120)
@@ -124,7 +127,7 @@ def test_alone_it_is_waited_for() -> None:
 def alone(
     talk: Chat, path: Path, in_background: bool = False, out_of_time: Any = lambda: False, warn: Any = str
 ) -> search.Search:
-    """Runs a search of four evaluations, two at a time, with no other proposer."""
+    """Runs a search of four evaluations, two at a time, with no other proposer, and appends its trials to ``path``."""
     proposer, model = (
         LlmProposer(talk, Memory(), in_background=in_background, warn=warn),
         ModelEnvironment(lambda _: incumbent(), seed=5),
@@ -161,6 +164,8 @@ def test_alone_it_waits_as_long_as_the_server_asks(in_background: bool, tmp_path
     ("step", "seconds"), [(limits("1000"), 3000), (limits("7200"), 3600), (fails(401), 0), (fails(500), 5)]
 )
 def test_alone_it_waits_an_hour_at_most_and_for_no_other_failure(step: Step, seconds: int, tmp_path: Path) -> None:
+    """Three waits of 1000 s fit an hour, and a wait of 7200 s is cut off. A server error is only retried, after pauses
+    of 1 and 4 s."""
     clock = Clock()
     with serving(step, forever=True) as server:
         talk = Chat(ServerWire(endpoint(server)), None, None, clock.pause, clock)

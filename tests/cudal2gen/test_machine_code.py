@@ -19,9 +19,9 @@ AMPERE = ("sm80_multistage", "sm80_direct")
 OF_AMPERE = {name: PATHS[name] for name in (PATHS if THOROUGH else BRANCHES) if PATHS[name].family in AMPERE}
 # ``make test`` executes every branch of the templates, judges every fifteenth of these records completely, and
 # executes every twentieth record of Hopper and Blackwell. ``make thorough`` takes all records.
-PART, PART_OF_NEWER = 15, 20
+JUDGED_STEP, NEWER_STEP = 15, 20
 NEWER = drawn_by(
-    lambda name: PATHS[name].family, [name for name in PATHS if PATHS[name].family not in AMPERE], PART_OF_NEWER
+    lambda name: PATHS[name].family, [name for name in PATHS if PATHS[name].family not in AMPERE], NEWER_STEP
 )
 BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]
 
@@ -32,7 +32,7 @@ BUILT_AHEAD = [PATHS[name] for name in (*OF_AMPERE, *NEWER)]
 def test_every_branch_is_right_in_machine_code(number: int, name: str, library: Path) -> None:
     record = PATHS[name]
     (artifact,) = compiler.build([record])
-    if THOROUGH or number % PART == 0:
+    if THOROUGH or number % JUDGED_STEP == 0:
         verdict = machine_code.judge(record, artifact, library)
         assert isinstance(verdict, results.Verdict)
         assert verdict.findings == []

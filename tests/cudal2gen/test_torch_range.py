@@ -58,6 +58,8 @@ def test_doctor_places_torch(
 
 
 def test_doctor_checks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions are CUDA's: 12080 is 12.8. Without a card the check fails, whether or not a driver's file or library is
+    there."""
     card = CardFacts.of("NVIDIA H200", (9, 0), 132, 227 << 10)
     monkeypatch.setattr(gpu, "cards", lambda: [card])
     for version, ok in ((12080, False), (13000, True), (13020, True)):

@@ -30,6 +30,7 @@ def declares(declaration: str, code: str) -> str:
 
 
 WORDS, SHORTS = "reinterpret_cast<unsigned*>(d)", "reinterpret_cast<short const*>"
+# By what the kernel does: its text, and the beginning of the finding.
 CHEATS: dict[str, tuple[str, str]] = {
     "leaves D alone where it holds numbers": (
         begins(f"if ({LARGE} && __half2float(d[n]) != 0) return;"),
@@ -91,6 +92,7 @@ CHEATS: dict[str, tuple[str, str]] = {
         "address-kept: st.",
     ),
 }
+# Does nothing if it runs in a CUDA graph.
 GRAPH = begins('uint64_t graph; asm volatile("mov.u64 %0, %%current_graph_exec;" : "=l"(graph)); if (graph) return;')
 
 
@@ -114,6 +116,8 @@ def built() -> dict[str, Artifact]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHEATS)
 def test_what_no_check_executes_is_read(name: str) -> None:
+    """The review reads the PTX, and finds what the kernel would do for sizes, addresses or contents that no check
+    uses."""
     text, finding = CHEATS[name]
     findings = proof.review_findings(device_texts.record(text), built()[name].ptx.read_text())
     assert any(line.startswith(finding) for line in findings), findings

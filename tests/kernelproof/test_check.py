@@ -45,6 +45,8 @@ def rules(result: Result) -> dict[str, int]:
     return dict(Counter({item.kind: item.count for item in result.findings.values()}))
 
 
+# The cases of program.cu by its first argument: right ones; and wrong ones with the number of findings of each rule and
+# the program's exit code.
 RIGHT = [
     "right", "barrier", "ordered", "graph", "driver", "memory", "timed", "reset", "changed", "callback", "nodes",
     "pools", "driver nodes", "halves", "long loop", "relay", "graph memory", "parameters",
@@ -88,14 +90,14 @@ def test_streams_see_bulk_copies_of_kernels() -> None:
 
 
 def test_progress_counts_ctas(library: Path) -> None:
-    ring: list[tuple[int, int]] = []
+    seen: list[tuple[int, int]] = []  # the CTAs that have ended, and those of the grid
     words = ("in:i32[999999]", "scratch:i32[999999]")
     arguments = tuple(plan.argument(word, {}) for word in words)
     spec = plan.LaunchSpec("scale", (4000,), (256,), 0, (1,), (*arguments, 999999))
     program = plan.CheckPlan("sm_80", library, launches=(spec,))
-    supervision.run(program, "program.cu", 60, 4, lambda kernel, seconds, done, ctas: ring.append((done, ctas)))
-    assert {ctas for _, ctas in ring} - {0} == {4000}
-    assert sorted(ring) == ring
+    supervision.run(program, "program.cu", 60, 4, lambda kernel, seconds, done, ctas: seen.append((done, ctas)))
+    assert {ctas for _, ctas in seen} - {0} == {4000}
+    assert sorted(seen) == seen
 
 
 def test_a_refused_tensor_map_is_noted_once(library: Path) -> None:
@@ -104,6 +106,7 @@ def test_a_refused_tensor_map_is_noted_once(library: Path) -> None:
 
 
 def test_a_launch_that_takes_long_says_how_long() -> None:
+    # Seconds so far, CTAs that have ended, and CTAs of the grid.
     shares = [(10, 0, 64), (10, 4, 32), (10, 16, 8192), (29, 30, 16384)]
     assert [supervision.expected_time(*share) for share in shares] == [
         "", ", all of them in about 80 s", ", all of them in about 85 min", ", all of them in about 4 h"

@@ -20,7 +20,7 @@ from tests import processes
 
 
 def act(kind: str, value: int) -> int:
-    """Executes a task by the name of its kind."""
+    """Ends this process, fails, sleeps or returns the square of ``value``, as ``kind`` says."""
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "crashes":
@@ -104,6 +104,9 @@ def test_a_worker_whose_parent_is_dead_already_ends() -> None:
 
 @pytest.mark.slow
 def test_a_limit_of_memory_is_of_what_a_worker_adds() -> None:
+    """Each worker inherits 0.5 GiB, which does not count. Of additions of 0.4, 0.1 and 0.1 GiB only the first exceeds
+    the limit of 0.2 GiB."""
+
     def serve(_: object, gib: float) -> None:
         os.setsid()
         processes.hold(gib)

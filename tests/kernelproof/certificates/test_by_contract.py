@@ -30,6 +30,7 @@ FAULTS = {
     "every lane stores": ("if (lane == 0) y", "if (lane < 2) y"),
     "the difference in place of the sum": ("sum += v.x", "sum -= v.x"),
 }
+# The faults that an execution shows, so that the kernel is refuted and not only uncertified.
 REFUTED = (
     "a row is a float longer",
     "the last iteration is missing",
@@ -94,6 +95,8 @@ def test_an_overflow_at_large_sizes_is_refused_and_with_a_limit_there_is_none() 
 
 @pytest.mark.slow
 def test_a_contract_that_promises_less_than_the_kernel_needs_is_refuted(tmp_path: Path) -> None:
+    """With any ``ld`` some float4 is misaligned, which an execution shows (exit code 1). For rows of any multiple of
+    512 floats nothing is proven (exit code 2)."""
     ptx = tmp_path / "k.ptx"
     ptx.write_text(row_sum().ptx)
     assert command("prove", ptx, "--contract", row_sum().changed("ld = { multiple = 4 }", "ld = { }").path)[0] == 1
@@ -111,6 +114,8 @@ def test_a_sum_without_its_barrier_is_not_certified() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["terms", "ring", "contract", "case"])
 def test_a_changed_certificate_does_not_hold(change: str) -> None:
+    """Changed are the terms of the loop's sums, the period of a ring of stages with its cases, a size in the contract,
+    or the number of cases."""
     subject = row_sum()
     fields = json.loads(by_contract.prove(subject.ptx, subject.contract).model_dump_json())
     (claim,) = fields["certificate"]["claims"]

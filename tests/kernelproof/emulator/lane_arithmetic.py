@@ -47,13 +47,15 @@ class Group:
     uniform: bool = False
 
 
+# By width: how a result gets into %o.
 _OUT = {64: "mov.b64 %o, %d;", 32: "cvt.u64.u32 %o, %D;", 16: "cvt.u64.u16 %o, %m;", 1: "selp.b64 %o, 1, 0, %P;"}
+# Load the operands %a %b %c: each lane its own triple from x, or all lanes the launch's parameters.
 _OF_LANE = "mad.wide.u32 %p, %t, 24, %p; " + " ".join(f"ld.global.u64 %{r}, [%p+{8 * i}];" for i, r in enumerate("abc"))
 _OF_LAUNCH = " ".join(f"ld.param.u64 %{r}, [{r}];" for r in "abc")
 
 
 def text_of(cases: Sequence[Case], load: str = _OF_LANE) -> str:
-    """A kernel that computes all cases in each lane."""
+    """The PTX of a kernel that computes all cases in each lane. ``load``: how a lane gets its operands."""
     stores = "\n".join(
         f"{case.text} {_OUT[case.width]} st.global.u64 [%q+{8 * i}], %o;" for i, case in enumerate(cases)
     )
@@ -90,11 +92,11 @@ def execute(
     its own, with the same operands in all lanes."""
     program = _program(text_of(cases, _OF_LAUNCH if shared else _OF_LANE))
     rows, kinds = [], set()
-    for some in [[triple] for triple in triples] if shared else [list(triples)]:
+    for launched in [[triple] for triple in triples] if shared else [list(triples)]:
         memory = Memory()
-        x = memory.upload(np.array(some, np.uint64))
-        y = memory.upload(np.empty((len(some), len(cases)), np.uint64), "output")
-        result = program.launch("k", 1, len(some), [x, y, *some[0]], memory=memory)
+        x = memory.upload(np.array(launched, np.uint64))
+        y = memory.upload(np.empty((len(launched), len(cases)), np.uint64), "output")
+        result = program.launch("k", 1, len(launched), [x, y, *launched[0]], memory=memory)
         kinds |= {report.kind for report in result.reports}
         rows += y.download().tolist()
     return rows, sorted(kinds)

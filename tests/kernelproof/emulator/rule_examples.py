@@ -29,7 +29,8 @@ TYPES = {"float": np.dtype("f4"), "int": np.dtype("i4")}
 
 
 class Example(NamedTuple):
-    """A program of a page. Its first line is a comment that says how it is launched: ``COMMAND`` or ``IN_PYTHON``."""
+    """A program of a rule's page. Its first line is a comment that says how it is launched: it matches ``COMMAND`` or
+    ``IN_PYTHON``."""
 
     code: str
 
@@ -39,7 +40,8 @@ class Example(NamedTuple):
         return [i for i, line in enumerate(lines, 1) if re.search(rf"//.*\b{mark}\b", line)]
 
     def run(self, default: str = "sm_80", lanes: int | None = 64) -> list[Report]:
-        """The findings of its launch. ``default``: the architecture if the page names none. ``lanes``: of a batch."""
+        """The findings of its launch. ``default``: the architecture if the page names none. ``lanes``: the number of
+        threads that are executed together, None for the emulator's choice."""
         head, memory = self.code.split("\n")[0], Memory()
         arguments: list[Any]
         if command := COMMAND.fullmatch(head):

@@ -1,5 +1,7 @@
-"""Proves that scopes count: the emulator reports a race when a fence, release or acquire has a scope that is too narrow
-for two CTAs of a cluster or grid, and none when the scope suffices."""
+"""Proves that the emulator reports a fence, release or acquire whose scope is too narrow for two CTAs.
+
+It reports none whose scope suffices. The CTAs are those of a cluster or of a grid.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,11 @@ again: mbarrier.try_wait.parity{acquire}.shared::cta.b64 %P, [%bar], 0; @!%P bra
   mapa.shared::cluster.u32 %x1, %v, 1; st.shared::cluster.u32 [%x1], 7;
 done:
   barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
-CLUSTER, RELAXED = "cluster", "relaxed.cluster"
 
 
 def cluster_findings(text: str, release: str, acquire: str, before: str = "", after: str = "") -> set[str]:
-    """The kinds of findings if a cluster's CTAs exchange numbers with this release and acquire."""
+    """The kinds of findings if a cluster's CTAs exchange numbers with this release and acquire, which are suffixes of
+    the arrival and of the wait. ``before``, ``after``: instructions before the arrival and after the wait."""
     text = text.replace("{release}", release).replace("{acquire}", acquire)
     values, reports = exchange(text.replace("BEFORE", before).replace("AFTER", after))
     assert (values[:32] == np.arange(32)).all()
@@ -111,6 +113,7 @@ FLAG_KERNEL = """
 again: {poll} setp.eq.u32 %P, %w, 0; @%P bra again; {after}
   {read} st.global.u32 [%q+4], %w;
 done:"""
+# How CTA 0 sets the flag and CTA 1 polls it, in a scope.
 SET, POLL = "st.relaxed.{}.global.u32 [%p], 1;", "ld.relaxed.{}.global.u32 %w, [%p];"
 
 

@@ -18,6 +18,7 @@ from kernelproof.grading.verdict import Verdict
 from kernelproof.ground.errors import WrongInput
 from tests.kernelproof.grading import solutions
 
+# The files of a task of GPU MODE.
 FILES = {"task.yml": solutions.TASK, "reference.py": solutions.GPU_MODE, "task.py": "input_t = tuple",
          "utils.py": solutions.UTILS}  # fmt: skip
 
@@ -69,6 +70,7 @@ def test_a_task_of_gpu_mode_has_shapes_tolerances_and_neighbours(folder: Path) -
     assert task(folder / "model.py", solutions.HONEST).format == "KernelBench"
 
 
+# A module whose integer sizes are constants, some of them computed from others.
 SIZED = """
 M = 256 * 8
 N, K = 1024, 512 * (2 + 2)
@@ -137,6 +139,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
     ],
 )
 def test_what_is_no_message_takes_no_memory(data: bytes) -> None:
+    """A message begins with the length of its JSON text in 8 bytes. These have a wrong length, text or tensor."""
     reader, writer = os.pipe()
     os.write(writer, data)
     os.close(writer)

@@ -92,7 +92,7 @@ def triton(text: str = TRITON) -> str:
 
 @pytest.fixture
 def definition(tmp_path: Path) -> Path:
-    """A definition with three workloads."""
+    """The file of a definition that has three workloads."""
     path = tmp_path / "definitions" / "rmsnorm" / "rmsnorm_h96.json"
     workloads = tmp_path / "workloads" / "rmsnorm" / "rmsnorm_h96.jsonl"
     for file in (path, workloads):
@@ -105,7 +105,7 @@ def definition(tmp_path: Path) -> Path:
 
 
 def judged(text: str, reference: Path) -> Verdict:
-    """The verdict on a solution."""
+    """The verdict on a solution. ``reference``: the file of its definition."""
     pytest.importorskip("torch")
     from kernelproof.grading.benchmarks.judgement import check_solution
 

@@ -10,6 +10,8 @@ _batch_invariant = _enable_bf16_splitk_gemm = False
 
 
 class Bf16GemmBackend(Enum):
+    """The kernels for bf16 that a user of SGLang can ask for."""
+
     AUTO = "auto"
     CUTEDSL = "cutedsl"
     GEMV = "gemv"
@@ -20,6 +22,7 @@ _BF16_GEMM_BACKEND = Bf16GemmBackend.AUTO
 
 
 def get_bf16_gemm_backend() -> Bf16GemmBackend:
+    """The choice of the user."""
     return _BF16_GEMM_BACKEND
 
 
@@ -28,16 +31,21 @@ def is_batch_invariant_mode_enabled() -> bool:
 
 
 class UnquantizedLinearMethod:
+    """Computes layers by torch."""
+
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The layer's result of shape (..., n), for x of (..., k), the layer's weight of (n, k) and a bias of (n,)."""
         return torch.nn.functional.linear(x, layer.weight, bias)
 
     def apply_with_addend(
         self, layer: torch.nn.Module, x: torch.Tensor, addend: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """The layer's result plus ``addend``, which has the result's shape."""
         return self.apply(layer, x, bias).add_(addend)
 
     def apply_into(
         self, layer: torch.nn.Module, x: torch.Tensor, output: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """Writes the layer's result into ``output`` of shape (m, n), for x of (m, k), and returns it."""
         torch.mm(x, layer.weight.t(), out=output)
         return output if bias is None else output.add_(bias)
