@@ -17,7 +17,7 @@ from cudal2gen.results import Effort, Trial, Verdict
 from cudal2gen.tuner.environment import ModelEnvironment
 from cudal2gen.tuner.ray_executor import Parcel
 
-# The bands of tiles whose records fail in a certain way; 64 is the largest that the rules allow.
+# Values of ``raster_group`` (the band of tiles) whose records fail in a certain way. The rules allow up to 64.
 KILLS, HANGS, RAISES = 61, 62, 63
 
 
@@ -40,12 +40,12 @@ class Simulated(ModelEnvironment):
             time.sleep(0.02)
         for record in records:
             time.sleep(self._seconds)
-            group = getattr(record, "raster_group", 0)
-            if group == KILLS:
+            band = getattr(record, "raster_group", 0)
+            if band == KILLS:
                 os.kill(os.getpid(), 9)
-            if group == HANGS:
+            if band == HANGS:
                 time.sleep(60)
-            if group == RAISES:
+            if band == RAISES:
                 raise ArithmeticError("the device is in a bad mood")
         trials = super().evaluate(problem, records, effort)
         write(self._log, end=names(records))
@@ -55,18 +55,19 @@ class Simulated(ModelEnvironment):
 
 
 class Absent(Simulated):
-    """Never starts."""
+    """An environment that cannot be made, as without a GPU."""
 
     def __init__(self, log: Path) -> None:
         raise OSError("no CUDA device")
 
 
 def verdict(digest: str) -> Verdict:
+    """A verdict without cases on a kernel that has this digest and name."""
     return Verdict(record=digest, digest=digest, on="a card", cases=(), counters={})
 
 
 def names(records: Sequence[Record]) -> list[int]:
-    """The bands of records, which these tests use as their names."""
+    """The bands of records, by which the log names them."""
     return [getattr(record, "raster_group", 0) for record in records]
 
 
@@ -93,7 +94,7 @@ def read(log: Path) -> list[dict[str, Any]]:
 
 def ended(log: Path) -> Counter[int]:
     """How often each band was evaluated to the end."""
-    return Counter(group for line in read(log) for group in line.get("end", ()))
+    return Counter(band for line in read(log) for band in line.get("end", ()))
 
 
 def under_way(log: Path) -> list[dict[str, Any]]:

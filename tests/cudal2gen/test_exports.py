@@ -32,6 +32,7 @@ SETTINGS = reward.RewardWeights(reference=INCUMBENT)
 
 
 def environment() -> ModelEnvironment:
+    """The model environment in which proposals are timed."""
     return ModelEnvironment(lambda _: incumbent(), seed=5)
 
 
@@ -90,11 +91,13 @@ def test_rewards_are_those_of_the_trials(files: tuple[Path, Path]) -> None:
                 longest[trial.record["stages"], trial.record["raster_group"]] = trial
 
     def speed(stages: int, group: int) -> float:
+        """The reward of a record: its speed over the incumbent's, less a hundredth of its largest error."""
         trial = longest[stages, group]
         base = trial.timing(INCUMBENT)
         assert base is not None
         return base.median_us / trial.median_us - 0.01 * trial.max_diff
 
+    # The first answer proposes stages 3 with the incumbent's group 8, and group 4 with its stages 4.
     best = max(((3, 8), (4, 4)), key=lambda pair: speed(*pair))
     second = (2, best[1])
     assert examples[0].reward == pytest.approx((speed(3, 8) + speed(4, 4)) / 2)
@@ -151,9 +154,9 @@ def test_stages(fields: dict[str, str], stage: str) -> None:
 
 def test_a_question_names_its_records_again() -> None:
     trials = measured({"stages": 3}, {"stages": 2}, {"cluster": [2, 1]})
-    for posed in (question(trials), Question(candidates(), trials)):
-        bases = record_prompt.bases_of(posed)
-        text = record_prompt.document(posed, bases, [], [], [], 1)
+    for asked in (question(trials), Question(candidates(), trials)):
+        bases = record_prompt.bases_of(asked)
+        text = record_prompt.document(asked, bases, [], [], [], 1)
         problem, records = record_prompt.bases_in(text) or (None, {})
         assert problem == PROBLEM
         assert {label: space.decisions(record) for label, record in records.items()} == {
@@ -164,8 +167,8 @@ def test_a_question_names_its_records_again() -> None:
 
 
 def test_new_answers_are_scored() -> None:
-    posed = question()
-    text = record_prompt.document(posed, record_prompt.bases_of(posed), [], [], [], 1)
+    asked = question()
+    text = record_prompt.document(asked, record_prompt.bases_of(asked), [], [], [], 1)
     messages = [{"role": "system", "content": record_prompt.SYSTEM}, {"role": "user", "content": text}]
 
     def answer(*changes: dict[str, Any]) -> list[dict[str, str]]:

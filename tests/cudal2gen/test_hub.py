@@ -37,11 +37,12 @@ RECORDS = [
     packed.RECORDS["f16"],
     packed.RECORDS["whole"],  # 96_96_64, measured slower
 ]
-A100 = "NVIDIA A100-SXM4-80GB"
+A100 = "NVIDIA A100-SXM4-80GB"  # the card's name, as torch reports it
 
 
 class Emulated:
-    """Stands in for the variant's Gpu class on an emulated device. Tensors in other memory are the CPU's."""
+    """Stands in for the variant's Gpu class on an emulated device. Tensors in other memory are the CPU's. ``captures``:
+    whether a CUDA graph is being captured, which a test sets."""
 
     runtime = str(emulator.runtime_path())
 
@@ -94,7 +95,10 @@ def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class on_device:
-    """An emulated device with this name and capability as the device of the package's operators."""
+    """A block in which the package's operators have an emulated device with this name and capability.
+
+    It gives the fields of the fixture ``gpu``, and ``device``, the stand-in.
+    """
 
     def __init__(
         self, products: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int] = (8, 0)

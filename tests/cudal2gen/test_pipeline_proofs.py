@@ -20,6 +20,7 @@ from tests.cudal2gen.paths import PATHS, warps
 from tests.cudal2gen.test_proofs import prove_and_recheck, ptx_of, why_refused
 from tests.draws import few_by
 
+# One consumer, and two consumers that take turns with tiles.
 SMALL = warps(bm=64, bn=32, stages=2)
 TURNS = warps(bm=64, bn=32, stages=2, consumers=2, schedule="pingpong")
 COVERED: dict[str, Record] = {
@@ -29,6 +30,7 @@ COVERED: dict[str, Record] = {
     "rows of two boxes of D, f16": warps(bn=96, stages=2, acc="f16"),
     "nn": PATHS["warps nn"],
 }
+# Paths whose kernels no contract describes.
 NOT_COVERED = [
     "warps direct, any n",
     "warps swapped",
@@ -38,8 +40,8 @@ NOT_COVERED = [
     "warps fused bf16",
 ]
 
-# Faults of the text: the text, and its replacement. Few rounds of the ring and small problems do not show the first of
-# them.
+# By fault: the record, a part of its CUDA text, and the text that replaces the part. The first four faults show only in
+# the third round of the ring, for one length of k or in large problems, so an execution may miss them.
 WAIT_FULL = "wait(shared.full(place.stage), place.parity);"
 FAULTS: dict[str, tuple[Record, str, str]] = {
     "a phase is wrong in the third round": (
@@ -101,14 +103,14 @@ FAULTS: dict[str, tuple[Record, str, str]] = {
     "a turn is not waited for": (TURNS, "wait(shared.order(warpgroup), parity);", ""),
     "a turn has the other parity": (TURNS, "uint32_t parity = warpgroup ^ 1;", "uint32_t parity = warpgroup;"),
     "a turn's parity does not change": (TURNS, "    parity ^= 1;\n", ""),
-    "a turn is handed to the own group": (
+    "a turn is handed to the own warpgroup": (
         TURNS, "shared.order(2 - threadIdx.x / 128)", "shared.order(threadIdx.x / 128 - 1)",
     ),
-    "the k-tiles of the other group are not passed": (TURNS, "place.advance(work.last - work.first);", ""),
-    "the k-tiles of the other group are counted by the ring": (
+    "the k-tiles of the other warpgroup are not passed": (TURNS, "place.advance(work.last - work.first);", ""),
+    "the k-tiles of the other warpgroup are counted by the ring": (
         TURNS, "parity ^= (stage + steps) / kStages & 1;", "parity ^= steps / kStages & 1;",
     ),
-    "both groups take an item": (TURNS, "const bool mine = turn == warpgroup;", "const bool mine = true;"),
+    "both warpgroups take an item": (TURNS, "const bool mine = turn == warpgroup;", "const bool mine = true;"),
 }  # fmt: skip
 FAULTY = {fault: Faulty(*text) for fault, text in FAULTS.items()}
 BUILT_AHEAD = [*COVERED.values(), *FAULTY.values()]
@@ -161,6 +163,7 @@ def test_a_changed_wait_barrier_or_fence_is_refused(kind: str) -> None:
 
 @pytest.mark.slow
 def test_an_edited_invariant_does_not_hold() -> None:
+    """An edit changes a step in the last role's ``words`` or ``kinds``, or removes all roles."""
     ptx = ptx_of(SMALL)
     certificate = prove(ptx, partial(claims, SMALL), problems(SMALL))
     for change in ("words", "kinds", "none"):

@@ -1,4 +1,4 @@
-"""Proves which candidates are legal, and what a trial is worth."""
+"""Proves which records are candidates of a search, and which reward a trial has."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def test_candidates_are_legal_distinct_and_cover_their_families(problem: Problem
     assert all(record.estimated_registers <= 255 for record in candidates.records)
 
 
+# Sizes m; and sizes n and k, of which many are whole vectors of 8 elements.
 extents = st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 12289, 16384]))
 vectors = st.one_of(st.integers(1, 40).map(lambda count: 8 * count), extents)
 

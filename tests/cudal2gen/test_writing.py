@@ -34,6 +34,7 @@ from tests.cudal2gen import device_texts
 from tests.cudal2gen.chat_server import Server, Step, fails, says, serving
 from tests.cudal2gen.device_texts import LAUNCH, PROBLEM, gemm
 
+# Parts of the right kernel, and the unrolled loop by which the scripted model makes it faster.
 LOOP = "  for (int at = pair; at < k; at += kStep) {\n"
 UNROLLED = f"#pragma unroll 4\n{LOOP}"
 SUMS = "  float sums[2][4] = {};\n"
@@ -49,7 +50,7 @@ def _own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block(before: str, after: str) -> str:
-    """A block of an answer that replaces a text."""
+    """The patch of an answer that replaces ``before``, whole lines, by ``after``."""
     return f"<<<<<<< SEARCH\n{before}=======\n{after}>>>>>>> REPLACE\n"
 
 
@@ -73,10 +74,11 @@ def session(server: Server, tmp_path: Path, trials: list[Trial] | None = None, *
     )  # fmt: skip
 
 
-# What a scripted model writes, by name: a patch or a text, and the expected outcome.
+# --- what a scripted model writes ---
 
 REVERSED = "  const float zero = zeros[31 - threadIdx.x];\n  float sums[2][4] = {{zero}};\n"
 STORE = "  for (int i = 0; i < 8; ++i)\n    store"
+# The kernel with fp16 accumulators.
 F16 = gemm(
     ("f32.f16.f16.f32", "f16.f16.f16.f16"),
     (
@@ -88,6 +90,7 @@ F16 = gemm(
     (SUMS, "  uint32_t sums[2][2] = {};\n"),
     ("sums[i / 4][i % 4]", "__half2float(reinterpret_cast<half const*>(sums[i / 4])[i % 4])"),
 )
+# The kernel that keeps its sums in device memory, and returns them at the next call.
 STALE = gemm(
     ('extern "C"', '__device__ float kept[64][256];\n__device__ int filled[64];\n\nextern "C"'),
     (
@@ -104,6 +107,7 @@ STALE = gemm(
         + STORE,
     ),
 )
+# By name: a kernel of an answer, the outcome of its trial, and the beginning of the reason.
 KERNELS: dict[str, tuple[dict[str, Any], str, str]] = {
     "faster": ({"patch": block(LOOP, UNROLLED)}, "measured", ""),
     "wrong": (
@@ -179,6 +183,7 @@ def test_reports_say_where_in_the_author_s_own_lines(attempts: dict[str, Attempt
     assert "/" not in reports.replace("and/or", "").partition("error")[0]
 
 
+# Texts that would reach beyond the kernel. CANARY is a file that none may make.
 ATTACKS = {
     "reads a file": f'#include "/etc/passwd"\n{gemm()}',
     "asks for a file": f'#if __has_include("/etc/passwd")\n#endif\n{gemm()}',
@@ -416,6 +421,7 @@ def test_a_question_cannot_be_closed_by_what_it_quotes() -> None:
 
 # --- a device's profiler ---
 
+# The output of Nsight Compute's command line for one kernel.
 NCU = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
 "0","1","gemm","Command line profiler metrics","gpu__time_duration.sum","us","3.52"

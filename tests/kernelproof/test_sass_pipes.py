@@ -16,8 +16,8 @@ def code(text: str) -> Instruction:
     return Instruction(0, None, opcode, tuple(operands.split(", ")) if operands else (), FREE)
 
 
-# Dense FMA per clock and sub-core: 256 on sm_80; 128 on sm_86, sm_89 and sm_120; 512 on sm_90, of which mma.sync
-# reaches 62 %.
+# An instruction, the architecture, and its cycles: its FMA divided by those of a sub-core per clock. These are dense
+# FMA of halves: 256 on sm_80; 128 on sm_86, sm_89 and sm_120; 512 on sm_90, of which mma.sync reaches 62 %.
 TENSOR = [
     ("HMMA.16816.F16", "sm_80", 2048 / 256),
     ("HMMA.16816.F32", "sm_80", 2048 / 256),
@@ -58,6 +58,7 @@ def test_an_mma_takes_the_tensor_core_for_its_flop(text: str, sm: str, cycles: f
     ],
 )
 def test_a_model_may_have_less_of_its_tensor_cores(gpu: str, text: str, cycles: float) -> None:
+    """A GeForce sums in fp32 at half the rate, and an L40S does not. An H20 has a quarter of an H200's rate."""
     chip = GPUS[gpu]
     assert pipe_use(code(text), chip.capability.sm, chip).busy_cycles == pytest.approx(cycles)
 
@@ -110,6 +111,8 @@ def test_an_instruction_takes_its_pipe_for_its_lanes(text: str, sm: str, pipe: P
 
 
 def test_scoreboards_are_free_when_measurements_say() -> None:
+    """The clocks until the result is there, and until the operands have been read. A load that hits the L2 takes 262
+    clocks on sm_80 and 360 on sm_120; with ``l2=False`` it hits the L1."""
     assert scoreboard("sm_80", code("LDS.128")) == (26, 9)
     assert scoreboard("sm_80", code("LDSM.16.M88.4")) == (29, 9)
     assert scoreboard("sm_80", code("STS.128")) == (0, 18)

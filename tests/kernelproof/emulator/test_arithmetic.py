@@ -14,6 +14,7 @@ from kernelproof.emulator.frontend.ptx import Instr, PtxError
 from tests.kernelproof.emulator import conversion_cases, float_cases, integer_cases
 from tests.kernelproof.emulator.lane_arithmetic import Case, Group, execute, mismatches, text_of
 
+# All cases, by the name of their group.
 GROUPS = {**float_cases.GROUPS, **integer_cases.GROUPS, **conversion_cases.GROUPS}
 # Instructions that are not arithmetic of one lane, and the reasons why they have no cases here.
 EXEMPT = {
@@ -102,7 +103,8 @@ def test_a_form_that_is_not_modelled_is_refused(statement: str) -> None:
 
 
 def test_a_chain_on_launch_constants_and_on_lanes_gives_the_same() -> None:
-    """The same chain on launch constants (Python ints) and on lanes (arrays)."""
+    """``first`` puts the launch's constant n into %r1: directly, so that the emulator computes with Python ints, or by
+    way of the thread's number, so that it computes with arrays."""
     chain = """
   add.s32 %r2, %r1, -7; mul.lo.s32 %r3, %r2, 48271; shr.s32 %r4, %r3, 5; xor.b32 %r5, %r4, %r3; shl.b32 %r6, %r5, 3;
   div.s32 %r7, %r6, 77; rem.s32 %r8, %r6, 13; min.s32 %r9, %r7, %r8; abs.s32 %r10, %r9; neg.s32 %r11, %r10;

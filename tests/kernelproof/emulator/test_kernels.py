@@ -35,7 +35,7 @@ def label(value: Any) -> str:
 def test_correct(case: Case) -> None:
     reports = run(case)
     assert [r for r in reports if r.is_error] == []
-    # Values that are read but not used are listed.
+    # The one kernel that reads a value without using it has a benign finding.
     assert [r.kind for r in reports] == ["uninitialised-shared"] * (case.kernel == "garbage_dropped")
     assert all(r.severity is emulator.Severity.BENIGN and "reaches no memory" in r.message for r in reports)
 
