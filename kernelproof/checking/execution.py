@@ -88,14 +88,14 @@ class Message(NamedTuple):
 class Reporter:
     """Sends messages to the parent process, and prints findings and the program's output immediately.
 
-    ``quiet``: findings are sent only. ``longest``: most bytes that may be printed; the rest is dropped.
+    ``quiet``: findings are sent only. ``max_bytes``: most bytes that may be printed; the rest is dropped.
     """
 
-    def __init__(self, pipe: Connection, quiet: bool, longest: float = inf) -> None:
+    def __init__(self, pipe: Connection, quiet: bool, max_bytes: float = inf) -> None:
         self.pipe = Connection(_high_copy(pipe.fileno()))
         pipe.close()
         self.quiet, self.output = quiet, _high_copy(1)
-        self.bytes_left = longest
+        self.bytes_left = max_bytes
         self.progress_sent = 0.0
         self.printed: set[Key] = set()
         self.libc = ctypes.CDLL(None)

@@ -28,6 +28,7 @@ KINDS = {
     "source": (".cu", ".cpp", ".cc", ".cxx", ".c"), "ptx": (".ptx",), "library": (".so",), "cubin": (".cubin",),
 }  # fmt: skip
 TIMEOUT_S, MEMORY_GIB = 600.0, 8.0  # default limits of a program
+TERMINAL_INTERVAL_S = 1.0  # least seconds between two updates of progress on a terminal
 
 
 @dataclass(frozen=True)
@@ -218,13 +219,15 @@ def _progress() -> Progress:
     from kernelproof.checking.supervision import expected_time
 
     terminal = sys.stderr.isatty()
-    last = {"seconds": 0.0}  # the time of the last output, in seconds from the start of the kernel
+    interval = TERMINAL_INTERVAL_S if terminal else LOG_INTERVAL_S
+    printed = 0.0  # the time of the last output, in seconds from the start of the kernel
 
     def show(kernel: str, seconds: float, done: int, ctas: int) -> None:
-        if seconds < last["seconds"]:
-            last["seconds"] = 0.0
-        if seconds - last["seconds"] > (1.0 if terminal else LOG_INTERVAL_S):
-            last["seconds"] = seconds
+        nonlocal printed
+        if seconds < printed:  # another kernel
+            printed = 0.0
+        if seconds - printed > interval:
+            printed = seconds
             part = f"{done} of {ctas} CTAs in" if ctas else "running for"
             line = f"{plain(kernel)}: {part} {seconds:.0f} s{expected_time(seconds, done, ctas)}"
             print(f"\r{line}\r" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)

@@ -51,6 +51,7 @@ def scalar_flops(opcode: str, integers: bool) -> int:
     if _ATOMIC_ADD.match(opcode):
         return 2 if "x2" in opcode else 1
     if (match := _ARITHMETIC.match(opcode)) is None:
+        # dp4a and dp2a add four or two products.
         return {"dp4a": 8, "dp2a": 4}.get(opcode.split(".", maxsplit=1)[0], 0) if integers else 0
     integer = _INTEGER.search(opcode) is not None
     if integer and not integers:

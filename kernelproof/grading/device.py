@@ -39,6 +39,7 @@ from kernelproof.ground.toolchain import discover
 
 # The values of the CUDA driver's enum CUtensorMapDataType.
 MAP_TYPES = {"u8": 0, "u16": 1, "u32": 2, "i32": 3, "u64": 4, "i64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+MAP_SWIZZLES = (0, 32, 64, 128)  # bytes of a row of the pattern, in the order of the enum CUtensorMapSwizzle
 POISON = 0xFF  # the value of every poisoned byte: NaN as any float, -1 as an integer
 PAGE, DISTANCES = 4096, 97  # buffers lie 1 to DISTANCES pages apart, as the environment says
 LANES = 8192  # threads that the emulator executes as one vector
@@ -114,8 +115,8 @@ class Call:
         if launch.counters is not None:
             self.opcodes.setdefault(name, Counter()).update(launch.counters.instructions)
             self.wgmma_flops[name] += launch.counters.wgmma_flops + launch.counters.tcgen05_flops
-            for site, ends in launch.counters.outcomes.items():
-                self.outcomes.setdefault((name, site), set()).update(ends)
+            for site, results in launch.counters.outcomes.items():
+                self.outcomes.setdefault((name, site), set()).update(results)
 
     @property
     def instructions(self) -> int:
@@ -263,7 +264,7 @@ class LaunchedCalls(RepeatedCalls):
         # A map has the innermost dimension first; its strides are in bytes, without that of the innermost dimension.
         dims, nbytes = tuple(reversed(extents)), item.format.dtype.itemsize
         strides = tuple(nbytes * prod(dims[: number + 1]) for number in range(len(dims) - 1))
-        swizzle = (0, 32, 64, 128).index(shape.swizzle)
+        swizzle = MAP_SWIZZLES.index(shape.swizzle)
         encoded = TensorMap(
             MAP_TYPES[item.format.name], self.buffers[shape.buffer].address, dims, strides,
             box=tuple(reversed(shape.extents)), steps=(1,) * len(dims), interleave=0, swizzle=swizzle, promotion=0,
@@ -275,12 +276,12 @@ class LaunchedCalls(RepeatedCalls):
 def _initial(code: Program, name: str, buffer: Buffer) -> Array:
     """The bytes of a device variable before the first launch. Pointers in it are as the loader wrote them."""
     variable = code.module.variables.get(name)
-    start = np.zeros(buffer.nbytes, np.uint8)
+    content = np.zeros(buffer.nbytes, np.uint8)
     if variable is not None and variable.pointers:
         return buffer.bytes().copy()
     if variable is not None and variable.init is not None:
-        start[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
-    return start
+        content[: len(variable.init)] = np.frombuffer(variable.init, np.uint8)
+    return content
 
 
 def read(source: str | Path) -> str:

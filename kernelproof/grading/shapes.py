@@ -23,6 +23,7 @@ def drawn_shapes(first: Shape, ranges: Mapping[str, tuple[int, int]], seed: int)
         return []
     if unknown := sorted(set(ranges) - set(first)):
         raise WrongInput(f"draws: {', '.join(unknown)}: the shapes have {', '.join(first)}")
+    # The second number of a seed keeps the random numbers of this function and of ``unstated_shape`` apart.
     rng = np.random.default_rng([seed, 1])
     anywhere = {**first, **{name: int(rng.integers(low, high + 1)) for name, (low, high) in ranges.items()}}
     odd = {**first, **{name: _odd(int(rng.integers(low, high + 1)), low, high) for name, (low, high) in ranges.items()}}

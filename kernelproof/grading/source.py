@@ -44,6 +44,8 @@ from kernelproof.ground.workers import Worker
 STEP_S = 0.05  # seconds between two checks of the limits while a child process runs
 MAX_ANSWER_BYTES, READ_BYTES = 1 << 24, 1 << 16  # most bytes of an answer, and of one read
 MAX_FINDINGS = 40  # most findings in a verdict
+MAX_LINES, MAX_REFUSALS, MAX_THREADS = 5, 12, 8  # most lines, refusals of ptxas and threads in a finding
+WRONG_INPUT, UNCONFINED = "!", "?"  # the first character of an answer of the child process that is an error
 _PYTHON = re.compile(r"^[ \t]*(?:import|from)[ \t]+\w", re.M)  # matches every Python module with kernels
 # The compiler's message about a missing header of a library with which kernels are written.
 _ABSENT_HEADER = re.compile(
@@ -178,7 +180,7 @@ def _compiled_factory(
     translated = module.host_text if module else text
     # Includes are checked before any compiler sees the text, for systems whose compiler runs without a sandbox.
     if (agreement.call or not is_ptx(text)) and (lines := includes.revealing_lines(translated)):
-        verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:5]))
+        verdict.findings.append(Finding.of("outside-file", f"refused: {lines[0]}", lines=lines[:MAX_LINES]))
         return None
     try:
         if agreement.call is not None:
@@ -227,7 +229,7 @@ def _assemble(texts: Iterable[str], limits: Limits, verdict: Verdict) -> None:
     for text in texts:
         answer = assembly.answer_of(text, limits.device, foreign=True)
         if answer.refusals:
-            raise Failure("ptxas failed:\n" + "\n".join(refusal.message for refusal in answer.refusals[:12]))
+            raise Failure("ptxas failed:\n" + "\n".join(refusal.message for refusal in answer.refusals[:MAX_REFUSALS]))
         if answer.unable:
             verdict.remarks.append(f"ptxas did not assemble the PTX: {answer.unable}")
 
@@ -345,7 +347,7 @@ def _emulator_finding(report: Report) -> Finding:
     return Finding.of(
         report.kind, report.message, plain(report.kernel) if report.kernel else "",
         count=report.count, line=site.home.line if site.home else 0, ptx_line=site.line,
-        cta=list(report.access.cta or ()), threads=list(report.access.threads[:8]),
+        cta=list(report.access.cta or ()), threads=list(report.access.threads[:MAX_THREADS]),
         buffer=place.buffer if place else "", index=list(place.index) if place else [],
     )  # fmt: skip
 
@@ -391,7 +393,8 @@ def with_outcome(verdict: Verdict) -> Verdict:
 
 
 def _serve_grade(pipe: Connection, task: Criteria, verdict: Verdict, stated: int, box: sandbox.Sandbox | None) -> None:
-    """Grade in a child process and write the verdict to the pipe as JSON, or an error after "!" or "?"."""
+    """Grade in a child process and write the verdict to the pipe as JSON, or an error after ``WRONG_INPUT`` or
+    ``UNCONFINED``."""
     os.setsid()  # The parent ends this process with all that host code starts, by killing the session.
     faulthandler.disable()  # If host code crashes, Python's traceback would only confuse.
     try:
@@ -402,9 +405,9 @@ def _serve_grade(pipe: Connection, task: Criteria, verdict: Verdict, stated: int
             sandbox.erase_variables(HOME=os.environ.get("HOME", ""), KERNELPROOF_CACHE_DIR=cache)
         answer = grade(task, verdict, stated).model_dump_json()
     except WrongInput as error:
-        answer = f"!{error}"
+        answer = f"{WRONG_INPUT}{error}"
     except sandbox.ConfinementError as error:
-        answer = f"?{error}"
+        answer = f"{UNCONFINED}{error}"
     data = answer.encode()
     while data:
         data = data[os.write(pipe.fileno(), data) :]
@@ -466,8 +469,8 @@ def _read_answer(answer: bytes) -> Verdict:
     Raises WrongInput or ConfinementError if the answer is such an error, and ValidationError if it is no verdict.
     """
     text = answer.decode(errors="replace")
-    if text.startswith("!"):
+    if text.startswith(WRONG_INPUT):
         raise WrongInput(text[1:])
-    if text.startswith("?"):
+    if text.startswith(UNCONFINED):
         raise sandbox.ConfinementError(text[1:])
     return Verdict.model_validate_json(text)

@@ -28,11 +28,13 @@ def compare(a: Profile, b: Profile) -> tuple[Section, ...]:
 
 
 def _names(a: Profile, b: Profile) -> list[tuple[str, str, str]]:
+    """The rows that say what each of the two profiles is of."""
     rows = [("kernel", a.kernel, b.kernel), ("problem", a.problem or "—", b.problem or "—")]
     return [*rows, ("built for, rates of", f"{a.arch}, {a.gpu}", f"{b.arch}, {b.gpu}"), ("bound", _bound(a), _bound(b))]
 
 
 def _bound(profile: Profile) -> str:
+    """What bounds the time of a launch, if that is modelled, and that of the main loop."""
     loop = f"main loop: {profile.loop.bound}"
     return f"{profile.time.bound}; {loop}" if profile.time else loop
 
@@ -92,6 +94,7 @@ def _shares(a: Profile, b: Profile) -> list[Table]:
 
 
 def _occupancy(profile: Profile) -> dict[str, float]:
+    """The figures of occupancy, by the names that the table shows."""
     occupancy = profile.occupancy
     if occupancy is None:
         return {}

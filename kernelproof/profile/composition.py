@@ -54,4 +54,5 @@ def composed(
 
 
 def _words(instruction: sass.Instruction) -> str:
+    """The address and the text of an instruction."""
     return f"{instruction.address:04x} {instruction.text}"

@@ -10,20 +10,9 @@ from kernelproof.profile.figures import Profile
 
 LANE, GAP, TOP, LEFT = 22, 6, 26, 92  # pixels: height of a lane, gap between lanes, space above them and for names
 WIDTH, MIN_SCALE, MAX_SCALE = 1080, 1.0, 8.0  # width to fill, in pixels; least and most pixels per cycle
-TICKS = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    200,
-    500,
-    1000,
-    2000,
-    5000,
-)  # possible distances of two labels of the time axis, in cycles
+RIGHT, LABEL = 8, 60  # pixels: space to the right of the lanes, and least distance of two labels of the time axis
+# Possible distances of two labels of the time axis, in cycles.
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 class Lane(NamedTuple):
@@ -76,11 +65,11 @@ def picture(profile: Profile) -> Picture:
         for kind, bars in spans.items()
     ]
     height = TOP + len(names) * (LANE + GAP)
-    spacing = next((tick for tick in TICKS if tick * scale >= 60), TICKS[-1])
+    spacing = next((tick for tick in TICKS if tick * scale >= LABEL), TICKS[-1])
     ticks = tuple((LEFT + cycle * scale, str(cycle)) for cycle in range(0, int(end - start) + 1, spacing))
     lanes = tuple(Lane(name, top + LANE / 2) for name, top in tops.items())
     kinds = tuple(kind for kind in sorted(spans) if not kind.startswith("pipe-"))
-    return Picture(LEFT + (end - start) * scale + 8, height, scale, lanes, ticks, tuple(marks), kinds)
+    return Picture(LEFT + (end - start) * scale + RIGHT, height, scale, lanes, ticks, tuple(marks), kinds)
 
 
 def _bar(top: float, left: float, width: float) -> str:

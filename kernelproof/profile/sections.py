@@ -10,6 +10,7 @@ from kernelproof.profile.figures import Advice, Hazard, Line, MainLoop, Occupanc
 MODELLED = "All figures are modelled from the machine code; nothing is measured."
 NO_ADVICE = "No change of an input that the model knows saves 1 % of the time or more."
 MIN_SHARE = 0.0005  # rows of smaller shares are left out
+MIN_CYCLES = 0.05  # a stall of an instruction with fewer cycles is left out
 LISTING_COLUMNS = ("SASS", "pipe", "stall cycles", "stall reasons", "CUDA")
 # How advice names each form of the model.
 FORMS = {"machine code": "by simulated machine code", "cheap form": "by the model's formulas"}
@@ -86,6 +87,7 @@ def occupancy_words(occupancy: Occupancy) -> str:
 
 
 def _time(time: Time) -> Section:
+    """The parts of the time of a launch, and the bounds of its main loop."""
     parts = [(name, microseconds(us), percent(us / time.us)) for name, us in time.parts.items()]
     bounds = [(name, microseconds(us)) for name, us in time.bounds.items()]
     return Section(
@@ -142,6 +144,7 @@ def _loop(loop: MainLoop) -> Section:
 
 
 def _roles(profile: Profile, ring: Ring) -> Section:
+    """The ring in shared memory, and what the warps of each role issue."""
     words = (
         f"The ring holds {ring.stages} k-tiles of {ring.tile_bytes} bytes. "
         f"{counted(ring.copies, 'TMA instruction')} of a CTA bring {ring.l2_bytes:g} bytes of a k-tile from the L2. "
@@ -221,6 +224,7 @@ def _occupancy(occupancy: Occupancy) -> Section:
 
 
 def _advice(profile: Profile) -> Section:
+    """The advice, or a sentence that there is none."""
     lines = tuple(advice_words(advice) for advice in profile.advice)
     return Section("advice", "What would help", lines or (NO_ADVICE,))
 
@@ -251,7 +255,7 @@ def _listing(profile: Profile, most: int | None) -> Section:
 
 def _row(line: Line) -> tuple[str, ...]:
     """The row of an instruction in the listing, with the two reasons for which warps wait the longest before it."""
-    waits = [(name, cycles) for name, cycles in by_size(line.stalls) if cycles >= 0.05]
+    waits = [(name, cycles) for name, cycles in by_size(line.stalls) if cycles >= MIN_CYCLES]
     return (
         f"{line.address:04x} {line.sass}",
         line.pipe,

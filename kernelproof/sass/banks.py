@@ -1,4 +1,4 @@
-"""Bank conflicts of a sub-core's register file: even and odd registers are two banks with one read port each.
+"""Counts bank conflicts of a sub-core's register file: even and odd registers are two banks with one read port each.
 
 A port reads one register of a warp (1024 bits) per cycle. Each operand position (first, second, third source) has a
 small cache. An operand marked ``.reuse`` remains in it until another instruction reads an operand in that position;

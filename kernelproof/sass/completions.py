@@ -40,6 +40,7 @@ def _is_late(instruction: Instruction) -> bool:
 
 
 def _initialises(instruction: Instruction) -> bool:
+    """Whether an instruction initialises an mbarrier."""
     return instruction.name == "SYNCS" and "EXCH" in instruction.modifiers
 
 
@@ -53,6 +54,7 @@ def _needs(late: Instruction, later: Instruction) -> bool:
 
 
 def _opposite(guard: str) -> str:
+    """The guard that holds where this one does not."""
     return guard[1:] if guard.startswith("!") else f"!{guard}"
 
 
@@ -67,16 +69,16 @@ def _first_early(paths: Paths, point: Point, at: int) -> Instruction | None:
         point, start = pending.pop()
         # A wait in the cycle after the scoreboard was taken does not see it.
         cycles = max(1, late.control.stall) if start == at + 1 else SETTLE
-        done = False
+        is_over = False  # does the path end in this block?
         for index in range(start, paths.ends[point.start]):
             later = paths.code[index]
             if later is late or (waits(later) & mask and cycles >= SETTLE):
-                done = True
+                is_over = True
                 break
             if _needs(late, later):
                 return later
             cycles += max(1, later.control.stall)
-        if not done:
+        if not is_over:
             after = [follower for follower, known in paths.after(point) if known and follower not in seen]
             seen.update(after)
             pending += [(follower, follower.start) for follower in after]

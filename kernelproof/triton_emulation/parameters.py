@@ -71,7 +71,7 @@ class Parameters:
         """The tensor map that the driver would encode for a host-side descriptor, whose innermost dimension is last."""
         if facts.get("is_im2col"):
             raise WrongInput(f"argument {name}: descriptors with im2col are not emulated")
-        item = facts["elem_size"]
+        element_bytes = facts["elem_size"]
         shape = list(descriptor.shape)
         shape[-1] *= 1 + bool(facts["fp4_padded"])
         kind = facts["elem_type"]
@@ -79,7 +79,7 @@ class Parameters:
             TF32 if descriptor.round_f32_to_tf32 else DEVICE_TYPES.get(kind, kind),
             self.tensors.address(descriptor.base, name, role),
             tuple(reversed(shape)),
-            tuple(item * stride for stride in reversed(descriptor.strides[:-1])),
+            tuple(element_bytes * stride for stride in reversed(descriptor.strides[:-1])),
             box=tuple(reversed(facts["block_size"])), steps=(1,) * len(shape), interleave=0, swizzle=facts["swizzle"],
             promotion=L2_PROMOTION_128, fill=int(descriptor.padding == "nan"),
         )  # fmt: skip

@@ -124,8 +124,8 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     bits = s.view(np.uint64)
     halfway = (bits & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     # Results with the exponent of a float32 subnormal, except zero: shifting removes the sign, and subtracting 1 makes
-    # zero the largest number.
-    halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * 0x3810000000000000 - 1)
+    # zero the largest number. 0x381 << 52 is the float64 of 2**-126, the least normal float32.
+    halfway |= (bits << np.uint64(1)) - np.uint64(1) < np.uint64(2 * (0x381 << 52) - 1)
     if halfway.any():
         halfway &= _error(p, cc, s) != 0
     if halfway.any():

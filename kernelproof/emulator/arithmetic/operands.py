@@ -38,7 +38,7 @@ _MAGNITUDES = {kind: _magnitudes(kind) for kind in _FP8}
 _DECODED = {kind: np.concatenate([values, -values]) for kind, values in _MAGNITUDES.items()}
 # The numbers halfway between those of neighbouring codes, at which rounding to nearest changes its result.
 _MIDDLES = {
-    kind: (values[: last + 1][:-1].astype(np.float64) + values[1 : last + 1]) / 2
+    kind: (values[:last].astype(np.float64) + values[1 : last + 1]) / 2
     for kind, values in _MAGNITUDES.items()
     for last in (_FP8[kind][2],)
 }
@@ -94,7 +94,9 @@ _TINY = np.array([1], np.int32).view(np.float32)
 def _are_finite(raw: Array) -> bool:
     """Are all f16 (raw uint16) finite, and does the processor compute with subnormal float32? Only then does
     ``_upper_halves`` give the right numbers."""
-    return int((raw << np.uint16(1)).max(initial=0)) < 0xF800 and bool((_TINY * _BIAS_FACTOR)[0])
+    # An f16 that is not finite has all bits of its exponent: without its sign it is at least 0x7C00, or twice that
+    # here.
+    return int((raw << np.uint16(1)).max(initial=0)) < 2 * 0x7C00 and bool((_TINY * _BIAS_FACTOR)[0])
 
 
 def _upper_halves(words: Array) -> Array:

@@ -13,6 +13,7 @@ from kernelproof.emulator.state.arrays import Array, Mask, distinct
 from kernelproof.emulator.state.batch_state import BatchState
 
 MIN_COLUMNS = 32
+SIZES = (32, 64, 128, 256, 512)  # the numbers of columns that an alloc may request
 RULE = "tensor-memory-allocation"
 
 
@@ -121,7 +122,7 @@ class Allocation:
         texts = []
         if (columns[lanes] != count).any():
             texts.append("the lanes of a warp allocate different numbers of columns")
-        if count not in (32, 64, 128, 256, 512):
+        if count not in SIZES:
             texts.append(f"tcgen05.alloc of {count} columns: a power of two from {MIN_COLUMNS} to {COLUMNS} is needed")
             count = min(max(MIN_COLUMNS, 1 << (max(count, 1) - 1).bit_length()), COLUMNS)
         elif count > self.last_sizes[row]:

@@ -85,10 +85,10 @@ class SharedOperands:
         operands = [("B", b, kind.n // len(rows), kind.n_major_b)]
         if a is not None:
             operands.insert(0, ("A", a, kind.m // len(rows), kind.m_major_a))
-        lists = [self._parts(*operand, rows, issuer, site) for operand in operands]
-        if any(len(parts) < len(rows) for parts in lists):
+        parts_of_operands = [self._parts(*operand, rows, issuer, site) for operand in operands]
+        if any(len(parts) < len(rows) for parts in parts_of_operands):
             return None
-        parts = [part for parts in lists for part in parts]
+        parts = [part for parts in parts_of_operands for part in parts]
         # Tags have the shape (readers, elements of the batch); their flat indices are reader * length + element.
         length = self.shared.async_reads.tags.shape[1]
         combined = ProductPlaces(
@@ -96,7 +96,7 @@ class SharedOperands:
             np.concatenate([part.elements.indices + part.reader * length for part in parts]),
             tuple((part.reader, part.elements.low, part.elements.high, part.row != issuer.row) for part in parts),
         )
-        chunks_of_a = 0 if a is None else sum(len(part.elements.indices) for part in lists[0])
+        chunks_of_a = 0 if a is None else sum(len(part.elements.indices) for part in parts_of_operands[0])
         return ProductOperands(parts, combined, chunks_of_a)
 
     def _parts(
@@ -132,7 +132,8 @@ class SharedOperands:
 
     def _check_fence(self, column: int, tick: int, issuer: Issuer, site: int) -> None:
         """Report an operand that was written before the issuer's last synchronisation, but not before its last
-        tcgen05.fence::after_thread_sync. ``column``, ``tick``: the writer's column of the clocks, and when it wrote."""
+        tcgen05.fence::after_thread_sync. ``column``, ``tick``: the writer's column of the clocks (-1: nobody has
+        written), and when it wrote."""
         own = int(self.clocks.first[issuer.row]) + issuer.warp
         if column in (own, -1) or tick < self.clocks.fence_clock_of(issuer.lane)[column]:
             return

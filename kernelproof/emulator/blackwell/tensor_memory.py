@@ -198,7 +198,8 @@ class TensorMemory:
         if missing.any():
             group, column = np.argwhere(missing)[0].tolist()
             first = (region.groups.start + group * (region.groups.step or 1)) * GROUP_LANES
-            text = f"reads column {region.low + column} of lanes {first} to {first + 15}, which nobody has written"
+            last = first + GROUP_LANES - 1
+            text = f"reads column {region.low + column} of lanes {first} to {last}, which nobody has written"
             self.batch.report_lane("uninitialised-tensor-memory", text, site, lane, doubtful=True)
 
     def _writes(self, region: Region) -> PriorAccesses:

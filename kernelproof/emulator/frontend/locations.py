@@ -52,7 +52,7 @@ class Locations:
         return chain
 
     def _frame(self, file: str, line: str, function: str) -> Frame:
-        """The CUDA line with this file number, in words "?" if the file is unknown."""
+        """A line of the file with this number; its path is "?" if the number is unknown."""
         return Frame(self.files.get(int(file), "?"), int(line), function)
 
     def _name(self, label: str) -> str:

@@ -79,6 +79,7 @@ class Layout:
         shared = [v for v in variables if v.space == "shared" and v.name in mentioned]
         # Variables without a size (.extern .shared) begin where the static memory ends.
         self.shared_static = self._place(sorted(shared, key=lambda v: v.size == 0), "shared", WINDOW_START, 1)
+        # A name that occurs in several scopes or files is followed by "@@" and the number of its scope or file.
         self.shared_variables = tuple(
             SharedVariable(plain_name(v.name.split("@@")[0]), self.symbols[v.name][1] - WINDOW_START, v.size)
             for v in shared

@@ -26,6 +26,8 @@ MAX_COUNT = (1 << 20) - 1
 # Stores the data of a copy. The argument is the tick at which the phase completed: the data is visible to lanes whose
 # clock has this tick in the mbarrier's column.
 Landing = Callable[[int], None]
+# Stands for the async proxy among warps.
+ASYNC_PROXY = -1
 # The fault of an mbarrier whose initialisation the async proxy may not see.
 UNFENCED = "whose initialisation no fence.mbarrier_init or fence.proxy.async follows"
 
@@ -70,8 +72,8 @@ class MBarrier:
         self.had_copies = False
         self.flights: list[Landing] = []
         self.landings: list[Landing] = []
-        # Warps for which the initialisation was checked, so that each is checked, and reported, once. -1 is the async
-        # proxy.
+        # Warps, or ``ASYNC_PROXY``, for which the initialisation was checked, so that each is checked, and reported,
+        # once.
         self.checked_warps: set[int] = set()
         # The granules of shared memory that it occupies. ``init`` tags them UNWRITTEN, so any other tag there shows
         # that a store has overwritten the mbarrier.
@@ -188,8 +190,8 @@ class MBarriers:
             return None
         if self.hazards:
             self._check_intact(bar, lanes, site)
-            if asynchronous and not bar.fenced and -1 not in bar.checked_warps:
-                bar.checked_warps.add(-1)
+            if asynchronous and not bar.fenced and ASYNC_PROXY not in bar.checked_warps:
+                bar.checked_warps.add(ASYNC_PROXY)
                 text = f"a bulk copy completes on the mbarrier at shared offset {offset}, {UNFENCED}"
                 batch.report_lanes("mbarrier", text, site, lanes, offset)
             first, last = int(lanes[0]) >> 5, int(lanes[-1]) >> 5

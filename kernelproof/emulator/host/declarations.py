@@ -25,6 +25,7 @@ ELEMENT_BYTES = {
     "double": 8, "float2": 8, "int2": 8, "uint2": 8, "float4": 16, "int4": 16, "uint4": 16, "double2": 16,
 }  # fmt: skip
 MAX_SOURCE = 1 << 24  # bytes
+MAX_DEFINITIONS = 8  # most constants, each defined by the next, that an extent may lead through
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _ALIGNMENT = re.compile(r"\b(?:alignas|__align__)\s*\([^()]*\)")
 _QUALIFIERS = re.compile(
@@ -87,10 +88,11 @@ def shared_variable(text: str, name: str, nbytes: int) -> Declaration | None:
     m = re.search(rf"__shared__\s+([^;(){{}}]*?)\b{re.escape(name)}\b\s*((?:\[[^\]]*\]\s*)*)", text)
     if m is None:
         return None
-    element = _element(m[1].split(",")[0].split("[")[0] if "[" in m[1] else m[1])
-    if "[" in m[1]:
+    words = m[1]
+    if "[" in words:
         # Another variable of the same declaration comes first, so the last word is its name, not part of the type.
-        element = _element(" ".join(m[1].split("[")[0].split()[:-1]))
+        words = " ".join(words.split("[")[0].split()[:-1])
+    element = _element(words)
     extents = [_number(text, extent) for extent in re.findall(r"\[([^\]]*)\]", m[2])]
     unit = ELEMENT_BYTES.get(element, 0)
     if nbytes and unit and extents.count(None) == 1:
@@ -107,11 +109,11 @@ def _split(text: str, begin: int) -> list[str]:
     depth, start = 0, begin
     items: list[str] = []
     for i in range(begin, len(text)):
-        ch = text[i]
-        if ch == ")" and depth == 0:
+        char = text[i]
+        if char == ")" and depth == 0:
             return [*items, text[start:i]] if text[start:i].strip() else items
-        depth += (ch in "(<[{") - (ch in ")>]}")
-        if ch == "," and depth == 0:
+        depth += (char in "(<[{") - (char in ")>]}")
+        if char == "," and depth == 0:
             items.append(text[start:i])
             start = i + 1
     return items
@@ -134,7 +136,7 @@ def _element(declaration: str) -> str:
 def _number(text: str, expression: str) -> int | None:
     """The value of an extent's expression of integers and constants that the text defines; None for others."""
     try:
-        return _value(text, ast.parse(expression.strip(), mode="eval").body, 8)
+        return _value(text, ast.parse(expression.strip(), mode="eval").body, MAX_DEFINITIONS)
     except (SyntaxError, ValueError, ZeroDivisionError):
         return None
 

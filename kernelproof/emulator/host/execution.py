@@ -38,7 +38,7 @@ from kernelproof.emulator.state.suspects import Trial
 SNAPSHOT_LIMIT = 1 << 28
 # The rules that are broken by lanes which wait for an event that never happens.
 ENDLESS_WAITS = ("deadlock", "runaway", "barrier-divergence")
-# At most so many loads are made to overlook a store, each in an execution of its own.
+# At most this many loads are made to overlook a store, each in an execution of its own.
 MAX_OVERLOOKED = 8
 # Another byte for undefined memory. Repeated, it is a finite number: 1.06 in fp16, 0.0115 in bf16 and fp32.
 OTHER_POISON = 0x3C
@@ -389,7 +389,7 @@ class Snapshot:
 
 def _copy(content: Array) -> Array:
     """A read-only copy. If all bytes are equal, as in fresh memory, a single byte stands for all (stride 0)."""
-    step = 1 << 18
+    step = 1 << 18  # bytes that are compared at a time, so that other content is soon recognised
     if len(content) and all((content[at : at + step] == content[0]).all() for at in range(0, len(content), step)):
         return np.broadcast_to(content[:1].copy(), content.shape)
     return content.copy()

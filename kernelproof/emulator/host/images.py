@@ -104,6 +104,7 @@ def _parsed(text: str) -> Program:
 def cubin_at(address: int) -> bytes:
     """The bytes of a cubin in memory. An ELF header does not state the size: the tables of sections and of segments
     come last, so the cubin ends with the later one."""
+    # The ELF header has the offsets of both tables at byte 0x20, and the bytes and numbers of their entries at 0x36.
     segments, sections = struct.unpack("<QQ", ctypes.string_at(address + 0x20, 16))
     segment_size, segment_count, section_size, section_count = struct.unpack("<4H", ctypes.string_at(address + 0x36, 8))
     end = max(segments + segment_size * segment_count, sections + section_size * section_count)

@@ -39,6 +39,11 @@ from kernelproof.emulator.host.streams import Streams
 from kernelproof.emulator.state.launch_state import Geometry
 from kernelproof.emulator.state.participants import Dim3
 
+MAX_THREADS = 1024  # of a CTA
+REGISTERS = 64  # what a program is told of the registers per thread, which only ptxas decides
+FUNCTION_ATTRIBUTES_BYTES, LAUNCH_ATTRIBUTE_BYTES = 144, 72  # of cudaFuncAttributes, of cudaLaunchAttribute
+FIRST_HANDLE, HANDLE_DISTANCE = 0x1000, 16  # handles look like addresses
+
 
 @dataclass(frozen=True)
 class KernelHandle:
@@ -68,7 +73,7 @@ class KernelCalls:
         self.large_clusters: set[tuple[str, str]] = set()
         self.libraries: dict[int, Program] = {}
         self.kernels: dict[int, KernelHandle] = {}
-        self.last_handle = 0x1000
+        self.last_handle = FIRST_HANDLE
         self.calls: dict[str, Call] = {
             "launch": self.launch,
             "func_set_attribute": self.set_attribute,
@@ -146,12 +151,10 @@ class KernelCalls:
         for program in [*([bound] if bound is not None else []), *self.state.programs]:
             if name in program.module.kernels:
                 return KernelHandle(program, name)
-        if (
-            bound is None
-            and name
-            in (program := registered(image.value, self.state.device, self.state.policy.machine_code)).module.kernels
-        ):
-            return KernelHandle(program, name)
+        if bound is None:
+            program = registered(image.value, self.state.device, self.state.policy.machine_code)
+            if name in program.module.kernels:
+                return KernelHandle(program, name)
         raise LaunchRefused(INVALID_FUNCTION, f"kernel {name} is in no loaded PTX")
 
     # --- attributes ---
@@ -180,16 +183,16 @@ class KernelCalls:
         return SUCCESS
 
     def get_attributes(self, a: Words) -> int:
-        """cudaFuncGetAttributes: a cudaFuncAttributes of 144 bytes, kernel."""
+        """cudaFuncGetAttributes: a cudaFuncAttributes, kernel."""
         kernel = self._kernel(a[1])
         compiled = kernel.program.compiled(kernel.name, self.state.options.counters)
         limit = kernel.function.attributes.get("maxntid")
-        most = math.prod(limit) if limit else 1024
+        most = math.prod(limit) if limit else MAX_THREADS
         major, minor = self.state.device.capability
         version = major * 10 + minor
-        ctypes.memset(a[0], 0, 144)
+        ctypes.memset(a[0], 0, FUNCTION_ATTRIBUTES_BYTES)
         put(
-            a[0], "3Q7i", compiled.shared_static, 0, compiled.local_bytes, most, 64, version, version, 0,
+            a[0], "3Q7i", compiled.shared_static, 0, compiled.local_bytes, most, REGISTERS, version, version, 0,
             self._limit(kernel), -1,
         )  # fmt: skip
         return SUCCESS
@@ -200,7 +203,9 @@ class KernelCalls:
         kernel = self._kernel(a[2])
         compiled = kernel.program.compiled(kernel.name, self.state.options.counters)
         limit = kernel.function.attributes.get("maxntid")
-        values = {0: math.prod(limit) if limit else 1024, 1: compiled.shared_static, 3: compiled.local_bytes}
+        # CUfunction_attribute: 0 is the most threads of a CTA, 1 the static shared memory, 3 the local memory of a
+        # thread.
+        values = {0: math.prod(limit) if limit else MAX_THREADS, 1: compiled.shared_static, 3: compiled.local_bytes}
         put(a[0], "i", values.get(a[1], self._limit(kernel) if a[1] == MAX_DYNAMIC_SHARED else 0))
         return SUCCESS
 
@@ -218,7 +223,7 @@ class KernelCalls:
     def occupancy(self, a: Words) -> int:
         """cudaOccupancyMaxActiveBlocksPerMultiprocessor: out, kernel, threads, dynamic shared bytes."""
         kernel = self._kernel(a[1])
-        if not 0 < a[2] <= 1024:
+        if not 0 < a[2] <= MAX_THREADS:
             return INVALID_VALUE
         put(a[0], "i", self._resident(kernel, a[2], a[3]))
         return SUCCESS
@@ -242,7 +247,7 @@ class KernelCalls:
 
     def _new_handle(self, out: int) -> int:
         """Make a handle and write it to host memory at ``out``."""
-        self.last_handle += 16
+        self.last_handle += HANDLE_DISTANCE
         put(out, "Q", self.last_handle)
         return self.last_handle
 
@@ -357,10 +362,10 @@ class LaunchAttributes(NamedTuple):
 
 
 def launch_attributes(pointer: int, count: int) -> LaunchAttributes:
-    """Read an array of cudaLaunchAttribute. An element has 72 bytes: its id (4 bytes), and its value from byte 8 on."""
+    """Read an array of cudaLaunchAttribute. An element has its id (4 bytes), and its value from byte 8 on."""
     values = {}
     for i in range(count):
-        identity, value = struct.unpack("<I4x12s", ctypes.string_at(pointer + 72 * i, 20))
+        identity, value = struct.unpack("<I4x12s", ctypes.string_at(pointer + LAUNCH_ATTRIBUTE_BYTES * i, 20))
         values[identity] = struct.unpack("<3I", value)
     cluster: Dim3 = values.get(CLUSTER_DIMENSION, (1, 1, 1))
     overlapping, cooperative = (values.get(flag, (0,))[0] != 0 for flag in (STREAM_SERIALIZATION, COOPERATIVE))

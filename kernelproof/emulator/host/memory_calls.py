@@ -37,6 +37,9 @@ _ON_DEVICE: dict[int, tuple[bool | None, bool | None]] = {
 }
 # cudaMemoryType.
 PINNED, DEVICE, MANAGED = 1, 2, 3
+_INVALID_DEVICE = -2  # cudaInvalidDeviceId
+# Bytes of a cudaPointerAttributes: type, device and two pointers, then reserved words.
+_ATTRIBUTES_BYTES = 24 + 64
 _KIND_NAMES = {PINNED: "pinned memory", DEVICE: "device memory", MANAGED: "managed memory"}
 
 
@@ -252,7 +255,7 @@ class MemoryCalls:
             read, written = self._region(source, count), self._region(destination, count)
             wait = self._waits(destination, source, asynchronous)
             tick = self._account(stream, "a copy", (read, source), (written, destination), count, wait)
-            own_to, own_source = self.memory.own_address(destination), self.memory.own_address(source)
+            own_destination, own_source = self.memory.own_address(destination), self.memory.own_address(source)
             if written is not None:
                 start = destination - written.address
                 if written.written is not None:
@@ -264,7 +267,7 @@ class MemoryCalls:
                 new = np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(own_source))
                 if not np.array_equal(written.bytes()[start : start + count], new):
                     self.memory.writes += 1
-            ctypes.memmove(own_to, own_source, count)
+            ctypes.memmove(own_destination, own_source, count)
             if not wait:
                 self._watch_own(stream, tick, destination, source, count)
         return SUCCESS
@@ -392,8 +395,8 @@ class MemoryCalls:
         """cudaPointerGetAttributes: out, pointer."""
         kind = self._kind(a[1])
         on_host = a[1] if kind != DEVICE else 0
-        ctypes.memset(a[0], 0, 24 + 64)
-        put(a[0], "2i2Q", kind, 0 if kind else -2, a[1] if kind else 0, on_host)
+        ctypes.memset(a[0], 0, _ATTRIBUTES_BYTES)
+        put(a[0], "2i2Q", kind, 0 if kind else _INVALID_DEVICE, a[1] if kind else 0, on_host)
         return SUCCESS
 
     def mem_info(self, a: Words) -> int:

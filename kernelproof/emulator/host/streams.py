@@ -34,8 +34,8 @@ from kernelproof.emulator.state.reports import Report
 
 HOST, DEFAULT = -1, 0  # keys of ``Streams.clocks``: the host, and the default stream
 PER_THREAD = 2  # cudaStreamPerThread: the default stream of the thread that calls
-NON_BLOCKING = 1
-FIRST_HANDLE = 0x10000
+NON_BLOCKING = 1  # cudaStreamNonBlocking
+FIRST_HANDLE, HANDLE_DISTANCE = 0x10000, 16  # handles look like addresses
 LONGEST_HISTORY = 32  # pieces of work that are kept per buffer
 
 
@@ -61,7 +61,7 @@ class Streams:
         self.branches: set[int] = set()  # branches of graphs, which have clocks like streams
         self.of_threads: dict[int, int] = {}  # thread of host code -> its default stream, if each thread has one
         self.events: dict[int, _Event] = {}
-        self.last_handle = FIRST_HANDLE  # of streams, events and moments; 16 apart, like addresses
+        self.last_handle = FIRST_HANDLE  # of streams, events and moments
         self.graphs = Graphs(self._handle, self._play, GraphMemory(state.memory, self.touch_whole, self.forget))
         # Number of a captured event record -> the clock of its branch at this record in the latest run of the graph.
         self.marks: dict[int, Clock] = {}
@@ -151,9 +151,8 @@ class Streams:
         if stream == PER_THREAD or (stream == DEFAULT and standin().emulator_per_thread()):
             thread = threading.get_ident()
             if thread not in self.of_threads:
-                self.last_handle += 16
-                self.of_threads[thread] = self.last_handle
-                self.add(self.last_handle, blocking=True)
+                self.of_threads[thread] = self._new_handle()
+                self.add(self.of_threads[thread], blocking=True)
             return self.of_threads[thread]
         return stream if stream in self.clocks else DEFAULT
 
@@ -196,15 +195,20 @@ class Streams:
         if stream in self.of_threads.values():
             return "the default stream of a thread"
         kind = "stream" if stream in self.created else "branch" if stream in self.branches else "graph node"
-        return f"{kind} {(stream - FIRST_HANDLE) // 16}"
+        return f"{kind} {(stream - FIRST_HANDLE) // HANDLE_DISTANCE}"
 
     # --- streams ---
 
+    def _new_handle(self) -> int:
+        """The next handle."""
+        self.last_handle += HANDLE_DISTANCE
+        return self.last_handle
+
     def _handle(self, out: int) -> int:
         """Make a handle and write it to host memory at ``out``."""
-        self.last_handle += 16
-        put(out, "Q", self.last_handle)
-        return self.last_handle
+        handle = self._new_handle()
+        put(out, "Q", handle)
+        return handle
 
     def create(self, a: Words) -> int:
         """cudaStreamCreateWithFlags: out, flags."""
@@ -213,9 +217,9 @@ class Streams:
 
     def new_stream(self) -> int:
         """Make a stream; it and the default stream do not wait for each other. Returns its handle."""
-        self.last_handle += 16
-        self.add(self.last_handle, blocking=False)
-        return self.last_handle
+        stream = self._new_handle()
+        self.add(stream, blocking=False)
+        return stream
 
     def add(self, stream: int, blocking: bool) -> None:
         """Give a stream of this handle a clock. ``blocking``: it and the default stream wait for each other."""
@@ -291,8 +295,7 @@ class Streams:
             return INVALID_HANDLE
         event.graph = self.graphs.captured.get(a[1])
         if event.graph is not None:
-            self.last_handle += 16
-            mark = event.mark = self.last_handle
+            mark = event.mark = self._new_handle()
             return self.graphs.give(a[1], lambda branch: self._mark(mark, branch))
         event.clock = dict(self._issue(self._number(a[1])))
         event.seconds = time.perf_counter()
@@ -317,11 +320,9 @@ class Streams:
         if event.graph is not None:
             mark = event.mark
             if a[0] not in self.graphs.captured:
-                self.last_handle += 16
-                self.graphs.join_capture(a[0], event.graph, self.last_handle)
+                self.graphs.join_capture(a[0], event.graph, self._new_handle())
             return self.graphs.give(a[0], lambda branch: self._wait_for_mark(mark, branch))
-        else:
-            join(self.clocks[self._number(a[0])], event.clock)
+        join(self.clocks[self._number(a[0])], event.clock)
         return SUCCESS
 
     def synchronize_event(self, a: Words) -> int:

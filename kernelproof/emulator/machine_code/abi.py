@@ -91,8 +91,9 @@ class Bank:
         return min((start for _, start, _ in self.parameters), default=0)
 
     def word(self, offset: int) -> str | None:
-        """The content of a word: a number, a special register (``%..``), ``RECIPROCAL`` and a special register, or
-        ``name+offset`` in a parameter. None if it is not known."""
+        """The content of a word: a number, a special register (``%..``), ``RECIPROCAL`` and a special register,
+        ``LOCAL_WINDOW`` (the upper word of the stack pointer), or ``name+offset`` in a parameter. None if it is not
+        known."""
         for name, start, size in self.parameters:
             if start <= offset < start + size:
                 return f"{name}+{offset - start}" if offset > start else name

@@ -20,7 +20,7 @@ from kernelproof.emulator.state.scopes import CHECKED, ORDERS, READ_ONLY, Scope
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
 # Width in bytes -> an element whose bytes are all 1.
-_ONES = {w: np.frombuffer(b"\1" * 16, t)[0] for w, t in MOVER.items()}
+_ONES = {width: np.frombuffer(b"\1" * 16, kind)[0] for width, kind in MOVER.items()}
 # A buffer, and which elements of an access lie in it (None: all).
 BufferPart = tuple[Buffer, Array | None]
 
@@ -153,8 +153,8 @@ class DeviceMemory:
         address = int(offset[0]) + self.arena.base
         expected = " or ".join(self.arena.label(target) for target in targets[:3])
         text = f"{width}-byte access through a pointer into {expected}, which lands in another buffer"
-        everyone = self.batch.everyone if lanes is None else lanes
-        self.batch.report_lanes("another-buffer", text, site, everyone, address)
+        accessing = self.batch.everyone if lanes is None else lanes
+        self.batch.report_lanes("another-buffer", text, site, accessing, address)
 
     def _locate_each(self, lanes: Array | None, offset: Array, width: int, site: int) -> DeviceAccess | None:
         """The slow path of ``locate``: several buffers, or invalid lanes."""

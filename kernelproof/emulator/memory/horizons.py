@@ -6,7 +6,8 @@ import numpy as np
 
 from kernelproof.emulator.state.arrays import Array
 
-# The most pairs of warps that are cached, and the bits by which a pair's number is reduced to its slot.
+# At most 2^14 pairs of warps are cached. The slot of a pair is the top bits of its number times 2^64 / golden ratio:
+# this product spreads numbers that follow each other (Fibonacci hashing).
 _SLOT_BITS = 14
 _TO_SLOT, _MULTIPLIER = np.uint64(64 - _SLOT_BITS), np.uint64(0x9E3779B97F4A7C15)
 
@@ -22,6 +23,7 @@ class Horizons:
 
     @staticmethod
     def _slots(pairs: Array) -> Array:
+        """The slots in which pairs are cached."""
         return np.asarray((pairs.view(np.uint64) * _MULTIPLIER >> _TO_SLOT).view(np.int64))
 
     def cover(self, pairs: Array, ticks: Array) -> Array:

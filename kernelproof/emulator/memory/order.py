@@ -1,7 +1,7 @@
 """Tracks which accesses happen before which between CTAs, through fences and strong accesses to global memory.
 
-Time is one counter per launch, the *tick*, which every synchronisation advances, and no access. An access leaves a tag
-(tick, thread) at its granules. It happens before a later access of another thread if and only if that thread has
+Time is one counter per launch, the *tick*. Every synchronisation advances it, and accesses do not. An access leaves a
+tag (tick, thread) at its granules. It happens before a later access of another thread if and only if that thread has
 learned, by synchronisation, a tick of the first thread that is larger than the tag's.
 """
 
@@ -104,7 +104,8 @@ class GlobalOrder:
         # CTAs whose warps all know the same: these have met at a barrier, and since then no warp has read a flag or
         # executed a fence.
         self._synchronised: set[int] = set()
-        # CTA -> per scope and thread, the tick before which the thread's accesses are fenced at that scope.
+        # CTA -> per scope (from CTA on, so row ``scope - 1``) and thread, the tick before which the thread's accesses
+        # are fenced at that scope.
         self.fenced: dict[int, Array] = {}
         self.flags: Flags[Clock] = Flags(merged)
         # The last fence.sc, with the clock of what comes before it.
@@ -335,11 +336,13 @@ class GlobalOrder:
         number_of: dict[KnownRows, int] = {(): -1}
         numbers = []
         clocks: dict[int, Clock] = {}
-        for key, source in zip(reader[starts].tolist(), other[starts].tolist(), strict=True):
-            clock = clocks.get(key)
+        for warp_number, other_cta in zip(reader[starts].tolist(), other[starts].tolist(), strict=True):
+            clock = clocks.get(warp_number)
             if clock is None:
-                clock = clocks[key] = self._clock_of(key // self.warps, key % self.warps, strong)
-            numbers.append(number_of.setdefault(self.chains.known_rows(clock, source), len(number_of) - 1))
+                clock = clocks[warp_number] = self._clock_of(
+                    warp_number // self.warps, warp_number % self.warps, strong
+                )
+            numbers.append(number_of.setdefault(self.chains.known_rows(clock, other_cta), len(number_of) - 1))
         del number_of[()]
         return np.repeat(numbers, lengths), list(number_of)
 

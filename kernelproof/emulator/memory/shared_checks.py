@@ -56,13 +56,19 @@ class SharedChecks(SharedTags):
         self.extent = 0, 0
         self.defers = self.DEFERS and not batch.launch.recording
 
+    def _actors_of(self, tags: Array) -> Array:
+        """The actors in tags. A tag is tick << BITS | actor."""
+        return np.asarray((tags & ((1 << self.BITS) - 1)).astype(np.int64))
+
+    def _ticks_of(self, tags: Array) -> Array:
+        """The ticks in tags, which there count from ``t0`` and are one too large: see ``SharedTags``."""
+        return np.asarray((tags >> self.BITS).astype(np.int64) - 1 + self.t0)
+
     def _ordered(self, lanes: Array, tags: Array, hazard: str) -> Array:  # noqa: ARG002
         """For each tag: does its access happen before the lane's present access? ``hazard``: the kind of hazard; only
         subclasses distinguish kinds."""
         batch = self.batch
-        # A tag is tick << BITS | actor. Ticks in tags count from ``t0`` and are one too large: see ``SharedTags``.
-        actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
-        ticks = (tags >> self.BITS).astype(np.int64) - 1 + self.t0
+        actor, ticks = self._actors_of(tags), self._ticks_of(tags)
         # A lane's own accesses are ordered before it. The tag of "several lanes" may also stand for other lanes of its
         # warp, so only the tag of a single thread counts as the lane's own.
         several = actor >= SEVERAL
@@ -81,9 +87,9 @@ class SharedChecks(SharedTags):
         """For each tag whose access does not happen before the lane's present access: does it happen before a release
         by another lane of its warp that the lane has acquired?"""
         batch, out = self.batch, np.zeros(len(tags), bool)
-        actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
+        actor = self._actors_of(tags)
         single = np.flatnonzero(actor < SEVERAL)
-        ticks = (tags[single] >> self.BITS).astype(np.int64) - 1 + self.t0
+        ticks = self._ticks_of(tags[single])
         rows, warps = batch.row_of[lanes[single]], batch.warp[lanes[single]]
         out[single] = self.clocks.released_by_others(rows, warps, actor[single], ticks)
         return out
@@ -162,8 +168,7 @@ class SharedChecks(SharedTags):
         whether a repeated execution can try them. ``tags``: those of the last reads."""
         horizon = self._horizon_of(lane[bad], column)
         # A lane's read that other lanes of its warp have not released may be older than the horizon of the warp.
-        ticks = (tags[bad] >> self.BITS).astype(np.int64) - 1 + self.t0
-        first = int(np.minimum(horizon, ticks).min())
+        first = int(np.minimum(horizon, self._ticks_of(tags[bad])).min())
         return self._add_suspect(Suspect(column, first, self.launch.tick, np.unique(granules[bad])))
 
     def _horizon_of(self, lanes: Array, column: int) -> Array:
@@ -296,7 +301,7 @@ class SharedChecks(SharedTags):
 
     def _columns_of(self, tags: Array) -> Array:
         """For each tag, the column of readers of the warp or copy that has left it."""
-        actor = (tags & ((1 << self.BITS) - 1)).astype(np.int64)
+        actor = self._actors_of(tags)
         return np.where(actor >= SEVERAL, actor - SEVERAL, actor >> 5)
 
     def _report_part(

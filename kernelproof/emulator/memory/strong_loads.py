@@ -22,9 +22,9 @@ from kernelproof.emulator.state.participants import Participant
 from kernelproof.emulator.state.scopes import ORDERS
 from kernelproof.emulator.state.warp_clocks import WarpClocks
 
-# A warp is given older values of so many places until its CTA meets at a barrier. Without a limit, a decoupled
-# look-back would find old states everywhere and go back to the first CTA, in a time that grows with the square of the
-# CTAs.
+# A warp is given older values of at most this many places until its CTA meets at a barrier. Without a limit, a
+# decoupled look-back would find old states everywhere and go back to the first CTA, in a time that grows with the
+# square of the CTAs.
 MAX_PLACES = 4
 # CTA (or row of the batch) and warp.
 Reader = tuple[int, int]

@@ -30,7 +30,7 @@ class Suspects:
         self.count = 0
 
     def add(self, batch: int, suspect: Suspect, ctas: int) -> bool:
-        """Add a suspect, whose granules lie in so many CTAs; returns False if there are too many."""
+        """Add a suspect, whose granules lie in ``ctas`` CTAs; returns False if there are too many."""
         self.count += ctas
         if self.count <= MAX_SUSPECTS:
             self.by_batch.setdefault(batch, []).append(suspect)

@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from kernelproof.emulator import Device
 
 _CUDA = re.compile(r"cuda(:\d+)?")
+# Bytes of the GPU's memory, and those of them that are free, as torch reports them for every device.
+TOTAL_MEMORY, FREE_MEMORY = 80 << 30, 79 << 30
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
@@ -201,7 +203,7 @@ def install(device: Device) -> None:
     major, minor = device.capability
     properties = SimpleNamespace(
         name=device.name, major=major, minor=minor, multi_processor_count=device.sm_count, warp_size=32,
-        total_memory=80 << 30, max_threads_per_multi_processor=device.threads_per_sm, L2_cache_size=device.l2_bytes,
+        total_memory=TOTAL_MEMORY, max_threads_per_multi_processor=device.threads_per_sm, L2_cache_size=device.l2_bytes,
         regs_per_multiprocessor=device.registers_per_sm, shared_memory_per_block=49152,
         shared_memory_per_block_optin=device.smem_optin_bytes, is_integrated=False, gcnArchName="",
         shared_memory_per_multiprocessor=device.smem_per_sm_bytes,
@@ -217,7 +219,7 @@ def install(device: Device) -> None:
         "empty_cache": lambda: None, "manual_seed": lambda *_: None, "manual_seed_all": lambda *_: None,
         "memory_allocated": lambda *_: 0, "max_memory_allocated": lambda *_: 0, "memory_reserved": lambda *_: 0,
         "reset_peak_memory_stats": lambda *_: None, "get_arch_list": lambda: [f"sm_{major}{minor}"],
-        "mem_get_info": lambda *_: (79 << 30, 80 << 30), "CUDAGraph": _refusal("torch.cuda.CUDAGraph"),
+        "mem_get_info": lambda *_: (FREE_MEMORY, TOTAL_MEMORY), "CUDAGraph": _refusal("torch.cuda.CUDAGraph"),
         "graph": _refusal("torch.cuda.graph"), "make_graphed_callables": _refusal("torch.cuda.make_graphed_callables"),
     }  # fmt: skip
     for name, answer in answers.items():

@@ -159,6 +159,7 @@ class _Judge:
             )
             self._require_success(opened)
             self.draws = []
+            # The numbers in seeds are arbitrary: they keep the draws of different seeds, and of one seed, apart.
             for number in range(2):
                 seed = self.limits.seed * 1000 + 17 + number
                 drawn, arrays = reference_room.ask("draw", seed=seed)
@@ -323,16 +324,16 @@ class _Judge:
         if len(got) != len(draw.own):
             self._add("host-failure", f"{len(got)} results, the reference has {len(draw.own)}", error="results")
             return True
-        for number, (mine, own) in enumerate(zip(got, draw.own, strict=True)):
+        for number, (output, own) in enumerate(zip(got, draw.own, strict=True)):
             exact = draw.exact[number] if draw.exact is not None else own
             name = f"output {number}" if len(got) > 1 else "the output"
-            if mine.bits.shape != own.bits.shape:
-                self._add("host-failure", f"{name} has shape {mine.bits.shape}, not {own.bits.shape}", error="shape")
+            if output.bits.shape != own.bits.shape:
+                self._add("host-failure", f"{name} has shape {output.bits.shape}, not {own.bits.shape}", error="shape")
                 return True
-            wrong, error = self._wrong_elements(mine, own, exact)
+            wrong, error = self._wrong_elements(output, own, exact)
             if wrong.any():
                 first = tuple(int(n) for n in np.argwhere(wrong)[0]) if wrong.ndim else ()
-                value, right = float(mine.values()[first]), float(exact.values()[first])
+                value, right = float(output.values()[first]), float(exact.values()[first])
                 self._add(
                     "wrong-value",
                     f"{int(wrong.sum())} of {wrong.size} elements of {name} differ from the reference on {draw.kind} "
@@ -343,13 +344,14 @@ class _Judge:
                 return True
         return False
 
-    def _wrong_elements(self, mine: wire.Tensor, own: wire.Tensor, exact: wire.Tensor) -> tuple[Array, float]:
-        """A mask of the wrong elements of the solution's output, and its largest error.
+    def _wrong_elements(self, output: wire.Tensor, own: wire.Tensor, exact: wire.Tensor) -> tuple[Array, float]:
+        """A mask of the wrong elements of an output, and its largest error.
 
-        ``own`` and ``exact``: the reference's output in its own type and in fp64. An element may be near either.
+        ``output``: the solution's. ``own`` and ``exact``: the reference's in its own type and in fp64. An element may
+        be near either.
         """
-        values, ideal, usual = mine.values(), exact.values(), own.values()
-        if not own.is_float and not mine.is_float:
+        values, ideal, usual = output.values(), exact.values(), own.values()
+        if not own.is_float and not output.is_float:
             differ = np.asarray(values != usual)
             return differ, float(np.abs(values - usual).max(initial=0))
         with np.errstate(invalid="ignore", over="ignore"):

@@ -42,7 +42,7 @@ class Liveness:
             written: set[str] = set()
             for ins in block.all():
                 defs, uses = defs_uses(ins)
-                used.update(x for x in uses if x not in written)
+                used.update(name for name in uses if name not in written)
                 written.update(defs)
                 if defs:
                     uniform = is_uniform(ins) and varying_symbols.isdisjoint(symbols(ins))
@@ -56,15 +56,15 @@ class Liveness:
         # A register is live at the start of a block if the block reads it first, or if it is live at the start of a
         # successor and the block does not write it. Sets only grow; going backwards reaches the fixed point in few
         # passes.
-        out.live = [set(u) for u in out.uses]
+        out.live = [set(names) for names in out.uses]
         changed = True
         while changed:
             changed = False
             for block in reversed(blocks):
                 live = out.live[block.index]
                 size = len(live)
-                for t in block.targets:
-                    live |= out.live[t] - out.defs[block.index]
+                for target in block.targets:
+                    live |= out.live[target] - out.defs[block.index]
                 changed |= len(live) != size
         return out
 
@@ -155,7 +155,7 @@ def _separated_registers(
     This holds only if no side has a wait: lanes that sleep there would be overtaken by lanes on other sides, unless
     those exit the kernel.
     """
-    sides = [reachable(blocks, [t], join) for t in dict.fromkeys(branch.targets)]
+    sides = [reachable(blocks, [target], join) for target in dict.fromkeys(branch.targets)]
     at_join = liveness.live[join] if join is not None else set()
     nonempty = [side for side in sides if side]
     waits = any(blocks[i].end == "wait" for side in nonempty for i in side)

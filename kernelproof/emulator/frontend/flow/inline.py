@@ -33,7 +33,7 @@ _SYSTEM_ARGUMENTS = {"vprintf": (8, 8), "__assertfail": (8, 8, 4, 8, 8)}
 Rename = Callable[[str], str]
 # The most inlined calls. A kernel with more of them is refused, because its body would become too large.
 MAX_CLONES = 4000
-# Part of the name of a function that is not modelled -> the reason in words.
+# Part of the name of a function that is not modelled -> the reason in words. The first that fits counts.
 REFUSED_CALLS = {
     "malloc": "device malloc is not modelled",
     "free": "device malloc is not modelled",
@@ -231,7 +231,7 @@ class Inliner:
         if not width:
             raise PtxError(item.line, f"{item.op}: parameter type is not modelled")
         start = mem.offset + mem.base.offset
-        bits = max(16, 8 * width)
+        bits = max(16, 8 * width)  # PTX computes in registers of 16 bits and more
         for i, element in enumerate(value.items if isinstance(value, Vec) else (value,)):
             slot = f"{mem.base.name}+{start + i * width}:{width}"
             self.kinds.setdefault(slot, f"b{bits}")

@@ -21,6 +21,7 @@ def _keep_rank_bits(s: Statement) -> Iterator[Change]:
     """A mutation of code that makes descriptors: an address is not masked. The descriptor then contains bits of the
     CTA's rank in its cluster, which are above the 18 bits of the address."""
     mask = s.ins.operands[2]
+    # The masks of 18 bits, of which those below the alignment of the operand may be missing.
     if isinstance(mask, Imm) and 0x3F000 <= mask.value <= 0x3FFFF:
         d, a, _ = s.operands
         yield s.become("unmask", f"mov.{s.ins.parts[-1]} {d}, {a};")

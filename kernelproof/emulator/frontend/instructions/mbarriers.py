@@ -139,6 +139,7 @@ def invalidate(e: Emitter, ins: Instr) -> None:
 def _skip_wait(s: Statement) -> Iterator[Change]:
     """A mutation: there is no wait, or its result is always true."""
     if isinstance(s.ins.operands[0], Reg):
+        # The first operand of the text after the opcode: the predicate of the result.
         name = s.text.split(s.ins.parts[1], 1)[1].split(None, 1)[1].split(",", maxsplit=1)[0].strip()
         yield s.become("skip", f"setp.eq.u32 {name}, 0, 0;")
         yield s.become("once", f"{s.text} setp.eq.u32 {name}, 0, 0;")

@@ -1,7 +1,8 @@
 """Translates barriers, fences, traps, printf, and hints without an effect to Python text.
 
 In this text, ``J`` and ``D`` are the batch's barriers of CTAs and of clusters, ``Y`` lets lanes meet, and ``S``, ``G``
-and ``B`` are the units of shared memory, global memory and mbarriers, which know what a fence orders.
+and ``B`` are the units of shared memory, global memory and mbarriers, which know what a fence orders. ``M`` is the
+batch, and ``U`` its output.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def no_function(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"M.trap({e.site()}, {text!r}, {e.mask()})")
 
 
+# The types of the first four operands of a failed assert. The fifth is not needed.
 ASSERT_KINDS = ("u8", "u8", "u4", "u8")
 
 

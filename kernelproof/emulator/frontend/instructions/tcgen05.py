@@ -83,6 +83,8 @@ def relinquish(e: Emitter, ins: Instr) -> None:
 
 # --- loads and stores
 
+NEXT_LANES = 32 << 16  # added to an address in tensor memory: the lanes of the next warp
+
 
 def _access(e: Emitter, ins: Instr) -> TensorAccess:
     """The modifiers of a load or store. Shape .16x32bx2 has one more operand, the columns between its parts."""
@@ -110,7 +112,7 @@ def _registers(e: Emitter, operand: Operand, access: TensorAccess) -> tuple[Oper
 
 @instruction(
     "tcgen05.ld", meets="warp", completed_by=("tcgen05.wait:ld", "emu_loaded"), accumulates=_destination,
-    blackwell=True, mutations=(swap, shift_register(32 << 16)),
+    blackwell=True, mutations=(swap, shift_register(NEXT_LANES)),
 )  # fmt: skip
 def load(e: Emitter, ins: Instr) -> None:
     """tcgen05.ld."""
@@ -130,7 +132,7 @@ def load(e: Emitter, ins: Instr) -> None:
 
 @instruction(
     "tcgen05.st", writes=Writes.MEMORY, meets="warp", completed_by=("tcgen05.wait:st",), blackwell=True,
-    mutations=(drop, shift_register(32 << 16)),
+    mutations=(drop, shift_register(NEXT_LANES)),
 )  # fmt: skip
 def store(e: Emitter, ins: Instr) -> None:
     """tcgen05.st."""
@@ -184,6 +186,9 @@ def _always_accumulate(s: Statement) -> Iterator[Change]:
     yield s.become("keep", f"{{ .reg .pred mutant; setp.eq.u32 mutant, 0, 0; {changed} }}")
 
 
+# What a mutation changes in descriptors: the swizzle mode of B (bits 61 to 63); in the instruction descriptor the
+# lowest bit of N / 8 (from bit 17 on), and the types of A and B (bits 7 and 10), f16 to bf16 or back.
+_SWIZZLE, _N, _TYPES = "0x4000000000000000", "0x20000", "0x480"
 # Modifiers of tcgen05.mma whose products are not modelled.
 _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
 
@@ -196,9 +201,9 @@ _UNMODELLED = ("sp", "ws", "ashift", "block_scale", "collector:b")
     mutations=(
         drop,
         _descriptor("step", "add.u64", "2"),
-        _descriptor("swizzle", "xor.b64", "0x4000000000000000"),
-        adjust("shape", 3, "b32", "xor.b32", "0x20000"),
-        adjust("type", 3, "b32", "xor.b32", "0x480"),
+        _descriptor("swizzle", "xor.b64", _SWIZZLE),
+        adjust("shape", 3, "b32", "xor.b32", _N),
+        adjust("type", 3, "b32", "xor.b32", _TYPES),
         _always_accumulate,
     ),
 )

@@ -63,6 +63,10 @@ def _registers_in_use(ins: Instr) -> Iterator[Operand]:
         yield ins.operands[1]
 
 
+# The bits of a descriptor that name the swizzle mode.
+_SWIZZLE = "0xC000000000000000"
+# A product multiplies 32 bytes of each row of A.
+_ROW_BITS = 256
 _SIZE = re.compile(r"m64n(\d+)k(\d+)$")
 # Type of A -> types of accumulators.
 _ACCUMULATORS = {
@@ -81,7 +85,7 @@ def _form(e: Emitter, ins: Instr) -> WgmmaForm:
         raise e.fail()
     acc, kind_a, kind_b = types
     columns, bits = int(size[1]), ELEMENT_BITS[kind_a]
-    fits = bits == ELEMENT_BITS[kind_b] and acc in _ACCUMULATORS.get(kind_a, ()) and int(size[2]) == 256 // bits
+    fits = bits == ELEMENT_BITS[kind_b] and acc in _ACCUMULATORS.get(kind_a, ()) and int(size[2]) == _ROW_BITS // bits
     if not fits or (bits == 16 and kind_a != kind_b) or columns % 8 or not 8 <= columns <= 256:
         raise e.fail()
     _, a, _, *trailing = ins.operands
@@ -100,7 +104,7 @@ def _form(e: Emitter, ins: Instr) -> WgmmaForm:
     completed_by=("wgmma.wait_group",),
     accumulates=_registers_in_use,
     hopper=True,
-    mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", "0xC000000000000000"), retype),
+    mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", _SWIZZLE), retype),
 )
 def mma(e: Emitter, ins: Instr) -> None:
     """wgmma.mma_async of dense f16, bf16, tf32, e4m3, e5m2, s8 and u8."""

@@ -8,6 +8,7 @@ from kernelproof.sass import Instruction
 
 # Modifier -> the first bit of the byte that it names.
 _BYTES = {"B0": 0, "B1": 8, "B2": 16, "B3": 24}
+_PREDICATES = range(7)  # P0 to P6; P7 is PT, which is always true
 
 
 @mnemonic("P2R", " ".join(_BYTES))
@@ -18,7 +19,7 @@ def to_register(low: Lowering, ins: Instruction) -> None:
     total = low.word(source)
     kept = ~(mask << start) & 0xFFFFFFFF
     total = str(int(total) & kept) if total.isdigit() else low.computed("and.b32", total, str(kept))
-    for number in range(7):
+    for number in _PREDICATES:
         if mask >> number & 1:
             bit = low.computed("selp.b32", str(1 << start + number), "0", low.predicate(f"P{number}"))
             total = bit if total == "0" else low.computed("or.b32", total, bit)
@@ -32,7 +33,7 @@ def from_register(low: Lowering, ins: Instruction) -> None:
     source = operand(text)
     assert isinstance(source, Register)
     start, word = _start(source.parts), low.bits(source)
-    for number in range(7):
+    for number in _PREDICATES:
         if int(mask, 0) >> number & 1:
             bit = low.computed("and.b32", word, str(1 << start + number)) if word != "0" else "0"
             value = "0" if bit == "0" else low.computed("setp.ne.u32", bit, "0", kind="pred")
