@@ -22,8 +22,9 @@ from pathlib import Path
 from kernelproof.ground import toolchain
 from kernelproof.ground.errors import WrongInput
 from kernelproof.sass import Function, access, disassemble
-from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR, DependencyKind, InFlight
+from kernelproof.sass.in_flight import NEVER, DependencyKind, InFlight
 from kernelproof.sass.pipes import WARPGROUP
+from kernelproof.sass.registers import UNIFORM, VECTOR
 from kernelproof.sass.scheduling import ANY, REGULAR_PIPES, TABLE, SchedulingFacts, latency_column, latency_row
 
 FOLLOWED = 40  # cycles for which results are followed; the longest latency is that of an MMA

@@ -23,7 +23,8 @@ from kernelproof.sass.elf import Resources, resources
 
 BYTES = 16  # size of an instruction
 CUBIN_HINT = "give a cubin: 'cuobjdump -xelf all FILE' extracts those of a program"
-NO_BARRIER = 7  # in the fields of barriers; scoreboards are 0 to 5
+SCOREBOARDS = 6  # of a warp
+NO_BARRIER = 7  # in the fields of barriers, in place of a scoreboard
 
 # The header of any section ends the section before it. Only sections of code have the group, a function's name.
 SECTION = re.compile(r"\s*\.section\s+(?:\.text\.([^\s,\"]+))?")
@@ -74,7 +75,7 @@ class Control:
             yields=not word >> 4 & 1,
             write_barrier=None if write == NO_BARRIER else write,
             read_barrier=None if read == NO_BARRIER else read,
-            waits=tuple(barrier for barrier in range(6) if mask >> barrier & 1),
+            waits=tuple(barrier for barrier in range(SCOREBOARDS) if mask >> barrier & 1),
             reuse=word >> 17 & 15,
         )
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelproof.sass.completions import unawaited
-from kernelproof.sass.decoding import Function, Instruction
-from kernelproof.sass.in_flight import NEVER, VECTOR, Dependency, DependencyKind, InFlight
+from kernelproof.sass.decoding import SCOREBOARDS, Function, Instruction
+from kernelproof.sass.in_flight import NEVER, Dependency, DependencyKind, InFlight
 from kernelproof.sass.paths import Paths
-from kernelproof.sass.registers import access, read_operands, register_names
+from kernelproof.sass.registers import VECTOR, access, read_operands, register_names
 from kernelproof.sass.scheduling import SchedulingFacts, facts
 
 # The first bit of the number of the register in operand slots A, B and C; None if the slot has no register. Bits 9 to
@@ -87,7 +87,7 @@ def _too_early(dependency: Dependency, flight: InFlight, schedule: SchedulingFac
 
 def _scoreboard_names(mask: int) -> str:
     """The names of the scoreboards in a mask, for a message."""
-    return ", ".join(f"scoreboard {board}" for board in range(6) if mask >> board & 1)
+    return ", ".join(f"scoreboard {board}" for board in range(SCOREBOARDS) if mask >> board & 1)
 
 
 def _stale_cache_reads(function: Function) -> Iterator[RegisterHazard]:

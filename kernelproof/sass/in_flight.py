@@ -18,11 +18,10 @@ from typing import NamedTuple, TypeVar
 
 from kernelproof.sass.decoding import Function, Instruction
 from kernelproof.sass.paths import Paths, Point
-from kernelproof.sass.registers import RegisterAccess, access
+from kernelproof.sass.registers import UNIFORM, VECTOR, RegisterAccess, access
 from kernelproof.sass.scheduling import MEMORY, SETTLE, SchedulingFacts, drains, queue_names, waits
 
 NEVER = ("!PT", "!UPT")  # guards of instructions that only fill time
-VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)  # masks of the vector and of the uniform registers
 MAX_STEPS = 100_000  # most blocks that are walked until nothing changes; ptxas's largest kernels take a tenth
 
 

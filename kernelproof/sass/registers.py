@@ -18,7 +18,7 @@ from kernelproof.sass.flow import Block, Graph
 from kernelproof.sass.pipes import MMA, WARPGROUP, Pipe, access_bytes, mma_shape, operand_bits, pipe_use
 
 STARTS = {"R": 0, "UR": 256, "P": 512, "UP": 520}  # the bit of register 0 of each file
-VECTOR = (1 << 256) - 1  # mask of the vector registers
+VECTOR, UNIFORM = (1 << 256) - 1, (1 << 512) - (1 << 256)  # masks of the vector and of the uniform registers
 STACK = 1 << 1  # R1, the stack pointer, is live up to the exit
 REGISTER = re.compile(r"(?<![\w.])(UR|UP|R|P)(\d+)(\.64)?")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from kernelproof.sass.decoding import Instruction
 from kernelproof.sass.latencies import producer_key, role
 from kernelproof.sass.pipes import Pipe, pipe_use
-from kernelproof.sass.registers import access
+from kernelproof.sass.registers import UNIFORM, VECTOR, access
 
 TABLE = Path(__file__).with_name("scheduling.json")  # written by scripts/scheduling.py
 MEMORY = "memory"  # the queue of instructions with addresses, in which operands are read
@@ -33,8 +33,6 @@ REGULAR_PIPES = (Pipe.ALU, Pipe.FMA, Pipe.FP16, Pipe.UNIFORM)
 _EXCEPTIONS = frozenset(
     ("CS2R", "R2UR", "HFMA2.MMA", "ULDC", "UMOV", "UFLO", "UPOPC", "VOTEU", "VOTE", "ELECT", "MOVM")
 )
-_VECTOR_REGISTERS = (1 << 256) - 1
-_UNIFORM_REGISTERS = (1 << 512) - (1 << 256)
 _ODD_REGISTERS = sum(1 << at for at in range(1, 256, 2))
 
 
@@ -59,7 +57,7 @@ class SchedulingFacts:
 
         ``used``: the mask of the producer's results that the reader uses.
         """
-        if producer.name == "R2UR" and not used & _UNIFORM_REGISTERS:
+        if producer.name == "R2UR" and not used & UNIFORM:
             return 0  # the table has the latency of the uniform register, not that of the predicate
         row = self.latencies.get(latency_row(producer, self.sm), {})
         return row.get(latency_column(producer, reader, used, self.sm), row.get(ANY, 0))
@@ -94,7 +92,7 @@ def latency_column(producer: Instruction, reader: Instruction, used: int, sm: st
     of a wide addend is read later.
     """
     column = role(reader, used, sm)
-    if column == "branch" and used & _VECTOR_REGISTERS:
+    if column == "branch" and used & VECTOR:
         column = "jump"
     if "WIDE" in producer.modifiers and used.bit_length() != access(producer).writes.bit_length():
         column += " low"

@@ -22,7 +22,7 @@ from math import inf
 
 from kernelproof.ground.chips import SUB_CORES, TMA_CYCLES
 from kernelproof.ground.integers import ceil_div
-from kernelproof.sass.decoding import Instruction
+from kernelproof.sass.decoding import SCOREBOARDS, Instruction
 from kernelproof.sass.operations import Kind, Machine, Operation, Stall
 from kernelproof.sass.pipes import Pipe
 from kernelproof.sass.timeline import Issue, RawIssue, Timeline
@@ -88,7 +88,7 @@ class _Warp:
         self.previous_cycle = stream.start - 1
         self.stall_end = self.ready = stream.start
         self.reason = Stall.WAIT
-        self.scoreboards: list[list[tuple[float, Stall]]] = [[] for _ in range(6)]
+        self.scoreboards: list[list[tuple[float, Stall]]] = [[] for _ in range(SCOREBOARDS)]
         self.copies_landed, self.copy_commits = 0.0, 0
         self.group_ends = list[float]()
         self.waited_fills = 0

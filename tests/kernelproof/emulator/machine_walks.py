@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kernelproof.sass import Function, access, queue_names, waits
-from kernelproof.sass.in_flight import NEVER, UNIFORM, VECTOR
+from kernelproof.sass.in_flight import NEVER
 from kernelproof.sass.paths import Paths, Point
+from kernelproof.sass.registers import UNIFORM, VECTOR
 from kernelproof.sass.scheduling import MEMORY, SETTLE, SchedulingFacts, drains, facts, latency_column, latency_row
 
 FOLLOWED = 40  # cycles for which results of fixed latency are followed
