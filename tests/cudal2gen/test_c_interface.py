@@ -34,8 +34,9 @@ RECORDS = [
     PREDICATED.at(PREDICATED.problem.revised(batch="grouped")),
 ]
 BUILT_AHEAD = RECORDS
-KERNEL = 1  # cudal2gen_prefer
+KERNEL = 1  # CUDAL2GEN_KERNEL of the header: the nearest kernel, whether measured or not
 A, B, D = 1 << 20, 1 << 21, 1 << 22  # addresses that this runtime never reads
+# Prints the lower bound on the median of 1 to ``pairs`` for each number of pairs up to 64, which is its rank.
 RANKS_PROGRAM = """
 #include "race_rule.h"
 #include <cstdio>
@@ -58,6 +59,7 @@ class Place(NamedTuple):
 
     @property
     def library(self) -> Path:
+        """The pack's library, which has the C interface."""
         return self.folder / pack.facts.LIBRARY
 
 
@@ -70,6 +72,7 @@ class Opened(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The pack of ``RECORDS``, of which the first was measured twice as fast as torch, and a runtime."""
     folder = tmp_path_factory.mktemp("c")
     table = packed.table(RECORDS, {0: 2.0})
     return Place(packed.folder(table, folder / "pack", with_ptx=False), idle_runtime.build(folder))
@@ -77,6 +80,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def opened(place: Place) -> Iterator[Opened]:
+    """The pack, open until the test has ended."""
     api, handle = interface(place.library), ctypes.c_void_p()
     assert api.cudal2gen_pack_open(os.fsencode(place.folder), os.fsencode(place.runtime), ctypes.byref(handle)) == 0
     yield Opened(api, handle)
@@ -123,7 +127,7 @@ def problem(**fields: object) -> Problem:
 
 
 def code_of(opened: Opened, question: Problem, d: int = D, ldd: int = 64) -> int:
-    """The code of a plain product of packed operands."""
+    """The code of a plain product. ``d``, ``ldd``: the address of D, and its leading dimension."""
     return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), A, 128, B, 128, d, ldd, 1 << 23, None))
 
 
@@ -155,6 +159,7 @@ def test_as_in_blas_nothing_is_done_without_an_element_and_k_of_zero_gives_zeros
     assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2
     assert code_of(opened, problem(k=0, d=1, n=3), ldd=3) == 0
     assert idle_runtime.cleared(place.runtime) == before + 64 * 64 * 2 + 64 * 3 * 4
+    # 1 is an invalid argument, and -1 a product that the caller must leave to the vendor.
     assert code_of(opened, problem(k=0), d=0) == 1
     assert code_of(opened, problem(k=0), ldd=63) == 1
     assert code_of(opened, problem(k=0, fusion=Fusion(bias=1))) == -1
@@ -187,7 +192,7 @@ def test_a_plan_computes_on_the_emulator(place: Place) -> None:
 def test_what_is_no_longer_open_is_refused(place: Place) -> None:
     """A handle is refused if it was closed or destroyed, is of the other kind, or is the address of some other
     object."""
-    api, pack_, plan, answer, posed = (
+    api, pack_, plan, answer, asked = (
         interface(place.library),
         ctypes.c_void_p(),
         ctypes.c_void_p(),
@@ -198,17 +203,18 @@ def test_what_is_no_longer_open_is_refused(place: Place) -> None:
     matrices = (A, 128, B, 128, D, 64, None, 1 << 23, None)
 
     def codes(pack_: object, plan: object) -> list[int]:
-        query = api.cudal2gen_query(pack_, ctypes.byref(posed), ctypes.byref(answer))
+        """The codes of a query with this pack's handle and of a run with this plan's: 0, or 1 if it is refused."""
+        query = api.cudal2gen_query(pack_, ctypes.byref(asked), ctypes.byref(answer))
         return [query, api.cudal2gen_plan_run(plan, *matrices)]
 
     assert api.cudal2gen_pack_open(*paths, ctypes.byref(pack_)) == 0
-    assert api.cudal2gen_plan_create(pack_, ctypes.byref(posed), None, ctypes.byref(plan)) == 0
+    assert api.cudal2gen_plan_create(pack_, ctypes.byref(asked), None, ctypes.byref(plan)) == 0
     assert codes(pack_, plan) == [0, 0]
     assert codes(plan, pack_) == [1, 1]
-    assert codes(ctypes.addressof(posed), ctypes.addressof(posed)) == [1, 1]
+    assert codes(ctypes.addressof(asked), ctypes.addressof(asked)) == [1, 1]
     assert [api.cudal2gen_plan_destroy(plan) for _ in range(2)] == [0, 1]
     assert codes(pack_, plan) == [0, 1]
-    assert api.cudal2gen_plan_create(pack_, ctypes.byref(posed), None, ctypes.byref(plan)) == 0
+    assert api.cudal2gen_plan_create(pack_, ctypes.byref(asked), None, ctypes.byref(plan)) == 0
     assert [api.cudal2gen_pack_close(pack_) for _ in range(2)] == [0, 1]
     assert codes(pack_, plan) == [1, 1]
     assert api.cudal2gen_pack_open(*paths, ctypes.byref(ctypes.c_void_p())) == 0
@@ -229,7 +235,10 @@ def test_what_is_no_longer_open_is_refused(place: Place) -> None:
 def test_autotuning_takes_a_kernel_that_beats_the_vendor(
     opened: Opened, place: Place, costs: tuple[float, float], vendor: float | None, kernel: int | None, code: int
 ) -> None:
-    """The candidates, the nearest first, are the predicated kernel and the split one, which needs a workspace."""
+    """The candidates, the nearest first, are the predicated kernel and the split one, which needs a workspace.
+
+    ``costs``: their microseconds; ``vendor``: those of the vendor's product; ``kernel``: the candidate that is taken.
+    """
     plan, answer = ctypes.c_void_p(), Answer()
     assert autotuned(opened, place, costs, vendor, plan, answer) == code, opened.api.cudal2gen_last_error()
     assert bool(plan) == (code == 0)
@@ -249,7 +258,7 @@ def autotuned(
     ``vendor``: those of the vendor's product; None for a call without one. Returns the code.
     """
     idle_runtime.cost(place.runtime, *costs)
-    posed, call = problem(prefer=0), Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)
+    asked, call = problem(prefer=0), Call(A, 128, B, 128, D, 64, None, 1 << 23, 1 << 20, None)
     streams: list[int | None] = []
 
     def product(_: object, stream: int | None) -> int:
@@ -259,7 +268,7 @@ def autotuned(
 
     callback = Vendor(product)
     given = ctypes.cast(callback, ctypes.c_void_p) if vendor else None
-    arguments = opened.pack, ctypes.byref(posed), ctypes.byref(call), given, None, 10e3
+    arguments = opened.pack, ctypes.byref(asked), ctypes.byref(call), given, None, 10e3
     code = opened.api.cudal2gen_plan_autotune(*arguments, ctypes.byref(answer), ctypes.byref(plan))
     assert bool(streams) == (vendor is not None)
     return int(code)

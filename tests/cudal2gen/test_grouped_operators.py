@@ -25,7 +25,7 @@ RECORDS = [
 
 
 def integers(*shape: int, seed: int = 0) -> Any:
-    """Small integers, so that products are exact."""
+    """A bf16 tensor of integers from -2 to 2, so that products are exact."""
     return torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
@@ -34,7 +34,8 @@ def offsets(*ends: int) -> Any:
     return torch.tensor(ends, dtype=torch.int32)
 
 
-# A, B and offsets, with lengths that torch's own grouped product also supports.
+# The four forms, by the shapes of A and B and the ends of groups: groups are rows of A, parts of k, columns of B, or
+# products of a batch. The extents are those that torch's own grouped product also supports.
 FORMS = [
     ((16, 32), (3, 32, 24), (5, 5, 16)),
     ((16, 32), (32, 24), (8, 8, 32)),
@@ -131,6 +132,7 @@ def test_strides_that_torchs_own_grouped_product_refuses() -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack with a plain kernel, and with grouped ones for layouts tn and nn."""
     table = packed.table([packed.RECORDS["predicated"], *RECORDS])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 

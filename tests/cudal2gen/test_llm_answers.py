@@ -1,5 +1,7 @@
-"""Proves which answers of a language model become records, and that others are returned with the rule that they
-break."""
+"""Proves which answers of a language model become records.
+
+Answers that break a rule go back to the model with the rule.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +132,7 @@ def test_nothing_but_the_fields_of_a_record_can_be_changed(changes: dict[str, An
 )
 def test_what_could_not_be_stored_is_no_proposal(value: str) -> None:
     value = f'"{value}"' if value.startswith("\\") else value
+    # A legal idea follows the one with this value.
     ideas = '{"base": "incumbent", "changes": {"stages": %s}}, {"base": "incumbent", "changes": {"stages": 3}}'
     with serving(says('{"proposals": [%s]}' % (ideas % value))) as server:
         (item,) = llm_proposer(server).propose(question(), 8)

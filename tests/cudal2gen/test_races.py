@@ -44,7 +44,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
-    """A pack without measurements."""
+    """A pack of plain kernels without measurements."""
     table = packed.table([packed.RECORDS[name] for name in ("predicated", "whole", "split", "nn", "f16")])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
@@ -241,7 +241,7 @@ def test_the_race_of_the_background_has_operands_of_its_own(device: EmulatedDevi
 def test_operands_with_other_dimensions_are_raced(
     device: EmulatedDevice, opened: pack.Pack, lies: str, mode: races.Mode
 ) -> None:
-    """B is a batch, repeated or with an extent of one, and A is a single row."""
+    """B is a batch, ``repeated`` or with an extent of one (``unit``), or A is a single row (``vector``)."""
     a, b, expected = drawn(device)
     if lies == "vector":
         left, right, expected = a[0], b.t(), expected[0]
@@ -282,6 +282,8 @@ def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pac
     """Both would slow down torch's product but not the kernel."""
 
     class Watching(Clock):
+        """A clock that fails if a sample is taken within autocast or with gradients."""
+
         def elapsed_us(self, call: Callable[[], object], times: int) -> float:
             assert not torch.is_autocast_enabled("cpu")
             assert not torch.is_grad_enabled()
@@ -294,9 +296,9 @@ def test_autocast_and_gradients_stay_outside(device: EmulatedDevice, opened: pac
 
 
 def test_a_second_device_is_timed_on_its_own_stream_which_waits_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[Any] = []
-    held_us: list[tuple[int, float]] = []
-    current: list[int] = [0]
+    streams: list[Any] = []  # those on which events were recorded
+    held_us: list[tuple[int, float]] = []  # for each sample the device, and how long its stream waited for the host
+    current: list[int] = [0]  # the devices that are current, the innermost last
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
@@ -331,8 +333,9 @@ def test_a_second_device_is_timed_on_its_own_stream_which_waits_for_the_host(mon
     assert streams == ["of device 1"] * 2
     for us in (10.0, 10.0, 1000.0, 10.0):
         clock.elapsed_us(partial(call, us), 2)
-    # The limit is a quarter more than the host took. It decreases by a tenth for each faster call, and never exceeds
-    # 100 us.
+    # The stream is held for a quarter more than the host is expected to take for the sample's 3 or 2 calls. The
+    # expectation is 20 us a call at first. Then it is the longest call so far, at most 100 us, less a tenth for each
+    # faster call.
     first, second = 1.25 * 3 * 20, [1.25 * 2 * us for us in (40, 36, 32.4, 100)]
     assert held_us == [(1, pytest.approx(us, abs=1e-2)) for us in (first, *second)]
 

@@ -25,6 +25,7 @@ RECORD = multistage(bk=64)
 
 @pytest.fixture(scope="module")
 def built() -> compiler.Artifact:
+    """The compiled ``RECORD``."""
     return compiler.build([RECORD])[0]
 
 
@@ -36,7 +37,11 @@ def modelled(built: compiler.Artifact) -> Profile:
 
 @pytest.mark.slow
 def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: compiler.Artifact) -> None:
-    """A tensor core of an A100 takes 8 cycles for 16x8x16; a scheduler has a quarter of a CTA's warps."""
+    """A tensor core of an A100 takes 8 cycles for 16x8x16; a scheduler has a quarter of a CTA's warps.
+
+    The floor is a launch of 1.6 us and the larger one of two times: that of 2048 FLOP per clock on 108 SMs at 1380 MHz,
+    and that of 1.7e6 bytes of device memory per microsecond.
+    """
     loop, time = modelled.loop, modelled.time
     mmas = RECORD.warp_m * RECORD.warp_n * RECORD.k_blocks
     assert loop.opcodes["HMMA"] == pytest.approx(mmas * loop.warps)
@@ -50,8 +55,8 @@ def test_a_record_has_the_bounds_that_follow_by_hand(modelled: Profile, built: c
     assert time is not None
     assert time.us == pytest.approx(sum(time.parts.values()))
     assert time.waves == RECORD.waves(built.ptxas.registers)
-    per_sm = -(-RECORD.ctas // 108)
-    assert time.tail_share == pytest.approx(1 - RECORD.ctas / 108 / per_sm)
+    busiest_ctas = -(-RECORD.ctas // 108)  # of the SM with most CTAs
+    assert time.tail_share == pytest.approx(1 - RECORD.ctas / 108 / busiest_ctas)
     flops = 2 * RECORD.m * RECORD.n * RECORD.k
     least = max(flops / (2048 * 108 * 1380), RECORD.problem.traffic_bytes / 1.7e6)
     assert time.floor_us == pytest.approx(1.6 + least)
@@ -101,9 +106,9 @@ def test_a_record_with_tensor_memory_is_counted_by_role(record: Sm100Tcgen05) ->
     assert (ring.stages, ring.tile_bytes) == (record.stages, 2 * (record.bm + columns) * record.bk)
     assert (ring.copies, ring.products, ring.tensor_columns) == (2 * blocks, record.bk // 16, 512)
     assert content.loop.tensor_cycles == 2 * record.bm * record.bn * record.bk / 8192
-    per_sm = -(-record.ctas // 148)
+    busiest_ctas = -(-record.ctas // 148)  # of the SM with most CTAs, of 148
     assert content.time is not None
-    assert content.time.bounds["tensor cores"] == pytest.approx(2 * per_sm * 128 * 256 * record.k / 8192 / 1850)
+    assert content.time.bounds["tensor cores"] == pytest.approx(2 * busiest_ctas * 128 * 256 * record.k / 8192 / 1850)
     assert content.time.bounds[content.time.bound] == max(content.time.bounds.values())
     assert sum(content.time.parts.values()) == pytest.approx(content.time.us) == pytest.approx(estimate(record).us)
     assert content.issues == ()

@@ -11,8 +11,9 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-THREADS, WORDS_IN, WORDS_OUT = 64, 8, 22
+THREADS, WORDS_IN, WORDS_OUT = 64, 8, 22  # the words that each thread reads and writes
 FLOATS, HALVES = slice(8, 12), slice(20, 22)  # columns that may hold NaN, whose payload is not compared
+# Words that are edges of a type or of a shift.
 EDGES = np.array(
     [
         *(0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF),
@@ -20,6 +21,8 @@ EDGES = np.array(
     ],
     np.uint32,
 )
+# Loads eight words into %r, and makes the other registers of them: f32 %f, 64-bit %d, predicates %p and pairs of halves
+# %h. A drawn body changes these. %x0 is the thread's number, and %x4 the address of its word in shared memory.
 HEAD = """.version {version}
 .target {target}
 .address_size 64
@@ -48,7 +51,11 @@ ORDERS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class Writer:
-    """Draws the lines of a program's body from a seed."""
+    """Draws the lines of a program's body from a seed.
+
+    ``register`` and the properties return the name of a drawn register, by the type of its contents. ``integer``,
+    ``comparison`` and ``floating`` return a drawn instruction.
+    """
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -56,6 +63,7 @@ class Writer:
         self.labels = 0
 
     def register(self, file: str, count: int) -> str:
+        """One of the registers %``file``0, %``file``1 and so on, of which there are ``count``."""
         return f"%{file}{self.draw.randrange(count)}"
 
     @property
@@ -144,6 +152,7 @@ class Writer:
         self.lines.append(f"{guard}{text};")
 
     def branch(self) -> None:
+        """Draws a branch over two to five instructions, which a part of a warp may take."""
         label = f"L{self.labels}"
         self.labels += 1
         self.lines.append(f"@{self.pick('', '!')}{self.predicate} bra {label};")
@@ -168,7 +177,7 @@ class Writer:
 
 
 def text(seed: int, target: str = "sm_80") -> str:
-    """The program of a seed."""
+    """The PTX of the program that this seed draws."""
     writer = Writer(seed)
     for _ in range(writer.draw.randrange(10, 60)):
         kind = writer.draw.random()
@@ -178,7 +187,7 @@ def text(seed: int, target: str = "sm_80") -> str:
 
 
 def operands(seed: int) -> NDArray[np.uint32]:
-    """The words that the threads read: drawn ones, small ones, and limits of the types."""
+    """The words that the threads read, of shape (THREADS, WORDS_IN): drawn ones, small ones, and ``EDGES``."""
     rng = np.random.default_rng(seed)
     words = rng.integers(0, 1 << 32, (THREADS, WORDS_IN), np.uint32)
     edge = rng.random(words.shape) < 0.5
@@ -188,7 +197,7 @@ def operands(seed: int) -> NDArray[np.uint32]:
 
 
 def differs(a: NDArray[np.uint32], b: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """The places where two results differ, apart from payloads of NaN."""
+    """Where two results of shape (threads, WORDS_OUT) differ, as a mask. NaN with different payloads are equal."""
     out: NDArray[np.bool_] = a != b
     out[:, FLOATS] &= ~(np.isnan(a[:, FLOATS].view(np.float32)) & np.isnan(b[:, FLOATS].view(np.float32)))
     x, y = (np.ascontiguousarray(part[:, HALVES]).view(np.float16) for part in (a, b))

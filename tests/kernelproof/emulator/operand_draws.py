@@ -9,6 +9,7 @@ from itertools import product
 from tests.kernelproof.emulator.exact import FORMATS, SPARE, Number, bits_of, decode, encode, one, top
 from tests.kernelproof.emulator.lane_arithmetic import M64, Triple
 
+# Limits of types of 8 to 64 bits, and numbers near limits of shifts.
 INTEGER_EDGES = [
     *(0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256),
     *(0x7FFF, 0x8000, 0xFFFF, 0x7FFFFF, 0x800000, 0xFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x80FF7F01),
@@ -27,7 +28,8 @@ def float_edges(kind: str) -> list[int]:
 
 
 def drawn(kind: str, rng: random.Random) -> int:
-    """A number of any size, or one near 1 with few bits, whose sums and products are often halfway."""
+    """The bits of a number of any size, or of one near 1 with few bits, whose sums and products are often halfway
+    between two numbers of its type."""
     mantissa = FORMATS[kind][0]
     sign = rng.getrandbits(1) << bits_of(kind) - 1
     if rng.random() < 0.3:
@@ -57,7 +59,7 @@ def floats(kind: str, seed: int = 0, fused: bool = False, count: int = 300) -> l
 
 
 def pairs(kind: str, seed: int = 0, fused: bool = False) -> list[Triple]:
-    """Triples of words with two different numbers each."""
+    """Triples of 32-bit words, each with two numbers of 16 bits."""
     low = floats(kind, seed, fused)
     order = list(range(len(low)))
     random.Random(seed).shuffle(order)
@@ -65,8 +67,8 @@ def pairs(kind: str, seed: int = 0, fused: bool = False) -> list[Triple]:
 
 
 def sources(src: str, targets: tuple[str, ...]) -> list[Triple]:
-    """Floats to convert: edges, numbers halfway between neighbours of each target type, and the floats next to
-    these."""
+    """Floats of type ``src`` to convert: edges, numbers halfway between neighbours of each target type, and the floats
+    next to these. Each triple has two of them, and 0."""
     rng = random.Random(src)
     raws = float_edges(src) + [drawn(src, rng) for _ in range(120)]
     for dst in targets:

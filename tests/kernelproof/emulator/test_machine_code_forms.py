@@ -16,6 +16,7 @@ from kernelproof.sass import disassemble
 from tests.kernelproof.emulator import drawn_programs
 from tests.kernelproof.emulator.build import assembled
 
+# A module's variables, constants and function.
 HEAD = """.version 8.0
 .target sm_80
 .address_size 64
@@ -28,6 +29,8 @@ HEAD = """.version 8.0
 .func (.param .b32 result) helper (.param .b32 x)
 { .reg .b32 %v; ld.param.b32 %v, [x]; mul.lo.s32 %v, %v, %v; add.s32 %v, %v, 3; st.param.b32 [result], %v; ret; }
 """
+# A kernel loads four words into %r0 to %r3, of which %f0, %f1, %d0 and %d1 have the bits, and stores these registers
+# after the body. %s0 is the start of shared memory, and %s1 the thread's 8 bytes in it.
 ENTRY = """.visible .entry NAME(.param .u64 pa, .param .u64 pb)
 {
 .reg .b32 %r<8>; .reg .f32 %f<4>; .reg .f64 %d<4>; .reg .b64 %a<6>; .reg .pred %p<4>; .reg .b32 %s<4>;
@@ -41,13 +44,14 @@ BODY
 st.global.v4.b32 [%a1], {%r0,%r1,%r2,%r3}; ret;
 }
 """
+# Returns the double in %d2.
 TWO = "mov.b64 {%r0,%r1}, %d2; "
 # Makes %a3 a generic address, of shared memory in some threads and of global memory in the others.
 SOMEWHERE = (
     "mov.u64 %a3, buf; cvta.shared.u64 %a3, %a3; cvt.u64.u32 %a4, %r7; shl.b64 %a4, %a4, 3; add.s64 %a3, %a3, %a4;"
     " and.b32 %r4, %r0, 1; setp.eq.s32 %p0, %r4, 0; selp.b64 %a3, %a3, %a1, %p0; "
 )
-# PTX, and an opcode to which ptxas translates it.
+# By name: PTX, and an opcode to which ptxas translates it; "" if no opcode shows it.
 FORMS = {
     "dp4a s": ("dp4a.s32.s32 %r0, %r1, %r2, %r3;", "IDP.4A.S8.S8"),
     "dp4a u": ("dp4a.u32.u32 %r0, %r1, %r2, %r3;", "IDP.4A.U8.U8"),
@@ -186,7 +190,8 @@ def run(program: emulator.Program, kernel: str, words: np.ndarray) -> tuple[np.n
 
 
 def is_nan(words: np.ndarray) -> np.ndarray:
-    """NaN as a double of the first two words, as singles, or as halves."""
+    """A mask of the words that are NaN in any form: as a double of the first two words, which concerns all words of the
+    thread, as singles, or as halves."""
     doubles = np.repeat(np.isnan(np.ascontiguousarray(words[:, :2]).view(np.float64)), 4, axis=1)
     halves = np.isnan(words.view(np.float16)).reshape(len(words), 4, 2).any(axis=2)
     both: np.ndarray = doubles | np.isnan(words.view(np.float32)) | halves

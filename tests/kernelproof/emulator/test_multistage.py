@@ -1,6 +1,4 @@
-"""Proves that the multistage GEMM is exact in all shapes, that its counters are those computed by hand, and that its
-mutants are caught.
-"""
+"""Proves that the emulator executes a multistage GEMM exactly, counts its accesses, and catches its mutants."""
 
 from __future__ import annotations
 
@@ -21,11 +19,13 @@ from tests.kernelproof.emulator.gemm import SHARED_BYTES, gemm
 
 @pytest.fixture(scope="module")
 def text() -> str:
+    """The PTX of both kernels, with fp32 and with fp16 accumulators."""
     return compiled("multistage", ".ptx").read_text()
 
 
 @pytest.fixture(scope="module")
 def program(text: str) -> emulator.Program:
+    """The PTX, loaded."""
     return emulator.load(text)
 
 
@@ -61,8 +61,8 @@ def test_random_data_within_the_accumulator(program: emulator.Program) -> None:
         ]
         program.launch(kernel, 1, 128, args, memory=memory, shared_bytes=SHARED_BYTES)
         errors[kernel] = np.abs(args[2].download() - want).max()  # type: ignore[attr-defined]
-    # With fp32 only the result is rounded (|D| < 128). With fp16 there are 32 roundings before that, so it must be
-    # clearly worse.
+    # With fp32 only the result is rounded: |D| is below 128, where halves are 2**-4 apart, so the error is at most
+    # 2**-5. With fp16 there are 32 roundings before that, one for each 16 of k, so the error must be clearly larger.
     assert errors["gemm_f32"] <= 2**-5
     assert 2 * errors["gemm_f32"] < errors["gemm_f16"] < 1
 
@@ -84,7 +84,8 @@ def test_counters(program: emulator.Program) -> None:
     result, _ = gemm(program, "gemm_f16", 256, 256, 128, Options(counters=True))
     counters = result.counters
     assert counters is not None
-    # 4 CTAs x 4 warps x 4 k-tiles x 2 k-steps x 32 products, 8 ldmatrix.x4.
+    # Each of 4 CTAs has 4 warps and a tile of 128 x 128. Of each of the 4 k-tiles of 32, a warp multiplies 2 steps of
+    # 16 with 32 mma and 8 ldmatrix.x4 each, and each of 128 threads makes 8 copies of 16 bytes.
     assert counters.mma == 4 * 4 * 4 * 2 * 32
     assert counters.ldmatrix == 4 * 4 * 4 * 2 * 8
     assert counters.cp_async == 4 * 128 * 4 * 8
@@ -93,6 +94,7 @@ def test_counters(program: emulator.Program) -> None:
     banks = counters.shared_banks
     assert banks["ldmatrix"].wavefronts == banks["ldmatrix"].ideal == counters.ldmatrix * 4
     assert banks["cp.async"].conflicts == 0
+    # Each CTA loads 128 rows of A and of B, with 128 halves each. A and B have 256 rows.
     loads = counters.global_traffic["ld.global"]
     assert loads.bytes == 4 * 2 * 128 * 128 * 2
     assert loads.sectors == loads.ideal == loads.bytes // 32
@@ -129,6 +131,7 @@ def test_bank_conflicts_are_counted() -> None:
     assert result.counters.shared_banks["ld.shared"].ideal == 1
 
 
+# The sizes m, n, k with which mutants are executed.
 SHAPES = [(128, 128, 32), (128, 128, 64), (128, 256, 96), (256, 128, 160)]
 # Survivors that change nothing: (kind, text of the changed instruction).
 EQUIVALENT = {
@@ -157,7 +160,7 @@ def caught(mutant: Mutant, kernel: str) -> bool:
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_mutants(text: str) -> None:
-    """A third of each kind is executed, in ``make thorough`` all."""
+    """Only ``make thorough`` runs this test, and executes all mutants."""
     body = text.split(".visible .entry gemm_f16")[1]
     alone = text.split(".visible .entry gemm_f32", maxsplit=1)[0] + ".visible .entry gemm_f16" + body
     candidates = list(mutants(alone, "gemm_f16"))

@@ -1,5 +1,6 @@
-"""Proves that shuffles, votes, matches and reductions wait for the lanes that their mask names, while some lanes of the
-warp wait for memory or an mbarrier.
+"""Proves that instructions of a warp wait for the lanes that their mask names, if these wait for something else.
+
+The instructions are shuffles, votes, matches and reductions. Some lanes wait for memory or at an mbarrier.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ other: setp.ne.u32 %P, %t, 32; @%P bra store;
   st.shared.u32 [%s+16], 42; ARRIVE
 store: mad.wide.u32 %g, %t, 4, %q; st.global.u32 [%g], %w;"""
 ARRIVE = "mbarrier.arrive.shared::cta.b64 _, [%s];"
+# By instruction: the value of %w in each lane of the first warp. %v is 42 in lane 3 and 7 in the others, %E is true in
+# lane 3, and %P in lanes 16 to 31.
 COLLECTIVES = {
     "shfl.sync.idx.b32 %w, %v, 3, 31, -1;": np.full(32, 42),
     "vote.sync.ballot.b32 %w, %E, -1;": np.full(32, 8),
@@ -61,6 +64,7 @@ def test_lanes_that_never_come_are_a_deadlock() -> None:
     [("", "warp-divergence"), ("bar.sync 0;", "deadlock"), ("vote.sync.ballot.b32 %u, %E, -1;", "deadlock")],
 )
 def test_lanes_that_go_elsewhere_are_reported(after: str, rule: str) -> None:
+    """Lanes 0 to 15 vote with a mask of all lanes. The others skip the vote, and exit or wait at ``after``."""
     body = f"""
       setp.eq.u32 %P, %t, 0; @%P mbarrier.init.shared::cta.b64 [%s], 1; mov.u32 %w, 0;
       setp.gt.u32 %P, %t, 15; @%P bra over;
@@ -70,6 +74,7 @@ def test_lanes_that_go_elsewhere_are_reported(after: str, rule: str) -> None:
     assert [r.kind for r in result.reports] == [rule]
 
 
+# Lane 0 of CTA 0 polls a flag in global memory that CTA 1 sets to 42, while its other lanes wait for it at a shuffle.
 POLL = """
 .version 8.0
 .target sm_80
