@@ -44,7 +44,7 @@ pytestmark = pytest.mark.torch
 
 
 def last_reason(digest: str) -> str:
-    """The reason in the last entry of a kernel."""
+    """The reason in the last entry of the store about the kernel with this digest."""
     return [row.reason for run, row in Store(A100).first_runs.entries().items() if run.digest == digest][-1]
 
 
@@ -81,6 +81,7 @@ def test_a_wrong_kernel_is_banned_for_good(
 
 
 def test_a_kernel_faster_than_the_card_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
+    """By the clock it takes 0.1 us."""
     clock = Clock(device, {NAMES["whole"]: 0.1}, 300.0)
     a, b, _ = drawn(device)
     with process(opened, Timed(device, clock)) as dispatcher:
@@ -96,6 +97,8 @@ def test_a_stale_result_does_not_pass(
     a, b, expected = drawn(device)
 
     class Stale(Timed):
+        """A device whose new memory holds the right result already."""
+
         def empty(self, like: Any, *shape: int) -> Any:
             return super().empty(like, *shape).copy_(expected)
 
@@ -124,6 +127,8 @@ def test_a_refused_launch_costs_the_kernel_only(
 
 def test_a_kernel_that_faults_after_its_first_run_is_banned(device: EmulatedDevice, opened: pack.Pack) -> None:
     class Faulty(Clock):
+        """A clock on which a kernel that is faster than torch faults when it is timed."""
+
         def elapsed_us(self, call: Callable[[], object], times: int) -> float:
             us = super().elapsed_us(call, times)
             if us < times * self.torch_us:

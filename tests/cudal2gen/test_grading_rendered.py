@@ -37,7 +37,8 @@ def stores_rests(record: Record) -> bool:
 
 
 def graded(record: Record, text: str) -> Verdict:
-    """The grader's verdict on a text with a record's launch."""
+    """The grader's verdict on a CUDA text with a record's launch, for all shapes of the launch's description but the
+    first, and no drawn ones."""
     device = {"h200": "sm_90a", "b200": "sm_100a", "rtx5090": "sm_120a"}.get(record.gpu, "sm_80")
     limits = Limits(device=device, isolated=False)
     described = description(record)
@@ -55,6 +56,7 @@ def test_rendered_kernels_are_right(family: str) -> None:
     assert verdict.kernels[0].mma_flops >= 2 * record.launch.bm * record.launch.bn * record.k
 
 
+# Kinds of launches that no record of ``smallest`` has.
 LAUNCHES = ("stream_k", "workspace", "zsplit", "split_k")
 
 

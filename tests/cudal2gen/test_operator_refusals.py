@@ -28,7 +28,8 @@ __all__ = ["directory", "opened"]  # fixtures
 # --- what is refused ---
 
 HALF = torch.zeros(8, 8).half()
-PAIR = torch.zeros(16, 8).half()
+PAIR = torch.zeros(16, 8).half()  # memory of two such matrices, whose parts may overlap
+# The operands and options of a call of matmul, its error, and a pattern of the message.
 REFUSED: list[tuple[tuple[Any, Any], dict[str, Any], type[Exception], str]] = [
     ((HALF.float(), HALF), {}, TypeError, "a: expected torch.float16 or torch.bfloat16, got torch.float32"),
     ((HALF, HALF.bfloat16()), {}, TypeError, "b: expected torch.float16, got torch.bfloat16"),
@@ -120,6 +121,7 @@ NO_TENSORS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("call", "names"), NO_TENSORS.values(), ids=NO_TENSORS.keys())
 def test_what_is_no_tensor_is_named(call: Callable[[], Any], names: tuple[str, ...]) -> None:
+    """A second call is refused like the first."""
     for _ in range(2):
         with pytest.raises(TypeError) as refusal:
             call()
@@ -142,7 +144,9 @@ def test_shapes_of_huge_products_without_data() -> None:
 def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
 
-    class There:
+    class DeviceBlock:
+        """Stands in for ``torch.cuda.device``, and notes its index and when the block begins and ends."""
+
         def __init__(self, index: int) -> None:
             events.append(index)
 
@@ -156,7 +160,7 @@ def test_a_cuda_device_is_asked_by_its_index(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device", There)
+    monkeypatch.setattr(torch.cuda, "device", DeviceBlock)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 1000 + index, raising=False)
     card = devices.Cuda(1)
     assert (card.card.text, card.card.model, card.alone, card.stream(), card.capturing()) == (

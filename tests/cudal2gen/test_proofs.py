@@ -23,7 +23,8 @@ from tests.cudal2gen.paths import PATHS, small
 from tests.cudal2gen.strategies import TO_GLOBAL, prefetch
 from tests.draws import drawn, few_by
 
-# Records for which compilers take two k-tiles per iteration, or count tiles by a multiplication, are among these.
+# The paths of the templates, and records whose loops compilers change: they take two k-tiles in an iteration, or count
+# tiles by a multiplication.
 KERNELS: dict[str, Record] = PATHS | {
     "unrolled": small(bk=32, stages=2, mma_repeat=[2, 2, 1], smem_swizzle=[2, 3, 3], **prefetch("single_intra_tile")),
     "persistent bn 96": small(bm=64, bn=96, m=128, n=192, raster="persistent"),
@@ -34,7 +35,7 @@ KERNELS: dict[str, Record] = PATHS | {
     "batched": small(batch="strided"),
     "batched d nn": small(batch="strided", acc="f32", d="f32", layout="nn", **TO_GLOBAL),
 }
-# Kernels with every covered prefetch kind, epilogue, raster and layout, and then some that are not covered.
+# Kernels that can be certified, with every prefetch kind, epilogue, raster and layout of these; and some that cannot.
 COVERED = [
     "single", "single one stage", "single_intra_tile", "none bk 16", "none one stage", "multi", "pingpong", "staggered",
     "nn f32 global", "staged with 16 bytes", "direct", "zsplit", "persistent", "small direct", "unrolled",
@@ -127,6 +128,7 @@ def test_numbers_of_another_type_or_rounding_are_refused(before: str, after: str
 def test_an_overflow_comes_with_a_problem() -> None:
     with pytest.raises(NotCertified) as error:
         prove(ptx_of(FAULTY["a product of 32 bits for the row of D"]), partial(claims, PATHS["single"]))
+    # Only an offset beyond 32 bits overflows, so the problem that the proof names has many rows.
     assert error.value.extents["D"][0] > 1 << 7
 
 

@@ -47,7 +47,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
 
 
 def race(name: str = "predicated", kernel_us: float = 100.0, torch_us: float = 200.0, calls: int = 10) -> Measurement:
-    """A race that a kernel won."""
+    """The measurement of a race that the kernel of ``KERNELS`` with this name won. ``calls``: those of a sample."""
     kernel = table().kernels[KERNELS.index(name)]
     offer = Store(A100, Path("nowhere")).offer(table(), table().kernels[0].record.problem)
 
@@ -91,6 +91,7 @@ def test_whatever_a_store_of_races_holds(data: st.DataObject, tmp_path: Path) ->
         assert MIN_US <= row.vendor_us <= MAX_US
 
 
+# Lines of a file of first runs.
 TRIALS = [
     RunEntry(card=A100.name, version="1", digest=digest, run=run, when=1.7e9, outcome=outcome).model_dump_json()
     for digest, run, outcome in (("a", "1", "begun"), ("b", "2", "right"), ("c", "", "wrong"), ("d", "3", "later"))
@@ -115,6 +116,7 @@ def test_whatever_a_file_of_first_runs_holds(lines: list[bytes], tmp_path: Path)
     assert all(issubclass(warning.category, SkippedLine) for warning in skipped)
 
 
+# Races that no card can have had, or that are not about the product of the call.
 NONSENSE: dict[str, Callable[[], Any]] = {
     "a kernel faster than any": lambda: race(kernel_us=1e-4),
     "torch slower than a race lasts": lambda: race(torch_us=1e30),

@@ -15,18 +15,19 @@ from cudal2gen.validator import Shape, run_case
 from tests.cudal2gen.paths import PATHS
 
 PAIR = PATHS["tensor pair nn f16"]
+# A problem of whole tiles, and one whose tiles exceed the matrix.
 SHAPES = (Shape(256, 64, 128), Shape(253, 123, 312))
-ALWAYS = "setp.eq.u32 p, 0, 0;"
+ALWAYS = "setp.eq.u32 p, 0, 0;"  # sets the predicate of a wait in place of the wait
 BUILT_AHEAD = [PAIR]
 
 
 def without(pattern: str, by: str = "") -> Callable[[str], str]:
-    """A change of a text that replaces all matches of a pattern, by nothing unless ``by`` is given."""
+    """A change of a PTX text that replaces all matches of a pattern, by nothing unless ``by`` is given."""
     return lambda text: re.sub(pattern, by, text)
 
 
 def last(pattern: str, by: str = "") -> Callable[[str], str]:
-    """Replaces the last match."""
+    """A change of a PTX text that replaces the last match of a pattern."""
 
     def edit(text: str) -> str:
         *_, match = re.finditer(pattern, text)
@@ -36,7 +37,7 @@ def last(pattern: str, by: str = "") -> Callable[[str], str]:
 
 
 def before_load(pattern: str, by: str = "") -> Callable[[str], str]:
-    """Replaces the last match before the first load from tensor memory."""
+    """A change of a PTX text that replaces the last match before the first load from tensor memory."""
 
     def edit(text: str) -> str:
         at = text.index("tcgen05.ld")
@@ -45,6 +46,7 @@ def before_load(pattern: str, by: str = "") -> Callable[[str], str]:
     return edit
 
 
+# By fault: the change of the PTX, and the rule or one of the rules that report it.
 FAULTS: dict[str, tuple[Callable[[str], str], str | tuple[str, ...]]] = {
     "loads are not awaited": (without(r"tcgen05\.wait::ld[^;]*;"), "tensor-memory-registers"),
     "the end of products is not told": (last(r"tcgen05\.commit[^;]*;"), "deadlock"),
@@ -79,6 +81,7 @@ FAULTS: dict[str, tuple[Callable[[str], str], str | tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def artifact() -> Artifact:
+    """The compiled kernel of ``PAIR``."""
     return compiler.build([PAIR])[0]
 
 

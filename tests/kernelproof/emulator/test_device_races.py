@@ -7,6 +7,7 @@ import pytest
 
 from kernelproof import emulator
 
+# Thread 0 stores 16 bytes, and then thread ``other`` executes ``access``.
 TEXT = """
 .version 8.0
 .target sm_80
@@ -72,12 +73,14 @@ MIXED = [
     ("st.volatile.global.u32 [%p], 5;", "ld.volatile.global.u64 %x, [%p];"),
     (WORDS, "st.relaxed.gpu.global.v2.u32 [%p], {%a, %a};"),
 ]
+# Atomics, and plain accesses of the same bytes.
 WITHOUT_ORDER = [
     (PLAIN, WORD),
     (PLAIN, "atom.global.cas.b32 %a, [%p+4], 5, 1;"),
     (PLAIN, WORDS),
     ("ld.global.u32 %a, [%p+4]; st.global.u32 [%p+64], %a;", WORD),
 ]
+# Accesses that need no order.
 RIGHT = [
     (WORD, WORDS),  # read-modify-writes of any sizes are atomic for each other
     (WORD, "ld.relaxed.gpu.global.v2.u32 {%a, %b}, [%p];"),  # atomic for each element

@@ -1,5 +1,6 @@
-"""Proves that executing PTX and its cubin finds wrong machine code: planted errors of eleven kinds, and errors of
-ptxas.
+"""Proves that wrong machine code is found by executing the PTX and the cubin and comparing what they write.
+
+The code is wrong by planted errors of eleven kinds, or by known errors of ptxas.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ ld.global.v2.b32 {{%r1, %r2}}, [%a3];
 st.global.v4.b32 [%a4], {{%r8, %r9, %r10, %r11}}; ret;
 }}
 """
+# A body that uses each of two numbers in %r1 and %r2, and leaves four results in %r8 to %r11.
 RIGHT = """mov.u32 %r12, buf; shl.b32 %r13, %r0, 2; add.s32 %r12, %r12, %r13; st.shared.b32 [%r12], %r1; bar.sync 0;
 xor.b32 %r13, %r12, 128; ld.shared.b32 %r3, [%r13]; add.s32 %r3, %r3, 11;
 sub.s32 %r4, %r2, %r3; neg.s32 %r5, %r1; max.s32 %r5, %r5, %r2; shr.s32 %r6, %r4, 3; setp.le.s32 %p0, %r1, %r2;
 @%p0 add.s32 %r6, %r6, 100; cvt.rn.f32.s32 %f0, %r1; cvt.rn.f32.s32 %f1, %r4; fma.rn.f32 %f2, %f0, 0f3F8CCCCD, %f1;
 cvt.u64.u32 %a2, %r13; mov.b32 %r8, %f2; mad.lo.s32 %r9, %r5, 3, %r6; mov.u32 %r10, %r4; and.b32 %r11, %r6, 65535;"""
+# By error: a part of RIGHT, and the text that replaces it, as if the compiler had made the error.
 PLANTED = {
     "a constant is dropped": ("add.s32 %r3, %r3, 11", "add.s32 %r3, %r3, 0"),
     "a sign is lost": ("neg.s32 %r5, %r1", "mov.b32 %r5, %r1"),
@@ -54,7 +57,7 @@ PLANTED = {
 
 
 def words() -> np.ndarray:
-    """Two numbers per lane: from -32 up, and 6 or, for some lanes, the same number."""
+    """Two int32 numbers per lane, of shape (LANES, 2): one from -32 up, and 6 in every third lane or else the same."""
     values = np.arange(-32, 32, dtype=np.int32).repeat(2).reshape(LANES, 2)
     values[::3, 1] = 6
     return values
