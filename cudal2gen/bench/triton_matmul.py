@@ -22,7 +22,8 @@ def persistent_matmul(
     """Computes D (m,n) from A (m,k) and B (k,n), all row-major.
 
     Each CTA computes every ``CTAS``-th tile. Tiles are numbered in groups of ``GROUP`` rows of tiles, and within a
-    group column by column, so that tiles that run at the same time share operands in the L2.
+    group column by column, so that tiles that run at the same time share operands in the L2. ``HALF``: whether sums are
+    fp16. ``lda``, ``ldb`` and ``ldd``: elements from one row to the next.
     """
     rows_of_tiles = tl.cdiv(m, BM)
     columns_of_tiles = tl.cdiv(n, BN)

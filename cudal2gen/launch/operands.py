@@ -322,6 +322,7 @@ def _allocate_sets(element: Element, shape: tuple[int, ...], device: Any) -> tor
     import torch
 
     count, inside = shape[0], shape[1:]
-    size = ceil_div(math.prod(inside) * element.bytes, ALIGNMENT) * ALIGNMENT // element.bytes
-    pool = torch.empty(count * size, dtype=element.torch_dtype, device=device)
-    return pool[: count * size].view(count, size)[:, : math.prod(inside)].unflatten(1, inside)
+    length = math.prod(inside)
+    padded = ceil_div(length * element.bytes, ALIGNMENT) * ALIGNMENT // element.bytes
+    pool = torch.empty(count * padded, dtype=element.torch_dtype, device=device)
+    return pool.view(count, padded)[:, :length].unflatten(1, inside)

@@ -43,11 +43,11 @@ def explain(call: torch.Tensor | Callable[..., Any], *arguments: Any, **options:
         bound = signature(_PLANS[function]).bind(level, *arguments, **options)
     except TypeError as error:
         raise TypeError(f"explain: {error}; give all arguments of cudal2gen.{function.__name__} but out") from None
-    rest = "refused" if level == INVARIANT else "torch"
+    without_kernel = "refused" if level == INVARIANT else "torch"  # what becomes of a call that no kernel computes
     if reason := foreign(bound.args, functions=True):
-        return f"{rest}: {reason}"
+        return f"{without_kernel}: {reason}"
     plan = _PLANS[function](*bound.args, **bound.kwargs)
-    chosen = plan.name if plan.on_kernel else rest
+    chosen = plan.name if plan.on_kernel else without_kernel
     barred = [DETERMINISTIC] if current().mode != "off" and deterministic() else []
     return "; ".join((f"{chosen}: {plan.reason}", *barred, *current().shadowed))
 

@@ -93,19 +93,20 @@ def section(published: Published) -> Section:
 def _table(rows: Sequence[PublishedSet], gpu: str, acc: str) -> Table:
     set_rows = [row for row in rows if (row.gpu, row.acc) == (gpu, acc)]
     modes = list(dict.fromkeys(row.mode for row in set_rows))
-    by_place = {(row.baseline, row.mode): row for row in set_rows}
+    by_baseline_and_mode = {(row.baseline, row.mode): row for row in set_rows}
     figures = ("mean", "median", "std", "geomean", "wins", "best-of mean")
     return Table(
         f"Published: {_title(gpu)}, {acc}, {set_rows[0].shapes} shapes, {' and '.join(modes)} mode",
         ("baseline", *(f"{mode} {figure}" for mode in modes for figure in figures)),
         tuple(
-            (baseline, *(cell for mode in modes for cell in _cells(by_place[baseline, mode])))
+            (baseline, *(cell for mode in modes for cell in _cells(by_baseline_and_mode[baseline, mode])))
             for baseline in dict.fromkeys(row.baseline for row in set_rows)
         ),
     )
 
 
 def _cells(row: PublishedSet) -> tuple[str, ...]:
+    """The cells of a set in the order of the figures of ``_table``."""
     return (
         times(row.mean),
         times(row.median),

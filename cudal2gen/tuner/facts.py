@@ -99,7 +99,7 @@ def _numbers(record: Record, kernel: ModelledKernel, estimate: Estimate) -> list
         # the record's extents
         log2(kernel.bm), log2(kernel.bn), log2(kernel.k_step), log2(max(1, record.ring_steps)), log2(kernel.split_k),
         log2(kernel.threads), log2(kernel.cluster_ctas),
-        # the estimate, and its parts relative to it
+        # the estimate, and its parts relative to it; 1e-3 stands for a part that is 0
         log2(us), *(log2(1e-3 + estimate.bounds_us[part] / us) for part in parts), log2(estimate.around_us / us),
         # the problem, and how well tiles and waves fill it
         log2(problem.m), log2(problem.n), log2(problem.k), log2(kernel.flight + 1), log2(kernel.resident),

@@ -57,7 +57,7 @@ class Ensemble:
         return self._forward(self._scaled(inputs)[None])[0]
 
     def _scaled(self, inputs: Floats) -> Floats:
-        """Inputs in standard deviations from the training data's mean, clipped."""
+        """Inputs in standard deviations from the training data's mean, clipped to 6 on either side."""
         scaled: Floats = (inputs - self.arrays["mean"]) / self.arrays["scale"]
         return np.clip(scaled, -6, 6)
 
@@ -182,6 +182,7 @@ def _train(
         step_rate = rate * min(1.0, number / (0.1 * len(steps))) * 0.5 * (1 + np.cos(np.pi * number / len(steps)))
         block = inputs[step.rows][None]
         output, hidden_units = network._forward(block)
+        # The loss is half the weighted mean of the squared centred differences, and this is its gradient.
         error = centred(output - samples.target[step.rows], weight, step.lengths) * weight / weight.sum()
         for name, gradient in network.gradients(block, error, hidden_units).items():
             _adam(network.arrays[name], gradient, moments[name], number, step_rate, decay)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-LENGTHS = (32, 256, 2048)  # values of k that are compared: few and many steps
+LENGTHS = (32, 256, 2048)  # values of k that are compared, the lengths of the sums: few and many steps
 EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up to 2048 also in fp16
 
 

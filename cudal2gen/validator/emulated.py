@@ -393,6 +393,7 @@ def _extents(tiles: list[int], tile: int, extent: int) -> Array:
 
 
 def _compare_product(record: Record, inputs: str, product: ComputedProduct, order: list[list[list[int]]]) -> Comparison:
+    """Compares one product's D, and its auxiliary output if it has one. ``order``: see ``Record.k_order``."""
     a, b, d, fused_operands, aux = product
     if record.fusion:
         fused_product = fused.FusedProduct(

@@ -109,11 +109,14 @@ class Floor(NamedTuple):
 
 
 class Wave(NamedTuple):
-    """``times`` equal waves, in each of which ``ctas`` CTAs run, ``together`` of them on the busiest SM."""
+    """``times`` equal waves, in each of which ``ctas`` CTAs run, ``on_busiest_sm`` of them on the busiest SM.
+
+    ``times`` is a fraction if all CTAs share the last tiles.
+    """
 
     times: float
     ctas: int
-    together: int
+    on_busiest_sm: int
 
 
 def estimate(record: Record) -> Estimate:
@@ -140,7 +143,7 @@ def kernel_of(record: Record) -> ModelledKernel:
         record.bn,
         record.k_step,
         record.threads,
-        4 * work.issuers if work.asynchronous else record.threads // 32,
+        4 * work.issuers if work.asynchronous else record.threads // 32,  # a warpgroup is four warps
         record.steps_in_flight,
         max(1, record.ctas_per_sm(min(REGISTERS_THREAD, record.estimated_registers))),
         record.split_k,
@@ -225,14 +228,14 @@ class _Step:
 
     def clocks(self, wave: Wave, sms: int) -> dict[str, float]:
         """Clocks that each part of the chip needs for one k-step of all CTAs of a wave on the busiest SM."""
-        kernel, together = self._kernel, wave.together
-        # No bound by latency if it is in the chain already, or if all loads of a tile are issued at its start.
-        unbound = kernel.flight == 0 or kernel.tile_steps <= kernel.flight
+        kernel, on_busiest_sm = self._kernel, wave.on_busiest_sm
+        # Latency is no bound if it is in the chain already, or if all loads of a tile are issued at its start.
+        latency_counted = kernel.flight == 0 or kernel.tile_steps <= kernel.flight
         return {
-            "mma": max(together * self._mma, self._chain),
-            "shared memory": together * self._shared,
-            "L2": together * kernel.work.l2_bytes / l2_share(kernel.target.rates, sms, wave.ctas),
-            "latency": 0.0 if unbound else self._latency / kernel.flight,
+            "mma": max(on_busiest_sm * self._mma, self._chain),
+            "shared memory": on_busiest_sm * self._shared,
+            "L2": on_busiest_sm * kernel.work.l2_bytes / l2_share(kernel.target.rates, sms, wave.ctas),
+            "latency": 0.0 if latency_counted else self._latency / kernel.flight,
         }
 
 

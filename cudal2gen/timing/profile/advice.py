@@ -39,5 +39,5 @@ def other_values(record: Record) -> Iterator[tuple[str, Any]]:
     """
     fields = fieldset(type(record))
     for field, value in fields.flat(record.decisions()).items():
-        if "." not in field:
+        if "." not in field:  # a dot names a part of a field
             yield from ((field, other) for other in fields.values[field] if other != value)

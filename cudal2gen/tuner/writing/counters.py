@@ -49,7 +49,8 @@ def program() -> Path | None:
 def lines(record: Record, device: int = 0, profiler: Path | None = None) -> list[str]:
     """One line with the metrics of a record's kernel on the record's problem, or with the reason why there are none.
 
-    Empty if the kernel does not compile.
+    Empty if the kernel does not compile. ``device``: the GPU's number. ``profiler``: the path of ncu, or None to find
+    it.
     """
     profiler = profiler or program()
     if profiler is None:

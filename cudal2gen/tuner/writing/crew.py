@@ -68,8 +68,8 @@ def provers(count: int | None = None) -> Iterator[Examine]:
     for future in [pool.submit(os.getpid) for _ in range(cores)]:
         future.result()
 
-    def examine(record: Record, launch: Fields, bounds: CheckLimits, known_codes: frozenset[str]) -> Examination:
-        return pool.submit(judging.examine, record, launch, bounds, known_codes).result()
+    def examine(record: Record, launch: Fields, limits: CheckLimits, known_codes: frozenset[str]) -> Examination:
+        return pool.submit(judging.examine, record, launch, limits, known_codes).result()
 
     try:
         yield examine

@@ -19,8 +19,7 @@ TEMPERATURE = 0.3  # temperature of the softmax; a mean speed that is higher by 
 def draw(speeds: Sequence[float], count: int, seed: str) -> list[int]:
     """The indices of at most ``count`` kernels, one of each drawn bucket, the fastest first.
 
-    ``speeds``: of each kernel, relative to the incumbent's, positive.
-    Equal ``seed`` and speeds give equal draws.
+    ``speeds``: each kernel's speed over the incumbent's, positive. Equal ``seed`` and speeds give equal draws.
     """
     generator = random.Random(seed)
     buckets: dict[int, list[int]] = {}

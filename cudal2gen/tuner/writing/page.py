@@ -36,8 +36,8 @@ MOST_CURVES = 12  # most problems in a picture
 
 
 class ProgressPoint(NamedTuple):
-    """The state after an answer: the ``tokens`` and ``seconds`` of all answers so far, and the ``best`` speed of the
-    problem's kernels over the incumbent's."""
+    """The state after an answer to a problem: the ``tokens`` and ``seconds`` of all problems' answers so far, and the
+    ``best`` speed of this problem's kernels over the incumbent's."""
 
     tokens: int
     seconds: float
@@ -65,6 +65,7 @@ def progress_points(lines: Iterable[transcript.Line], trials: Iterable[Trial]) -
         elif isinstance(line, AnswerOutcome):
             title = Problem.model_validate(line.problem).title
             best[title] = max([best[title], *(speeds.get(_key(fields), 0.0) for fields in line.proposals)])
+            # Tokens and seconds are 1 at least, because the pictures' horizontal axis is logarithmic.
             progress.setdefault(title, []).append(ProgressPoint(max(1, tokens), max(1.0, seconds), best[title]))
     return progress
 
@@ -76,8 +77,8 @@ def families(lines: Iterable[transcript.Line]) -> Counter[str]:
         if isinstance(line, Exchange) and not line.error:
             for idea in answer_text.last_list(answer_text.text_of(line), "kernels") or ():
                 why = str(idea.get("why", "")) if isinstance(idea, dict) else ""
-                named = (name for name, words in FAMILIES.items() if re.search(words, why, re.I))
-                counts[next(named, "other")] += 1
+                matching = (name for name, pattern in FAMILIES.items() if re.search(pattern, why, re.I))
+                counts[next(matching, "other")] += 1
     return counts
 
 
