@@ -62,7 +62,8 @@ def measurement(mnk: tuple[int, int, int], timings: Sequence[Timing], **override
 
 
 def plausible_us(mnk: tuple[int, int, int]) -> float:
-    """A time at about two thirds of an H200's roof, and never below some microseconds."""
+    """A time in microseconds at about two thirds of an H200's roof (900e6 FLOP and 4.9e6 bytes per microsecond), plus 3
+    for the launch."""
     m, n, k = mnk
     problem = Problem(gpu="h200", acc="f16", layout="tn", m=m, n=n, k=k)
     return 3.0 + 1.5 * max(problem.flops / 900e6, problem.traffic_bytes / 4.9e6)
@@ -77,7 +78,11 @@ def noisy(
     **overrides: Any,
 ) -> Measurement:
     """Timings of all contenders of a problem: common drift, 1 % noise each, baselines slower or faster by up to a
-    third."""
+    third.
+
+    ``kernel``: returns how many times as fast as ``plausible_us`` our kernel is at given sizes. ``record``: its name.
+    ``overrides``: fields of the measurement.
+    """
     base = plausible_us(mnk) * np.exp(random.normal(0, 0.02, samples))
 
     def series(factor: float) -> list[float]:
@@ -97,7 +102,10 @@ def campaign(
     **options: Any,
 ) -> Measurements:
     """Measurements of ``count`` shapes by all protocols: device with cold and hot L2, offline and server. The operands
-    of the largest shapes count as exceeding the L2."""
+    of the largest shapes count as exceeding the L2.
+
+    ``names``: returns the name of the record that serves given sizes. ``options``: arguments of ``noisy``.
+    """
     random = np.random.default_rng(seed)
     protocols: tuple[dict[str, Any], ...] = (
         {"protocol": "device", "l2": "cold"},

@@ -23,7 +23,7 @@ from kernelproof.emulator.host import kernel_calls as host
 from tests.cudal2gen import idle_runtime
 from tests.cudal2gen.paths import IN_CLUSTER, PATHS, SWAPPED, TWO_CONSUMERS, once, ring, small
 
-VALUE, MISALIGNED, NO_FILE = 1, 716, 301
+VALUE, MISALIGNED, NO_FILE = 1, 716, 301  # codes of cudaError
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ GOOD: dict[str, Any] = {
     "n": 32,
     "k": 64,
 }
+# Changed fields of the record, changed arguments of the launch, the code and a part of the error.
 REFUSED = [
     ({}, {"m": 0}, VALUE, "m, n and k must be positive"),
     ({}, {"k": 1 << 25, "lda": 1 << 25, "ldb": 1 << 25}, VALUE, "must not exceed 16777216"),
@@ -141,6 +142,7 @@ def test_options_of_hopper_kernels_are_checked(library: Path, session: emulator.
         opened(ring(), library, {"hint_a": 3})
 
 
+# The record, the sizes m, n, k, and the grid.
 HOPPER_GRIDS: list[tuple[catalog.Record, tuple[int, int, int], tuple[int, int, int]]] = [
     # Four SMs with one CTA each, for fewer tiles than SMs and for more.
     (ring(**TWO_CONSUMERS), (200, 64, 64), (4, 1, 1)),
@@ -250,6 +252,7 @@ def test_shared_memory_beyond_the_device_is_refused_when_opened(library: Path) -
         opened(small(bm=64, bn=64, stages=4), library)
 
 
+# Changes of the kernel of 32x32x64 tiles, the sizes m, n, k, and the grid.
 GRIDS: list[tuple[dict[str, Any], tuple[int, int, int], tuple[int, int, int]]] = [
     ({}, (96, 64, 128), (2, 3, 1)),
     ({"raster": "zsplit", "swizzle_stride": 64}, (32, 160, 64), (2, 1, 3)),
@@ -284,6 +287,8 @@ def test_grids_by_hand(
 
 @pytest.mark.slow
 def test_workspace_is_counters_then_partials(library: Path, session: emulator.Session) -> None:
+    """Each tile has a counter of 4 bytes, in 256 or 512 bytes for 6 or 65 tiles, and a partial sum in fp32 for each of
+    three slices. A kernel without slices needs nothing."""
     with opened(small(split_k=3), library) as kernel:
         assert kernel.workspace_bytes(64, 96, 256) == 256 + 6 * 3 * 32 * 32 * 4
         assert kernel.workspace_bytes(32 * 65, 32, 256) == 512 + 65 * 3 * 32 * 32 * 4
@@ -298,6 +303,7 @@ BUILT_AHEAD = [
 # --- the contract with kernel/launch.py ---
 
 BY_CONVENTION = {record.launch.convention: record for record in (small(), ring(), once())}
+# Each fact of each convention of launches, by the name that ``kernel.launch`` gives it.
 FACTS = [
     (convention, line.split("=")[0])
     for convention, record in BY_CONVENTION.items()
@@ -478,6 +484,7 @@ def test_a_refusal_leaves_no_error_in_the_runtime(library: Path, tmp_path: Path)
         assert last_error() == 0
 
 
+# The record, k, and whether its launch must be cooperative.
 WAITING: list[tuple[catalog.Record, int, bool]] = [
     (ring(), 128, False),
     (ring(split_k=2, reduce="workspace"), 128, True),

@@ -1,5 +1,4 @@
-"""Proves that a text compiles when a user pastes it next to a main, by the command line in its head, without a
-warning."""
+"""Proves that a kernel's text compiles next to a user's main without a warning, by the command line in its head."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ from tests.draws import drawn
 
 pytestmark = pytest.mark.slow
 
+# The command line in the comment at the head of a text.
 LINE = re.compile(r"^// Compile (nvcc [^,\n]*(?:,code=[^,\n]*)?)", re.MULTILINE)
 MAIN = "\nint main() { return 0; }\n"
 # A text of each family, and of each way to sum that has its own constants and arguments.

@@ -104,6 +104,7 @@ def test_a_gradient_of_rows_that_are_alike_is_made_of_rows() -> None:
 
 
 def test_gradients_through_kernels(device: EmulatedDevice, kernels: dispatch.Dispatcher) -> None:
+    """The forward product and the gradient of x, of which only x needs one, are computed by kernels."""
     x, weight = drawn(device, 40, 64), drawn(device, 24, 64)
     x.requires_grad_()
     cudal2gen.linear(x, weight).backward(drawn(device, 40, 24))

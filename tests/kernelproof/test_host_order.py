@@ -21,8 +21,10 @@ from tests.kernelproof.emulator.rule_examples import WITH_PROGRAMS, examples
 
 SOURCE = Path(__file__).parent / "checked" / "orders.cu"
 LINES = SOURCE.read_text().splitlines()
+# The names of the program's cases. Those of right ones begin with "r ".
 CASES = re.findall(r'^    \{"([^"]+)", \[\]', SOURCE.read_text(), re.M)
 RIGHT = [case for case in CASES if case.startswith("r ")]
+# The rules that wrong cases break, if it is not host-race.
 RULES = {
     "branches": "stream-race", "late branch": "stream-race",
     **dict.fromkeys(["device read", "device write", "device by driver", "device copied by host", "device variable",
@@ -32,6 +34,7 @@ RULES = {
     **dict.fromkeys(["freed, launched", "freed, copied", "freed, set", "freed, read by host"], "use-after-free"),
     **dict.fromkeys(["to the host", "from the host", "on the device", "between hosts"], "copy-direction"),
 }  # fmt: skip
+# "poll" cannot be checked and "leak" is only noted, so each has a test of its own.
 WRONG = [case for case in CASES if case not in RIGHT and case not in ("poll", "leak")]
 
 
@@ -48,13 +51,13 @@ def run(library: Path, case: str) -> Result:
 
 
 def marked(mark: str, case: str) -> set[int]:
-    """The lines (from 1) whose comments have a mark of a case."""
+    """The lines (from 1) whose comments have this mark and this case, such as "here" and the case's name."""
     words = re.compile(rf"\b{mark} {re.escape(case)}(?:;|$)")
     return {i for i, line in enumerate(LINES, 1) if words.search(line.partition("//")[2])}
 
 
 def lines(side: Participant | None) -> set[int]:
-    """The line of a side, and those that called it."""
+    """The source line of a side of a finding, and the lines that called it."""
     return set() if side is None else {frame.line for frame in side.site.frames}
 
 

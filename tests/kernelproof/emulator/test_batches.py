@@ -21,8 +21,9 @@ from tests.kernelproof.emulator.build import compiled, compiled_text
 from tests.kernelproof.emulator.kernel_cases import program
 
 Array = Any
-THREADS = 96
-# Steps of programs.cu. A step after EXIT that needs all threads would be a deadlock, so none follows.
+THREADS = 96  # of a CTA
+# Numbers of steps, which programs.cu describes. A step after EXIT that needs all threads would be a deadlock, so none
+# follows.
 BARRIER, WAIT, EXIT = 1, 11, 19
 STEPS = [2, 3, 4, 5, 6, 7, 8, 9, 10, WAIT, 12, 13, 14, 15, 16, 17, 18, 20, 21, 22]
 
@@ -40,14 +41,15 @@ def programs(draw: st.DrawFn) -> list[list[int]]:
 
 
 def findings(reports: list[emulator.Report]) -> list[tuple[str, ...]]:
-    """Rule, severity and the lines of both sides."""
+    """Rule, severity and the source lines of both sides of each finding, sorted and without repetitions."""
     return sorted(
         {(r.kind, str(r.severity), r.source, r.other.site.source if r.other is not None else "") for r in reports}
     )
 
 
 def interpreted(rows: list[list[int]], order: list[int], options: Options) -> tuple[Any, Array, Any]:
-    """Findings, output and counters; CTA b executes row ``order[b]``."""
+    """Findings, output and counters of a launch of programs. ``rows``: the steps of each program. CTA b executes row
+    ``order[b]``."""
     longest = max(map(len, rows)) + 1
     table = np.zeros((len(rows), longest), np.int32)
     for i, row in enumerate(rows):
