@@ -9,7 +9,7 @@ fallback after an exception.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -68,6 +68,17 @@ class Origin:
 NOTHING = Origin()
 
 
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors among an operator's arguments that it writes, as its schema says; lists of tensors count whole."""
+    arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+    values = [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return tensors(values)
+
+
 @dataclass
 class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untyped
     """Origins by the address of a storage. ``kept`` holds the tensors alive, so that no address is used twice."""
@@ -114,10 +125,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[misc] # torch's class is untype
                 continue  # a view: the storage keeps its origin
             self.origins[at] = origin
             self.kept.append(tensor)
-        # An operator without results writes its first argument, by torch's convention.
-        if mutates and not outputs:
-            for tensor in inputs[:1]:
-                self.origins[address(tensor)] = origin
+        for tensor in _written(func, args, kwargs or {}):
+            self.origins[address(tensor)] = origin
 
     def add_launch(self, kernel: str, read: Iterable[int], written: Iterable[int]) -> None:
         """Record a launch of the kernel named ``kernel``. ``read``, ``written``: addresses of storages."""

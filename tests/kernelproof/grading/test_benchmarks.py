@@ -114,6 +114,22 @@ def test_an_input_that_a_call_overwrites_counts_as_changed(
 # --- messages ---
 
 
+def test_operators_that_write_several_tensors_in_place_are_the_origin_of_each() -> None:
+    torch = pytest.importorskip("torch")
+    from kernelproof.grading.benchmarks import ledger
+
+    record = ledger.Ledger()
+    first, second, out = torch.ones(8), torch.ones(8), torch.zeros(4, 4)
+    with record:
+        torch._foreach_mul_([first, second], 2.0)
+        torch.mm(torch.ones(4, 4), torch.ones(4, 4), out=out)
+    names = [
+        [record.operators[number].name for number in record.origins[ledger.address(tensor)].operators]
+        for tensor in (first, second, out)
+    ]
+    assert names == [["_foreach_mul_"], ["_foreach_mul_"], ["mm"]]
+
+
 def test_messages_arrive_as_they_were_sent() -> None:
     reader, writer = os.pipe()
     rng = np.random.default_rng(1)
