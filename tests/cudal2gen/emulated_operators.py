@@ -1,5 +1,6 @@
-"""Fixtures for operators on an emulated device. The pack ``opened`` is for the card ``GPU``; modules that need other
-kernels define their own.
+"""Fixtures for operators on an emulated device.
+
+The pack ``opened`` is for the card ``GPU``. Modules that need other kernels define an ``opened`` of their own.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ def device() -> Iterator[EmulatedDevice]:
 
 @pytest.fixture
 def operator_device(device: EmulatedDevice) -> OperatorDevice:
+    """The emulated device as the operators see it."""
     return OperatorDevice(device, GPU)
 
 
 @pytest.fixture
 def kernels(operator_device: OperatorDevice, opened: Pack) -> Iterator[Dispatcher]:
-    """Calls take the nearest kernel."""
+    """The operators' dispatcher. Calls take the nearest kernel of ``opened``, whether it was measured or not."""
     from cudal2gen.operators import emulated
 
     with emulated(operator_device, [opened], prefer="kernel") as dispatcher:

@@ -38,7 +38,7 @@ def normal(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
 
 
 def activated(z: Any, activation: str) -> Any:
-    """The activation, by its formula."""
+    """The activation of z, by its formula."""
     if activation == "relu":
         return z.clamp(min=0)
     if activation == "silu":
@@ -49,7 +49,8 @@ def activated(z: Any, activation: str) -> Any:
 
 
 def close(own: Any, reference: Any, scale: float = 1.0) -> None:
-    """Checks that two tensors agree within some roundings of the first one's type."""
+    """Checks that two tensors agree within four roundings of the first one's type. ``scale``: the magnitude of numbers
+    whose roundings count for small results as well."""
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(own.dtype, 1e-6)
     torch.testing.assert_close(own.double(), reference.double(), rtol=4 * unit, atol=4 * unit * scale)
 
@@ -223,6 +224,7 @@ FUSED = [record("bias_n"), record("silu"), record("bias_n+gelu"), record("bias_n
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> pack.Pack:
+    """A pack with a plain kernel and those of ``FUSED``."""
     table = packed.table([packed.RECORDS["predicated"], *FUSED])
     return pack.open_pack(packed.folder(table, tmp_path_factory.mktemp("packs") / "a100"))
 
@@ -305,11 +307,12 @@ def test_every_call_is_explained(device: EmulatedDevice, kernels: dispatch.Dispa
 
 # --- kernels with a gate, and kernels that also store the sums ---
 
-BESIDE = "bias_n+aux+silu"
+WITH_AUX = "bias_n+aux+silu"
+# Kernels of gated pairs and kernels that also store the sums Z (aux), for fp16 and bf16.
 GATES = [
     record(fusion, ab=ab, **(WIDE_TILE if "gate" in fusion else {}))
     for ab in ("f16", "bf16")
-    for fusion in (GATED, f"aux+{GATED}", BESIDE, "aux+silu")
+    for fusion in (GATED, f"aux+{GATED}", WITH_AUX, "aux+silu")
 ]
 ANY_D = record("bias_n+aux+relu", **STRAIGHT)
 
@@ -377,7 +380,7 @@ def test_kernels_keep_the_sums_for_the_derivative(
     def layer(*tensors: Any) -> Any:
         return cudal2gen.linear(*tensors, activation="silu")
 
-    calls = [(layer, (x, weight, bias), BESIDE), (layer, (x, weight), "aux+silu")]
+    calls = [(layer, (x, weight, bias), WITH_AUX), (layer, (x, weight), "aux+silu")]
     calls += [(cudal2gen.swiglu, (x, weight), f"aux+{GATED}")]
     for function, tensors, fusion in calls:
         own = [typed(device, dtype, *tensor.shape).copy_(tensor).requires_grad_() for tensor in tensors]

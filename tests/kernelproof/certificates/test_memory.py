@@ -50,6 +50,8 @@ def test_lanes_that_write_one_place_at_once_are_refused(memory: SharedMemory) ->
 
 
 def test_a_copy_is_pending_until_its_group_and_a_barrier(memory: SharedMemory) -> None:
+    """Two groups are committed, of which the first has the copies and the second is empty. A wait that leaves one group
+    in flight makes the copies visible to their own lanes, and a barrier to others (None stands for any lane)."""
     memory.copy(places(memory), LANES, unknown(64, 2, 2))
     memory.commit()
     memory.commit()
@@ -74,6 +76,8 @@ def test_accesses_beyond_shared_memory_or_unaligned_are_refused(memory: SharedMe
 
 
 def test_a_sum_takes_each_product_once() -> None:
+    """A sum has the products of all k below ``done``, and beyond these a bit for each in ``beyond``: here those of
+    k, k + 1 and k + 3."""
     k = Polynomial.named("k")
     first = SummedRange(k, 0).plus(k, (1, 0, 3))
     assert first.done.equals(k + 2)
@@ -97,6 +101,7 @@ def test_equal_kinds_have_one_number_and_one_text() -> None:
 
 
 def test_partial_sums_are_added_in_order_and_as_floats_only() -> None:
+    """The partial sums of both slices make the whole sum."""
     whole = unknown(64, 1, 4)
     first, second = (Partial(whole, number, number + 1, 2) for number in range(2))
     assert first.view("f4") + second.view("f4") is whole

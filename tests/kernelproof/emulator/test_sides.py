@@ -8,7 +8,8 @@ import pytest
 from kernelproof.emulator import Memory, load
 from tests.kernelproof.emulator.build import compiled_text
 
-# The read that races comes before a read by the writing lane itself, after it, or with it in one instruction.
+# Each lane reads its own word and another lane's, and writes its own word without a barrier in between. BEFORE and
+# AFTER are the two reads, in either order. Comments mark the lines of both sides of the race.
 ROTATED = """
 extern "C" __global__ void kernel(float* x) {
   __shared__ float s[32];
