@@ -140,6 +140,11 @@ def _high_product(a: Any, b: Any) -> Any:
     factors = [Word(polynomial(each, word.bits), word.bits, word.facts, word.signed).number() for each in (a, b)]
     if any(not each.same_in_all_lanes for each in factors):
         raise NotCertified("the high half of a product that differs between lanes")
+    for one, other in (factors, factors[::-1]):
+        if one.is_constant and int(one.constant) < 0 and word.bits == 32:
+            # The quotient by 2^32 of x times a negative number is that of x times the number plus 2^32, minus x.
+            whole = quotient(other * (int(one.constant) + (1 << 32)), 1 << 32, word.facts) - other
+            return Word(whole, word.bits, word.facts, word.signed)
     product = factors[0] * factors[1]
     return Word(quotient(product, 1 << word.bits, word.facts), word.bits, word.facts, word.signed)
 

@@ -32,7 +32,8 @@ class OpenFacts(Facts):
     """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
     of two that divides it. ``by_lane``: polynomials that are at least 0, and differ between lanes. ``fractions``: names
     that are defined as quotients. ``asks``: whether the solver is asked where bounds do not decide. ``private``: names
-    that tell threads apart. ``above``: polynomial and number of bits -> the name of what is above so many low bits."""
+    that tell threads apart. ``above``: polynomial, number of low bits and of all bits -> the
+    name of what is above the low ones."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
     by_lane: list[Polynomial] = field(default_factory=list)
@@ -138,7 +139,7 @@ class OpenFacts(Facts):
         """A name for a number of ``bits`` bits, which is the same in all threads, divided by 2^low and rounded down."""
         if self.private & {*number.names()}:
             raise NotCertified(f"bits of {number} are not known")
-        name = self.above.setdefault((number.key, low), f"above_{len(self.above)}")
+        name = self.above.setdefault((number.key, low, bits), f"above_{len(self.above)}")
         self.bounds[(name,)] = (0, (1 << (bits - low)) - 1)
         return Polynomial.named(name)
 

@@ -1,9 +1,10 @@
-"""Names a number below a known size by parts, so that its quotients by 6, 5 and 13 are polynomials in these names.
+"""Names a number below a known size by parts, so that its quotients by 6, 5, 13 and 7 are polynomials in these names.
 
 A proof knows a quotient only if it is a polynomial in names. Compilers divide by a constant with an odd factor by a
 multiplication and a shift. For 96 and 192 they first divide by 6; for 20 and 160 they divide twice the number by 5; for
-208 they divide four times the number by 13. So a number x below a multiple of 6, 5 or 13 is named as a multiple of that
-divisor plus a remainder, and the remainder again by parts, so that each part adds its own quotient:
+208 they divide four times the number by 13; for 224 they divide four times the number by 7. So a number x below a
+multiple of 6, 5, 13 or 224 is named as a multiple of 6, 5, 13 or 7 plus a remainder, and the remainder again by parts,
+so that each part adds its own quotient:
 
 - x = 6 * x_sixth + x_rest, with x_rest <= 5. So x / 6 = x_sixth.
 - x = 5 * x_fifth + 3 * x_half + x_rest, with x_half <= 1 and x_rest <= 2. So 2 * x / 5 = 2 * x_fifth + x_half: twice
@@ -11,6 +12,8 @@ divisor plus a remainder, and the remainder again by parts, so that each part ad
 - x = 13 * x_thirteenth + 4 * x_four + 7 * x_seven + 10 * x_ten + x_rest, where at most one of x_four, x_seven and x_ten
   is 1, and x_rest <= 3. So 4 * x / 13 = 4 * x_thirteenth + x_four + 2 * x_seven + 3 * x_ten: from the remainders 4, 7
   and 10 on, four times the remainder is at least 13, 26 and 39.
+- x = 7 * x_seventh + 4 * x_bit2 + 2 * x_bit1 + x_bit0, where the last three are the bits of the remainder. So
+  4 * x / 7 = 4 * x_seventh + 2 * x_bit2 + x_bit1.
 
 ``share`` names the columns of vectors and the beginnings of shares in this way. A caller gives x its ``number`` as a
 polynomial, and its ``bounds`` and ``limits`` as facts.
@@ -35,12 +38,15 @@ def parts(name: str, size: int) -> dict[str, tuple[int, int]]:
     if size % 13 == 0:
         steps = {f"{name}_{spelled}": (step, 1) for spelled, step in QUARTERS.items()}
         return {f"{name}_thirteenth": (13, size // 13 - 1), **steps, f"{name}_rest": (1, 3)}
+    if size % 224 == 0:
+        bits = {f"{name}_bit{bit}": (1 << bit, 1) for bit in (2, 1, 0)}
+        return {f"{name}_seventh": (7, size // 7 - 1), **bits}
     return {name: (1, size - 1)}
 
 
 def block(size: int) -> int:
-    """The divisor of the parts for a size: 6, 5 or 13; the size itself if none of them divides it."""
-    return next((factor for factor in (6, 5, 13) if size % factor == 0), size)
+    """The divisor of the parts for a size: 6, 5, 13 or 7; the size itself if it has a single part."""
+    return next((factor for factor, of in ((6, 6), (5, 5), (13, 13), (7, 224)) if size % of == 0), size)
 
 
 def blocks(name: str, size: int) -> Polynomial:
@@ -62,8 +68,9 @@ def bounds(name: str, size: int) -> dict[tuple[str, ...], tuple[int, int]]:
 def limits(name: str, size: int) -> tuple[Polynomial, ...]:
     """Further polynomials in the parts that are at least 0.
 
-    They say that the remainder modulo 5, 3 * half + rest, is at most 4. Of the remainder modulo 13 they say that at
-    most one step of QUARTERS is in it, and that the rest is at most 3, or at most 2 after a step.
+    They say that the remainder modulo 5, 3 * half + rest, is at most 4, and that modulo 7 at most 6. Of the remainder
+    modulo 13 they say that at most one step of QUARTERS is in it, and that the rest is at most 3, or at most 2 after a
+    step.
     """
     names = parts(name, size)
     if f"{name}_half" in names:
@@ -71,4 +78,6 @@ def limits(name: str, size: int) -> tuple[Polynomial, ...]:
     if f"{name}_four" in names:
         steps = sum((named(f"{name}_{step}") for step in QUARTERS), ZERO)
         return 1 - steps, 3 - steps - named(f"{name}_rest")
+    if f"{name}_bit2" in names:
+        return (6 - sum((named(part, factor) for part, (factor, _) in names.items() if factor < 7), ZERO),)
     return ()
