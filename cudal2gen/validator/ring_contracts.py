@@ -252,6 +252,7 @@ def _with_parts(record: TmaRing, pipeline: Pipeline, program: Program, item: _It
         count, record.bm * record.bn // (4 * (end - first)), record.cols // 8,
         ceil_div(LOADS, count),  # a thread loads each vector from all ``count`` slices
         tiles, item.number * ctas + rank, named("cta_x") * ctas + rank, named("grid_x") * ctas,
+        record.atom_cols // 8 if record.tensor_tiles else 0,
     )  # fmt: skip
     cases = (False, True) if ctas > 1 else (None,)
     adders = Adders(

@@ -63,7 +63,8 @@ class Parts:
     ``count``: how many parts a tile has. ``vectors``: how many vectors of four sums each thread has of a tile, with
     ``columns`` vectors in a row, and ``together`` in an iteration of the loop that adds them. ``tiles``: how many tiles
     D has, in the contract up to the first item. ``tile``: the number of a tile, in the contract of an item. ``cta``:
-    the number of a CTA. ``ctas``: how many there are; all run at the same time.
+    the number of a CTA. ``ctas``: how many there are; all run at the same time. ``chunk``: how many vectors of a row
+    a thread stores at once; 0 for all.
     """
 
     count: int
@@ -74,6 +75,7 @@ class Parts:
     tile: Polynomial
     cta: Polynomial
     ctas: Polynomial
+    chunk: int = 0
 
 
 @dataclass(frozen=True)

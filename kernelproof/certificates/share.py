@@ -118,9 +118,40 @@ class Share:
         return columns if vectors % columns == 0 else vectors
 
     @property
+    def _column_parts(self) -> dict[str, tuple[int, int]]:
+        """The parts of the number of a column, as in ``rests``; if columns lie in chunks, the chunk and the rest."""
+        chunk = self.parts.chunk
+        if chunk and self.columns % chunk == 0 and self.columns > chunk:
+            return {f"{VECTOR_COLUMN}_chunk": (chunk, self.columns // chunk - 1), VECTOR_COLUMN: (1, chunk - 1)}
+        return rests.parts(VECTOR_COLUMN, self.columns)
+
+    @property
+    def _in_chunks(self) -> bool:
+        return f"{VECTOR_COLUMN}_chunk" in self._column_parts
+
+    @property
+    def _column_number(self) -> Polynomial:
+        """The number of a column as a polynomial in its parts."""
+        return sum((named(part, factor) for part, (factor, _) in self._column_parts.items()), ZERO)
+
+    @property
+    def _column_rests(self) -> tuple[Polynomial, ...]:
+        return () if self._in_chunks else rests.limits(VECTOR_COLUMN, self.columns)
+
+    @property
+    def _block(self) -> int:
+        return self.parts.chunk if self._in_chunks else rests.block(self.columns)
+
+    @property
+    def _before_block(self) -> Polynomial:
+        if self._in_chunks:
+            return named(f"{VECTOR_COLUMN}_chunk", self.parts.chunk)
+        return rests.blocks(VECTOR_COLUMN, self.columns)
+
+    @property
     def vector(self) -> Polynomial:
         """The number in the tile of the first vector of an iteration: of any, or of those in ``column``."""
-        column = rests.number(VECTOR_COLUMN, self.columns) if self.column is None else self.column
+        column = self._column_number if self.column is None else self.column
         return column + named(VECTOR_ROW, self.columns) if self.columns < self.vectors else column
 
     def iterations(self) -> Iterator[Share]:
@@ -134,14 +165,14 @@ class Share:
         cases are column 5, from which the next vector is in the next block, and column 11, from which it is in the next
         row.
         """
-        others, block = self.parts.together - 1, rests.block(self.columns)
+        others, block = self.parts.together - 1, self._block
         if not others or block == self.vectors:
             yield self
             return
-        before, last = rests.blocks(VECTOR_COLUMN, self.columns), self.columns // block - 1
-        within = rests.number(VECTOR_COLUMN, self.columns) - before
+        before, last = self._before_block, self.columns // block - 1
+        within = self._column_number - before
         # Where the rest within a block has parts too, each of its values is a case of its own.
-        most = block - 1 - others if len(rests.parts(VECTOR_COLUMN, self.columns)) <= 2 else -1
+        most = block - 1 - others if len(self._column_parts) <= 2 else -1
         if most >= 0:
             yield replace(self, column=before + within, further=(most - within,))
         for column in range(max(0, most + 1), block):
@@ -152,12 +183,12 @@ class Share:
     @property
     def column_limits(self) -> tuple[Polynomial, ...]:
         """Polynomials in the column of an iteration's first vector that are at least 0."""
-        return (*rests.limits(VECTOR_COLUMN, self.columns), *self.further)
+        return (*self._column_rests, *self.further)
 
     @property
     def vector_extents(self) -> dict[str, int]:
         """Name in the number of a vector -> how many values it has, from 0 on."""
-        column = {name: most + 1 for name, (_, most) in rests.parts(VECTOR_COLUMN, self.columns).items()}
+        column = {name: most + 1 for name, (_, most) in self._column_parts.items()}
         return column | {VECTOR_ROW: self.vectors // self.columns}
 
     @property
