@@ -63,8 +63,8 @@ def scalar_flops(opcode: str, integers: bool) -> int:
 def flops(opcodes: Mapping[str, int], wgmma_flops: int, integers: bool) -> tuple[int, int]:
     """Upper bounds of the operations of executed instructions: of all of them, and of those on matrix units.
 
-    ``opcodes``: executions per warp, in which every lane counts as active. ``wgmma_flops``: the operations of wgmma
-    instructions, which are counted elsewhere. ``integers``: whether integer operations count.
+    ``opcodes``: opcode -> how often warps executed it, summed over all warps; all 32 lanes count. ``wgmma_flops``: the
+    operations of wgmma instructions, which are counted elsewhere. ``integers``: whether integer operations count.
     """
     by_matrix, by_cores = wgmma_flops, 0
     for opcode, runs in opcodes.items():
@@ -82,7 +82,8 @@ class Downgrade(NamedTuple):
     """An instruction of lower precision than required.
 
     ``part``: what is imprecise, "operands", "accumulator", "conversion" or "sums". ``type``: the instruction's type,
-    where ``required`` is needed. ``runs``: how often it ran.
+    where ``required`` is needed. ``runs``: how often warps executed it; for "sums", the narrow floating-point
+    operations of all such instructions, of which ``opcode`` is one.
     """
 
     opcode: str
@@ -97,9 +98,10 @@ def downgrades(
 ) -> list[Downgrade]:
     """The instructions that multiply, sum or convert in a narrower type than required; None allows any type.
 
-    Sums outside of matrix units count only if they amount to a quarter of ``flops_needed``, because a scale or an
-    epilogue in fp16 is no accumulator. If ``products`` is True, multiplications count in the same way, since they round
-    products before these are summed. It is False for kernels that unpack weights, which may multiply in narrow types.
+    ``flops_needed``: floating-point operations that the problem needs. Sums outside of matrix units count only if they
+    amount to a quarter of these, because a scale or an epilogue in fp16 is no accumulator. If ``products`` is True,
+    multiplications count in the same way, since they round products before these are summed. It is False for kernels
+    that unpack weights, which may multiply in narrow types.
     """
     out, narrow_flops = [], 0.0
     narrow = ("", "")
