@@ -63,8 +63,7 @@ class OperatorCall:
 
 
 def drawn(sample: int, seed: int = 0) -> list[str]:
-    """Sizes off the catalog's grid: few rows of real layers, some of them odd, and every eighth with the rows of a
-    prompt."""
+    """Sizes off the catalog's grid: layer shapes with few, sometimes odd, m; every eighth has the m of a prompt."""
     rng = random.Random(seed)
     rows = [PREFILL if number % 8 == 7 else rng.randint(1, MAX_ROWS) for number in range(sample)]
     return ["_".join(map(str, (m, *rng.choice(LAYERS)))) for m in rows]

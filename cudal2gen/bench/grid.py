@@ -182,8 +182,8 @@ def judged(
     """Adds the emulator's verdict to each row, from ``store`` if it is there. New verdicts are stored as they arrive.
 
     ``library``: the compiled launcher, or None to compile it. Kernels with the shortest modelled time are judged first,
-    so that an interrupted call has judged the most promising ones. A kernel whose process dies gets no verdict but a
-    reason.
+    so that an interrupted call has judged the most promising ones. A kernel whose process dies gets no verdict;
+    ``reason`` says why.
     """
     from cudal2gen import validator
     from cudal2gen.generation import compiler

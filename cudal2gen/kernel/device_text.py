@@ -1,9 +1,9 @@
 """Checks untrusted CUDA text: brings it to a normal form, names it by its digest, and refuses unsafe constructs.
 
-A record may name a text, which is then compiled like a rendered one. Compiling does not run the text, but the
-preprocessor reads files, and a text can make the compiler use much time and memory. So a text may include only headers
-of CUDA, CUTLASS and the C++ library, it may use few directives, and it may not spell names in ways that the rules here
-cannot see. Time and memory are limited where the compiler runs.
+A record may name a text, which is then compiled like a kernel rendered from a template. Compiling does not run the
+text, but the preprocessor reads files, and a text can make the compiler use much time and memory. So a text may include
+only headers of CUDA, CUTLASS and the C++ library, it may use few directives, and it may not spell names in ways that
+the rules here cannot see. Time and memory are limited where the compiler runs.
 """
 
 from __future__ import annotations

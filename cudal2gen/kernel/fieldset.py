@@ -14,7 +14,9 @@ from cudal2gen.kernel.problem import Problem
 from cudal2gen.kernel.record import Fields, Origin, Record
 from kernelproof.ground.schema import Schema
 
-MAX_VALUES = 128  # values of a field that are listed one by one
+# Most values listed for a tuple. For an integer range half as many, which leaves room for the other choices of a type,
+# such as null.
+MAX_VALUES = 128
 # Fields of a record that a family does not decide.
 FIXED = frozenset({"problem", "family", "origin", *Problem.model_fields})
 
@@ -45,7 +47,7 @@ class Fieldset:
         return flat
 
     def nested(self, flat: Fields) -> Fields:
-        """Flat decisions in the nested form of a line."""
+        """Converts flat decisions to a JSON record's nested form."""
         fields: Fields = {}
         for name, value in flat.items():
             field, _, part = name.partition(".")
@@ -56,7 +58,8 @@ class Fieldset:
         return fields
 
     def record(self, problem: Problem, origin: Origin, flat: Fields) -> Record:
-        """A record with values that their types allow; it may break rules."""
+        """Builds a record without validation; ``flat`` must satisfy the field types, but may break the family's
+        rules."""
         fields: Fields = {
             name: self.parts[name].model_construct(**{part: _frozen(v) for part, v in value.items()})
             if name in self.parts
@@ -116,8 +119,8 @@ def _values(node: Mapping[str, Any]) -> list[Any]:
 
 
 def _integers(least: int, most: int, step: int) -> list[int]:
-    """All numbers of a short range; the multiples of the least number of a long one, such as multiples of 16 for tiles;
-    none if these are too many as well."""
+    """Every multiple of ``step`` if the range is short. Otherwise multiples of ``least``, or 0 alone if that is 0.
+    Empty if still too many."""
     numbers = range(-(-least // step) * step, most + 1, step)
     if len(numbers) > MAX_VALUES // 2:
         numbers = range(least, most + 1, least or most + 1)

@@ -398,7 +398,8 @@ int cudal2gen_close(cudal2gen_kernel* kernel) {
   return error ? own->runtime.refuse(error) : cudaSuccess;
 }
 
-// Returns the bytes of workspace, aligned to 256, that a launch of `count` products of this size needs, or 0.
+// Returns the workspace that a launch of `count` products of this size needs, in bytes; the workspace pointer must be
+// 256-byte aligned. 0: it needs none.
 int64_t cudal2gen_batch_workspace_bytes(cudal2gen_kernel const* kernel, int m, int n, int k, int count) {
   Launch const& launch = kernel->launch;
   Scratch const scratch = launch.scratch(m, n, k, count, kernel->resident);

@@ -39,7 +39,7 @@ class Prediction(NamedTuple):
 def predictions(group: Group, records: Mapping[tuple[str, str], Record]) -> list[Prediction]:
     """The times of a group's problems that our kernel was measured on.
 
-    The record may have been made for another GPU model; it is modelled on the card's.
+    The record may have been made for another GPU model; its time is modelled for the card's GPU model.
     """
     timed = [(row, row.timing(KERNEL)) for row in group.measurements]
     return [

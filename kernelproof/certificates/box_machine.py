@@ -44,7 +44,7 @@ class BoxMachine(RoleMachine):
     def _box(self, address: Any, lanes: Lanes) -> tuple[BoxMap, Matrix]:
         """The tensor map at an address, which must be the same in these lanes, and the operand that it describes."""
         if not self.track.granted:
-            raise NotCertified("global memory is accessed before the kernel before is known to have ended")
+            raise NotCertified("global memory is accessed before the previous kernel is known to have ended")
         at = self._one(address, lanes)
         known = {box.parameter: box for box in self.contract.maps}
         if at >> SHIFT_TO_WINDOW != Window.PARAM or at & 0xFFFFFFFF not in known:

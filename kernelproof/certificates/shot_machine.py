@@ -1,7 +1,7 @@
-"""Executes a CTA that loads all of its k at once, up to the block behind its products or its last wait.
+"""Symbolically executes, for a certificate, one CTA that loads its whole k at once, until it adds or stores sums.
 
-``single_shot`` says what the CTAs of a cluster do that have slices of k of one tile. Sums go to shared memory that
-nothing else uses, so no mbarrier says that it is free.
+``single_shot`` describes clusters whose CTAs each compute one k slice of a tile. Sums go to shared memory that nothing
+else uses, so no mbarrier says that it is free.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
 
     - ``granted``: the kernel that was launched before has ended.
     - ``used``: a mask over the elements of shared memory: those that the CTA has copied to or read.
-    - ``arrived``: the address of the mbarrier at which the bytes of sums count, ``expected``: how many these are.
-    - ``fenced``: no mbarrier was initialised since the last fence for that. ``announced``: the CTA has arrived at the
-      cluster's barrier. ``met``: it has waited there.
+    - ``arrived``: the address of the mbarrier that counts the bytes of incoming sums. ``expected``: how many these are.
+    - ``fenced``: no mbarrier was initialised since the last mbarrier-init fence. ``announced``: the CTA has arrived at
+      the cluster's barrier. ``met``: it has waited there.
     - ``sendings``: what it has sent. ``waited``: it has waited for the sums that come to it.
     """
 
@@ -52,6 +52,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
             "init": self.initialise, "fence_init": self.fence_init, "try_wait": self.try_wait, "waited": self.waits,
             "arrive": self.arrive,
         }  # fmt: skip
+        # Keys: the emulator's unit letters, see ``machine``.
         return {
             "G": {"grid_wait": self.grid_wait}, "Q": {}, "S": {},
             "H": {"load": self.load_matrices},
@@ -68,7 +69,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
         """Check what the CTA has done when it begins to add or store sums."""
         self.check_landed()
         if not self.granted:
-            raise NotCertified("D is stored before the kernel before is known to have ended")
+            raise NotCertified("D is stored before the previous kernel is known to have ended")
         if self.ranks > 1 and not self.waited:
             raise NotCertified("a CTA stores to D before the sums of the cluster have come")
 
@@ -81,7 +82,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
 
     def issue(self, target: Any, source: Any, size: int, count: Any, m: Mask, site: int, *_: int) -> None:
         if not self.granted:
-            raise NotCertified("global memory is accessed before the kernel before is known to have ended")
+            raise NotCertified("global memory is accessed before the previous kernel is known to have ended")
         super().issue(target, source, size, count, m, site)
 
     def shared_places(self, address: Any, size: int, lanes: Lanes, site: int) -> Lanes:
@@ -95,7 +96,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
         """mbarrier.init of the only mbarrier, by one thread, before the cluster meets."""
         lanes = self.active(m)
         if self.ranks == 1 or lanes is None or len(lanes) != 1 or self.arrived is not None or self.announced:
-            raise NotCertified("an mbarrier other than the one for sums, or that others may use before it is there")
+            raise NotCertified("not the mbarrier for sums, or initialised after the CTA arrived at the cluster barrier")
         if self._one(count, lanes) != 1:
             raise NotCertified("the mbarrier of the sums does not expect one arrival")
         self.arrived = self._one(address, lanes)

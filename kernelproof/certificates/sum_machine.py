@@ -29,8 +29,8 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
 
-# The sources of kinds for partial sums: SLAB for sums as they were loaded, whose ``col`` is their place in a slab.
-# TURNED for sums after movmatrix: their ``col`` is the place of the sum that the thread had in this register before.
+# The sources of kinds for partial sums: SLAB for sums as they were loaded, whose ``col`` is their position in a slab.
+# TURNED for sums after movmatrix: ``col`` is the slab position of the sum that this register held before movmatrix.
 SLAB, TURNED = "slab", "turned slab"
 SUM_BYTES = 4  # bytes of a partial sum, and of a counter
 COUNTER_HALF = 1 << 16  # the low 16 bits of a counter count parts, the high ones vectors
@@ -40,10 +40,10 @@ class SumMachine(ThreadMachine):
     """The machine of one thread.
 
     ``share``: what its group adds. ``phase``: where the thread is. ``at``: in VECTORS, the first vector of the
-    iteration. ``taken``: from TILE on, for each block with a branch, the targets to which it has led, or the keys of
-    the conditions by which both sides were executed. ``agreed``: what all lanes of a warp must have in common,
-    in the order of execution: values that they shuffle, vectors of movmatrix, and which sums an iteration has stored.
-    ``sum_proof`` compares ``taken`` and ``agreed`` between threads.
+    iteration. ``taken``: from TILE on, for each branching block, the targets taken; where both sides ran, the key of
+    the condition. ``agreed``: what all lanes of a warp must have in common, in the order of execution: values that they
+    shuffle, vectors of movmatrix, and which sums an iteration has stored. ``sum_proof`` compares ``taken`` and
+    ``agreed`` between threads.
     """
 
     def __init__(self, program: Program, contract: Contract, facts: OpenFacts, kinds: Kinds, share: Share) -> None:
@@ -118,7 +118,8 @@ class SumMachine(ThreadMachine):
     # --- values
 
     def shuffle(self, mode: str, value: Any, lane: Any, clamp: Any, members: Any, m: Mask, site: int) -> Any:
-        """As in the base class. The value, except for the warp's number in it, must agree with that of other lanes."""
+        """As in the base class. Records the shuffled value without its warp term; ``sum_proof`` checks that all lanes
+        agree."""
         out = super().shuffle(mode, value, lane, clamp, members, m, site)
         self.agreed.append(poly_of(value).substituted("warp", ZERO).key)
         return out
@@ -129,7 +130,7 @@ class SumMachine(ThreadMachine):
         value, share = settled(value), self.share
         kind = self.kinds[value.one_kind] if isinstance(value, Cells) else None
         if m is not None or self.depth or kind is None or kind.source != SLAB or (value.width, value.bytes) != (2, 4):
-            raise NotCertified("movmatrix of what are not two sums of 16 bits that each lane has")
+            raise NotCertified("movmatrix operand is not two 16-bit sums in every lane")
         (first, element), second = (share.vector_of(kind.col + int(at)) for at in value.cols.flat)
         if (
             element % 2
@@ -208,8 +209,8 @@ class SumMachine(ThreadMachine):
         return Word(share.before * COUNTER_HALF + share.count, 32, self.facts)
 
     def check_not_last(self) -> None:
-        """Raise NotCertified if the group may be the last one to count vectors of the tile: the first thread must then
-        return the counter to zero. The other threads never do."""
+        """Raise NotCertified unless the group is provably not the last one to count vectors of the tile. Only the last
+        group's first thread must zero the counter."""
         share = self.share
         if share.first and not self.facts.holds(
             Polynomial.of(share.vectors - 1) - share.before - (share.last - share.at)
@@ -254,8 +255,8 @@ class SumMachine(ThreadMachine):
             return self._load(address, size, strength)
 
     def _load(self, address: Any, size: int, strength: int) -> Partial:
-        """Load ``size`` bytes of partial sums of one slab of the tile, which are one slice of the sums at these places.
-        Raises NotCertified before the group's barrier, and for other places."""
+        """Loads one k slice's partial sums for these positions, ``size`` bytes of a slab of the tile. Raises
+        NotCertified before the group's barrier, and for other positions."""
         if self.phase != Phase.VECTORS or not self.progress.met:
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:

@@ -2,8 +2,8 @@
 
 ``disassemble`` decodes the functions of a cubin. ``Graph`` and ``Loops`` find its loops, ``RegisterLiveness`` its live
 registers, and ``pipe_use`` names the unit of an SM that executes an instruction. ``simulate`` runs the warps of a
-scheduler, and ``hazards`` finds instructions that do not wait for what they need. ``Ways`` are the instructions of each
-role of a kernel's warps: before, in and after its main loop.
+scheduler, and ``hazards`` finds instructions that do not wait for what they need. A ``Way`` holds one role's
+instructions: before, in and after its main loop. ``Ways`` has those of a kernel's roles.
 
 Other packages use the names that are imported here, and none of the modules below.
 

@@ -118,7 +118,7 @@ def test_the_runtimes_name_stands_in_one_place(place: Place) -> None:
     assert (len(files) > 150, spelled) == (True, [])
     content = place.library.read_bytes()
     assert torch_range.RUNTIME.encode() in content
-    assert torch_range.CUDAS[12].runtime.encode() not in content, "kernels of CUDA 13 need that of 13"
+    assert torch_range.CUDAS[12].runtime.encode() not in content, "kernels of CUDA 13 need CUDA 13's runtime"
 
 
 def problem(**fields: object) -> Problem:
@@ -127,7 +127,7 @@ def problem(**fields: object) -> Problem:
 
 
 def code_of(opened: Opened, question: Problem, d: int = D, ldd: int = 64) -> int:
-    """The code of a plain product. ``d``, ``ldd``: the address of D, and its leading dimension."""
+    """The return code of a plain product. ``d``, ``ldd``: the address of D, and its leading dimension."""
     return int(opened.api.cudal2gen_matmul(opened.pack, ctypes.byref(question), A, 128, B, 128, d, ldd, 1 << 23, None))
 
 

@@ -144,8 +144,7 @@ def test_a_search_that_was_ended_between_answer_and_trial_is_the_search_that_was
         return results.trials(file)
 
     def end(_: object) -> None:
-        """Stands for the end of the process. Threads would end with it, but not by an exception: their exchanges are
-        waited for."""
+        """Stands for the end of the process. An exception leaves threads running, so join them first."""
         for thread in threading.enumerate():
             if thread.name == "llm":
                 thread.join()
@@ -340,7 +339,7 @@ def test_a_session_goes_on_with_the_feedback_that_the_model_had(tmp_path: Path) 
         assert len(run(server, tmp_path / "parts", 9).attempts) == 4, "a session that has ended asks nothing"
 
 
-def test_a_session_that_ended_by_patience_asks_again(tmp_path: Path) -> None:
+def test_a_session_that_ended_after_too_many_fruitless_rounds_asks_again(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def start(server: Server) -> Session:

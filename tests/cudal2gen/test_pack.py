@@ -61,7 +61,7 @@ def folder(files: dict[str, bytes], tmp_path: Path) -> Path:
     return pack.write_folder(files, tmp_path / "pack")
 
 
-# --- what is in one ---
+# --- contents of a pack ---
 
 
 def test_a_pack_says_what_it_is_for(table: Table, folder: Path) -> None:

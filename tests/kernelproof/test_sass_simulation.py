@@ -70,7 +70,7 @@ def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
     timeline = run([LDSM, code("MOV", waits=(0,))])
     assert cycles(timeline) == [0, LDSM_CYCLES]
     assert timeline.issues[1].stalls[Stall.SHORT_SCOREBOARD] == LDSM_CYCLES - 1
-    # Two loads have one scoreboard. The younger one is done 4 cycles of shared memory after the older one.
+    # Two loads share one scoreboard. The younger one is done 4 cycles of shared memory after the older one.
     pair = [LDSM, LDSM]
     assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x1")]))[-1] == LDSM_CYCLES
     assert cycles(run([*pair, code("DEPBAR.LE", "SB0", "0x0")]))[-1] == LDSM_CYCLES + 4
@@ -79,11 +79,11 @@ def test_a_scoreboard_is_free_when_its_result_is_there() -> None:
 def test_a_full_memory_queue_holds_a_warp_back() -> None:
     many = 24
     at = cycles(run([LDSM] * many))
-    # One load of 512 bytes is served in 4 cycles, at 128 bytes a cycle. Five wait, so that the load of cycle 8 meets a
-    # full queue.
+    # One load of 512 bytes is served in 4 cycles, at 128 bytes a cycle, so load i leaves the queue in cycle 4 i (i from
+    # 0). A load issues once at most five earlier ones are in the queue: load 9 waits until load 3 leaves in cycle 12.
     assert at == [*range(9), *range(12, 12 + 4 * (many - 9), 4)]
     shared = run([LDSM] * many, machine=replace(SM80, sub_cores=4))
-    assert cycles(shared)[-1] - cycles(shared)[-2] == 16  # each sub-core has a quarter of it
+    assert cycles(shared)[-1] - cycles(shared)[-2] == 16  # each sub-core has a quarter of shared memory's bandwidth
     assert shared.issues[-1].stalls[Stall.MIO_THROTTLE] == 15
 
 
@@ -95,8 +95,9 @@ def test_warps_of_a_cta_wait_at_a_barrier_and_those_of_another_do_not() -> None:
     assert together.issues[-1].stalls.keys() >= {Stall.BARRIER}
     apart = run([barrier, after], [late] * 4 + [barrier, after], ctas=(0, 1))
     assert cycles(apart, 0)[-1] <= 2 + BARRIER_CYCLES
-    # A barrier does not wait for warps that have ended. A barrier of a quarter of the warps belongs to one sub-core.
+    # A barrier does not wait for warps that have ended.
     assert cycles(run([barrier, after], [late] * 4, [late] * 20, ctas=(0, 0, 1)), 0)[-1] <= 61 + BARRIER_CYCLES
+    # A barrier for 128 threads has four warps, one per sub-core, so neither warp here waits for the other.
     named = code("BAR.SYNC.DEFER_BLOCKING", "0x1", "0x80")
     assert cycles(run([named, after], [late] * 4 + [named, after]), 0)[-1] <= 2 + BARRIER_CYCLES
 
@@ -106,7 +107,7 @@ def ring(stages: int, latency: float) -> float:
     copy = [code("LDGSTS.E.BYPASS.LTC128B.128"), code("LDGDEPBAR", write_barrier=0)]
     iteration = [code("DEPBAR.LE", "SB0", hex(stages - 2), stall=4), *copy, *[MMA] * 10]
     ends = simulate([Stream(((copy * (stages - 1), 1), (iteration, 24)))], replace(SM80, l2_cycles=latency)).ends[0]
-    return (ends[-1] - ends[8]) / (len(ends) - 9)
+    return (ends[-1] - ends[8]) / (len(ends) - 9)  # skips the warm-up
 
 
 def test_a_ring_that_is_too_shallow_waits_for_its_copies() -> None:

@@ -180,7 +180,7 @@ def _gpu(header: str) -> str | None:
 
 
 def _without_headers(lines: Iterable[str]) -> Iterator[str]:
-    """The lines without blank ones and repeated headers: a file may be several joined ones."""
+    """The lines without blank ones and repeated headers: a file may be a concatenation."""
     names = ""
     for line in lines:
         if not line.strip() or line.startswith("{") or line == names:

@@ -1,8 +1,8 @@
-"""Chooses the kernels that a question shows, by the method of CUDA-L1 (arXiv 2507.14111), which CUDA-L2 uses too.
+"""Chooses the kernels that a prompt to the language model shows, by the method of CUDA-L1 (arXiv 2507.14111).
 
-Kernels are grouped into buckets by speed. Distinct buckets are drawn with probabilities that are the softmax of their
-mean speeds, and from each of them one kernel at random. So a question shows kernels of different speeds, from whose
-differences a model can learn, and not always the same fast kernels.
+CUDA-L2 uses this method too. Kernels are grouped into buckets by speed. Distinct buckets are drawn with probabilities
+that are the softmax of their mean speeds, and from each of them one kernel at random. So a prompt shows kernels of
+different speeds, from whose differences a model can learn, and not always the same fast kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says what each word of constant bank 0 holds that a launch sets, by architecture.
+"""Maps each word that a launch writes to constant bank 0 to its content, by architecture.
 
 A cubin says where its parameters begin. The offsets of the other words were found by kernels that read them;
 ``tests/kernelproof/emulator/test_machine_code_hopper.py`` compiles these kernels again.
@@ -15,8 +15,8 @@ from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
 _SIZES = ("%ntid.x", "%ntid.y", "%ntid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z")
 # The prefix of a word that holds the reciprocal of a special register, in single precision, rounded to nearest.
 RECIPROCAL = "1/"
-# The upper word of generic addresses of a thread's local memory, less one: a pointer into the stack is negative as a
-# word, so that its sum with the lower word carries.
+# Upper word of the local window, minus 1. Stack pointers are negative 32-bit words, so adding the lower word carries 1
+# into the upper.
 LOCAL_WINDOW = "local"
 
 
@@ -59,10 +59,11 @@ class Bank:
     """Constant bank 0 of a kernel. All offsets are in bytes.
 
     ``parameters``: name, offset and size of each parameter. ``words``: offset of another word -> what it holds, see
-    ``word``. ``base``: the byte at which parameters may begin. ``pointer``: the offset of the two words with the
-    generic address of that byte. ``shared``: the shared address of a CTA's first byte. ``generic``: the offset of the
-    two words with the generic address of that byte. ``local``: the offset of the two words that, added to a pointer
-    into the stack, give its generic address. ``stack``: bytes of the stack, from whose end pointers count.
+    ``word``. ``base``: the byte at which the cubin's area for parameters begins, even if there are none. ``pointer``:
+    the offset of the two words with the generic address of the byte at ``base``. ``shared``: the shared address of the
+    CTA's first shared byte. ``generic``: the offset of the two words with the generic address of the CTA's first shared
+    byte. ``local``: the offset of the two words that, added to a pointer into the stack, give its generic address.
+    ``stack``: bytes of the stack, from whose end pointers count.
     """
 
     parameters: Sequence[tuple[str, int, int]]
@@ -87,13 +88,12 @@ class Bank:
 
     @property
     def start(self) -> int:
-        """The byte at which the parameters begin."""
+        """The byte at which the first parameter begins, which may lie after ``base``; 0 if there is none."""
         return min((start for _, start, _ in self.parameters), default=0)
 
     def word(self, offset: int) -> str | None:
         """The content of a word: a number, a special register (``%..``), ``RECIPROCAL`` and a special register,
-        ``LOCAL_WINDOW`` (the upper word of the stack pointer), or ``name+offset`` in a parameter. None if it is not
-        known."""
+        ``LOCAL_WINDOW`` (see there), or ``name+offset`` in a parameter. None if it is not known."""
         for name, start, size in self.parameters:
             if start <= offset < start + size:
                 return f"{name}+{offset - start}" if offset > start else name

@@ -1,4 +1,4 @@
-"""Defines options that verbs of both programs share, and parsers for values that Typer does not know."""
+"""Defines options that subcommands of cudal2gen and kernelproof share, and parsers for values unknown to Typer."""
 
 from __future__ import annotations
 
