@@ -4,7 +4,7 @@ The rules, unless ``scripts/hecbench.json`` states ``runs`` (arguments) of a pro
 
 - an argument is a number of repetitions if its variable, its option or the usage text names it so: it becomes 2;
 - other integers above 32 are sizes: the largest is halved, or divided by 10 if it is a round decimal number, until the
-  product of all is at most ``ELEMENTS``;
+  product of all is at most ``ELEMENTS`` or the largest is below twice ``LEAST``;
 - everything else is unchanged.
 
 If sizes are in the source, ``edits`` of that file states texts to replace, by file of the program.
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 DATA = Path(__file__).with_name("hecbench.json")
 ELEMENTS = 1 << 14  # the product of all sizes of a run is at most this
 SMALL = 32  # numbers up to this one are not changed
-LEAST = 8  # no size becomes smaller
+LEAST = 8  # sizes are reduced only while the largest is at least twice this; 70 becomes 7
 VARIANTS = 3  # runs of a Makefile, at most
 _REPEATS = re.compile(r"rep|iter|trial|pass|run|time|step|loop|round|epoch|samples_num", re.IGNORECASE)
 _ASSIGNED = re.compile(r"(\w+)\s*=[^;=]*?\bargv\s*\[\s*(\d+)\s*\]")  # a C statement: variable = .. argv[number]
@@ -157,7 +157,7 @@ def _steps(folder: Path) -> Iterator[Step]:
 
 
 def _flags(step: Step) -> Iterator[str]:
-    """The flags of a compiler, with absolute folders, as nvcc takes them, each option with its value as one word."""
+    """Flags for nvcc: folders absolute, option and value joined."""
     of_nvcc = Path(step.words[0]).name == "nvcc"
     words = iter(step.words[1:])
     for word in words:
@@ -206,6 +206,6 @@ def smaller_arguments(arguments: list[str], texts: str) -> list[str]:
 
 
 def _value(word: str) -> tuple[str, str]:
-    """The option in ``--option=value``, with the sign, and the value."""
+    """The option in ``--option=value``, including '=', and the value; no option for a word without '='."""
     option, sign, value = word.partition("=")
     return (option + sign, value) if sign else ("", word)

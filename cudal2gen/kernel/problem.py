@@ -20,7 +20,9 @@ Batch = Literal["none", "strided", "grouped"]
 SizeClass = Literal["small-m", "split-k", "tiny", "medium", "large", "huge"]
 BATCH_TITLES: dict[Batch, str] = {"strided": "batched", "grouped": "grouped"}
 SIZE_CLASSES: tuple[SizeClass, ...] = get_args(SizeClass)
-MAX_EXTENT = 2**24  # most elements of a row, because offsets within a CTA tile are 32-bit
+# The most elements of a row. Copies have 32-bit offsets within a tile, in vectors of at least 8 elements; a tile has at
+# most 512 rows, so an offset is below 2**30.
+MAX_EXTENT = 2**24
 
 
 class AlongK(NamedTuple):
@@ -229,13 +231,14 @@ class Problem(Schema):
         return self.k * ((self.m if self.grouped else products * self.m) + products * self.n)
 
     def traffic_of(self, products: int) -> int:
-        """The least device-memory traffic of a launch of this many products, in bytes: each operand once."""
+        """The least device-memory traffic of a launch of this many products, in bytes: A, B and D once, without bias,
+        C and aux."""
         d_bytes = self.output.bytes * self.m * self.d_cols * (1 if self.grouped else products)
         return self.element.bytes * self.elements_of(products) + d_bytes
 
     @property
     def traffic_bytes(self) -> int:
-        """The least device-memory traffic of one product, in bytes: each operand once."""
+        """The least device-memory traffic of one product, in bytes: see ``traffic_of``."""
         return self.traffic_of(1)
 
     @property

@@ -74,6 +74,7 @@ int cudal2gen_plan::run(void const* a, int lda, void const* b, int ldb, void* d,
   } else {
     code = cudal2gen_launch_fused(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &fused, workspace, stream);
   }
+  // refuse copies the launcher's message.
   return code ? refuse(code, cudal2gen_message()) : CUDAL2GEN_OK;
 }
 

@@ -145,7 +145,7 @@ def _excess(limit: Literal["time", "memory", "processes"], seconds: float, gib: 
 
 
 def _add_message(result: Result, message: Message) -> None:
-    """Add what a message says to the result. Raises WrongInput for a message of that kind."""
+    """Add what a message says to the result. Raises WrongInput for a message of kind 'wrong'."""
     kernel = message.kernel
     match message.kind:
         case "finding":

@@ -1,7 +1,7 @@
 """The command line of ``kernelproof``.
 
-Each module defines one of the program's commands, called verbs. A verb parses its options, calls the package that does
-the work, and prints the result.
+Each module but ``program``, which defines the program itself, defines its commands, called verbs. A verb parses its
+options, calls the package that does the work, and prints the result.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ FOLDERS: dict[str, Callable[[], Path]] = {"KERNELPROOF_CACHE_DIR": user_cache}
 
 
 def remedy(path: Path) -> str:
-    """Says, as the end of a sentence, by which variables a path that cannot be used can be moved.
+    """The end of an error message naming the variables that would move an unusable path.
 
-    These name the folder that contains the path, or else the folders below it. The text is empty for a path that the
-    user named.
+    These name the folder that contains the path, or else the folders below it. The text is empty for a path that is
+    related to none of these folders.
     """
     folders = {name: folder() for name, folder in FOLDERS.items()}
     within = [name for name, folder in folders.items() if path.is_relative_to(folder)]

@@ -68,7 +68,7 @@ class Looking(Other):
 
 
 def sequential() -> Any:
-    """Linear layers with activations of which one module is used twice."""
+    """Linear layers with activations, one of whose activation modules is used twice."""
     act = nn.ReLU(inplace=True)
     return nn.Sequential(
         nn.Linear(32, 64), act, nn.Linear(64, 64, bias=False), nn.GELU(), act, nn.Linear(64, 32), nn.Tanh()

@@ -88,7 +88,7 @@ def products(directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The emulated device instead of CUDA. ``draw`` gives small integers in its memory, ``launches`` counts
+    """The emulated device instead of CUDA: ``device``. ``draw`` gives small integers in its memory, ``launches`` counts
     launches."""
     with on_device(products, monkeypatch, A100) as device:
         yield device
@@ -97,7 +97,7 @@ def gpu(products: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 class on_device:
     """A block in which the package's operators have an emulated device with this name and capability.
 
-    It gives the fields of the fixture ``gpu``, and ``device``, the stand-in.
+    Yields what ``gpu`` yields.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ def test_other_products_are_computed_by_torch(products: ModuleType, gpu: Any, mo
     assert not gpu.launches
     gpu.device.captures = False
     products.matmul(x, x.t())
-    assert len(gpu.launches) == 1, "what a capture met first is no plan"
+    assert len(gpu.launches) == 1, "a plan refused during capture is not kept"
     products.prefer("vendor")
     products.matmul(x, x.t())
     assert len(gpu.launches) == 1

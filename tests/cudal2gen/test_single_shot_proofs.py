@@ -1,4 +1,4 @@
-"""Certificates of kernels whose CTAs load all of their k at once: certified, and refused with any planted fault."""
+"""Proves that single-shot kernels get certificates, and that none does once a fault is planted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOT_COVERED: dict[str, Record] = {
     "fused": once(fusion="bias_n"),
     "batched": once(batch="strided"),
 }
-# Texts whose changes are drawn: all k-tiles in one CTA, and slices in a cluster.
+# Kernels from whose PTX mutants are sampled: all k-tiles in one CTA, and slices in a cluster.
 MUTATED: dict[str, Record] = {
     "one chunk": once(k_chunks=1, k=64), "two chunks, f16": once(bm=16, k_chunks=2, acc="f16"), "two slices": SUMS,
 }  # fmt: skip
@@ -44,6 +44,11 @@ SEND = r"(?P<send>st\.async\.\S+ \[%r\d+\], \{ )(?P<x>%f\d+), (?P<y>%f\d+)(?P<zw
 RANK = r"(?P<to>mov\.u32 \s*%r\d+, )(?P<rank>[01]);(?=\s*mapa)"
 ADD = r"(?P<add>add\.f32 \s*%f\d+, )(?P<a>%f\d+), (?P<b>%f\d+);"
 
+# Each edit is applied to the PTX of WHOLE, or of SUMS if given; register numbers are those ptx_of produces. The main
+# registers of WHOLE: %r19 and %r20 are n and k, %r45 and %r17 the row lengths of A and D, %r56 the thread, %r59 its row
+# of A, %r68 the k from its vector to the end, %r21 its first place in shared memory, %r91 and %r95 the bytes of its
+# vectors of the first and second k-tile; %p4 and %p1 say whether its rows of A and B exist. Of SUMS: %r19 is the rank
+# of the CTA, which is its slice, %r2 the thread, %r83 the start of shared memory.
 FAULTS: dict[str, Edit] = {
     # Copies at the edge of A and B.
     "a row after the last one is copied": Edit(ROWS, r"setp.ge.s32 %p4, \g<left>, 0;"),
@@ -51,7 +56,7 @@ FAULTS: dict[str, Edit] = {
     "rows 16 later are copied by the first condition": Edit(ROWS, r"\g<rows>0;", 1),
     "k after its end is copied": Edit(r"max\.s32( \s*%r\d+, %r\d+, )0;", r"max.s32\g<1>8;"),
     "the last 8 k are not copied": Edit(r"(setp\.gt\.s32 \s*%p7, %r20, )64;", r"\g<1>72;"),
-    "no more k than 7 of a vector are copied": Edit(r"(min\.s32 \s*%r\d+, %r\d+, )8;", r"\g<1>7;"),
+    "at most 7 of a vector's 8 k are copied": Edit(r"(min\.s32 \s*%r\d+, %r\d+, )8;", r"\g<1>7;"),
     "k of the next tile counts as that of this one": Edit(r"(add\.s32 \s*%r92, %r68, )-64;", r"\g<1>-56;"),
     "bytes of the other tile": Edit(r"(selp\.b32 \s*%r\d+, )%r95(, 0, %p4;)", r"\1%r91\2"),
     "a copy of as many bytes as it has room": Edit(GUARDED, r"@p cp.async.cg.shared.global [\g<to>], [\g<from>], 16;"),
@@ -109,7 +114,7 @@ FAULTS: dict[str, Edit] = {
     ),
     "the mbarrier expects two arrivals": Edit(r"(mov\.u32 \s*%r21, )1;", r"\g<1>2;", record=SUMS),
     "the mbarrier is not published": Edit(r"fence\.mbarrier_init[^;]*;", "", record=SUMS),
-    "the mbarrier is published before it is there": Edit(
+    "the mbarrier is published before it is initialised": Edit(
         r"(mbarrier\.init.*?)(fence\.mbarrier_init[^;]*;)", r"\2\n\1", record=SUMS,
     ),
     "another thread publishes the mbarrier": Edit(
@@ -200,6 +205,7 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused(fault: str) -> None:
     edit = FAULTS[fault]
+    # Without a record an Edit has its default, a kernel of the wgmma proofs; here that stands for WHOLE.
     record = SUMS if edit.record is SUMS else WHOLE
     assert why_refused(record, edit.applied(ptx_of(record)))
 
@@ -207,7 +213,7 @@ def test_a_fault_is_refused(fault: str) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("change", HARMLESS)
 def test_a_harmless_change_is_certified(change: str) -> None:
-    """Which shows that refusals have another reason than that a text is changed."""
+    """Shows that editing the text is not by itself a reason for refusal."""
     edit, _why = HARMLESS[change]
     record = SUMS if edit.record is SUMS else WHOLE
     assert not why_refused(record, edit.applied(ptx_of(record)))

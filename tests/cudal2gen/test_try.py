@@ -311,7 +311,7 @@ def test_the_best_right_kernel_goes_into_the_catalog(judged: Path, own_catalog: 
         ),
         (("--set", "bn=31,33"), 2, "all 2 edits are refused, bn=31 by: "),
         (("--set", "stage=2"), 2, "did you mean stages"),
-        (("--set", "m=2"), 2, "a grid is of one problem"),
+        (("--set", "m=2"), 2, "a grid varies one problem"),
         (("--set", "bn=32", "--time"), 3, "no CUDA device"),
     ],
 )

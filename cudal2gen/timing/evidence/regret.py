@@ -19,7 +19,7 @@ from cudal2gen.timing.recordings import autoheuristic, triton
 from cudal2gen.timing.recordings.autoheuristic import Recording, Tile
 from kernelproof.ground.errors import MissingLibrary
 
-# The largest accepted mean regret, by GPU and the number of first choices of which the best counts.
+# The largest accepted mean regret, by GPU and how many top-ranked tiles are tried (the best counts).
 TARGETS = {("a100", 1): 0.06, ("h100", 1): 0.04, ("a100", 3): 0.03, ("h100", 3): 0.03}
 NEAR = 1.3  # a tile is near the best if its time is at most this multiple of the best time
 FEWEST = 5  # the fewest tiles for which a rank correlation is computed
@@ -31,8 +31,8 @@ Score = Callable[[Recording, Tile], float]  # the score of one tile of a recordi
 def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     """Mean regret for each GPU, of the model's first choice and of the best of its first three.
 
-    ``held_out``: on the problems that are held out (``development``) instead of the others. Raises WrongInput if the
-    folder has no recordings.
+    ``held_out``: True: evaluate the held-out problems; False: those for which ``development`` is true. Raises
+    WrongInput if the folder has no recordings.
     """
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
@@ -116,7 +116,7 @@ def _median_ratio(order: Mapping[Tile, float], recording: Recording, tile: Tile)
 
 
 def _heuristics() -> MatmulHeuristics | None:
-    """The library, or None if it is not installed."""
+    """nvidia-matmul-heuristics, or None if it is not installed."""
     try:
         return MatmulHeuristics()
     except MissingLibrary:
@@ -124,7 +124,7 @@ def _heuristics() -> MatmulHeuristics | None:
 
 
 def _distance(heuristics: MatmulHeuristics, gpu: str, recording: Recording, tile: Tile) -> float:
-    """The ``Score`` of a tile by the library: how far it is from the nearest of the library's first choices.
+    """The ``Score`` of a tile by nvidia-matmul-heuristics: how far it is from the nearest of the first choices.
 
     The distance is the sum of |log2| of the extents' ratios, plus the choice's place as a fraction of 1, so that the
     place only decides between tiles that are equally near.

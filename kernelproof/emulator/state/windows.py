@@ -1,4 +1,4 @@
-"""Splits generic addresses: the top byte names the state space, the rest is an address in that space.
+"""Defines the layout of generic addresses: the top byte names the state space, the rest is an address in that space.
 
 No host pointer has a top byte of 1 to 3, so the generic address of global memory is the address itself.
 """
@@ -20,5 +20,5 @@ class Window(IntEnum):
 
 
 def window_of(space: str) -> Window:
-    """The window of a state space as PTX spells it; constants lie in global memory."""
+    """The window of a state space as PTX spells it. Unknown names give GLOBAL, as does const, which lies there."""
     return Window.__members__.get(space.upper(), Window.GLOBAL)

@@ -35,7 +35,7 @@ def test_a_set_is_counted_and_read_back() -> None:
 def test_no_text_of_a_solution_leaves_its_cell() -> None:
     page, summary = graded().html(), graded().markdown()
     assert "<script" not in page
-    # Heads of three tables, one broken rule, three solutions, and what is not right about two of them.
+    # Rows: 3 headers, 1 broken rule, 3 solutions, 2 explanations.
     assert page.count("<tr>") == 3 + 1 + 3 + 2
     for line in summary.splitlines():
         assert not line.startswith("# title")

@@ -4,7 +4,7 @@ The machine runs a batch of CTAs in lockstep. After a divergent branch it always
 comes first in ``Graph.blocks``. That order keeps every loop contiguous and is topological inside of it, so the lanes
 converge at the branch's immediate post-dominator. ``Graph.uniform`` relies on this: a register in it has the same value
 in every lane that can still read it, so the translation stores it as one Python int. The machine checks this while it
-runs (``Graph.clobbers``); if it is wrong, the launch is executed again with the conservative translation.
+runs (``Graph.clobbers``); if values differ, the launch is executed again with the conservative translation.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def build(module: Module, kernel: Function, conservative: bool = False, waiting:
     # makes all lanes converge. In both cases only the conservative analysis is right.
     conservative = conservative or not reducible or hopper or bool(heads)
     varying = varying_registers(blocks, liveness, constant, conservative)
-    if varying is None:
+    if varying is None:  # lanes may overtake each other
         conservative = True
         varying = varying_registers(blocks, liveness, constant, conservative)
     assert varying is not None

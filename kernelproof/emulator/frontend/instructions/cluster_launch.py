@@ -40,6 +40,8 @@ def is_canceled(e: Emitter, ins: Instr) -> None:
     e.assign(d, Value(f"CL.is_canceled({e.array(response, 'u16')}, {e.mask()})", "p", False))
 
 
+# A suffix such as ::x belongs to its part of the opcode, so ``get_first_ctaid::x`` is not the part ``get_first_ctaid``
+# (all coordinates). Hence the two registrations below: one for that part, one for the parts in this table.
 _AXES = {f"get_first_ctaid:{name}": axis for axis, name in enumerate("xyz")}
 
 
@@ -52,6 +54,7 @@ def first_ctaid(e: Emitter, ins: Instr) -> None:
     d, response = ins.operands
     words = e.array(response, "u16")
     axis = next((_AXES[part] for part in ins.parts if part in _AXES), None)
+    # The fourth element of a vector is unspecified, so nothing is written to it.
     targets = d.items[:3] if isinstance(d, Vec) else (d,)
     for i, target in enumerate(targets):
         if isinstance(target, Reg) and target.name != "_":

@@ -104,6 +104,7 @@ def _form(e: Emitter, ins: Instr) -> WgmmaForm:
     completed_by=("wgmma.wait_group",),
     accumulates=_registers_in_use,
     hopper=True,
+    # A descriptor counts bytes in units of 16, so the step by 2 is one of 32 bytes, the k of one product.
     mutations=(_descriptor("step", "add.u64", "2"), _descriptor("swizzle", "xor.b64", _SWIZZLE), retype),
 )
 def mma(e: Emitter, ins: Instr) -> None:
@@ -119,7 +120,7 @@ def mma(e: Emitter, ins: Instr) -> None:
     call = f"X.mma({name}, {_tuple(names)}, {left}, {e.array(b, 'u8')}, {accumulates}, m, {e.site()})"
     e.line(f"{', '.join(names)} = {call}")
     if isinstance(a, Vec):
-        # The registers of A are in use until the product is complete, so the unit replaces their content.
+        # The registers of A must not be written until the product is complete, so the unit marks them as in use.
         names = _variables(e, a)
         e.line(f"{', '.join(names)} = X.lend({_tuple(names)}, m)")
 
@@ -130,7 +131,7 @@ def _tuple(names: list[str]) -> str:
 
 
 def _variables(e: Emitter, operand: Vec) -> list[str]:
-    """The local variables of registers, without reading them, because they may hold incomplete accumulators."""
+    """Names of the variables of registers; emits no read, because they may hold incomplete accumulators."""
     names = [e.variable(item.name) for item in operand.items if isinstance(item, Reg)]
     if len(names) != len(operand.items):
         raise e.fail("register expected")

@@ -1,7 +1,7 @@
-"""Lowers floating-point arithmetic, comparisons and conversions.
+"""Lowers SASS floating-point arithmetic, comparisons and conversions to PTX.
 
-The signs of a source invert or clear its sign bit, also that of a NaN. ``.FTZ`` flushes subnormal numbers to zero. A
-modifier names the rounding unless it is to the nearest.
+``-x`` inverts the sign bit of a source and ``|x|`` clears it, even if the source is a NaN. ``.FTZ`` flushes subnormal
+numbers to zero. A modifier names the rounding unless it is to the nearest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _options(ins: Instruction) -> str:
 
 
 def single(low: Lowering, text: str, plus: int = 0) -> str:
-    """A source in single precision, as its bits. ``plus``: how many registers after the one that is named."""
+    """A source in single precision, as its bits. ``plus``: offset from the named register."""
     source = operand(text)
     if isinstance(source, Literal):
         return str(source.single)
@@ -115,8 +115,11 @@ _TWO_PI = "0f40C90FDB"
 
 @mnemonic("MUFU", " ".join((*_FUNCTIONS, *_OF_DOUBLES, "F16", "BF16")))
 def approximate(low: Lowering, ins: Instruction) -> None:
-    """Approximations, which flush subnormal numbers. SIN and COS take numbers of full turns, not radians. Functions
-    that end in 64H take the upper word of a double, and give the upper word of the result."""
+    """Approximations. They flush subnormal numbers, except TANH and all functions of halves but EX2 of BF16.
+
+    SIN and COS take numbers of full turns, not radians. Functions that end in 64H take the upper word of a double, and
+    give the upper word of the result.
+    """
     result, source = ins.operands
     if wide := _OF_DOUBLES.get(ins.modifiers[0]):
         value = low.computed(f"{wide}.approx.ftz.f64", upper_double(low, source), kind="b64")
@@ -137,10 +140,10 @@ def approximate(low: Lowering, ins: Instruction) -> None:
 
 @mnemonic("FCHK", "DIVIDE")
 def check_quotient(low: Lowering, ins: Instruction) -> None:
-    """A predicate that says whether a division needs its slow path, which is right for all numbers: an exponent is
-    close to an end of its range, or the exponents are far apart. The limits of hardware are not published; with these
-    the slow path is taken more often."""
+    """Sets p if a division needs the slow path, that is, if an exponent is near an end of its range or the two are far
+    apart. The slow path is right for all operands."""
     p, *sources = ins.operands
+    # The hardware's limits are unpublished; the limits below choose the slow path more often.
     exponents = [low.computed("bfe.u32", single(low, text), "23", "8") for text in sources]
     difference = low.computed("sub.s32", *exponents)
     slow = "0"
@@ -154,7 +157,7 @@ def check_quotient(low: Lowering, ins: Instruction) -> None:
 
 
 def halves(low: Lowering, text: str, kind: str) -> str:
-    """A source of two halves. ``.H0_H0`` and ``.H1_H1`` take one of them twice, ``.H1`` the upper one alone."""
+    """A source of two halves. ``.H0_H0`` takes the lower half twice, ``.H1`` and ``.H1_H1`` the upper half twice."""
     source = operand(text)
     if isinstance(source, Literal):
         half = source.half if kind == "f16x2" else source.single >> 16
@@ -203,7 +206,7 @@ def half_arithmetic(low: Lowering, ins: Instruction) -> None:
         low.emit("add.rn.f32", low.target(result), *numbers)
         return
     if all(source.isdigit() for source in sources) and ins.name == "HFMA2" and sources[0] in ("0", str(0x80008000)):
-        low.set(result, sources[2])  # ptxas moves a literal by a product with zero
+        low.set(result, sources[2])  # ptxas loads a literal as 0 * x + literal
         return
     options = ".relu" if "RELU" in ins.modifiers else _options(ins)
     low.emit(f"{op}.rn{options}.{kind}", low.target(result), *sources)
