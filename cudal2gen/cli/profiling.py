@@ -58,13 +58,13 @@ def _profile_of_operand(name: str, selection: Selection, compilation: Compilatio
         refuse("--compare: a name is empty; give 'M_N_K FIELD=VALUE ...', a cubin, or a profile that --json saved")
     mnk, *settings = name.split()
     pairs = [setting.partition("=") for setting in settings]
-    target = {field: value for field, _, value in pairs if field in SELECTION_FIELDS}
+    operand_fields = {field: value for field, _, value in pairs if field in SELECTION_FIELDS}
     # If the operand gives its own types, the accumulator follows from them, and --acc of the command line is dropped.
-    kept = [field for field in SELECTION_FIELDS if field != "acc" or not {"ab", "d"} & target.keys()]
+    kept = [field for field in SELECTION_FIELDS if field != "acc" or not {"ab", "d"} & operand_fields.keys()]
     changes = tuple(
         setting for setting, (field, *_) in zip(settings, pairs, strict=True) if field not in SELECTION_FIELDS
     )
-    options: dict[str, Any] = {field: getattr(selection, field) for field in kept} | target
+    options: dict[str, Any] = {field: getattr(selection, field) for field in kept} | operand_fields
     operand = Selection((mnk,), fit=selection.fit, **options)
     operand.problem()  # exits with an error if the settings do not describe a problem
     return _profile_of_record(replace(operand, changes=(*selection.changes, *changes)), compilation)

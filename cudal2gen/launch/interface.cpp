@@ -60,16 +60,16 @@ int cudal2gen_plan::run(void const* a, int lda, void const* b, int ldb, void* d,
   PackKernel const& kernel = pack->kernels[size_t(choice.kernel)];
   if (!operands && !kernel.kind.plain())
     return invalid("a fused or batched product needs operands: call cudal2gen_gemm with them");
-  cudal2gen_operands const own = operands ? *operands : cudal2gen_operands{};
-  cudal2gen_fused const fused = {own.bias, own.c, own.ldc, own.alpha, own.beta, own.aux, own.ldaux};
+  cudal2gen_operands const given = operands ? *operands : cudal2gen_operands{};
+  cudal2gen_fused const fused = {given.bias, given.c, given.ldc, given.alpha, given.beta, given.aux, given.ldaux};
   auto const [m, n, k] = Sizes{problem.m, problem.n, problem.k};
   int code = CUDAL2GEN_OK;
   if (problem.batch == CUDAL2GEN_GROUPED) {
-    Groups const groups = {own.ends, problem.products, own.stride_b, own.stride_bias};
+    Groups const groups = {given.ends, problem.products, given.stride_b, given.stride_bias};
     code = cudal2gen_launch_grouped(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &groups, &fused, stream);
   } else if (problem.batch == CUDAL2GEN_STRIDED) {
-    Batches const batches = {problem.products, own.stride_a,    own.stride_b, own.stride_d,
-                             own.stride_bias,  own.stride_c, own.stride_aux};
+    Batches const batches = {problem.products, given.stride_a,    given.stride_b, given.stride_d,
+                             given.stride_bias, given.stride_c, given.stride_aux};
     code = cudal2gen_launch_batched(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &batches, &fused, workspace, stream);
   } else {
     code = cudal2gen_launch_fused(kernel.opened, a, lda, b, ldb, d, ldd, m, n, k, &fused, workspace, stream);

@@ -76,8 +76,8 @@ def test_regret_by_hand() -> None:
     assert regret.regret(recording, tiles, first=4) == 0.0
     assert regret.random_regret(recording) == 1.5
     other = Recording(RecordedSizes(8, 8, 16), dict(zip(tiles, (1.0, 1.0, 8.0, 2.0), strict=True)), None)
-    order = regret.one_order([recording, other])
-    assert [order[tile] for tile in tiles] == [2.5, 1.5, 5.5, 1.5]
+    median_ratios = regret.median_ratios([recording, other])
+    assert [median_ratios[tile] for tile in tiles] == [2.5, 1.5, 5.5, 1.5]
 
 
 def test_a_model_that_is_right_has_no_regret_and_one_that_is_reversed_has(tmp_path: Path) -> None:

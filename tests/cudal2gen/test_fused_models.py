@@ -60,7 +60,7 @@ class Other(nn.Module):  # type: ignore[misc]
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x) * 2)
 
 
-class Looking(Other):
+class DataDependent(Other):
     """A module whose result depends on a value of its input, so that it cannot be traced."""
 
     def forward(self, x: Any) -> Any:
@@ -119,7 +119,7 @@ def test_what_is_fused_computes_the_same(name: str, dtype: str, x: Any) -> None:
     assert not any({"forward", "__prepare_scriptable__"} & vars(module).keys() for module in model.modules())
 
 
-def test_a_chain_is_one_operator_a_pair(x: Any) -> None:
+def test_each_fused_pair_is_one_operator(x: Any) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     calls: list[str] = []
@@ -140,13 +140,13 @@ def test_a_chain_is_one_operator_a_pair(x: Any) -> None:
     ]  # fmt: skip
 
 
-def without_activation() -> Any:
+def unsupported_activation() -> Any:
     """A layer with an activation that no kernel has."""
     return nn.Sequential(nn.Linear(32, 32), nn.Tanh())
 
 
 @pytest.mark.parametrize(
-    "make", [Other, Looking, lambda: Gated(bias=True), lambda: Gated(inner=44), without_activation]
+    "make", [Other, DataDependent, lambda: Gated(bias=True), lambda: Gated(inner=44), unsupported_activation]
 )
 def test_what_no_kernel_does_stays(make: Any, x: Any) -> None:
     model = built(make)

@@ -36,32 +36,34 @@ def recorded_choices(folder: Path, held_out: bool = False) -> list[Finding]:
     """
     findings = []
     for gpu, recordings in autoheuristic.load(folder).items():
-        part = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k) != held_out]
+        selected = [
+            recording for recording in recordings if development(recording.sizes.n, recording.sizes.k) != held_out
+        ]
         development_half = [recording for recording in recordings if development(recording.sizes.n, recording.sizes.k)]
         scores: dict[str, Score] = {
             "largest tile": lambda recording, tile: -tile.bm * tile.bn,  # noqa: ARG005
-            "one order": partial(_median_ratio, one_order(development_half)),
+            "one order": partial(_median_ratio, median_ratios(development_half)),
         }
         if (heuristics := _heuristics()) is not None:
             scores["nvidia-matmul-heuristics"] = partial(_distance, heuristics, gpu)
-        orders = {name: [_ranked(recording, score) for recording in part] for name, score in scores.items()}
-        modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in part]
+        rankings = {name: [_ranked(recording, score) for recording in selected] for name, score in scores.items()}
+        modelled = [_ranked(recording, partial(modelled_us, gpu)) for recording in selected]
         for first in (1, 3):
             baselines = {
-                name: fmean(map(partial(regret, first=first), part, ranked)) for name, ranked in orders.items()
+                name: fmean(map(partial(regret, first=first), selected, ranked)) for name, ranked in rankings.items()
             }
             if first == 1:
-                baselines["random"] = fmean(map(random_regret, part))
-            values = list(map(partial(regret, first=first), part, modelled))
+                baselines["random"] = fmean(map(random_regret, selected))
+            values = list(map(partial(regret, first=first), selected, modelled))
             target = f"<= {TARGETS[gpu, first]:.2f}"
             findings.append(
                 mean_finding("recorded", f"Triton on {gpu}", f"top-{first} regret", values, target, baselines)
             )
-        findings += _orders(gpu, part)
+        findings += _rank_correlation_findings(gpu, selected)
     return findings
 
 
-def _orders(gpu: str, recordings: Sequence[Recording]) -> Iterator[Finding]:
+def _rank_correlation_findings(gpu: str, recordings: Sequence[Recording]) -> Iterator[Finding]:
     """How well the model orders the tiles of a problem, as the mean rank correlation of modelled with recorded times.
 
     There is a finding for all tiles and one for those near the best, each for short and for long k.
@@ -71,12 +73,12 @@ def _orders(gpu: str, recordings: Sequence[Recording]) -> Iterator[Finding]:
         (f", k > {SHORT_K}", [item for item in recordings if item.sizes.k > SHORT_K]),
     ):
         for figure, ratio in (("order of tiles", math.inf), (f"order of tiles within {NEAR:g} of the best", NEAR)):
-            values = [value for item in chosen if (value := _order(gpu, item, ratio)) is not None]
+            values = [value for item in chosen if (value := _rank_correlation(gpu, item, ratio)) is not None]
             if values:
                 yield mean_finding("recorded", f"Triton on {gpu}{name}", figure, values, None, {"random": 0.0})
 
 
-def _order(gpu: str, recording: Recording, ratio: float) -> float | None:
+def _rank_correlation(gpu: str, recording: Recording, ratio: float) -> float | None:
     """The rank correlation over the tiles within a ratio of the best; None for fewer than ``FEWEST`` tiles."""
     least = min(recording.tiles.values())
     near = {tile: us for tile, us in recording.tiles.items() if us <= ratio * least}
@@ -100,7 +102,7 @@ def random_regret(recording: Recording) -> float:
     return fmean(recording.tiles.values()) / min(recording.tiles.values()) - 1
 
 
-def one_order(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
+def median_ratios(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
     """For each tile the median, over problems, of its time divided by the best: one order for all problems."""
     ratios: defaultdict[Tile, list[float]] = defaultdict(list)
     for recording in recordings:
@@ -110,9 +112,9 @@ def one_order(recordings: Sequence[Recording]) -> Mapping[Tile, float]:
     return {tile: median(values) for tile, values in ratios.items()}
 
 
-def _median_ratio(order: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
-    """The ``Score`` of a tile by ``one_order``; infinite for a tile that it does not have."""
-    return order.get(tile, float("inf"))
+def _median_ratio(ratios: Mapping[Tile, float], recording: Recording, tile: Tile) -> float:  # noqa: ARG001
+    """The ``Score`` of a tile by ``median_ratios``; infinite for a tile that it does not have."""
+    return ratios.get(tile, float("inf"))
 
 
 def _heuristics() -> MatmulHeuristics | None:

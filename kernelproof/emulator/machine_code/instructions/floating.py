@@ -59,7 +59,7 @@ def pair_arithmetic(low: Lowering, ins: Instruction) -> None:
 
 
 @mnemonic("FMNMX3", "FTZ NAN")
-def minimum3(low: Lowering, ins: Instruction) -> None:
+def min_or_max3(low: Lowering, ins: Instruction) -> None:
     """The minimum of three numbers if the predicate holds, else the maximum."""
     result, *texts, p = ins.operands
     a, b, c = (single(low, text) for text in texts)
@@ -70,7 +70,7 @@ def minimum3(low: Lowering, ins: Instruction) -> None:
 
 
 @mnemonic("FMNMX", "FTZ NAN")
-def minimum(low: Lowering, ins: Instruction) -> None:
+def min_or_max(low: Lowering, ins: Instruction) -> None:
     """The minimum of two numbers if the predicate holds, else the maximum."""
     result, a, b, p = ins.operands
     x, y = single(low, a), single(low, b)
