@@ -38,7 +38,10 @@ def edits(record: Record, settings: Sequence[str], limit: int) -> dict[str, Edit
         if not equals:
             refuse(f"--set {setting}: expected FIELD=VALUE")
         if name in PROBLEM_FIELDS:
-            refuse(f"--set {setting}: a grid varies one problem's kernel only; choose the problem by --mnk, --gpu and the like")
+            refuse(
+                f"--set {setting}: a grid varies one problem's kernel only; choose the problem by --mnk, --gpu and its "
+                "other options"
+            )
         choices.setdefault(name, []).extend(_alternatives(families or [record.family], setting))
     count = math.prod(sum(map(len, values)) for values in choices.values())
     if count > limit:
