@@ -40,7 +40,7 @@ class Progress:
 
     - ``waited``: it has waited until all parts of the tile are counted. Only a group's first thread does.
     - ``counted``: it has counted its group's vectors in the tile's counter. Only a group's first thread does.
-    - ``met``: it has passed the group's barrier.
+    - ``synchronised``: it has passed the group's barrier.
     - ``added``: it has added and stored all of its vectors.
     - ``cleared``: it has returned the counter to zero; None if it does so exactly when its group is the last.
     - ``stored``: the sums that it has stored, in VECTORS those of the current iteration.
@@ -48,7 +48,7 @@ class Progress:
 
     waited: bool = False
     counted: bool = False
-    met: bool = False
+    synchronised: bool = False
     added: bool = False
     cleared: bool | None = False
     stored: dict[Key, Stored] = field(default_factory=dict)

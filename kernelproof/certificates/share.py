@@ -40,11 +40,11 @@ class Share:
 
     - ``group``, ``groups``: the group's number, and how many a CTA has. ``start``, ``threads``: its first thread's
       number in the CTA, and how many it has.
-    - ``first``: whether the thread is the group's first one; otherwise it is any other thread of the group's warpgroup
-      number ``warpgroup``.
-    - ``meeting``: the number of the group's barrier (bar.sync).
+    - ``is_first_thread``: whether the thread is the group's first one; otherwise it is any other thread of the group's
+      warpgroup number ``warpgroup``.
+    - ``barrier_number``: the number of the group's barrier (bar.sync).
     - ``slab``: which sums an item stores to its slab.
-    - ``tile``: the tile's number. ``at``, ``last``: the group adds the tile's vectors from ``at`` to before ``last``.
+    - ``tile``: the tile's number. ``at``, ``end``: the group adds the tile's vectors from ``at`` to before ``end``.
     - ``column``: the column of the first vector of an iteration; None for any. ``further``: polynomials that are at
       least 0 because of that column.
     """
@@ -54,13 +54,13 @@ class Share:
     groups: int
     start: int
     threads: int
-    first: bool
+    is_first_thread: bool
     warpgroup: int
-    meeting: int
+    barrier_number: int
     slab: SlabContents
     tile: Polynomial = ZERO
     at: Polynomial = ZERO
-    last: Polynomial = ZERO
+    end: Polynomial = ZERO
     column: Polynomial | None = None
     further: tuple[Polynomial, ...] = ()
     _checked: set[object] = field(default_factory=set)  # the keys of places that ``check_place`` has proven
@@ -83,13 +83,17 @@ class Share:
     @property
     def extents(self) -> dict[str, int]:
         """Name in the thread's number -> how many values it has, from 0 on. Empty for the first thread."""
-        return {} if self.first else {name: count for name, (count, _) in (LANES | WARPS).items()}
+        return {} if self.is_first_thread else {name: count for name, (count, _) in (LANES | WARPS).items()}
 
     @property
     def local(self) -> Polynomial:
         """The thread's number in the group."""
         own = Polynomial.of(4 * WARP * self.warpgroup)
-        return own if self.first else sum((named(name, step) for name, (_, step) in (LANES | WARPS).items()), own)
+        return (
+            own
+            if self.is_first_thread
+            else sum((named(name, step) for name, (_, step) in (LANES | WARPS).items()), own)
+        )
 
     @property
     def thread(self) -> Polynomial:
@@ -99,7 +103,7 @@ class Share:
     @property
     def lane(self) -> Polynomial:
         """The thread's number in its warp."""
-        return ZERO if self.first else sum((named(name, step) for name, (_, step) in LANES.items()), ZERO)
+        return ZERO if self.is_first_thread else sum((named(name, step) for name, (_, step) in LANES.items()), ZERO)
 
     @property
     def lane_names(self) -> set[str]:
@@ -200,7 +204,7 @@ class Share:
     @property
     def limits(self) -> tuple[Polynomial, ...]:
         """Further polynomials that are at least 0. That a thread is not the group's first one is among them."""
-        others = () if self.first else (self.local - 1,)
+        others = () if self.is_first_thread else (self.local - 1,)
         return (*rests.limits(AT, self.vectors), *self.column_limits, *others)
 
     def vector_of(self, position: Polynomial) -> tuple[Polynomial, int]:
@@ -222,7 +226,7 @@ class Share:
         4 * (2 * (l % 4) + h) + (l / 4) / 2, as the one with h = (l / 4) % 2.
         """
         source, half = ZERO, ZERO  # what depends on l in the number of that lane, and (l / 4) % 2
-        if not self.first:
+        if not self.is_first_thread:
             source = named("lane_odd", 8) + named("lane_pair", 16) + named("row_pair")
             half = named("row_odd")
         holder = self.local - self.lane + source + 4 * (element % 2)

@@ -30,9 +30,10 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
 
     - ``granted``: the kernel that was launched before has ended.
     - ``used``: a mask over the elements of shared memory: those that the CTA has copied to or read.
-    - ``arrived``: the address of the mbarrier that counts the bytes of incoming sums. ``expected``: how many these are.
-    - ``fenced``: no mbarrier was initialised since the last mbarrier-init fence. ``announced``: the CTA has arrived at
-      the cluster's barrier. ``met``: it has waited there.
+    - ``mbarrier_address``: that of the mbarrier that counts the bytes of incoming sums. ``expected``: how many these
+      are.
+    - ``fenced``: no mbarrier was initialised since the last mbarrier-init fence. ``cluster_arrived``: the CTA has
+      arrived at the cluster's barrier. ``met``: it has waited there.
     - ``sendings``: what it has sent. ``waited``: it has waited for the sums that come to it.
     """
 
@@ -41,9 +42,9 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
         super().__init__(program, contract, kinds)
         self.granted = False
         self.used = np.zeros(self.memory.elements, bool)
-        self.arrived: int | None = None
+        self.mbarrier_address: int | None = None
         self.expected: int | None = None
-        self.fenced, self.announced, self.met, self.waited = True, False, False, False
+        self.fenced, self.cluster_arrived, self.met, self.waited = True, False, False, False
         self.sendings: list[Sending] = []
 
     def units(self) -> dict[str, dict[str, Callable[..., Any]]]:
@@ -95,19 +96,25 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
     def initialise(self, address: Any, count: Any, m: Mask, _site: int) -> None:
         """mbarrier.init of the only mbarrier, by one thread, before the cluster meets."""
         lanes = self.active(m)
-        if self.ranks == 1 or lanes is None or len(lanes) != 1 or self.arrived is not None or self.announced:
+        if (
+            self.ranks == 1
+            or lanes is None
+            or len(lanes) != 1
+            or self.mbarrier_address is not None
+            or self.cluster_arrived
+        ):
             raise NotCertified("not the mbarrier for sums, or initialised after the CTA arrived at the cluster barrier")
         if self._one(count, lanes) != 1:
             raise NotCertified("the mbarrier of the sums does not expect one arrival")
-        self.arrived = self._one(address, lanes)
-        self.memory.places(np.array([self.arrived]), MBARRIER_BYTES)
-        self.beginners[self.arrived] = int(lanes[0])
+        self.mbarrier_address = self._one(address, lanes)
+        self.memory.places(np.array([self.mbarrier_address]), MBARRIER_BYTES)
+        self.initialisers[self.mbarrier_address] = int(lanes[0])
         self.fenced = False
 
     def fence_init(self, m: Mask) -> None:
         """A fence after the initialisation of the mbarrier, by the thread that has initialised it."""
         lanes = self.active(m)
-        if lanes is not None and set(self.beginners.values()) <= set(lanes.tolist()):
+        if lanes is not None and set(self.initialisers.values()) <= set(lanes.tolist()):
             self.fenced = True
 
     def arrive(
@@ -117,21 +124,21 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
         lanes = self.active(m)
         if lanes is None:
             return
-        if expected is None or self.expected is not None or self.announced:
+        if expected is None or self.expected is not None or self.cluster_arrived:
             raise NotCertified("an arrival that does not say once, before the cluster meets, how many bytes come")
         _, self.expected = self.announced_bytes(address, count, expected, lanes, order, drops)
 
     def announce(self, m: Mask, _releases: bool, _site: int) -> None:
         """barrier.cluster.arrive. The fence before it publishes the mbarrier, so the arrival need not release."""
         self._together(m)
-        if self.announced or not self.fenced or self.expected is None:
+        if self.cluster_arrived or not self.fenced or self.expected is None:
             raise NotCertified("a CTA arrives at its cluster's barrier twice, or without a fence behind its mbarrier")
-        self.announced = True
+        self.cluster_arrived = True
 
     def meet(self, m: Mask, *_: int) -> None:
         """barrier.cluster.wait, which must come after the CTA's own arrival."""
         self._together(m)
-        if not self.announced or self.met:
+        if not self.cluster_arrived or self.met:
             raise NotCertified("a wait for a cluster's barrier at which the CTA has not arrived")
         self.met = True
 
@@ -148,7 +155,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
         self._together(m)
         if not is_parity or not order & ORDERS:
             raise NotCertified("a wait for a state, or one that does not acquire, is not covered")
-        if not self.met or self.waited or self._one(address) != self.arrived or self._one(phase):
+        if not self.met or self.waited or self._one(address) != self.mbarrier_address or self._one(phase):
             raise NotCertified("a wait that is not the one for the sums of the cluster")
         self.polled = self.waited = True
 
@@ -157,7 +164,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
     @property
     def mbarrier_elements(self) -> Lanes:
         """The elements of shared memory that the mbarrier takes."""
-        if self.arrived is None:
+        if self.mbarrier_address is None:
             return np.zeros(0, np.int64)
-        first = (self.arrived - self.memory.start) // ELEMENT
+        first = (self.mbarrier_address - self.memory.start) // ELEMENT
         return np.arange(first, first + MBARRIER_BYTES // ELEMENT)

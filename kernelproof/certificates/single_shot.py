@@ -46,12 +46,12 @@ class SingleShot:
 class Reached(NamedTuple):
     """What CTAs have done up to the last block that is executed for all threads together.
 
-    ``registers``: what each holds, for any thread. ``arrived``, ``expected``: the mbarrier of the sums, and their
-    bytes. ``sendings``: what a CTA has sent. ``used``: the elements of shared memory that sums must not come to.
+    ``registers``: what each holds, for any thread. ``mbarrier_address``, ``expected``: the mbarrier of the sums, and
+    their bytes. ``sendings``: what a CTA has sent. ``used``: the elements of shared memory that sums must not come to.
     """
 
     registers: Registers
-    arrived: int | None
+    mbarrier_address: int | None
     expected: int | None
     sendings: list[Sending]
     used: Lanes
@@ -114,7 +114,7 @@ class SingleShotProof:
             raise NotCertified("an mbarrier lies where the CTA copies to or reads from")
         used = machine.used.copy()
         used[mbarrier] = True
-        return machine, Reached(registers, machine.arrived, machine.expected, machine.sendings, used)
+        return machine, Reached(registers, machine.mbarrier_address, machine.expected, machine.sendings, used)
 
     def _any_thread(self, contract: Contract, coming: ClusterSums, rank: int) -> ClusterSumMachine:
         """The machine of any thread of a CTA, to which those sums come."""
@@ -152,14 +152,16 @@ def _common(ways: list[Reached]) -> Reached:
         for name, value in first.registers.items()
     }
     for way in ways[1:]:
-        if (way.arrived, way.expected) != (first.arrived, first.expected) or len(way.sendings) != len(first.sendings):
+        if (way.mbarrier_address, way.expected) != (first.mbarrier_address, first.expected) or len(way.sendings) != len(
+            first.sendings
+        ):
             raise NotCertified("what a CTA sends or expects depends on the number of k-tiles")
         for a, b in zip(way.sendings, first.sendings, strict=True):
             same = all(np.array_equal(getattr(a.sent, x), getattr(b.sent, x)) for x in ("rank", "at", "rows", "cols"))
             if not same or a.signal != b.signal:
                 raise NotCertified("what a CTA sends depends on the number of k-tiles")
     used = np.logical_or.reduce([way.used for way in ways])
-    return Reached(registers, first.arrived, first.expected, first.sendings, used)
+    return Reached(registers, first.mbarrier_address, first.expected, first.sendings, used)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -187,7 +189,7 @@ def _deliver(reached: list[Reached], sums: list[ClusterSums]) -> None:
     for rank, each in enumerate(reached):
         for sending in each.sendings:
             to = reached[sending.sent.rank]
-            if sending.signal != to.arrived:
+            if sending.signal != to.mbarrier_address:
                 raise NotCertified("bytes of sums count at what is not the mbarrier of the CTA to which they go")
             if to.used[sending.elements].any():
                 raise NotCertified("a sum is sent to shared memory that its CTA uses otherwise")

@@ -100,7 +100,7 @@ class SumMachine(ThreadMachine):
         """As in the base class. Both sides must also have waited, counted, synchronised and added alike. If only one
         has returned the counter to zero, the group must not be the last one on the other side."""
         (_, _, a), (_, _, b) = sides
-        if (a.waited, a.counted, a.met, a.added) != (b.waited, b.counted, b.met, b.added):
+        if (a.waited, a.counted, a.synchronised, a.added) != (b.waited, b.counted, b.synchronised, b.added):
             raise NotCertified("a part of a group's threads waits, counts or meets")
         out = super()._met_progress(sides)
         if a.cleared is not b.cleared:
@@ -113,7 +113,7 @@ class SumMachine(ThreadMachine):
 
     def beyond(self, stored: Stored) -> tuple[Polynomial, ...]:
         """As in the base class; a sum also need not be stored if its vector lies beyond the share."""
-        return *super().beyond(stored), stored.vector - self.share.last
+        return *super().beyond(stored), stored.vector - self.share.end
 
     # --- values
 
@@ -151,14 +151,14 @@ class SumMachine(ThreadMachine):
         if self.phase == Phase.START:
             return
         share, progress = self.share, self.progress
-        if self.phase != Phase.TILE or m is not None or self.depth or progress.met or progress.added:
+        if self.phase != Phase.TILE or m is not None or self.depth or progress.synchronised or progress.added:
             raise NotCertified("a barrier that is not the one of a group for a tile")
         barriers, threads = (np.unique(self._number(each)) for each in (number, count))
-        if barriers.tolist() != [share.meeting] or threads.tolist() != [share.threads]:
+        if barriers.tolist() != [share.barrier_number] or threads.tolist() != [share.threads]:
             raise NotCertified(f"barrier {barriers} of {threads} threads is not the group's")
-        if share.first and not progress.waited:
+        if share.is_first_thread and not progress.waited:
             raise NotCertified("a group meets before its first thread has waited for all partial sums of a tile")
-        progress.met = True
+        progress.synchronised = True
 
     def check_counter(self, address: Any) -> None:
         """Raise NotCertified unless an address is that of the tile's counter."""
@@ -171,7 +171,7 @@ class SumMachine(ThreadMachine):
         counter may have, it ends exactly if all parts are counted. Returns the block after the loop, and the registers
         there. Raises NotCertified if the loop does anything else than to load the counter and compare it."""
         share, progress = self.share, self.progress
-        if self.phase != Phase.TILE or not share.first or progress.waited or progress.met:
+        if self.phase != Phase.TILE or not share.is_first_thread or progress.waited or progress.synchronised:
             raise NotCertified("a wait for a counter that is not the one of a group's first thread")
         if self.program.loops[block] != {block} or any(
             ins.base not in ("ld", "and", "or", "xor", "shl", "shr", "add", "sub", "setp", "mov", "selp", "bfe")
@@ -196,14 +196,14 @@ class SumMachine(ThreadMachine):
         """atom.add: the first thread counts the vectors that its group adds. Returns the counter's value before: all
         parts, and the vectors that other groups have counted. Raises NotCertified for any other atomic."""
         share, progress = self.share, self.progress
-        if self.phase != Phase.TILE or not share.first or m is not None or self.depth or progress.counted:
+        if self.phase != Phase.TILE or not share.is_first_thread or m is not None or self.depth or progress.counted:
             raise NotCertified("an atomic that does not count a group's vectors once")
         if not progress.waited or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared" or not kind.returns:
             raise NotCertified("an atomic that does not add to the counter of a tile that was waited for")
         if kind.read & 3 != Scope.GPU or kind.write & 3 != Scope.GPU:
             raise NotCertified("an atomic that counts vectors for a part of the device only")
         self.check_counter(address)
-        if not polynomial(value, 32).equals((share.last - share.at) * COUNTER_HALF):
+        if not polynomial(value, 32).equals((share.end - share.at) * COUNTER_HALF):
             raise NotCertified("not as many vectors are counted as are added")
         progress.counted = True
         return Word(share.before * COUNTER_HALF + share.count, 32, self.facts)
@@ -212,8 +212,8 @@ class SumMachine(ThreadMachine):
         """Raise NotCertified unless the group is provably not the last one to count vectors of the tile. Only the last
         group's first thread must zero the counter."""
         share = self.share
-        if share.first and not self.facts.holds(
-            Polynomial.of(share.vectors - 1) - share.before - (share.last - share.at)
+        if share.is_first_thread and not self.facts.holds(
+            Polynomial.of(share.vectors - 1) - share.before - (share.end - share.at)
         ):
             raise NotCertified("the last group to count its vectors does not return the counter to zero")
 
@@ -224,7 +224,7 @@ class SumMachine(ThreadMachine):
         self.check_counter(address)
         if (
             self.phase != Phase.TILE
-            or not share.first
+            or not share.is_first_thread
             or not progress.counted
             or not progress.added
             or progress.cleared is not False
@@ -232,7 +232,7 @@ class SumMachine(ThreadMachine):
             raise NotCertified("a counter is returned to zero by another thread, twice or too early")
         if size != SUM_BYTES or strength & 3 != Scope.GPU or self._number(value).any():
             raise NotCertified("a counter is not returned to zero for the whole device")
-        if not self.facts.holds(share.before + (share.last - share.at) - share.vectors):
+        if not self.facts.holds(share.before + (share.end - share.at) - share.vectors):
             raise NotCertified("a counter is returned to zero that other groups still need")
         progress.cleared = True
 
@@ -257,7 +257,7 @@ class SumMachine(ThreadMachine):
     def _load(self, address: Any, size: int, strength: int) -> Partial:
         """Loads one k slice's partial sums for these positions, ``size`` bytes of a slab of the tile. Raises
         NotCertified before the group's barrier, and for other positions."""
-        if self.phase != Phase.VECTORS or not self.progress.met:
+        if self.phase != Phase.VECTORS or not self.progress.synchronised:
             raise NotCertified("partial sums are loaded before all parts of the tile are known to be stored")
         if strength & READ_ONLY:
             raise NotCertified("partial sums are loaded through the read-only path")
@@ -300,7 +300,7 @@ class SumMachine(ThreadMachine):
         is_turned = kind.source == TURNED
         summed = self.share.turned(vector, element) if is_turned else position
         self.share.check_place(vector, summed, row - tile.row, col - tile.col)
-        for gap in (vector - self.at, self.share.last - 1 - vector):
+        for gap in (vector - self.at, self.share.end - 1 - vector):
             if not self.facts.holds(gap):
                 raise NotCertified("a group stores sums of a vector that is not of its share")
         key = vector.key, element, is_turned

@@ -28,11 +28,11 @@ class Sending(NamedTuple):
 
 
 class SumPeer(ClusterAddresses):
-    """The machine of such a CTA. ``beginners``: address of an mbarrier -> the thread that has initialised it."""
+    """The machine of such a CTA. ``initialisers``: address of an mbarrier -> the thread that has initialised it."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.beginners: dict[int, int] = {}
+        self.initialisers: dict[int, int] = {}
 
     def announced_bytes(
         self, address: Any, count: Any, expected: Any, lanes: Lanes, order: int, drops: bool
@@ -42,7 +42,7 @@ class SumPeer(ClusterAddresses):
         at = self._one(address, lanes)
         if drops or np.any(np.asarray(count) != 1) or not order & ORDERS:
             raise NotCertified("an arrival that is not one, or does not release")
-        if len(lanes) != 1 or self.beginners.get(at) != lanes[0]:
+        if len(lanes) != 1 or self.initialisers.get(at) != lanes[0]:
             raise NotCertified("bytes of sums are expected by another thread than that which initialised the mbarrier")
         total = self._one(expected, lanes)
         if not 0 <= total <= MOST_BYTES:

@@ -179,7 +179,7 @@ class SumProof:
         for goes_on in (True, False):
             at = rests.number(AT, share.vectors)
             last = Polynomial.of(share.vectors) if goes_on else at + named(LEFT) + 1
-            mine = replace(share, tile=self.parts.tile, at=at, last=last)
+            mine = replace(share, tile=self.parts.tile, at=at, end=last)
             way = self._tile(mine, registers, goes_on, self.adders.within)
             ways.append(way._replace(agreed=agreed + way.agreed))
             if self.adders.beyond is not None:
@@ -290,13 +290,13 @@ class SumProof:
         # The last fact says that all groups together count at most the vectors of the tile.
         facts = self._facts(
             contract.facts, share, behind if goes_on else -behind - 1,
-            share.vectors - share.before - (share.last - share.at),
+            share.vectors - share.before - (share.end - share.at),
         )  # fmt: skip
         machine = SumMachine(self.program, contract, facts, self.kinds, share)
         machine.phase = Phase.TILE
         start, counting = self._at_tile(machine, registers)
         # Both are counted over all tiles: the vector after the group's last one of this tile, and the end of its share.
-        at = share.tile * share.vectors + share.last
+        at = share.tile * share.vectors + share.end
         end = share.tile * share.vectors + share.at + named(LEFT) + 1
 
         def reached(block: int | None, registers: Registers) -> None:
@@ -304,7 +304,9 @@ class SumProof:
             if contract.tile is None:
                 if progress != Progress():
                     raise NotCertified("a group adds the vectors of a tile that lies beyond D")
-            elif not (progress.met and progress.added) or (share.first and not (progress.waited and progress.counted)):
+            elif not (progress.synchronised and progress.added) or (
+                share.is_first_thread and not (progress.waited and progress.counted)
+            ):
                 raise NotCertified("a group does not wait for, count, meet for and add the vectors of a tile")
             elif progress.cleared is False:
                 machine.check_not_last()
@@ -330,7 +332,7 @@ class SumProof:
         """Prove the loop over the group's vectors of a tile. Returns the block after the loop, and the registers there.
         Raises NotCertified."""
         share, facts, written = machine.share, machine.facts, self._written(self.vectors)
-        if machine.phase != Phase.TILE or machine.progress.added or not facts.holds(share.last - 1 - share.at):
+        if machine.phase != Phase.TILE or machine.progress.added or not facts.holds(share.end - 1 - share.at):
             raise NotCertified("the vectors of a tile are added twice, or although there are none")
         exits = exits_of(self.program, self.vectors)
         if len(exits) != 1:
@@ -357,7 +359,7 @@ class SumProof:
                 start[name] = Word(share.vector + gap, bits_of(value), facts)
         start |= dict.fromkeys(written - counting.keys(), UNKNOWN)
         machine.at, machine.progress.stored = share.vector, {}
-        known = (share.vector - share.at, share.last - 1 - share.vector, *share.column_limits)
+        known = (share.vector - share.at, share.end - 1 - share.vector, *share.column_limits)
         with facts.side(at_least(facts, *known)):
             machine.follow(
                 self.vectors, start, None, (self.vectors, *exits),
@@ -383,14 +385,14 @@ class SumProof:
         (step,) = steps
         # The iteration's vectors. Those after the share's last one belong to another group, or do not exist.
         vectors = [share.vector + i for i in range(step)]
-        due = [x for x in vectors if machine.facts.truth(x - share.last) is not True]
+        due = [x for x in vectors if machine.facts.truth(x - share.end) is not True]
         stored = machine.progress.stored.keys()
         if not all(self._are_stored(vector, stored) for vector in due):
             raise NotCertified(f"not all sums of {step} vectors are stored")
         if {key for key, _, _ in stored} - {vector.key for vector in vectors}:
             raise NotCertified(f"a turn stores sums of more than {step} vectors")
         machine.agreed.append(frozenset(stored))
-        left = share.last - 1 - share.vector - step
+        left = share.end - 1 - share.vector - step
         if not machine.facts.holds(left if again else -left - 1):
             raise NotCertified("the loop over vectors does not end behind the last one")
 

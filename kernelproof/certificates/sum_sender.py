@@ -26,7 +26,7 @@ class SumSender(SumPeer, ClusterMachine):
         super().initialise(address, count, m, site)
         lanes = self.active(m)
         assert lanes is not None
-        self.beginners[self._one(address, lanes)] = int(lanes[0])
+        self.initialisers[self._one(address, lanes)] = int(lanes[0])
 
     def arrive(
         self, address: Any, count: int, expected: Any, m: Mask, site: int, order: int, drops: bool

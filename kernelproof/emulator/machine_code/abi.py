@@ -59,31 +59,58 @@ class Bank:
     """Constant bank 0 of a kernel. All offsets are in bytes.
 
     ``parameters``: name, offset and size of each parameter. ``words``: offset of another word -> what it holds, see
-    ``word``. ``base``: the byte at which the cubin's area for parameters begins, even if there are none. ``pointer``:
-    the offset of the two words with the generic address of the byte at ``base``. ``shared``: the shared address of the
-    CTA's first shared byte. ``generic``: the offset of the two words with the generic address of the CTA's first shared
-    byte. ``local``: the offset of the two words that, added to a pointer into the stack, give its generic address.
-    ``stack``: bytes of the stack, from whose end pointers count.
+    ``word``. ``base``: the byte at which the cubin's area for parameters begins, even if there are none.
+    ``base_address_offset``: the offset of the two words with the generic address of the byte at ``base``. ``shared``:
+    the shared address of the CTA's first shared byte. ``shared_address_offset``: the offset of the two words with the
+    generic address of the CTA's first shared byte. ``local_address_offset``: the offset of the two words that, added to
+    a pointer into the stack, give its generic address. ``stack``: bytes of the stack, from whose end pointers count.
     """
 
     parameters: Sequence[tuple[str, int, int]]
     words: Mapping[int, str]
     base: int
-    pointer: int | None
+    base_address_offset: int | None
     shared: int
-    generic: int | None
-    local: int
+    shared_address_offset: int | None
+    local_address_offset: int
     stack: int
 
     @classmethod
     def of(cls, sm: str, base: int, parameters: Sequence[tuple[str, int, int]], stack: int) -> Bank | None:
         """The bank of an architecture; None if its words are not known."""
         if sm.startswith("sm_8"):
-            return cls(parameters, _AMPERE, base, None, shared=0, generic=0x18, local=0x20, stack=stack)
+            return cls(
+                parameters,
+                _AMPERE,
+                base,
+                None,
+                shared=0,
+                shared_address_offset=0x18,
+                local_address_offset=0x20,
+                stack=stack,
+            )
         if sm.startswith("sm_90"):
-            return cls(parameters, _HOPPER, base, 0x198, WINDOW_START, generic=None, local=0x20, stack=stack)
+            return cls(
+                parameters,
+                _HOPPER,
+                base,
+                0x198,
+                WINDOW_START,
+                shared_address_offset=None,
+                local_address_offset=0x20,
+                stack=stack,
+            )
         if sm.startswith(("sm_10", "sm_12")):
-            return cls(parameters, _BLACKWELL, base, 0x348, WINDOW_START, generic=None, local=0x2F8, stack=stack)
+            return cls(
+                parameters,
+                _BLACKWELL,
+                base,
+                0x348,
+                WINDOW_START,
+                shared_address_offset=None,
+                local_address_offset=0x2F8,
+                stack=stack,
+            )
         return None
 
     @property
@@ -97,12 +124,15 @@ class Bank:
         for name, start, size in self.parameters:
             if start <= offset < start + size:
                 return f"{name}+{offset - start}" if offset > start else name
-        if self.generic is not None and offset in (self.generic, self.generic + 4):
+        if self.shared_address_offset is not None and offset in (
+            self.shared_address_offset,
+            self.shared_address_offset + 4,
+        ):
             address = (Window.SHARED << SHIFT_TO_WINDOW) + WINDOW_START - self.shared
-            return str(address >> 8 * (offset - self.generic) & 0xFFFFFFFF)
-        if self.pointer is not None and offset in (self.pointer, self.pointer + 4):
+            return str(address >> 8 * (offset - self.shared_address_offset) & 0xFFFFFFFF)
+        if self.base_address_offset is not None and offset in (self.base_address_offset, self.base_address_offset + 4):
             address = (Window.PARAM << SHIFT_TO_WINDOW) + self.base - self.start
-            return str(address >> 8 * (offset - self.pointer) & 0xFFFFFFFF)
-        if offset in (self.local, self.local + 4):
-            return LOCAL_WINDOW if offset > self.local else str(self.stack)
+            return str(address >> 8 * (offset - self.base_address_offset) & 0xFFFFFFFF)
+        if offset in (self.local_address_offset, self.local_address_offset + 4):
+            return LOCAL_WINDOW if offset > self.local_address_offset else str(self.stack)
         return self.words.get(offset)
