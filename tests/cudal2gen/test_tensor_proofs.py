@@ -183,15 +183,13 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused(fault: str) -> None:
-    edit = FAULTS[fault]
-    assert why_refused(edit.record, edit.applied(ptx_of(edit.record)))
+    assert FAULTS[fault].refusal()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", SLICE_FAULTS)
 def test_a_fault_with_slices_of_k_is_refused(fault: str) -> None:
-    edit = SLICE_FAULTS[fault]
-    assert why_refused(edit.record, edit.applied(ptx_of(edit.record)))
+    assert SLICE_FAULTS[fault].refusal()
 
 
 @pytest.mark.slow
@@ -199,7 +197,7 @@ def test_a_fault_with_slices_of_k_is_refused(fault: str) -> None:
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_harmless_change_is_certified(name: str) -> None:
     edit, _why = HARMLESS[name]
-    assert not why_refused(edit.record, edit.applied(ptx_of(edit.record)))
+    assert not edit.refusal()
 
 
 @pytest.mark.thorough

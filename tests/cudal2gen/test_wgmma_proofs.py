@@ -57,6 +57,10 @@ class Edit(NamedTuple):
         assert changed != ptx
         return changed
 
+    def refusal(self) -> str:
+        """Why the kernel of ``record`` is not certified after the change; empty if it is."""
+        return why_refused(self.record, self.applied(ptx_of(self.record)))
+
 
 TRY_WAIT = r"mbarrier\.try_wait\.parity\.shared::cta\.b64 p, (\[%r\d+\]), (%r\d+);"
 NO_WAIT = r"setp.eq.u32 p, \2, \2;"
@@ -220,8 +224,7 @@ def test_what_is_not_covered_is_refused(name: str) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused(fault: str) -> None:
-    edit = FAULTS[fault]
-    assert why_refused(edit.record, edit.applied(ptx_of(edit.record)))
+    assert FAULTS[fault].refusal()
 
 
 @pytest.mark.slow
@@ -230,4 +233,4 @@ def test_a_fault_is_refused(fault: str) -> None:
 def test_a_harmless_change_is_certified(name: str) -> None:
     """This shows that a change as such is no reason for a refusal."""
     edit, _why = HARMLESS[name]
-    assert not why_refused(edit.record, edit.applied(ptx_of(edit.record)))
+    assert not edit.refusal()
