@@ -85,7 +85,7 @@ def refusals(text: str) -> list[str]:
 
 
 def _refusals(text: str) -> Iterator[str]:
-    """All forbidden constructs in a text; see ``refusals``."""
+    """Yields every forbidden construct in a text, in the form that ``refusals`` returns."""
     if len(text) > MAX_CHARACTERS or max(map(len, text.split("\n"))) > LONGEST_LINE:
         yield f"longer than {MAX_CHARACTERS} characters, or than {LONGEST_LINE} in a line"
         return

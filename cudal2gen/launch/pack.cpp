@@ -308,7 +308,7 @@ void add_line(cudal2gen_pack& pack, std::string const& line_word, Values const& 
     Launch const launch(facts);
     if (!facts.fault().empty()) throw std::runtime_error(facts.fault());
     int const plain = tokens.count("plain") ? number(tokens, "plain") : -1;
-    // The capabilities on which the kernel runs, and its shared memory in bytes.
+    // The first and last compute capability on which the kernel runs, and its shared memory per CTA in bytes.
     int const first = std::stoi(tokens.at("first")), last = std::stoi(tokens.at("last")), smem = std::stoi(tokens.at("smem"));
     if (pack.card.other_model() && (pack.card.capability < first || pack.card.capability > last)) return;
     bool const fits = !pack.card.other_model() || smem <= pack.card.smem_bytes;

@@ -27,7 +27,9 @@ EXACT_INPUTS = ("binary", "integers")  # sums are exact in any order: of 0/1 up 
 
 
 def against_emulator(device: VerdictDevice, built: BuiltKernel) -> tuple[list[Case], list[Rounding]]:
-    """Compares the results for one tile of D and several k. Returns the cases, and how the device rounds.
+    """Compares the device's results with the emulator's, for one tile of D and several k.
+
+    Returns a ``Case`` for each comparison, and a ``Rounding`` that says how the device rounds.
 
     A case has inputs whose sums are exact in any order, so the device's D must equal the emulator's. Every kind of
     inputs gives a ``Rounding``.

@@ -41,8 +41,11 @@ class SummedRange:
         return self.done.key, self.beyond
 
     def plus(self, base: Polynomial, offsets: tuple[int, ...]) -> SummedRange:
-        """The range after the products of k = ``base`` plus each offset are added. Raises NotCertified if it has one of
-        them already, or if their distance from ``done`` is not a known number."""
+        """The range after adding the products of k = ``base`` + offset, for each offset.
+
+        Raises NotCertified if the range contains one of these k already, or if their distance from ``done`` is not a
+        known number.
+        """
         gap = base - self.done
         if not gap.is_constant or not isinstance(gap.constant, int):
             raise NotCertified(f"products from k = {base} on are added to a sum that has those before k = {self.done}")

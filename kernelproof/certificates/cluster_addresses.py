@@ -73,7 +73,7 @@ class ClusterAddresses(Machine):
         return ranks, place & WITHIN
 
     def peers(self, address: Any) -> tuple[Lanes, Lanes]:
-        """As ``cluster_places``, of all lanes; the CTAs must be those of the cluster."""
+        """Like ``cluster_places``, for all lanes. Raises NotCertified if an address lies outside of the cluster."""
         ranks, places = self.cluster_places(address, self.every)
         if (ranks >= self.ranks).any():
             raise NotCertified(f"an address in CTA {int(ranks.max())} of a cluster of {self.ranks}")

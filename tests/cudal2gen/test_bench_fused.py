@@ -139,8 +139,8 @@ def test_a_kernel_may_round_once() -> None:
 
 
 def test_a_batch_of_another_number_of_products_is_not_stored_yet() -> None:
-    """A measurement of 5 products with a cold L2 is stored. Then with 5 products only a hot L2 is left to measure, and
-    with 4 products both states are."""
+    """A measurement of a batch of 5 products with a cold L2 is stored. A batch of 5 then needs only the measurement
+    with a hot L2, and a batch of 4 needs both."""
     environment = ENVIRONMENT.model_copy(update={"l2_bytes": 1 << 20})
     device, record = FakeDevice(environment=environment), small(gpu="h200", acc="f32", batch="strided")
     stored = measured(device, [FakeKernel(device, record, 8.0)], COLD, record.problem, products=5)

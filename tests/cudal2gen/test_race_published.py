@@ -100,7 +100,7 @@ def operands(device: EmulatedDevice) -> Operands:
 
 
 def trial(kernel: Library) -> Path:
-    """The file that marks a trial of a published kernel's library."""
+    """The file that exists while a published kernel's library is tried, and after a try that crashed."""
     return kernel.path.with_suffix(".trial")
 
 

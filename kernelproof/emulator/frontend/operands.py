@@ -70,7 +70,7 @@ class _Reader:
         return token
 
     def name(self, token: str) -> str:
-        """The unique name of a token that is a name."""
+        """The unique name of an identifier, which differs from it if a scope has declared the identifier."""
         return self.renames.get(token, token)
 
     def following(self) -> str:

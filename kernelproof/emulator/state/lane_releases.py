@@ -16,10 +16,10 @@ APART = "another lane of its warp has released, and no __syncwarp() comes before
 class LaneReleases:
     """The releases of a batch's lanes without the rest of their warps.
 
-    Such a release covers earlier accesses of its own lanes. Of the other lanes it covers only accesses before the
-    warp's last instruction that all its lanes executed together. ``gathered``, per row and warp, has the tick of that
-    instruction plus 1. A warp's clock has the tick of the last release by any of its lanes; ``cover`` then says whether
-    the lane that made an access has released it by that tick.
+    Such a release covers all earlier accesses of the lanes that release. Of the warp's other lanes it covers only
+    accesses before the last instruction that all lanes of the warp executed together. ``gathered``, per row and warp,
+    has the tick of that instruction plus 1. A warp's clock has the tick of the last release by any of its lanes;
+    ``cover`` then says whether the lane that made an access has released it by that tick.
 
     ``ticks``, shape (RELEASES_KEPT, lanes): the tick before which a release covers the lane's accesses. Row 0 is for
     each lane's last release, row 1 for the one before it, and so on.

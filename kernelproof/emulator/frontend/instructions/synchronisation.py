@@ -148,7 +148,8 @@ def no_function(e: Emitter, ins: Instr) -> None:  # noqa: ARG001
     e.line(f"M.trap({e.site()}, {text!r}, {e.mask()})")
 
 
-# The types of the first four operands of a failed assert. The fifth is not needed.
+# The types of the first four arguments of __assertfail: message, file, line, function. The fifth, the size of a
+# character, is not needed.
 ASSERT_KINDS = ("u8", "u8", "u4", "u8")
 
 

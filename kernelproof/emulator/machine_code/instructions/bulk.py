@@ -43,7 +43,8 @@ def _pointer(low: Lowering, text: str) -> str:
 
 
 def _shared_address(low: Lowering, text: str, number: int = 0) -> str:
-    """The shared address in register ``number`` of an operand that names consecutive registers, in brackets."""
+    """The PTX operand, in brackets, for the shared address that an operand's register ``number`` holds. The operand
+    names the first of consecutive registers."""
     return f"[{low.bits(_first(text), number)}]"
 
 
