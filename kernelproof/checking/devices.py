@@ -34,9 +34,13 @@ def device(name: str) -> Device:
     return HOPPER if chip is GPUS["h200"] else Device.of(chip)
 
 
-def target(name: str) -> str:
-    """The architecture to compile for, with the suffix that enables every instruction of the device."""
-    major, minor = device(name).capability
+def target(name: str | None = None) -> str:
+    """The architecture to compile for on a device, such as ``sm_90a``; ``name``: as of ``device``, or None for the
+    default.
+
+    Since 9.0 the suffix ``a`` enables the instructions that only this architecture has. Raises WrongInput.
+    """
+    major, minor = device(name or DEFAULT).capability
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 

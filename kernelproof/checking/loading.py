@@ -25,4 +25,4 @@ def load(source: str | Path, nvcc_args: str = "") -> emulator.Program:
     if path.suffix in COMPILED:
         return emulator.load(path)
     arguments, sm = compilation.split_arguments(nvcc_args)
-    return emulator.load(compilation.ptx(path, arguments, sm or devices.target(devices.DEFAULT), toolchain.discover()))
+    return emulator.load(compilation.ptx(path, arguments, sm or devices.target(), toolchain.discover()))

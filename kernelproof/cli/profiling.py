@@ -91,7 +91,7 @@ def profile_of_file(path: Path, gpu: str | None, kernel: str | None = None, laun
     if not path.is_file():
         refuse(f"no file at {path}; give a cubin, a .cu file, or a profile that --json saved")
     if path.suffix == ".cu":
-        path = compilation.cubin(path, [], devices.target(gpu or devices.DEFAULT), toolchain.discover())
+        path = compilation.cubin(path, [], devices.target(gpu), toolchain.discover())
     return profile.of_cubin(path, gpu, kernel, profile.LaunchFacts.load(launch) if launch else None)
 
 

@@ -89,7 +89,7 @@ def _ptx(file: Path) -> str:
     from kernelproof.ground import toolchain
 
     if file.suffix == ".cu" and file.is_file():
-        return _text(compilation.ptx(file, [], devices.target(devices.DEFAULT), toolchain.discover()))
+        return _text(compilation.ptx(file, [], devices.target(), toolchain.discover()))
     text = _text(file)
     if not re.search(r"^\s*\.target\s", text, re.MULTILINE):
         refuse(f"{file}: neither PTX nor a .cu file; name the .cu file, or the PTX that Triton or `nvcc -ptx` wrote")

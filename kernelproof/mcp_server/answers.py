@@ -70,7 +70,7 @@ def run(request: Request) -> dict[str, Any]:
     arguments, sm = compilation.split_arguments(request.options())
     ptx = path
     if path.suffix == ".cu":
-        sm = sm or devices.target(request.device or devices.DEFAULT)
+        sm = sm or devices.target(request.device)
         ptx = compilation.ptx(path, arguments, sm, toolchain.discover(), START_S, foreign=request.roots)
     device = request.device or devices.nearest(plan.target_of([ptx]) or devices.DEFAULT)
     program = plan.CheckPlan(

@@ -200,7 +200,7 @@ class CudaEmulator:
         """
         path = self._path(source, ".cu")
         arguments, sm = compilation.split_arguments(nvcc_args)
-        sm = sm or devices.target(self.settings.device or devices.DEFAULT)
+        sm = sm or devices.target(self.settings.device)
         try:
             tools = toolchain.discover()
         except MissingTool as error:
