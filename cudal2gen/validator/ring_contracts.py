@@ -37,12 +37,14 @@ from kernelproof.certificates import (
     Tile,
     rests,
 )
+from kernelproof.ground.chips import WARP
 from kernelproof.ground.integers import ceil_div
 
 ALIGNMENT = 16  # bytes to which the operands' addresses are aligned
 MOST_TILES = 1 << 30  # most CTA tiles of a launch
 MOST_RESIDENT = 1 << 16  # most CTAs that a GPU runs at once
-WARP, WARPGROUP = 32, 128  # threads
+WARPGROUP = 4 * WARP  # threads
+PARAMETERS = 14  # of a kernel; one more if the rest of D's columns has a tensor map of its own
 LOADS = 8  # vectors that a thread loads at once when it adds partial sums (``templates/macros/parts.j2``)
 _MOST_ADDRESS = 1 << 60  # upper bound of every name that stands for an address
 named = Polynomial.named
@@ -379,8 +381,8 @@ def _launch(
     launch = record.launch
     rest = launch.box_d_rest_cols
     # Tensor maps of A, B and D are parameters 0 to 2; a map for the rest of D's columns is the last one.
-    if len(program.offsets) != 14 + bool(rest):
-        raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {14 + bool(rest)}")
+    if len(program.offsets) != (expected := PARAMETERS + bool(rest)):
+        raise NotCertified(f"the kernel has {len(program.offsets)} parameters, not the launcher's {expected}")
     item_k = named(TILES) * record.bk  # the k that an item sums over
     if total is None:
         total = named("all_tiles") if record.split_k > 1 else named(TILES)
@@ -405,7 +407,7 @@ def _launch(
         *([("D", 2, launch.box_d_rows, launch.box_d_cols)] if launch.box_d_cols else []),
     ]  # fmt: skip
     if rest:
-        boxes.append(("D", 14, launch.box_d_rows, rest))
+        boxes.append(("D", PARAMETERS, launch.box_d_rows, rest))
     maps = tuple(
         BoxMap(name, program.offsets[parameter], box_rows, box_cols, _span(box_cols * element.bytes))
         for name, parameter, box_rows, box_cols in boxes
@@ -414,7 +416,7 @@ def _launch(
         (named("d", alignment), 64), (ldd, 32), (m, 32), (n, 32), (k, 32), (Polynomial.of(along_n), 32), (band, 32),
         (named("policy_a"), 64), (named("policy_b"), 64), (named(PARTIALS, ALIGNMENT), 64), (named(ARRIVALS, 4), 64),
     )  # fmt: skip
-    parameters = dict(zip(program.offsets[3:14], values, strict=True))
+    parameters = dict(zip(program.offsets[3:PARAMETERS], values, strict=True))
     ctas = record.cluster_ctas
     special = {"%ctaid.x": named("cta_x") * ctas + rank, "%nctaid.x": named("grid_x") * ctas}
     return Contract(record.threads, record.smem_bytes, parameters, special, matrices, item_k, None, facts, maps=maps)

@@ -22,7 +22,7 @@ from kernelproof.certificates.words import Word, polynomial, quotient
 from kernelproof.emulator import arithmetic
 from kernelproof.emulator.frontend.translate import NAMESPACE
 
-HALVES = ("f16", "bf16")  # the types of 16 bits
+TYPES_16 = ("f16", "bf16")  # of 16 bits
 
 
 class Named:
@@ -65,7 +65,8 @@ def _known(value: Any) -> Any:
 
 def select(test: Any, yes: Any, no: Any) -> Any:
     """``yes`` in the lanes in which a test holds, ``no`` elsewhere. ``test``: a boolean per lane. If all lanes choose
-    the same, the other value may be anything. Raises NotCertified if some lanes get elements and others numbers."""
+    the same, the other value may be anything. ``no`` is None if an instruction under a predicate is the first to write
+    a register. Raises NotCertified if some lanes get elements and others numbers or None."""
     test = np.asarray(test)
     if test.all() or not test.any():
         value = yes if test.all() else no
@@ -115,7 +116,7 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
 def _insert(a: Any, b: Any, start: Any, length: Any) -> Any:
     """bfi: insert the low ``length`` bits of ``a`` into ``b`` from bit ``start`` on. Raises NotCertified unless both
     are known, or the bits of ``a`` reach the top of the register: ``a << start``, and the low bits of ``b``."""
-    first, count = _one_number(start) & 255, _one_number(length) & 255
+    first, count = _one_number(start) & 255, _one_number(length) & 255  # PTX takes their low 8 bits
     if not isinstance(a, Word) and not isinstance(b, Word):
         return arithmetic.bfi(a, b, start, length)
     if first + count >= (a if isinstance(a, Word) else b).bits:
@@ -222,7 +223,7 @@ def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
     def pack(high: Any, low: Any, convert: Any) -> Any:
         if not (isinstance(high, Cells) and isinstance(low, Cells) and high.width == low.width == 4):
             raise NotCertified("a conversion of what are not sums")
-        if output not in HALVES or convert is not _narrowing(output):
+        if output not in TYPES_16 or convert is not _narrowing(output):
             raise NotCertified(f"a conversion that does not round to the nearest {output}")
         return joined([low, high]).of_width(2)
 
@@ -232,14 +233,14 @@ def _pack(output: str) -> Callable[[Any, Any, Any], Any]:
 _WIDEN = arithmetic.converter("f32", "f16", "rn", False, False)
 
 
-def _widening(halves: set[str]) -> Callable[[Any], Any]:
-    """The replacement of cvt.f32.f16, which changes no number. ``halves``: the 16-bit types among those of A and D.
-    Elements have no type of their own, so one of 2 bytes is known to be f16 only if there is no other type."""
+def _widening(types_16: set[str]) -> Callable[[Any], Any]:
+    """The replacement of cvt.f32.f16, which changes no number. ``types_16``: those of 16 bits among the types of A and
+    D. Elements have no type of their own, so one of 2 bytes is known to be f16 only if there is no other type."""
 
     def widen(value: Any) -> Any:
         if not isinstance(value, Cells):
             return _WIDEN(value)
-        if halves != {"f16"} or value.width != 2:
+        if types_16 != {"f16"} or value.width != 2:
             raise NotCertified("a conversion from f16 of what is none")
         return value.of_width(4)
 
@@ -264,10 +265,10 @@ def _narrowing(output: str) -> Callable[[Any], Any]:
 def conversions(scope: dict[str, object], operands: str, output: str) -> dict[str, object]:
     """Replacements for the conversions in a text's scope, by their names there. ``operands``, ``output``: the types of
     A and of D."""
-    widen = _widening({operands, output} & set(HALVES))
+    widen = _widening({operands, output} & set(TYPES_16))
     # The emulator caches converters, so a conversion in the text is recognised by its identity.
     replaced: dict[str, object] = {name: widen for name, value in scope.items() if value is _WIDEN}
-    if output in HALVES:
+    if output in TYPES_16:
         convert = arithmetic.converter(output, "f32", "rn", False, False)
         replaced |= {name: _narrowing(output) for name, value in scope.items() if value is convert}
     return replaced

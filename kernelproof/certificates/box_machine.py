@@ -1,4 +1,4 @@
-"""Memory accesses of a role's threads: TMA loads of boxes, ldmatrix, stmatrix, and TMA stores of D."""
+"""Executes the memory accesses of a role's threads: TMA loads of boxes, ldmatrix, stmatrix, and TMA stores of D."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernelproof.certificates.cells import Cells, Kind
 from kernelproof.certificates.contract import BoxMap, Matrix
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.loops import TURN
-from kernelproof.certificates.pipelines import FIRST_STAGE, FIRST_WARP, WARP
+from kernelproof.certificates.pipelines import FIRST_STAGE, FIRST_WARP
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.role_machine import RoleMachine
 from kernelproof.certificates.role_state import CONSUMER, PRODUCER
@@ -22,8 +22,9 @@ from kernelproof.emulator.hopper.tensor_map import swizzled
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.windows import SHIFT_TO_WINDOW, Window
+from kernelproof.ground.chips import WARP
 
-BOX_ALIGNMENT = 128
+BOX_ALIGNMENT = 128  # bytes, of a box in shared memory (PTX ISA)
 
 
 class BoxMachine(RoleMachine):
@@ -220,13 +221,13 @@ class BoxMachine(RoleMachine):
             self.written.append((rows, cols))
 
     def commit_stores(self, m: Mask) -> None:
-        """cp.async.bulk.commit_group: each lane's stores since its last commit become a group."""
+        """cp.async.bulk.commit_group: each lane's stores since its last commit become a bulk group."""
         lanes = self.active(m)
         for lane in () if lanes is None else lanes.tolist():
             self.track.stores.commit(lane)
 
     def wait_for_stores(self, most: int, _reads: bool, m: Mask) -> None:
-        """cp.async.bulk.wait_group: all groups of a lane but the last ``most`` have read shared memory."""
+        """cp.async.bulk.wait_group: all bulk groups of a lane but the last ``most`` have read shared memory."""
         lanes = self.active(m)
         for lane in () if lanes is None else lanes.tolist():
             self.track.stores.wait(lane, most)

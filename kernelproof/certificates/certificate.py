@@ -1,4 +1,4 @@
-"""Certificates: what was proven of one PTX text, and how to check it again without searching."""
+"""Makes certificates, which say what was proven of one PTX text, and checks them again without searching."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ ASSUMPTIONS = (
 )
 
 
-# Limits of the search for a ring. MOST_AHEAD counts the values of ``ahead`` from the least one on.
+# Limits of the search for a ring, which exceed the rings of the kernels that were tried. MOST_AHEAD counts the values
+# of ``ahead`` from the least one on.
 MOST_PERIOD, MOST_AHEAD, MOST_PEELED = 8, 6, 1
 
 
@@ -118,6 +119,7 @@ def prove(ptx: str, claims_of: ClaimsOf, problems: tuple[str, ...] = (), kernel:
 
 
 def _proof(program: Program, claim: Claim) -> ClaimProof:
+    """Prove one claim, in the way that its ``ring`` asks for. Raises NotCertified."""
     program.forget_traffic()
     if isinstance(claim.ring, Pipeline):
         pipeline = PipelineProof(program, claim.contract, claim.ring)

@@ -1,5 +1,7 @@
-"""Addresses of shared memory in a cluster. ``emulator.hopper.peers`` describes their two forms: the program's, and the
-one that units take."""
+"""Converts addresses of shared memory in a cluster between the program's form and the one that units take.
+
+``emulator.hopper.peers`` describes the two forms.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class ClusterAddresses(Machine):
 
     @property
     def _own(self) -> int:
-        """The own CTA's rank, where an address of the program has it."""
+        """The own CTA's rank, shifted to the bits in which an address of the program has it."""
         return self.rank << RANK_SHIFT
 
     def variable(self, offset: int, width: int) -> Lanes:

@@ -25,17 +25,19 @@ from kernelproof.certificates.contract import Contract, Matrix, Tile
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
-from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
+from kernelproof.certificates.pipelines import Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.progress import Key, Stored
 from kernelproof.certificates.role_state import RoleState
 from kernelproof.certificates.share import LANES
+from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.slices import Partial
 from kernelproof.certificates.thread_machine import Registers, ThreadMachine
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator.hopper.peers import RANK_SHIFT, WITHIN
 from kernelproof.emulator.state.arrays import Mask
+from kernelproof.ground.chips import WARP
 
 CLUSTER_SUM = "sum of a cluster"
 WARPGROUP = 4  # warps
@@ -70,10 +72,12 @@ class ConsumerThread:
 
     @property
     def lane(self) -> Polynomial:
+        """The thread's number in its warp."""
         return sum((named(name, step) for name, (_, step) in LANES.items()), ZERO)
 
     @property
     def thread(self) -> Polynomial:
+        """The thread's number in its CTA."""
         return sum((named(name, step) for name, (_, step) in self.steps.items()), Polynomial.of(self.start))
 
     def values(self, poly: Polynomial) -> Lanes:
@@ -150,7 +154,8 @@ class ClusterSumMachine(ThreadMachine):
         if (places > WITHIN).any():
             raise NotCertified("sums are loaded from another CTA")
         self.program.traffic.shared(site, places, np.arange(len(places)), size)
-        at = self.memory.places(places, size)[:, :: SUM_BYTES // 2] * 2 // SUM_BYTES
+        # Places are elements of ELEMENT bytes; the sums that lie there are numbered in units of SUM_BYTES.
+        at = self.memory.places(places, size)[:, :: SUM_BYTES // ELEMENT] * ELEMENT // SUM_BYTES
         sources, rows, cols = (each[at] for each in self.sums.at)
         source = int(sources.flat[0])
         if (sources != source).any() or source == NOBODY:

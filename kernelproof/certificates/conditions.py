@@ -32,8 +32,8 @@ class OpenFacts(Facts):
     """Facts of a problem, to which a side of a branch adds its condition. ``multiples``: polynomials, each with a power
     of two that divides it. ``by_lane``: polynomials that are at least 0, and differ between lanes. ``fractions``: names
     that are defined as quotients. ``asks``: whether the solver is asked where bounds do not decide. ``private``: names
-    that tell threads apart. ``above``: polynomial, number of low bits and of all bits -> the
-    name of what is above the low ones."""
+    that tell threads apart. ``above``: (polynomial, number of low bits, number of all bits) -> the name of what is
+    above the low ones."""
 
     multiples: list[tuple[Polynomial, int]] = field(default_factory=list)
     by_lane: list[Polynomial] = field(default_factory=list)

@@ -16,12 +16,13 @@ from pydantic import Field, ValidationError
 
 from kernelproof.certificates.formulas import names, polynomial
 from kernelproof.certificates.polynomials import Polynomial
+from kernelproof.ground.chips import WARP
 from kernelproof.ground.errors import WrongInput, brief, printable, reading
 from kernelproof.ground.schema import Schema, explain
 
 OPERANDS = ("A", "B", "D")
 UNUSED = "unused"  # stands for a parameter that the kernel must not read
-MOST_THREADS, WARP = 1024, 32  # threads of a CTA and of a warp
+MOST_THREADS = 1024  # of a CTA
 Formula = str | int  # a number, or an expression of sizes such as "m / 128"
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 

@@ -9,7 +9,7 @@ from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.invariants import Invariant
 from kernelproof.certificates.loops import Case
-from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
+from kernelproof.certificates.pipelines import Pipeline, Protocol
 from kernelproof.certificates.polynomials import Lanes
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_controls import of_lanes
@@ -19,6 +19,7 @@ from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP,
 from kernelproof.certificates.roles import Role
 from kernelproof.certificates.shared_memory import ELEMENT
 from kernelproof.certificates.tensor_machine import machine_of
+from kernelproof.ground.chips import WARP
 
 
 class CtaProof:
@@ -33,7 +34,8 @@ class CtaProof:
         self.contract, self.pipeline = contract, pipeline
         self.protocol = Protocol(-(-size // ELEMENT), pipeline)
         threads, groups = np.arange(contract.lanes), pipeline.groups
-        self.parts = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
+        # The threads of the producer, then those of each group of consumers.
+        self.role_threads = [threads[first:end] for first, end in ((0, groups[0][0]), *groups)]
         self.adding: list[RoleState] = []  # in which its consumers begin to add
         self.title = f" of CTA {pipeline.rank} of a cluster" if pipeline.ranks > 1 else ""
 
@@ -51,7 +53,7 @@ class CtaProof:
             raise NotCertified("the CTAs of a cluster do not wait for each other before they have roles")
         self.machine = machine
         # This is done for all roles before the first one is proven, so that every setmaxnreg has been executed.
-        self.entries = [self._entries(of_lanes(state, part, len(threads)), part) for part in self.parts]
+        self.entries = [self._entries(of_lanes(state, part, len(threads)), part) for part in self.role_threads]
         return Case(covers=f"all threads{self.title}, up to their barrier", instructions=machine.steps)
 
     def _machine(self, threads: Lanes, role: str) -> RoleMachine:
@@ -72,7 +74,7 @@ class CtaProof:
             self.program, self.contract, self.protocol, self.kinds, lanes, CONSUMER if number else PRODUCER,
             max(0, number - 1), self.given(found), self.guesses,
         )  # fmt: skip
-        if entry.block != role.items or len(lanes) != (len(self.parts[number]) if number else 1):
+        if entry.block != role.items or len(lanes) != (len(self.role_threads[number]) if number else 1):
             raise NotCertified(f"{title}: {len(lanes)} threads, or threads that do something else")
         role.prove(entry)
         self.adding += role.adding
@@ -87,11 +89,11 @@ class CtaProof:
     @property
     def roles(self) -> range:
         """The numbers of the roles behind the producer."""
-        return range(1, len(self.parts))
+        return range(1, len(self.role_threads))
 
     def check(self) -> None:
         """Check what concerns several roles, after all have been proven."""
-        self.protocol.check(len(self.parts[1]) // WARP, len(self.pipeline.groups))
+        self.protocol.check(len(self.role_threads[1]) // WARP, len(self.pipeline.groups))
         self._check_registers()
 
     @property

@@ -72,6 +72,7 @@ def _problems(contract: KernelContract, error: NotCertified) -> Iterator[Sizes]:
     step = {name: size.multiple for name, size in contract.sizes.items()}
     first = {name: size.first for name, size in contract.sizes.items()}
     others = [extents[index] for index in meaning.indices["D"]]  # the sizes of D
+    # Further k-tiles: fewer than a ring's stages, as many, and more, so that the main loop ends at various stages.
     for count in (0, 1, 2, 3, 4, 5, 7, 9):
         more = {name: first[name] + step[name] * (count % 2) for name in others}
         candidates.append(more | {k: first[k] + step[k] * count})

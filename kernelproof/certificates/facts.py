@@ -1,4 +1,4 @@
-"""What is known of the named integers of a proof, and the questions that it can answer about polynomials."""
+"""Holds what is known of the named integers of a proof, and answers whether polynomials in them are at least 0."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Facts:
 
     def _follows(self, value: Polynomial, assumed: list[Polynomial]) -> bool:
         """Whether a polynomial is at least a multiple of one of these, which are at least 0. Multiples are tried that
-        cancel, but for a rest, one of the polynomial's negative terms."""
+        cancel one of the polynomial's negative terms up to a remainder."""
         for each in assumed:
             for monomial, one in each.terms.items():
                 mine = value.terms.get(monomial, 0)
@@ -156,7 +156,9 @@ class Facts:
     def _least(self, value: Polynomial) -> Lanes:
         """The least value of a polynomial in each lane, by the bounds of names alone, or a larger negative one;
         ``-NO_BOUND`` if it is not found.
-        A polynomial that is linear in each name has its least value where every name is at one of its bounds."""
+
+        A polynomial that is linear in each name has its least value where every name is at one of its bounds.
+        """
         names = sorted(set(value.names()))
         if not names:
             return np.asarray(value.constant)

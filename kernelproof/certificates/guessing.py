@@ -33,6 +33,7 @@ from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import ZERO, Lanes
 from kernelproof.certificates.reductions import Terms
 from kernelproof.certificates.shared_memory import ELEMENT
+from kernelproof.ground.chips import WARP
 
 
 class _Steps:
@@ -123,9 +124,9 @@ def _sum_places(zeros: Any, sums: Any, kinds: Kinds) -> SumPlaces | None:
     if not (is_zero(zeros) and isinstance(sums, Cells)) or sums.bytes != zeros.dtype.itemsize:
         return None
     kind = kinds[sums.one_kind]
-    if kind is None or kind.summed is None or len(sums.rows) % 32:
+    if kind is None or kind.summed is None or len(sums.rows) % WARP:
         return None
-    rows, cols = sums.rows[::32, 0], sums.cols[::32, 0]  # of lane 0 of each warp
+    rows, cols = sums.rows[::WARP, 0], sums.cols[::WARP, 0]  # of lane 0 of each warp
     return SumPlaces(
         row=kind.row.spelled, col=kind.col.spelled, rows=tuple(rows.tolist()), cols=tuple(cols.tolist()),
         width=sums.width,

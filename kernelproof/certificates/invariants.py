@@ -24,8 +24,9 @@ from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.machine import State
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.reductions import Terms
-from kernelproof.certificates.shared_memory import NOBODY, SEVERAL
+from kernelproof.certificates.shared_memory import ELEMENT, NOBODY, SEVERAL
 from kernelproof.certificates.words import Word, polynomial
+from kernelproof.ground.chips import WARP
 from kernelproof.ground.schema import Schema
 
 Spelled = dict[str, int]  # a polynomial as JSON (``Polynomial.spelled``)
@@ -140,7 +141,9 @@ class Turns:
         # Shared memory: x is what is stated, y what is the case.
         x, y = general.shared, actual.shared
         if x.kinds.any():
-            match = _elements_match(Cells(x.kinds, x.rows, x.cols, 2), Cells(y.kinds, y.rows, y.cols, 2), kinds)
+            match = _elements_match(
+                Cells(x.kinds, x.rows, x.cols, ELEMENT), Cells(y.kinds, y.rows, y.cols, ELEMENT), kinds
+            )
             if not match[x.kinds != 0].all():
                 raise NotCertified("shared memory does not hold what turn after turn suggests")
         for mine, its in ((x.writer, y.writer), (x.reader, y.reader)):
@@ -152,9 +155,9 @@ class Turns:
 
 
 def _no_sums(places: SumPlaces, kinds: Kinds) -> Cells:
-    """An accumulator to which no product has been added: elements of shape (32 * warps, sums of a register)."""
-    lane = np.arange(32)
-    per_lane = 4 // places.width
+    """An accumulator to which no product has been added: elements of shape (WARP * warps, sums of a register)."""
+    lane = np.arange(WARP)
+    per_lane = 4 // places.width  # sums of a register, which has 4 bytes
     rows = (np.asarray(places.rows)[:, None] + lane // 4).reshape(-1, 1)
     cols = (np.asarray(places.cols)[:, None] + lane % 4 * 2).reshape(-1, 1) + np.arange(per_lane)
     kind = Kind("sum", Polynomial.parsed(places.row), Polynomial.parsed(places.col), SummedRange(ZERO, 0))

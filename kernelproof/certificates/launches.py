@@ -28,6 +28,7 @@ from kernelproof.ground.errors import WrongInput, brief, printable
 OLDEST = 80  # the oldest architecture that is covered, sm_80
 MOST_ADDRESS = 1 << 60  # limit on an operand's address, in units of its alignment
 MOST_CTAS = ((1 << 31) - 1, 65535, 65535)  # CUDA's limits on a grid along x, y and z
+MOST_GROUPED = 1 << 16  # limit on the rows of tiles of a group; kernels use far fewer
 _AXES = ("x", "y", "z")
 _ONE = Polynomial.of(1)
 named = Polynomial.named
@@ -115,7 +116,7 @@ def orders(contract: KernelContract) -> Iterator[Tiles]:
         yield tiles._replace(cta=plane)
     elif order in lines and not number and [each.key for each in grid] == [(rows * cols).key, _ONE.key, _ONE.key]:
         yield tiles._replace(cta=(lines[order], ZERO, ZERO))
-    elif order == "grouped" and number.isdecimal() and 1 < int(number) <= 1 << 16:
+    elif order == "grouped" and number.isdecimal() and 1 < int(number) <= MOST_GROUPED:
         if [each.key for each in grid] != [(rows * cols).key, _ONE.key, _ONE.key]:
             raise WrongInput("launch.grid: an order needs a grid of one dimension, with a CTA for each tile of D")
         yield from _grouped(tiles, int(number), m)

@@ -38,13 +38,13 @@ from kernelproof.certificates.items import ItemLoop, Items
 from kernelproof.certificates.machine import Machine, State
 from kernelproof.certificates.polynomials import Polynomial
 from kernelproof.certificates.program import Program, place_of
+from kernelproof.ground.chips import WARP
 from kernelproof.ground.schema import Schema
 
 # Names in polynomials: the number of k-tiles; the number q of periods before the one that is executed; and the k-tiles
 # beyond the least number of a ``Family``, in its steps.
 TILES, TURN, REST = "k_tiles", "k_turn", "k_rest"
 PRODUCTS = 16 * 8 * 16  # multiplications of one mma.sync of a warp (m16n8k16)
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class MainLoop:
         for _ in range(self.period * self.iterations_per_tile // self.unrolled):
             after = machine.run(state, *self.stops)
             if after is None:
-                raise NotCertified("the main loop ends before its last turn")
+                raise NotCertified("the main loop ends before its last iteration")
             state = after
         if not state.left_as(before):
             raise NotCertified("D or the workspace is written in the main loop")

@@ -29,8 +29,8 @@ from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import Scope, scope_of
+from kernelproof.ground.chips import WARP
 
-_WARP = 32
 NUMBER = "number"  # the kind of numbers that are stored to shared memory, as opposed to elements
 MOST_STEPS = 1_000_000  # limit on the instructions of a machine's runs; a loop that ends needs far fewer
 
@@ -279,7 +279,7 @@ class Machine(GlobalPlaces):
     def lanes_of(self, name: str) -> Any:
         """A special register that varies between threads or CTAs."""
         x, y, _ = self.contract.block or (self.lanes, 1, 1)
-        numbers = {"%laneid": (1, _WARP), "%tid.x": (1, x), "%tid.y": (x, y), "%tid.z": (x * y, self.lanes)}
+        numbers = {"%laneid": (1, WARP), "%tid.x": (1, x), "%tid.y": (x, y), "%tid.z": (x * y, self.lanes)}
         if name in numbers:
             step, count = numbers[name]
             return (self.every // step % count).astype("u4")
@@ -485,8 +485,8 @@ class Machine(GlobalPlaces):
         """The places that ldmatrix and stmatrix access: the two elements of each lane, shape (matrices, lanes, 2)."""
         # Lanes 8 i to 8 i + 7 of a warp have the addresses of the 8 rows of its matrix i. Shape (warps, matrices,
         # rows, columns).
-        warps = self.lanes // _WARP
-        lanes = self.every[self.every % _WARP < 8 * matrices]
+        warps = self.lanes // WARP
+        lanes = self.every[self.every % WARP < 8 * matrices]
         at = self.shared_places(address, 16, lanes, site).reshape(warps, matrices, 8, 8)
         if transpose:
             at = at.transpose(0, 1, 3, 2)

@@ -1,4 +1,4 @@
-"""What each role of a pipelined CTA must do, and why no race or deadlock is then possible.
+"""States what each role of a pipelined CTA must do, and why no race or deadlock is then possible.
 
 One thread, the producer, loads k-tiles into a ring of S stages, and groups of warps, the consumers, multiply them. Only
 mbarriers order these roles. A **transaction** is a k-tile that goes through the ring. Transactions are numbered from 0
@@ -10,7 +10,7 @@ this, in its own program order:
   alone.
 - Each warp of the group that has the item, for each x of the item: all lanes wait for phase x / S of ``full`` and read
   the stage. Then all lanes meet, and one lane arrives at ``empty``, once. Products of wgmma read the stage until their
-  group has been waited for. Meanwhile the warp may wait for the next k-tiles, and it hands stages back in order.
+  commit group has been waited for. Meanwhile the warp may wait for the next k-tiles, and it hands stages back in order.
 - If two groups take items in turn, a group first waits for the mbarrier of its turn. After it has waited for its last
   k-tile, one lane of each of its warps arrives at the mbarrier of the other group's turn.
 
@@ -53,7 +53,6 @@ from kernelproof.emulator.hopper.pattern import Strides
 FREE, MBARRIER, FIRST_STAGE, FIRST_WARP = 0, 1, 2, 1 << 16
 MBARRIER_BYTES = 8
 MOST_BARRIERS = 15  # the highest number of a barrier of bar.sync
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,7 @@ class Protocol:
         """Note which elements a k-tile brings to places: the same as in every other round of the ring."""
         known = self.kinds[places] != 0
         if (known & ((self.kinds[places] != number) | (self.rows[places] != rows) | (self.cols[places] != cols))).any():
-            raise NotCertified("a stage gets other elements in another turn of the ring")
+            raise NotCertified("a stage gets other elements in another round of the ring")
         self.kinds[places], self.rows[places], self.cols[places] = number, rows, cols
 
     def send(self, stage: int, places: dict[int, Lanes]) -> None:
@@ -287,7 +286,6 @@ class Protocol:
 
     def check(self, warps: int, groups: int) -> None:
         """Check the mbarriers after all roles have been proven. ``warps``: the number of warps in a group."""
-        # For each purpose the mbarriers, how many there are, and the arrivals that each expects.
         purposes = self._purposes(warps, groups)
         addresses = [address for role, *_ in purposes for address in role.values()]
         if len(set(addresses)) < len(addresses):
@@ -299,6 +297,7 @@ class Protocol:
                 raise NotCertified(f"an mbarrier does not expect the {arrivals} arrivals that it gets in a phase")
 
     def _purposes(self, warps: int, groups: int) -> list[tuple[dict[int, int], int, int]]:
+        """For each purpose: its mbarriers, how many there must be, and the arrivals that each must expect."""
         pipeline = self.pipeline
         stages, adds, tensor = pipeline.stages, int(pipeline.adds), pipeline.tensor
         readers = [peer.pipeline for peer in self.cluster if pipeline.rank in peer.pipeline.returns]
@@ -322,13 +321,13 @@ class Stores:
 
     ``written`` and ``read`` have a state for each element of shared memory. ``written`` is WRITTEN after a warp's
     store, FENCED after a fence by all its lanes, and READY once these have met. ``read`` is READING from a copy's
-    begin, READ after its thread has waited for it, and 0 once the warp has met. ``groups``: lane -> the places that
-    each of its groups of copies reads, the oldest first. ``open``: lane -> the places of copies in no group yet.
+    begin, READ after its thread has waited for it, and 0 once the warp has met. ``committed``: lane -> the places
+    that each of its bulk groups reads, the oldest first. ``open``: lane -> the places of copies in no bulk group yet.
     """
 
     written: Lanes
     read: Lanes
-    groups: dict[int, list[Lanes]] = field(default_factory=dict)
+    committed: dict[int, list[Lanes]] = field(default_factory=dict)
     open: dict[int, list[Lanes]] = field(default_factory=dict)
 
     WRITTEN, FENCED, READY = 1, 2, 3
@@ -340,19 +339,19 @@ class Stores:
         return cls(np.zeros(elements, np.uint8), np.zeros(elements, np.uint8))
 
     def copied(self) -> Stores:
-        groups = {lane: list(groups) for lane, groups in self.groups.items()}
-        return Stores(
-            self.written.copy(), self.read.copy(), groups, {lane: list(each) for lane, each in self.open.items()}
+        committed, opened = (
+            {lane: list(each) for lane, each in of_lane.items()} for of_lane in (self.committed, self.open)
         )
+        return Stores(self.written.copy(), self.read.copy(), committed, opened)
 
     @property
     def key(self) -> object:
-        """A key that is equal for equal states, copies in no group yet included."""
-        groups, opened = (
+        """A key that is equal for equal states, copies in no bulk group yet included."""
+        committed, opened = (
             tuple((lane, tuple(places.tobytes() for places in each)) for lane, each in sorted(of_lane.items()) if each)
-            for of_lane in (self.groups, self.open)
+            for of_lane in (self.committed, self.open)
         )
-        return self.written.tobytes(), self.read.tobytes(), groups, opened
+        return self.written.tobytes(), self.read.tobytes(), committed, opened
 
     def write(self, places: Lanes) -> None:
         """Warps store to places."""
@@ -381,17 +380,19 @@ class Stores:
         self.open.setdefault(lane, []).append(places)
 
     def commit(self, lane: int) -> None:
-        """A lane's copies since its last commit become a group."""
+        """A lane's copies since its last commit become a bulk group."""
         opened = self.open.pop(lane, [])
-        self.groups.setdefault(lane, []).append(np.concatenate(opened) if opened else np.zeros(0, np.int64))
+        self.committed.setdefault(lane, []).append(np.concatenate(opened) if opened else np.zeros(0, np.int64))
 
     def wait(self, lane: int, most: int) -> None:
-        """A lane waits until all of its groups but the last ``most`` have read shared memory."""
-        groups = self.groups.get(lane, [])
-        done, self.groups[lane] = groups[: max(0, len(groups) - most)], groups[max(0, len(groups) - most) :]
+        """A lane waits until all of its bulk groups but the last ``most`` have read shared memory."""
+        committed = self.committed.get(lane, [])
+        first_left = max(0, len(committed) - most)
+        done, self.committed[lane] = committed[:first_left], committed[first_left:]
         for places in done:
             self.read[places] = self.READ
-        for places in self.groups[lane]:
+        # Copies of later groups may read the same places as those that are done.
+        for places in self.committed[lane]:
             self.read[places] = self.READING
 
     def finish(self) -> None:

@@ -16,6 +16,9 @@ from kernelproof.certificates.cells import Cells, Kind, Kinds, SummedRange
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.emulator.machine.tensor import Shape
+from kernelproof.ground.chips import WARP
+
+MOST_FRAGMENTS = 256  # limit on the cached fragments; an iteration of a main loop has fewer
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Products:
         key = tuple(map(id, registers))
         known = self._fragments.get(key)
         if known is None:
-            if len(self._fragments) > 256:
+            if len(self._fragments) > MOST_FRAGMENTS:
                 self._fragments.clear()
             known = self._fragments[key] = (registers, self._fragment(registers, halves))
         return known[1]
@@ -71,7 +74,7 @@ class Products:
         # k + 8. In A, registers with odd numbers hold row g + 8. So the axes of ``shape`` are warp, g, t, element of a
         # register, half of k, half of rows. Reordered, they become (warps, rows, k), of which elements of a row must
         # have one offset of the row, and elements of a k one offset of k in all rows and warps.
-        shape = (len(rows) // 32, 8, 4, 2, len(registers) // halves, halves)
+        shape = (len(rows) // WARP, 8, 4, 2, len(registers) // halves, halves)
         matrices = [
             x.reshape(shape).transpose(0, 5, 1, 4, 2, 3).reshape(shape[0], 8 * halves, -1) for x in (rows, cols)
         ]
@@ -111,7 +114,7 @@ class Products:
         known = self._d_places.get(key)
         if known is not None:
             return known
-        lane, out = np.arange(32), []
+        lane, out = np.arange(WARP), []
         for register in range(2 if width == 2 else 4):
             half, elements = (register, (0, 1)) if width == 2 else (register // 2, (register % 2,))
             rows = left.places[:, lane // 4 + 8 * half].reshape(-1, 1)

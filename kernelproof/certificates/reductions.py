@@ -24,9 +24,9 @@ from kernelproof.certificates.contract import Tile
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.emulator.machine.collectives import Warps
+from kernelproof.ground.chips import WARP
 
 MOST_BEYOND = 1 << 16  # limit on the bits of ``beyond``
-WARP = 32
 
 
 class Terms(Cells):

@@ -16,7 +16,7 @@ from kernelproof.certificates.cluster_addresses import ClusterAddresses
 from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import NotCertified
 from kernelproof.certificates.machine import State
-from kernelproof.certificates.pipelines import WARP, Protocol, Stores
+from kernelproof.certificates.pipelines import MBARRIER_BYTES, Protocol, Stores
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.role_state import CONSUMER, NONE, PRODUCER, SETUP, RoleState, Split, Track
@@ -27,6 +27,7 @@ from kernelproof.emulator.host.launch_limits import device_for
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
 from kernelproof.emulator.state.scopes import ORDERS
+from kernelproof.ground.chips import WARP
 
 
 class RoleMachine(WaitingMachine, ClusterAddresses):
@@ -202,6 +203,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         if self.role != NONE or (counts != 4 * WARP).any():
             raise NotCertified("setmaxnreg by a part of a warpgroup, or while it has a role")
         before = self.registers_at_entry()
+        # The PTX ISA allows multiples of 8 from 24 to 256.
         if not 24 <= count <= 256 or count % 8 or (count < before if more else count > before):
             raise NotCertified(f"setmaxnreg from {before} to {count} registers")
         for group in groups.tolist():
@@ -222,7 +224,7 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
         lanes = self.active(m)
         if self.role != SETUP or lanes is None or len(lanes) != 1:
             raise NotCertified("an mbarrier that is not initialised by one thread before the CTA's barrier")
-        place = int(self.shared_places(address, 8, lanes, site)[0, 0])
+        place = int(self.shared_places(address, MBARRIER_BYTES, lanes, site)[0, 0])
         self.protocol.initialise(self._one(address, lanes), place, self._one(count, lanes))
         self.track.fenced = self.track.announced = self.track.gathered = False
 
@@ -247,9 +249,9 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
     def due(self, at: int) -> int:
         """The parity of the wait that is due, which must be for the mbarrier at an address."""
         track, stages, groups = self.track, self.pipeline.stages, len(self.pipeline.groups)
-        # ``turn`` is the parity of the ring's round. A consumer waits for the phase of ``full`` with the round's
-        # number, a producer for the phase of ``empty`` before that.
-        stage, turn = track.position % stages, track.position // stages
+        # ``parity`` is that of the ring's round. A consumer waits for the phase of ``full`` with the round's number, a
+        # producer for the phase of ``empty`` before that.
+        stage, parity = track.position % stages, track.position // stages
         if self.role == PRODUCER and self.pipeline.drains and track.step.equals(self.tiles):
             return self._drain(at)
         if self.role == PRODUCER:
@@ -257,14 +259,14 @@ class RoleMachine(WaitingMachine, ClusterAddresses):
             if track.filling is not None:
                 raise NotCertified(f"{track.expected} bytes are expected, and {track.landed} copied")
             track.filling = stage
-            return turn ^ 1
+            return parity ^ 1
         if self.role != CONSUMER:
             raise NotCertified("a wait by threads without a role")
         if track.item % groups != self.group:
             raise NotCertified("a group takes an item out of turn")
         if at == self.protocol.full.get(stage) and (groups == 1 or track.ordered):
             self.hold(stage)
-            return turn
+            return parity
         if groups > 1 and not track.ordered and not track.step.terms:
             self.protocol.mbarrier(self.protocol.turns, self.group, at, "the group's turn")
             # Group 0 has the first turn without an arrival, so its phases are one less than those of group 1.

@@ -1,4 +1,4 @@
-"""The state of a role's threads in a proof: how far they are in the ring and in their item. Also the roles' names."""
+"""Holds how far a role's threads are in a proof: in the ring of stages and in their item. Also names the roles."""
 
 from __future__ import annotations
 

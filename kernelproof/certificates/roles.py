@@ -71,19 +71,19 @@ class Role(ItemRole):
     """Proves a producer, or a role that multiplies.
 
     ``invariant``: of the loop over k-tiles. If it is None, it is guessed (where ``guesses`` allows that), and is here
-    once the role is proven. ``end``: the block at which threads of all roles meet, None if they do not meet again.
+    once the role is proven. ``meeting``: the block at which threads of all roles meet, None if they do not meet again.
     """
 
     def __init__(
         self, program: Program, contract: Contract, protocol: Protocol, kinds: Kinds, threads: Lanes, what: str,
-        group: int, invariant: Invariant | None, guesses: bool, end: int | None = None,
+        group: int, invariant: Invariant | None, guesses: bool, meeting: int | None = None,
     ) -> None:  # fmt: skip
         pipeline = protocol.pipeline
         # Where a CTA has one item, its loop over k-tiles stands for that over items too.
         items, self.head = loops_of(program, what, not pipeline.adds)
         body = program.loops[self.head]
         self.exits = exits_of(program, self.head)
-        after = end
+        after = meeting
         if what == CONSUMER and pipeline.parts:
             after = after_items(program, items)
         elif what == CONSUMER and pipeline.adds:
@@ -128,7 +128,7 @@ class Role(ItemRole):
         self.inner = self.inners.setdefault(place, Inner())
         self._check_head(state)
         if self.peeled:
-            self._only_turn(state)
+            self._only_iteration(state)
         for (end, covers), position in self._ends(state):
             if end is None:
                 continue
@@ -159,7 +159,7 @@ class Role(ItemRole):
         machine = self.machine(named(TILES), {})
         if self.peeled:
             machine = self.machine(named(TILES), {}, named(TILES) - 2)
-            state = self._first_turn(state, machine)
+            state = self._first_iteration(state, machine)
         if self.inner.first is None:
             self.inner.first, self.behind = state, len(state.track.held or {})
             self._prove_loop()
@@ -167,24 +167,24 @@ class Role(ItemRole):
         self._turns(self.inner.first, position).check(Polynomial.of(0), state, machine.facts, self.kinds)
         self._check_track(state, self._track(self.inner.first.track, position, Polynomial.of(self.peeled)))
 
-    def _first_turn(self, head: RoleState, machine: RoleMachine) -> RoleState:
+    def _first_iteration(self, head: RoleState, machine: RoleMachine) -> RoleState:
         """The state after the peeled iteration, where others follow it."""
         if not head.track.idle:
             raise NotCertified("an item begins while a stage is read")
         state = self._ran(machine, self._put(head, TILES, machine.tiles, machine), self.head, *self.exits)
         if state is None or state.block != self.head:
-            raise NotCertified("the main loop ends before its last turn")
+            raise NotCertified("the main loop ends before its last iteration")
         self._check_kept(head, state)
         return state
 
-    def _only_turn(self, head: RoleState) -> None:
+    def _only_iteration(self, head: RoleState) -> None:
         """Check that the peeled iteration, where it is the only one, leads to where the last of several leads."""
         assert self.inner.last is not None
         machine = self.machine(Polynomial.of(1), {})
         start = self._put(head, TILES, Polynomial.of(1), machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
-            raise NotCertified("the main loop goes on after its last turn")
+            raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
         self._check_left(self._put(self.inner.last, TURN, Polynomial.of(0), machine), state, machine)
 
@@ -203,7 +203,7 @@ class Role(ItemRole):
     def _check_track(state: RoleState, expected: Track) -> None:
         """Check that a role is as far as it must be at the head of the inner loop, or after that loop."""
         if not state.track.alike(expected) or state.track.stores.open:
-            raise NotCertified("a turn of the main loop begins or ends in the middle of a k-tile, or out of turn")
+            raise NotCertified("an iteration of the main loop begins or ends in the middle of a k-tile, or out of turn")
 
     @staticmethod
     def _check_kept(start: RoleState, state: RoleState) -> None:
@@ -246,13 +246,13 @@ class Role(ItemRole):
             name: known_number(self.inner.first.registers[name]) for name in self.loop_controls
         }
         for position in (*range(start, round_), *range(start)):
-            self._turn(position)
+            self._iteration(position)
         if {n: number_key(v) for n, v in self.inner.controls[start].items()} != {
             n: number_key(self.inner.first.registers[n]) for n in self.loop_controls
         }:
             raise NotCertified("the numbers of the ring are not the same after two rounds")
         for position in range(round_):
-            self._last_turn(position)
+            self._last_iteration(position)
 
     def _guessed(self) -> Invariant:
         """The invariant that two rounds of the ring suggest: their steps, divided by their number of iterations."""
@@ -264,12 +264,12 @@ class Role(ItemRole):
         for _ in range(round_):
             after = self._ran(machine, state, self.head, *self.exits)
             if after is None or after.block != self.head:
-                raise NotCertified("the main loop ends before its last turn")
+                raise NotCertified("the main loop ends before its last iteration")
             state = after
         both = guess(first, state, self._looked_at(self.head), self.variable, self.kinds)
         steps = [*both.kinds.values(), *(step for word in both.words.values() for step in word.values())]
         if any(step % round_ for step in steps):
-            raise NotCertified("two rounds of the ring do not consist of turns that are alike")
+            raise NotCertified("two rounds of the ring do not consist of iterations that are alike")
         return both.model_copy(
             update={
                 "words": {name: {x: step // round_ for x, step in word.items()} for name, word in both.words.items()},
@@ -293,7 +293,7 @@ class Role(ItemRole):
             out.tensor = out.tensor.summed(turn * self.pipeline.tensor.depth)
         return out
 
-    def _turn(self, position: int) -> None:
+    def _iteration(self, position: int) -> None:
         """Prove any iteration that is not the last one, at a position."""
         assert self.inner.first is not None
         tiles, most = named(TURN) + named(REST) + 1, self.pipeline.most
@@ -301,7 +301,7 @@ class Role(ItemRole):
         start = self._state(position, tiles, machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block != self.head:
-            raise NotCertified("the main loop ends before its last turn")
+            raise NotCertified("the main loop ends before its last iteration")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self._check_track(state, self._track(start.track, following, named(TURN) + 1))
@@ -309,14 +309,14 @@ class Role(ItemRole):
         turns = self._turns(self._put(self.inner.first, TILES, tiles, machine), following)
         turns.check(named(TURN) + 1 - self.peeled, state, machine.facts, self.kinds)
 
-    def _last_turn(self, position: int) -> None:
+    def _last_iteration(self, position: int) -> None:
         """Prove the last iteration, to the loop's exit, at a position."""
         tiles = named(TURN) + 1
         machine = self.machine(tiles, {(TURN,): (self.peeled, self.pipeline.most)}, keeps=True)
         start = self._state(position, tiles, machine)
         state = self._ran(machine, start, self.head, *self.exits)
         if state is None or state.block == self.head:
-            raise NotCertified("the main loop goes on after its last turn")
+            raise NotCertified("the main loop goes on after its last iteration")
         self._check_kept(start, state)
         following = (position + 1) % self.pipeline.round
         self.inner.left[following] = {name: known_number(state.registers.get(name)) for name in self.loop_controls}

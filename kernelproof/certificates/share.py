@@ -18,9 +18,10 @@ import numpy as np
 from kernelproof.certificates import rests
 from kernelproof.certificates.contract import Bounds
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.pipelines import WARP, Parts
+from kernelproof.certificates.pipelines import Parts
 from kernelproof.certificates.polynomials import ZERO, Lanes, Polynomial
 from kernelproof.certificates.slices import SlabContents
+from kernelproof.ground.chips import WARP
 
 VECTOR = 4  # sums of a vector
 # The parts of a thread's number in its warpgroup: name -> how many values it has, and its factor in the number. So
@@ -131,6 +132,7 @@ class Share:
 
     @property
     def _in_chunks(self) -> bool:
+        """Whether a row of vectors has several chunks."""
         return f"{VECTOR_COLUMN}_chunk" in self._column_parts
 
     @property
@@ -140,14 +142,17 @@ class Share:
 
     @property
     def _column_rests(self) -> tuple[Polynomial, ...]:
+        """Polynomials in the parts of a column that are at least 0."""
         return () if self._in_chunks else rests.limits(VECTOR_COLUMN, self.columns)
 
     @property
     def _block(self) -> int:
+        """The columns of a block: within one, the parts of the next vector's column are polynomials."""
         return self.parts.chunk if self._in_chunks else rests.block(self.columns)
 
     @property
     def _before_block(self) -> Polynomial:
+        """The number of the first column in a column's block."""
         if self._in_chunks:
             return named(f"{VECTOR_COLUMN}_chunk", self.parts.chunk)
         return rests.blocks(VECTOR_COLUMN, self.columns)

@@ -1,7 +1,7 @@
 """Symbolically executes, for a certificate, one CTA that loads its whole k at once, until it adds or stores sums.
 
 ``single_shot`` describes clusters whose CTAs each compute one k slice of a tile. Sums go to shared memory that nothing
-else uses, so no mbarrier says that it is free.
+else uses, so senders need not wait until it is free.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
             "init": self.initialise, "fence_init": self.fence_init, "try_wait": self.try_wait, "waited": self.waits,
             "arrive": self.arrive,
         }  # fmt: skip
-        # Keys: the emulator's unit letters, see ``machine``.
+        # Keys: the emulator's unit letters, see ``machine``. Methods that are missing here raise NotCertified.
         return {
             "G": {"grid_wait": self.grid_wait}, "Q": {}, "S": {},
             "H": {"load": self.load_matrices},
@@ -103,7 +103,7 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
             or self.mbarrier_address is not None
             or self.cluster_arrived
         ):
-            raise NotCertified("not the mbarrier for sums, or initialised after the CTA arrived at the cluster barrier")
+            raise NotCertified("an mbarrier is initialised that is not the one for sums, or after the CTA arrived")
         if self._one(count, lanes) != 1:
             raise NotCertified("the mbarrier of the sums does not expect one arrival")
         self.mbarrier_address = self._one(address, lanes)
@@ -126,13 +126,13 @@ class ShotMachine(SumPeer, WaitingMachine, EdgeMachine):
             return
         if expected is None or self.expected is not None or self.cluster_arrived:
             raise NotCertified("an arrival that does not say once, before the cluster meets, how many bytes come")
-        _, self.expected = self.announced_bytes(address, count, expected, lanes, order, drops)
+        _, self.expected = self.expected_bytes(address, count, expected, lanes, order, drops)
 
     def announce(self, m: Mask, _releases: bool, _site: int) -> None:
         """barrier.cluster.arrive. The fence before it publishes the mbarrier, so the arrival need not release."""
         self._together(m)
         if self.cluster_arrived or not self.fenced or self.expected is None:
-            raise NotCertified("a CTA arrives at its cluster's barrier twice, or without a fence behind its mbarrier")
+            raise NotCertified("a CTA arrives at its cluster's barrier twice, or before its mbarrier is ready")
         self.cluster_arrived = True
 
     def meet(self, m: Mask, *_: int) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from kernelproof.certificates.polynomials import CONSTANT, Monomial, Polynomial
 
 BoundsOf = Callable[[Monomial], tuple[int, int]]
-# By how much a bound in floating point may be too small: a part of its terms, and a constant less than 1.
+# By how much a bound in floating point may be too small: a part of the sum of its terms' sizes, far above the rounding
+# errors of fp64, and a constant. Bounds are integers, so one above -0.5 may be 0.
 RELATIVE, ABSOLUTE = 1e-9, 0.5
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -56,6 +57,7 @@ class Sieve:
             least, most = self.bounds(monomial) if monomial != CONSTANT else (1, 1)
             part = float(coefficient) * float(least if coefficient > 0 else most)
             rest, scale = rest + part, scale + abs(part)
+        # A difference is least if names with positive coefficients are least, and the others largest.
         gaps = mine - self.rows
         above, under = np.maximum(gaps, 0) @ self.least, np.minimum(gaps, 0) @ self.most
         low = above + under + rest

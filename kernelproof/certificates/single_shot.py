@@ -1,4 +1,4 @@
-"""Proves a kernel whose CTAs load all of their k at once, without a ring: ``k_tiles`` can only be few.
+"""Proves a kernel whose CTAs load all of their k at once, without a ring, so that it has only a few k-tiles.
 
 Each number of k-tiles is executed from the entry to the block behind the products. If the CTAs of a cluster have slices
 of k, that is the block behind the wait for the sums of the cluster. What threads hold there must not depend on the
@@ -36,8 +36,8 @@ from kernelproof.certificates.words import Word
 
 @dataclass(frozen=True)
 class SingleShot:
-    """What is stated of such a kernel. ``most``: the k-tiles that a CTA holds. ``peers``: in a cluster, the contracts
-    of the CTAs from rank 1 on."""
+    """What is stated of such a kernel. ``most``: how many k-tiles a CTA holds at most. ``peers``: in a cluster, the
+    contracts of the CTAs from rank 1 on."""
 
     most: int
     peers: tuple[Contract, ...] = ()
@@ -103,7 +103,7 @@ class SingleShotProof:
         if state is None:
             raise NotCertified("a CTA ends before it stores its sums")
         machine.check_end()
-        follower = self._any_thread(contract, ClusterSums(0), rank)
+        follower = self._any_thread(contract, ClusterSums(0), rank)  # states values only, so no sums come to it
         names = [self.program.emitter.variable(register) for register in self.program.live(self.stop)]
         registers = {
             name: self._of_any_thread(state.registers[name], machine, follower)

@@ -27,7 +27,7 @@ from kernelproof.certificates.thread_machine import Registers, ThreadMachine
 from kernelproof.certificates.words import Word, polynomial
 from kernelproof.emulator.memory.atomics import AtomicKind
 from kernelproof.emulator.state.arrays import Mask
-from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope
+from kernelproof.emulator.state.scopes import ORDERS, READ_ONLY, Scope, scope_of
 
 # The sources of kinds for partial sums: SLAB for sums as they were loaded, whose ``col`` is their position in a slab.
 # TURNED for sums after movmatrix: ``col`` is the slab position of the sum that this register held before movmatrix.
@@ -200,7 +200,7 @@ class SumMachine(ThreadMachine):
             raise NotCertified("an atomic that does not count a group's vectors once")
         if not progress.waited or (kind.op, kind.kind) != ("add", "u32") or kind.space == "shared" or not kind.returns:
             raise NotCertified("an atomic that does not add to the counter of a tile that was waited for")
-        if kind.read & 3 != Scope.GPU or kind.write & 3 != Scope.GPU:
+        if scope_of(kind.read) != Scope.GPU or scope_of(kind.write) != Scope.GPU:
             raise NotCertified("an atomic that counts vectors for a part of the device only")
         self.check_counter(address)
         if not polynomial(value, 32).equals((share.end - share.at) * COUNTER_HALF):
@@ -230,7 +230,7 @@ class SumMachine(ThreadMachine):
             or progress.cleared is not False
         ):
             raise NotCertified("a counter is returned to zero by another thread, twice or too early")
-        if size != SUM_BYTES or strength & 3 != Scope.GPU or self._number(value).any():
+        if size != SUM_BYTES or scope_of(strength) != Scope.GPU or self._number(value).any():
             raise NotCertified("a counter is not returned to zero for the whole device")
         if not self.facts.holds(share.before + (share.end - share.at) - share.vectors):
             raise NotCertified("a counter is returned to zero that other groups still need")
@@ -243,7 +243,7 @@ class SumMachine(ThreadMachine):
         condition: they are then valid where it holds, and unknown if it is known to be false."""
         if self.counter_value is not None:
             self.check_counter(address)
-            if m is not None or size != SUM_BYTES or not strength & ORDERS or strength & 3 != Scope.GPU:
+            if m is not None or size != SUM_BYTES or not strength & ORDERS or scope_of(strength) != Scope.GPU:
                 raise NotCertified("a wait for a counter that does not acquire for the whole device")
             return self.counter_value
         test = settled(m)

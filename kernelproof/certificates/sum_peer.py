@@ -1,4 +1,4 @@
-"""What a CTA of a cluster does that sends sums to the others and adds those that come to it; see ``cluster_sums``."""
+"""Executes what a CTA of a cluster does to send sums to the others and to expect its own; see ``cluster_sums``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SumPeer(ClusterAddresses):
         super().__init__(*arguments, **named)
         self.initialisers: dict[int, int] = {}
 
-    def announced_bytes(
+    def expected_bytes(
         self, address: Any, count: Any, expected: Any, lanes: Lanes, order: int, drops: bool
     ) -> tuple[int, int]:
         """mbarrier.arrive.expect_tx, once, by the thread that has initialised the mbarrier. Returns its address, and
@@ -55,17 +55,18 @@ class SumPeer(ClusterAddresses):
             raise NotCertified("what is sent to another CTA is not a sum of products")
         self.whole_sum(value, "another CTA", SUM_BYTES, tile)
         ranks, places = self.peers(address)
-        bars = self.peers(signal)
-        if (bars[0] != ranks).any():
+        mbarriers = self.peers(signal)
+        if (mbarriers[0] != ranks).any():
             raise NotCertified("bytes of sums count at another CTA's mbarrier than that to which they go")
         rows, cols = value.rows - int(tile.row.constant), value.cols - int(tile.col.constant)
         if rows.min() < 0 or cols.min() < 0 or rows.max() >= tile.rows or cols.max() >= tile.cols:
             raise NotCertified("a sum that is sent lies outside of the tile")
         for rank in np.unique(ranks).tolist():
             lanes = np.flatnonzero(ranks == rank)
-            at = np.unique(bars[1][lanes])
+            at = np.unique(mbarriers[1][lanes])
             if len(at) != 1:
                 raise NotCertified("lanes send sums to several mbarriers of a CTA")
             elements = self.memory.places(places[lanes].astype("u4"), size)
+            # A slot has room for one sum: elements of ELEMENT bytes, counted in sums of SUM_BYTES.
             slots = elements[:, :: SUM_BYTES // ELEMENT] // (SUM_BYTES // ELEMENT)
             yield Sending(Sent(rank, slots, rows[lanes], cols[lanes]), int(at[0]), elements)

@@ -40,7 +40,7 @@ from kernelproof.certificates.contract import Contract
 from kernelproof.certificates.facts import Facts, NotCertified
 from kernelproof.certificates.invariants import bits_of, is_number, poly_of
 from kernelproof.certificates.loops import Case
-from kernelproof.certificates.pipelines import WARP, Pipeline, Protocol
+from kernelproof.certificates.pipelines import Pipeline, Protocol
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.program import Program
 from kernelproof.certificates.progress import Key, Phase, Progress
@@ -55,6 +55,7 @@ from kernelproof.certificates.words import Word
 from kernelproof.emulator.frontend.flow.loops import reachable
 from kernelproof.emulator.frontend.instruction import defs_uses
 from kernelproof.emulator.frontend.ptx import Imm
+from kernelproof.ground.chips import WARP
 
 # Names in polynomials: the first vector of a group's share, and the one after its last, counted over all tiles.
 FIRST, END = "share_first", "share_end"
@@ -390,7 +391,7 @@ class SumProof:
         if not all(self._are_stored(vector, stored) for vector in due):
             raise NotCertified(f"not all sums of {step} vectors are stored")
         if {key for key, _, _ in stored} - {vector.key for vector in vectors}:
-            raise NotCertified(f"a turn stores sums of more than {step} vectors")
+            raise NotCertified(f"an iteration stores sums of more than {step} vectors")
         machine.agreed.append(frozenset(stored))
         left = share.end - 1 - share.vector - step
         if not machine.facts.holds(left if again else -left - 1):

@@ -35,7 +35,7 @@ class SumSender(SumPeer, ClusterMachine):
         if self.role != SETUP or not self.pipeline.adds or expected is None or lanes is None:
             super().arrive(address, count, expected, m, site, order, drops)
             return
-        at, total = self.announced_bytes(address, count, expected, lanes, order, drops)
+        at, total = self.expected_bytes(address, count, expected, lanes, order, drops)
         if self.track.announced:
             raise NotCertified("bytes of sums are expected too late")
         self.protocol.mbarrier(self.protocol.sums.arrived, 0, at, "the sums")

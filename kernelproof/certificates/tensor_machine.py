@@ -10,7 +10,7 @@ import numpy as np
 
 from kernelproof.certificates.cells import Cells, Unknown
 from kernelproof.certificates.facts import NotCertified
-from kernelproof.certificates.pipelines import WARP, Pipeline
+from kernelproof.certificates.pipelines import Pipeline
 from kernelproof.certificates.polynomials import Lanes, Polynomial
 from kernelproof.certificates.role_state import CONSUMER, ENDING, MULTIPLIER, SETUP
 from kernelproof.certificates.tensor_memory import BASE, Reading, TensorTrack
@@ -21,8 +21,9 @@ from kernelproof.emulator.blackwell.accesses import TensorAccess
 from kernelproof.emulator.blackwell.tensor_memory import COLUMNS
 from kernelproof.emulator.memory.shared import WINDOW_START
 from kernelproof.emulator.state.arrays import Mask
+from kernelproof.ground.chips import WARP
 
-COLUMNS_OWNER = -2  # of the word of shared memory that has the address of tensor memory
+COLUMNS_OWNER = -2  # owns the word of shared memory that has the address of tensor memory; no other owner is negative
 WORD = 4  # bytes
 
 
@@ -64,21 +65,21 @@ class TensorMachine(TensorProducts):
 
     # --- the allocation
 
-    def allocate(self, group: int, address: Any, columns: Any, m: Mask, _resume: int, site: int) -> None:
+    def allocate(self, cta_group: int, address: Any, columns: Any, m: Mask, _resume: int, site: int) -> None:
         """tcgen05.alloc, by one warp before the CTA's barrier."""
         lanes = self._one_warp(m)
-        if self.role != SETUP or group != self.plan.group:
-            raise NotCertified("tensor memory is allocated behind the CTA's barrier, or for another group")
+        if self.role != SETUP or cta_group != self.plan.cta_group:
+            raise NotCertified("tensor memory is allocated behind the CTA's barrier, or for another cta_group")
         word = self.shared_places(address, WORD, lanes[:1], site)[0]
         self.protocol.claim(word, COLUMNS_OWNER, fresh=True)
         self.protocol.tensor.allocate(self._one(columns, lanes), int(self.threads[lanes[0]]) // WARP, word)
         self.track.published = False
 
-    def relinquish(self, group: int, m: Mask, _site: int) -> None:
+    def relinquish(self, cta_group: int, m: Mask, _site: int) -> None:
         """tcgen05.relinquish_alloc_permit, behind the allocation."""
         self._one_warp(m)
-        if self.role != SETUP or group != self.plan.group or not self.protocol.tensor.count:
-            raise NotCertified("the permit to allocate is given back before the allocation, or by another group")
+        if self.role != SETUP or cta_group != self.plan.cta_group or not self.protocol.tensor.count:
+            raise NotCertified("the permit to allocate is given back before the allocation, or by another cta_group")
 
     def _one_warp(self, m: Mask) -> Lanes:
         lanes = self._whole_warps(m)
@@ -95,12 +96,12 @@ class TensorMachine(TensorProducts):
         self.facts.bounds.setdefault((BASE,), (0, COLUMNS))
         return Word(Polynomial.named(BASE), 32, self.facts)
 
-    def free(self, group: int, address: Any, columns: Any, m: Mask, _site: int) -> None:
+    def free(self, cta_group: int, address: Any, columns: Any, m: Mask, _site: int) -> None:
         """tcgen05.dealloc, by the warp that has allocated, behind all barriers and a tcgen05.fence."""
         tensor, lanes = self.protocol.tensor, self._one_warp(m)
         if self.role != ENDING or self.met != self.meetings or not self.track.tensor.fenced:
             raise NotCertified("tensor memory is freed before a barrier and a fence behind its last use")
-        mine = int(self.threads[lanes[0]]) // WARP == tensor.warp and group == self.plan.group
+        mine = int(self.threads[lanes[0]]) // WARP == tensor.warp and cta_group == self.plan.cta_group
         if not mine or self._one(columns, lanes) != tensor.count or self._addresses(address).any() or tensor.freed:
             raise NotCertified("other columns than those that the warp has allocated are freed, or twice")
         tensor.freed = True
@@ -133,6 +134,7 @@ class TensorMachine(TensorProducts):
         else:
             track.tensor = replace(tensor, opened=True)
         protocol.mbarrier(protocol.tensor.stored, item % plan.tiles, at, "the accumulators that are stored")
+        # The parity of phase item / N - 1, as ``tensor_memory`` says.
         return item // plan.tiles ^ 1
 
     def _due_of_group(self, at: int) -> int:
@@ -292,7 +294,7 @@ class TensorMachine(TensorProducts):
         width = int(fragment.column.max()) + 1 + int(access.packed)
         lanes, columns = [], []
         for at, thread in zip(addresses[:, 0].tolist(), self.threads[::WARP].tolist(), strict=True):
-            lane, column = self.protocol.tensor.place(at, width)
+            lane, column = self.protocol.tensor.location(at, width)
             own = thread // WARP % 4 * WARP
             if lane not in (own, own + WARP - fragment.lanes):
                 raise NotCertified(f"warp {thread // WARP} loads from lane {lane} of tensor memory, not from its own")

@@ -57,13 +57,14 @@ class TensorPlan:
     paired: bool
 
     @property
-    def group(self) -> int:
-        """The cta_group of all instructions."""
+    def cta_group(self) -> int:
+        """The cta_group of all instructions: how many CTAs one concerns."""
         return 2 if self.paired else 1
 
     @property
     def round(self) -> int:
-        """The items after which places and parities are the same again."""
+        """The number of items after which places and parities are the same again: each use of a place changes its
+        parity."""
         return 2 * self.tiles
 
 
@@ -162,11 +163,11 @@ class TensorColumns:
         """Note that a warp allocates columns."""
         if self.count:
             raise NotCertified("a CTA allocates tensor memory twice")
-        if count not in (32, 64, 128, 256, 512):
+        if count not in (32, 64, 128, 256, 512):  # what tcgen05.alloc accepts (PTX ISA)
             raise NotCertified(f"an allocation of {count} columns of tensor memory")
         self.count, self.warp, self.word = count, warp, word
 
-    def place(self, address: int, columns: int) -> tuple[int, int]:
+    def location(self, address: int, columns: int) -> tuple[int, int]:
         """The lane and the column of an address, counted from that of the allocation. So many columns from there on
         must have been allocated."""
         lane, column = address >> 16, address & 0xFFFF

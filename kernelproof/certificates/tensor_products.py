@@ -1,4 +1,4 @@
-"""tcgen05.mma and tcgen05.commit of the thread that multiplies, on elements known by their origin."""
+"""Executes tcgen05.mma and tcgen05.commit of the thread that multiplies, on elements known by their origin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TensorProducts(WarpgroupMachine):
     def pair(self) -> list[Protocol]:
         """The protocols of the CTAs that a product concerns: the own one, or both of the pair."""
         rank = self.pipeline.rank
-        return self.protocol.cluster[rank : rank + self.plan.group]
+        return self.protocol.cluster[rank : rank + self.plan.cta_group]
 
     def _addresses(self, address: Any) -> Lanes:
         """Addresses of tensor memory in all lanes, counted from that of the allocation."""
@@ -52,11 +52,11 @@ class TensorProducts(WarpgroupMachine):
             raise NotCertified("an address of tensor memory that is not computed from that of the allocation")
         return np.broadcast_to(np.asarray(offset.constant, np.int64), (self.lanes,))
 
-    def _one_thread(self, group: int, m: Mask) -> None:
-        """Check that the multiplier executes an instruction, and that it has the group of all others."""
-        if self.role != MULTIPLIER or self.lanes != 1 or m is not None or group != self.plan.group:
+    def _one_thread(self, cta_group: int, m: Mask) -> None:
+        """Check that the multiplier executes an instruction, and that it has the cta_group of all others."""
+        if self.role != MULTIPLIER or self.lanes != 1 or m is not None or cta_group != self.plan.cta_group:
             raise NotCertified(
-                "a product or a commit by other threads than the one that multiplies, or of another group"
+                "a product or a commit by other threads than the one that multiplies, or of another cta_group"
             )
 
     # --- products
@@ -72,19 +72,20 @@ class TensorProducts(WarpgroupMachine):
         if shape is None or fault:
             raise NotCertified(f"the descriptor of an instruction: {fault}")
         self._check_shape(operands, shape)
-        _, first = self._place_of_d(operands, shape)
-        left = [self._part(peer, operands.a, shape.m // self.plan.group, shape.m_major_a) for peer in self.pair]
-        right = [self._part(peer, operands.b, shape.n // self.plan.group, shape.n_major_b) for peer in self.pair]
-        rows, cols = (self._one_kind(each) for each in (left, right))
-        if {rows.source, cols.source} != {"A", "B"} or left[0].steps != right[0].steps or not rows.col.equals(cols.col):
+        _, first = self._location_of_d(operands, shape)
+        parts_a = [self._part(peer, operands.a, shape.m // self.plan.cta_group, shape.m_major_a) for peer in self.pair]
+        parts_b = [self._part(peer, operands.b, shape.n // self.plan.cta_group, shape.n_major_b) for peer in self.pair]
+        rows, cols = (self._one_kind(each) for each in (parts_a, parts_b))
+        same_k = parts_a[0].steps == parts_b[0].steps and rows.col.equals(cols.col)
+        if {rows.source, cols.source} != {"A", "B"} or not same_k:
             raise NotCertified("a product does not multiply A by B, or they have different k")
         place, across = track.item % self.plan.tiles, rows.source == "B"
-        columns = np.concatenate([each.places for each in right])
-        for peer, mine in zip(self.pair, left, strict=True):
+        columns = np.concatenate([each.places for each in parts_b])
+        for peer, mine in zip(self.pair, parts_a, strict=True):
             row, col = (cols.row, rows.row) if across else (rows.row, cols.row)
             peer.tensor.multiply(place, first, ProductPlaces(row, col, mine.places, columns, across))
         before = self._before_product(first, shape.n, bits) if self._keeps(operands.accumulates) else NO_SUM
-        added = SummedColumns(first, first + shape.n, before.plus(rows.col, left[0].steps), bits)
+        added = SummedColumns(first, first + shape.n, before.plus(rows.col, parts_a[0].steps), bits)
         others = [each for each in track.tensor.sums if each.first != first]
         if any(each.first < added.end and first < each.end for each in others):
             raise NotCertified("products are added to columns that others have written a part of")
@@ -100,14 +101,14 @@ class TensorProducts(WarpgroupMachine):
             raise NotCertified(f"a tcgen05.mma that does not multiply {types} from shared memory as it is")
         if shape.acc != "f32" and (shape.acc, output) != ("f16", "f16"):
             raise NotCertified(f"a tcgen05.mma adds in {shape.acc} for a D of {output}")
-        if shape.m != LANES * self.plan.group:
-            raise NotCertified(f"a tcgen05.mma of {shape.m} rows for {self.plan.group} CTAs")
+        if shape.m != LANES * self.plan.cta_group:
+            raise NotCertified(f"a tcgen05.mma of {shape.m} rows for {self.plan.cta_group} CTAs")
 
-    def _place_of_d(self, operands: Operands, shape: ProductShape) -> tuple[int, int]:
+    def _location_of_d(self, operands: Operands, shape: ProductShape) -> tuple[int, int]:
         """The lane and the first column of D, which must be 0 and allocated in each CTA."""
         address = int(self._addresses(operands.d)[0])
         for peer in self.pair:
-            lane, first = peer.tensor.place(address, shape.n)
+            lane, first = peer.tensor.location(address, shape.n)
             if lane:
                 raise NotCertified(f"the sums of a product begin in lane {lane} of tensor memory")
         return lane, first
@@ -138,10 +139,10 @@ class TensorProducts(WarpgroupMachine):
 
     # --- commits
 
-    def commit_to(self, group: int, address: Any, ranks: Any, m: Mask, _site: int) -> None:
+    def commit_to(self, cta_group: int, address: Any, ranks: Any, m: Mask, _site: int) -> None:
         """tcgen05.commit: when all products have ended, it arrives at mbarriers of the stage that they have read, or at
         those of the item's sums."""
-        self._one_thread(group, m)
+        self._one_thread(cta_group, m)
         track, protocol = self.track, self.protocol
         owners, places = self.cluster_places(address, self.every)
         at = int(places[0])

@@ -57,7 +57,7 @@ class TensorCta(CtaProof):
         if len(self.reached[what]) != 1 or (not self.pipeline.leads and self.reached[MULTIPLIER]):
             raise NotCertified(f"{len(self.reached[what])} roles where {title} is expected")
         ((lanes, entry),) = self.reached[what]
-        if not np.array_equal(lanes, self.parts[1]) if what == CONSUMER else len(lanes) != 1:
+        if not np.array_equal(lanes, self.role_threads[1]) if what == CONSUMER else len(lanes) != 1:
             raise NotCertified(f"{title}: {len(lanes)} threads")
         roles = self._stores(lanes) if what == CONSUMER else [self._role(what, lanes, found)]
         for role in roles:

@@ -18,10 +18,9 @@ from pydantic import Field
 from kernelproof.certificates.polynomials import Lanes
 from kernelproof.emulator.state.counters import SECTOR_BYTES, Counters
 from kernelproof.emulator.state.sites import Site
+from kernelproof.ground.chips import WARP
 from kernelproof.ground.pages import counted
 from kernelproof.ground.schema import Schema
-
-_WARP = 32
 
 
 class SharedAccess(Schema):
@@ -106,7 +105,7 @@ class Traffic:
         if len(lanes) == 1 or not self._is_new(site, address, lanes):
             return
         # The emulator's counters expect an address for each lane of complete warps, and a mask of those that access.
-        every = np.zeros(-(-(int(lanes[-1]) + 1) // _WARP) * _WARP, np.int64)
+        every = np.zeros(-(-(int(lanes[-1]) + 1) // WARP) * WARP, np.int64)
         every[lanes] = address
         mask = np.zeros(len(every), bool)
         mask[lanes] = True
@@ -119,7 +118,7 @@ class Traffic:
     def of_operand(self, site: int, operand: str, rows: Lanes, starts: Lanes, lanes: Lanes, size: int) -> None:
         """Lanes access ``size`` bytes each of an operand, in its row ``rows`` as stored, from byte ``starts`` of the
         row on. ``rows``, ``starts`` and ``lanes`` (numbers in the CTA) have shape (lanes,)."""
-        place = np.stack([lanes // _WARP, rows, starts], axis=1)
+        place = np.stack([lanes // WARP, rows, starts], axis=1)
         if not self._is_new(site, place, lanes):
             return
         # Accesses in the order of warp, row and byte. A run begins where warp or row change, or bytes are left out.

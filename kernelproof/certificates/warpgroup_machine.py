@@ -1,8 +1,8 @@
-"""wgmma of a consumer's warpgroups, on elements known by their origin: which stage it reads, and for how long.
+"""Executes wgmma on elements known by their origin: which stage a warpgroup reads, and for how long.
 
-A wgmma reads two operands by descriptors, from a stage that its warpgroup holds. It may read until the group to which
-it is committed has been waited for, so the stage may be handed back only after that. ``accumulators`` shows that no
-other instruction touches its registers meanwhile, which does not depend on what they hold.
+A wgmma reads two operands by descriptors, from a stage that its warpgroup holds. It may read until its commit group has
+been waited for, so the stage may be handed back only after that. ``accumulators`` shows that no other instruction
+touches its registers meanwhile, which does not depend on what they hold.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class WarpgroupMachine(SumSender):
         self._whole_warpgroups(m)
 
     def commit_products(self, m: Mask, _site: int) -> None:
-        """wgmma.commit_group: all products since the last commit become a group."""
+        """wgmma.commit_group: all products since the last commit become a commit group."""
         self._whole_warpgroups(m)
         track = self.track
         track.reading, track.opened = (*track.reading, track.opened), frozenset()
 
     def wait_for_products(self, most: int, m: Mask) -> None:
-        """wgmma.wait_group: all groups but the last ``most`` have read their operands and written their sums."""
+        """wgmma.wait_group: all commit groups but the last ``most`` have read their operands and written their sums."""
         self._whole_warpgroups(m)
         track = self.track
         track.reading = track.reading[max(0, len(track.reading) - most) :]

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-WARP = 32
+from kernelproof.ground.chips import WARP
+
 # The rank of a type is higher if its significand has more bits. Integers and types that are not listed have rank 0.
 RANKS = {"f64": 7, "f32": 6, "tf32": 5, "f16": 4, "bf16": 3, "e4m3": 2, "e5m2": 1}
 _TILE = re.compile(r"m(\d+)n(\d+)k(\d+)")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+WARP = 32  # threads of a warp
 REGISTERS_SM = 65536  # 32-bit registers of an SM; on all capabilities here
 REGISTERS_THREAD = 255  # registers that a thread can address
 SUB_CORES = 4  # sub-cores of an SM; each has a scheduler and a quarter of the registers
@@ -84,9 +85,9 @@ class Capability(NamedTuple):
         """How many CTAs fit on an SM, as NVIDIA's occupancy calculator counts them. ``threads``: a multiple of 32 per
         CTA. ``registers``: per thread. ``smem_bytes``: per CTA."""
         # A sub-core has a quarter of the registers, and allocates them to whole warps in units of 256.
-        register_warps = REGISTERS_SM // SUB_CORES // (-(-registers * 32 // 256) * 256) * SUB_CORES
+        register_warps = REGISTERS_SM // SUB_CORES // (-(-registers * WARP // 256) * 256) * SUB_CORES
         return Residency(
-            by_registers=register_warps // (threads // 32),
+            by_registers=register_warps // (threads // WARP),
             by_smem=self.ctas_by_smem(smem_bytes),
             by_threads=self.threads_sm // threads,
             by_blocks=self.blocks_sm,

@@ -7,10 +7,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kernelproof.certificates.pipelines import WARP, Parts
+from kernelproof.certificates.pipelines import Parts
 from kernelproof.certificates.polynomials import ZERO, Polynomial
 from kernelproof.certificates.share import LANES, VECTOR, WARPS, Share
 from kernelproof.certificates.slices import SlabContents
+from kernelproof.ground.chips import WARP
 
 THREADS, VECTORS = 256, 6
 
