@@ -1,7 +1,8 @@
 """The verbs ``run`` and ``validate`` execute kernels and say whether their results are right.
 
 ``run`` executes one kernel once and prints details. ``validate`` judges many kernels on problems that stress them, and
-stores each verdict before the next kernel runs, so that ``--changed`` resumes after an interruption.
+stores each verdict before the next kernel runs. It executes a kernel again even if a verdict with the same digest is
+stored, except with ``--changed``, which therefore resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -144,7 +145,8 @@ def validate(
 ) -> None:
     """Judge whether kernels are right, on problems that stress them.
 
-    They are built and executed; results are compared, and hazards reported.
+    They are built and executed; results are compared, and hazards reported. A kernel with a stored verdict is executed
+    again, unless --changed leaves it out.
 
     Each verdict is stored before the next kernel runs.
     With --on gpu the records' own problems are executed as well. Records of one GPU are tried on another by

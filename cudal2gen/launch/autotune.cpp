@@ -79,7 +79,7 @@ class Race {
     // The first sample only warms up.
     if (int const code = sample(vendor_ ? kVendor : 0, us)) return code;
     if (int const code = sample(vendor_ ? kVendor : 0, us)) return code;
-    calls_ = std::clamp(int(kSampleUs / std::max(us, 1.0)), 1, 64);
+    calls_ = std::max(1, int(kSampleUs / std::max(us, 1.0)));  // a call counts as at least a microsecond
     return CUDAL2GEN_OK;
   }
 
@@ -172,7 +172,7 @@ extern "C" int cudal2gen_plan_autotune(cudal2gen_pack* handle, cudal2gen_problem
   if (!out) return invalid("out is null");
   *out = nullptr;
   return guarded([&] {
-    Handles::Pack const pack = Handles::open().find(handle);
+    Handles::Pack const pack = Handles::of_process().find(handle);
     if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
     if (!problem || !call) return invalid(!problem ? "problem is null" : "call is null");
     if (!(milliseconds > 0 && milliseconds <= 60e3)) return invalid("milliseconds must be from above 0 to 60000");
@@ -183,7 +183,7 @@ extern "C" int cudal2gen_plan_autotune(cudal2gen_pack* handle, cudal2gen_problem
     code = nothing ? make_plan(*pack, *problem, *plan) : Race(*pack, *call, vendor, context, milliseconds).choose(*problem, *plan);
     if (code) return code;
     if (answer) *answer = plan->answer();
-    *out = Handles::open().add(std::move(plan), handle);
+    *out = Handles::of_process().add(std::move(plan), handle);
     return refuse(CUDAL2GEN_OK, "");  // clears the messages of kernels that were not admitted
   });
 }

@@ -30,6 +30,7 @@ struct CounterRuntime {
 // capture, whose graph may be launched at any time. A launch that gets no block clears counters in the caller's workspace.
 class CounterBlocks {
  public:
+  // 256 KiB per kernel: programs use few streams, and a launch that adds partial sums has few tiles.
   static constexpr int kBlocks = 64, kCounters = 1024;
   static constexpr size_t kBytes = size_t(kBlocks) * kCounters * sizeof(unsigned);
 

@@ -1,4 +1,4 @@
-// The packs and plans that callers have open, by handle. A handle is a number that is never given twice, in the form of a pointer. It is
+// Holds the packs and plans that callers have open, by handle. A handle is a number that is never given twice, in the form of a pointer. It is
 // looked up and never dereferenced, so a call recognises a handle that was destroyed, is of the other kind, or was never given.
 #ifndef CUDAL2GEN_HANDLES_H
 #define CUDAL2GEN_HANDLES_H
@@ -19,7 +19,7 @@ class Handles {
   using Plan = std::shared_ptr<cudal2gen_plan const>;
 
   // The handles of this process. They are never destroyed, since a thread may still call while the process ends.
-  static Handles& open() {
+  static Handles& of_process() {
     static Handles& handles = *new Handles;
     return handles;
   }

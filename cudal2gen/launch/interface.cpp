@@ -100,7 +100,7 @@ int cudal2gen_pack_open(char const* directory, char const* runtime, cudal2gen_pa
     } catch (std::exception const&) {  // the digest is right, so another version wrote this file
       return refuse(CUDAL2GEN_BAD_PACK, pack->directory + "/pack.txt is not one that this library understands");
     }
-    *out = Handles::open().add(std::move(pack));
+    *out = Handles::of_process().add(std::move(pack));
     return int(CUDAL2GEN_OK);
   });
 }
@@ -109,7 +109,7 @@ int cudal2gen_pack_close(cudal2gen_pack* handle) {
   message.clear();
   if (!handle) return CUDAL2GEN_OK;
   return guarded([&] {
-    Handles::Pack const pack = Handles::open().remove(handle);
+    Handles::Pack const pack = Handles::of_process().remove(handle);
     if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
     // A thread that still uses the pack, against the header's rule, keeps its kernels until its call returns.
     bool const unloaded = pack.use_count() > 1 || pack->unload();
@@ -120,7 +120,7 @@ int cudal2gen_pack_close(cudal2gen_pack* handle) {
 int cudal2gen_query(cudal2gen_pack* handle, cudal2gen_problem const* problem, cudal2gen_answer* answer) {
   message.clear();
   return guarded([&] {
-    Handles::Pack const pack = Handles::open().find(handle);
+    Handles::Pack const pack = Handles::of_process().find(handle);
     if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
     if (!problem || !answer) return invalid(!problem ? "problem is null" : "answer is null");
     cudal2gen_plan plan = {};
@@ -134,7 +134,7 @@ int cudal2gen_gemm(cudal2gen_pack* handle, cudal2gen_problem const* problem, voi
                    void* d, int ldd, cudal2gen_operands const* operands, void* workspace, void* stream) {
   message.clear();
   return guarded([&] {
-    Handles::Pack const pack = Handles::open().find(handle);
+    Handles::Pack const pack = Handles::of_process().find(handle);
     if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
     if (!problem) return invalid("problem is null");
     cudal2gen_plan plan = {};
@@ -154,13 +154,13 @@ int cudal2gen_plan_create(cudal2gen_pack* handle, cudal2gen_problem const* probl
   if (!out) return invalid("out is null");
   *out = nullptr;
   return guarded([&] {
-    Handles::Pack const pack = Handles::open().find(handle);
+    Handles::Pack const pack = Handles::of_process().find(handle);
     if (!pack) return int(CUDAL2GEN_INVALID_VALUE);
     if (!problem) return invalid("problem is null");
     auto plan = std::make_shared<cudal2gen_plan>();
     if (int const code = make_plan(*pack, *problem, *plan)) return code;
     if (answer) *answer = plan->answer();
-    *out = Handles::open().add(std::move(plan), handle);
+    *out = Handles::of_process().add(std::move(plan), handle);
     return int(CUDAL2GEN_OK);
   });
 }
@@ -170,7 +170,7 @@ int cudal2gen_plan_run(cudal2gen_plan const* handle, void const* a, int lda, voi
   message.clear();
   return guarded([&] {
     Handles::Pack pack;
-    Handles::Plan const plan = Handles::open().find(handle, pack);
+    Handles::Plan const plan = Handles::of_process().find(handle, pack);
     return plan ? plan->run(a, lda, b, ldb, d, ldd, operands, workspace, stream) : int(CUDAL2GEN_INVALID_VALUE);
   });
 }
@@ -178,7 +178,7 @@ int cudal2gen_plan_run(cudal2gen_plan const* handle, void const* a, int lda, voi
 int cudal2gen_plan_destroy(cudal2gen_plan* handle) {
   message.clear();
   if (!handle) return CUDAL2GEN_OK;
-  return guarded([&] { return Handles::open().remove(handle) ? CUDAL2GEN_OK : CUDAL2GEN_INVALID_VALUE; });
+  return guarded([&] { return Handles::of_process().remove(handle) ? CUDAL2GEN_OK : CUDAL2GEN_INVALID_VALUE; });
 }
 
 }  // extern "C"

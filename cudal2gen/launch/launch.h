@@ -154,9 +154,10 @@ struct Box {
   int cols = 0, rows = 0;
 };
 
+// The parameters and the grid of a kernel: pointers and a CTA for each tile; tensor maps; or pointers and clusters that share k.
 enum class Convention { kTiles, kTma, kCluster };
-enum class Raster { kPlain, kZsplit, kPersistent };
-enum class Reduce { kNone, kWorkspace, kCluster };
+enum class Raster { kPlain, kZsplit, kPersistent };  // how the grid of kTiles covers the tiles: choose_grid in launcher.cpp
+enum class Reduce { kNone, kWorkspace, kCluster };   // where the slices of k of a tile are added
 
 // A matrix of the caller. Each row has `cols` elements, and rows are `ld` elements apart.
 struct Matrix {
@@ -170,6 +171,7 @@ struct Matrix {
 };
 
 constexpr int kMostRows = 1 << 24;
+constexpr int64_t kMostCtaTiles = 1 << 30;  // of a launch, so that kernels can add the numbers of two in 32 bits
 
 // Groups of consecutive rows of A and D, each with its own B. `ends`: an array on the device with the row after the last one of
 // each group, ascending. `b`, `bias`: elements from one group's B, and from its bias along n, to the next one's; 0: all groups
@@ -320,7 +322,7 @@ inline Refusal Launch::refuse_sizes(int m, int n, int k) const {
   if (ceil_div(k, bk) < split_k) return {cudaErrorInvalidValue, "k has fewer steps than this kernel has slices"};
   if (k_steps && ceil_div(ceil_div(k, bk), split_k) > k_steps)
     return {cudaErrorInvalidValue, "k is larger than this kernel holds in shared memory"};
-  if (tiles(m, n) * split_k > (1 << 30)) return {cudaErrorInvalidValue, "the problem has more CTA tiles than are counted"};
+  if (tiles(m, n) * split_k > kMostCtaTiles) return {cudaErrorInvalidValue, "the problem has more CTA tiles than are counted"};
   return {};
 }
 
@@ -359,11 +361,11 @@ inline Refusal Launch::refuse_fused(void const* bias, Matrix const& c, Matrix co
 inline Refusal Launch::refuse_count(int count, int m, int n) const {
   if (batch == Batch::kGrouped) {
     if (count < 1 || count > kMostGroups) return {cudaErrorInvalidValue, "a grouped launch has from 1 to 65535 groups"};
-    if (tiles(m, n, count) > (1 << 30)) return {cudaErrorInvalidValue, "the groups have more CTA tiles than are counted"};
+    if (tiles(m, n, count) > kMostCtaTiles) return {cudaErrorInvalidValue, "the groups have more CTA tiles than are counted"};
     return {};
   }
   if (count < 1) return {cudaErrorInvalidValue, "a launch computes at least one product"};
-  if (tiles(m, n) * split_k * count > (1 << 30))
+  if (tiles(m, n) * split_k * count > kMostCtaTiles)
     return {cudaErrorInvalidValue, "the batch has more CTA tiles than are counted"};
   return {};
 }

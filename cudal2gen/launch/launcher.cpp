@@ -36,6 +36,10 @@ int invalid(std::string const& why) { return refuse(cudaErrorInvalidValue, why);
 
 // ---- the CUDA runtime ----
 
+// The CUDA version, 12.0, whose form of the driver's functions is asked for.
+constexpr unsigned kDriverForm = 12000;
+constexpr int64_t kMostGridYZ = 65535;  // CTAs of a grid along y, and along z
+
 // The functions of the runtime that a kernel needs, found by name.
 struct Runtime {
   decltype(&cudaLibraryLoadFromFile) load;
@@ -86,7 +90,7 @@ bool find(void* library, char const* name, Function& function) {
 template <class Function>
 bool find_in_driver(Runtime const& runtime, char const* name, Function& function) {
   cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
-  cudaError_t const error = runtime.driver_entry(name, reinterpret_cast<void**>(&function), 12000, cudaEnableDefault, &status);
+  cudaError_t const error = runtime.driver_entry(name, reinterpret_cast<void**>(&function), kDriverForm, cudaEnableDefault, &status);
   if (error || status != cudaDriverEntryPointSuccess) function = nullptr;
   if (error) runtime.last_error();
   std::string const missing = " is missing from the driver; CUDA " + std::to_string(CUDAL2GEN_CUDA) + " has it";
@@ -224,7 +228,7 @@ int prepare(cudal2gen_kernel& own, std::string const& cubin) {
   if (error) return cuda.refuse(error, "loading " + cubin);
   if (launch.convention == Convention::kTma) {
     cudaDriverEntryPointQueryResult status;
-    error = cuda.driver_entry("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&own.maps.encode), 12000,
+    error = cuda.driver_entry("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&own.maps.encode), kDriverForm,
                               cudaEnableDefault, &status);
     if (!error && status != cudaDriverEntryPointSuccess) error = cudaErrorSymbolNotFound;
     if (error) return cuda.refuse(error, "cuTensorMapEncodeTiled of the driver");
@@ -304,7 +308,7 @@ int choose_grid(cudal2gen_kernel const& own, int m, int n, int k, int count, int
     x = std::min(tiles_n * y * count, own.resident);
     y = z = 1;
   }
-  if (y > 65535 || z > 65535) return invalid("the problem needs more rows or slices of CTAs than a grid has, or more products");
+  if (y > kMostGridYZ || z > kMostGridYZ) return invalid("the problem needs more rows or slices of CTAs than a grid has, or more products");
   grid = dim3(unsigned(x), unsigned(y), unsigned(z));
   return cudaSuccess;
 }

@@ -1,4 +1,4 @@
-// A cache of the tensor maps of operands, kept between launches.
+// Caches the tensor maps of operands between launches.
 #ifndef CUDAL2GEN_MAP_CACHE_H
 #define CUDAL2GEN_MAP_CACHE_H
 
@@ -49,7 +49,7 @@ class MapCache {
   }
 
  private:
-  static constexpr size_t kMostMaps = 256;
+  static constexpr size_t kMostMaps = 256;  // of 128 bytes each: 32 KiB of maps
   std::mutex mutex_;
   std::map<Key, CUtensorMap> maps_;
 };

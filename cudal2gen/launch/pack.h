@@ -1,4 +1,4 @@
-// An opened pack: its kernels, and the table that says which of them computes a problem. pack.cpp reads it, and the C interface
+// Defines an opened pack: its kernels, and the table that says which of them computes a problem. pack.cpp reads it, and the C interface
 // (interface.cpp, autotune.cpp) queries it.
 #ifndef CUDAL2GEN_PACK_H
 #define CUDAL2GEN_PACK_H

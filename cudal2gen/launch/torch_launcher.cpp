@@ -29,6 +29,7 @@ using Cell = uint64_t;  // one argument or result on an operator's stack: a numb
 // The implementation of an operator: its stack, the number of arguments, the number of results.
 using OperatorKernel = void (*)(Cell*, uint64_t, uint64_t);
 
+// torch 2.10 as the stable ABI packs a version: the major number in the highest byte, the minor one in the next.
 constexpr uint64_t kTorchVersion = uint64_t(2) << 56 | uint64_t(10) << 48;
 
 // torch's functions. Each member has the name of the function that it points to.
@@ -107,7 +108,7 @@ constexpr int kMostDims = 8;
 
 Torch torch;
 TorchCuda torch_cuda;
-int32_t strided;
+int32_t strided;  // torch's number of the layout of ordinary tensors
 
 // ---- keys: what a plan depends on ----
 

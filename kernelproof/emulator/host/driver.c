@@ -3,6 +3,8 @@
 
 /* A driver call does not change the runtime's last error. */
 static int driver_call(const char *name, int64_t *args) { return pass_to_session(name, args); }
+/* The body of a driver's function: it passes a call of this name to the session, with its arguments as 64-bit words, and
+   returns the session's error. */
 #define DRIVER(name, ...)                  \
   do {                                     \
     int64_t words[] = {__VA_ARGS__, 0};    \
@@ -121,7 +123,7 @@ WITH_STREAM(cuLaunchKernel, (void *f, unsigned gx, unsigned gy, unsigned gz, uns
 }
 WITH_STREAM(cuLaunchKernelEx, (const driver_config_t *c, void *f, void **params, void **extra), (c, f, params, extra)) { return driver_launch(f, c, params, extra); }
 EXPORT int cuLaunchCooperativeKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **params) {
-  unsigned attribute[18] = {2, 0, 1}; /* CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1 */
+  unsigned attribute[18] = {2, 0, 1}; /* the 72 bytes of a CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_COOPERATIVE is 1 */
   driver_config_t c = {gx, gy, gz, bx, by, bz, shared, stream, attribute, 1};
   return driver_launch(f, &c, params, 0);
 }
@@ -131,7 +133,7 @@ typedef uint64_t address_t;
 EXPORT int cuMemAlloc_v2(address_t *p, size_t n) { DRIVER("malloc", W(p), W(n)); }
 EXPORT int cuMemAllocPitch_v2(address_t *p, size_t *pitch, size_t width, size_t height, unsigned element) {
   (void)element;
-  *pitch = (width + 511) / 512 * 512;
+  *pitch = (width + 511) / 512 * 512; /* rows begin at multiples of 512 bytes, as on a device */
   return cuMemAlloc_v2(p, *pitch * height);
 }
 EXPORT int cuMemAllocManaged(address_t *p, size_t n, unsigned flags) { (void)flags; DRIVER("malloc_host", W(p), W(n), 1); }

@@ -168,7 +168,7 @@ EXPORT void kernelproof_release(void *p) {
    0 if there are none, or for memory on the stack, which signal handlers need. */
 EXPORT int emulator_own_pages(uintptr_t at, size_t n, uintptr_t *start, uintptr_t *end) {
   uintptr_t stack = (uintptr_t)__builtin_frame_address(0);
-  if (at + n > stack && at < stack + (16 << 20)) return 0;
+  if (at + n > stack && at < stack + (16 << 20)) return 0; /* 16 MiB above this frame count as the stack */
   for (int i = 0; i < kBlocks; ++i)
     if (g_blocks[i].start && at >= g_blocks[i].start && at + n <= g_blocks[i].end) {
       *start = at / kPage * kPage;

@@ -32,7 +32,8 @@ static entry_t *g_functions, *g_variables, *g_managed;
 static int g_function_count, g_variable_count, g_managed_count, g_image_count;
 static image_t *g_images;
 /* The configurations of launches <<<..>>> that this thread has pushed and not popped; nested launches are rare. */
-static __thread struct { dim3_t grid, block; size_t shared; void *stream; } g_config[16];
+enum { kMostNested = 16 };
+static __thread struct { dim3_t grid, block; size_t shared; void *stream; } g_config[kMostNested];
 static __thread int g_depth;
 /* Whether this thread is in a function for which stream 0 is the thread's own default stream (nvcc --default-stream
    per-thread). */
@@ -149,7 +150,7 @@ EXPORT const char *emulator_managed(int number, void **pointer, int *owner, int 
   return name_and_owner(&g_managed[number], owner, image);
 }
 EXPORT unsigned __cudaPushCallConfiguration(dim3_t grid, dim3_t block, size_t shared, void *stream) {
-  if (g_depth >= 16) return kErrorInvalidConfiguration;
+  if (g_depth >= kMostNested) return kErrorInvalidConfiguration;
   g_config[g_depth].grid = grid;
   g_config[g_depth].block = block;
   g_config[g_depth].shared = shared;
@@ -168,7 +169,8 @@ EXPORT int __cudaPopCallConfiguration(dim3_t *grid, dim3_t *block, size_t *share
 }
 EXPORT int __cudaGetKernel(void **kernel, const void *host) { *kernel = (void *)host; return 0; }
 
-/* "packed": the parameters as one block of memory, if not null, instead of "args". */
+/* Launches a kernel by its host symbol or handle. "attrs" are "count" launch attributes. "packed", if not null, has the parameters as
+   one block of memory in place of "args". */
 static int launch_packed(const void *kernel, dim3_t grid, dim3_t block, void **args, size_t shared, void *stream, void *attrs, unsigned count, void *packed) {
   CALL("launch", W(kernel), grid.x, grid.y, grid.z, block.x, block.y, block.z, W(shared), W(args), W(stream), W(attrs), count, W(packed));
 }
@@ -182,7 +184,7 @@ EXPORT int cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, si
 EXPORT int __cudaLaunchKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { return launch(f, g, b, a, s, st, 0, 0); }
 EXPORT int __cudaLaunchKernel_ptsz(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) { PER_THREAD(launch(f, g, b, a, s, st, 0, 0)); }
 EXPORT int cudaLaunchCooperativeKernel(const void *f, dim3_t g, dim3_t b, void **a, size_t s, void *st) {
-  /* A cudaLaunchAttribute: cudaLaunchAttributeCooperative, 1. */
+  /* The 72 bytes of a cudaLaunchAttribute: cudaLaunchAttributeCooperative is 1. */
   unsigned attribute[18] = {2, 0, 1};
   return launch(f, g, b, a, s, st, attribute, 1);
 }
@@ -241,7 +243,7 @@ EXPORT int cudaOccupancyMaxActiveClusters(int *n, const void *f, const config_t 
 }
 EXPORT int cudaOccupancyMaxPotentialClusterSize(int *n, const void *f, const config_t *c) {
   (void)f; (void)c;
-  *n = 8;
+  *n = 8; /* the largest cluster that every device with clusters runs */
   return 0;
 }
 EXPORT int cudaLibraryLoadFromFile(void **library, const char *path, void *a, void *b, unsigned n, void *c, void *d, unsigned m) {
@@ -263,7 +265,7 @@ EXPORT int cudaLibraryGetKernel(void **kernel, void *library, const char *name) 
 EXPORT int cudaMalloc(void **p, size_t n) { CALL("malloc", W(p), W(n)); }
 EXPORT int cudaMallocManaged(void **p, size_t n, unsigned flags) { (void)flags; CALL("malloc_host", W(p), W(n), 1); }
 EXPORT int cudaMallocPitch(void **p, size_t *pitch, size_t width, size_t height) {
-  *pitch = (width + 511) / 512 * 512;
+  *pitch = (width + 511) / 512 * 512; /* rows begin at multiples of 512 bytes, as on a device */
   CALL("malloc", W(p), W(*pitch * height));
 }
 EXPORT int cudaMallocHost(void **p, size_t n) { CALL("malloc_host", W(p), W(n), 0); }
